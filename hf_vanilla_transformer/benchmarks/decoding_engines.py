@@ -96,7 +96,7 @@ class OurEngine(GenerateEngine):
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
         limits: dict[str, Any] = {"length_penalty": LENGTH_PENALTY, "max_new_tokens": max_target_tokens(batch)}
         search, largest = ContinuousSearch(self.model, len(batch), num_beams=beams, **limits), 0
-        search.join([(index, row, 1) for index, row in enumerate(batch)])
+        search.join([(index, row, 1, []) for index, row in enumerate(batch)])
         while search:
             decoder: Any = search.search.decoder
             largest = max(largest, sum(kv.nbytes for kv in (*decoder.self_kv, *decoder.cross_kv)))

@@ -4,11 +4,12 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
+from itertools import chain
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -17,6 +18,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..atomic_write import atomic_file
+from ..data.language_tokens import DIRECTIONS, MARKS
 from ..data.tokenizer_training import TARGET_FOLDER
 from ..errors import UserError
 from ..markdown import isolated, markdown_table
@@ -43,6 +45,7 @@ class CardFacts:
 
     model_name: str  #: title and name in the usage code: a folder or a repository on the Hub
     languages: tuple[str, str] | None = None  #: (source, target), as codes such as en
+    directions: Sequence[tuple[str, str]] = ()  #: the pairs of a model of many languages
     recipe: Mapping[str, Any] = field(default_factory=dict)  #: all recipe fields that were set
     command: str | None = None  #: the command line of the run
     #: `all_results.json`: `test_bleu`, `test_chrf`, `eval_bleu`, `train_updates`, `epoch` …; `test_examples` of
@@ -142,7 +145,8 @@ def card_for_repository(text: str, repo_id: str, license: str | None = None) -> 
 
 
 def _metadata(facts: CardFacts, results: list[dict[str, Any]]) -> ModelCardData:
-    codes = [code for code in dict.fromkeys(facts.languages or ()) if _LANGUAGE.fullmatch(code)]
+    named = [*(facts.languages or ()), *chain(*facts.directions)]
+    codes = [code for name in dict.fromkeys(named) if _LANGUAGE.fullmatch(code := name.replace("_", "-"))]
     return ModelCardData(
         library_name="transformers",
         pipeline_tag="translation",
@@ -154,7 +158,7 @@ def _metadata(facts: CardFacts, results: list[dict[str, Any]]) -> ModelCardData:
         metrics=list(dict.fromkeys(row["result"].metric_type for row in results)) or None,
         tags=["vanilla_transformer", "translation", "attention-is-all-you-need"],
         model_name=_public_value("model_name", facts.model_name) if results else None,
-        eval_results=[row["result"] for row in results] or None,
+        eval_results=[row["result"] for row in results if "," not in row["label"].removesuffix(", %")] or None,
     )
 
 
@@ -164,13 +168,15 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
     for prefix, split in SPLITS.items():
         text, dataset = _text(facts, split)
         dataset, _, configuration = (dataset or "").partition(":")
-        for metric, label in METRICS.items():
-            name = f"{prefix}_{metric}"
+        for metric, label, part in _measured(facts.metrics, prefix):
+            name = f"{prefix}_{metric}{part}"
             value, before = facts.metrics.get(name), facts.metrics.get(f"before_{name}")
             if not _is_number(value):
                 continue
             signature = facts.signatures.get(name) or facts.metrics.get(f"{name}_signature")
             signature = signature or facts.signatures.get(metric)
+            if part:  # of a direction or an input: not in the metadata, whose scores are of whole splits
+                signature = None
             result = EvalResult(
                 task_type="translation",
                 task_name="Translation",
@@ -188,6 +194,18 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
                 {"split": split, "text": text, "label": label, "signature": signature, "result": result} | shown
             )
     return rows
+
+
+def _measured(metrics: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str, str]]:
+    """The metrics of a split, with their labels, and those of its directions or inputs, with the end of their name."""
+    for metric, label in METRICS.items():
+        yield metric, label, ""
+    for metric, label in METRICS.items():
+        start = f"{prefix}_{metric}_"
+        names = (
+            name.removeprefix(start) for name, value in metrics.items() if name.startswith(start) and _is_number(value)
+        )
+        yield from ((metric, f"{label}, {name}", f"_{name}") for name in names)
 
 
 def _examples(rows: Sequence[Sequence[str]]) -> str | None:
@@ -221,10 +239,13 @@ def _hub_names(facts: CardFacts) -> set[str]:
 
 
 def _model_section(directory: Path, facts: CardFacts) -> dict[str, Any]:
-    example = json.dumps(facts.example or "Put your text here.", ensure_ascii=False)
+    mark = _language_mark(directory)
+    example = json.dumps(mark["mark"] + (facts.example or "Put your text here."), ensure_ascii=False)
     return {
         "name": _public_value("model_name", facts.model_name),
         "languages": facts.languages,
+        "directions": facts.directions,
+        "forced": mark["forced"],
         "both_ways": " and back" if facts.recipe.get("bidirectional") else "",
         "base_model": _public_value("base_model_id", facts.base_model) if facts.base_model else None,
         "parameters": f"{facts.parameters:,}" if facts.parameters is not None else None,
@@ -234,6 +255,19 @@ def _model_section(directory: Path, facts: CardFacts) -> dict[str, Any]:
         "ships_code": (directory / "modeling_vanilla_transformer.py").is_file(),
         "ships_pipeline": (directory / "pipeline_vanilla_transformer.py").is_file(),
     }
+
+
+def _language_mark(directory: Path) -> dict[str, str]:
+    """How the usage code gives the target language: at the start of the text, or as an argument of `generate`."""
+    with suppress(UserError, OSError):
+        settings = read_json_object(directory / "tokenizer_config.json")
+        if directions := settings.get(DIRECTIONS):
+            target = directions[0][1]
+            if settings[MARKS][1]:
+                forced = f'forced_bos_token_id=tokenizer.convert_tokens_to_ids("__{target}__")'
+                return {"mark": "", "forced": f", {forced}"}
+            return {"mark": f">>{target}<< ", "forced": ""}
+    return {"mark": "", "forced": ""}
 
 
 def _tokenizer_class(directory: Path) -> str | None:

@@ -3,12 +3,12 @@
 `generate(next_batch=…)` returns when every sentence is done. That suits a file. Here `step` returns each translation
 as soon as it is final.
 
-Shapes: n sentences that join, S source length.
+Shapes: n sentences that join, S source length, P first tokens of a translation.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +21,11 @@ from ..search_vanilla_transformer import REFILL_SHARE, BeamSearch, Hypotheses, S
 from .batching import MAX_TOKENS
 
 _JOIN_STEPS = 4  # sentences wait at most this many steps for more to join with them
+
+
+#: A key, the token ids of the source, the number of hypotheses wanted (at most beams), and the first ids of each, as
+#: many in all sentences of a search.
+NewSentence: TypeAlias = tuple[Any, list[int], int, list[int]]
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class ContinuousSearch:
         model: in evaluation mode, optimized or not. Several searches may share it.
         batch_size: sentences in the batch, at most.
         max_tokens: source tokens in the batch, padding included, at most. A longer sentence goes alone.
+        prefix_length: first ids of every translation that `join` will give.
         settings: arguments of `generate`, such as `num_beams`. The rest are in the model's generation config.
 
     Raises:
@@ -49,12 +55,13 @@ class ContinuousSearch:
         model: VanillaTransformerForConditionalGeneration,
         batch_size: int = 64,
         max_tokens: int = MAX_TOKENS,
+        prefix_length: int = 0,
         **settings: Any,
     ):
         self.model = model
         self.batch_size = batch_size
         self.max_tokens = max_tokens
-        generation_config, processors, planned = _prepared(model, settings)
+        generation_config, processors, planned = _prepared(model, prefix_length, settings)
         penalty, over = planned["penalty"], planned["over"]
         limit = position_limit(model.config)
         self.search = BeamSearch(
@@ -88,27 +95,27 @@ class ContinuousSearch:
         )
 
     @torch.inference_mode()
-    def join(self, sentences: Sequence[tuple[Any, list[int], int]]) -> None:
-        """Start sentences, each a key, its source's token ids, and the number of hypotheses wanted (at most beams)."""
+    def join(self, sentences: Sequence[NewSentence]) -> None:
+        """Start sentences."""
         if not sentences:
             return
         batch = self.prepare(sentences)
         self.steps_since_join = 0
         self.source_lengths = {key: self.source_lengths[key] for key in self.keys}
-        self.source_lengths |= {key: len(source) for key, source, _ in sentences}
+        self.source_lengths |= {key: len(source) for key, source, *_ in sentences}
         self.search.join(batch)
 
     @torch.inference_mode()
-    def prepare(self, sentences: Sequence[tuple[Any, list[int], int]]) -> SearchBatch:
+    def prepare(self, sentences: Sequence[NewSentence]) -> SearchBatch:
         """Encode sentences as in `join`. Those that run are not touched."""
-        keys, sources, wanted = zip(*sentences, strict=True)
+        keys, sources, wanted, prefixes = zip(*sentences, strict=True)
         device, longest = self.model.device, max(map(len, sources))
         pad, start = self.model.config.pad_token_id, self.model.generation_config.decoder_start_token_id
         ids = torch.tensor([source + [pad] * (longest - len(source)) for source in sources], device=device)  # (n, S)
         lengths = torch.tensor([len(source) for source in sources], device=device)
         mask = (torch.arange(longest, device=device) < lengths[:, None]).long()  # (n, S)
         states = self.model.encode(ids, mask).last_hidden_state
-        prefix = torch.full((len(sources), 1), start, device=device)
+        prefix = torch.tensor([[start, *prefix] for prefix in prefixes], device=device)  # (n, P)
         decoder = self.model.make_decoder(states, mask, self.search.config.num_beams, self.batch_size)
         return SearchBatch(decoder, prefix, lengths, keys, wanted)
 
@@ -136,7 +143,7 @@ class ContinuousSearch:
 
 
 def _prepared(
-    model: VanillaTransformerForConditionalGeneration, settings: dict[str, Any]
+    model: VanillaTransformerForConditionalGeneration, prefix_length: int, settings: dict[str, Any]
 ) -> tuple[GenerationConfig, LogitsProcessorList, dict[str, Any]]:
     """The config with all defaults, the logits processors, and the keywords of `beam_search`, from `generate`."""
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
@@ -152,5 +159,6 @@ def _prepared(
 
     generate: Any = GenerationMixin.generate  # not this package's `generate`, which searches
     with torch.inference_mode():
-        generation_config, processors = generate(model, ids, custom_generate=keep, **(limits | settings))
+        prefix = {"decoder_input_ids": ids.expand(1, 1 + prefix_length)}  # only its length counts
+        generation_config, processors = generate(model, ids, custom_generate=keep, **(limits | settings | prefix))
     return generation_config, processors, search.keywords

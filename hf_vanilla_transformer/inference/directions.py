@@ -56,6 +56,11 @@ class Directions:
         every = ((source, target) for source in self._sources for target in self.target.ids if source != target)
         return list(self.source.directions or every)
 
+    def codes(self, source: str, target: str) -> tuple[str, str]:
+        """The model's codes for a pair in another spelling: `eng_Latn` for `eng-Latn`."""
+        known = {code.replace("_", "-"): code for pair in self.pairs for code in pair}
+        return known.get(source, source), known.get(target, target)
+
     @property
     def _sources(self) -> Collection[str]:
         """The source languages, if the tokenizers tell. Marks of a target do not."""

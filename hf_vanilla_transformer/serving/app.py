@@ -130,14 +130,14 @@ def _add_interface(app: FastAPI, server: Server) -> None:
     @app.get("/health/live")
     async def live() -> dict[str, str]:
         """Answer unless a thread of an engine has ended: the process must be started again."""
-        if not all(pair.engine.alive for pair in server.pairs):
+        if not all(pair.engine.alive for pair in server.models):
             raise HTTPException(500, "a thread that translates has ended")
         return {"status": "ok"}
 
     @app.get("/health/ready")
     async def ready() -> dict[str, str]:
         """Answer unless the queue is full or the server is ending: other replicas should get the requests."""
-        if not all(pair.engine.ready for pair in server.pairs):
+        if not all(pair.engine.ready for pair in server.models):
             raise QueueFull
         return {"status": "ok"}
 

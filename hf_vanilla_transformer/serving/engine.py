@@ -6,7 +6,7 @@ thread of their own.
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -37,6 +37,7 @@ class QueuedSentence:
     source: list[int]
     n_best: int
     turn: int  # sentences are taken in the order of their turns
+    prefix: list[int]  # that the translation starts with
     future: "Future[list[FoundHypothesis]]" = field(default_factory=Future)
 
 
@@ -71,7 +72,8 @@ class Engine:
         workers = translator.workers or worker_count(self.model)
         model = self.model if translator.shortlist is None else with_shortlist(self.model, translator.shortlist)
         self._searches = [
-            ContinuousSearch(model, batch_size, max_tokens_per_batch, **settings) for _ in range(workers)
+            ContinuousSearch(model, batch_size, max_tokens_per_batch, translator.directions.prefix_length, **settings)
+            for _ in range(workers)
         ]
         self.num_beams = self._searches[0].search.config.num_beams
         self._changed = threading.Condition()  # guards everything below
@@ -114,12 +116,15 @@ class Engine:
         """Whether a sentence would be translated: the engine lives, is not closing, and its queue is not full."""
         return self.alive and not self._closing and self.waiting < self.max_queue
 
-    def submit(self, sources: Iterable[list[int]], n_best: int = 1) -> list["Future[list[FoundHypothesis]]"]:
+    def submit(
+        self, sources: Iterable[list[int]], n_best: int = 1, prefix: Sequence[int] = ()
+    ) -> list["Future[list[FoundHypothesis]]"]:
         """Put the sentences of a request into the queue, all or none of them.
 
         Args:
             sources: token ids.
             n_best: hypotheses of each sentence, at most `num_beams`.
+            prefix: the first token ids of all translations, as many in every request.
 
         Returns:
             A future for each sentence. It can be cancelled at any time.
@@ -129,7 +134,9 @@ class Engine:
         """
         with self._changed:
             # Each request has one sentence per turn, so that a small one does not wait for all of a large one.
-            sentences = [QueuedSentence(source, n_best, turn) for turn, source in enumerate(sources, self._turn)]
+            sentences = [
+                QueuedSentence(source, n_best, turn, list(prefix)) for turn, source in enumerate(sources, self._turn)
+            ]
             if len(self._waiting) + len(sentences) > self.max_queue:
                 self._waiting = [sentence for sentence in self._waiting if not sentence.future.cancelled()]
             if self._closing or len(self._waiting) + len(sentences) > self.max_queue:
@@ -189,7 +196,7 @@ class Engine:
 
 def _join(search: ContinuousSearch, sentences: list[QueuedSentence]) -> list[tuple[QueuedSentence, Result]]:
     """Start sentences. Return those that cannot start, with their errors."""
-    rows = [(sentence, sentence.source, sentence.n_best) for sentence in sentences]
+    rows = [(sentence, sentence.source, sentence.n_best, sentence.prefix) for sentence in sentences]
     failed: dict[QueuedSentence, Result] = {}
     try:
         search.join(rows)

@@ -46,15 +46,27 @@ class Inspector:
     """Inspects the model of a translator, whose weights are shared, in one thread. At most `max_queue` calls wait."""
 
     def __init__(self, translator: Translator, max_queue: int = 32):
-        self.translator, self.model = translator, translator.model
+        self.model = translator.model
         self.copy = copy_with_scores(self.model)
         tokenizers = translator.source_tokenizer, translator.target_tokenizer
         self.source_tokenizer, self.target_tokenizer = copy.deepcopy(tokenizers)
+        self._set_direction(translator)
         self._decode_source = side_decoder(self.source_tokenizer, "source")
         self._decode_target = side_decoder(self.target_tokenizer, "target")
         self.max_queue = max_queue
         self.pending = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="inspect")
+
+    def _set_direction(self, translator: Translator) -> None:
+        self.translator = translator
+        self.marks = translator.directions.marks(None, None)
+        self.mark = translator.directions.prefix(translator.directions.default)  # the first ids of a translation
+
+    def directed(self, translator: Translator) -> "Inspector":
+        """An inspector of another direction of the model, in the same thread."""
+        other = copy.copy(self)
+        other._set_direction(translator)
+        return other
 
     async def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call a method of this object in its thread.
@@ -80,7 +92,8 @@ class Inspector:
         lengths = {i: max(len(source), len(targets[i])) for i, source in enumerate(sources)}
         for batch in length_batches(lengths, _ALIGNED_SENTENCES, _ALIGNED_TOKENS):
             pairs = [sources[i] for i in batch], [targets[i] for i in batch]
-            aligned = align(self.model, self.source_tokenizer, self.target_tokenizer, *pairs, words=words)
+            tokenizers = self.source_tokenizer, self.target_tokenizer
+            aligned = align(self.model, *tokenizers, *pairs, words=words, marks=self.marks)
             links |= zip(batch, aligned, strict=True)
         return [links[i] for i in range(len(sources))]
 
@@ -91,7 +104,9 @@ class Inspector:
             [
                 {"text": token["text"], "probability": round(math.exp(log_p), 4)}
                 for token, log_p in zip(
-                    _all_shown(self.target_tokenizer, self._decode_target, target), row, strict=True
+                    _all_shown(self.target_tokenizer, self._decode_target, target[len(self.mark) :]),
+                    row[len(self.mark) :],
+                    strict=True,
                 )
             ]
             for target, row in zip(targets, rows, strict=True)
@@ -113,6 +128,7 @@ class Inspector:
         if not sentence:
             return empty
         source = self.source_tokenizer(source_text(sentence, self.source_tokenizer))["input_ids"]
+        source = self.translator.directions.mark(source, self.translator.directions.default, 1)
         size = self.model.config.target_vocab_size
         if not all(0 <= token < size for token in prefix) or len(prefix) > MAX_TOKENS:
             raise UserError(f"prefix: must be at most {MAX_TOKENS} token ids from 0 to {size - 1}")
@@ -145,8 +161,9 @@ class Inspector:
         }
 
     def _search(self, source: list[int], beams: int, prefix: list[int]) -> list[dict[str, Any]]:
-        """The hypotheses of one sentence by the model's `generate`, the best first."""
+        """The hypotheses of one sentence by the model's `generate`, the best first, with the mark of their language."""
         start, ends = self.model.generation_config.decoder_start_token_id, self.translator.end_tokens
+        prefix = prefix if self.marks.intersection(prefix[:1]) else [*self.mark, *prefix]
         if prefix and prefix[-1] in ends:
             return [self._hypothesis(prefix, None)]
         device = self.model.device

@@ -4,6 +4,8 @@ import asyncio
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import product
 from pathlib import PurePath
 from typing import Any
 
@@ -35,18 +37,30 @@ _KEPT_FILES = 32  # translated documents
 
 
 class Server:
-    """The language pairs of a server, and their answers."""
+    """The language pairs of a server, and their answers.
 
-    def __init__(self, pairs: Iterable[LanguagePair], limits: Limits):
+    With a language as `pivot` two pairs serve a third: de to en and en to fr translate de to fr.
+    """
+
+    def __init__(self, pairs: Iterable[LanguagePair], limits: Limits, pivot: str | None = None):
         self.pairs = list(pairs)
+        self.routes = {(pair.source, pair.target): [pair] for pair in self.pairs}
+        for first, second in product(self.pairs, repeat=2):
+            if first.target == second.source == pivot and first.source != second.target:
+                self.routes.setdefault((first.source, second.target), [first, second])
         self.limits = limits
         self.metrics = Metrics()
         self.files: dict[str, bytes] = {}  # translated documents, the oldest first
         self.codes = list(dict.fromkeys(code for pair in self.pairs for code in (pair.source, pair.target)))
 
+    @property
+    def models(self) -> list[LanguagePair]:
+        """The first pair of each model."""
+        return list({pair.engine: pair for pair in reversed(self.pairs)}.values())[::-1]
+
     def close(self) -> None:
         """Translate the sentences in the queues, then end the threads."""
-        for pair in self.pairs:
+        for pair in self.models:
             pair.close()
 
     async def translate(self, request: TranslateRequest) -> TranslateAnswer:
@@ -59,17 +73,21 @@ class Server:
         translations: list[list[str]] = [[text] for text in texts]
         notes = [Notes([] if request.probabilities else None) for _ in texts or [""]]
         for source in dict.fromkeys(sources) or {request.source} - {"auto"}:
-            pair = self._pair(source, request.target)
-            if pair is None:
+            legs = self._route(source, request.target)
+            if not legs:
                 continue
+            *before, pair = legs
             rows = [row for row, other in enumerate(sources) if other == source]
+            own_texts, html = [texts[row] for row in rows], request.format == "html"
+            for leg in before:
+                own_texts = [best for best, *_ in await leg.translate(own_texts, html=html, notes=notes[0])]
             n_best = pair.engine.num_beams if request.alternatives else 1
-            html = request.format == "html"
             if request.probabilities:
-                work = [pair.translate([texts[row]], html=html, n_best=n_best, notes=notes[row]) for row in rows]
+                pairs = zip(own_texts, rows, strict=True)
+                work = [pair.translate([text], html=html, n_best=n_best, notes=notes[row]) for text, row in pairs]
                 own = [of_text for (of_text,) in await asyncio.gather(*work)]
             else:
-                own = await pair.translate([texts[row] for row in rows], html=html, n_best=n_best, notes=notes[0])
+                own = await pair.translate(own_texts, html=html, n_best=n_best, notes=notes[0])
             for row, found in zip(rows, own, strict=True):
                 translations[row] = found
         answer: dict[str, Any] = {"translatedText": [of_text[0] for of_text in translations]}
@@ -84,15 +102,16 @@ class Server:
         warnings = [warning for of_text in notes for warning in of_text.warnings]
         return TranslateAnswer(**answer, warnings=warnings or None)
 
-    def _pair(self, source: str, target: str) -> LanguagePair | None:
-        """The pair for these codes or their variants, or None if source and target are one language."""
-        ranked = [(language_match(source, pair.source), language_match(target, pair.target)) for pair in self.pairs]
+    def _route(self, source: str, target: str) -> list[LanguagePair]:
+        """The pairs to go through for these codes or their variants. Empty if source and target are one language."""
+        routes = [*self.routes.items()]
+        ranked = [[*map(language_match, (source, target), codes)] for codes, _ in routes]
         fitting = [(sum(fit), -row) for row, fit in enumerate(ranked) if all(fit)]
         if fitting:
-            return self.pairs[-max(fitting)[1]]
+            return routes[-max(fitting)[1]][1]
         source, target = self._known(source), self._known(target)
         if source == target:
-            return None
+            return []
         names = [f"{NAMES.get(code, code)} ({code})" for code in (target, source)]
         raise HTTPException(400, f"{names[0]} is not available as a target language from {names[1]}")
 
@@ -105,7 +124,7 @@ class Server:
 
     async def _detected(self, texts: list[str], target: str) -> list[DetectedLanguage]:
         """The language of each text, among those that can be translated into `target`, and `target` itself."""
-        sources = list(dict.fromkeys(pair.source for pair in self.pairs if pair.target == target))
+        sources = list(dict.fromkeys(source for source, other in self.routes if other == target))
         if not sources:
             raise HTTPException(400, f"{NAMES.get(target, target)} ({target}) is not available as a target language")
         whole = "\n".join(texts)
@@ -136,22 +155,25 @@ class Server:
             raise HTTPException(400, f"Invalid request: file format not supported ({', '.join(SUFFIXES)})")
         if request.source == "auto":
             target, archive = self._known(request.target), file.content.startswith(b"PK")
-            if archive and len({pair.source for pair in self.pairs if pair.target == target}) > 1:
+            if archive and len({source for source, other in self.routes if other == target}) > 1:
                 raise HTTPException(400, f"source: auto is not supported for {suffix}; give a language code")
             text = "" if archive else file.content[: self.limits.max_characters].decode("utf-8", "ignore")
             (found,) = await self._detected([re.sub(r"<[^<>]*>", " ", text)], target)
             request = request.model_copy(update={"source": found.language})
-        pair = self._pair(request.source, request.target)
+        content = file.content
 
-        def translate(texts: Sequence[str]) -> list[list[TranslatedPart]]:
+        def translate(pair: LanguagePair | None, texts: Sequence[str]) -> list[list[TranslatedPart]]:
             self._check_characters("file", sum(map(len, texts)))
             if pair is None:
                 return [[TranslatedPart(text, text)] for text in texts]
             work = pair.translate_aligned(texts, [True] * len(texts))
             return asyncio.run_coroutine_threadsafe(work, loop).result(self.limits.timeout)
 
-        languages = (pair.source, pair.target) if pair else (request.source, request.target)
-        content = await asyncio.to_thread(translate_document, file.content, suffix, translate, *languages)
+        route: list[LanguagePair | None] = [*self._route(request.source, request.target)] or [None]
+        for pair in route:
+            languages = (pair.source, pair.target) if pair else (request.source, request.target)
+            function = partial(translate, pair)
+            content = await asyncio.to_thread(translate_document, content, suffix, function, *languages)
         for oldest in list(self.files)[: len(self.files) + 1 - _KEPT_FILES]:
             del self.files[oldest]
         key = f"{secrets.token_urlsafe(16)}.{name}"
@@ -174,8 +196,8 @@ class Server:
 
     def languages(self) -> list[Language]:
         targets: dict[str, list[str]] = {code: [] for code in self.codes}
-        for pair in self.pairs:
-            targets[pair.source].append(pair.target)
+        for source, target in self.routes:
+            targets[source].append(target)
         return [Language(code=code, name=NAMES.get(code, code), targets=into) for code, into in targets.items()]
 
     def settings(self) -> dict[str, Any]:
@@ -199,10 +221,10 @@ class Server:
     def metrics_text(self) -> str:
         return self.metrics.text(
             {
-                "sentences_waiting": {pair.name: pair.engine.waiting for pair in self.pairs},
-                "sentences_running": {pair.name: pair.engine.running for pair in self.pairs},
-                "queue_capacity": {pair.name: pair.engine.max_queue for pair in self.pairs},
-                "saturation": {pair.name: round(pair.engine.saturation, 4) for pair in self.pairs},
-                "sentences_translated_total": {pair.name: pair.engine.translated for pair in self.pairs},
+                "sentences_waiting": {pair.name: pair.engine.waiting for pair in self.models},
+                "sentences_running": {pair.name: pair.engine.running for pair in self.models},
+                "queue_capacity": {pair.name: pair.engine.max_queue for pair in self.models},
+                "saturation": {pair.name: round(pair.engine.saturation, 4) for pair in self.models},
+                "sentences_translated_total": {pair.name: pair.engine.translated for pair in self.models},
             }
         )

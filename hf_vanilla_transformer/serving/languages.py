@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UserError
-from ..inference.languages import language_code, model_languages
+from ..inference.languages import language_code, model_directions, model_languages
 
 
 def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
@@ -12,7 +12,8 @@ def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
 
     Args:
         arguments: `en-de=FOLDER`, or `FOLDER` if its model card names two languages or its name ends in two codes,
-            such as `runs/numbers_en_de` and `opus-mt-en-de`, or its tokenizer names them (`model_languages`).
+            such as `runs/numbers_en_de` and `opus-mt-en-de`, or its tokenizer names them (`model_languages`). The
+            folder of a model of many languages stands for the directions of its training.
     """
     folders: dict[tuple[str, str], Path] = {}
     for argument in arguments:
@@ -22,12 +23,22 @@ def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
             listed = " or ".join(f"{source} to {target}" for source, target in pairs)
             raise UserError(f"--model: {name}= may be {listed}: write subtags in capitals, as in pt-BR-en={rest}")
         folder = Path(rest if pairs else argument)
-        if (pair := pairs[0] if pairs else model_languages(folder)) is None:
-            raise UserError(f"--model: {folder}: its languages are unknown: name them, as in en-de={folder}")
-        if pair in folders:
-            raise UserError(f"--model: {folders[pair]} and {folder} both translate {'-'.join(pair)}: give one of them")
-        folders[pair] = folder
+        for pair in pairs or _pairs_of(folder):
+            if pair in folders:
+                both = f"{folders[pair]} and {folder} both translate {'-'.join(pair)}"
+                raise UserError(f"--model: {both}: give one of them")
+            folders[pair] = folder
     return folders
+
+
+def _pairs_of(folder: Path) -> list[tuple[str, str]]:
+    """The pairs that a folder translates."""
+    if directions := model_directions(folder):
+        codes = [(language_code(source), language_code(target)) for source, target in directions]
+        return [(source, target) for source, target in codes if source and target]
+    if languages := model_languages(folder):
+        return [languages]
+    raise UserError(f"--model: {folder}: its languages are unknown: name them, as in en-de={folder}")
 
 
 def _pairs_in(name: str) -> list[tuple[str, str]]:

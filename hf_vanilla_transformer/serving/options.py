@@ -31,5 +31,6 @@ class ServeOptions:
     workers: int | None = None
     shortlist: str | None = None  #: of one model, see `Translator`
     split_sentences: bool = True  #: split a line into sentences
+    pivot: str | None = None  #: language through which pairs without a model of their own are translated
     limits: Limits = field(default_factory=Limits)
     engine: Mapping[str, Any] = field(default_factory=dict)  #: arguments of `Engine`

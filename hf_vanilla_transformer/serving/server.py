@@ -39,18 +39,28 @@ def load_server(options: ServeOptions) -> Server:
         raise UserError("api_key: is empty, so that anybody could guess it")
     if options.shortlist is not None and len(options.models) > 1:
         raise UserError(f"shortlist: {options.shortlist} is for one model, not for {len(options.models)}")
+    first: dict[Path, LanguagePair] = {}  # of each model
     pairs = []
     for (source, target), folder in model_folders(options.models).items():
         split = sentence_splitter(source) if options.split_sentences else None
+        if folder in first:
+            site = _site(folder, source, target, first[folder].translator)
+            pairs.append(first[folder].directed(source, target, split, site))
+            continue
         translator = Translator.from_pretrained(
             folder, options.device, options.dtype, workers=options.workers, shortlist=options.shortlist
         )
+        if translator.directions.source is not None:
+            translator = translator.directed(*translator.directions.codes(source, target))
         site = _site(folder, source, target, translator)
-        pairs.append(LanguagePair(source, target, translator, split, site, **options.engine))
+        first[folder] = LanguagePair(source, target, translator, split, site, **options.engine)
+        pairs.append(first[folder])
     limits = options.limits
     if options.host in LOOPBACK or limits.allowed_hosts:
         limits = replace(limits, allowed_hosts=(*LOOPBACK, *map(str.lower, limits.allowed_hosts)))
-    return Server(pairs, limits)
+    if options.pivot is not None and options.pivot not in {pair.target for pair in pairs}:
+        raise UserError(f"pivot: {options.pivot}: no model translates into it")
+    return Server(pairs, limits, options.pivot)
 
 
 def _site(folder: Path, source: str, target: str, translator: Translator) -> dict[str, Any]:
@@ -73,7 +83,7 @@ def run(options: ServeOptions) -> None:
         host, port = listening.getsockname()[:2]
         pairs = ", ".join(pair.name for pair in server.pairs)
         print(f"serving {pairs} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends it)", flush=True)
-        for pair in server.pairs:
+        for pair in server.models:
             print(f"{pair.name} computes in {pair.translator.describe()['dtype']} (--dtype changes it)", flush=True)
         if options.host not in LOOPBACK and options.limits.api_key is None:
             print("anyone who reaches this address can translate; --api_key_file restricts that", flush=True)

@@ -5,6 +5,7 @@ free, and a small request does not wait for all of a large one.
 """
 
 import asyncio
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -60,7 +61,7 @@ class LanguagePair:
 
     Args:
         source, target: codes such as "en".
-        translator: its tokenizers are used in this object's thread and nowhere else.
+        translator: of this direction. Its tokenizers are used in this object's thread and nowhere else.
         split: splits a line into sentences. None takes a line as one sentence.
         site: content of `site.json`, as web/README.md describes it, without the settings of the search.
         engine: arguments of `Engine`.
@@ -87,6 +88,16 @@ class LanguagePair:
         self.inspector = Inspector(translator)
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="text")
         self._html_thread = ThreadPoolExecutor(1, thread_name_prefix="html")
+
+    def directed(self, source: str, target: str, split: Splitter | None, site: Mapping[str, Any]) -> "LanguagePair":
+        """Another direction of a model of many languages. One engine translates both, in the same batches."""
+        other = copy.copy(self)
+        other.source, other.target, other.name = source, target, f"{source}-{target}"
+        other.translator = self.translator.directed(*self.translator.directions.codes(source, target))
+        other.split = split or (lambda line: [line])
+        other.site = {**site, "search": self.site["search"]}
+        other.inspector = self.inspector.directed(other.translator)
+        return other
 
     def close(self) -> None:
         """Translate the sentences in the queue, then end the threads."""
@@ -228,7 +239,7 @@ class LanguagePair:
         if len(sentences) > self.engine.max_queue:
             raise TooLong(f"q: {len(sentences)} sentences, but the limit is {self.engine.max_queue}")
         spans, sources = [prepared[sentence][0] for sentence in sentences], [prepared[each][1] for each in sentences]
-        futures = self.engine.submit(sources, n_best)
+        futures = self.engine.submit(sources, n_best, self.inspector.mark)
         # cancelled with this coroutine, when the time is up or the client has disconnected
         hypotheses = await asyncio.gather(*map(asyncio.wrap_future, futures))
         best, ends = [ranked[0].tokens for ranked in hypotheses], self.translator.end_tokens
@@ -264,7 +275,7 @@ class LanguagePair:
 
     def _decode_all(self, hypotheses: Sequence[FoundHypothesis]) -> list[str]:
         texts = self.translator.target_tokenizer.batch_decode(
-            [hypothesis.tokens for hypothesis in hypotheses],
+            [hypothesis.tokens[len(self.inspector.mark) :] for hypothesis in hypotheses],
             skip_special_tokens=True,
             clean_up_tokenization_spaces=False,
         )

@@ -256,6 +256,7 @@ def write_card(trainer: VanillaTransformerTrainer, run: Run, results: dict[str, 
     facts = CardFacts(
         model_name=folder.resolve().name,
         languages=run_languages(data_args, args),
+        directions=corpus.directions.get("train", ()),
         recipe=chosen_values(run.model_args, data_args, args),
         command=command or None,
         metrics=results,

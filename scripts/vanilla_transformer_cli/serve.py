@@ -25,8 +25,9 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add(
         "--model", required=True, nargs="+", metavar="DIR",
         help="model folder, or SOURCE-TARGET=DIR if neither its card nor its name has the languages; several serve "
-        "several pairs",
+        "several pairs, and so does a model of many languages",
     )  # fmt: skip
+    add("--pivot", metavar="CODE", help="translate other pairs through this language: de to en, then en to fr")
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 is every one (default: %(default)s)")
     add("--port", type=int, default=5000, metavar="N", help="0 takes a free one (default: %(default)s)")
     add("--api_key_file", metavar="F", help="file with a key that requests must have as api_key or bearer token")
@@ -67,6 +68,7 @@ def main(arguments: argparse.Namespace) -> None:
             workers=arguments.workers,
             shortlist=arguments.shortlist,
             split_sentences=not arguments.lines,
+            pivot=arguments.pivot,
             limits=Limits(
                 max_characters=arguments.max_characters,
                 timeout=arguments.timeout,

@@ -86,7 +86,7 @@ def check_combination(arguments: argparse.Namespace) -> None:
     if arguments.paragraphs and (requested or arguments.score):
         raise UserError(f"--paragraphs translates documents, --{(requested or ['score'])[0]} is for single sentences")
     if not arguments.paragraphs:
-        columns_of(arguments, None, arguments.input, arguments.score)
+        columns_of(arguments, arguments.model[0], arguments.input, arguments.score)
     requested += ["paragraphs"] if arguments.paragraphs else []
     if arguments.unwrap and (document or not arguments.paragraphs):
         raise UserError("--unwrap is for plain text with --paragraphs: give both, or neither")

@@ -54,7 +54,7 @@ def test_frequencies_follow_the_formula(tmp_path: Path, temperature: float) -> N
     expected = sizes / sizes.sum()
     parts = np.asarray(table["part"])
     assert np.allclose(np.bincount(parts) / len(parts), expected, rtol=0.01)
-    for part, ((source, target), size) in enumerate(SIZES.items()):
+    for part, ((source, _), size) in enumerate(SIZES.items()):
         texts = [text for text, number in zip(table["source"], parts, strict=True) if number == part]
         counts = np.bincount([int(text.removeprefix(source)) for text in texts], minlength=size)
         assert counts.min() >= 1, "no pair is left out"

@@ -22,7 +22,7 @@ def translate_all(search: ContinuousSearch, wanted: list[int], seed: int = 0) ->
         for _ in range(draw.choice([0, 0, 1, 2, 5])):
             if waiting and search.fits([SOURCES[i] for i in (*joining, waiting[0])]):
                 joining.append(waiting.pop(0))
-        search.join([(i, SOURCES[i], wanted[i]) for i in joining])
+        search.join([(i, SOURCES[i], wanted[i], []) for i in joining])
         for key, hypotheses in search.step():
             assert key not in found
             found[key] = hypotheses
@@ -77,14 +77,14 @@ def test_batch_keeps_its_limits() -> None:
     assert search.fits([[5] * 100]), "a longer sentence goes alone"
     assert search.fits([[5] * 6] * 3) and not search.fits([[5] * 6] * 4)
     assert search.fits([[5] * 10] * 2) and not search.fits([[5] * 3, [5] * 11])
-    search.join([("a", SOURCES[0], 1)])
+    search.join([("a", SOURCES[0], 1, [])])
     assert len(search) == 1 and search.fits([[5] * 10]) and not search.fits([[5] * 11])
 
 
 def test_dropped_sentences_leave_the_others_as_they_are() -> None:
     model = varied_model()
     search = ContinuousSearch(model, num_beams=4)
-    search.join([(i, SOURCES[i], 1) for i in range(6)])
+    search.join([(i, SOURCES[i], 1, []) for i in range(6)])
     search.step()
     search.drop({0, 3, 4})
     assert len(search) == 3
@@ -94,6 +94,6 @@ def test_dropped_sentences_leave_the_others_as_they_are() -> None:
     assert {i: each[0].tokens for i, each in found.items()} == {
         i: alone(model, SOURCES[i], 4, 1)[0][0] for i in (1, 2, 5)
     }
-    search.join([(7, SOURCES[7], 1)])
+    search.join([(7, SOURCES[7], 1, [])])
     search.drop({7})
     assert not search and search.step() == [] and search.search.state is None
