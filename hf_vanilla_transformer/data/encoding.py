@@ -108,6 +108,8 @@ class _Encode:
     ) -> None:
         self.tokenizer, self.target_tokenizer, self.directions = tokenizer, target_tokenizer, directions
         self.languages = language_tokens(tokenizer), language_tokens(target_tokenizer)
+        if self.languages[1] and getattr(target_tokenizer, "tgt_lang", "") is None:
+            target_tokenizer.tgt_lang = next(iter(self.languages[1].ids))  # M2M-100's needs one, which is replaced
 
     def __call__(self, batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         # not verbose: `model_max_length` does not apply, the caller sets limits
@@ -120,7 +122,8 @@ class _Encode:
         if self.directions and source and target:
             chosen = [self.directions[part] for part in batch[PART]]
             ids = [source.source(row, direction) for row, direction in zip(ids, chosen, strict=True)]
-            labels = [[*target.target(direction), *row] for row, direction in zip(labels, chosen, strict=True)]
+            rows = zip(labels, chosen, strict=True)
+            labels = [[*target.target(direction), *target.unmarked(row)] for row, direction in rows]
         parts = {PART: batch[PART]} if PART in batch else {}
         return parts | {
             "input_ids": ids,

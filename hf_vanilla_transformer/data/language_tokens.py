@@ -97,20 +97,21 @@ def language_tokens(tokenizer: PreTrainedTokenizerBase, side: Side = "source") -
     """The language tokens of a tokenizer, or None if it has none. `side` is of one with two vocabularies."""
     settings = tokenizer.init_kwargs
     directions = tuple((source, target) for source, target in settings.get(DIRECTIONS) or ())
-    ids, form = getattr(tokenizer, "lang_code_to_id", None), "both"  # M2M-100
+    ids, form = dict(getattr(tokenizer, "lang_code_to_id", None) or {}), "both"  # M2M-100
     if names := settings.get(TOKENS):
         vocabulary = (side == "target" and target_vocabulary(tokenizer)) or {}
         numbers = {token: number for number, token in vocabulary.items()}
         ids = {code: numbers.get(name, tokenizer.convert_tokens_to_ids(name)) for code, name in names.items()}
-    if not ids:
+    else:
         # MarianTokenizer.supported_language_codes is empty if source and target have a vocabulary each
         codes = tokenizer.get_vocab() if hasattr(tokenizer, "supported_language_codes") else ()
         tokens = [*(token for token in codes if token.startswith(">>")), *tokenizer.get_added_vocab()]
         found = [match for match in map(_TOKEN.fullmatch, dict.fromkeys(tokens)) if match]
-        if not found:
-            return None
-        form = str(found[0].lastgroup)
-        ids = {match[form]: tokenizer.convert_tokens_to_ids(match[0]) for match in found if match.lastgroup == form}
+        form = form if ids or not found else str(found[0].lastgroup)
+        matches = (match for match in found if match.lastgroup == form)
+        ids |= {match[form]: tokenizer.convert_tokens_to_ids(match[0]) for match in matches}
+    if not ids:
+        return None
     marks = {"target": ("target", False), "both": ("source", True), "nllb": ("source", True), "bart": ("source", True)}
     source_mark, target_mark = settings.get(MARKS) or marks[form]
     at_end = form == "bart" or getattr(tokenizer, "legacy_behaviour", False)
@@ -119,23 +120,33 @@ def language_tokens(tokenizer: PreTrainedTokenizerBase, side: Side = "source") -
 
 def add_language_tokens(
     tokenizer: PreTrainedTokenizerBase, directions: Sequence[tuple[str, str]], on_source: bool = True
-) -> None:
-    """Add the tokens of the target languages to a tokenizer, and record the directions in its tokenizer_config.json.
+) -> list[str]:
+    """Add the tokens of languages that a tokenizer lacks, and record the directions in its tokenizer_config.json.
 
     Args:
         directions: pairs of codes, such as ("en", "de").
         on_source: the source starts with the token, `>>de<<`, which may also be written in a text. Otherwise the
-            translation starts with it, `__de__`, by `forced_bos_token_id`.
+            translation starts with it, `__de__`, by `forced_bos_token_id`. A tokenizer with languages keeps its way.
+
+    Returns:
+        The codes of the new languages.
     """
-    targets = sorted({target for _, target in directions})
-    known = language_tokens(tokenizer)
-    names = [
-        (">>{}<<" if on_source else "__{}__").format(code) for code in targets if not known or code not in known.ids
-    ]
+    known, settings = language_tokens(tokenizer), tokenizer.init_kwargs
+    codes = {target for _, target in directions}
+    if known is None:
+        form, recorded = ">>{}<<" if on_source else "__{}__", directions
+        settings[MARKS] = ["target", False] if on_source else [None, True]
+    else:
+        code, number = next(iter(known.ids.items()))
+        form = str(tokenizer.convert_ids_to_tokens(number)).replace(code, "{}")
+        codes |= {source for source, _ in directions if known.source_mark == "source"}
+        on_source, recorded = not known.target_mark, known.directions and (*known.directions, *directions)
+    new = sorted(codes - (known.ids.keys() if known else set()))
     # special tokens are left out of decoded text, but not recognised in a text
-    tokens = [AddedToken(name, rstrip=on_source, normalized=False, special=not on_source) for name in names]
+    tokens = [AddedToken(form.format(code), rstrip=on_source, normalized=False, special=not on_source) for code in new]
     tokenizer.add_tokens(tokens, special_tokens=not on_source)
-    tokenizer.init_kwargs |= {
-        DIRECTIONS: [list(pair) for pair in directions],
-        MARKS: ["target", False] if on_source else [None, True],
-    }
+    if TOKENS in settings:
+        settings[TOKENS] = settings[TOKENS] | {code: form.format(code) for code in new}
+    if recorded:
+        settings[DIRECTIONS] = [list(pair) for pair in dict.fromkeys(map(tuple, recorded))]
+    return new

@@ -5,7 +5,7 @@ Shapes: W tokens of the extended vocabulary, D d_model.
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import UserError, check_at_least_one
+from .language_tokens import add_language_tokens, language_tokens
 from .tokenizer_training import without_long_words
 
 
@@ -158,6 +159,49 @@ def extend_embeddings(
     for matrix in unique.values():
         for index, parts in old_ids.items():
             matrix[index] = matrix[parts].mean(dim=0)
+
+
+@torch.no_grad()
+def extend_languages(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    directions: Sequence[tuple[str, str]],
+    related: Mapping[str, str],
+    on_source: bool = True,
+) -> list[str]:
+    """Add the languages that a model lacks to its joint tokenizer and its embeddings. Other logits do not change.
+
+    Args:
+        model, tokenizer: modified in place.
+        directions, on_source: as in `add_language_tokens`.
+        related: the known language that a new one starts with. Others start with the mean of all languages, or of all
+            tokens if there are none yet.
+
+    Returns:
+        The new languages.
+
+    Raises:
+        UserError: `related` has other languages, or a tokenizer whose class has a fixed list of languages.
+    """
+    before = language_tokens(tokenizer)
+    known = dict(before.ids) if before else {}
+    rows = len(tokenizer)
+    new = add_language_tokens(tokenizer, directions, on_source)
+    for code, like in related.items():
+        if code not in new or like not in known:
+            raise UserError(f"add_languages: {code}={like}: NEW=KNOWN is needed, a new language and one of the model")
+    after = language_tokens(tokenizer)
+    ids = dict(after.ids) if after else {}
+    if len(set(ids.values())) < len(ids):
+        raise UserError(f"directions: a {type(tokenizer).__name__} cannot take a new language, {new[0]}")
+    if max(ids.values()) >= model.config.vocab_size:
+        model.resize_token_embeddings(max(ids.values()) + 1, mean_resizing=False)
+    unique = {id(matrix): matrix for side in ("source", "target") for matrix in _token_matrices(model, side)}
+    for matrix in unique.values():
+        mean = matrix[[*known.values()] or slice(rows)].mean(dim=0)
+        for code in new:
+            matrix[ids[code]] = matrix[known[related[code]]] if code in related else mean
+    return new
 
 
 def _token_matrices(model: PreTrainedModel, side: str) -> list[Tensor]:

@@ -80,6 +80,11 @@ class Directions:
         """Tokens of `prefix`."""
         return int(self.target is not None and self.target.target_mark)
 
+    @property
+    def needs_target(self) -> bool:
+        """Whether the target language of each sentence must be named."""
+        return self.target is not None and self.default[1] is None
+
     def changed(self, source_lang: str | None, target_lang: str | None) -> "Directions":
         """The same languages with this default. None keeps the one that there is."""
         self.check((source_lang, target_lang))
@@ -134,7 +139,7 @@ class Directions:
     ) -> list[list[int]]:
         """The ids of translations, with the mark of their language, and with an end token if `ends`."""
         if self.target is not None and getattr(tokenizer, "tgt_lang", "") is None:
-            tokenizer.tgt_lang = direction[1]  # M2M-100's cannot encode a target without one
+            tokenizer.tgt_lang = next(iter(self.target.ids))  # M2M-100's cannot encode a target without one
         rows = tokenizer(text_target=list(texts), add_special_tokens=ends)["input_ids"]
         if self.target is None:
             return rows

@@ -161,7 +161,7 @@ class Inspector:
         }
 
     def _search(self, source: list[int], beams: int, prefix: list[int]) -> list[dict[str, Any]]:
-        """The hypotheses of one sentence by the model's `generate`, the best first, with the mark of their language."""
+        """The hypotheses of one sentence by `generate`, the best first, with the mark of their language."""
         start, ends = self.model.generation_config.decoder_start_token_id, self.translator.end_tokens
         prefix = prefix if self.marks.intersection(prefix[:1]) else [*self.mark, *prefix]
         if prefix and prefix[-1] in ends:

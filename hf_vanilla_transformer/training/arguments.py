@@ -64,6 +64,9 @@ class DataArguments:
         help="Where the token of the target language stands: source (>>de<<, as in OPUS-MT) or target (the first "
         "token of a translation, as in M2M-100)",
     )
+    add_languages: list[str] | None = _optional(
+        "Fine-tuning: the languages whose embeddings new ones of directions start with: pcm_Latn=eng_Latn"
+    )
     sampling_temperature: float = HfArg(
         default=5.0,
         help="T of the directions' share of the training pairs, in proportion to (their number)^(1/T) "

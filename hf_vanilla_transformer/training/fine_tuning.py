@@ -11,8 +11,11 @@ from transformers import GenerationConfig
 from ..atomic_write import atomic_file
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data import load_tokenizers
+from ..data.directions import parse_directions
+from ..data.vocabulary import extend_languages
 from ..errors import UserError
 from ..evaluation.metrics import score_test_split
+from ..inference.directions import Directions
 from ..inference.loading import load_model, registered_class
 from ..interop.converting import Converted
 from ..interop.sources import from_hub
@@ -41,8 +44,9 @@ class PretrainedTranslator:
 def load_base_model(name: str, model_class: Any = None) -> PretrainedTranslator:
     """Load a model to be fine-tuned, with its tokenizers.
 
-    It is a model of this package or of a registered subclass, or a `MarianMTModel` (OPUS-MT) or FSMT model to convert,
-    in a folder or on the Hub. `model_class` is loaded instead of the class of the folder.
+    It is a model of this package or of a registered subclass, or one of transformers to convert (OPUS-MT's
+    `MarianMTModel`, FSMT, M2M-100, NLLB-200), in a folder or on the Hub. `model_class` is loaded instead of the class
+    of the folder.
     """
     folder = Path(name) if Path(name).exists() else from_hub(name, "model_name_or_path: ")
     kind = read_json_object(folder / "config.json").get("model_type")
@@ -58,12 +62,13 @@ def load_base_model(name: str, model_class: Any = None) -> PretrainedTranslator:
 
 
 def _converted(name: str, kind: object, folder: Path) -> Converted:
-    from ..interop.fairseq_folders import from_fsmt
+    from ..interop.fairseq_folders import from_fsmt, from_m2m100
     from ..interop.marian import from_marian
 
-    readers = {"marian": from_marian, "fsmt": from_fsmt}
+    readers = {"marian": from_marian, "fsmt": from_fsmt, "m2m_100": from_m2m100}
     if kind not in readers:
-        can = "this package's models, marian and fsmt can be fine-tuned; `vanilla-transformer convert` reads others"
+        can = "this package's models and those of transformers' " + ", ".join(readers) + " can be fine-tuned"
+        can += "; `vanilla-transformer convert` reads others"
         raise UserError(f"model_name_or_path: {name} has model_type={kind!r}; {can}")
     return readers[str(kind)](folder)
 
@@ -85,12 +90,13 @@ def check_fields(name: str, config: VanillaTransformerConfig, model_args: Any, d
 def prepare_model(base: PretrainedTranslator, model_args: Any, data_args: DataArguments) -> None:
     """Check the recipe against the base model, and set its dropout and label smoothing."""
     check_fields(base.name, base.model.config, model_args, data_args)
-    for tokenizer in base.tokenizers:
-        if getattr(tokenizer, "tgt_lang", "") is None:
-            raise UserError(
-                f"model_name_or_path: {base.name} translates into many languages, and its tokenizer names no target "
-                "language: convert it again with --target_language"
-            )
+    if data_args.directions:
+        add_languages(base, data_args)
+    elif Directions(*base.tokenizers, base.model.generation_config.forced_bos_token_id).needs_target:
+        raise UserError(
+            f"model_name_or_path: {base.name} translates into many languages: give the directions of the text "
+            "(--directions en-de)"
+        )
     changes = {name: getattr(model_args, name) for name in _FREE if getattr(model_args, name) is not None}
     if changes:
         # Modules copy their dropout when they are made.
@@ -99,6 +105,18 @@ def prepare_model(base: PretrainedTranslator, model_args: Any, data_args: DataAr
         base.model = type(base.model)(config)
         base.model.load_state_dict(weights)
         base.model.generation_config = generation_config
+
+
+def add_languages(base: PretrainedTranslator, data_args: DataArguments) -> None:
+    """Add the languages of the directions that the base model lacks to its tokenizer and embeddings."""
+    tokenizer, target_tokenizer = base.tokenizers
+    if target_tokenizer is not tokenizer:
+        raise UserError(f"directions: {base.name} has two tokenizers, and its languages cannot share their tokens")
+    related = {code: known for code, _, known in (item.partition("=") for item in data_args.add_languages or ())}
+    directions = parse_directions(data_args.directions or [])
+    new = extend_languages(base.model, tokenizer, directions, related, data_args.language_token == "source")
+    if new:
+        print_main(f"new languages: {', '.join(new)}")
 
 
 def resumed_model(
