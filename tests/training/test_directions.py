@@ -75,7 +75,7 @@ def test_zero_shot_directions_can_be_scored(tmp_path: Path) -> None:
 
 def test_several_validation_inputs_are_scored_by_name(tmp_path: Path) -> None:
     for name in ("news", "talks"):
-        (tmp_path / f"{name}.tsv").write_text("source\ttarget\nseven\tsieben\neight\tacht\n", encoding="utf-8")
+        (tmp_path / f"{name}.tsv").write_text("en\tde\nseven\tsieben\neight\tacht\n", encoding="utf-8")
     inputs = [str(tmp_path / f"{name}.tsv") for name in ("news", "talks")]
     values = NUMBERS | {"directions": "null", "validation": inputs, "source_lang": "en", "target_lang": "de"}
     results = run_tiny(tmp_path / "run", **values)
