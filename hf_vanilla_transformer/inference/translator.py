@@ -445,11 +445,8 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """The output of `generate` for each source. The first `given` tokens of each sequence were forced."""
         sequences, scores = output.sequences, getattr(output, "sequences_scores", None)  # (B · n_best, T)
-        texts = self.target_tokenizer.batch_decode(
-            sequences[:, 1 + self.directions.prefix_length :],
-            skip_special_tokens=True,
-            clean_up_tokenization_spaces=False,
-        )
+        as_text = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        texts = self.target_tokenizer.batch_decode(sequences[:, 1 + self.directions.prefix_length :], **as_text)
         n_best = len(texts) // len(sources)
         nothing: list[Any] = [None] * len(texts)
         alignments, tokens, probabilities = nothing, nothing, nothing

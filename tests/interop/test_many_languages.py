@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, MarianTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, MarianTokenizer, PreTrainedTokenizerBase, pipeline
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data.language_tokens import MARKS, TOKENS
@@ -15,6 +15,7 @@ from hf_vanilla_transformer.data.side_tokens import readable_tokens, side_tokens
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator as ExportedTranslator
+from hf_vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
 from tests.interop.exports import require_onnx
 from tests.interop.foreign import SOURCES, TARGETS, Record, converted, write_folder_of_languages, write_opus_folder
 from tests.interop.test_m2m100 import PEER
@@ -92,6 +93,19 @@ def test_mixed_directions_have_the_tokens_of_transformers(
         lengths |= set(map(len, rows))
     assert count == 1 or len(lengths) > 1
     record_property("tokens", "its `generate` with `forced_bos_token_id`")
+
+
+def test_pipeline_takes_the_languages_of_transformers(folders: Any) -> None:
+    """`tokenizer.src_lang` and `forced_bos_token_id`, as for a model of transformers."""
+    kind, theirs, folder, output = folders
+    translate = pipeline(model=str(output), pipeline_class=TranslationPipeline)
+    peer = AutoTokenizer.from_pretrained(folder)
+    source, target = pairs_of(kind)[7]
+    translate.tokenizer.src_lang = peer.src_lang = source
+    options = {"forced_bos_token_id": language_id(peer, target), "num_beams": 2}
+    found = [one["translation_text"] for one in translate(SOURCES, **options)]
+    rows = [theirs.generate(**peer(text, return_tensors="pt"), **options)[0] for text in SOURCES]
+    assert found == peer.batch_decode(rows, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("beams", [1, 4])
