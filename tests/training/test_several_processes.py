@@ -69,8 +69,13 @@ def test_run_of_several_processes_resumes_in_one(several, tmp_path):
     assert_same_updates(resumed, results["to resume"])
 
 
-def test_train_command_gives_the_same_model_in_two_processes(repository, tmp_path):
-    recipe = [*TRAIN, "numbers_en_de", *worker.FLAGS, "--output_dir"]
+DIRECTIONS = {"directions": ["en-de", "en-fr"], "language_token": "target", "source_lang": "null"}
+DIRECTIONS |= {"target_lang": "null", "sampling_temperature": 2.0, "augment": "typos=0.3"}
+
+
+@pytest.mark.parametrize("fields", [{}, DIRECTIONS], ids=["one", "directions"])
+def test_train_command_gives_the_same_model_in_two_processes(repository, tmp_path, fields):
+    recipe = [*TRAIN, "numbers_en_de", *worker.FLAGS, *as_flags(fields), "--output_dir"]
     launch(repository, sys.executable, *recipe, str(tmp_path / "one"))
     together = [sys.executable, "-m", "accelerate.commands.launch"]
     config = ["--config_file", "scripts/recipes/accelerate_2_cpus.yaml"]
