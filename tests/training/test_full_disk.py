@@ -1,4 +1,4 @@
-"""Full disks, quotas and limits: one line that names the folder, and complete files stay complete."""
+"""Full disks, quotas, limits and lost ranks: one line with the cause, and complete files stay complete."""
 
 import errno
 import os
