@@ -154,8 +154,13 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     r_drop_alpha: float = HfArg(
         default=0.0, help="R-Drop (Liang et al. 2021): weight α of its divergence (in the paper 5)"
     )
+    crossconst_alpha: float = HfArg(
+        default=0.0,
+        help="CrossConST (Gao et al. 2023): weight α of the divergence from a translation of the target itself, for "
+        "directions without training text",
+    )
     consistency_start: int = HfArg(
-        default=0, help="Updates with the plain loss, which take half the time or less, before SimCut or R-Drop starts"
+        default=0, help="Updates with the plain loss, which take half the time or less, before consistency starts"
     )
     teacher: list[str] | None = _optional(
         "Word-level distillation: folder of a model with the same vocabularies to learn from; several form an ensemble"
@@ -197,13 +202,14 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             self.accelerator_config.dispatch_batches = False
 
     def _check_objectives(self) -> None:
-        if self.consistency_start and not (self.simcut_alpha or self.r_drop_alpha):
-            raise ValueError(f"consistency_start={self.consistency_start} needs simcut_alpha or r_drop_alpha")
+        alphas = {name: getattr(self, name) for name in ("simcut_alpha", "r_drop_alpha", "crossconst_alpha")}
+        if self.consistency_start and not any(alphas.values()):
+            raise ValueError(f"consistency_start={self.consistency_start} needs one of {', '.join(alphas)}")
         if not 0 <= self.teacher_weight <= 1:
             raise ValueError(f"teacher_weight={self.teacher_weight}: must be from 0 to 1")
         if self.teacher_top and not self.teacher:
             raise ValueError(f"teacher_top={self.teacher_top} needs a teacher")
-        values = {name: getattr(self, name) for name in ("simcut_alpha", "r_drop_alpha")}
+        values: dict[str, Any] = dict(alphas)
         values["teacher"] = " ".join(self.teacher or [])
         chosen = [f"{name}={value}" for name, value in values.items() if value]
         if len(chosen) > 1:
@@ -338,7 +344,7 @@ _AT_LEAST_1 = (
 _AT_LEAST_0 = (
     *("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps", "neftune_noise_alpha"),
     *("eval_delay", "dataloader_num_workers", "average_last", "seed", "data_seed"),
-    *("simcut_alpha", "r_drop_alpha", "consistency_start", "teacher_top", "lora_r"),
+    *("simcut_alpha", "r_drop_alpha", "crossconst_alpha", "consistency_start", "teacher_top", "lora_r"),
 )
 _ABOVE_0 = "logging_steps", "save_steps", "eval_steps", "max_minutes"
 _SHARES = (

@@ -50,7 +50,15 @@ _OPTIMIZATION = (
 )
 # Arguments of the objective. A run may change them at a checkpoint, as Bi-SimCut does.
 _OBJECTIVE = (
-    *("simcut_alpha", "simcut_probability", "r_drop_alpha", "consistency_start", "teacher", "teacher_weight"),
+    *(
+        "simcut_alpha",
+        "simcut_probability",
+        "r_drop_alpha",
+        "crossconst_alpha",
+        "consistency_start",
+        "teacher",
+        "teacher_weight",
+    ),
     *("teacher_top", "ema_decay", "max_grad_norm", "label_smoothing_factor", "neftune_noise_alpha"),
 )
 _REGULARISATION = "dropout", "attention_dropout", "activation_dropout", "label_smoothing"

@@ -76,12 +76,20 @@ class VanillaTransformerTrainer(ResumableTrainer):
         tokenizer = self.target_tokenizer or self.processing_class
         languages = language_tokens(tokenizer) if isinstance(tokenizer, PreTrainedTokenizerBase) else None
         self.starts_with_language = bool(languages and languages.target_mark)  # that of each sentence's reference
-        self.consistency: ConsistencyObjective | None = consistency_objective(self.args)
+        mark = "target" if self.starts_with_language else "source"
+        self.consistency: ConsistencyObjective | None = consistency_objective(self.args, mark)
         if self.by_tokens:
             self._check_token_batches()
         if self.consistency is not None:
-            name = "simcut_alpha" if self.args.simcut_alpha else "r_drop_alpha"
+            names = ("simcut_alpha", "r_drop_alpha", "crossconst_alpha")
+            name = next(name for name in names if getattr(self.args, name))
             self._check_objective(f"{name}={self.consistency.alpha}")
+            joint = self.target_tokenizer in (None, self.processing_class)
+            if name == "crossconst_alpha" and not (joint and languages and languages.source_mark != "source"):
+                raise UserError(
+                    f"{name}={self.consistency.alpha} needs directions with a joint vocabulary and the token of the "
+                    "target language alone"
+                )
         self.teacher: Teacher | None = None
         if folders := getattr(self.args, "teacher", None):
             self._check_objective(f"teacher={' '.join(folders)}")

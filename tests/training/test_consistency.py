@@ -14,7 +14,7 @@ from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Argume
 from hf_vanilla_transformer import loss_vanilla_transformer as losses
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.objectives import consistency
-from hf_vanilla_transformer.training.objectives.consistency import ConsistencyObjective, r_drop, simcut
+from hf_vanilla_transformer.training.objectives.consistency import ConsistencyObjective, crossconst, r_drop, simcut
 from tests.model_helpers import (
     EOS,
     START,
@@ -290,3 +290,21 @@ def test_simcut_keeps_each_of_several_end_tokens() -> None:
     batch = {"input_ids": torch.tensor([[5, 7, EOS, 1]]), "labels": torch.tensor([[5, EOS]])}
     embeddings = simcut(probability=0.999).inputs(model, batch)["inputs_embeds"]
     assert embeddings[1, 1:3].equal(embeddings[0, 1:3]) and not embeddings[1, 0].any()
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_crossconst_translates_the_target_in_its_second_pass(side: str) -> None:
+    model, mark, alpha = tiny_model(dropout=0.0).train(), 22, 0.7
+    batch = translation_batch([4, 3], [5, 2] if side == "source" else [3, 7])
+    batch["input_ids" if side == "source" else "labels"][:, 0] = mark
+    outputs = model(**crossconst(alpha, side).inputs(model, batch), num_items_in_batch=1)
+    expected = 0.0
+    for source, labels in zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True):
+        source, labels = ([i for i in row if i not in (1, -100)] for row in (source, labels))
+        itself = [mark, *labels] if side == "source" else labels[1:]
+        inputs = torch.tensor([[START, *labels[:-1]]])
+        rows = [model(input_ids=torch.tensor([ids]), decoder_input_ids=inputs).logits for ids in (source, itself)]
+        log_p, log_q = (numpy_log_softmax(row[0].detach().double().numpy()) for row in rows)
+        expected -= log_p[range(len(labels)), labels].sum()
+        expected += alpha * (np.exp(log_p) * (log_p - log_q)).sum()
+    assert outputs.loss.item() == pytest.approx(expected, rel=1e-5)

@@ -2,15 +2,16 @@
 
   R-Drop (Liang et al. 2021, arXiv 2106.14448): two passes with different dropout masks.
   SimCut (Gao et al. 2022, arXiv 2206.02368): in the second pass some token embeddings are zeroed.
+  CrossConST (Gao et al. 2023, arXiv 2305.07310): in the second pass the target is the source, for many languages.
 
 With p and q for the distributions of the two passes, the loss of a target position is
 
   CE(p) + c CE(q) + α (f KL(p ‖ q) + r KL(q ‖ p))
 
-SimCut, its Eq. 7:    c = 0, f = 1, r = 0
-R-Drop, its Eq. 2-4:  c = 1, f = r = 1/2
+SimCut, its Eq. 7, and CrossConST:  c = 0, f = 1, r = 0
+R-Drop, its Eq. 2-4:                c = 1, f = r = 1/2
 
-In both, gradients flow through both distributions, as in the published code of each (github.com/gpengzhi/Bi-SimCut and
+Gradients flow through both distributions, as in the published code of the first two (github.com/gpengzhi/Bi-SimCut and
 github.com/dropreg/R-Drop at the time of writing): nothing is detached.
 
 Shapes: B sentences, S source length, T target length, N' target positions with a label, D d_model, V target
@@ -35,7 +36,9 @@ class ConsistencyObjective(Objective):
     """The objective of consistency training, for the argument `objective` of a model's forward pass.
 
     `alpha` is α, the weight of the divergence. `second_cross_entropy`, `forward` and `reverse` are c, f and r.
-    `cutoff` is the probability with which the second pass zeroes a token's embedding.
+    `cutoff` is the probability with which the second pass zeroes a token's embedding. With `language_mark` the second
+    pass reads the target: "source" keeps the first token of the source before it, the mark of the target language, and
+    "target" leaves out the first token of the target, which is that mark.
     """
 
     alpha: float
@@ -43,6 +46,7 @@ class ConsistencyObjective(Objective):
     forward: float
     reverse: float
     cutoff: float = 0.0
+    language_mark: str | None = None
     passes: ClassVar[int] = 2
 
     def inputs(self, model: Any, batch: dict[str, Any]) -> dict[str, Any]:
@@ -63,6 +67,15 @@ class ConsistencyObjective(Objective):
             end = torch.isin(source, torch.tensor(model.config.eos_token_id, device=source.device))  # (B, S)
             twice["inputs_embeds"] = self._embed(model.get_encoder().embed_tokens, source, keep=end)
             twice["decoder_inputs_embeds"] = self._embed(model.get_decoder().embed_tokens, target, keep=start)
+        if self.language_mark:
+            pad, source = model.config.pad_token_id, batch["input_ids"]
+            target = batch["labels"].masked_fill(batch["labels"] == IGNORED, pad)  # (B, T)
+            other = torch.cat([source[:, :1], target], dim=1) if self.language_mark == "source" else target[:, 1:]
+            width = max(source.shape[1], other.shape[1])
+            pairs = {"input_ids": (source, other, pad), "attention_mask": (batch["attention_mask"], other.ne(pad), 0)}
+            for name, (*sides, value) in pairs.items():
+                padded = [F.pad(side.long(), (0, width - side.shape[1]), value=value) for side in sides]
+                twice[name] = torch.cat(padded)  # (2 B, S)
         return {**batch, "input_ids": None, "decoder_input_ids": None, **twice, "objective": self}
 
     def _embed(self, embed_tokens: nn.Module, ids: Tensor, keep: Tensor) -> Tensor:
@@ -161,8 +174,15 @@ def r_drop(alpha: float = 5.0) -> ConsistencyObjective:
     return ConsistencyObjective(alpha, second_cross_entropy=1.0, forward=0.5, reverse=0.5)
 
 
-def consistency_objective(args: Any) -> ConsistencyObjective | None:
-    """The objective of training arguments, or None."""
+def crossconst(alpha: float, language_mark: str) -> ConsistencyObjective:
+    """CrossConST for a joint vocabulary."""
+    return ConsistencyObjective(alpha, second_cross_entropy=0.0, forward=1.0, reverse=0.0, language_mark=language_mark)
+
+
+def consistency_objective(args: Any, language_mark: str = "source") -> ConsistencyObjective | None:
+    """The objective of training arguments, or None. `language_mark` is the side with the token of a language."""
+    if getattr(args, "crossconst_alpha", 0):
+        return crossconst(args.crossconst_alpha, language_mark)
     if getattr(args, "simcut_alpha", 0):
         return simcut(args.simcut_alpha, args.simcut_probability)
     return r_drop(args.r_drop_alpha) if getattr(args, "r_drop_alpha", 0) else None
