@@ -21,7 +21,7 @@ from hf_vanilla_transformer.interop.converting import FORMATS as IMPORT_FORMATS
 from hf_vanilla_transformer.interop.exporting import FORMATS as EXPORT_FORMATS
 from hf_vanilla_transformer.training.arguments import DataArguments, ModelArguments, RunArguments
 from hf_vanilla_transformer.training.recipes import parse_recipe
-from tests.model_helpers import save_model
+from tests.model_helpers import save_model, save_model_of_languages
 from tests.serving.running_server import running_server
 from vanilla_transformer_cli.main import main as vanilla_transformer
 from vanilla_transformer_cli.parsing import SHARED, recipe_path
@@ -184,7 +184,8 @@ def test_python_of_package_readme_runs(quickstart, capsys):
 
 
 # Short ones. Training takes seconds.
-GUIDES = ["first_translator", "serving", "your_data", "converting", "extending", "zh/first_translator", "zh/your_data"]
+GUIDES = ["first_translator", "serving", "your_data", "converting", "extending", "many_languages"]
+GUIDES += ["zh/first_translator", "zh/your_data"]
 
 
 @pytest.mark.parametrize(
@@ -194,6 +195,8 @@ GUIDES = ["first_translator", "serving", "your_data", "converting", "extending",
 def test_python_of_guide_runs(guide, quickstart, capsys):
     if guide == "fine_tuning":
         pytest.importorskip("peft")
+    if guide == "many_languages":
+        save_model_of_languages(Path("runs/three"))
     for language in ("en", "de", "zh"):
         Path(f"train.{language}").write_text("one\ntwo\n", encoding="utf-8")
     namespace, printed = run_python(f"scripts/docs/{guide}.md", capsys)
