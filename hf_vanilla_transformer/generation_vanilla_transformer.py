@@ -44,8 +44,7 @@ logger = logging.get_logger(__name__)
 
 BEAMS, ALPHA = 4, 0.6
 MAX_LENGTH_OVER_SOURCE = 50  # tokens
-# brings ids (B, S), their mask, and optionally the first tokens (B, P) of the translations
-NextBatch: TypeAlias = Callable[[int], tuple[Tensor, ...] | None]
+NextBatch: TypeAlias = Callable[[int], tuple[Tensor, ...] | None]  # ids and mask (B, S), perhaps prefixes (B, P)
 
 # Arguments of `generate`, and fields of a generation config, that `beam_search` covers.
 COVERED = frozenset(
@@ -69,8 +68,7 @@ _OF_FIRST_BATCH = frozenset({"encoder_no_repeat_ngram_size", "encoder_repetition
 
 
 class VanillaTransformerGenerationConfig(GenerationConfig):
-    """Remembers which fields contain library defaults, so that they neither affect decoding nor get saved.
-
+    """Remembers which fields contain library defaults, so that they neither affect decoding nor get saved:
     `Seq2SeqTrainer` fills them in after its first batch (`max_length=20`, `length_penalty=1.0`, …).
     """
 
@@ -358,7 +356,6 @@ def beam_search(
     mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device) if mask is None else mask[::beams]
     prefix = input_ids[::beams].to(states.device, torch.long)  # an offloaded model has no device
     check_ids(prefix, model.config.target_vocab_size, "decoder_input_ids")
-
     # Processors may know a sentence by its row. New sentences then join when all are done.
     rows, fixed_rows = len(prefix), bool(logits_processor)
     search = BeamSearch(
@@ -390,9 +387,8 @@ def beam_search(
             raise ValueError(f"next_batch: asked for 1 to {free} sentences, it brought {len(batch[0])}; None ends")
         ids, mask, first = (*(part.to(prefix.device) for part in batch), prefix[:1].expand(len(batch[0]), -1))[:3]
         if first.shape[1] != prefix.shape[1]:
-            raise ValueError(f"next_batch: its third tensor has width {first.shape[1]}, not {prefix.shape[1]}")
+            raise ValueError(f"next_batch: its prefixes have width {first.shape[1]}, not {prefix.shape[1]}")
         join(model.encode(ids, mask).last_hidden_state, mask, first)
-
     return _output([results[sentence] for sentence in range(len(results))], generation_config)
 
 
@@ -480,8 +476,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
         Args:
             next_batch: callback for continuous batching. `next_batch(n)` returns ids and mask of up to n more
-                sentences, or None. Their translations are appended. A third tensor has their first tokens, as many as
-                `decoder_input_ids`. By default they are those of the first sentence.
+                sentences, or None, and perhaps a third tensor, the prefixes of their translations, as wide as
+                `decoder_input_ids`. The translations are appended.
             Other arguments: as in `GenerationMixin.generate`.
         """
         kwargs.pop("labels", None)  # `Seq2SeqTrainer` hands over whole batches
