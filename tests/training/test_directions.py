@@ -55,6 +55,7 @@ def test_translation_starts_in_the_direction_of_the_sentence(finished: tuple[Pat
     assert marked == "sieben"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"max_tokens_per_batch": 80, "tokens_per_update": 120}])
 def test_resumed_run_is_the_same_run(tmp_path: Path, settings: dict[str, Any]) -> None:
     rates = {"train": ["en-de=numbers", "en-fr=numbers", "de-en=numbers"], "sampling_temperature": 2.0}
@@ -66,6 +67,7 @@ def test_resumed_run_is_the_same_run(tmp_path: Path, settings: dict[str, Any]) -
     assert_same_model(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_zero_shot_directions_can_be_scored(tmp_path: Path) -> None:
     zero_shot = {"validation": ["de-fr=numbers", "fr-de=numbers"], "directions": ["en-de", "en-fr"], "eval_steps": 4}
     results = run_tiny(tmp_path / "run", **NUMBERS | zero_shot)
@@ -82,6 +84,7 @@ def test_several_validation_inputs_are_scored_by_name(tmp_path: Path) -> None:
     assert {"eval_bleu", "eval_bleu_news", "eval_bleu_talks", "eval_chrf_talks"} <= results.keys()
 
 
+@pytest.mark.slow
 def test_new_language_leaves_the_others_alone(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, _ = finished
     old, tokenizer = (kind.from_pretrained(folder) for kind in (AutoModelForSeq2SeqLM, AutoTokenizer))
