@@ -167,7 +167,9 @@ def _argos(reference: Reference, file: Path) -> list[Translation]:
 
 
 def _graphs(reference: Reference, folder: Path) -> list[Translation]:
-    translator, given = Translator(folder, *reference.direction), len(reference.prefix)
+    is_default = reference.settings.get("forced_bos_token_id") is not None  # the folder has to know it
+    translator = Translator(folder, *((None, None) if is_default else reference.direction))
+    given = len(reference.prefix)
     translator.settings["max_new_tokens"] = given + reference.length
     found = []
     for line in reference.lines:

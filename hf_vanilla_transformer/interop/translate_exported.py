@@ -171,8 +171,9 @@ class Translator:
     def translate(self, sentences: list[str]) -> list[str]:
         """Translate one batch of lines."""
         decode = partial(self.target_tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        forced = self.settings.get("forced_bos_token_id") is not None  # it is of no text
-        return [decode(tokens[forced:]) for tokens in self.greedy(*self.encode(sentences))]
+        # M2M-100 decodes the token of a language as text
+        given = hasattr(self.tokenizer, "src_lang") and self.settings.get("forced_bos_token_id") is not None
+        return [decode(tokens[given:]) for tokens in self.greedy(*self.encode(sentences))]
 
     def encode(self, sentences: list[str]) -> list[np.ndarray]:
         """Ids and mask (B, S)."""

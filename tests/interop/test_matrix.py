@@ -101,7 +101,7 @@ ENGINES: dict[str, Callable[[Model, Path], list[str]]] = {
 # The models that a format refuses, and the reason that it names.
 _NO_SENTENCEPIECE = {*MODELS} - {"marian", "marian-npz", "fairseq-spm"}
 REFUSED: dict[str, dict[str, str]] = {
-    "argos": dict.fromkeys(_NO_SENTENCEPIECE, "SentencePiece") | {"m2m100": "forced_bos_token_id"},
+    "argos": dict.fromkeys(_NO_SENTENCEPIECE, "SentencePiece") | {"m2m100": "languages"},
     "marian": {
         **dict.fromkeys(("fsmt", "m2m100", "fairseq-spm", "fairseq-codes", "fairseq"), "position_encoding_type"),
         **{
@@ -130,4 +130,7 @@ def test_every_export_of_every_converted_model_writes_its_text(name: str, target
     assert "2 of 2 lines" in line
     minimum = {"min_new_tokens": 1} if target_format in ("ctranslate2", "argos") else {}
     texts = ENGINES[target_format](model, tmp_path / "out.argosmodel")
-    assert texts == model.translate(**minimum) and any(texts)
+    expected = model.translate(**minimum)
+    if ENGINES[target_format] is graph_texts:  # the token of a language, which transformers decodes, is no text
+        expected = [text.removeprefix("__de__").strip() for text in expected]
+    assert texts == expected and any(texts)
