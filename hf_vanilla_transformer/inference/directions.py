@@ -82,8 +82,10 @@ class Directions:
 
     @property
     def needs_target(self) -> bool:
-        """Whether the target language of each sentence must be named."""
-        return self.target is not None and self.default[1] is None
+        """Whether the target language of each sentence must be named. The text of OPUS models may have its mark."""
+        if self.target is None or self.default[1] is not None:
+            return False
+        return self.target.target_mark or bool(self.target.directions)
 
     def changed(self, source_lang: str | None, target_lang: str | None) -> "Directions":
         """The same languages with this default. None keeps the one that there is."""

@@ -305,9 +305,10 @@ class VanillaTransformerTrainer(ResumableTrainer):
             if self.args.predict_with_generate and not prediction_loss_only:
                 optimize_if_possible(self.model)  # until the model trains again
                 if self.starts_with_language and "labels" in inputs:
-                    first = inputs["labels"][:, :1]  # (B, 1)
+                    first, loss_of = inputs["labels"][:, :1], model  # (B, 1)
                     start = torch.full_like(first, self._base_model().config.decoder_start_token_id)
-                    kwargs = {**(kwargs or self._gen_kwargs), "decoder_input_ids": torch.cat([start, first], dim=1)}
+                    inputs = {**inputs, "decoder_input_ids": torch.cat([start, first], dim=1)}  # for `generate` only
+                    model = lambda decoder_input_ids, **batch: loss_of(**batch)  # noqa: E731
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **kwargs)
 
     def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:

@@ -75,7 +75,7 @@ def test_marian_files_of_a_fine_tuned_model_give_its_logits(tmp_path: Path) -> N
     ("name", "reason"),
     [
         *(("own", "layer_norm_eps"), ("marian", "layer_norm_eps"), ("joeynmt", "position_encoding_type")),
-        *(("m2m100", "layer_norm_position"), ("opennmt", "layer_norm_position"), ("fairseq", "layer_norm_eps")),
+        *(("m2m100", "languages"), ("opennmt", "layer_norm_position"), ("fairseq", "layer_norm_eps")),
     ],
 )
 def test_marian_export_names_what_marian_lacks(name: str, reason: str, tmp_path: Path) -> None:

@@ -296,7 +296,7 @@ def test_model_of_many_languages_needs_its_target_language(text, tmp_path, langu
     flags = {**text, **SETTINGS, "model_name_or_path": tmp_path / "base", "output_dir": tmp_path / "run"}
     run = parse_recipe(as_flags(flags | {"max_steps": 1}))
     if language is None:
-        with pytest.raises(UserError, match="^model_name_or_path: .*target_language"):
+        with pytest.raises(UserError, match="^model_name_or_path: .*directions"):
             run_training(*run)
     else:
         assert run_training(*run)["train_updates"] == 1
