@@ -28,11 +28,8 @@ _SMOOTHING = 5  # characters, so that the ratio of short sentences varies less
 _SCRIPT_SHARE = 0.5  # of the letters that must be in the script of their side
 _MIN_LETTERS = 20  # of a sentence whose language can be detected
 
-_CHECKED, _FEW, _WARNED = (
-    2000,
-    5,
-    0.02,
-)  # pairs of a sample and damaged ones without a warning
+# pairs of a sample, and the number and share of damaged ones that are not worth a warning
+_CHECKED, _FEW, _WARNED = 2000, 5, 0.02
 
 _NUMBER = re.compile(r"\d+(?:[.,:' \u00a0]\d+)*")
 _ADDRESS = re.compile(
