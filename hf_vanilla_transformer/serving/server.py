@@ -168,9 +168,22 @@ def _protocol(max_connections: int) -> Any:
                 self.head_timer.cancel()
             super().connection_lost(exc)
 
+        def on_headers_complete(self) -> None:  # called by httptools, as the next one
+            super().on_headers_complete()
+            self.head_size = None
+
+        def on_message_complete(self) -> None:
+            super().on_message_complete()
+            if self.cycle.response_complete:  # early: see below
+                self.head_size = 0
+
         def on_response_complete(self) -> None:
             super().on_response_complete()
             self._await_head()
+            if self.cycle.more_body:
+                # An early answer. The rest of the body is read and dropped: a connection that is closed while the
+                # client still sends is reset, and the client may lose the answer.
+                self.head_size = None
 
         def _await_head(self) -> None:
             self.head_size = 0

@@ -100,6 +100,31 @@ def test_large_bodies_are_refused_in_bounded_memory(server: RunningServer, expec
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("chunked", [False, True])
+def test_early_answer_does_not_end_the_connection(server: RunningServer, expected: list[str], chunked: bool) -> None:
+    """The client reads its answer after it has sent the whole body, and asks again."""
+
+    async def ask_twice() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {20 * 2**20}"
+        head = "POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}{length}\r\n\r\n".encode())
+        for _ in range(20):
+            chunk = b" " * 2**20
+            writer.write(b"100000\r\n" + chunk + b"\r\n" if chunked else chunk)
+            await writer.drain()
+        writer.write(b"0\r\n\r\n" if chunked else b"")
+        assert (await read_answer(reader))[0] == 413
+        for _ in range(2):
+            writer.write(post({"q": LINES[0], "source": "en", "target": "de"}))
+            status, _, answer = await read_answer(reader)
+            assert (status, answer["translatedText"]) == (200, expected[0])
+        writer.close()
+
+    asyncio.run(ask_twice())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
