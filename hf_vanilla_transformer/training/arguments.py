@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, fields, make_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
 from enum import Enum
 from typing import Any
 
@@ -222,6 +222,15 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
 
 
 @dataclass
+class Choice:
+    """The arguments of a run for a size of the training text, from `by_pairs` of a recipe."""
+
+    fields: dict[str, Any]  #: those of the recipe that no flag overrides
+    why: str
+    arguments: tuple[Any, "DataArguments", "RunArguments"]
+
+
+@dataclass
 class RunArguments(VanillaTransformerTrainingArguments):
     """`VanillaTransformerTrainingArguments` with the paper's optimizer and schedule (§5.3) as defaults, and the
     arguments of a whole run (`run_training`)."""
@@ -271,6 +280,7 @@ class RunArguments(VanillaTransformerTrainingArguments):
     search_trials: int = HfArg(default=10, help="Runs of a search")
     test_num_beams: int | None = _optional("Beams for the test split and in the saved generation_config.json")
     test_length_penalty: float | None = _optional("Exponent α of the length penalty, likewise")
+    choices: dict[int, Choice] = field(init=False, default_factory=dict)  #: by the largest number of training pairs
 
     def __post_init__(self) -> None:
         if not torch.accelerator.is_available():
@@ -324,7 +334,7 @@ def chosen_values(*arguments: Any) -> dict[str, Any]:
     chosen = {}
     for each in arguments:
         default = vars(type(each)())
-        for name in (field.name for field in fields(each)):
+        for name in (one.name for one in fields(each) if one.init):
             value = getattr(each, name)
             if value is not None and value != default[name]:
                 chosen[name] = value.value if isinstance(value, Enum) else value
@@ -464,19 +474,22 @@ def check_optimizer(arguments: Any) -> None:
             make([torch.zeros(1, requires_grad=True)], **settings)
 
 
+def make_schedule(arguments: Any, updates: int) -> Any:
+    """The learning rate schedule of a run with so many updates, for one parameter."""
+    return get_scheduler(
+        arguments.lr_scheduler_type,
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=arguments.learning_rate or 1.0),
+        num_warmup_steps=arguments.get_warmup_steps(updates),
+        num_training_steps=updates,
+        scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
+    )
+
+
 def check_schedule(arguments: Any) -> None:
     """Make the learning rate schedule for one parameter, and take three steps."""
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=arguments.learning_rate or 1.0)
-    steps = arguments.max_steps if arguments.max_steps > 0 else 1000
     kind = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
     with refused_as_one_line(f"lr_scheduler_type: {kind} with lr_scheduler_kwargs={arguments.lr_scheduler_kwargs}"):
-        schedule = get_scheduler(
-            arguments.lr_scheduler_type,
-            optimizer,
-            num_warmup_steps=arguments.get_warmup_steps(steps),
-            num_training_steps=steps,
-            scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
-        )
+        schedule = make_schedule(arguments, arguments.max_steps if arguments.max_steps > 0 else 1000)
         for _ in range(3):
-            optimizer.step()
+            schedule.optimizer.step()
             schedule.step(*([1.0] if kind in ("reduce_lr_on_plateau", "greedy") else []))

@@ -97,6 +97,7 @@ class Run:
     encoded: dict[str, Any]  #: the splits as token ids
     encoding: dict[str, EncodingReport]
     model: VanillaTransformerForConditionalGeneration
+    chosen: dict[str, Any] = field(default_factory=dict)  #: facts that the run chose itself (`choose_by_pairs`)
 
     def groups(self, split: str) -> Groups | None:
         """The parts of an encoded evaluation split that are scored apart, or None."""
@@ -457,7 +458,7 @@ def data_facts(run: Run) -> dict[str, Any]:
 def fixed_facts(run: Run) -> dict[str, Any]:
     """Facts that cannot change within a run: fine-tuning, the tokenizers, and the settings of their training."""
     fine_tuning = run.args.model_name_or_path is not None
-    facts: dict[str, Any] = {"fine-tuning": fine_tuning, "tokenizer": tokenizer_digest(run.tokenizers)}
+    facts = {"fine-tuning": fine_tuning, "tokenizer": tokenizer_digest(run.tokenizers), **run.chosen}
     if not run.data_args.tokenizer_name:
         facts["vocab_size"] = run.model_args.vocab_size
         for name in ("separate_vocabularies", "min_frequency", "lowercase"):

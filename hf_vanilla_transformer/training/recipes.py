@@ -14,7 +14,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from ..errors import UserError, did_you_mean, missing_extra
-from .arguments import DataArguments, ModelArguments, RunArguments
+from .arguments import Choice, DataArguments, ModelArguments, RunArguments
 from .distributed import require_first_rank
 
 _ARGUMENTS = (ModelArguments, DataArguments, RunArguments)
@@ -36,7 +36,7 @@ _LISTS = {
     for name, hint in get_type_hints(each).items()
     if any(get_origin(part) is list for part in (hint, *get_args(hint)))
 }
-_DEFAULTS = {field.name: field.default for each in _ARGUMENTS for field in fields(each)}
+_DEFAULTS = {field.name: field.default for each in _ARGUMENTS for field in fields(each) if field.init}
 _OPTIONAL = {name for name in _DEFAULTS if type(None) in _KINDS[name] or _DEFAULTS[name] is None}
 # Fields that take the text of a recipe as written: YAML 1.1 reads `no` as false and 1.10 as 1.1.
 _TEXT = {
@@ -45,6 +45,12 @@ _TEXT = {
     if bool not in _KINDS[name]
     and any(isinstance(kind, type) and issubclass(kind, str | Enum) for kind in _KINDS[name])
 } - {"resume_from_checkpoint"}  # a path or true
+
+BY_PAIRS, _WHY = "by_pairs", "why"
+# Fields that are read before the number of pairs is known.
+_BEFORE_PAIRS = {field.name for field in fields(DataArguments)} - {"bpe_dropout", "augment", "min_frequency"} | {
+    *("output_dir", "seed", "resume_from_checkpoint", "model_name_or_path", "model_class", "teacher")
+}
 
 # Names in other toolkits that are spelled very differently.
 _OTHER_NAMES = {
@@ -115,20 +121,38 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
     Raises:
         UserError: no such file, not YAML, an unknown field (the message names the closest one), a repeated field, or a
             wrong value.
+
+    With `by_pairs` in the recipe, `choices` of the run arguments has the arguments for each size of the training text.
     """
     arguments = list(arguments)
     parser = _Parser(_ARGUMENTS, allow_abbrev=False, description="Train a translation model from a recipe.")
     recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
-    from_file = list(_as_flags(_read(recipe), recipe)) if recipe else []
-    for flag in arguments:
-        if flag.startswith("--") and flag not in ("--help", "--"):
-            _require_field(flag.removeprefix("--").split("=")[0].replace("-", "_"), "the command line")
+    values = _read(recipe) if recipe else {}
+    rows = values.pop(BY_PAIRS, {})
+    from_file = list(_as_flags(values, recipe)) if recipe else []
+    given = {flag.removeprefix("--").split("=")[0].replace("-", "_") for flag in arguments if flag.startswith("--")}
+    for name in sorted(given - {"help", ""}):
+        _require_field(name, "the command line")
     if {"-h", "--help"} & set(arguments):
         parser.print_help()
         sys.exit(0)
     require_first_rank()
+    parsed = _parse(parser, [*from_file, *arguments])
+    for pairs, row in sorted(rows.items()):
+        where = f"{recipe}: {BY_PAIRS}: {pairs}"
+        for name in row.keys() & (_BEFORE_PAIRS | values.keys()):
+            reason = "is outside by_pairs too: keep one" if name in values else "cannot depend on the pairs"
+            raise UserError(f"{where}: {name} {reason}")
+        why = row.pop(_WHY, "")
+        arguments_of_row = _parse(parser, [*from_file, *_as_flags(row, where), *arguments])
+        row_fields = {name: value for name, value in row.items() if name not in given}
+        parsed[-1].choices[pairs] = Choice(row_fields, why, arguments_of_row)
+    return parsed
+
+
+def _parse(parser: _Parser, flags: list[str]) -> tuple[Any, DataArguments, RunArguments]:
     try:
-        model, data, run = parser.parse_args_into_dataclasses(args=from_file + arguments, look_for_args_file=False)
+        model, data, run = parser.parse_args_into_dataclasses(args=flags, look_for_args_file=False)
     # The argument classes of transformers raise these for contradicting values or a missing package.
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ImportError, OSError) as error:
         if "Unable to find address for: " in str(error):
@@ -160,11 +184,23 @@ def _values(root: yaml.MappingNode, loader: yaml.SafeLoader, recipe: str) -> dic
     lines: dict[str, int] = {}
     for key, value in root.value:
         name, line = str(key.value), key.start_mark.line + 1
-        _require_field(name, recipe)
+        if name not in (BY_PAIRS, _WHY):
+            _require_field(name, recipe)
         if name in values:
             raise UserError(f"{recipe} gives {name} in the lines {lines[name]} and {line}: keep one")
-        values[name], lines[name] = _value(value, loader, name in _TEXT), line
+        value = _rows(value, loader, recipe) if name == BY_PAIRS else _value(value, loader, name in _TEXT | {_WHY})
+        values[name], lines[name] = value, line
     return values
+
+
+def _rows(node: yaml.Node, loader: yaml.SafeLoader, recipe: str) -> dict[int, dict[str, Any]]:
+    """Read `by_pairs`: the fields for at most so many training pairs, and optionally `why`."""
+    rows: dict[int, dict[str, Any]] = {}
+    for pairs, row in node.value if isinstance(node, yaml.MappingNode) else [(node, node)]:
+        if not (isinstance(row, yaml.MappingNode) and str(pairs.value).isdecimal() and int(pairs.value)):
+            raise UserError(f"{recipe}: {BY_PAIRS} needs rows such as `20000: {{dropout: 0.3, why: few words}}`")
+        rows[int(pairs.value)] = _values(row, loader, f"{recipe}: {BY_PAIRS}: {pairs.value}")
+    return rows
 
 
 def _value(node: yaml.Node, loader: yaml.SafeLoader, as_text: bool) -> Any:

@@ -55,6 +55,7 @@ from .distributed import (
     silence_other_ranks,
 )
 from .fine_tuning import describe_defaults, load_base_model, prepare_model, resumed_model, score_before
+from .planning import PlanUpdates, choose_by_pairs
 from .report import duration, show_progress
 from .trainer import VanillaTransformerTrainer
 
@@ -83,6 +84,7 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
             set_seed(args.seed)
             with report_full_disk(datasets_config.HF_DATASETS_CACHE):
                 run = load_run(model_args, data_args, args, checkpoint)
+            data_args, args = run.data_args, run.args
             print_main(f"model: {run.model.num_parameters():,} parameters")
             published = destination(args)
             resolve_arguments(run.model, args, checkpoint)
@@ -124,6 +126,7 @@ def load_run(model_args: Any, data_args: DataArguments, args: RunArguments, chec
         prepare_model(base, model_args, data_args)
     with args.main_process_first(desc="reading"):  # the other ranks read the cache
         corpus = load_corpus(data_args, args)
+    model_args, data_args, args, chosen = choose_by_pairs((model_args, data_args, args), corpus, checkpoint)
     if base is not None:
         tokenizers = base.tokenizers
     else:
@@ -141,7 +144,7 @@ def load_run(model_args: Any, data_args: DataArguments, args: RunArguments, chec
         model = build_model(model_args, tokenizers, checkpoint, model_class)
     if args.lora_r:
         model = add_lora(model, args)
-    return Run(model_args, data_args, args, checkpoint, corpus, tokenizers, encoded, encoding, model)
+    return Run(model_args, data_args, args, checkpoint, corpus, tokenizers, encoded, encoding, model, chosen)
 
 
 def _record_length(run: Run) -> None:
@@ -237,6 +240,8 @@ def make_trainer(run: Run, signals: StopSignals) -> tuple[VanillaTransformerTrai
             data_facts=data_facts(run),
             fixed_facts=fixed_facts(run),
         )
+    if PlanUpdates.is_needed(args):
+        trainer.add_callback(PlanUpdates(trainer, stop))
     if args.average_last > 1 and trainer.is_fsdp_enabled:
         kind = trainer.accelerator.state.fsdp_plugin.state_dict_type
         if "FULL" not in str(kind):

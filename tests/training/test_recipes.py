@@ -71,12 +71,14 @@ def test_launch_files_are_accepted_by_accelerate(path, monkeypatch):
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_values_reach_the_arguments(path):
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    parsed = {}
-    for each in parse_recipe([str(path)]):
-        parsed |= vars(each)
-    for name, value in values.items():
-        expected = float(value) if isinstance(parsed[name], float) else value
-        assert parsed[name] in (expected, [expected]), name  # a list of one may be written without brackets
+    rows = values.pop("by_pairs", {})
+    outcome = parse_recipe([str(path)])
+    for arguments, row in [(outcome, {}), *((outcome[-1].choices[pairs].arguments, rows[pairs]) for pairs in rows)]:
+        parsed = {name: value for each in arguments for name, value in vars(each).items()}
+        row.pop("why", None)
+        for name, value in (values | row).items():
+            expected = float(value) if isinstance(parsed[name], float) else value
+            assert parsed[name] in (expected, [expected]), name  # a list of one may be written without brackets
     assert values["output_dir"] == f"runs/{path.stem}"
     own_data = path.stem.endswith("_corpus")  # of the user, who names files and languages
     named = {"source_lang", "target_lang", "train"} & values.keys()

@@ -1,0 +1,91 @@
+"""What a run chooses itself: the fields for a corpus of its size, and the number of updates for its minutes."""
+
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import TrainerCallback
+
+from ..system_info import counted
+from .arguments import DataArguments, RunArguments, make_schedule
+from .callbacks import StopWithCheckpoint
+from .checkpoints import read_run_state
+from .corpus import Corpus
+from .distributed import broadcast_from_main, print_main
+
+CHOICE, UPDATES = "by_pairs", "planned updates"  # facts of a run that its checkpoints keep
+_ENDLESS = "constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"
+_WARM_UP = 10  # updates that are not timed
+_MEASURED, _TRAINED = 0.05, 0.9  # shares of the minutes: before the plan, and without evaluations
+
+
+def choose_by_pairs(
+    parsed: tuple[Any, DataArguments, RunArguments], corpus: Corpus, checkpoint: Path | None
+) -> tuple[Any, DataArguments, RunArguments, dict[str, Any]]:
+    """Choose the arguments for the number of training pairs, and return them with the facts for the checkpoints.
+
+    A resumed run keeps its choice, and its number of updates if it was planned.
+    """
+    model_args, data_args, args = parsed
+    kept = {} if checkpoint is None else read_run_state(checkpoint).fixed
+    facts = {name: kept[name] for name in (UPDATES,) if name in kept and args.max_steps < 0}
+    if args.choices:
+        train = corpus.pairs["train"]
+        report = corpus.reports["train"]
+        kept_pairs = sum(part.kept for part in getattr(report, "parts", [report]))  # weights repeat pairs
+        pairs = min(len(train), kept_pairs) if isinstance(train, Dataset) else max(args.choices)
+        limits = sorted(args.choices)
+        limit = next((each for each in limits if pairs <= each), limits[-1])
+        if kept.get(CHOICE) in limits:
+            limit = kept[CHOICE]
+        choice = args.choices[limit]
+        model_args, data_args, args = choice.arguments
+        facts[CHOICE] = limit
+        number = counted(pairs, "training pair") if isinstance(train, Dataset) else "a stream"
+        print_main(f"{number}: the recipe's fields for up to {limit:,}{f': {choice.why}' if choice.why else ''}")
+        print_main("  " + " ".join(f"{name}={value}" for name, value in choice.fields.items()))
+    if UPDATES in facts:
+        args.max_steps = facts[UPDATES]
+    return model_args, data_args, args, facts
+
+
+class PlanUpdates(TrainerCallback):
+    """Let a learning rate schedule that ends, such as `linear`, end with `max_minutes`.
+
+    After a twentieth of the minutes `max_steps` is set from the time of the updates so far. `num_train_epochs` stays
+    a limit. A tenth of the minutes is left for evaluations.
+    """
+
+    def __init__(self, trainer: Any, stop: StopWithCheckpoint):
+        self.trainer, self.stop = trainer, stop
+        self._start: tuple[int, float] | None = None
+
+    @staticmethod
+    def is_needed(args: RunArguments) -> bool:
+        """True for a limit of minutes, no number of updates, and a schedule that ends."""
+        kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+        return args.max_minutes is not None and args.max_steps < 0 and kind not in _ENDLESS
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        schedule, limit = self.trainer.lr_scheduler, self.stop.max_seconds
+        if UPDATES in self.trainer.fixed_facts or limit is None or not isinstance(schedule, LambdaLR):
+            return
+        if self._start is None:
+            if state.global_step >= _WARM_UP:
+                self._start = state.global_step, self.stop.seconds()
+            return
+        step, seconds = state.global_step, self.stop.seconds()
+        per_update = (seconds - self._start[1]) / (step - self._start[0])
+        left = int((_TRAINED * limit - seconds) / max(per_update, 1e-9))
+        planned = broadcast_from_main(lambda: step + max(1, left) if seconds >= _MEASURED * limit else 0)
+        if not planned:
+            return
+        updates = min(planned, state.max_steps)
+        state.max_steps = args.max_steps = self.trainer.fixed_facts[UPDATES] = updates
+        state.compute_steps(args, updates)  # shares such as eval_steps=0.1
+        schedule.lr_lambdas = make_schedule(args, updates).lr_lambdas * len(schedule.lr_lambdas)
+        print_main(
+            f"schedule: {counted(updates, 'update')}, for {limit / 60:g} minutes and {args.num_train_epochs:g} epochs "
+            f"at {per_update:.3g} s an update"
+        )

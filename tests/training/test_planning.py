@@ -1,0 +1,146 @@
+"""A run chooses fields by the number of its training pairs and updates by its minutes, and keeps both at a resume."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hf_vanilla_transformer.training import callbacks
+from hf_vanilla_transformer.training.recipes import parse_recipe
+from tests.trainer_helpers import assert_same_model, error_of, run_tiny, write_pairs
+
+ROWS = {4: {"d_model": 8, "why": "few"}, 12: {"d_model": 24, "dropout": 0.3}}
+TRAIN = {"per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 5, "learning_rate": 0.01, "seed": 3}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def write(rows, **fields):
+        path = tmp_path / "sized.yaml"
+        path.write_text(yaml.safe_dump({"output_dir": "x", "by_pairs": rows, **fields}), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    def write(count):
+        words = [(f"number {index}", f"nummer {index}") for index in range(count)]
+        return write_pairs(tmp_path / f"text{count}", words)
+
+    return write
+
+
+@pytest.fixture(autouse=True)
+def no_d_model(monkeypatch):
+    """`TINY_RUN` without the field of the rows."""
+    fields = {name: value for name, value in run_tiny.__globals__["TINY_RUN"].items() if name != "d_model"}
+    monkeypatch.setitem(run_tiny.__globals__, "TINY_RUN", fields)
+
+
+def width(folder):
+    return json.loads((Path(folder) / "config.json").read_text())["d_model"]
+
+
+@pytest.mark.parametrize(("count", "expected"), [(4, 8), (5, 24), (12, 24), (13, 24)])
+def test_fields_follow_the_number_of_pairs(tmp_path, recipe, pairs, capsys, count, expected):
+    run_tiny(tmp_path / "run", recipe(ROWS), **TRAIN, **pairs(count), max_steps=1)
+    assert width(tmp_path / "run") == expected
+    printed = capsys.readouterr().out
+    assert f"d_model={expected}" in printed and ("few" in printed) == (expected == 8)
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert f"d_model: {expected}" in card and "by_pairs" not in card
+
+
+def test_weights_of_inputs_do_not_count(tmp_path, recipe, pairs):
+    run_tiny(tmp_path / "run", recipe(ROWS), **TRAIN, **pairs(3), train_weights=5, max_steps=1)
+    assert width(tmp_path / "run") == 8
+
+
+def test_flags_win(tmp_path, recipe, pairs, capsys):
+    run_tiny(tmp_path / "run", recipe(ROWS), **TRAIN, **pairs(12), d_model=32, max_steps=1)
+    assert width(tmp_path / "run") == 32
+    printed = capsys.readouterr().out
+    assert "dropout=0.3" in printed and "d_model=" not in printed
+
+
+def test_resumed_run_keeps_its_fields(tmp_path, recipe, pairs):
+    run_tiny(tmp_path / "run", recipe(ROWS), **TRAIN, **pairs(4), max_steps=5)
+    more = {**pairs(12), "ignore_data_skip": True, "resume_from_checkpoint": True}
+    run_tiny(tmp_path / "run", recipe(ROWS), **TRAIN, **more, max_steps=10)
+    assert width(tmp_path / "run") == 8
+    moved = {8 if limit == 4 else limit: row for limit, row in ROWS.items()}
+    message = error_of(run_tiny, tmp_path / "run", recipe(moved), **TRAIN, **more, max_steps=15)
+    assert "d_model" in message and "checkpoint-10" in message
+
+
+@pytest.mark.parametrize(
+    ("rows", "fields", "parts"),
+    [
+        ({4: {"d_modle": 8}}, {}, ["by_pairs", "4", "d_modle", "d_model?"]),
+        ({4: {"dropout": "much"}}, {}, ["dropout", "much"]),
+        ({4: {"dropout": 0.1}}, {"dropout": 0.2}, ["4", "dropout"]),
+        ({4: {"train": ["a", "b"]}}, {}, ["4", "train"]),
+        ({4: {"seed": 2}}, {}, ["4", "seed"]),
+        ({"few": {"dropout": 0.1}}, {}, ["by_pairs"]),
+        ({0: {"dropout": 0.1}}, {}, ["by_pairs"]),
+        ({4: 0.1}, {}, ["by_pairs"]),
+        ([0.1], {}, ["by_pairs"]),
+    ],
+)
+def test_wrong_rows_are_refused(recipe, rows, fields, parts):
+    message = error_of(parse_recipe, [str(recipe(rows, **fields))])
+    assert all(part in message for part in parts) and "sized.yaml" in message or "dropout" in message
+
+
+class Clock:
+    """The time of a machine whose updates take `seconds`."""
+
+    def __init__(self, monkeypatch, seconds):
+        self.now, original = 0.0, callbacks.FitThreads.on_step_begin
+
+        def step(callback, *arguments, **settings):
+            self.now += seconds
+            original(callback, *arguments, **settings)
+
+        monkeypatch.setattr(callbacks.FitThreads, "on_step_begin", step)
+        monkeypatch.setattr(callbacks.time, "monotonic", lambda: self.now)
+
+
+def planned(folder, flags, **fields):
+    """Train. Return the updates and the learning rates that were logged."""
+    run_tiny(folder, **flags, **TRAIN, **fields)
+    state = json.loads((folder / "trainer_state.json").read_text())
+    return state["global_step"], [entry["learning_rate"] for entry in state["log_history"] if "learning_rate" in entry]
+
+
+SCHEDULED = {"lr_scheduler_type": "linear", "warmup_steps": 3, "max_minutes": 5, "num_train_epochs": 100}
+
+
+def test_schedule_ends_with_the_minutes(tmp_path, pairs, monkeypatch, capsys):
+    Clock(monkeypatch, 6)  # 50 updates in 5 minutes, of which 45 are planned
+    updates, rates = planned(tmp_path / "run", pairs(12), **SCHEDULED, dropout=0.3)
+    assert updates == 45 and rates[-1] == pytest.approx(0.01 / 42, rel=1e-6)
+    assert "schedule: 45 updates" in capsys.readouterr().out
+    assert "max_steps: 45" in (tmp_path / "run" / "README.md").read_text()
+    # the epochs are still a limit, and a schedule without an end is not planned
+    for name, seconds, fields in (("endless", 6, {"lr_scheduler_type": "inverse_sqrt"}), ("short", 0.5, {})):
+        Clock(monkeypatch, seconds)
+        settings = SCHEDULED | {"num_train_epochs": 20, "max_minutes": 20} | fields
+        assert planned(tmp_path / name, pairs(12), **settings)[0] == 120
+
+
+def test_resumed_run_keeps_its_schedule(tmp_path, pairs, monkeypatch):
+    files = pairs(12)
+    Clock(monkeypatch, 6)
+    planned(tmp_path / "whole", files, **SCHEDULED, dropout=0.3)
+    stopped = tmp_path / "whole" / "checkpoint-20"
+    Clock(monkeypatch, 1)
+    settings = SCHEDULED | {"dropout": 0.3, "resume_from_checkpoint": stopped}
+    updates, _ = planned(tmp_path / "resumed", files, **settings)
+    assert updates == 45
+    assert_same_model(tmp_path / "whole", tmp_path / "resumed")
+    # a number that the user gives wins
+    assert planned(tmp_path / "longer", files, **settings, max_steps=60)[0] == 60
