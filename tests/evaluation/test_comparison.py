@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -18,7 +19,7 @@ from hf_vanilla_transformer.evaluation.comparison import (
     length_labels,
     scores_by_group,
 )
-from hf_vanilla_transformer.evaluation.metrics import score_translations
+from hf_vanilla_transformer.evaluation.metrics import import_metrics, score_translations
 from hf_vanilla_transformer.evaluation.score_tables import comparison_table, group_table, render
 
 WORDS = ["ein", "kleiner", "großer", "Hund", "läuft", "springt", "über", "die", "Straße", "und", "bellt", "laut", "."]
@@ -99,6 +100,34 @@ def test_metric_of_ones_own_is_tested_like_the_others(texts):
     assert equal["p_bootstrap"] > 0.05 and equal["p_randomization"] > 0.05
     with pytest.raises(UserError, match="m:one"):
         compare_systems(systems, references, metrics=(), functions={"m:one": lambda *_: [1.0]})
+
+
+def test_comet_of_the_guide_scores_each_sentence(texts, tmp_path, monkeypatch):
+    guide = (Path(__file__).parents[2] / "scripts" / "docs" / "your_data.md").read_text(encoding="utf-8")
+    code = next(block for block in re.findall(r"```python\n(.*?)```", guide, re.S) if "comet" in block)
+    # a stand-in for unbabel-comet 2.2.7 in its environment, which prints before the scores as the real one does
+    (tmp_path / "comet.py").write_text(
+        "class Model:\n"
+        "    def predict(self, samples, batch_size=16, gpus=1, progress_bar=True):\n"
+        "        from types import SimpleNamespace\n"
+        "        return SimpleNamespace(scores=[float(row['mt'] == row['ref'] != row['src']) for row in samples])\n"
+        "def download_model(name):\n    print('downloading', name)\n    return name\n"
+        "def load_from_checkpoint(path):\n    return Model()\n"
+    )
+    python = tmp_path / "comet-env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} \"$@\"\n")
+    python.chmod(0o755)
+    (tmp_path / "comet_metric.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    names, functions = import_metrics(["bleu", "comet_metric:scores"])
+    references, _, systems = texts
+    compared = compare_systems(
+        systems, references, sources=["x"] * len(references), metrics=names, functions=functions
+    )["systems"]
+    for name, hypotheses in systems.items():
+        equal = np.mean([a == b for a, b in zip(hypotheses, references, strict=True)])
+        assert compared[name]["comet_metric:scores"]["score"] == pytest.approx(equal) and "bleu" in compared[name]
 
 
 def test_groups_and_differences(texts):
