@@ -116,7 +116,7 @@ def test_comet_of_the_guide_scores_each_sentence(texts, tmp_path, monkeypatch):
     )
     python = tmp_path / "comet-env" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(f"#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} \"$@\"\n")
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     (tmp_path / "comet_metric.py").write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
