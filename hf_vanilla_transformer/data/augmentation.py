@@ -1,6 +1,7 @@
 """Augmentation of training text with `perturbations`, drawn again in every epoch."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -17,11 +18,7 @@ _DIFFERENT = 0.01  # of the rows may encode differently after decoding
 
 
 def parse_augment(items: Sequence[str]) -> dict[str, float]:
-    """Parse `NAME=PROBABILITY` for names of `PERTURBATIONS`.
-
-    Raises:
-        UserError: an unknown name, no probability, or probabilities that add up to more than 1.
-    """
+    """Parse `NAME=PROBABILITY` for names of `PERTURBATIONS`."""
     shares = {}
     for item in items:
         name, _, text = item.partition("=")
@@ -68,20 +65,17 @@ def with_augmentation(
         raise UserError("augment: merge joins a pair with another, and a stream has none at hand: leave it out")
     change = _Augment(table, (tokenizer, target_tokenizer or tokenizer), augment, seed, limits)
     if table is not None:
-        change.require_round_trip(table.with_format(None)[:CHECKED_ROWS])
+        change.require_round_trip(table.with_format(None).take(min(CHECKED_ROWS, len(table))).to_list())
     return redrawn(encoded, change)
 
 
+@dataclass
 class _Augment:
-    def __init__(
-        self,
-        table: Dataset | None,
-        tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase],
-        augment: Mapping[str, float],
-        seed: int,
-        limits: tuple[int | None, int | None],
-    ) -> None:
-        self.table, self.tokenizers, self.augment, self.seed, self.limits = table, tokenizers, augment, seed, limits
+    table: Dataset | None
+    tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
+    augment: Mapping[str, float]
+    seed: int
+    limits: tuple[int | None, int | None]
 
     def __call__(self, pair: dict[str, Any], epoch: int) -> dict[str, Any]:
         draw = Random(f"augment {self.seed} {epoch} {pair['line']}")
@@ -115,9 +109,8 @@ class _Augment:
         texts = {"text_target": text} if side else {"text": source_text(text, tokenizer)}
         return [*start, *tokenizer(**texts, add_special_tokens=False, verbose=False)["input_ids"], *end]
 
-    def require_round_trip(self, head: dict[str, list[list[int]]]) -> None:
+    def require_round_trip(self, rows: list[dict[str, Any]]) -> None:
         """Refuse tokenizers that do not restore the text."""
-        rows = [dict(zip(head, values, strict=True)) for values in zip(*head.values(), strict=True)]
         for side, name in enumerate(("input_ids", "labels")):
             different = sum(self._encode(row, side, self._texts(row)[side]) != row[name] for row in rows)
             if different > _DIFFERENT * len(rows):

@@ -29,11 +29,7 @@ _DIRECTION = re.compile(rf"({_CODE})-({_CODE})")
 
 
 def parse_directions(items: Sequence[str]) -> list[Pair]:
-    """Parse directions such as `en-de`, `eng_Latn-deu_Latn` and `en-pt_BR`.
-
-    Raises:
-        UserError: no code, an ambiguous hyphen, a direction twice, or from a language into itself.
-    """
+    """Parse directions such as `en-de`, `eng_Latn-deu_Latn` and `en-pt_BR`, of two languages each."""
     directions: list[Pair] = []
     for item in items:
         codes = item.split("-")
@@ -51,9 +47,6 @@ def inputs_of(
     """The inputs of each direction: those that follow its mark, `en-de=`, and those before the first mark.
 
     Text for evaluation may have other directions than `directions`, and need not have all of them.
-
-    Raises:
-        UserError: training text of another direction, or a direction without an input.
     """
     groups: dict[Pair | None, list[str]] = {None: []}
     current: Pair | None = None
@@ -85,17 +78,10 @@ def load_directions(
     temperature: float = 1.0,
     seed: int = 0,
 ) -> tuple[Dataset, MixtureReport]:
-    """Load the pairs of several directions.
+    """Load the pairs of the `inputs_of` several directions. `load` loads those of one, as `load_pairs`.
 
-    Args:
-        inputs: of `inputs_of`.
-        load: loads the pairs of the inputs of one direction, as `load_pairs`.
-        temperature: T, at least 1.
-        seed: draws the pairs that an epoch has once more than others.
-
-    Returns:
-        The pairs, with columns `source`, `target`, `line` and `part`, the number of the direction. The report has a
-        part for each direction.
+    `temperature` is T, at least 1. `seed` draws the pairs that an epoch has once more than others. The pairs have
+    columns `source`, `target`, `line` and `part`, the number of the direction, for which the report has a part.
     """
     loaded = [(direction, *load(values, direction)) for direction, values in inputs.items()]
     rates = sampling_rates([len(table) for _, table, _ in loaded], temperature)

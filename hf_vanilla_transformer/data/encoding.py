@@ -1,6 +1,6 @@
 """Sentence pairs as token ids."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import UserError
 from .corpora import REPORTED_LINES, describe_dropped
 from .directions import PART
-from .language_tokens import Direction, language_tokens
+from .language_tokens import Direction, encode_targets, language_tokens
 from .source_text import source_text
 from .tokenizer_training import recognising_added_tokens
 
@@ -82,8 +82,17 @@ def encode_pairs(
         long = np.asarray(source_lengths) > (max_source_length or np.inf)
         return long | (np.asarray(labels_lengths) > (max_target_length or np.inf))
 
+    def read(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+        if indices[0] == 0:  # read again from the start
+            report.seen, report.too_long, report.first_lines = 0, 0, []
+        encoded = encode(batch, indices)
+        too_long = over(encoded["source_length"], encoded["target_length"])
+        report.count(encoded["line"], too_long)
+        keep = np.flatnonzero(~too_long) if report.dropped else range(len(too_long))
+        return {name: [encoded[name][i] for i in keep] for name in _COLUMNS}
+
     if isinstance(pairs, IterableDataset):
-        return _encode_stream(pairs, encode, over, report), report
+        return pairs.map(read, batched=True, with_indices=True, remove_columns=pairs.column_names), report
     encoded = pairs.map(encode, batched=True, with_indices=True, remove_columns=pairs.column_names, desc="Encoding")
     lengths = encoded.select_columns(["source_length", "target_length", "line"]).with_format("numpy")[:]
     too_long = over(lengths["source_length"], lengths["target_length"])
@@ -108,8 +117,6 @@ class _Encode:
     ) -> None:
         self.tokenizer, self.target_tokenizer, self.directions = tokenizer, target_tokenizer, directions
         self.languages = language_tokens(tokenizer), language_tokens(target_tokenizer)
-        if self.languages[1] and getattr(target_tokenizer, "tgt_lang", "") is None:
-            target_tokenizer.tgt_lang = next(iter(self.languages[1].ids))  # M2M-100's needs one, which is replaced
 
     def __call__(self, batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         # not verbose: `model_max_length` does not apply, the caller sets limits
@@ -117,13 +124,12 @@ class _Encode:
         sources = [source_text(text, self.tokenizer) for text in batch["source"]]
         ids = self.tokenizer(sources, **options)["input_ids"]
         # `text_target` switches Marian's and other bilingual tokenizers to the target language
-        labels = self.target_tokenizer(text_target=batch["target"], **options)["input_ids"]
+        labels = encode_targets(self.target_tokenizer, batch["target"], **options)
         source, target = self.languages
         if self.directions and source and target:
             chosen = [self.directions[part] for part in batch[PART]]
             ids = [source.source(row, direction) for row, direction in zip(ids, chosen, strict=True)]
-            rows = zip(labels, chosen, strict=True)
-            labels = [[*target.target(direction), *target.unmarked(row)] for row, direction in rows]
+            labels = [target.translation(row, direction) for row, direction in zip(labels, chosen, strict=True)]
         parts = {PART: batch[PART]} if PART in batch else {}
         return parts | {
             "input_ids": ids,
@@ -133,18 +139,3 @@ class _Encode:
             "target_length": [len(row) for row in labels],
             "line": batch.get("line") or [index + 1 for index in indices],
         }
-
-
-def _encode_stream(
-    pairs: IterableDataset, encode: _Encode, over: Callable[[Any, Any], np.ndarray], report: EncodingReport
-) -> IterableDataset:
-    def read(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-        if indices[0] == 0:  # read again from the start
-            report.seen, report.too_long, report.first_lines = 0, 0, []
-        encoded = encode(batch, indices)
-        too_long = over(encoded["source_length"], encoded["target_length"])
-        report.count(encoded["line"], too_long)
-        keep = np.flatnonzero(~too_long) if report.dropped else range(len(too_long))
-        return {name: [encoded[name][i] for i in keep] for name in _COLUMNS}
-
-    return pairs.map(read, batched=True, with_indices=True, remove_columns=pairs.column_names)

@@ -10,19 +10,20 @@ from ..errors import naming_extras
 _CERTAIN = 0.95
 
 
+def base_language(code: str | None) -> str:
+    """Return the language of a code such as "zh-Hans" or "pt_BR"."""
+    return (code or "").replace("_", "-").split("-")[0].lower()
+
+
 def detect_languages(text: str, languages: Sequence[str]) -> list[tuple[str, float]]:
-    """Rank languages by their probability, given that the text is in one of them.
+    """Rank languages by their probability, given that the text is in one of them, the most probable first.
 
-    Args:
-        languages: codes such as "en" or "pt-BR". Their variants are not told apart.
-
-    Returns:
-        (code, probability), the most probable first. A language that py3langid does not know has probability 0.
+    Variants of a language are not told apart. One that py3langid does not know has probability 0.
     """
     probabilities: Counter[str] = Counter()
     for code, probability in _identifier().rank(text):
         probabilities[code] += probability  # one language may have a model for each of its scripts
-    of_languages = [probabilities[code.replace("_", "-").split("-")[0].lower()] for code in languages]
+    of_languages = [probabilities[base_language(code)] for code in languages]
     total = sum(of_languages) or 1.0
     shares = [probability / total for probability in of_languages]
     return sorted(zip(languages, shares, strict=True), key=lambda language: -language[1])
@@ -30,9 +31,8 @@ def detect_languages(text: str, languages: Sequence[str]) -> list[tuple[str, flo
 
 def likely_language(text: str, language: str) -> bool:
     """Return whether a text may be in a language: no other language is nearly certain."""
-    code = language.replace("_", "-").split("-")[0].lower()
     best, probability = _identifier().classify(text)
-    return best == code or probability < _CERTAIN
+    return best == base_language(language) or probability < _CERTAIN
 
 
 @cache

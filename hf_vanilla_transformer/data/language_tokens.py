@@ -8,7 +8,7 @@ of its own language. Models that are trained here have one token, on either side
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from transformers import AddedToken, PreTrainedTokenizerBase
 
@@ -49,11 +49,7 @@ class LanguageTokens:
     by_name: bool = False
 
     def source(self, ids: Sequence[int], direction: Direction) -> list[int]:
-        """The ids of a source, with the mark of this direction instead of the one that it has.
-
-        Raises:
-            UserError: a language that the tokenizer does not have.
-        """
+        """The ids of a source, with the mark of this direction instead of the one that it has."""
         text = self.unmarked(ids)
         language = {"source": direction[0], "target": direction[1], None: None}[self.source_mark]
         if language is None:
@@ -75,6 +71,10 @@ class LanguageTokens:
         if not self.target_mark or direction[1] is None:
             return []
         return [self.ids[self.check(direction[1], "target_lang")]]
+
+    def translation(self, ids: Sequence[int], direction: Direction) -> list[int]:
+        """The ids of a translation, with the mark of this direction instead of the one that it has."""
+        return [*self.target(direction), *self.unmarked(ids)]
 
     def is_marked(self, ids: Sequence[int]) -> bool:
         """Return whether a source has the mark of a target language."""
@@ -118,18 +118,21 @@ def language_tokens(tokenizer: PreTrainedTokenizerBase, side: Side = "source") -
     return LanguageTokens(ids, source_mark, target_mark, at_end, directions, bool(names))
 
 
+def encode_targets(tokenizer: Any, texts: Sequence[str], **options: Any) -> list[list[int]]:
+    """The ids of translations. M2M-100's tokenizer encodes none without a language, which `translation` replaces."""
+    if getattr(tokenizer, "tgt_lang", "") is None and (languages := language_tokens(tokenizer)):
+        tokenizer.tgt_lang = next(iter(languages.ids))
+    return tokenizer(text_target=list(texts), **options)["input_ids"]
+
+
 def add_language_tokens(
     tokenizer: PreTrainedTokenizerBase, directions: Sequence[tuple[str, str]], on_source: bool = True
 ) -> list[str]:
     """Add the tokens of languages that a tokenizer lacks, and record the directions in its tokenizer_config.json.
 
-    Args:
-        directions: pairs of codes, such as ("en", "de").
-        on_source: the source starts with the token, `>>de<<`, which may also be written in a text. Otherwise the
-            translation starts with it, `__de__`, by `forced_bos_token_id`. A tokenizer with languages keeps its way.
-
-    Returns:
-        The codes of the new languages.
+    If `on_source`, the source starts with the token, `>>de<<`, which may also be written in a text. Otherwise the
+    translation starts with it, `__de__`, by `forced_bos_token_id`. A tokenizer with languages keeps its way. Return
+    the codes of the new languages.
     """
     known, settings = language_tokens(tokenizer), tokenizer.init_kwargs
     codes = {target for _, target in directions}

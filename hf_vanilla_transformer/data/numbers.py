@@ -49,14 +49,12 @@ def number_pairs(
         "validation": numbers[held_out : 2 * held_out],
         "test": numbers[:held_out],
     }
-    return DatasetDict({split: _spell(part, source_lang, target_lang) for split, part in parts.items()})
-
-
-def _spell(numbers: list[int], source_lang: str, target_lang: str) -> Dataset:
     sides = {"source": source_lang, "target": target_lang}
-    return Dataset.from_dict(
-        {side: [num2words(number, lang=language) for number in numbers] for side, language in sides.items()}
-    )
+    spelled = {
+        split: {side: [num2words(number, lang=language) for number in part] for side, language in sides.items()}
+        for split, part in parts.items()
+    }
+    return DatasetDict({split: Dataset.from_dict(columns) for split, columns in spelled.items()})
 
 
 def _draw(count: int, maximum: int, rng: random.Random) -> list[int]:

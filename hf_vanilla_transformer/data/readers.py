@@ -62,15 +62,10 @@ def require_plain_text(path: Path) -> None:
 
 def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with open_binary(path) as handle:
-        lines = enumerate(handle, start=1)
-        while True:
-            try:
-                numbered = next(lines)
-            except StopIteration:
-                return
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                raise UserError(f"{path} is a damaged gzip file ({error}): copy or compress it again") from None
-            yield numbered
+        try:
+            yield from enumerate(handle, start=1)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise UserError(f"{path} is a damaged gzip file ({error}): copy or compress it again") from None
 
 
 def open_binary(path: Path) -> IO[bytes]:
@@ -98,8 +93,7 @@ def repaired_lines(path: Path, repairs: Repairs) -> Iterator[str]:
     """As `read_lines`, for text that may contain defects.
 
     Byte order marks at the start of any line (concatenated files have several) and carriage returns at line ends are
-    removed and counted. Bytes that are not UTF-8 become lone surrogates ("surrogateescape"), so that the caller can
-    drop exactly the sentences that contain them.
+    removed and counted. Bytes that are not UTF-8 become lone surrogates, so that the caller can drop their sentences.
     """
     for number, raw in _raw_lines(path):
         if number == 1 and raw.startswith(_UTF16_MARKS):

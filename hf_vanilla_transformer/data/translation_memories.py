@@ -11,6 +11,7 @@ from typing import IO, Any
 
 from ..errors import UserError
 from ..untrusted import one_line
+from .language_detection import base_language
 from .readers import BadRow, open_binary
 
 FORMATS = (".tmx", ".xliff", ".xlf")
@@ -42,20 +43,15 @@ def language_match(requested: str, code: str | None) -> int:
 
 
 def read_memory(path: Path, source_lang: str | None, target_lang: str | None) -> Iterator[MemoryPair]:
-    """Read the pairs of a translation memory, plain or `.gz`.
+    """Read the pairs of a translation memory, `.tmx`, `.xlf` or `.xliff`, plain or `.gz`.
 
     Standalone inline markup becomes a space between words, and so does a line break with its indentation. A unit with
     several variants of a language gives the variant with the best code, the first of equals, and no variant is both
     sides. An XLIFF file in the opposite direction is read from target to source.
 
-    Args:
-        path: `.tmx`, `.xlf` or `.xliff`.
-        source_lang, target_lang: language codes. `en` also finds `en-GB`, and `en-GB` finds `en`. None is the language
-            that a file with two languages has besides. Without both, the file decides what is the source.
-
-    Yields:
-        (number of the unit from 1, source, target), with None for a missing side, and a `BadRow` for text that cannot
-        be read or is not translated.
+    The language `en` also finds `en-GB`, and `en-GB` finds `en`. None is the language that a file with two languages
+    has besides. Without both, the file decides what is the source. Yield (number of the unit from 1, source, target),
+    with None for a missing side, and a `BadRow` for text that cannot be read or is not translated.
     """
     if not source_lang or not target_lang:
         source_lang, target_lang = memory_languages(path, source_lang, target_lang)
@@ -75,7 +71,7 @@ def memory_languages(path: Path, source_lang: str | None = None, target_lang: st
     """The source and target language of a memory with two languages, of which one may be given."""
     header: dict[str, str] = {}
     codes = dict.fromkeys(code for texts in _units(path, header) for code, _ in texts if code)
-    languages = list(codes) if len(codes) == 2 else list(dict.fromkeys(_base(code) for code in codes))
+    languages = list(codes) if len(codes) == 2 else list(dict.fromkeys(map(base_language, codes)))
     given = source_lang or target_lang
     others = [code for code in languages if given is None or not language_match(given, code)]
     if len(others) != (2 if given is None else 1):
@@ -87,10 +83,6 @@ def memory_languages(path: Path, source_lang: str | None = None, target_lang: st
         return (given, others[0]) if source_lang else (others[0], given)
     first, second = others
     return (second, first) if language_match(header.get("srclang", ""), second) else (first, second)
-
-
-def _base(code: str) -> str:
-    return code.replace("_", "-").split("-")[0].lower()
 
 
 def _sides(texts: list[tuple[str, str]], languages: tuple[str, str]) -> list[str | None]:
@@ -127,7 +119,9 @@ def _units(path: Path, header: dict[str, str] | None = None) -> Iterator[list[tu
                     continue
                 if name in _UNITS[kind]:
                     yield _tmx_variants(element) if kind == "tmx" else _xliff_variants(element, defaults)
-                _free(element)
+                element.clear()  # releases a unit that has been read, and its siblings before it
+                while element.getprevious() is not None:
+                    del element.getparent()[0]
             kind = kind or _checked_root(path, events.root)
         except (etree.XMLSyntaxError, UnicodeDecodeError, EOFError, OSError) as error:
             if getattr(error, "errno", None):
@@ -234,10 +228,3 @@ def _text(element: Any) -> str:
         parts.append("\0" if name in _STANDALONE else "" if name in _MARKUP else _text(child))
         parts.append(child.tail or "")
     return "".join(parts)
-
-
-def _free(unit: Any) -> None:
-    """Release a unit that has been read, and its siblings before it."""
-    unit.clear()
-    while unit.getprevious() is not None:
-        del unit.getparent()[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..data.language_tokens import Direction, language_tokens
+from ..data.language_tokens import Direction, encode_targets, language_tokens
 from ..errors import UserError
 
 Codes = str | Iterable[str] | None
@@ -17,10 +17,7 @@ class Directions:
     """The languages of a model, and the direction of sentences without their own.
 
     A model of one direction has no language tokens. Nothing is marked then, and only its own direction can be named.
-
-    Args:
-        source_tokenizer, target_tokenizer: of the model.
-        forced: the `forced_bos_token_id` of its generation config.
+    `forced` is the `forced_bos_token_id` of the generation config.
     """
 
     def __init__(
@@ -94,17 +91,18 @@ class Directions:
         other.default = source_lang or self.default[0], target_lang or self.default[1]
         return other
 
-    def check(self, direction: Direction) -> None:
-        """Raise a UserError if the model lacks a language. Other pairs than those of its training are permitted."""
+    def check(self, direction: Direction) -> Direction:
+        """Return it, or raise a UserError if the model lacks a language. Pairs without training are permitted."""
         if self.source is None or self.target is None:
             for name, code, known in zip(("source_lang", "target_lang"), direction, self._names, strict=True):
                 if code is not None and code != known:
                     raise UserError(f"{name}: {code}: this model has one direction, and no tokens of languages")
-            return
+            return direction
         if direction[1] is not None:
             self.target.check(direction[1], "target_lang")
         if direction[0] is not None and direction[0] not in self._sources:
             self.source.check(direction[0], "source_lang")
+        return direction
 
     def each(self, source_lang: Codes, target_lang: Codes) -> Iterator[Direction]:
         """The direction of each sentence. Codes for all sentences are checked at once, and have no end."""
@@ -114,18 +112,10 @@ class Directions:
         directions: Iterator[Direction] = zip(*sides, strict=False)
         if all(isinstance(side, repeat) for side in sides):
             self.check(next(directions))
-        return map(self._checked, directions)
-
-    def _checked(self, direction: Direction) -> Direction:
-        self.check(direction)
-        return direction
+        return map(self.check, directions)
 
     def mark(self, ids: Sequence[int], direction: Direction, line_number: int) -> list[int]:
-        """The ids of a source with the mark of its direction.
-
-        Raises:
-            UserError: the direction has no target, and the text has no mark.
-        """
+        """The ids of a source with the mark of its direction. A UserError if neither names a target."""
         if self.source is None:
             return list(ids)
         if direction[1] is None and not self.unmarked and not self.source.is_marked(ids):
@@ -140,12 +130,8 @@ class Directions:
         self, tokenizer: Any, texts: Sequence[str], direction: Direction, ends: bool = True
     ) -> list[list[int]]:
         """The ids of translations, with the mark of their language, and with an end token if `ends`."""
-        if self.target is not None and getattr(tokenizer, "tgt_lang", "") is None:
-            tokenizer.tgt_lang = next(iter(self.target.ids))  # M2M-100's cannot encode a target without one
-        rows = tokenizer(text_target=list(texts), add_special_tokens=ends)["input_ids"]
-        if self.target is None:
-            return rows
-        return [[*self.prefix(direction), *self.target.unmarked(row)] for row in rows]
+        rows = encode_targets(tokenizer, texts, add_special_tokens=ends)
+        return rows if self.target is None else [self.target.translation(row, direction) for row in rows]
 
     def marks(self, source_lang: Codes, target_lang: Codes) -> frozenset[int]:
         """The ids that are not text of a source. A mark that stands in the text is a word of it."""

@@ -9,13 +9,13 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ..data.language_detection import base_language
 from ..data.source_text import source_text
 from ..data.words import UNIT, break_points
 from ..errors import naming_extras
@@ -63,17 +63,16 @@ def sentence_splitter(language: str | None) -> Splitter:
     """Split a line into sentences. Their concatenation is the line. Languages without rules share some."""
     with naming_extras():
         from sentencex import segment
-    return partial(_segment, segment, language or "en")
 
+    def split(line: str) -> list[str]:
+        try:
+            return segment(language or "en", line)
+        except BaseException as error:  # a panic of Rust code is no Exception. 1.0.32 fails on some mixed separators
+            if type(error).__name__ != "PanicException":
+                raise
+            return [line]
 
-def _segment(segment: Callable[[str, str], list[str]], language: str, line: str) -> list[str]:
-    """The sentences of a line, or the whole line if sentencex fails, as 1.0.32 does on some mixed separators."""
-    try:
-        return segment(language, line)
-    except BaseException as error:  # a panic of Rust code is no Exception
-        if type(error).__name__ != "PanicException":
-            raise
-        return [line]
+    return split
 
 
 def split_text(
@@ -81,15 +80,12 @@ def split_text(
 ) -> list[Part]:
     """Split a text into sentences and layout. Their concatenation is the text.
 
-    Layout is what a model must not translate: line and cell ends, white space, list marks, and pieces without a letter
-    outside addresses, placeholders and markup, such as rules, numbers, times and emoji.
-
-    Args:
-        language: of the text. In German, for example, "3. Oktober" does not start with a list mark.
-        cut: cuts a sentence that is too long (`SentenceCutter`).
+    Layout is what a model must not translate: line and cell ends, white space, list marks (in German "3. Oktober" does
+    not start with one), and pieces without a letter outside addresses, placeholders and markup. `cut` cuts a long
+    sentence.
     """
     parts: list[Part] = []
-    ordinals = _DOTTED_ORDINALS.fullmatch(_base(language)) is not None
+    ordinals = _DOTTED_ORDINALS.fullmatch(base_language(language)) is not None
     for line in _SEPARATORS.split(text):
         mark = _LIST_MARK.match(line)
         start = mark.end() if mark else 0
@@ -111,10 +107,8 @@ def split_text(
 class SentenceCutter:
     """Cuts sentences that are longer than any in training, at a clause mark near the middle or between two words.
 
-    Attributes:
-        limit: the tokens of the longest sentence in training. Without a record of it, the tokenizer's limit or the
-            default of the recipes' `max_source_length`. At most the model's learned positions.
-        lengths: tokens of the sentences that were cut, or that cannot be cut.
+    `limit` is the tokens of the longest sentence in training, or without a record of it of the tokenizer or the
+    recipes. `lengths` has the tokens of the sentences that were cut, or that cannot be cut.
     """
 
     def __init__(self, translator: Translator):
@@ -154,7 +148,7 @@ class SentenceCutter:
 
 def unwrapped(lines: Iterable[str], language: str | None = None) -> Iterator[str]:
     """Join the lines of hard-wrapped text to paragraphs. A blank line, a list mark, a heading or a rule ends one."""
-    space, paragraph = "" if _base(language) in _UNSPACED else " ", ""
+    space, paragraph = "" if base_language(language) in _UNSPACED else " ", ""
     for line in lines:
         starts = not line.strip() or not has_words(line) or _LIST_MARK.match(line)[0].strip()  # type: ignore[index]
         if paragraph and (starts or paragraph.lstrip().startswith("#")):
@@ -181,19 +175,10 @@ def _rejoined(sentences: Iterable[str], spans: list[tuple[int, int]], ordinals: 
     return whole
 
 
-def _base(language: str | None) -> str:
-    """The language of a code such as "zh-Hans" or "pt_BR"."""
-    return re.split("[-_]", (language or "").lower())[0]
-
-
 def join_text(
     parts: Sequence[Part], translations: Iterable[str], source: str | None = None, target: str | None = None
 ) -> str:
-    """Replace the sentences of a text, in their order, by their translations.
-
-    Args:
-        source, target: languages. A target that writes a space between sentences gets one where the source has none.
-    """
+    """Replace the sentences of a text, in their order, by their translations."""
     joined = translated_parts(parts, ((text, None) for text in translations), source, target)
     return "".join(part.target for part in joined)
 
@@ -204,8 +189,10 @@ def translated_parts(
     source: str | None = None,
     target: str | None = None,
 ) -> list[TranslatedPart]:
-    """The parts of `join_text`, with the links between the words of each sentence and its translation."""
-    spaced_source, spaced_target = (_base(language) not in _UNSPACED for language in (source, target))
+    """The parts of a text with the translations of its sentences, and a space between two that only the target
+    writes.
+    """
+    spaced_source, spaced_target = (base_language(language) not in _UNSPACED for language in (source, target))
     following = iter(translations)
     joined: list[TranslatedPart] = []
     for index, part in enumerate(parts):
@@ -284,12 +271,9 @@ def sentences_of(parts: Sequence[Part]) -> list[str]:
 
 
 def card_languages(folder: Path) -> list[str]:
-    """Read the languages in the metadata of a model card: source and target in the cards of this package.
+    """Read the languages in the metadata of a model card, source and target in the cards of this package, or none.
 
     `language_bcp47` has the codes with their subtags, such as pt-BR, that the Hub refuses in `language`.
-
-    Returns:
-        An empty list if there is no card, or no list of languages in it.
     """
     try:
         text = (folder / "README.md").read_text(encoding="utf-8")

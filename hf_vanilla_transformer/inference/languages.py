@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,7 @@ def model_languages(folder: str | Path) -> tuple[str, str] | None:
 
 def model_directions(folder: Path) -> list[tuple[str, str]]:
     """The directions of a model of many languages that was trained here, from its tokenizer_config.json."""
-    try:
-        settings = read_json_object(folder / "tokenizer_config.json")
-    except (OSError, UserError):
-        return []
-    pairs = settings.get(DIRECTIONS)
+    pairs = _tokenizer_settings(folder).get(DIRECTIONS)
     return [(str(source), str(target)) for source, target in pairs] if isinstance(pairs, list) else []
 
 
@@ -64,14 +61,16 @@ def has_language_tokens(folder: str | Path) -> bool:
     return language_tokens(load_tokenizers(folder)[0]) is not None
 
 
+def _tokenizer_settings(folder: Path) -> dict[str, Any]:
+    with suppress(OSError, UserError):
+        return read_json_object(folder / "tokenizer_config.json")
+    return {}
+
+
 def _tokenizer_languages(folder: Path) -> tuple[str, str] | None:
     """The languages in tokenizer_config.json: two keys, or the list `langs` of FSMT."""
-    try:
-        settings = read_json_object(folder / "tokenizer_config.json")
-    except (OSError, UserError):
-        return None
-    langs = settings.get("langs")
-    for values in (*([settings.get(key) for key in keys] for keys in _TOKENIZER_KEYS), langs):
+    settings = _tokenizer_settings(folder)
+    for values in (*([settings.get(key) for key in keys] for keys in _TOKENIZER_KEYS), settings.get("langs")):
         first, second, *_ = [*map(language_code, values if isinstance(values, list) else ()), None, None]
         if first and second:
             return first, second
