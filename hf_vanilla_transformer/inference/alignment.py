@@ -11,10 +11,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..data.side_tokens import Decoder, Side, side_decoder
 from ..data.words import UNIT, WordSplitter, white_space_words
 from ..errors import UserError
+from .batching import MAX_TOKENS, length_batches
 from .shared_copy import shared_copy
 
 #: (source word, target word), both counted from 0
 Link = tuple[int, int]
+
+_PAIRS = 64  # in a batch
 
 
 @torch.inference_mode()
@@ -28,7 +31,7 @@ def align(
     words: WordSplitter = white_space_words,
     marks: Collection[int] = (),
 ) -> list[list[Link]]:
-    """Align the words of a batch of sentences with the words of their translations.
+    """Align the words of sentences with the words of their translations, in batches of similar length.
 
     Each target token is linked to the source token with the highest attention weight, averaged over the heads of one
     decoder layer, when the token is predicted. Two words are linked if any of their tokens are (Garg et al. 2019,
@@ -47,15 +50,26 @@ def align(
     Raises:
         UserError: a layer that does not exist.
     """
-    weights = _mean_attention(model, source_tokenizer, sources, targets, chosen_layer(model, layer))  # (B, T, S)
-    return [
-        _links(
-            rows,
-            word_ranges(source_tokenizer, source, "source", words, marks),
-            word_ranges(target_tokenizer, target, "target", words, marks),
-        )
-        for rows, source, target in zip(weights, sources, targets, strict=True)
-    ]
+    weights: list[Tensor] = []
+    links: dict[int, list[Link]] = {}
+
+    def keep(module: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+        weights.append(output[1].float().mean(dim=1).cpu())  # (B, H, T, S) -> (B, T, S)
+
+    # A hook, because `output_attentions` would keep the weights of every layer. The copy is this call's alone.
+    copied = shared_copy(model, attention="eager")
+    copied.get_decoder().layers[chosen_layer(model, layer) - 1].cross_attn.register_forward_hook(keep)
+    lengths = {i: max(map(len, pair)) for i, pair in enumerate(zip(sources, targets, strict=True))}
+    for batch in length_batches(lengths, _PAIRS, MAX_TOKENS):
+        ids = {"input_ids": [sources[i] for i in batch]}
+        source = source_tokenizer.pad(ids, return_tensors="pt").to(model.device)
+        # The base model computes no logits.
+        inputs = decoder_inputs(model, [targets[i] for i in batch])
+        copied.base_model(**source, decoder_input_ids=inputs, use_cache=False)
+        for i, rows in zip(batch, weights.pop(), strict=True):
+            source_words = word_ranges(source_tokenizer, sources[i], "source", words, marks)
+            links[i] = _links(rows, source_words, word_ranges(target_tokenizer, targets[i], "target", words, marks))
+    return [links[i] for i in lengths]
 
 
 def chosen_layer(model: PreTrainedModel, layer: int | None) -> int:
@@ -119,28 +133,6 @@ def _last_units(ids: Sequence[int], special: set[int], decode: Decoder) -> list[
     for i in incomplete:  # the last character is not whole
         numbers[i] = unit + 1
     return numbers
-
-
-def _mean_attention(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    sources: Sequence[list[int]],
-    targets: Sequence[list[int]],
-    layer: int,
-) -> Tensor:
-    """Cross-attention weights (B, T, S) of a decoder layer, averaged over its heads, on the CPU."""
-    source = tokenizer.pad({"input_ids": list(sources)}, return_tensors="pt").to(model.device)
-    weights: list[Tensor] = []
-
-    def keep(module: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
-        weights.append(output[1].float().mean(dim=1).cpu())  # (B, H, T, S) -> (B, T, S)
-
-    # A hook, because `output_attentions` would keep the weights of every layer. The copy is this call's alone.
-    copied = shared_copy(model, attention="eager")
-    copied.get_decoder().layers[layer - 1].cross_attn.register_forward_hook(keep)
-    # The base model computes no logits.
-    copied.base_model(**source, decoder_input_ids=decoder_inputs(model, targets), use_cache=False)
-    return weights[0]
 
 
 def decoder_inputs(model: PreTrainedModel, targets: Sequence[list[int]]) -> Tensor:

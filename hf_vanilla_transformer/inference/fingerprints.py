@@ -6,7 +6,6 @@ from hashlib import blake2b
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from ..data.tokenizer_training import tokenizer_digest
 from .translator import Translator
@@ -22,7 +21,13 @@ def translator_fingerprint(translator: Translator) -> str:
     """
     digest = blake2b(digest_size=16)
     for model in translator.models:
-        _add_model(digest, model)
+        quantization = getattr(getattr(model, "inference_engine", None), "quantization", None)
+        fields = [settings.to_dict().items() for settings in (model.config, model.generation_config)]
+        kept = [{name: value for name, value in items if name not in _INCIDENTAL} for items in fields]
+        digest.update(json.dumps([str(quantization), *kept], sort_keys=True, default=str).encode())
+        for name, weight in model.state_dict().items():
+            digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+            digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     tokenizers = translator.source_tokenizer, translator.target_tokenizer
     special_ids = [tokenizer.all_special_ids for tokenizer in tokenizers]
     digest.update(json.dumps([tokenizer_digest(tokenizers), special_ids]).encode())
@@ -39,13 +44,3 @@ def text_fingerprint(lines: Iterable[Any]) -> str:
     for line in lines:
         digest.update(json.dumps(line).encode() + b"\n")
     return digest.hexdigest()
-
-
-def _add_model(digest: Any, model: PreTrainedModel) -> None:
-    quantization = getattr(getattr(model, "inference_engine", None), "quantization", None)
-    config = {name: value for name, value in model.config.to_dict().items() if name not in _INCIDENTAL}
-    search = {name: value for name, value in model.generation_config.to_dict().items() if name not in _INCIDENTAL}
-    digest.update(json.dumps([str(quantization), config, search], sort_keys=True, default=str).encode())
-    for name, weight in model.state_dict().items():
-        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

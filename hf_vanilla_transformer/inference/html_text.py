@@ -75,17 +75,6 @@ def _is_kept(tag: str, attributes: Mapping[str, str]) -> bool:
     return marked or tag in _KEPT
 
 
-def _events(document: str, is_kept: IsKept, is_block: Callable[[str], bool]) -> Iterator[Event]:
-    """The events of a document. Their `raw` joined is the document."""
-    for kind, tag, raw, attributes in scan(document):
-        if kind == "start":
-            yield Event(kind, tag, raw, is_kept(tag, attributes), is_block(tag))
-        elif kind == "empty":
-            yield Event("other" if is_block(tag) else "point", tag, raw)
-        else:
-            yield Event("point" if kind == "comment" else kind, tag, raw, block=is_block(tag))
-
-
 @dataclass(frozen=True)
 class Passage:
     """The text between two block-level tags, and its inline elements."""
@@ -99,8 +88,7 @@ class Passage:
     def html(self, parts: Sequence[TranslatedPart]) -> str:
         """The escaped translation with every inline tag exactly once, or the passage verbatim if it has not changed.
 
-        Args:
-            parts: their joined sources are the text of this passage. `links` matter only if there are inline elements.
+        The joined sources of the parts are its text. Their links matter only if there are inline elements.
         """
         if all(part.target == part.source for part in parts):
             return self.raw
@@ -117,16 +105,9 @@ class Passage:
         return self.finish(inside(None, 0, len(placement.target)))
 
 
-def split_html(
-    document: str, is_kept: IsKept = _is_kept, is_block: Callable[[str], bool] = _BLOCK.__contains__
-) -> list["str | Passage"]:
-    """Split a document into verbatim markup and passages to translate.
-
-    Args:
-        is_kept: whether an element is not translated.
-        is_block: whether an element ends a passage.
-    """
-    return split_events(_with_scripts_whole(markup_events(document, is_kept, is_block)), passage_of)
+def split_html(document: str) -> list["str | Passage"]:
+    """Split a document into verbatim markup and passages to translate."""
+    return split_events(_with_scripts_whole(markup_events(document, _is_kept, _BLOCK.__contains__)), passage_of)
 
 
 def split_events(
@@ -148,8 +129,16 @@ def split_events(
 
 
 def markup_events(document: str, is_kept: IsKept, is_block: Callable[[str], bool]) -> Iterator[Event]:
-    """The events of a document, with each element that is not translated as one of them: a point if it is inline."""
-    events, index = list(_events(document, is_kept, is_block)), 0
+    """The events of a document, with each element that is not translated as one of them: a point if it is inline.
+
+    Their `raw` joined is the document.
+    """
+    events, index = list[Event](), 0
+    for kind, tag, raw, attributes in scan(document):
+        if kind == "empty":
+            kind = "other" if is_block(tag) else "point"
+        kept = kind == "start" and is_kept(tag, attributes)
+        events.append(Event("point" if kind == "comment" else kind, tag, raw, kept, is_block(tag)))
     while index < len(events):
         event, stop = events[index], index + 1
         if event.kept and event.tag not in _VOID:
@@ -185,20 +174,14 @@ def passages_of(documents: Iterable[Sequence["str | Passage"]]) -> list[Passage]
     return [piece for pieces in documents for piece in pieces if isinstance(piece, Passage)]
 
 
-def join_html(
-    documents: Sequence[Sequence["str | Passage"]], translated: Iterable[Sequence[TranslatedPart]]
-) -> list[str]:
-    """Join documents, with the translated parts of their passages in place of these."""
-    following = iter(translated)
-    return [
-        "".join(piece if isinstance(piece, str) else piece.html(next(following)) for piece in pieces)
-        for pieces in documents
-    ]
+def join_html(pieces: Sequence["str | Passage"], translated: Iterator[Sequence[TranslatedPart]]) -> str:
+    """Join a document, with the translated parts of its passages in place of these."""
+    return "".join(piece if isinstance(piece, str) else piece.html(next(translated)) for piece in pieces)
 
 
 def translate_pieces(pieces: Sequence["str | Passage"], translate: TranslateTexts) -> str:
     """Translate the passages of a document in one call, and join it."""
-    return join_html([pieces], translate([passage.text for passage in passages_of([pieces])]))[0]
+    return join_html(pieces, iter(translate([passage.text for passage in passages_of([pieces])])))
 
 
 def _with_scripts_whole(events: Iterable[Event]) -> list[Event]:
@@ -245,9 +228,8 @@ def passage_of(
 ) -> list["str | Passage"]:
     """A passage between its outer white space and tags, or only the markup if there is no text.
 
-    Args:
-        collapse: whether white space collapses. White space on both sides of a tag does, and becomes part of the tag.
-        functions: `escape` and `finish` of the passage.
+    With `collapse`, white space on both sides of a tag collapses, and becomes part of the tag. `functions` are
+    `escape` and `finish` of the passage.
     """
     texts = [index for index, event in enumerate(run) if event.kind == "text" and unescape(event.raw).strip()]
     if not texts:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from .html_text import Event, Passage, passage_of, split_html
 
@@ -132,15 +133,11 @@ def _passages(paragraph: str) -> Iterator[str | Passage]:
     position = 0
     for match in [*_HARD_BREAK.finditer(paragraph), None]:
         part = paragraph[position : match.start() if match else None]
-        yield from passage_of(list(_events(part)), _without_quote_marks, escape=str, finish=finish) if part else []
+        unescape = partial(_QUOTED_LINE.sub, "\n")
+        yield from passage_of(list(_events(part)), unescape, escape=str, finish=finish) if part else []
         if match:
             yield match[0]
             position = match.end()
-
-
-def _without_quote_marks(text: str) -> str:
-    """The text of quoted lines."""
-    return _QUOTED_LINE.sub("\n", text)
 
 
 def _events(text: str) -> Iterator[Event]:

@@ -167,11 +167,9 @@ def _split_odt(document: str) -> list[str | Passage]:
         replace(event, kind="other" if _WIDE_SPACE.match(event.raw) else kinds.get(event.tag, event.kind))
         for event in events
     )
-    return split_events(_paired(spaced), partial(passage_of, unescape=_odt_text))
-
-
-def _odt_text(raw: str) -> str:
-    return html.unescape(_ODT_SPACES.sub(" ", raw))
+    return split_events(
+        _paired(spaced), partial(passage_of, unescape=lambda raw: html.unescape(_ODT_SPACES.sub(" ", raw)))
+    )
 
 
 def _split_word(document: str) -> list[str | Passage]:

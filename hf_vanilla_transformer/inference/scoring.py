@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 
 from ..data.side_tokens import readable_tokens
 from ..errors import check_at_least_one
@@ -42,27 +42,18 @@ def score_translations_of(
         UserError: a limit below 1, or a source longer than the learned positions of the model.
     """
     check_at_least_one(batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch)
-    pairs, done = iter(pairs), 0
+    directions, tokenizer, lines = translator.directions, translator.target_tokenizer, count(1)
+    pairs = iter(pairs)
     while window := list(islice(pairs, batch_size * BATCHES_AHEAD)):
-        yield from _score_window(translator, window, done, (batch_size, max_tokens_per_batch))
-        done += len(window)
-
-
-def _score_window(
-    translator: Translator, window: list[tuple[str, str]], done: int, limits: tuple[int, int]
-) -> list[ScoredTranslation]:
-    directions = translator.directions
-    with TOKENIZER_LOCK:
-        targets = directions.encode_targets(
-            translator.target_tokenizer, [target for _, target in window], directions.default
-        )
-    sources = [translator.encode(source, done + i + 1) for i, (source, _) in enumerate(window)]
-    lengths = {i: max(len(targets[i]), len(sources[i])) for i in range(len(window))}
-    scored: dict[int, ScoredTranslation] = {}
-    for batch in length_batches(lengths, *limits):
-        pairs = [sources[i] for i in batch], [targets[i] for i in batch]
-        rows = token_log_probabilities(translator.models, translator.source_tokenizer, *pairs)
-        for i, row in zip(batch, rows, strict=True):
-            tokens, mark = readable_tokens(translator.target_tokenizer, targets[i]), directions.prefix_length
-            scored[i] = ScoredTranslation(tokens[mark:], row[mark:])
-    return [scored[i] for i in range(len(window))]
+        with TOKENIZER_LOCK:
+            targets = directions.encode_targets(tokenizer, [target for _, target in window], directions.default)
+        sources = [translator.encode(source, next(lines)) for source, _ in window]
+        lengths = {i: max(len(targets[i]), len(sources[i])) for i in range(len(window))}
+        scored: dict[int, ScoredTranslation] = {}
+        for batch in length_batches(lengths, batch_size, max_tokens_per_batch):
+            ids = [sources[i] for i in batch], [targets[i] for i in batch]
+            rows = token_log_probabilities(translator.models, translator.source_tokenizer, *ids)
+            for i, row in zip(batch, rows, strict=True):
+                tokens, mark = readable_tokens(tokenizer, targets[i]), directions.prefix_length
+                scored[i] = ScoredTranslation(tokens[mark:], row[mark:])
+        yield from (scored[i] for i in range(len(window)))

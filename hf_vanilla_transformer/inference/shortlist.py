@@ -27,7 +27,6 @@ from ..errors import UserError, check_at_least_one
 from ..search_vanilla_transformer import Advance, BeamState, Decoder
 from ..untrusted import require_file
 from .alignment import align, word_ranges
-from .batching import MAX_TOKENS, length_batches
 from .int8_model import Int8Decoder
 from .linear import packed_linear
 from .packed_decoder import OutputRows, PackedDecoder
@@ -35,21 +34,13 @@ from .shared_copy import shared_copy
 from .text_io import read_lines
 
 _ROW_UNIT = 256  # rows are a multiple of it: oneDNN compiles a kernel for each shape
-_PAIRS = 64  # in a batch that the model aligns
+_WINDOW = 4096  # pairs that are aligned together
 _WRITABLE, _LINKS = re.compile(r"[^ \t\r\n]+"), re.compile(r"\s*(\d+-\d+\s*)*")
 _DIGITS = (2**16, 2**8, 1)  # three digits of a token id are exact in every dtype
 
 
 class Shortlist:
-    """The target tokens that are candidates for each source token.
-
-    Args:
-        path: a file as above.
-        translator: its model and tokenizers.
-
-    Raises:
-        UserError: no such file, or a line that does not fit the model.
-    """
+    """The target tokens that are candidates for each source token, from a file for the model of a translator."""
 
     def __init__(self, path: str | os.PathLike, translator: Any):
         config = translator.model.config
@@ -225,12 +216,10 @@ def _aligned(
                 raise UserError(f"alignment: {alignment}, line {number}: each pair needs a line such as 0-0 1-2")
             yield *pair, {tuple(map(int, link.split("-"))) for link in line.split()}
         return
-    while window := list(islice(encoded, 64 * _PAIRS)):
-        lengths = {i: max(map(len, pair)) for i, pair in enumerate(window)}
-        for batch in length_batches(lengths, _PAIRS, MAX_TOKENS):
-            sources, targets = zip(*(window[i] for i in batch), strict=True)
-            links = align(translator.model, *tokenizers, sources, targets, words=words)
-            yield from zip(sources, targets, map(set, links), strict=True)
+    while window := list(islice(encoded, _WINDOW)):
+        sources, targets = zip(*window, strict=True)
+        links = align(translator.model, *tokenizers, sources, targets, words=words)
+        yield from zip(sources, targets, map(set, links), strict=True)
 
 
 def _vocabularies(translator: Any) -> Sequence[list[str]]:

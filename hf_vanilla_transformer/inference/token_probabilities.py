@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .alignment import decoder_inputs
@@ -31,26 +32,16 @@ def token_log_probabilities(
     step = max(1, _MAX_LOGITS // (longest * vocabulary))
     rows: list[list[float]] = []
     for start in range(0, len(targets), step):
-        batch = slice(start, start + step)
-        rows += _log_probabilities(models, source_tokenizer, list(map(list, sources[batch])), list(targets[batch]))
+        batch = targets[start : start + step]
+        ids = {"input_ids": list(map(list, sources[start : start + step]))}
+        source = source_tokenizer.pad(ids, return_tensors="pt").to(models[0].device)
+        tokens = pad_sequence([torch.tensor(target) for target in batch], batch_first=True).to(models[0].device)
+        log_probabilities: list[Tensor] = []
+        for model in models:
+            logits = model(**source, decoder_input_ids=decoder_inputs(model, batch), use_cache=False).logits
+            chosen = logits.gather(2, tokens[..., None]).squeeze(2).float()  # (B, T, V) -> (B, T)
+            log_probabilities.append(chosen - logits.float().logsumexp(dim=2))
+        # the log of the mean probability
+        mean = torch.stack(log_probabilities).logsumexp(dim=0) - math.log(len(models))
+        rows += [row[: len(target)] for row, target in zip(mean.tolist(), batch, strict=True)]
     return rows
-
-
-def _log_probabilities(
-    models: Sequence[PreTrainedModel],
-    source_tokenizer: PreTrainedTokenizerBase,
-    sources: list[list[int]],
-    targets: list[list[int]],
-) -> list[list[float]]:
-    device = models[0].device
-    source = source_tokenizer.pad({"input_ids": sources}, return_tensors="pt").to(device)
-    longest = max(map(len, targets))
-    tokens = torch.tensor([row + [0] * (longest - len(row)) for row in targets], device=device)
-    log_probabilities: list[Tensor] = []
-    for model in models:
-        logits = model(**source, decoder_input_ids=decoder_inputs(model, targets), use_cache=False).logits
-        chosen = logits.gather(2, tokens[..., None]).squeeze(2).float()  # (B, T, V) -> (B, T)
-        log_probabilities.append(chosen - logits.float().logsumexp(dim=2))
-    # the log of the mean probability
-    mean = torch.stack(log_probabilities).logsumexp(dim=0) - math.log(len(log_probabilities))
-    return [row[: len(target)] for row, target in zip(mean.tolist(), targets, strict=True)]

@@ -4,11 +4,12 @@ import html
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ..data.translation_memories import language_match
 from ..errors import UserError
 from .html_scanner import scan
-from .html_text import Event, Passage, markup_events, names, passage_of, split_events, translate_pieces
+from .html_text import Passage, markup_events, names, passage_of, split_events, translate_pieces
 from .placement import TranslateTexts
 
 #: Elements of XLIFF and TMX that contain markup of the original document.
@@ -123,11 +124,7 @@ def translate_xliff(text: str, translate: TranslateTexts) -> str:
 
 
 def translate_tmx(text: str, translate: TranslateTexts, source: str | None, target: str | None) -> str:
-    """Add a variant in the target language to every unit that has one in the source language only.
-
-    Raises:
-        UserError: a language is unknown.
-    """
+    """Add a variant in the target language to every unit that has one in the source language only."""
     if source is None or target is None:
         raise UserError("documents: a TMX file needs source_lang and target_lang")
     pieces: list[str | Passage] = []
@@ -164,17 +161,13 @@ def _named(node: _Node, name: str) -> Iterator[_Node]:
 
 def _passages(markup: str) -> list[str | Passage]:
     """The content of a source. Its white space has a meaning."""
-
-    def passages(run: list[Event]) -> list[str | Passage]:
-        return passage_of(run, collapse=False)
-
     markup = _CDATA.sub(lambda match: html.escape(match[1], quote=False), markup)
     events = markup_events(markup, _is_code, lambda tag: False)
     breaks = (
         replace(event, kind="other") if event.kind == "point" and _BREAK.match(event.raw) else event
         for event in events
     )
-    return split_events(breaks, passages)
+    return split_events(breaks, partial(passage_of, collapse=False))
 
 
 def _is_code(tag: str, attributes: Mapping[str, str]) -> bool:

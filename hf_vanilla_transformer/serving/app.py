@@ -16,22 +16,13 @@ from starlette.requests import ClientDisconnect
 
 from ..errors import UserError
 from ..web import CONTENT_TYPES, page_files
+from . import schemas
 from .api_page import api_page
 from .engine import QueueFull
 from .http_rules import HttpRules
 from .interface import Server
 from .options import Limits
 from .request_body import check_key, parse_fields, read_body, validate
-from .schemas import (
-    DetectedLanguage,
-    DetectRequest,
-    ErrorAnswer,
-    FileRequest,
-    Language,
-    PageRequest,
-    TranslateAnswer,
-    TranslateRequest,
-)
 from .service import LanguagePair, TooLong
 
 _CONTENT_TYPES = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
@@ -51,7 +42,7 @@ _PAGE_HEADERS = {
     "Cache-Control": "no-cache",
 }
 
-_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}}
+_ERRORS: dict[int | str, Any] = dict.fromkeys(("4XX", "5XX"), {"model": schemas.ErrorAnswer})
 
 Result = TypeVar("Result")
 
@@ -77,6 +68,7 @@ def create_app(server: Server) -> FastAPI:
     )
     app.state.limits = server.limits
     _add_interface(app, server)
+    _add_probes(app, server)
     for pair in server.pairs:
         _add_page(app, server, pair, f"/{pair.name}" if len(server.pairs) > 1 else "")
     paths = {getattr(route, "path", "") for route in app.routes}
@@ -91,17 +83,17 @@ def create_app(server: Server) -> FastAPI:
 def _add_interface(app: FastAPI, server: Server) -> None:
     """The endpoints, without the pages."""
 
-    @app.post("/translate", **_documented(TranslateRequest), response_model=TranslateAnswer)
+    @app.post("/translate", **_documented(schemas.TranslateRequest), response_model=schemas.TranslateAnswer)
     async def translate(request: Request, fields: _Fields) -> Response:
         """Translate a text, or a list of texts."""
-        work = server.translate(validate(TranslateRequest, fields))
+        work = server.translate(validate(schemas.TranslateRequest, fields))
         answer = await _in_time(request, work, server.limits.timeout)
         return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
 
-    @app.post("/detect", **_documented(DetectRequest))
-    async def detect(request: Request, fields: _Fields) -> list[DetectedLanguage]:
+    @app.post("/detect", **_documented(schemas.DetectRequest))
+    async def detect(request: Request, fields: _Fields) -> list[schemas.DetectedLanguage]:
         """Detect the language of a text, among the server's."""
-        return await _in_time(request, server.detect(validate(DetectRequest, fields)), server.limits.timeout)
+        return await _in_time(request, server.detect(validate(schemas.DetectRequest, fields)), server.limits.timeout)
 
     if server.limits.translate_files:
         _add_files(app, server)
@@ -118,10 +110,23 @@ def _add_interface(app: FastAPI, server: Server) -> None:
         return openapi | {"info": openapi["info"] | {"title": "LibreTranslate"}}  # by which clients know the interface
 
     @app.get("/languages")
-    async def languages() -> list[Language]:
+    async def languages() -> list[schemas.Language]:
         """List the languages, and the targets of each."""
         return server.languages()
 
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        files = f"{server.pairs[0].name}/" if len(server.pairs) > 1 else ""
+        return HTMLResponse(api_page(app.openapi(), files), headers=_PAGE_HEADERS)
+
+    if len(server.pairs) > 1:
+
+        @app.get("/", include_in_schema=False)
+        async def index() -> Response:
+            return RedirectResponse(f"{server.pairs[0].name}/")
+
+
+def _add_probes(app: FastAPI, server: Server) -> None:
     @app.get("/health")
     async def health() -> dict[str, str]:
         """Answer once the models are loaded."""
@@ -146,17 +151,6 @@ def _add_interface(app: FastAPI, server: Server) -> None:
         """Requests by status, their seconds, and sentences waiting, running and translated, for Prometheus."""
         return PlainTextResponse(server.metrics_text(), media_type="text/plain; version=0.0.4")
 
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        files = f"{server.pairs[0].name}/" if len(server.pairs) > 1 else ""
-        return HTMLResponse(api_page(app.openapi(), files), headers=_PAGE_HEADERS)
-
-    if len(server.pairs) > 1:
-
-        @app.get("/", include_in_schema=False)
-        async def index() -> Response:
-            return RedirectResponse(f"{server.pairs[0].name}/")
-
 
 def _add_disabled(app: FastAPI, path: str, message: str) -> None:
     """Answer a path as LibreTranslate does if it is off. A route that was added earlier replaces it."""
@@ -171,7 +165,7 @@ def _add_disabled(app: FastAPI, path: str, message: str) -> None:
 def _add_files(app: FastAPI, server: Server) -> None:
     @app.post("/translate_file", include_in_schema=False)
     async def translate_file(request: Request, fields: _Fields) -> dict[str, str]:
-        work = server.translate_file(validate(FileRequest, fields))
+        work = server.translate_file(validate(schemas.FileRequest, fields))
         name = await _in_time(request, work, server.limits.timeout)
         return {"translatedFileUrl": str(request.url_for("download_file", name=quote(name, safe="")))}
 
@@ -193,10 +187,10 @@ def _add_page(app: FastAPI, server: Server, pair: LanguagePair, prefix: str) -> 
     }
     files = page_files(pair.site | facts)
 
-    @app.post(f"{prefix}/page/translate", **_documented(PageRequest))
+    @app.post(f"{prefix}/page/translate", **_documented(schemas.PageRequest))
     async def page_translate(request: Request, fields: _Fields) -> dict[str, Any]:
         """Translate a sentence, with its attention, probabilities and hypotheses: a Translation of web/README.md."""
-        work = server.page_translation(pair, validate(PageRequest, fields))
+        work = server.page_translation(pair, validate(schemas.PageRequest, fields))
         return await _in_time(request, work, server.limits.timeout)
 
     def page_file(request: Request) -> Response:

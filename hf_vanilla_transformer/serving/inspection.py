@@ -22,20 +22,18 @@ from ..data.source_text import source_text
 from ..data.words import words
 from ..errors import UserError
 from ..inference.alignment import Link, align, decoder_inputs
-from ..inference.batching import length_batches
 from ..inference.inside_view import INSIDE, copy_with_scores, norms_and_positions
 from ..inference.token_probabilities import token_log_probabilities
 from ..inference.translator import Translator
 from ..search_vanilla_transformer import is_hypothesis
 from .engine import QueueFull
+from .schemas import PageRequest
 
 #: The attention of all layers and heads is a megabyte for 60 tokens of the paper's base model.
 MAX_TOKENS = 128
 _MAX_INSIDE = 64  # 4 MB
 
 _MAX_ALTERNATIVES = 50
-
-_ALIGNED_SENTENCES, _ALIGNED_TOKENS = 64, 4096  # a batch, padding included
 
 _CONTEXT = 4  # tokens, since a character has at most 4 bytes
 
@@ -87,15 +85,9 @@ class Inspector:
         self._pool.shutdown()
 
     def align(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[list[Link]]:
-        """`inference.alignment.align` of `data.words` in batches, for token ids with their end tokens."""
-        links: dict[int, list[Link]] = {}
-        lengths = {i: max(len(source), len(targets[i])) for i, source in enumerate(sources)}
-        for batch in length_batches(lengths, _ALIGNED_SENTENCES, _ALIGNED_TOKENS):
-            pairs = [sources[i] for i in batch], [targets[i] for i in batch]
-            tokenizers = self.source_tokenizer, self.target_tokenizer
-            aligned = align(self.model, *tokenizers, *pairs, words=words, marks=self.marks)
-            links |= zip(batch, aligned, strict=True)
-        return [links[i] for i in range(len(sources))]
+        """`inference.alignment.align` of `data.words`, for token ids with their end tokens."""
+        tokenizers = self.source_tokenizer, self.target_tokenizer
+        return align(self.model, *tokenizers, sources, targets, words=words, marks=self.marks)
 
     def token_probabilities(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[list[dict]]:
         """For each pair {"text", "probability"} of every target token."""
@@ -113,15 +105,11 @@ class Inspector:
         ]
 
     @torch.inference_mode()
-    def picture(
-        self, sentence: str, num_beams: int, alternatives: int, prefix: list[int], inside: bool = False
-    ) -> dict[str, Any]:
+    def picture(self, sentence: str, num_beams: int, request: PageRequest) -> dict[str, Any]:
         """A `Translation` of the page for one sentence, as web/README.md defines it. It is empty if that is too long.
 
-        Args:
-            alternatives: to each token.
-            prefix: token ids that the translation starts with. After an end token nothing follows.
-            inside: add scores, residual streams and positions, if neither side has more than 64 tokens.
+        `prefix` has the token ids that the translation starts with. After an end token nothing follows. `inside` adds
+        scores, residual streams and positions, if neither side has more than 64 tokens.
         """
         names = ("source", "tokens", "probabilities", "attention", "alternatives", "hypotheses")
         empty = {"text": "", **{name: [] for name in names}}
@@ -129,7 +117,7 @@ class Inspector:
             return empty
         source = self.source_tokenizer(source_text(sentence, self.source_tokenizer))["input_ids"]
         source = self.translator.directions.mark(source, self.translator.directions.default, 1)
-        size = self.model.config.target_vocab_size
+        size, prefix = self.model.config.target_vocab_size, request.prefix
         if not all(0 <= token < size for token in prefix) or len(prefix) > MAX_TOKENS:
             raise UserError(f"prefix: must be at most {MAX_TOKENS} token ids from 0 to {size - 1}")
         if len(source) > MAX_TOKENS:
@@ -137,11 +125,13 @@ class Inspector:
             return empty | {"note": note}
         hypotheses = self._search(source, num_beams, prefix)
         best = hypotheses[0]["tokens"]
-        output = self._look(source, best)
+        ids, target = torch.tensor([source], device=self.copy.device), decoder_inputs(self.copy, [best])
+        output = self.copy(ids, decoder_input_ids=target, use_cache=False, **INSIDE)
         probabilities = output.logits[0].float().softmax(dim=-1).cpu()  # (T, V)
-        shown = {"inside": self._inside(output)} if inside and max(len(source), len(best)) <= _MAX_INSIDE else {}
+        is_short = max(len(source), len(best)) <= _MAX_INSIDE
+        shown = {"inside": self._inside(output)} if request.inside and is_short else {}
         chosen = probabilities.gather(1, torch.tensor(best)[:, None])[:, 0]  # (T,)
-        top = probabilities.topk(min(alternatives, _MAX_ALTERNATIVES, size))
+        top = probabilities.topk(min(request.alternatives, _MAX_ALTERNATIVES, size))
         choices = zip(top.indices.tolist(), _rounded(top.values, 4), strict=True)
         return {
             "source": _all_shown(self.source_tokenizer, self._decode_source, source),
@@ -183,11 +173,6 @@ class Inspector:
         text = self.target_tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         shown = [token["text"] for token in _all_shown(self.target_tokenizer, self._decode_target, tokens)]
         return {"text": text, "score": score, "tokens": tokens, "token_texts": shown}
-
-    def _look(self, source: list[int], target: list[int]) -> Any:
-        """The copy's output for one pair."""
-        ids = torch.tensor([source], device=self.copy.device)
-        return self.copy(ids, decoder_input_ids=decoder_inputs(self.copy, [target]), use_cache=False, **INSIDE)
 
     def _inside(self, output: Any) -> dict[str, Any]:
         def stack(name: str) -> dict[str, list]:

@@ -16,18 +16,10 @@ from ..data.translation_memories import language_match
 from ..inference.document_files import SUFFIXES, translate_document
 from ..inference.languages import NAMES
 from ..inference.placement import TranslatedPart
+from . import schemas
 from .metrics import Metrics
 from .options import Limits
 from .request_body import UploadedFile
-from .schemas import (
-    DetectedLanguage,
-    DetectRequest,
-    FileRequest,
-    Language,
-    PageRequest,
-    TranslateAnswer,
-    TranslateRequest,
-)
 from .service import LanguagePair, Notes
 
 #: A shorter text is not taken for one in the target language.
@@ -63,7 +55,7 @@ class Server:
         for pair in self.models:
             pair.close()
 
-    async def translate(self, request: TranslateRequest) -> TranslateAnswer:
+    async def translate(self, request: schemas.TranslateRequest) -> schemas.TranslateAnswer:
         """Translate the texts of a request. A text in the target language stays as it is."""
         texts = [request.q] if isinstance(request.q, str) else request.q
         self._check_characters("q", sum(map(len, texts)))
@@ -100,7 +92,7 @@ class Server:
         if isinstance(request.q, str):
             answer = {name: of_texts[0] for name, of_texts in answer.items()}
         warnings = [warning for of_text in notes for warning in of_text.warnings]
-        return TranslateAnswer(**answer, warnings=warnings or None)
+        return schemas.TranslateAnswer(**answer, warnings=warnings or None)
 
     def _route(self, source: str, target: str) -> list[LanguagePair]:
         """The pairs to go through for these codes or their variants. Empty if source and target are one language."""
@@ -122,7 +114,7 @@ class Server:
             raise HTTPException(400, f"{requested} is not supported (GET /languages lists the languages)")
         return code
 
-    async def _detected(self, texts: list[str], target: str) -> list[DetectedLanguage]:
+    async def _detected(self, texts: list[str], target: str) -> list[schemas.DetectedLanguage]:
         """The language of each text, among those that can be translated into `target`, and `target` itself."""
         sources = list(dict.fromkeys(source for source, other in self.routes if other == target))
         if not sources:
@@ -135,18 +127,18 @@ class Server:
             for text in texts
         ]
 
-    async def detect(self, request: DetectRequest) -> list[DetectedLanguage]:
+    async def detect(self, request: schemas.DetectRequest) -> list[schemas.DetectedLanguage]:
         """The languages of the server, the most probable for a text first."""
         self._check_characters("q", len(request.q))
         return [found for found in await self._ranked(request.q, self.codes) if found.confidence]
 
-    async def _ranked(self, text: str, codes: list[str]) -> list[DetectedLanguage]:
+    async def _ranked(self, text: str, codes: list[str]) -> list[schemas.DetectedLanguage]:
         if len(codes) == 1:
-            return [DetectedLanguage(confidence=100.0, language=codes[0])]
+            return [schemas.DetectedLanguage(confidence=100.0, language=codes[0])]
         ranked = await asyncio.to_thread(detect_languages, text, codes)
-        return [DetectedLanguage(confidence=round(100 * share, 1), language=code) for code, share in ranked]
+        return [schemas.DetectedLanguage(confidence=round(100 * share, 1), language=code) for code, share in ranked]
 
-    async def translate_file(self, request: FileRequest) -> str:
+    async def translate_file(self, request: schemas.FileRequest) -> str:
         """Translate a document, keep it for some time, and return its name for `GET /download_file`."""
         file, loop = request.file, asyncio.get_running_loop()
         name = PurePath(file.name).name if isinstance(file, UploadedFile) else ""
@@ -180,25 +172,24 @@ class Server:
         self.files[key] = content
         return key
 
-    async def page_translation(self, pair: LanguagePair, request: PageRequest) -> dict[str, Any]:
+    async def page_translation(self, pair: LanguagePair, request: schemas.PageRequest) -> dict[str, Any]:
         self._check_characters("text", len(request.text))
         most = max(16, pair.engine.num_beams)
         if request.num_beams is not None and request.num_beams > most:
             raise HTTPException(400, f"num_beams: at most {most}")
-        return await pair.page_translation(
-            request.text, request.caret, request.num_beams, request.alternatives, request.prefix, request.inside
-        )
+        return await pair.page_translation(request)
 
     def _check_characters(self, name: str, count: int) -> None:
         most = self.limits.max_characters
         if count > most:
             raise HTTPException(400, f"{name}: request ({count}) exceeds text limit ({most})")
 
-    def languages(self) -> list[Language]:
+    def languages(self) -> list[schemas.Language]:
         targets: dict[str, list[str]] = {code: [] for code in self.codes}
         for source, target in self.routes:
             targets[source].append(target)
-        return [Language(code=code, name=NAMES.get(code, code), targets=into) for code, into in targets.items()]
+        named = ((code, NAMES.get(code, code), into) for code, into in targets.items())
+        return [schemas.Language(code=code, name=name, targets=into) for code, name, into in named]
 
     def settings(self) -> dict[str, Any]:
         """The settings that LibreTranslate's own page and some clients read."""

@@ -24,6 +24,7 @@ from ..inference.protected import Protected, protect
 from ..inference.translator import ENDLESS, Translator
 from .engine import Engine
 from .inspection import Inspector
+from .schemas import PageRequest
 
 #: Attention needs memory for the square of a sentence's length. Models are trained on far shorter ones.
 MAX_SENTENCE_TOKENS = 1024
@@ -59,12 +60,9 @@ class TooLong(UserError):
 class LanguagePair:
     """Translates texts from one language into another.
 
-    Args:
-        source, target: codes such as "en".
-        translator: of this direction. Its tokenizers are used in this object's thread and nowhere else.
-        split: splits a line into sentences. None takes a line as one sentence.
-        site: content of `site.json`, as web/README.md describes it, without the settings of the search.
-        engine: arguments of `Engine`.
+    The tokenizers of `translator` are used in this object's thread and nowhere else. `split` splits a line into
+    sentences, None takes it as one. `site` is the content of `site.json` without the settings of the search, and
+    `engine` arguments of `Engine`.
     """
 
     def __init__(
@@ -109,29 +107,24 @@ class LanguagePair:
     async def translate(
         self, texts: Sequence[str], *, html: bool = False, n_best: int = 1, notes: Notes | None = None
     ) -> list[list[str]]:
-        """Translate texts. All their sentences wait in the queue together.
+        """Translate texts. All their sentences wait in the queue together. Line feeds, blank lines and list marks
+        stay.
 
         Args:
-            texts: their line feeds, blank lines and list marks stay.
             html: the texts are HTML, and their tags stay.
             n_best: translations of each text, at most `engine.num_beams`. An HTML text has one.
             notes: receives the warnings and, if it has a list for them, the probabilities.
 
         Returns:
             For each text its different translations, the best first.
-
-        Raises:
-            UserError: a sentence is longer than the learned positions of the model.
-            TooLong: the sentences never fit into the queue.
-            QueueFull: the sentences do not fit into the queue at present.
         """
         if html:
             documents = await self._map(split_html, texts, self._html_thread)
             passages = passages_of(documents)
             aligned = [bool(passage.elements) for passage in passages]
             filled = await self.translate_aligned([passage.text for passage in passages], aligned, notes)
-            join = partial(join_html, documents, filled)
-            return [[text] for text in await asyncio.get_running_loop().run_in_executor(self._html_thread, join)]
+            join = partial(join_html, translated=iter(filled))
+            return [[text] for text in await self._map(join, documents, self._html_thread)]
         parts, prepared = await self._split(texts, notes)
         results = []
         found = await self._search(parts, prepared, [False] * len(parts), n_best, notes)
@@ -143,30 +136,20 @@ class LanguagePair:
             results.append(list(dict.fromkeys(joined)))
         return results
 
-    async def page_translation(
-        self, text: str, caret: int | None, num_beams: int | None, alternatives: int, prefix: list[int], inside: bool
-    ) -> dict[str, Any]:
+    async def page_translation(self, request: PageRequest) -> dict[str, Any]:
         """A `Translation` of the page, as web/README.md defines it: all sentences, and a picture of one.
 
-        Args:
-            caret: position in the text. The picture is of its sentence. None is the end.
-            num_beams, alternatives, prefix, inside: of the picture. See `Inspector.picture`.
+        The picture is of the sentence at position `caret`, None for the end.
         """
-        (parts,), prepared = await self._split([text])
+        (parts,), prepared = await self._split([request.text])
         starts = list(accumulate((len(part.text) for part in parts), initial=0))
         numbers = [number for number, part in enumerate(parts) if part.is_sentence]
-        before = [number for number in numbers if caret is None or starts[number] <= caret]
+        before = [number for number in numbers if request.caret is None or starts[number] <= request.caret]
         number = before[-1] if before else next(iter(numbers), None)
         sentence = "" if number is None else parts[number].text
         own = prepared[sentence][0] if sentence else None
-        picture = await self.inspector.run(
-            self.inspector.picture,
-            own.text if own else sentence,
-            num_beams or self.engine.num_beams,
-            alternatives,
-            prefix,
-            inside,
-        )
+        beams = request.num_beams or self.engine.num_beams
+        picture = await self.inspector.run(self.inspector.picture, own.text if own else sentence, beams, request)
         shown = number if picture["tokens"] else None
         others = [part for n, part in enumerate(parts) if n != shown]
         (translated,) = await self._search([others], prepared, [False], 1)
@@ -228,12 +211,10 @@ class LanguagePair:
         n_best: int,
         notes: Notes | None = None,
     ) -> list[Translated]:
-        """Translate the sentences of texts.
+        """Translate the sentences of texts, as `_split` has prepared them.
 
-        Args:
-            prepared: see `_split`.
-            aligned: for each text whether its alignment is needed. Sentences with protected spans are always aligned.
-            notes: as in `translate`.
+        `aligned` says for each text whether its alignment is needed. Sentences with protected spans are always
+        aligned.
         """
         sentences = [sentence for parts in texts for sentence in sentences_of(parts)]
         if len(sentences) > self.engine.max_queue:

@@ -60,10 +60,10 @@ def test_memory_limit_does_not_change_probabilities(translator: Translator, monk
     targets = [[5 + i] * (1 + i) + [2] for i in range(len(CORPUS))]
     expected = token_log_probabilities([translator.model], translator.source_tokenizer, sources, targets)
     batches = []
-    original = token_probabilities._log_probabilities
+    original = token_probabilities.decoder_inputs
     monkeypatch.setattr(token_probabilities, "_MAX_LOGITS", 2 * 5 * 300)
     monkeypatch.setattr(
-        token_probabilities, "_log_probabilities", lambda *each: batches.append(len(each[2])) or original(*each)
+        token_probabilities, "decoder_inputs", lambda model, ids: batches.append(len(ids)) or original(model, ids)
     )
     found = token_log_probabilities([translator.model], translator.source_tokenizer, sources, targets)
     assert batches == [2, 2] and [len(row) for row in found] == [len(target) for target in targets]
