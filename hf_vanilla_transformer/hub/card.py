@@ -237,45 +237,36 @@ def _hub_names(facts: CardFacts) -> set[str]:
 
 # 2. The text
 
+_OF_EXTRA = ("MarianTokenizer", "FSMTTokenizer", "M2M100Tokenizer")  # the classes that need the extra `convert`
+
 
 def _model_section(directory: Path, facts: CardFacts) -> dict[str, Any]:
-    mark = _language_mark(directory)
-    example = json.dumps(mark["mark"] + (facts.example or "Put your text here."), ensure_ascii=False)
+    settings: dict[str, Any] = {}
+    with suppress(UserError, OSError):
+        settings = read_json_object(directory / "tokenizer_config.json")
+    # the usage code gives the target language at the start of the text, or as an argument of `generate`
+    mark = forced = ""
+    if directions := settings.get(DIRECTIONS):
+        target = directions[0][1]
+        if settings[MARKS][1]:
+            forced = f', forced_bos_token_id=tokenizer.convert_tokens_to_ids("__{target}__")'
+        else:
+            mark = f">>{target}<< "
+    kind = settings.get("tokenizer_class")
     return {
         "name": _public_value("model_name", facts.model_name),
         "languages": facts.languages,
         "directions": facts.directions,
-        "forced": mark["forced"],
+        "forced": forced,
         "both_ways": " and back" if facts.recipe.get("bidirectional") else "",
         "base_model": _public_value("base_model_id", facts.base_model) if facts.base_model else None,
         "parameters": f"{facts.parameters:,}" if facts.parameters is not None else None,
         "target_tokenizer": TARGET_FOLDER if (directory / TARGET_FOLDER).is_dir() else None,
-        "tokenizer": _tokenizer_class(directory),
-        "example": example,
+        "tokenizer": kind if kind in _OF_EXTRA else None,
+        "example": json.dumps(mark + (facts.example or "Put your text here."), ensure_ascii=False),
         "ships_code": (directory / "modeling_vanilla_transformer.py").is_file(),
         "ships_pipeline": (directory / "pipeline_vanilla_transformer.py").is_file(),
     }
-
-
-def _language_mark(directory: Path) -> dict[str, str]:
-    """How the usage code gives the target language: at the start of the text, or as an argument of `generate`."""
-    with suppress(UserError, OSError):
-        settings = read_json_object(directory / "tokenizer_config.json")
-        if directions := settings.get(DIRECTIONS):
-            target = directions[0][1]
-            if settings[MARKS][1]:
-                forced = f'forced_bos_token_id=tokenizer.convert_tokens_to_ids("__{target}__")'
-                return {"mark": "", "forced": f", {forced}"}
-            return {"mark": f">>{target}<< ", "forced": ""}
-    return {"mark": "", "forced": ""}
-
-
-def _tokenizer_class(directory: Path) -> str | None:
-    """The class of a tokenizer that needs the extra `convert`."""
-    with suppress(UserError):
-        kind = read_json_object(directory / "tokenizer_config.json").get("tokenizer_class")
-        return kind if kind in ("MarianTokenizer", "FSMTTokenizer", "M2M100Tokenizer") else None
-    return None
 
 
 def _training(facts: CardFacts) -> list[tuple[str, str]]:

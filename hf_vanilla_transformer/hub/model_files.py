@@ -9,10 +9,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import torch
-from huggingface_hub import split_torch_state_dict_into_shards
+from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file
 from transformers.dynamic_module_utils import get_relative_imports
 
 from ..data.tokenizer_training import TARGET_FOLDER
@@ -94,25 +93,13 @@ def shard(files: ModelFiles, max_shard_size: str, folder: Path) -> None:
     weights = files.chosen.get(WEIGHTS)
     if not isinstance(weights, Path):
         return
-    with safe_open(weights, framework="pt") as tensors:
-        shapes = {}  # meta tensors, without reading the data
-        for name in tensors.keys():  # noqa: SIM118 (no dictionary)
-            tensor = tensors.get_slice(name)
-            empty = tensor[tuple(slice(0, 0) for _ in tensor.get_shape())]
-            shapes[name] = torch.empty(tensor.get_shape(), dtype=empty.dtype, device="meta")
-        try:
-            split = split_torch_state_dict_into_shards(shapes, max_shard_size=max_shard_size)
-        except ValueError:
-            raise UserError(f"max_shard_size={max_shard_size!r} is no size; write one as 5GB or 500MB") from None
-        if not split.is_sharded:
-            return
+    try:
+        save_torch_state_dict(load_file(weights), folder, max_shard_size=max_shard_size)
+    except ValueError:
+        raise UserError(f"max_shard_size={max_shard_size!r} is no size; write one as 5GB or 500MB") from None
+    if (folder / INDEX).is_file():
         del files.chosen[WEIGHTS]
-        for file, names in split.filename_to_tensors.items():
-            part = {name: tensors.get_tensor(name) for name in names}
-            save_file(part, folder / file, metadata={"format": "pt"})
-            files.chosen[file] = folder / file
-    index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-    files.chosen[INDEX] = json_bytes(index)
+        files.chosen |= {path.name: path for path in folder.iterdir()}
 
 
 def json_bytes(value: dict[str, Any]) -> bytes:

@@ -39,8 +39,10 @@ def space_changes(
     check_repo_id(model_id, "model_id")
     files = _site_files(site)
     with one_line_errors(repo_id):
-        repo_id, model_id = (_with_owner(api, name) for name in (repo_id, model_id))
-        private = private or _is_restricted(api, model_id) or None
+        names = (repo_id, model_id)
+        repo_id, model_id = (n if "/" in n else f"{with_retries(api.whoami)['name']}/{n}" for n in names)
+        model = _info(api.model_info, model_id)
+        private = private or bool(model and (model.private or getattr(model, "gated", False))) or None
         deleted: set[str] = set()
         space = _info(api.space_info, repo_id)
         if space is None:
@@ -100,16 +102,6 @@ def _site_files(site: Path) -> dict[str, Path | bytes]:
         if path.is_file() and name.as_posix() != CARD:
             files[name.as_posix()] = path
     return files
-
-
-def _with_owner(api: HfApi, name: str) -> str:
-    return name if "/" in name else f"{with_retries(api.whoami)['name']}/{name}"
-
-
-def _is_restricted(api: HfApi, model_id: str) -> bool:
-    """Return whether the Hub does not give this model to everybody."""
-    model = _info(api.model_info, model_id)
-    return model is not None and bool(model.private or getattr(model, "gated", False))
 
 
 def _info(info: Callable[[str], Any], repo_id: str) -> Any:
