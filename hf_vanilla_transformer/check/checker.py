@@ -9,27 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
+from . import subject
 from .mistakes import MISTAKES, Mistake
 from .objectives import check_loss, check_shift
 from .parts import check_part, part_of
 from .place import first_difference
 from .reference import Reference
 from .report import TOLERANCE, UNKNOWN, Report, choices, notes_of, relative_difference
-from .subject import (
-    EOS,
-    PAD,
-    SOURCE_TOKENS,
-    built,
-    calls,
-    constructor_arguments,
-    describe_failure,
-    heads_of,
-    logits_of,
-    norm_options,
-    require_equal,
-    shared_layers,
-    weights_of,
-)
 
 _OUTPUTS = {
     "logits": lambda logits: logits,
@@ -39,30 +25,26 @@ _OUTPUTS = {
 }
 _OUTPUT_MISTAKES = {
     "probabilities": Mistake(
-        "output", "probabilities", "§3.4", "the model ends in a softmax, and cross-entropy computes another one"
+        "output", "§3.4", "probabilities", "the model ends in a softmax, and cross-entropy computes another one"
     ),
     "log-probabilities over positions": Mistake(
-        "output", "dim=1", "§3.4", "the softmax of the output runs over positions, not over the vocabulary"
+        "output", "§3.4", "dim=1", "the softmax of the output runs over positions, not over the vocabulary"
     ),
 }
-_TIED = Mistake("tying", "source", "§3.4", "the output layer has the table of the source, not of the target")
-_PRE = Mistake("norm position", "post", "§3.1", "an argument asks for pre-norm, and the layers are post-norm")
+_TIED = Mistake("tying", "§3.4", "source", "the output layer has the table of the source, not of the target")
+_PRE = Mistake("norm position", "§3.1", "post", "an argument asks for pre-norm, and the layers are post-norm")
 _CACHED = Mistake(
-    "cached step", None, "§3.1", "token by token with a cache the logits are not those of the whole target"
+    "cached step", "§3.1", None, "token by token with a cache the logits are not those of the whole target"
 )
-_PADDED = Mistake("positions", "padding", "§3.5", "padding on the left of a source moves the positions of its tokens")
+_PADDED = Mistake("positions", "§3.5", "padding", "padding on the left of a source moves the positions of its tokens")
 
 
 def check(build: Any, given: Mapping[str, Any]) -> Report:
     """Build a model, or a part of one, and compare its output with the paper's for the same random weights.
 
-    Args:
-        build: a class or a function that returns an `nn.Module`. Its name tells a part, such as `PositionalEncoding`,
-            `MultiHeadAttention`, `LayerNorm`, `EncoderLayer`, `loss` or `shift_right`, from a whole model.
-        given: arguments for it that the names of its parameters do not explain.
-
-    Raises:
-        UserError: it cannot be built, called or understood. The message names the argument that is needed.
+    The name of `build`, a class or a function that returns an `nn.Module`, tells a part, such as `PositionalEncoding`,
+    `MultiHeadAttention`, `EncoderLayer`, `loss` or `shift_right`, from a whole model. `given` are arguments for it
+    that the names of its parameters do not explain.
     """
     torch.manual_seed(0)
     for words, check_objective in ((r"shift", check_shift), (r"loss|smooth|criterion", check_loss)):
@@ -75,18 +57,18 @@ def check(build: Any, given: Mapping[str, Any]) -> Report:
 @torch.no_grad()
 def check_model(build: Any, given: Mapping[str, Any]) -> Report:
     """As `check`, for an encoder and decoder."""
-    arguments = constructor_arguments(build, given)
-    model = built(build, arguments)
-    if shared_layers(model):
+    arguments = subject.constructor_arguments(build, given)
+    model = subject.built(build, arguments)
+    if subject.shared_layers(model):
         explanation = "the layers of a stack are one object, as in [layer] * N: use copy.deepcopy"
-        return Report([Mistake("layers", "shared", "§3.1", explanation)], float("inf"), [])
-    weights = weights_of(model)
+        return Report([Mistake("layers", "§3.1", "shared", explanation)], float("inf"), [])
+    weights = subject.weights_of(model)
     source, target = _batch(weights.tensors)
     outputs = _outputs(model, source, target)
-    reference = Reference(weights.tensors, heads_of(arguments), PAD, weights.tables)
+    reference = Reference(weights.tensors, subject.heads_of(arguments), subject.PAD, weights.tables)
     if weights.tied_to_source:
         return Report([_TIED], float("inf"), [])
-    report = _compare(reference, [output for _, output in outputs], source, target, norm_options(model))
+    report = _compare(reference, [output for _, output in outputs], source, target, subject.norm_options(model))
     if report.mistakes == [UNKNOWN]:
         places = [first_difference(model, weights.modules, reference, call, (source, target)) for call, _ in outputs]
         # of two ways to call it that both work, one may swap words and sentences
@@ -107,10 +89,10 @@ def _with_cache_and_padding(model: nn.Module, source: Tensor, target: Tensor) ->
         return
 
     def run(ids: Tensor, target: Tensor, **more: Any) -> Any:
-        return model(input_ids=ids, attention_mask=ids.ne(PAD).long(), decoder_input_ids=target, **more)
+        return model(input_ids=ids, attention_mask=ids.ne(subject.PAD).long(), decoder_input_ids=target, **more)
 
     logits, steps, cache = run(source, target).logits, [], None
-    left = torch.stack([row.roll(int(row.eq(PAD).sum())) for row in source])
+    left = torch.stack([row.roll(int(row.eq(subject.PAD).sum())) for row in source])
     yield _PADDED, relative_difference(run(left, target).logits, logits)
     try:
         for token in target.split(1, dim=1):
@@ -127,11 +109,11 @@ def _batch(weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     sizes = (len(weights[f"model.{stack}.embed_tokens.weight"]) for stack in ("encoder", "decoder"))
     source, target = (
-        torch.randint(EOS + 1, min(size, SOURCE_TOKENS), (3, length), generator=generator)
+        torch.randint(subject.EOS + 1, min(size, subject.SOURCE_TOKENS), (3, length), generator=generator)
         for size, length in zip(sizes, (7, 5), strict=True)
     )
     for row, length in enumerate((6, 5, 4)):  # with padding in each, so that an inverted mask shows something
-        source[row, length:] = PAD
+        source[row, length:] = subject.PAD
     return source, target
 
 
@@ -139,17 +121,18 @@ def _outputs(model: nn.Module, source: Tensor, target: Tensor) -> list[tuple[Cal
     """Every way to call the model that works, with its output."""
     errors: list[BaseException] = []
     outputs: list[tuple[Callable[[], Any], Tensor]] = []
-    for call in calls(model, source, target):
+    for call in subject.calls(model, source, target):
         try:
-            output, again = (logits_of(call(), *target.shape) for _ in range(2))
+            output, again = (subject.logits_of(call(), *target.shape) for _ in range(2))
         except Exception as error:
             errors.append(error)
             continue
         if output is not None and again is not None:
-            require_equal(output, again)
+            subject.require_equal(output, again)
             outputs.append((call, output))
     if not outputs:
-        raise UserError(f"forward cannot be called with (source, target) and masks: {describe_failure(errors)}")
+        reason = subject.describe_failure(errors)
+        raise UserError(f"forward cannot be called with (source, target) and masks: {reason}")
     return outputs
 
 

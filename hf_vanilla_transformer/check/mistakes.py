@@ -1,5 +1,6 @@
 """Mistakes that implementations of the Transformer make: what differs, where the paper has it, and how it happens."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 
@@ -7,29 +8,25 @@ class Mistake(NamedTuple):
     """An option of a place of `reference.Reference` that is wrong."""
 
     place: str
-    option: Any
     section: str
+    option: Any
     explanation: str
 
 
-def _mistakes(place: str, section: str, **_: Any) -> Any:
-    return lambda option, explanation: Mistake(place, option, section, explanation)
-
-
-_scale = _mistakes("embedding scale", "§3.4")
-_position = _mistakes("positions", "§3.5")
-_head = _mistakes("heads", "§3.2.2")
-_factor = _mistakes("attention scale", "§3.2.1, Eq. 1")
-_softmax = _mistakes("softmax", "§3.2.1, Eq. 1")
-_causal = _mistakes("causal mask", "§3.2.3")
-_padding = _mistakes("padding", "§3.2.3")
-_value = _mistakes("mask value", "§3.2.3")
-_memory = _mistakes("memory", "§3.2.3")
-_residual = _mistakes("residual", "§3.1")
-_norm = _mistakes("norm", "§3.1")
-_hidden = _mistakes("activation", "§3.3, Eq. 2")
-_input = _mistakes("inputs", "§3.1")
-_sublayer = _mistakes("sublayers", "§3.1")
+_scale = partial(Mistake, "embedding scale", "§3.4")
+_position = partial(Mistake, "positions", "§3.5")
+_head = partial(Mistake, "heads", "§3.2.2")
+_factor = partial(Mistake, "attention scale", "§3.2.1, Eq. 1")
+_softmax = partial(Mistake, "softmax", "§3.2.1, Eq. 1")
+_causal = partial(Mistake, "causal mask", "§3.2.3")
+_padding = partial(Mistake, "padding", "§3.2.3")
+_value = partial(Mistake, "mask value", "§3.2.3")
+_memory = partial(Mistake, "memory", "§3.2.3")
+_residual = partial(Mistake, "residual", "§3.1")
+_norm = partial(Mistake, "norm", "§3.1")
+_hidden = partial(Mistake, "activation", "§3.3, Eq. 2")
+_input = partial(Mistake, "inputs", "§3.1")
+_sublayer = partial(Mistake, "sublayers", "§3.1")
 
 MISTAKES = (
     _scale("none", "embeddings are not multiplied by sqrt(d_model)"),
@@ -75,7 +72,7 @@ MISTAKES = (
     _memory("the decoder itself", "cross-attention takes keys and values from the decoder, not from the encoder"),
     _memory("the decoder itself, masked", "cross-attention is one more self-attention, with the causal mask"),
     _memory("the embeddings", "cross-attention reads the source's embeddings, not the encoder's output"),
-    Mistake("attention output", "not projected", "§3.2.2", "the output projection W^O is not used"),
+    Mistake("attention output", "§3.2.2", "not projected", "the output projection W^O is not used"),
     _residual("none", "no sublayer has a residual connection"),
     _residual("none around self-attention", "self-attention has no residual connection"),
     _residual("none around cross-attention", "cross-attention has no residual connection"),
@@ -91,10 +88,10 @@ MISTAKES = (
     _norm("over positions", "LayerNorm averages over positions, not over features"),
     _norm("over positions and features", "LayerNorm averages over positions and features, not over features alone"),
     _norm("no mean", "LayerNorm does not subtract the mean"),
-    Mistake("final norm", "unused", "§3.1", "the normalisation after the stacks is not used"),
+    Mistake("final norm", "§3.1", "unused", "the normalisation after the stacks is not used"),
     _hidden("none", "the feed-forward network has no activation"),
     _hidden("sigmoid", "the activation is a sigmoid, not ReLU"),
-    Mistake("feed-forward", "second ReLU", "§3.3, Eq. 2", "a ReLU follows the second matrix too"),
+    Mistake("feed-forward", "§3.3, Eq. 2", "second ReLU", "a ReLU follows the second matrix too"),
     _input("decoder reads the source", "the decoder reads the source, not the target"),
     _input("encoder reads the target", "the encoder reads the target, not the source"),
     _sublayer("no self-attention", "self-attention is not called"),

@@ -20,16 +20,18 @@ EPSILON = 0.1
 
 _OTHERS = {"V": 0, "V - 1": 1, "V - 2": 2, "none": 0}  # smoothing: the tokens that get nothing of ε
 _MISTAKES = {
-    option: Mistake(place, option, section, explanation)
-    for place, section, option, explanation in (
-        ("normalisation", "§5.4", "padding", "padding has a loss too: leave its positions out"),
-        ("normalisation", "§5.4", "positions", "the sum is divided by all positions, padding included"),
-        ("normalisation", "§5.4", "sentences", "a mean of sentences' means is no mean over tokens"),
-        ("softmax", "§5.4", "twice", "the softmax is computed twice: cross-entropy takes scores"),
-        ("label smoothing", "§5.4", "unsmoothed", "the argument for label smoothing has no effect"),
-        ("target shift", "§3.1", "none", "the decoder reads the token that it has to predict"),
-        ("target shift", "§3.1", "left", "the target is shifted to the left, so that the decoder sees the next"),
-        ("target shift", "§3.1", "start", "the first token is lost, or the start token is missing"),
+    mistake.option: mistake
+    for mistake in (
+        Mistake("normalisation", "§5.4", "padding", "padding has a loss too: leave its positions out"),
+        Mistake("normalisation", "§5.4", "positions", "the sum is divided by all positions, padding included"),
+        Mistake("normalisation", "§5.4", "sentences", "a mean of sentences' means is no mean over tokens"),
+        Mistake("softmax", "§5.4", "twice", "the softmax is computed twice: cross-entropy takes scores"),
+        Mistake("label smoothing", "§5.4", "unsmoothed", "the argument for label smoothing has no effect"),
+        Mistake("target shift", "§3.1", "none", "the decoder reads the token that it has to predict"),
+        Mistake(
+            "target shift", "§3.1", "left", "the target is shifted to the left, so that the decoder sees the next"
+        ),
+        Mistake("target shift", "§3.1", "start", "the first token is lost, or the start token is missing"),
     )
 }
 

@@ -11,19 +11,9 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..interop.torch_roles import layer_refs
+from . import subject
 from .reference import Reference
 from .report import TOLERANCE, UNKNOWN, Report, choices, notes_of, relative_difference
-from .subject import (
-    PAD,
-    WIDTH,
-    built,
-    constructor_arguments,
-    describe_failure,
-    heads_of,
-    norm_options,
-    referenced,
-    require_equal,
-)
 
 AT = "model.encoder.layers.0."
 _PARTS = {
@@ -48,11 +38,11 @@ def part_of(name: str) -> tuple[str, tuple[str, ...]] | None:
 @torch.no_grad()
 def check_part(build: Any, given: Mapping[str, Any], part: str, places: tuple[str, ...]) -> Report:
     """As `check_model`, for a part and its places."""
-    arguments = constructor_arguments(build, given)
-    module = built(build, arguments)
-    x = torch.randn(3, 7, WIDTH, generator=torch.Generator().manual_seed(1))
+    arguments = subject.constructor_arguments(build, given)
+    module = subject.built(build, arguments)
+    x = torch.randn(3, 7, subject.WIDTH, generator=torch.Generator().manual_seed(1))
     mask = torch.arange(7)[None] < torch.tensor([[7], [5], [6]])  # (B, T), True for a visible key
-    expected = _reference(part, module, heads_of(arguments))
+    expected = _reference(part, module, subject.heads_of(arguments))
     outputs: list[Tensor] = []
     errors: list[BaseException] = []
     for visible in (mask, None):  # without a mask only if the part takes none: a mistake in it would not show
@@ -63,14 +53,14 @@ def check_part(build: Any, given: Mapping[str, Any], part: str, places: tuple[st
                 errors.append(error)
                 continue
             if isinstance(output, Tensor):
-                require_equal(output, again)
+                subject.require_equal(output, again)
                 outputs += [output, output.transpose(0, 1)] if output.ndim == 3 else [output]
         if outputs:
             break
     if not outputs:
-        raise UserError(f"{build.__name__} cannot be called: {describe_failure(errors)}")
+        raise UserError(f"{build.__name__} cannot be called: {subject.describe_failure(errors)}")
     smallest = float("inf")
-    for choice, mistake in choices(places, norm_options(module)):
+    for choice, mistake in choices(places, subject.norm_options(module)):
         try:
             numbers = expected(x, visible, choice)
         except (RuntimeError, KeyError):  # shapes that this mistake does not allow
@@ -106,22 +96,22 @@ def _reference(part: str, module: nn.Module, heads: int) -> Callable[[Tensor, An
     """The paper's output for x, a mask or None, and a choice, with the weights of `module`."""
     tensors = {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
     if part == "positions":
-        reference = Reference({}, heads, PAD)
+        reference = Reference({}, heads, subject.PAD)
         return lambda x, _, choice: (
             x + reference.positions(x.shape[1], x.shape[2], "encoder", choice.get("positions", "interleaved"))
         )
     if part == "norm":
         vectors = zip((f"{AT}norm.weight", f"{AT}norm.bias"), tensors.values(), strict=False)
-        reference = Reference(dict(vectors), heads, PAD)
+        reference = Reference(dict(vectors), heads, subject.PAD)
         return lambda x, _, choice: reference.norm(x, f"{AT}norm", choice)
     if part == "attention":  # in a layer, whose other tensors are blank, the names have roles
-        sizes: dict[str, tuple[int, ...]] = {"ff.0.weight": (1, WIDTH), "ff.1.weight": (WIDTH, 1)}
-        sizes |= dict.fromkeys(("norm1.weight", "norm2.weight"), (WIDTH,))
+        sizes: dict[str, tuple[int, ...]] = {"ff.0.weight": (1, subject.WIDTH), "ff.1.weight": (subject.WIDTH, 1)}
+        sizes |= dict.fromkeys(("norm1.weight", "norm2.weight"), (subject.WIDTH,))
         tensors = {f"self_attn.{name}": value for name, value in tensors.items()}
         tensors |= {name: torch.ones(size) for name, size in sizes.items()}
     tensors = {f"encoder.layers.0.{name}": value for name, value in tensors.items()}
     refs, _ = layer_refs(tensors, ["encoder"])
-    reference = Reference(referenced(tensors, refs), heads, PAD)
+    reference = Reference(subject.referenced(tensors, refs), heads, subject.PAD)
 
     def output(x: Tensor, mask: Any, choice: Mapping[str, Any]) -> Tensor:
         visible = torch.ones(1, dtype=torch.bool) if mask is None else mask[:, None, None]  # (B, 1, 1, T)

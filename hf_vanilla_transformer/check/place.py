@@ -22,9 +22,7 @@ def first_difference(
 ) -> tuple[str, str]:
     """Return the place and its section, such as ("decoder layer 1, feed-forward", "§3.3").
 
-    Args:
-        modules: this package's names of modules -> the model's.
-        call: runs the model on `batch`, the source (B, S) and the decoder input (B, T).
+    `call` runs the model on `batch`, the source (B, S) and the decoder input (B, T). `modules` has its names by ours.
     """
     layers = {}
     for stack in ("encoder", "decoder"):

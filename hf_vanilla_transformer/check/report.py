@@ -10,7 +10,7 @@ from .mistakes import MISTAKES, Mistake
 from .reference import ALLOWED
 
 TOLERANCE = 2e-5  # of the largest number
-UNKNOWN = Mistake("model", None, "§3", "the numbers differ, and no single known mistake explains it")
+UNKNOWN = Mistake("model", "§3", None, "the numbers differ, and no single known mistake explains it")
 
 _DIFFERENCES = {
     ("norm position", "pre"): "pre-norm, where §3.1 has post-norm",

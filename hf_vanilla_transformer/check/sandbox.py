@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..untrusted import one_line
+from ..untrusted import one_line, require_file
 
 SECONDS = 60
 
@@ -28,25 +28,13 @@ class _Refused(BaseException):
 
 
 def check_file(path: str | Path, name: str, given: Mapping[str, Any], seconds: int = SECONDS) -> dict[str, Any]:
-    """Check the class or function `name` of a Python file, and return the fields of `checker.Report`.
-
-    Raises:
-        UserError: as in `check_model`, or the code does not end in time, exits, or tries what is refused.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
+    """Check the class or function `name` of a Python file, and return the fields of `checker.Report`."""
+    path = require_file(Path(path))
     task = json.dumps([str(path.resolve()), name, dict(given)])
     command = [sys.executable, "-m", f"{__package__}.sandbox"]
     try:
-        ended = subprocess.run(
-            command,
-            input=task,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        ended = subprocess.run(command, input=task, capture_output=True, text=True, timeout=seconds, env=environment)
     except subprocess.TimeoutExpired:
         raise UserError(f"{path}: the code did not end in {seconds} seconds") from None
     try:

@@ -48,11 +48,7 @@ _ARGUMENTS: tuple[tuple[str, Any], ...] = (
 
 
 def constructor_arguments(build: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a class or function by the names of its parameters, those of `given` first.
-
-    Raises:
-        UserError: a parameter without a default that no name explains, or a name in `given` that is no parameter.
-    """
+    """The arguments of a class or function by the names of its parameters, those of `given` first."""
     parameters = inspect.signature(build).parameters
     flexible = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     if not flexible and (unknown := given.keys() - parameters.keys()):
@@ -123,11 +119,7 @@ def referenced(tensors: Mapping[str, Tensor], refs: Mapping[str, TensorRef]) -> 
 
 
 def weights_of(module: nn.Module) -> Weights:
-    """Find the role of each tensor.
-
-    Raises:
-        UserError: a tensor's role is not clear from its name and shape.
-    """
+    """Find the role of each tensor by its name and shape."""
     if not any(True for _ in module.parameters()):
         raise UserError(f"{type(module).__name__} has no parameters: it needs layers of an encoder and of a decoder")
     tensors = _with_joined_heads(require_tensors(dict(module.state_dict()), type(module).__name__))
