@@ -50,26 +50,19 @@ def distil(
     """Translate text with a teacher and write parallel text to train a student on. A killed call resumes.
 
     Args:
-        source: the text to translate, as `path` of `read_sentences`. Blank lines, and translations that are blank,
-            are left out.
+        source: the text to translate, as `path` of `read_sentences`. Blank lines and translations are left out.
         output: a folder. It gets `SOURCE` and `TARGET`, and keeps the `TRANSLATIONS`.
-        processes: `accelerate.PartialState()`.
         n_best: translations of each sentence, each a training pair. More than 1 needs as many beams.
-        mbr: of the translations of a sentence, take the one that is most similar to the others by chrF, which is
-            minimum Bayes risk decoding over the n-best list (Eikema & Aziz 2020, arXiv 2005.10283).
-        tag: what the sources of back-translations start with (Caswell et al. 2019, arXiv 1906.06442). Train with a
+        mbr: take the translation that is most similar to the others by chrF, which is minimum Bayes risk decoding over
+            the n-best list (Eikema & Aziz 2020, arXiv 2005.10283).
+        tag: the start of the sources of back-translations (Caswell et al. 2019, arXiv 1906.06442). Train with a
             tokenizer that knows it, see `extend_tokenizer`.
         references: translations by people of the same lines, to train on too, behind the teacher's.
         back_translation: write the lines as `TARGET`, and their translations as `SOURCE`.
-        columns: of files with both languages, such as CSV or TMX.
-        progress, shard, pool, settings: as in `translate_file`. A shard writes no pairs. The call without it does.
-        pairs_format: "text" for the two files, "jsonl" or "parquet" for one table with columns `source` and `target`.
+        processes, progress, shard, pool, settings: as in `translate_file`. A shard writes no pairs.
+        pairs_format: "text", or "jsonl" or "parquet" for one table with columns `source` and `target`.
 
     Returns the number of pairs.
-
-    Raises:
-        UserError: as in `translate_file`, for references that do not match the source line by line, or a folder
-            with the translations of a different call.
     """
     if mbr and n_best < 2:
         raise UserError(f"mbr: it chooses among several translations: give n_best and num_beams, not n_best={n_best}")
@@ -96,9 +89,7 @@ def distil(
     processes.wait_for_everyone()
     if processes.process_index or shard:
         return 0
-    taught = _numbered(translations) if n_best > 1 else enumerate(read_lines(translations))
-    if mbr:
-        taught = _most_similar(taught)
+    taught = _taught(translations, n_best, mbr)
     if tag:
         taught = ((number, f"{tag} {text}" if text.strip() else "") for number, text in taught)
     pairs = ((lines[number], translation) for number, translation in chain(taught, enumerate(human)))
@@ -122,19 +113,14 @@ def _write_pairs(pairs: Iterable[tuple[str, str]], folder: Path, pairs_format: s
     return count
 
 
-def _most_similar(taught: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """The number of each line, and of its hypotheses the one with the highest mean chrF against the others."""
-    metric = CHRF()
-    for number, group in groupby(taught, key=itemgetter(0)):
-        hypotheses = [text for _, text in group]
-        yield (
-            number,
-            max(hypotheses, key=lambda text: sum(metric.sentence_score(text, [each]).score for each in hypotheses)),
-        )
-
-
-def _numbered(translations: Path) -> Iterator[tuple[int, str]]:
-    """Line number and text of each hypothesis in a file of n-best lists."""
-    for line in read_lines(translations):
-        number, text, *_ = line.split(" ||| ")
-        yield int(number), text
+def _taught(translations: Path, n_best: int, mbr: bool) -> Iterator[tuple[int, str]]:
+    """The number of each line with its translations, or with the one of the highest mean chrF against the others."""
+    if n_best == 1:
+        yield from enumerate(read_lines(translations))
+        return
+    metric, fields = CHRF(), (line.split(" ||| ") for line in read_lines(translations))
+    for number, group in groupby(fields, key=itemgetter(0)):
+        texts = [text for _, text, *_ in group]
+        if mbr:
+            texts = [max(texts, key=lambda text: sum(metric.sentence_score(text, [each]).score for each in texts))]
+        yield from ((int(number), text) for text in texts)

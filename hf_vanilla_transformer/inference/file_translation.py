@@ -54,10 +54,6 @@ def translated_lines(
         paragraphs: the language of lines that are paragraphs. `translate_documents` splits them into sentences.
             None takes each line as one sentence.
         others: as in `Translator.translate_nbest`.
-
-    Raises:
-        UserError: what that raises, and as early; `n_best` with greedy search, which has no scores; `paragraphs` with
-            what belongs to a sentence.
     """
     if paragraphs is not None:
         if n_best is not None or alignment or probabilities or settings.get("prefixes") is not None:
@@ -69,10 +65,10 @@ def translated_lines(
     if n_best is None and not alignment and not probabilities:
         return map(_on_one_line, translator.translate(sentences, first_line=first_line, **settings))
     settings |= {"alignment": alignment, "probabilities": probabilities, "first_line": first_line}
-    found = translator.translate_nbest(sentences, n_best or 1, **settings)
+    results = translator.translate_nbest(sentences, n_best or 1, **settings)
     return (
         _line(None if n_best is None else number, one)
-        for number, hypotheses in enumerate(found, start=first_line - 1)
+        for number, hypotheses in enumerate(results, start=first_line - 1)
         for one in _distinct(hypotheses)
     )
 
@@ -123,16 +119,14 @@ def translate_file(
         processes: `accelerate.PartialState()`, each with its `translator`.
         prefixes: a file with as many target prefixes as the source has lines.
         codes: the languages of each line, `source_lang` and `target_lang`, for a model of many.
-        batch_size, max_tokens_per_batch, settings: as in `translated_lines`. The two limits may differ when a job
-            resumes, since the last one may have run out of memory.
+        batch_size, max_tokens_per_batch, settings: as in `translated_lines`. The limits may change on a resume.
         progress: called with the lines of each finished chunk and the seconds it took, 0 if an earlier run did it.
-        shard: (i, N) translates only chunks i, i + N, … from 1, and leaves their files to `merge_shards`. Shards may
-            run at any time in any order. Without it, the call translates what shards left and joins all chunks.
+        shard: (i, N) translates chunks i, i + N, … from 1 only, and leaves their files to `merge_shards` or to a call
+            without it. Shards may run at any time in any order.
         pool: translates the chunks with the same model as `translator`. This process reads and writes.
 
     Raises:
-        UserError: chunks of a different job are next to this output, fields that a table has no columns for, or as
-            in `Translator.translate` and `RayPool.map`.
+        UserError: chunks of a different job are next to this output, or as in `Translator.translate`.
     """
     number_of_shard, shards = shard or (1, 1)
     share, shares = number_of_shard - 1 + shards * processes.process_index, shards * processes.num_processes
@@ -149,40 +143,51 @@ def translate_file(
     text: Any = read_lines(source) if source is None or isinstance(source, str | Path) else source
     pairs = with_prefixes(text, None if prefixes is None else read_lines(prefixes))
     rows_of_file = zip(pairs, *(codes or {}).values(), strict=False)
-    lines, written = 0, list[Path]()
-
-    def missing() -> Iterator[_Chunk]:
-        nonlocal lines
-        for number, rows in enumerate(iter(lambda: list(islice(rows_of_file, batch_size * BATCHES_PER_CHUNK)), [])):
-            part = parts / f"{number:09d}-{text_fingerprint([_text(job), lines, *rows])}"
-            written.append(part)
-            if number % shares == share:
-                if not part.exists():
-                    yield _Chunk(part, lines + 1, rows)
-                elif progress is not None:
-                    progress(len(rows), 0.0)
-            lines += len(rows)
-
     translate = partial(_translate_chunk, table=table, names=[*(codes or {})], **settings)
+    run: Any = partial(pool.map, translate, fingerprint=fingerprint) if pool else None
+    run = run or partial(map, partial(translate, translator))
+    progress = progress or (lambda lines, seconds: None)
+    chunks = iter(lambda: list(islice(rows_of_file, batch_size * BATCHES_PER_CHUNK)), [])
     try:
-        finished = (
-            pool.map(translate, missing(), fingerprint) if pool else map(partial(translate, translator), missing())
-        )
-        for chunk, translations, seconds in finished:
-            with line_writer(chunk.part) as write:
-                for line in translations:
-                    write(line)
-            if progress is not None:
-                progress(len(chunk.rows), seconds)
+        written, lines = _write_chunks(chunks, parts, _text(job), (share, shares), run, progress)
     except UserError:
         if shard is None and not any(path.name != _JOB for path in parts.glob("*")):
             shutil.rmtree(parts, ignore_errors=True)
         raise
     processes.wait_for_everyone()
     if processes.process_index == 0:
-        _finish(written, Path(output), shard is not None)
+        if shard is None:
+            _join(written, Path(output))
+        else:
+            refusal = f"output: {parts} contains shards of other text or another batch_size"
+            claim(parts / _ORDER, [part.name for part in written], refusal)
     processes.wait_for_everyone()
     return lines
+
+
+def _write_chunks(
+    chunks: Iterator[list[Any]], parts: Path, job: str, turn: tuple[int, int], run: Any, progress: Any
+) -> tuple[list[Path], int]:
+    """Translate the missing chunks of a turn (i, N), and return the files and the number of lines of all chunks."""
+    lines, written = 0, list[Path]()
+
+    def missing() -> Iterator[_Chunk]:
+        nonlocal lines
+        for number, rows in enumerate(chunks):
+            written.append(parts / f"{number:09d}-{text_fingerprint([job, lines, *rows])}")
+            if number % turn[1] == turn[0]:
+                if not written[-1].exists():
+                    yield _Chunk(written[-1], lines + 1, rows)
+                else:
+                    progress(len(rows), 0.0)
+            lines += len(rows)
+
+    for chunk, translations, seconds in run(missing()):
+        with line_writer(chunk.part) as write:
+            for line in translations:
+                write(line)
+        progress(len(chunk.rows), seconds)
+    return written, lines
 
 
 class _Chunk(NamedTuple):
@@ -208,14 +213,6 @@ def _translate_chunk(
             for line, (source, translation) in enumerate(rows, start=chunk.first_line)
         )
     return chunk, list(lines), time.perf_counter() - start
-
-
-def _finish(written: list[Path], output: Path, is_shard: bool) -> None:
-    """Join the chunks, or record their order for `merge_shards`."""
-    if not is_shard:
-        return _join(written, output)
-    parts, names = _parts_of(output), [part.name for part in written]
-    claim(parts / _ORDER, names, f"output: {parts} contains shards of other text or another batch_size")
 
 
 def merge_shards(output: str | Path) -> int:

@@ -135,11 +135,7 @@ class Translator:
         return cls(model, source, target, members, workers, shortlist)
 
     def directed(self, source_lang: str | None = None, target_lang: str | None = None) -> "Translator":
-        """A translator with the same model of many languages that translates in this direction by default.
-
-        Raises:
-            UserError: the model does not have a language.
-        """
+        """A translator with the same model of many languages that translates in this direction by default."""
         directed = copy.copy(self)
         directed.directions = self.directions.changed(source_lang, target_lang)
         return directed
@@ -186,34 +182,27 @@ class Translator:
             n_best: hypotheses per sentence, at most as many as beams.
             source_lang, target_lang: for a model of many languages, the codes of all sentences, or an iterable with
                 one for each. None is the default of the model or of `directed`, or the mark in a text (`>>de<< …`).
-            alignment: whether to align the words of each hypothesis with the source (`alignment.align`), by the first
-                model of an ensemble.
+            alignment: align the words of each hypothesis with the source (`alignment.align`).
             alignment_layer: the decoder layer that aligns, counted from 1. None is the last but one.
             alignment_words: `data.words.white_space_words`, or `words`, which also splits scripts without spaces.
-            probabilities: whether to compute the probability of each token, given the source and the tokens before
-                it, in one more pass of the decoder. An ensemble averages over its models.
-            scores: whether transformers' search returns scores too, for which it keeps the log-probabilities of
-                the whole vocabulary at every step. It runs for settings that this package's search does not cover.
+            probabilities: compute the probability of each token in one more pass of the decoder.
+            scores: whether transformers' search, if it runs, returns scores, for which it keeps all log-probabilities.
             prefixes: text that each translation must begin with, one per sentence. "" forces nothing. The last word
-                of a prefix may be continued. (A blank sentence comes out as its prefix.)
+                of a prefix may be continued.
             batch_size: sentences per batch, at most. `BATCHES_AHEAD` batches are read ahead, none with 1.
             max_tokens_per_batch: source tokens per batch, padding included, at most. A longer sentence goes alone.
                 The decoder's KV caches are `num_beams` times as large.
             first_line: the line number of the first sentence, or of every sentence, for messages.
-            protect: keep sentences without letters as they are, and the addresses, placeholders, markup, emoji and
-                times of others verbatim, where the alignment places them (`inference.protected`). The model does not
-                see them, and `tokens` do not contain them.
+            protect: keep sentences without letters, and addresses, placeholders, markup, emoji and times, as they are.
             **generate_kwargs: arguments of `model.generate`, such as `num_beams`. None takes the value of the
                 checkpoint's `generation_config.json`. Without `max_new_tokens` there, a translation has at most as
                 many tokens as the longest source of the batch, and 50 more (§6.1).
 
         Returns:
-            An iterator of as many lists as sentences, best hypothesis first. A blank sentence has one.
+            An iterator of as many lists as sentences, best hypothesis first. A blank sentence has one, its prefix.
 
         Raises:
-            UserError: at once for an argument out of range, more hypotheses than beams, an alignment layer that does
-                not exist, an ensemble with settings that only transformers' search covers; later for an item that is
-                not a string, one longer than the learned positions of the model, or a sentence without its prefix.
+            UserError: at once for wrong arguments, later for a wrong item or one that is too long.
         """
         if isinstance(sentences, str):
             raise UserError("sentences: an iterable of strings is needed, not one string; put it in a list")
