@@ -169,19 +169,11 @@ def extend_languages(
     related: Mapping[str, str],
     on_source: bool = True,
 ) -> list[str]:
-    """Add the languages that a model lacks to its joint tokenizer and its embeddings. Other logits do not change.
+    """Add the languages that a model lacks to its joint tokenizer and its embeddings, and return them. Other logits do
+    not change.
 
-    Args:
-        model, tokenizer: modified in place.
-        directions, on_source: as in `add_language_tokens`.
-        related: the known language that a new one starts with. Others start with the mean of all languages, or of all
-            tokens if there are none yet.
-
-    Returns:
-        The new languages.
-
-    Raises:
-        UserError: `related` has other languages, or a tokenizer whose class has a fixed list of languages.
+    A new language starts with the `related` known one, others with the mean of all languages, or of all tokens if
+    there are none yet. `directions` and `on_source` are as in `add_language_tokens`.
     """
     before = language_tokens(tokenizer)
     known = dict(before.ids) if before else {}

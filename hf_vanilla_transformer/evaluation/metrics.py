@@ -66,14 +66,8 @@ METRICS: dict[str, Callable[[str | None, bool], Any]] = {
 def make_metrics(
     names: Sequence[str], references: Sequence[Sequence[str]], tokenize: str | None = None, lowercase: bool = False
 ) -> dict[str, Any]:
-    """Return sacreBLEU's metrics by name.
-
-    Args:
-        names: of `METRICS`.
-        references, tokenize, lowercase: as of `score_translations`. The references choose the tokenizer.
-
-    Raises:
-        UserError: a name or a tokenizer that sacreBLEU does not know or cannot load.
+    """Return sacreBLEU's metrics by their names in `METRICS`. The references choose the tokenizer, unless it is
+    given.
     """
     unknown = [name for name in names if name not in METRICS]
     if unknown:
@@ -254,15 +248,9 @@ def score_test_split(
 ) -> dict[str, Any]:
     """Translate a test split with the model's generation config, and score it against the raw references.
 
-    Args:
-        dataset: the encoded pairs.
-        pairs: their text, with the columns "source" and "target".
-        split: the name that the metrics start with, such as "test" for `test_bleu`.
-        options: keyword arguments of `score_translations`.
-        groups: of the sentences.
-
-    Returns:
-        The scores, `seconds`, and `examples` of `example_translations`, by name.
+    `dataset` has the encoded pairs, and `pairs` their text. The names of the metrics start with `split`, such as
+    `test_bleu`. `options` are arguments of `score_translations`. Return the scores, `seconds`, and `examples` of
+    `example_translations`, by name.
     """
     start = time.monotonic()
     tokenizer = getattr(trainer, "target_tokenizer", None) or trainer.processing_class

@@ -73,9 +73,7 @@ def text_translator(
 ) -> TranslateTexts:
     """A function that splits texts into sentences, translates them and aligns their words.
 
-    Args:
-        source, target: languages of the texts and the translations, or None.
-        settings: as in `Translator.translate`.
+    `source` and `target` are languages or None, and `settings` as in `Translator.translate`.
     """
     split, cut = sentence_splitter(source), SentenceCutter(translator)
 

@@ -14,15 +14,9 @@ from ..search_vanilla_transformer import Advance, BeamState, Decoder
 
 
 class EnsembleEngine:
-    """An inference engine that averages the probabilities of several models.
+    """An inference engine that averages the probabilities of a model and of `members`. Every one may be optimized.
 
-    Args:
-        model: the first model.
-        members: the other models. The states of all encoders are concatenated, (B, S, D + …). Every model may be
-            optimized.
-
-    Raises:
-        ValueError: vocabularies of different sizes.
+    The states of all encoders are concatenated, (B, S, D + …).
     """
 
     search_only = True  # transformers' loops would call the first model alone

@@ -221,11 +221,7 @@ def register_class(model_class: type[PreTrainedModel]) -> None:
 
 
 def trust_code(folder: Path) -> None:
-    """Run the code in a model folder of a subclass, and register its class. Other folders stay as they are.
-
-    Raises:
-        UserError: the code is missing or cannot be imported.
-    """
+    """Run the code in a model folder of a subclass, and register its class. Other folders stay as they are."""
     config = _config(folder)
     reference = (config.get("auto_map") or {}).get(AutoModelForSeq2SeqLM.__name__)
     names = set(config.get("architectures") or ())
@@ -242,11 +238,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def registered_class(folder: Path) -> type[PreTrainedModel] | None:
-    """The translator that the Auto classes load from a folder, or None if they have none.
-
-    Raises:
-        UserError: nobody registered its model type.
-    """
+    """The translator that the Auto classes load from a folder, or None. A UserError if its model type is unknown."""
     config = read_json_object(folder / "config.json")
     kind = config.get("model_type")
     if not isinstance(kind, str):

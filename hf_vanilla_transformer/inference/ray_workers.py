@@ -25,11 +25,8 @@ Result = TypeVar("Result")
 class RayPool:
     """One translator for each accelerator of a cluster, or for each `workers` of its CPU cores without one.
 
-    Args:
-        address: of the cluster, as in `ray.init`. "local" starts one on this machine.
-        load: loads the translator. It is called once in each worker, and its model must be readable there.
-        workers: as in `Translator.from_pretrained`.
-        device: "cpu" takes no accelerators.
+    `address` is as in `ray.init`, and "local" starts a cluster on this machine. `load` is called once in each worker,
+    where its model must be readable. `device` "cpu" takes no accelerators.
     """
 
     def __init__(
@@ -42,9 +39,7 @@ class RayPool:
     ) -> Iterator[Result]:
         """Yield `function(translator, job)` for each job, in order of completion. Few jobs are read ahead.
 
-        Raises:
-            UserError: what `function` raises, a cluster that cannot be reached, workers that cannot start, or a
-                model with another fingerprint on a worker.
+        A cluster that cannot be reached, and a worker whose model has another `fingerprint`, are UserErrors.
         """
         with self._cluster() as ray:
             gpus = 0 if self.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))

@@ -59,11 +59,9 @@ def ends(settings: dict) -> list[int]:
 
 
 def best_token(scores: np.ndarray, tokens: list[int], limit: int, settings: dict) -> int:
-    """The best next token, as `generate` of transformers chooses it.
+    """The best next token after these `tokens`, as `generate` chooses it. The scores, logits (V), change.
 
-    Args:
-        scores: logits (V), which are changed. tokens: of the translation until now. limit: its maximum length.
-        settings: of generation_config.json.
+    `limit` is the maximum length of the translation, and `settings` are of generation_config.json.
     """
     first = not tokens
     forced = settings.get("forced_bos_token_id") if first else None

@@ -101,17 +101,9 @@ def write_site(
 def publish_site(
     source: str | Path, model_id: str, repo_id: str | None = None, private: bool | None = None, dry_run: bool = False
 ) -> str:
-    """Create or update the static Space that translates with a model on the Hub.
+    """Create or update the static Space `repo_id`, None for `model_id`, that translates with a model on the Hub.
 
-    Args:
-        source: the model's folder.
-        model_id: the model's name on the Hub.
-        repo_id: the Space's name. None is the model's.
-        private: create a private Space.
-        dry_run: read the Space, but change nothing.
-
-    Returns:
-        The Space's title with the URL of the commit, or with the changes of the dry run.
+    Return the Space's title with the URL of the commit, or with the changes of a `dry_run`, which changes nothing.
     """
     names = model_languages(Path(source))
     title = " → ".join(names) if names else model_id.rpartition("/")[2]
@@ -133,10 +125,8 @@ def describe(
     examples: list[str],
     local: bool,
 ) -> dict[str, Any]:
-    """The content of `site.json`, as README.md in this folder describes it.
-
-    Args:
-        sizes: bytes of the graphs by dtype. local: the site contains the runtime.
+    """The content of `site.json`, as README.md in this folder describes it. `sizes` are bytes of the graphs by
+    dtype.
     """
     encoder, decoder = GRAPHS
     return {
