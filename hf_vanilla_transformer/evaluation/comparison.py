@@ -48,16 +48,11 @@ def compare_systems(
     named: list[tuple[str, Sequence[str]]] = [(system, list(hypotheses)) for system, hypotheses in systems.items()]
     signatures, filled = {}, list(sources or [""] * len(references[0]))
     if metrics:
-        (bootstrap, by_metric), (_, trials) = (
-            PairedTest(
-                named,
-                make_metrics(metrics, references, tokenize, lowercase),
-                references,
-                test_type=kind,
-                n_samples=samples,
-            )()
-            for kind, samples in (("bs", SAMPLES), ("ar", TRIALS))
-        )
+        outcomes_of: list[Any] = []
+        for kind, samples in (("bs", SAMPLES), ("ar", TRIALS)):
+            made = make_metrics(metrics, references, tokenize, lowercase)
+            outcomes_of.append(PairedTest(named, made, references, test_type=kind, n_samples=samples)())
+        (bootstrap, by_metric), (_, trials) = outcomes_of
         outcomes_by_name = [(name, outcomes) for name, outcomes in by_metric.items() if name != "System"]
         for metric, (name, outcomes) in zip(metrics, outcomes_by_name, strict=True):
             signatures[metric] = f"{name}|{bootstrap[name]}"
