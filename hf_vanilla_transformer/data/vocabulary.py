@@ -42,9 +42,6 @@ def extend_tokenizer(
 
     Returns:
         The extended tokenizer.
-
-    Raises:
-        UserError: `more` is below 1 without tags, or the tokenizer is no byte-pair encoding.
     """
     if not tags:
         check_at_least_one(more=more)
@@ -139,9 +136,6 @@ def extend_embeddings(
         old: the tokenizer that the model was trained with.
         new: from `extend_tokenizer`.
         side: "source" or "target", for separate vocabularies.
-
-    Raises:
-        UserError: an unknown side, old tokens with different ids in `new`, or an `old` that does not fit the model.
     """
     if side not in ("source", "target"):
         raise UserError(f"side={side!r} is none of source, target")

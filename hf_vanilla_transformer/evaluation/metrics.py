@@ -119,10 +119,6 @@ def score_translations(
         (percent, n = 1 … 4), `hypothesis_length` and `reference_length` (tokens). `exact_match`, the percentage that
         equals a reference, and `sentences`.
 
-    Raises:
-        UserError: empty lists, lists of different lengths, an item that is no string, or an unknown metric or
-            tokenizer.
-
     Source: BLEU, Papineni et al. 2002. chrF, Popović 2015. TER, Snover et al. 2006. sacreBLEU, Post 2018, computes
     them.
     """
@@ -210,9 +206,6 @@ def translation_metrics(
     Returns:
         A function from predicted ids (N, T) and label ids (N, T'), padded with -100, to `bleu`, `chrf`, `exact_match`
         (percent) and `gen_len` (mean number of tokens without padding, as in Hugging Face's `run_translation.py`).
-
-    Raises:
-        UserError: the tokenizer has no pad token, or sacreBLEU does not know `tokenize`.
     """
     pad_id = tokenizer.pad_token_id
     if pad_id is None:

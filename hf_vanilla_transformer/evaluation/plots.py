@@ -43,9 +43,6 @@ def cross_attention(
     Returns:
         The S source tokens and T target tokens in readable form, and the weights, float32 on the CPU, of shape
         (layers, heads, T, S). Row t is the distribution of the step that predicts target token t. It sums to 1.
-
-    Raises:
-        UserError: an empty sentence.
     """
     if not sentence.strip():
         raise UserError("sentence: it is empty, so there is nothing to attend to")
@@ -84,9 +81,6 @@ def plot_attention(
         weights: (layers, heads, T, S).
         path: the plot. Its suffix chooses the format: `.png`, `.pdf`, `.svg` …
         layer: counted from 1. None for the last.
-
-    Raises:
-        UserError: a layer that does not exist, a format that matplotlib does not know, or no matplotlib.
     """
     layer = checked_layer(weights, layer)
     heads = list(weights[layer - 1])  # H of (T, S)

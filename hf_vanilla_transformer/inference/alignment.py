@@ -46,9 +46,6 @@ def align(
 
     Returns:
         The links of each pair, sorted.
-
-    Raises:
-        UserError: a layer that does not exist.
     """
     weights: list[Tensor] = []
     links: dict[int, list[Link]] = {}

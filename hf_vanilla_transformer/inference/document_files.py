@@ -37,9 +37,6 @@ def translate_document(
         suffix: of its name, such as ".html". It decides the format, one of `SUFFIXES`.
         translate: translates texts, for example a function of `text_translator`.
         source, target: languages, for a translation memory (.tmx).
-
-    Raises:
-        UserError: another format, or data that is not in this format.
     """
     if suffix.lower() == ".tmx":
         filled = _text_format(lambda text, function: translate_tmx(text, function, source, target), _ENCODING)

@@ -66,10 +66,6 @@ def load_model(
             for the folder and the machine. None is the checkpoint's.
         trust_remote_code: run the code of a subclass that the folder contains, as in `from_pretrained`.
         model_class: load this class instead of the one that the Auto classes know for the folder.
-
-    Raises:
-        UserError: no such folder, no complete model in it, an unknown class, a device that does not exist, an unknown
-            dtype.
     """
     folder = Path(directory)
     if not folder.is_dir():

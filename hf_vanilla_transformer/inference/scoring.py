@@ -37,9 +37,6 @@ def score_translations_of(
         pairs: source and target text.
         batch_size: pairs per batch, at most. `BATCHES_AHEAD` batches are read ahead and sorted by length.
         max_tokens_per_batch: tokens per batch on its longer side, padding included, at most. A longer pair goes alone.
-
-    Raises:
-        UserError: a limit below 1, or a source longer than the learned positions of the model.
     """
     check_at_least_one(batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch)
     directions, tokenizer, lines = translator.directions, translator.target_tokenizer, count(1)

@@ -50,9 +50,6 @@ class Engine:
         max_tokens_per_batch: most source tokens in it, padding included.
         max_queue: most sentences that wait.
         settings: arguments of `generate`, such as `num_beams`.
-
-    Raises:
-        UserError: a number is below 1, or `ContinuousSearch` does not support the settings.
     """
 
     def __init__(

@@ -152,11 +152,7 @@ class WeightAverage(TrainerCallback):
         save_file(average, checkpoint / EMA_WEIGHTS, metadata={"format": "pt"})
 
     def load(self, checkpoint: Path) -> None:
-        """Continue from the average in a checkpoint.
-
-        Raises:
-            UserError: it has none, or a damaged one.
-        """
+        """Continue from the average in a checkpoint."""
         try:
             self.average = load_file(checkpoint / EMA_WEIGHTS)
         except OSError:

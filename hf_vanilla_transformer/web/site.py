@@ -69,10 +69,6 @@ def write_site(
         runtime: folder after `npm install` of `PACKAGES`. The site contains the runtime and works without a network.
             None lets the page load the runtime from a content delivery network and check its hash.
         examples: sentences that the page offers. Without any, those of the run's test.
-
-    Raises:
-        UserError: the folder is not empty, the model is damaged, the runtime has a different version, or
-            `interop.transformers_js.write` refuses the model.
     """
     source, output = Path(source), Path(output)
     if output.resolve() in (source.resolve(), *source.resolve().parents):
