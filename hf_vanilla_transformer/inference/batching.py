@@ -48,6 +48,7 @@ class TranslationRequest:
     protect: bool
     words: WordSplitter  # for the alignment
     marks: frozenset[int]  # ids of a source that are not in its text
+    has_codes: bool  # whether each sentence has its own languages
 
 
 def length_batches(lengths: Mapping[int, int], batch_size: int, max_tokens: int) -> Iterator[list[int]]:

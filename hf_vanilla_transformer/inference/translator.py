@@ -206,6 +206,7 @@ class Translator:
         request = TranslationRequest(
             *(batch_size, max_tokens_per_batch, layer, probabilities, settings, refill, protect, alignment_words),
             self.directions.marks(source_lang, target_lang),
+            not all(codes is None or isinstance(codes, str) for codes in (source_lang, target_lang)),
         )
         first, numbers = (first_line, count(first_line)) if isinstance(first_line, int) else (1, iter(first_line))
         directions = self.directions.each(source_lang, target_lang)
@@ -262,6 +263,8 @@ class Translator:
         while window := list(islice(pairs, ahead)):
             translate = self._translate_protected if request.protect else self._translate_window
             yield from translate(window, list(islice(places, len(window))), request)
+        if request.has_codes and next(places, None) is not None:
+            raise UserError("source_lang, target_lang: there are more codes than sentences")
 
     def _translate_protected(
         self, window: list[tuple[str, str]], places: list[Place], request: TranslationRequest

@@ -96,6 +96,7 @@ def test_prefixes_follow_the_mark(folder: Path) -> None:
         ({"target_lang": "xx"}, "target_lang"),
         ({"source_lang": "xx", "target_lang": "de"}, "source_lang"),
         ({"target_lang": ["de", "fr"]}, "target_lang"),
+        ({"target_lang": ["de"] * 100}, "target_lang"),
     ],
 )
 def test_unknown_and_missing_languages_are_refused(folder: Path, arguments: dict[str, Any], message: str) -> None:
