@@ -12,7 +12,6 @@ from tokenizers import decoders
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.side_tokens import Side, side_tokens
-from ..data.source_text import source_text
 from ..errors import UserError
 from ..inference.alignment import decoder_inputs
 from ..inference.shared_copy import shared_copy
@@ -30,6 +29,8 @@ def cross_attention(
     target_tokenizer: PreTrainedTokenizerBase | None,
     sentence: str,
     translation: str | None = None,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
 ) -> tuple[list[str], list[str], torch.Tensor]:
     """The cross-attention weights of every decoder layer and head (§3.2.3).
 
@@ -39,19 +40,26 @@ def cross_attention(
         target_tokenizer: the tokenizer of the translation. None for a joint tokenizer.
         sentence: the source text.
         translation: the target text, fed to the decoder as in training. None for the model's translation.
+        source_lang, target_lang: the direction, of a model of many languages.
 
     Returns:
         The S source tokens and T target tokens in readable form, and the weights, float32 on the CPU, of shape
         (layers, heads, T, S). Row t is the distribution of the step that predicts target token t. It sums to 1.
+
+    Raises:
+        UserError: an empty sentence, or a language that the model does not have.
     """
     if not sentence.strip():
         raise UserError("sentence: it is empty, so there is nothing to attend to")
     target_tokenizer = target_tokenizer or source_tokenizer
+    translator = Translator(model, source_tokenizer, target_tokenizer).directed(source_lang, target_lang)
+    source_ids = translator.encode(sentence)
     if translation is None:
-        (translation,) = Translator(model, source_tokenizer, target_tokenizer).translate([sentence])
-    source_ids = source_tokenizer(source_text(sentence, source_tokenizer))["input_ids"]
+        (translation,) = translator.translate([sentence])
     with TOKENIZER_LOCK:
-        target_ids = target_tokenizer(text_target=translation)["input_ids"]
+        (target_ids,) = translator.directions.encode_targets(
+            target_tokenizer, [translation], [translator.directions.default]
+        )
     output = shared_copy(model, attention="eager")(
         input_ids=torch.tensor([source_ids], device=model.device),
         decoder_input_ids=decoder_inputs(model, [target_ids]),

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -11,6 +11,7 @@ from ..data.language_tokens import Direction, encode_targets, language_tokens
 from ..errors import UserError
 
 Codes = str | Iterable[str] | None
+Place = tuple[int, Direction]  # the number of a line, for messages, and the direction of its sentence
 
 
 class Directions:
@@ -127,16 +128,30 @@ class Directions:
         return [] if self.target is None else self.target.target(direction)
 
     def encode_targets(
-        self, tokenizer: Any, texts: Sequence[str], direction: Direction, ends: bool = True
+        self, tokenizer: Any, texts: Sequence[str], directions: Sequence[Direction], ends: bool = True
     ) -> list[list[int]]:
-        """The ids of translations, with the mark of their language, and with an end token if `ends`."""
+        """The ids of translations, each with the mark of its language, and with an end token if `ends`."""
         rows = encode_targets(tokenizer, texts, add_special_tokens=ends)
-        return rows if self.target is None else [self.target.translation(row, direction) for row in rows]
+        if self.target is None:
+            return rows
+        return [self.target.translation(row, direction) for row, direction in zip(rows, directions, strict=True)]
 
     def marks(self, source_lang: Codes, target_lang: Codes) -> frozenset[int]:
         """The ids that are not text of a source. A mark that stands in the text is a word of it."""
         named = (source_lang, target_lang, *self.default) != (None,) * 4
         return frozenset(self.source.ids.values()) if self.source and named else frozenset()
+
+
+def numbered(places: Iterator[Place], count: int) -> list[Place]:
+    """The places of the next sentences.
+
+    Raises:
+        UserError: there are fewer codes than sentences.
+    """
+    taken = list(islice(places, count))
+    if len(taken) < count:
+        raise UserError(f"source_lang, target_lang: {count - len(taken)} sentences have no code")
+    return taken
 
 
 def _setting(tokenizer: Any, name: str) -> str | None:

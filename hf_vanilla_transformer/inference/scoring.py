@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 
 from ..data.side_tokens import readable_tokens
 from ..errors import check_at_least_one
 from .batching import BATCHES_AHEAD, MAX_TOKENS, length_batches
+from .directions import Codes, numbered
 from .token_probabilities import token_log_probabilities
 from .translator import TOKENIZER_LOCK, Translator
 
@@ -29,6 +30,8 @@ def score_translations_of(
     pairs: Iterable[tuple[str, str]],
     batch_size: int = 64,
     max_tokens_per_batch: int = MAX_TOKENS,
+    source_lang: Codes = None,
+    target_lang: Codes = None,
 ) -> Iterator[ScoredTranslation]:
     """Score given translations, in their order.
 
@@ -37,14 +40,21 @@ def score_translations_of(
         pairs: source and target text.
         batch_size: pairs per batch, at most. `BATCHES_AHEAD` batches are read ahead and sorted by length.
         max_tokens_per_batch: tokens per batch on its longer side, padding included, at most. A longer pair goes alone.
+        source_lang, target_lang: for a model of many languages, as of `Translator.translate_nbest`.
+
+    Raises:
+        UserError: a limit below 1, a language that the model does not have, or a source longer than its learned
+            positions.
     """
     check_at_least_one(batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch)
-    directions, tokenizer, lines = translator.directions, translator.target_tokenizer, count(1)
-    pairs = iter(pairs)
+    places, pairs = enumerate(translator.directions.each(source_lang, target_lang), start=1), iter(pairs)
+    directions, tokenizer = translator.directions, translator.target_tokenizer
     while window := list(islice(pairs, batch_size * BATCHES_AHEAD)):
+        placed = numbered(places, len(window))
         with TOKENIZER_LOCK:
-            targets = directions.encode_targets(tokenizer, [target for _, target in window], directions.default)
-        sources = [translator.encode(source, next(lines)) for source, _ in window]
+            texts = [target for _, target in window]
+            targets = directions.encode_targets(tokenizer, texts, [direction for _, direction in placed])
+        sources = [translator.encode(source, *place) for (source, _), place in zip(window, placed, strict=True)]
         lengths = {i: max(len(targets[i]), len(sources[i])) for i in range(len(window))}
         scored: dict[int, ScoredTranslation] = {}
         for batch in length_batches(lengths, batch_size, max_tokens_per_batch):

@@ -35,7 +35,7 @@ from .batching import (
     search_jobs,
     with_prefixes,
 )
-from .directions import Codes, Directions
+from .directions import Codes, Directions, Place, numbered
 from .ensemble import EnsembleEngine
 from .hypothesis import Hypothesis
 from .loading import load_model
@@ -55,9 +55,6 @@ EXTRA_TOKENS = MAX_LENGTH_OVER_SOURCE
 
 #: Encoding a target switches some tokenizers, such as Marian's, to a different vocabulary and back.
 TOKENIZER_LOCK = threading.Lock()
-
-
-Place = tuple[int, Direction]  # the number of a line, for messages, and the direction of its sentence
 
 
 class Translator:
@@ -262,7 +259,7 @@ class Translator:
         ahead = request.batch_size * BATCHES_AHEAD if request.batch_size > 1 else 1
         while window := list(islice(pairs, ahead)):
             translate = self._translate_protected if request.protect else self._translate_window
-            yield from translate(window, list(islice(places, len(window))), request)
+            yield from translate(window, numbered(places, len(window)), request)
         if request.has_codes and next(places, None) is not None:
             raise UserError("source_lang, target_lang: there are more codes than sentences")
 
@@ -314,8 +311,6 @@ class Translator:
         no_alignment: list[Any] | None = None if request.alignment_layer is None else []
         no_tokens: list[Any] | None = [] if request.probabilities else None
         results = [[Hypothesis(prefix, 0.0, no_alignment, no_tokens, no_tokens)] for _, prefix in window]
-        if len(places) < len(window):
-            raise UserError(f"source_lang, target_lang: {len(window) - len(places)} sentences have no code")
         sentences = {
             i: EncodedSentence(self.encode(line, *place), self.encode_prefix(prefix, *place))
             for i, ((line, prefix), place) in enumerate(zip(window, places, strict=True))
@@ -370,7 +365,7 @@ class Translator:
         if not prefix.strip():
             return self.directions.prefix(direction)
         with TOKENIZER_LOCK:
-            (ids,) = self.directions.encode_targets(self.target_tokenizer, [prefix.strip()], direction, ends=False)
+            (ids,) = self.directions.encode_targets(self.target_tokenizer, [prefix.strip()], [direction], ends=False)
         if len(ids) >= (limit := self.position_limit() or math.inf):
             raise UserError(
                 f"line {line_number}: a prefix of {len(ids)} tokens, but the model has {limit} positions only"

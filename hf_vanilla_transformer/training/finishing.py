@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 
 from ..data import save_tokenizers
+from ..data.directions import PART
 from ..errors import DiskFull, Interrupted, UserError
 from ..evaluation.metrics import score_test_split, score_translations
 from ..evaluation.plots import cross_attention, plot_attention, plot_curve
@@ -230,7 +231,9 @@ def draw_attention(model: VanillaTransformerForConditionalGeneration, run: Run) 
     if row is None:
         return
     with report_missing_plot("attention map"):
-        source, target, weights = cross_attention(model, *run.tokenizers, row["source"], row["target"])
+        directions = run.corpus.directions.get("test")
+        direction = directions[row[PART]] if directions else (None, None)
+        source, target, weights = cross_attention(model, *run.tokenizers, row["source"], row["target"], *direction)
         file = Path(run.args.output_dir) / "attention.png"
         print_main(f"attention map: {plot_attention(source, target, weights, file)}")
 

@@ -20,7 +20,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument("--translation", help="the translation (default: the model's)")
     parser.add_argument("--layer", type=int, metavar="N", help="decoder layer, counted from 1 (default: the last)")
     parser.add_argument("--output", metavar="F", help="the plot: .png, .pdf or .svg (default: print the numbers)")
-    add_shared_flags(parser, *MODEL_CODE, "device")
+    add_shared_flags(parser, "source_lang", "target_lang", *MODEL_CODE, "device")
     return parser.parse_args(arguments)
 
 
@@ -31,8 +31,9 @@ def main(arguments: argparse.Namespace) -> None:
     translator = Translator.from_pretrained(arguments.model, arguments.device)
     tokenizers = translator.source_tokenizer, translator.target_tokenizer
     source_tokens, target_tokens, weights = cross_attention(
-        translator.model, *tokenizers, arguments.sentence, arguments.translation
-    )
+        translator.model, *tokenizers, arguments.sentence, arguments.translation,
+        arguments.source_lang, arguments.target_lang,
+    )  # fmt: skip
     if arguments.output:
         print(plot_attention(source_tokens, target_tokens, weights, arguments.output, layer=arguments.layer))
         return

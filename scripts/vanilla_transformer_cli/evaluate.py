@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from .models import MODEL_CODE, load_translator
+from .models import MODEL_CODE, codes_of, load_translator
 from .parsing import COLUMNS, COLUMNS_TITLE, DECODING, Parser, add_shared_flags, columns_of, given_values
 
 
@@ -103,7 +103,8 @@ def translate_source(
     """The translations of --source, and the settings that produced them."""
     settings = given_values(arguments, *DECODING)
     start = time.perf_counter()
-    translations = list(translator.translate(sources, **settings))
+    codes = codes_of(arguments, translator, arguments.source)
+    translations = list(translator.translate(sources, **settings, **codes))
     seconds = time.perf_counter() - start
     models = arguments.model or []
     return translations, {
@@ -159,7 +160,8 @@ def score_perturbed(
         sources, references = map(list, zip(*perturb_all(name, pairs), strict=True))
         groups[name] = {"sentences": len(sources)}
         for system, translator in systems.items():
-            hypotheses = list(translator.translate(sources, **given_values(arguments, *DECODING)))
+            settings = given_values(arguments, *DECODING) | codes_of(arguments, translator, arguments.source)
+            hypotheses = list(translator.translate(sources, **settings))
             scores = score_translations(hypotheses, references, **options)
             groups[name][system] = {metric: scores[metric] for metric in options["metrics"]}
     return groups

@@ -39,6 +39,15 @@ def load_translator(arguments: argparse.Namespace, models: Sequence[str], device
     return translator if translator.directions.source is None else translator.directed(*codes)
 
 
+def codes_of(arguments: argparse.Namespace, translator: Any, path: str | None) -> dict[str, Any]:
+    """The columns of a table with the languages of each row, for a model of many languages, without those of flags."""
+    from hf_vanilla_transformer.inference.sentences import read_codes
+
+    is_read = translator.directions.source is not None and not getattr(arguments, "paragraphs", False)
+    columns = read_codes(path) if is_read else {}
+    return {name: codes for name, codes in columns.items() if getattr(arguments, name) is None}
+
+
 def ray_pool(arguments: argparse.Namespace, flag: str) -> Any:
     """The workers of --ray with the models of the flag "model" or "teacher", or None without --ray."""
     if arguments.ray is None:

@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .models import MODEL_CODE, load_translator, ray_pool, shared_work
+from .models import MODEL_CODE, codes_of, load_translator, ray_pool, shared_work
 from .parsing import COLUMNS, COLUMNS_TITLE, DECODING, Parser, add_shared_flags, columns_of, given_values
 
 
@@ -126,16 +126,6 @@ def sentences_to_translate(arguments: argparse.Namespace) -> Iterator[str]:
     return unwrapped(lines, output_settings(arguments)["paragraphs"]) if arguments.unwrap else lines
 
 
-def codes_of(arguments: argparse.Namespace, translator: Any) -> Any:
-    """The columns of --input with the languages of each row, for a model of many languages, without those of flags."""
-    from hf_vanilla_transformer.inference.sentences import read_codes
-
-    if translator.directions.source is None or arguments.paragraphs:
-        return {}
-    columns = read_codes(arguments.input)
-    return {name: codes for name, codes in columns.items() if getattr(arguments, name) is None}
-
-
 def translate_to_file(arguments: argparse.Namespace) -> None:
     """Translate in chunks that all processes share, and that a killed job leaves for the next one."""
     from hf_vanilla_transformer.inference.file_translation import translate_file
@@ -144,7 +134,7 @@ def translate_to_file(arguments: argparse.Namespace) -> None:
         translator = load_translator(arguments, arguments.model, device)
         translate_file(
             translator, sentences_to_translate(arguments), arguments.output, processes, prefixes=arguments.prefix,
-            codes=codes_of(arguments, translator),
+            codes=codes_of(arguments, translator, arguments.input),
             shard=arguments.shard, pool=ray_pool(arguments, "model"), progress=progress,
             **output_settings(arguments),
         )  # fmt: skip
@@ -157,8 +147,9 @@ def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
 
     columns = columns_of(arguments, arguments.model[0], arguments.input, arguments.score)
     sources, targets = read_sentence_pairs(arguments.input, arguments.score, columns)
-    limits = given_values(arguments, "batch_size", "max_tokens_per_batch")
-    for scored in score_translations_of(translator, zip(sources, targets, strict=True), **limits):
+    settings = given_values(arguments, "batch_size", "max_tokens_per_batch")
+    settings |= codes_of(arguments, translator, arguments.input)
+    for scored in score_translations_of(translator, zip(sources, targets, strict=True), **settings):
         tokens = " ".join(f"{log_p:.4f}" for log_p in scored.log_probabilities)
         yield f"{scored.log_probability:.4f}\t{tokens}"
 
@@ -216,7 +207,7 @@ def main(arguments: argparse.Namespace) -> None:
         else:
             prefixes = None if arguments.prefix is None else read_lines(arguments.prefix)
             settings = output_settings(arguments)
-            settings |= {"prefixes": prefixes} | codes_of(arguments, translator)
+            settings |= {"prefixes": prefixes} | codes_of(arguments, translator, arguments.input)
             lines = translated_lines(translator, sentences_to_translate(arguments), **settings)
         for line in lines:
             write(line)

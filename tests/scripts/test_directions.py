@@ -1,0 +1,79 @@
+"""The subcommands translate with a model of many languages in the direction of each row, or of their flags."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.evaluation.plots import cross_attention
+from hf_vanilla_transformer.inference.scoring import score_translations_of
+from tests.model_helpers import save_model_of_languages
+
+ROWS = [("seven", "sieben", "de"), ("eight", "huit", "fr"), ("seven hundred", "siebenhundert", "de")]
+TARGETS = [row[2] for row in ROWS]
+SOURCES, REFERENCES = [row[0] for row in ROWS], [row[1] for row in ROWS]
+
+
+@pytest.fixture(params=[True, False], ids=["source", "target"])
+def folder(request: Any, tmp_path: Path) -> Path:
+    return save_model_of_languages(tmp_path / "model", request.param, tie_word_embeddings=False)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    with open(tmp_path / "rows.tsv", "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, delimiter="\t").writerows([("source", "target", "target_lang"), *ROWS])
+    return tmp_path / "rows.tsv"
+
+
+def test_rows_of_a_table_have_their_own_directions(command: Any, folder: Path, table: Path, tmp_path: Path) -> None:
+    translator = Translator.from_pretrained(folder, device="cpu")
+    hypotheses = list(translator.translate(SOURCES, target_lang=TARGETS, max_new_tokens=4, num_beams=2))
+    shared = ("--model", folder, "--device", "cpu")
+    decoding = ("--max_new_tokens", 4, "--num_beams", 2)
+    status, printed, errors = command("translate", *shared, *decoding, "--input", table)
+    assert (status, printed.splitlines()) == (0, hypotheses), errors
+
+    results = tmp_path / "results.json"
+    files = ("--source", table, "--reference", table, "--output", results, "--by", "target_lang")
+    status, _, errors = command("evaluate", *shared, *decoding, *files)
+    assert status == 0, errors
+    of_german = [hypotheses[0], hypotheses[2]], [REFERENCES[0], REFERENCES[2]]
+    written = json.loads(results.read_text(encoding="utf-8"))
+    (scores,) = [scores for name, scores in written["groups"]["de"].items() if name != "sentences"]
+    texts = (write(tmp_path / f"text{i}", lines) for i, lines in enumerate(of_german))
+    command("evaluate", "--hypothesis", next(texts), "--reference", next(texts), "--output", results)
+    assert scores["chrf"] == json.loads(results.read_text(encoding="utf-8"))["chrf"]
+
+    status, printed, errors = command("translate", *shared, "--input", table, "--score", table)
+    assert status == 0, errors
+    alone = [next(score_translations_of(translator.directed(None, target), [pair])) for *pair, target in ROWS]
+    found = [float(line.split("\t")[0]) for line in printed.splitlines()]
+    assert found == pytest.approx([scored.log_probability for scored in alone], abs=2e-4)
+    scored = list(score_translations_of(translator, zip(SOURCES, REFERENCES, strict=True), target_lang=TARGETS))
+    assert [row.tokens for row in scored] == [row.tokens for row in alone]
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_attention_is_that_of_a_direction(command: Any, folder: Path) -> None:
+    translator = Translator.from_pretrained(folder, device="cpu")
+    tokens, weights = {}, {}
+    for target in ("de", "fr"):
+        of_sentence = (translator.model, translator.source_tokenizer, None, "seven", "sieben")
+        source, translation, weights[target] = cross_attention(*of_sentence, target_lang=target)
+        tokens[target] = [*source, *translation]
+        flags = ("--sentence", "seven", "--translation", "sieben", "--target_lang", target, "--device", "cpu")
+        status, printed, errors = command("attention", "--model", folder, *flags)
+        assert status == 0, errors
+        assert printed.splitlines()[0].split("\t")[1:] == source
+    assert not weights["de"].equal(weights["fr"])
+    assert sum(target in token for target, row in tokens.items() for token in row) == 2  # each has its mark
+    status, _, errors = command("attention", "--model", folder, "--sentence", "seven", "--device", "cpu")
+    assert status != 0 and "target_lang" in errors
