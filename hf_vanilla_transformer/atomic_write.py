@@ -62,6 +62,9 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     It has the suffix of `path`, for libraries that choose a format by it. A device or a named pipe cannot be replaced,
     so that it is written directly.
+
+    Raises:
+        DiskFull: the file could not be written for want of space.
     """
     target = Path(path)
     if target.exists() and not target.is_file():

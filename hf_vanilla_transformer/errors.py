@@ -16,7 +16,11 @@ class UserError(ValueError):
 
 
 class Interrupted(UserError):
-    """A signal ended the command after its state was saved. `status` is 130 for Ctrl-C and 143 for SIGTERM."""
+    """A signal ended the command after its state was saved.
+
+    Attributes:
+        status: exit status by the convention of shells, 128 + the signal's number: 130 for Ctrl-C, 143 for SIGTERM.
+    """
 
     def __init__(self, message: str, received: int = signal.SIGINT):
         super().__init__(message)
@@ -80,10 +84,11 @@ def check_at_least_one(**values: int | None) -> None:
 
 
 def run_command(main: Callable[[], int | None]) -> None:
-    """Run `main` and exit with the status that it returns, 2 after a `UserError`, 130 after Ctrl-C or 143 after
-    SIGTERM.
+    """Run `main` and exit with the status that it returns. None is 0.
 
-    Any other exception is a bug and keeps its traceback.
+    Raises:
+        SystemExit: always. Status 2 after a `UserError` or a file that cannot be read or written, 130 after Ctrl-C,
+            143 after SIGTERM. Any other exception is a bug and keeps its traceback.
     """
     try:
         status = main() or 0

@@ -92,7 +92,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def parse_yaml_mapping(content: bytes, refusal: str, as_text: bool = False) -> dict[Any, Any]:
     """Parse a YAML mapping of plain data. Anything else is a UserError that starts with `refusal`.
 
-    `as_text` keeps every scalar as text, also `yes`, `null` and `1`, as a vocabulary needs, and permits any size.
+    Args:
+        as_text: keep every scalar as text, also `yes`, `null` and `1`, as a vocabulary needs, and permit any size.
     """
     if len(content) > _MAX_OPTIONS and not as_text:
         raise UserError(f"{refusal} ({len(content)} bytes are too many)")

@@ -56,6 +56,9 @@ def with_augmentation(
 
     Returns:
         The rows as `with_bpe_dropout` returns them.
+
+    Raises:
+        UserError: `merge` for a stream, which has no other pairs, or tokenizers whose ids do not decode to the text.
     """
     table = encoded if isinstance(encoded, Dataset) else None
     if table is None and augment.get("merge"):

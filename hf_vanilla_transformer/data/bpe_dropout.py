@@ -35,6 +35,9 @@ def with_bpe_dropout(
 
     Returns:
         The rows as a `torch` dataset with the attribute `encoded`, or as an iterable dataset for a stream.
+
+    Raises:
+        UserError: `dropout` is not in [0, 1), a tokenizer is no BPE, or its ids do not decode to the text.
     """
     if not 0 <= dropout < 1:
         raise UserError(f"bpe_dropout: {dropout}: must be at least 0 and below 1")

@@ -77,6 +77,9 @@ def parse_inputs(
             - `numbers`, the built-in corpus, or a dataset on the Hub, `user/name` or `user/name:configuration`.
         source_lang, target_lang: the languages.
         field: the name of the argument, for errors.
+
+    Raises:
+        UserError: a missing or ambiguous input, plain text without a second file, or the target before the source.
     """
     names = deque(map(str, [values] if isinstance(values, str | Path) else values))
     languages = source_lang, target_lang

@@ -70,6 +70,9 @@ def encode_pairs(
     Returns:
         Columns `input_ids`, `labels`, `length` (tokens of the longer side) and `line`, and `part` if the pairs have
         it, cached by `datasets`, and the report.
+
+    Raises:
+        UserError: every pair is too long.
     """
     source, target = map(recognising_added_tokens, (tokenizer, target_tokenizer or tokenizer))
     encode = _Encode(source, target, directions)

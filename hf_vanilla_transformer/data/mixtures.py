@@ -88,6 +88,10 @@ def load_pairs(
         The pairs, with columns `source`, `target` and `line`, and the report. `line` is the line or row of the input,
         from 1, and counts on from one input, and from one copy of it, to the next. Rows with a missing, empty or
         non-text side, with bytes that are not UTF-8 or with a NUL character are dropped and counted.
+
+    Raises:
+        UserError: a missing, ambiguous or unreadable input, an encoding that is not UTF-8, parallel files of different
+            lengths, a missing column or language, no valid pair, or wrong weights.
     """
     columns = Columns(source_column, target_column, source_lang, target_lang, languages)
     sources = []

@@ -31,6 +31,9 @@ def number_pairs(
 
     Returns:
         Splits `train`, `validation`, `test` with the columns `source` and `target`.
+
+    Raises:
+        UserError: a language that `num2words` does not support, or more pairs than there are numbers.
     """
     for language in (source_lang, target_lang):
         try:

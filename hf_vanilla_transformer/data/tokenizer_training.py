@@ -68,6 +68,10 @@ def train_tokenizer(
 
     Returns:
         The tokenizer, with `<s>` = 0, `<pad>` = 1, `</s>` = 2, `<unk>` = 3.
+
+    Raises:
+        UserError: `vocab_size` is smaller than the special tokens and bytes or above a million, or `min_frequency` is
+            below 1.
     """
     if vocab_size < _SMALLEST_VOCABULARY:
         raise UserError(
@@ -225,6 +229,9 @@ def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, Pre
 
     Returns:
         (source tokenizer, target tokenizer), the same object if the folder has no `target_tokenizer`.
+
+    Raises:
+        UserError: there is no tokenizer.
     """
     source = _load(directory)
     target = Path(directory).expanduser() / TARGET_FOLDER
@@ -307,6 +314,9 @@ def train_sentencepiece_tokenizer(
 
     Returns:
         A `MarianTokenizer` with `<s>` = 0, `<pad>` = 1, `</s>` = 2, `<unk>` = 3, as `train_tokenizer` gives them.
+
+    Raises:
+        UserError: sentencepiece is not installed, or cannot train `vocab_size` tokens.
     """
     with naming_extras():
         import sentencepiece

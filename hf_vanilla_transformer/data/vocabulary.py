@@ -42,6 +42,9 @@ def extend_tokenizer(
 
     Returns:
         The extended tokenizer.
+
+    Raises:
+        UserError: `more` is below 1 without tags, or the tokenizer is no byte-pair encoding.
     """
     if not tags:
         check_at_least_one(more=more)
@@ -136,6 +139,9 @@ def extend_embeddings(
         old: the tokenizer that the model was trained with.
         new: from `extend_tokenizer`.
         side: "source" or "target", for separate vocabularies.
+
+    Raises:
+        UserError: an unknown side, old tokens with different ids in `new`, or an `old` that does not fit the model.
     """
     if side not in ("source", "target"):
         raise UserError(f"side={side!r} is none of source, target")
@@ -163,11 +169,19 @@ def extend_languages(
     related: Mapping[str, str],
     on_source: bool = True,
 ) -> list[str]:
-    """Add the languages that a model lacks to its joint tokenizer and its embeddings, and return them. Other logits do
-    not change.
+    """Add the languages that a model lacks to its joint tokenizer and its embeddings. Other logits do not change.
 
-    A new language starts with the `related` known one, others with the mean of all languages, or of all tokens if
-    there are none yet. `directions` and `on_source` are as in `add_language_tokens`.
+    Args:
+        model, tokenizer: modified in place.
+        directions, on_source: as in `add_language_tokens`.
+        related: the known language that a new one starts with. Others start with the mean of all languages, or of all
+            tokens if there are none yet.
+
+    Returns:
+        The new languages.
+
+    Raises:
+        UserError: `related` has other languages, or a tokenizer whose class has a fixed list of languages.
     """
     before = language_tokens(tokenizer)
     known = dict(before.ids) if before else {}

@@ -77,6 +77,9 @@ def load_word_vectors(
             model is built for that size relative to the position encoding, and pretrained vectors vary (GloVe 0.4,
             fastText 0.05). False copies them unchanged.
         side: the side of the embedding, if the tokenizer has two vocabularies.
+
+    Raises:
+        UserError: the vectors do not have the embedding's dimension, or none belongs to a token.
     """
     path = Path(path)
     tokens = side_tokens(tokenizer, len(embedding.weight), side)

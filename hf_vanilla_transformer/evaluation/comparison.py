@@ -46,15 +46,11 @@ def compare_systems(
     references = reference_lists(references)
     results: dict[str, dict[str, Any]] = {system: {} for system in systems}
     named: list[tuple[str, Sequence[str]]] = [(system, list(hypotheses)) for system, hypotheses in systems.items()]
-    signatures, filled = {}, list(sources or [""] * len(references[0]))
+    signatures = {}
     if metrics:
-        outcomes_of: list[Any] = []
-        for kind, samples in (("bs", SAMPLES), ("ar", TRIALS)):
-            made = make_metrics(metrics, references, tokenize, lowercase)
-            outcomes_of.append(PairedTest(named, made, references, test_type=kind, n_samples=samples)())
-        (bootstrap, by_metric), (_, trials) = outcomes_of
-        outcomes_by_name = [(name, outcomes) for name, outcomes in by_metric.items() if name != "System"]
-        for metric, (name, outcomes) in zip(metrics, outcomes_by_name, strict=True):
+        bootstrap, by_metric = _paired_test(named, references, "bs", metrics, tokenize, lowercase)
+        _, trials = _paired_test(named, references, "ar", metrics, tokenize, lowercase)
+        for metric, (name, outcomes) in zip(metrics, by_metric.items(), strict=True):
             signatures[metric] = f"{name}|{bootstrap[name]}"
             for system, outcome, trial in zip(systems, outcomes, trials[name], strict=True):
                 results[system][metric] = _result(
@@ -62,13 +58,25 @@ def compare_systems(
                 )
     for name, function in (functions or {}).items():
         signatures[name] = f"{name}|mean of {len(references[0])} sentences|bs:{SAMPLES}|ar:{TRIALS}|seed:{SEED}"
-        scores = [np.asarray(function(filled, list(texts), references[0]), dtype=np.float64) for _, texts in named]
+        scores = [_sentence_scores(name, function, sources, list(texts), references[0]) for _, texts in named]
         for system, values in zip(systems, scores, strict=True):
-            if values.shape != (len(filled),):
-                reason = f"it returned shape {values.shape}; one number for each of {len(filled)} is needed"
-                raise UserError(f"{name}: {reason}")
             results[system][name] = _compare_means(scores[0], values)
     return {"signatures": signatures, "systems": results}
+
+
+def _paired_test(
+    systems: list[tuple[str, Sequence[str]]],
+    references: list[list[str]],
+    kind: str,
+    metrics: Sequence[str],
+    tokenize: str | None,
+    lowercase: bool,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """sacreBLEU's signatures and outcomes, by its name of the metric."""
+    made = make_metrics(metrics, references, tokenize, lowercase)
+    samples = SAMPLES if kind == "bs" else TRIALS
+    signatures, scores = PairedTest(systems, made, references, test_type=kind, n_samples=samples)()
+    return signatures, {name: outcomes for name, outcomes in scores.items() if name != "System"}
 
 
 def _result(
@@ -76,6 +84,18 @@ def _result(
 ) -> dict[str, Any]:
     result = {"score": score, "mean": float(mean), "interval": float(interval)}
     return result if bootstrap is None else result | {"p_bootstrap": bootstrap, "p_randomization": trials}
+
+
+def _sentence_scores(
+    name: str, function: SentenceMetric, sources: Sequence[str] | None, hypotheses: list[str], references: list[str]
+) -> np.ndarray:
+    """The scores (N,) of a metric of one's own."""
+    scores = np.asarray(function(list(sources or [""] * len(hypotheses)), hypotheses, references), dtype=np.float64)
+    if scores.shape != (len(hypotheses),):
+        raise UserError(
+            f"{name}: it returned shape {scores.shape}; one number for each of {len(hypotheses)} is needed"
+        )
+    return scores
 
 
 def _compare_means(baseline: np.ndarray, values: np.ndarray) -> dict[str, Any]:
@@ -103,7 +123,11 @@ def scores_by_group(
     tokenize: str | None = None,
     lowercase: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Score the sentences of each label by system and metric, with their number as `sentences`."""
+    """Score the sentences of each label, in the order in which labels occur.
+
+    Returns:
+        By label `sentences`, and by system the score of each metric.
+    """
     references = reference_lists(references)
     made = make_metrics(metrics, references, tokenize, lowercase)
     groups: dict[str, dict[str, Any]] = {}
@@ -133,8 +157,11 @@ def largest_differences(
     sources: Sequence[str] | None = None,
     count: int = 5,
 ) -> list[dict[str, Any]]:
-    """Return the sentences in which a system differs most from the baseline, the first system, by chrF: for each other
-    system `count` sentences where it is better and `count` where it is worse.
+    """Return the sentences in which a system differs most from the baseline, the first system, by chrF.
+
+    Returns:
+        For each other system `count` sentences where it is better and `count` where it is worse: `system`, `line`,
+        `source`, `reference`, `baseline`, `hypothesis` and `difference`.
     """
     columns, metric = reference_lists(references), CHRF()
     scores = {

@@ -66,8 +66,14 @@ METRICS: dict[str, Callable[[str | None, bool], Any]] = {
 def make_metrics(
     names: Sequence[str], references: Sequence[Sequence[str]], tokenize: str | None = None, lowercase: bool = False
 ) -> dict[str, Any]:
-    """Return sacreBLEU's metrics by their names in `METRICS`. The references choose the tokenizer, unless it is
-    given.
+    """Return sacreBLEU's metrics by name.
+
+    Args:
+        names: of `METRICS`.
+        references, tokenize, lowercase: as of `score_translations`. The references choose the tokenizer.
+
+    Raises:
+        UserError: a name or a tokenizer that sacreBLEU does not know or cannot load.
     """
     unknown = [name for name in names if name not in METRICS]
     if unknown:
@@ -118,6 +124,10 @@ def score_translations(
         Each metric, such as `bleu`, and its signature, `bleu_signature`. With BLEU `brevity_penalty`, `precisions`
         (percent, n = 1 … 4), `hypothesis_length` and `reference_length` (tokens). `exact_match`, the percentage that
         equals a reference, and `sentences`.
+
+    Raises:
+        UserError: empty lists, lists of different lengths, an item that is no string, or an unknown metric or
+            tokenizer.
 
     Source: BLEU, Papineni et al. 2002. chrF, Popović 2015. TER, Snover et al. 2006. sacreBLEU, Post 2018, computes
     them.
@@ -206,6 +216,9 @@ def translation_metrics(
     Returns:
         A function from predicted ids (N, T) and label ids (N, T'), padded with -100, to `bleu`, `chrf`, `exact_match`
         (percent) and `gen_len` (mean number of tokens without padding, as in Hugging Face's `run_translation.py`).
+
+    Raises:
+        UserError: the tokenizer has no pad token, or sacreBLEU does not know `tokenize`.
     """
     pad_id = tokenizer.pad_token_id
     if pad_id is None:
@@ -241,9 +254,15 @@ def score_test_split(
 ) -> dict[str, Any]:
     """Translate a test split with the model's generation config, and score it against the raw references.
 
-    `dataset` has the encoded pairs, and `pairs` their text. The names of the metrics start with `split`, such as
-    `test_bleu`. `options` are arguments of `score_translations`. Return the scores, `seconds`, and `examples` of
-    `example_translations`, by name.
+    Args:
+        dataset: the encoded pairs.
+        pairs: their text, with the columns "source" and "target".
+        split: the name that the metrics start with, such as "test" for `test_bleu`.
+        options: keyword arguments of `score_translations`.
+        groups: of the sentences.
+
+    Returns:
+        The scores, `seconds`, and `examples` of `example_translations`, by name.
     """
     start = time.monotonic()
     tokenizer = getattr(trainer, "target_tokenizer", None) or trainer.processing_class

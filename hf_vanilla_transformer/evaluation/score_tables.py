@@ -54,9 +54,19 @@ def render(table: Table, form: str) -> str:
         first, *others = (
             " & ".join(cell.translate(_LATEX).replace("±", r"$\pm$") for cell in row) for row in (head, *rows)
         )
-        start = rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
-        lines = [start, r"\toprule", rf"{first} \\", r"\midrule", *(rf"{line} \\" for line in others)]
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+        lines = [rf"{line} \\" for line in others]
+        columns = "l" + "r" * (len(head) - 1)
+        return "\n".join(
+            [
+                rf"\begin{{tabular}}{{{columns}}}",
+                r"\toprule",
+                rf"{first} \\",
+                r"\midrule",
+                *lines,
+                r"\bottomrule",
+                r"\end{tabular}",
+            ]
+        )
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)

@@ -100,6 +100,9 @@ def publish(
 
     Returns:
         The URL of the commit.
+
+    Raises:
+        UserError: a problem with the folder, the connection or the permissions of the token.
     """
     api = HfApi()
     with prepared_files(folder, repo_id, **choices) as files, one_line_errors(repo_id):

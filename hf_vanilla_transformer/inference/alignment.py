@@ -46,6 +46,9 @@ def align(
 
     Returns:
         The links of each pair, sorted.
+
+    Raises:
+        UserError: a layer that does not exist.
     """
     weights: list[Tensor] = []
     links: dict[int, list[Link]] = {}

@@ -45,6 +45,9 @@ class ContinuousSearch:
         max_tokens: source tokens in the batch, padding included, at most. A longer sentence goes alone.
         prefix_length: first ids of every translation that `join` will give.
         settings: arguments of `generate`, such as `num_beams`. The rest are in the model's generation config.
+
+    Raises:
+        UserError: settings, or a generation config, that this package's search does not cover.
     """
 
     def __init__(

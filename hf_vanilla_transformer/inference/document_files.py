@@ -37,6 +37,9 @@ def translate_document(
         suffix: of its name, such as ".html". It decides the format, one of `SUFFIXES`.
         translate: translates texts, for example a function of `text_translator`.
         source, target: languages, for a translation memory (.tmx).
+
+    Raises:
+        UserError: another format, or data that is not in this format.
     """
     if suffix.lower() == ".tmx":
         filled = _text_format(lambda text, function: translate_tmx(text, function, source, target), _ENCODING)
@@ -70,7 +73,9 @@ def text_translator(
 ) -> TranslateTexts:
     """A function that splits texts into sentences, translates them and aligns their words.
 
-    `source` and `target` are languages or None, and `settings` as in `Translator.translate`.
+    Args:
+        source, target: languages of the texts and the translations, or None.
+        settings: as in `Translator.translate`.
     """
     split, cut = sentence_splitter(source), SentenceCutter(translator)
 

@@ -229,6 +229,9 @@ def translate_documents(
 
     Returns:
         An iterator of as many lines. Up to `_LINES_AHEAD` lines are read ahead, and none where `batch_size` is 1.
+
+    Raises:
+        UserError: as in `Translator.translate` and `sentence_splitter`.
     """
     split, settings = sentence_splitter(language), {"protect": True} | settings
     translator.translate([], **settings)  # checks the arguments before anything is read

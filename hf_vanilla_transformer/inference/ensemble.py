@@ -14,9 +14,15 @@ from ..search_vanilla_transformer import Advance, BeamState, Decoder
 
 
 class EnsembleEngine:
-    """An inference engine that averages the probabilities of a model and of `members`. Every one may be optimized.
+    """An inference engine that averages the probabilities of several models.
 
-    The states of all encoders are concatenated, (B, S, D + …).
+    Args:
+        model: the first model.
+        members: the other models. The states of all encoders are concatenated, (B, S, D + …). Every model may be
+            optimized.
+
+    Raises:
+        ValueError: vocabularies of different sizes.
     """
 
     search_only = True  # transformers' loops would call the first model alone

@@ -45,7 +45,10 @@ def _attention_with_scores(
 def norms_and_positions(stack: Any, hidden_states: tuple[Tensor, ...], past: int = 0) -> tuple[Tensor, Tensor]:
     """Return the lengths (B, L + 1, T) of embeddings and layers' outputs, and the position vectors (T, D) of a stack.
 
-    `hidden_states` are of its output, and `past` is the position of the first token.
+    Args:
+        stack: the encoder or the decoder.
+        hidden_states: of its output.
+        past: the position of the first token.
     """
     states = hidden_states[0][:1]  # (1, T, D)
     positions = past + torch.arange(states.shape[1], device=states.device)

@@ -66,6 +66,10 @@ def load_model(
             for the folder and the machine. None is the checkpoint's.
         trust_remote_code: run the code of a subclass that the folder contains, as in `from_pretrained`.
         model_class: load this class instead of the one that the Auto classes know for the folder.
+
+    Raises:
+        UserError: no such folder, no complete model in it, an unknown class, a device that does not exist, an unknown
+            dtype.
     """
     folder = Path(directory)
     if not folder.is_dir():
@@ -217,7 +221,11 @@ def register_class(model_class: type[PreTrainedModel]) -> None:
 
 
 def trust_code(folder: Path) -> None:
-    """Run the code in a model folder of a subclass, and register its class. Other folders stay as they are."""
+    """Run the code in a model folder of a subclass, and register its class. Other folders stay as they are.
+
+    Raises:
+        UserError: the code is missing or cannot be imported.
+    """
     config = _config(folder)
     reference = (config.get("auto_map") or {}).get(AutoModelForSeq2SeqLM.__name__)
     names = set(config.get("architectures") or ())
@@ -234,7 +242,11 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def registered_class(folder: Path) -> type[PreTrainedModel] | None:
-    """The translator that the Auto classes load from a folder, or None. A UserError if its model type is unknown."""
+    """The translator that the Auto classes load from a folder, or None if they have none.
+
+    Raises:
+        UserError: nobody registered its model type.
+    """
     config = read_json_object(folder / "config.json")
     kind = config.get("model_type")
     if not isinstance(kind, str):

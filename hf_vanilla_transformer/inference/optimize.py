@@ -148,14 +148,16 @@ class InferenceEngine:
                 self.held += [module for module in model.modules() if module is not model]  # which must be collected
             if (dtype, compiled) not in self.packed:
                 with torch.no_grad():
-                    if compiled:
-                        packed: Any = CompiledWeights(model, dtype, self.quantization)
-                    elif self.quantization == INT8 and library() is not None:
-                        packed = Int8Weights(model)
-                    else:
-                        packed = PackedWeights(model, dtype, self.quantization)
-                    self.packed[dtype, compiled] = packed
+                    self.packed[dtype, compiled] = self._pack(model, dtype, compiled)
             return self.packed[dtype, compiled]
+
+    def _pack(
+        self, model: PreTrainedModel, dtype: torch.dtype, compiled: bool
+    ) -> PackedWeights | Int8Weights | CompiledWeights:
+        if compiled:
+            return CompiledWeights(model, dtype, self.quantization)
+        fused = self.quantization == INT8 and library() is not None
+        return Int8Weights(model) if fused else PackedWeights(model, dtype, self.quantization)
 
     def encode(self, model: PreTrainedModel, ids: Tensor, mask: Tensor) -> BaseModelOutput:
         """The source (B, S) as states (B, S, D): by the model's encoder, in int8, or compiled for one sentence."""

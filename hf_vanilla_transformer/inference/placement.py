@@ -71,7 +71,10 @@ class Place:
 class Placement:
     """Places the elements of a text in its translation, without overlap, each exactly once.
 
-    `elements` are the outermost ones, at positions of `source`. The joined sources of the parts are `source`.
+    Args:
+        source: the text. Its elements stand at its positions.
+        parts: their sources joined are `source`.
+        elements: the outermost ones.
     """
 
     def __init__(self, source: str, parts: Sequence[TranslatedPart], elements: list[Element]):
@@ -229,7 +232,11 @@ def _boundaries(elements: Iterable[Element]) -> Iterator[int]:
 
 
 def _units(text: str, word: Span, start: int, cuts: Sequence[int]) -> list[_Unit]:
-    """The units of a word of a text that starts at `start`. `cuts` are positions in the word at which units end."""
+    """The units of a word of a text that starts at position `start`.
+
+    Args:
+        cuts: positions in the word at which units end, sorted.
+    """
     letters = text[slice(*word)]
     spans = [unit.span() for unit in _UNIT.finditer(letters)]
     if not 0 < len(spans) <= _MAX_UNITS:

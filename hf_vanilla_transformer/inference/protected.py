@@ -99,9 +99,11 @@ class Protected:
     lengths: list[int]  #: how much shorter each span makes `text`
 
     def restore(self, translation: str, links: Sequence[Link] | None) -> tuple[str, list[Link]]:
-        """The translation of `text` with every span exactly once, and its word alignment with the sentence.
+        """The translation with every span exactly once, and its word alignment with the sentence.
 
-        `links` are of `data.words.words`. None aligns by order.
+        Args:
+            translation: the translation of `text`.
+            links: its (source word, target word) pairs, of `data.words.words`. None aligns by order.
         """
         placement = Placement(self.text, [TranslatedPart(self.text, translation, links)], self.spans)
         numbers = {id(span): number for number, span in enumerate(self.spans)}

@@ -25,8 +25,11 @@ Result = TypeVar("Result")
 class RayPool:
     """One translator for each accelerator of a cluster, or for each `workers` of its CPU cores without one.
 
-    `address` is as in `ray.init`, and "local" starts a cluster on this machine. `load` is called once in each worker,
-    where its model must be readable. `device` "cpu" takes no accelerators.
+    Args:
+        address: of the cluster, as in `ray.init`. "local" starts one on this machine.
+        load: loads the translator. It is called once in each worker, and its model must be readable there.
+        workers: as in `Translator.from_pretrained`.
+        device: "cpu" takes no accelerators.
     """
 
     def __init__(
@@ -39,7 +42,9 @@ class RayPool:
     ) -> Iterator[Result]:
         """Yield `function(translator, job)` for each job, in order of completion. Few jobs are read ahead.
 
-        A cluster that cannot be reached, and a worker whose model has another `fingerprint`, are UserErrors.
+        Raises:
+            UserError: what `function` raises, a cluster that cannot be reached, workers that cannot start, or a
+                model with another fingerprint on a worker.
         """
         with self._cluster() as ray:
             gpus = 0 if self.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))

@@ -20,8 +20,13 @@ def read_sentences(
 ) -> Iterator[str]:
     """Read sentences, one per line, per row of a table or per unit of a translation memory.
 
-    `path` is as of `text_io.read_lines`, or a file with pairs, of which `side` is read. `columns` are its columns or
-    languages. A line break within a cell becomes a space.
+    Args:
+        path: as of `text_io.read_lines`, or a file of `parse_inputs` with pairs, by its suffix.
+        side: source or target, in a file with pairs.
+        columns: its columns or languages.
+
+    Yields:
+        The sentences. A line break within a cell becomes a space.
     """
     if path is None or not has_pairs(Path(path)):
         yield from read_lines(path)
@@ -49,9 +54,12 @@ def _column(path: Path, name: str) -> Iterator[str | None]:
 def read_sentence_pairs(
     source: str | Path | None, target: str | Path, columns: Columns | None = None
 ) -> tuple[list[str], list[str]]:
-    """Read sentences and their translations, `source` and `target` as `path` of `read_sentences`.
+    """Read sentences and their translations.
 
     If both are one file with pairs, its incomplete rows are dropped and counted in a warning, as in training.
+
+    Args:
+        source, target: as `path` of `read_sentences`.
     """
     columns = columns or Columns()
     if source is not None and Path(source).resolve() == Path(target).resolve() and has_pairs(Path(target)):

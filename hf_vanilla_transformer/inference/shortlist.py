@@ -167,6 +167,9 @@ def write_shortlist(
             words between white space, counted from 0.
         best: candidates of each source token, at most.
         frequent: the most frequent target tokens, which are candidates of every sentence.
+
+    Raises:
+        UserError: a number below 1, or a file of alignments that does not fit the pairs.
     """
     check_at_least_one(best=best, frequent=frequent)
     counts: dict[int, Counter[int]] = {}

@@ -40,6 +40,9 @@ def translate_subtitles(subtitles: str, translate: TranslateTexts) -> str:
 
     A sentence that spans several cues is translated as a whole. Its translation is cut between words, in the same
     proportions as the sentence, and so are the lines of a cue.
+
+    Raises:
+        UserError: there are no cues.
     """
     content = subtitles.strip("\ufeff \t\r\n")
     if content and not content.startswith("WEBVTT") and not _CUE.search(subtitles):

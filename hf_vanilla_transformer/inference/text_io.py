@@ -22,10 +22,16 @@ def silence_transformers() -> None:
 
 
 def read_lines(path: str | Path | None = None) -> Iterator[str]:
-    """Read lines of text as they arrive, without their ends, as `data.readers.read_lines`. Only a line feed ends a
-    line.
+    """Read lines of text as they arrive. Only a line feed ends a line.
 
-    `path` is a file, gzipped or not, or a named pipe. None or "-" is standard input.
+    Args:
+        path: a file, gzipped or not, or a named pipe. None or "-" is standard input.
+
+    Yields:
+        The lines without their ends, as `data.readers.read_lines` yields them.
+
+    Raises:
+        UserError: no such file, bytes that are not UTF-8 (with the line number), or a damaged gzip file.
     """
     if path is None or str(path) == "-":
         yield from _decode(sys.stdin.buffer, "standard input")
@@ -77,7 +83,9 @@ _ROWS_PER_GROUP = 50_000
 def row_writer(path: str | Path, **columns: type) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A function that writes one row, a dict, to a file of JSON lines or Parquet, by its suffix. The file is atomic.
 
-    `columns` are the type, `str` or `int`, of each column by its name.
+    Args:
+        path: the file.
+        columns: name and type, `str` or `int`, of each column.
     """
     if readers.file_format(Path(path)) != ".parquet":
         with line_writer(path) as write:

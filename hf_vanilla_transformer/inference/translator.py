@@ -118,6 +118,9 @@ class Translator:
             device, dtype, trust_remote_code: as in `load_model`.
             ensemble: folders of more models with the same tokenizers. The first model's generation config is used.
             workers, shortlist: as above.
+
+        Raises:
+            UserError: as in `load_model`, or for tokenizers that differ.
         """
         model = load_model(directory, device, dtype, trust_remote_code)
         source, target = load_tokenizers(Path(directory))
@@ -143,6 +146,9 @@ class Translator:
 
         Returns:
             An iterator of as many translations, in the same order.
+
+        Raises:
+            UserError: as in `translate_nbest`.
         """
         best = self.translate_nbest(sentences, scores=False, **settings)
         return (hypotheses[0].text for hypotheses in best)

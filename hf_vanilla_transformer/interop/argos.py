@@ -32,8 +32,11 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # for every member, so that the same model gives 
 def write(model: Any, folder: str | Path, output: Path, languages: Any, quantization: str | None = None) -> str:
     """Write the model in `folder` as an .argosmodel, and return a note about it or "".
 
-    Its tokenizer is a `MarianTokenizer`, because Argos needs its SentencePiece models. `languages` are the codes of
-    source and target, or None for those of the model. For `quantization` see `ctranslate2.convert`.
+    Args:
+        folder: a model with a `MarianTokenizer`, because Argos needs its SentencePiece models.
+        output: the file.
+        languages: the codes of source and target, such as ("en", "de"), or None for those of the model.
+        quantization: see `ctranslate2.convert`.
     """
     given = list(languages or model_languages(folder) or ())
     if len(given) != 2 or not all(isinstance(code, str) and _CODE.fullmatch(code) for code in given):

@@ -90,7 +90,8 @@ def from_fairseq(
             `translation_multi_simple_epoch` keeps all directions with these dictionaries, and this is the default one.
 
     Returns:
-        The model with fairseq's search and, if there are dictionaries, a tokenizer, by default for tokenized text.
+        The model with fairseq's search and, if there are dictionaries, a tokenizer. Without codes or a SentencePiece
+        model it takes tokenized text, as fairseq-preprocess does.
     """
     path = Path(checkpoint)
     state = state_dicts.read_torch_file(path)

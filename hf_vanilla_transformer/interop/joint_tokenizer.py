@@ -48,7 +48,11 @@ class SourceIds:
 def joint_tokenizer(
     source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, config: VanillaTransformerConfig
 ) -> tuple[dict[str, Any], dict[str, Any], SourceIds]:
-    """Return tokenizer.json, tokenizer_config.json, and the mapping of ids for the encoder's graph."""
+    """Return tokenizer.json, tokenizer_config.json, and the mapping of ids for the encoder's graph.
+
+    Args:
+        source, target: a model's tokenizers, the same object if the languages share one.
+    """
     mine, missing = _content(normalizing(source, target)[0], "source", max(config.vocab_size, len(source)))
     ids = SourceIds(max(config.vocab_size, len(source)) + missing, 0, source.unk_token_id or 0, missing)
     if target is not source or target_vocabulary(source) is not None:

@@ -30,6 +30,9 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
     Inputs and outputs have the names of Hugging Face's exporters. The KV cache is `past_key_values.0.decoder.key` … as
     input, empty at the first step, and `present.0.decoder.key` … as output. The encoder returns the cross-attention
     keys and values, `present.0.encoder.key` …. A matrix that both graphs use is stored once.
+
+    Args:
+        model: see `export_programs`.
     """
     onnx_ir = require_onnx()
     function, layers = model.config.activation_function, model.config.decoder_layers
@@ -60,10 +63,11 @@ def require_onnx() -> Any:
 
 
 def to_onnx(exported_program: ExportedProgram, inputs: list[str], outputs: list[str], function: str) -> Any:
-    """An exported program, which changes, as an `onnx_ir.Model` with named inputs, outputs and dynamic axes
-    (`_name_axes`).
+    """An exported program as an `onnx_ir.Model`, with named inputs, outputs and dynamic axes (see `_name_axes`).
 
-    `function` is the model's activation function, for the error if ONNX has no such operator.
+    Args:
+        exported_program: is modified.
+        function: the model's activation function, for the error if ONNX has no such operator.
     """
     _replace_cosines(exported_program)
     with without_log_messages(), warnings.catch_warnings():

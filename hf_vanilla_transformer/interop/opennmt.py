@@ -215,8 +215,10 @@ def _tokens_of_torchtext(field: Any) -> list[str] | None:
 def special_ids(
     sides: list[list[str]], special: Mapping[str, str], shared: bool
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """The ids of the special tokens for the configuration, which are the source's, and for the search, the
-    target's.
+    """The ids of the special tokens for the configuration, which are the source's, and for the search, the target's.
+
+    Raises:
+        UserError: a token is missing, or the sides have different ids in embeddings that they share.
     """
     source, target = sides
     for name, token in special.items():

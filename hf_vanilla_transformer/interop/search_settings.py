@@ -7,9 +7,14 @@ from .translate_exported import check_settings, ends
 
 
 def check_search(model: Any, library: str, applied: set[str]) -> dict[str, Any]:
-    """The generation settings of a model, without defaults. A UserError for one that the export does not apply.
+    """The generation settings of a model, without defaults.
 
-    `applied` are the settings that choose between tokens, and that the export applies. `library` is for messages.
+    Args:
+        library: for messages.
+        applied: the settings that choose between tokens, and that the export applies.
+
+    Raises:
+        UserError: a setting that the export does not apply, or a token outside the vocabulary.
     """
     settings = model.generation_config.to_diff_dict()
     try:

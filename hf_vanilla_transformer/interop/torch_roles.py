@@ -62,6 +62,9 @@ def one_model(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tens
     """The tensors of the model, and the prefixes of its copies, such as the average that a trainer keeps next to it.
 
     Integers and truth values are left out, unless they are named as weights: they are counters and masks.
+
+    Raises:
+        UserError: several models, of which none has a usual name.
     """
     floats = {name: t for name, t in tensors.items() if t.is_floating_point() or name.endswith(("weight", "bias"))}
     prefixes: dict[str, set[str]] = defaultdict(set)
@@ -85,7 +88,11 @@ def one_model(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tens
 def layer_refs(
     tensors: Mapping[str, Tensor], stacks: Iterable[str] = STACKS
 ) -> tuple[dict[str, TensorRef], dict[str, int]]:
-    """Map the parameters of our layers to tensors, and return the fields `encoder_layers` and `decoder_layers`."""
+    """Map the parameters of our layers to tensors, and return the fields `encoder_layers` and `decoder_layers`.
+
+    Raises:
+        UserError: a tensor has no clear role, or one of `stacks` has no layers.
+    """
     layers: dict[tuple[str, int], Modules] = defaultdict(lambda: defaultdict(dict))
     for name in tensors:
         if match := _LAYER.fullmatch(name):

@@ -198,7 +198,9 @@ def check_generation_config(generation_config: GenerationConfig) -> None:
 def set_generation_config(model: VanillaTransformerForConditionalGeneration, settings: Mapping[str, Any]) -> None:
     """Let `model` generate with a peer's settings, under Hugging Face's names.
 
-    The defaults are one beam, the score log P / length, and at most 50 tokens more than the source.
+    Args:
+        settings: arguments of a `GenerationConfig`. `unk_token_id` is ignored. The defaults are one beam, the score
+            log P / length, and translations of at most 50 tokens more than the source.
     """
     no_settings = ("_", "transformers_version", "unk_token_id")
     settings = {name: value for name, value in settings.items() if not name.startswith(no_settings)}

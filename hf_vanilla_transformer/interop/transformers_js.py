@@ -46,8 +46,15 @@ def write(
 ) -> dict[str, int]:
     """Write config.json, generation_config.json, the tokenizer and `onnx/` into a new folder.
 
-    The folder's default is the first of `dtypes`. "q8" is onnxruntime's dynamic quantisation of matrix products and
-    embeddings to int8, one scale for each output feature. Return the bytes of the graphs of each dtype.
+    Args:
+        model: in float32. It is not changed.
+        source: the model's folder, with its tokenizers.
+        folder: is created.
+        dtypes: keys of `DTYPES`, the default of the folder first. "q8" is onnxruntime's dynamic quantisation of matrix
+            products and embeddings to int8, one scale for each output feature.
+
+    Returns:
+        The bytes of the graphs of each dtype.
     """
     unknown = [name for name in dtypes if name not in DTYPES]
     if unknown or not dtypes:
@@ -128,7 +135,12 @@ class _Decoder(programs.ExportableDecoder):
 
 
 def make_graphs(model: VanillaTransformerForConditionalGeneration, ids: SourceIds) -> dict[str, Any]:
-    """The graphs of `GRAPHS` by name, as `onnx_ir.Model`s in float32. `ids` are of `joint_tokenizer`."""
+    """The graphs of `GRAPHS` by name, as `onnx_ir.Model`s in float32.
+
+    Args:
+        model: is not changed.
+        ids: the ids of the source, from `joint_tokenizer`.
+    """
     onnx_ir = require_onnx()
     function, layers = model.config.activation_function, model.config.decoder_layers
     # one source for all rows, so that the graph broadcasts it: a beam search need not repeat it for each beam

@@ -59,9 +59,11 @@ def ends(settings: dict) -> list[int]:
 
 
 def best_token(scores: np.ndarray, tokens: list[int], limit: int, settings: dict) -> int:
-    """The best next token after these `tokens`, as `generate` chooses it. The scores, logits (V), change.
+    """The best next token, as `generate` of transformers chooses it.
 
-    `limit` is the maximum length of the translation, and `settings` are of generation_config.json.
+    Args:
+        scores: logits (V), which are changed. tokens: of the translation until now. limit: its maximum length.
+        settings: of generation_config.json.
     """
     first = not tokens
     forced = settings.get("forced_bos_token_id") if first else None

@@ -60,8 +60,13 @@ def with_tokenizers(
 ) -> Converted:
     """The model with tokenizers of source and target. Without files for raw text, they take tokenized text.
 
-    Of source and target, `sides` are the tokens by id, `special` the special tokens, `spm_models` or `codes` the files
-    for raw text, and `languages` those of Moses. `source_ends` is False if a source does not end with `eos_token`.
+    Args:
+        sides: the tokens of source and target, by id.
+        special: for source and target, `unk_token`, `eos_token`, `pad_token` and perhaps `bos_token`.
+        spm_models, codes: for source and target, SentencePiece models, or files of byte-pair codes.
+        languages: for Moses, before the codes.
+        source_ends: False if a source does not end with `eos_token`.
+        **whitespace: arguments of `whitespace_tokenizers`.
     """
     sizes = model.config.vocab_size, model.config.target_vocab_size
     origins = whitespace.get("origins", ("the vocabulary of the source", "the vocabulary of the target"))
@@ -194,8 +199,13 @@ def sentencepiece_backend(
 
     SentencePiece joins unknown characters in sequence, and toolkits look for the result in the vocabulary, which may
     have tokens of another model. So a text gets marks around such characters, and so do the tokens that consist of
-    them. No text contains the other tokens. If `of_marian`, the pieces without an id get ids after all others, and
-    `decode` removes all spaces around a text.
+    them. No text contains the other tokens.
+
+    Args:
+        of_marian: the pieces without an id get ids after all others, and `decode` removes all spaces around a text.
+
+    Raises:
+        RuntimeError: no SentencePiece model, or of another kind.
     """
     proto = _sentencepiece_model(model)
     trained, normal = proto.trainer_spec, proto.normalizer_spec
@@ -319,8 +329,7 @@ def bpe_tokenizer(
     """
     eos = special["eos_token"]
     settings: dict[str, Any] = {"bos_token": eos, "sep_token": eos, "langs": [language] * 2, **special}
-    ended = (t.removesuffix(JOINER) if t.endswith(JOINER) else f"{t}</w>" for t in tokens)
-    tokens = [token if token in special.values() else end for token, end in zip(tokens, ended, strict=True)]
+    tokens = [token if token in special.values() else _with_end(token) for token in tokens]
     with TemporaryDirectory() as folder, naming_extras():
         file = _write_ids(Path(folder) / "vocab.json", tokens)
         settings |= {"src_vocab_file": file, "tgt_vocab_file": file, "merges_file": _write_merges(folder, codes)}
@@ -339,6 +348,10 @@ def _write_merges(folder: str, codes: Path) -> str:
     file = Path(folder) / "merges.txt"
     file.write_text("#version: 0.2\n" + "".join(f"{merge}\n" for merge in _merges(codes)), encoding="utf-8")
     return str(file)
+
+
+def _with_end(token: str) -> str:
+    return token.removesuffix(JOINER) if token.endswith(JOINER) else f"{token}</w>"
 
 
 def _merges(codes: Path) -> list[str]:

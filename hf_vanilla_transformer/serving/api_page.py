@@ -8,8 +8,10 @@ _HEAD = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{title}</
 
 
 def api_page(openapi: dict[str, Any], files: str) -> str:
-    """The endpoints of `/openapi.json` and the fields of their bodies as HTML. `files` is the address of the
-    page's.
+    """The endpoints and the fields of their bodies as HTML.
+
+    Args:
+        openapi: the content of `/openapi.json`. files: address of the page's files.
     """
     sections = [
         _section(f"{method.upper()} {path}", operation)

@@ -50,6 +50,9 @@ class Engine:
         max_tokens_per_batch: most source tokens in it, padding included.
         max_queue: most sentences that wait.
         settings: arguments of `generate`, such as `num_beams`.
+
+    Raises:
+        UserError: a number is below 1, or `ContinuousSearch` does not support the settings.
     """
 
     def __init__(
@@ -116,10 +119,18 @@ class Engine:
     def submit(
         self, sources: Iterable[list[int]], n_best: int = 1, prefix: Sequence[int] = ()
     ) -> list["Future[list[FoundHypothesis]]"]:
-        """Put the sentences of a request into the queue, all or none of them (`QueueFull`).
+        """Put the sentences of a request into the queue, all or none of them.
 
-        `sources` are token ids, `n_best` hypotheses are at most `num_beams`, and the translations start with `prefix`,
-        which is equally long in every request. Return a future for each sentence, which can be cancelled at any time.
+        Args:
+            sources: token ids.
+            n_best: hypotheses of each sentence, at most `num_beams`.
+            prefix: the first token ids of all translations, as many in every request.
+
+        Returns:
+            A future for each sentence. It can be cancelled at any time.
+
+        Raises:
+            QueueFull: the sentences do not fit, or the engine is closing.
         """
         with self._changed:
             # Each request has one sentence per turn, so that a small one does not wait for all of a large one.

@@ -15,8 +15,12 @@ class HttpRules:
     """An ASGI middleware that refuses requests which a foreign page makes a browser send.
 
     A page can send a form to any address that its reader's browser reaches, and by DNS rebinding it can also read the
-    answer. The former has a foreign `Origin`, and the latter a foreign `Host`. `hosts` are the names of the server,
-    none for any, and `origins` may call it, "*" is all. The endpoints `paths` are found with a trailing slash, too.
+    answer. The former has a foreign `Origin`, and the latter a foreign `Host`.
+
+    Args:
+        hosts: names under which the server is reached. Without any, every `Host` is accepted.
+        origins: web sites that may call the server. "*" is all.
+        paths: of the endpoints. They are found with a trailing slash, too.
     """
 
     def __init__(self, app: Any, hosts: Collection[str], origins: Collection[str], paths: Collection[str]):

@@ -8,9 +8,12 @@ from ..inference.languages import language_code, model_directions, model_languag
 
 
 def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
-    """(source, target) -> folder, from `en-de=FOLDER`, or `FOLDER` if its languages are known (`model_languages`).
+    """(source, target) -> folder.
 
-    The folder of a model of many languages stands for the directions of its training.
+    Args:
+        arguments: `en-de=FOLDER`, or `FOLDER` if its model card names two languages or its name ends in two codes,
+            such as `runs/numbers_en_de` and `opus-mt-en-de`, or its tokenizer names them (`model_languages`). The
+            folder of a model of many languages stands for the directions of its training.
     """
     folders: dict[tuple[str, str], Path] = {}
     for argument in arguments:

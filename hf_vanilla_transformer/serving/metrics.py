@@ -33,8 +33,10 @@ class Metrics:
             self.buckets.update(limit for limit in _BUCKETS if seconds <= limit)
 
     def text(self, sentences: Mapping[str, Mapping[str, float]]) -> str:
-        """All counts in Prometheus's text format, with those of the engines by name and pair. Counters end in
-        "_total".
+        """All counts in Prometheus's text format.
+
+        Args:
+            sentences: counts of the engines, by name and then by pair. Names of counters end in "_total".
         """
         lines = [f"# TYPE {_PREFIX}requests_total counter"]
         for (path, status), number in sorted(self.requests.items()):

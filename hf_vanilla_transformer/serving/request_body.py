@@ -28,7 +28,11 @@ class UploadedFile:
 
 
 async def read_body(stream: AsyncIterator[bytes], declared: str | None, limit: int) -> bytes:
-    """Read the whole body, never more than `limit` bytes. `declared` is the header Content-Length."""
+    """Read the whole body, never more than `limit` bytes.
+
+    Args:
+        stream: chunks of the body. declared: the header Content-Length.
+    """
     if declared is not None and declared.isdecimal() and int(declared) > limit:
         raise HTTPException(413, f"the body has {declared} bytes, but the limit is {limit}")
     body = bytearray()

@@ -12,7 +12,11 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
 
 
 def add_lora(model: Any, args: RunArguments) -> Any:
-    """Return the model with adapters, the only weights that are trained."""
+    """Return the model with adapters, the only weights that are trained.
+
+    Raises:
+        UserError: no base model, a setting that needs the whole weights, or a module that does not exist.
+    """
     with naming_extras():
         from peft import LoraConfig, get_peft_model
     if args.model_name_or_path is None:

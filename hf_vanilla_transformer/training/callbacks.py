@@ -152,7 +152,11 @@ class WeightAverage(TrainerCallback):
         save_file(average, checkpoint / EMA_WEIGHTS, metadata={"format": "pt"})
 
     def load(self, checkpoint: Path) -> None:
-        """Continue from the average in a checkpoint."""
+        """Continue from the average in a checkpoint.
+
+        Raises:
+            UserError: it has none, or a damaged one.
+        """
         try:
             self.average = load_file(checkpoint / EMA_WEIGHTS)
         except OSError:

@@ -220,6 +220,9 @@ def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
     Args:
         checkpoints: folders or files with the same tensors. A folder's weights may be sharded, with an index.
         target: the safetensors file to write.
+
+    Raises:
+        UserError: no checkpoint, or two with different tensors.
     """
     if not checkpoints:
         raise UserError("there is no checkpoint to average")

@@ -118,6 +118,10 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
     Returns:
         The arguments of model, data and run.
 
+    Raises:
+        UserError: no such file, not YAML, an unknown field (the message names the closest one), a repeated field, or a
+            wrong value.
+
     With `by_pairs` in the recipe, `choices` of the run arguments has the arguments for each size of the training text.
     """
     arguments = list(arguments)

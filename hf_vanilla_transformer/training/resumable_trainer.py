@@ -50,8 +50,16 @@ _OPTIMIZATION = (
 )
 # Arguments of the objective. A run may change them at a checkpoint, as Bi-SimCut does.
 _OBJECTIVE = (
-    *("simcut_alpha", "simcut_probability", "r_drop_alpha", "crossconst_alpha", "consistency_start", "teacher"),
-    *("teacher_weight", "teacher_top", "ema_decay", "max_grad_norm", "label_smoothing_factor", "neftune_noise_alpha"),
+    *(
+        "simcut_alpha",
+        "simcut_probability",
+        "r_drop_alpha",
+        "crossconst_alpha",
+        "consistency_start",
+        "teacher",
+        "teacher_weight",
+    ),
+    *("teacher_top", "ema_decay", "max_grad_norm", "label_smoothing_factor", "neftune_noise_alpha"),
 )
 _REGULARISATION = "dropout", "attention_dropout", "activation_dropout", "label_smoothing"
 NOTHING_TRAINED = "no update was trained: the stream has no pair within max_source_length and max_target_length"

@@ -27,6 +27,9 @@ def search(arguments: Sequence[str], command: str = "") -> dict[str, Any]:
 
     Returns:
         The results of the best run, with `output_dir` and the values of its fields.
+
+    Raises:
+        UserError: a field or range that is wrong, no validation data, or no run that ends with a score.
     """
     _, data_args, args = parse_recipe(arguments)
     with naming_extras():

@@ -55,6 +55,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
 
     Args:
         args, kwargs: the arguments of `ResumableTrainer`.
+
+    Raises:
+        UserError: settings that do not go with `max_tokens_per_batch`.
     """
 
     optimizer: Any  # made by `create_optimizer`

@@ -69,6 +69,10 @@ def write_site(
         runtime: folder after `npm install` of `PACKAGES`. The site contains the runtime and works without a network.
             None lets the page load the runtime from a content delivery network and check its hash.
         examples: sentences that the page offers. Without any, those of the run's test.
+
+    Raises:
+        UserError: the folder is not empty, the model is damaged, the runtime has a different version, or
+            `interop.transformers_js.write` refuses the model.
     """
     source, output = Path(source), Path(output)
     if output.resolve() in (source.resolve(), *source.resolve().parents):
@@ -97,9 +101,17 @@ def write_site(
 def publish_site(
     source: str | Path, model_id: str, repo_id: str | None = None, private: bool | None = None, dry_run: bool = False
 ) -> str:
-    """Create or update the static Space `repo_id`, None for `model_id`, that translates with a model on the Hub.
+    """Create or update the static Space that translates with a model on the Hub.
 
-    Return the Space's title with the URL of the commit, or with the changes of a `dry_run`, which changes nothing.
+    Args:
+        source: the model's folder.
+        model_id: the model's name on the Hub.
+        repo_id: the Space's name. None is the model's.
+        private: create a private Space.
+        dry_run: read the Space, but change nothing.
+
+    Returns:
+        The Space's title with the URL of the commit, or with the changes of the dry run.
     """
     names = model_languages(Path(source))
     title = " → ".join(names) if names else model_id.rpartition("/")[2]
@@ -121,8 +133,10 @@ def describe(
     examples: list[str],
     local: bool,
 ) -> dict[str, Any]:
-    """The content of `site.json`, as README.md in this folder describes it. `sizes` are bytes of the graphs by
-    dtype.
+    """The content of `site.json`, as README.md in this folder describes it.
+
+    Args:
+        sizes: bytes of the graphs by dtype. local: the site contains the runtime.
     """
     encoder, decoder = GRAPHS
     return {

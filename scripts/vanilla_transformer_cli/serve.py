@@ -58,9 +58,25 @@ def main(arguments: argparse.Namespace) -> None:
     key = None
     if arguments.api_key_file is not None:
         key = Path(arguments.api_key_file).read_text(encoding="utf-8").strip()
-    origins, hosts = tuple(arguments.cors_origin), tuple(arguments.allowed_host)
-    limits = Limits(arguments.max_characters, arguments.timeout, key, origins, hosts, arguments.translate_files)
-    names = "host", "port", "device", "dtype", "workers", "shortlist", "pivot"
-    options = {name: getattr(arguments, name) for name in names} | {"split_sentences": not arguments.lines}
-    engine = given_values(arguments, "max_queue", *_ENGINE)
-    serve(ServeOptions(arguments.model, limits=limits, engine=engine, **options))
+    serve(
+        ServeOptions(
+            models=arguments.model,
+            host=arguments.host,
+            port=arguments.port,
+            device=arguments.device,
+            dtype=arguments.dtype,
+            workers=arguments.workers,
+            shortlist=arguments.shortlist,
+            split_sentences=not arguments.lines,
+            pivot=arguments.pivot,
+            limits=Limits(
+                max_characters=arguments.max_characters,
+                timeout=arguments.timeout,
+                api_key=key,
+                cors_origins=tuple(arguments.cors_origin),
+                allowed_hosts=tuple(arguments.allowed_host),
+                translate_files=arguments.translate_files,
+            ),
+            engine=given_values(arguments, "max_queue", *_ENGINE),
+        )
+    )
