@@ -292,21 +292,19 @@ def select_columns(
         yield line, *((nested if parent else row).get(key) for parent, key in keys)
 
 
-def read_side(path: Path, side: str, columns: Columns) -> Iterator[tuple[int, Any]]:
-    """Read one side of a table or a translation memory: (line or unit, text), not validated yet."""
+def read_sides(
+    path: Path, columns: Columns, repairs: Repairs, sides: Sequence[str] = SIDES
+) -> Iterator[tuple[Any, ...]]:
+    """Read `sides` of a table or a translation memory: (line or unit, text, …), not validated yet."""
     kind = file_format(path)
     if kind in translation_memories.FORMATS:
-        index = 1 + SIDES.index(side)
-        return ((unit[0], unit[index]) for unit in _read_memory(path, columns))
+        named = columns.source_lang, columns.target_lang
+        if named == (None, None) and columns.languages:
+            named = columns.languages
+        units = translation_memories.read_memory(path, *named)
+        return ((unit[0], *(unit[1 + SIDES.index(side)] for side in sides)) for unit in units)
     hint = NEEDS_HEADER if kind in TABLES_WITH_HEADER else ""
-    return ((line, text) for line, text in select_columns(read_rows(path, {}), columns, str(path), hint, [side]))
-
-
-def _read_memory(path: Path, columns: Columns) -> Iterator[RawPair]:
-    named = columns.source_lang, columns.target_lang
-    if named == (None, None) and columns.languages:
-        named = columns.languages
-    return translation_memories.read_memory(path, *named)
+    return select_columns(read_rows(path, repairs), columns, str(path), hint, sides)
 
 
 def defect(side: str, text: Any) -> str | None:
@@ -375,11 +373,7 @@ class Source:
             return cast(Iterator[RawPair], select_columns(self._rows_of(self.data), self.columns, name, ""))
         if len(files) == 2:
             return read_parallel(files[0], files[1], repairs)
-        kind = file_format(files[0])
-        if kind in translation_memories.FORMATS:
-            return _read_memory(files[0], self.columns)
-        hint = NEEDS_HEADER if kind in TABLES_WITH_HEADER else ""
-        return cast(Iterator[RawPair], select_columns(read_rows(files[0], repairs), self.columns, name, hint))
+        return cast(Iterator[RawPair], read_sides(files[0], self.columns, repairs))
 
     def _rows_of(self, data: Dataset | IterableDataset) -> Iterator[tuple[int, Row]]:
         name = self.input.name

@@ -302,12 +302,12 @@ def tokenizer_digest(tokenizers: Sequence[PreTrainedTokenizerBase]) -> str:
 
 
 def train_sentencepiece_tokenizer(
-    texts: Iterable[str], vocab_size: int, model_type: str = "unigram", normalization: str = "nmt_nfkc"
+    texts: Iterable[str], vocab_size: int, normalization: str = "nmt_nfkc"
 ) -> PreTrainedTokenizerBase:
-    """Train SentencePiece (Kudo and Richardson 2018) on sentences of both languages.
+    """Train SentencePiece (Kudo and Richardson 2018, a unigram model) on sentences of both languages.
 
     Args:
-        texts: sentences. model_type: "unigram" or "bpe".
+        texts: sentences.
         vocab_size: number of tokens, at most, including 4 special tokens and 256 bytes for unknown characters.
         normalization: of source and target. "nmt_nfkc" and "nfkc" write full-width punctuation as ASCII, also in
             translations. "identity" keeps it, for translations into Chinese or Japanese.
@@ -330,7 +330,6 @@ def train_sentencepiece_tokenizer(
             sentence_iterator=iter(texts),
             model_writer=model,
             vocab_size=vocab_size,
-            model_type=model_type,
             normalization_rule_name=normalization,
             character_coverage=1.0,
             byte_fallback=True,

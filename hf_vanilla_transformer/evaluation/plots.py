@@ -149,8 +149,6 @@ def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int], side: Side) ->
 
 # The training curve
 
-NAMES = {"eval_bleu": "BLEU", "eval_chrf": "chrF", "eval_exact_match": "Exact match, %"}
-
 # A palette for colour-blind readers (Okabe and Ito 2008).
 TRAIN_COLOR, EVAL_COLOR, SCORE_COLOR = "#0072b2", "#d55e00", "#009e73"
 _MARKED_LINE: dict[str, Any] = {"linewidth": 1.6, "marker": "o", "markersize": 4}
@@ -158,14 +156,14 @@ _MARKED_LINE: dict[str, Any] = {"linewidth": 1.6, "marker": "o", "markersize": 4
 Points = list[tuple[int, float]]
 
 
-def plot_curve(log_history: Sequence[dict[str, Any]], path: Path, metric: str = "eval_bleu") -> Path:
-    """Plot the training and validation loss in `trainer.state.log_history` and, below them, a validation score.
+def plot_curve(log_history: Sequence[dict[str, Any]], path: Path) -> Path:
+    """Plot the training and validation loss in `trainer.state.log_history` and, below them, its BLEU.
 
     The training loss without label smoothing (`nll_loss`) is preferred, because the validation loss is unsmoothed.
-    `metric` is the score's name in the log. Without such entries only the loss is plotted. Return the path.
+    Without BLEU only the loss is plotted. Return the path.
     """
     train = _points(log_history, "nll_loss") or _points(log_history, "loss")
-    evaluation, score = _during_training(log_history, "eval_loss"), _during_training(log_history, metric)
+    evaluation, score = _during_training(log_history, "eval_loss"), _during_training(log_history, "eval_bleu")
     if not (train or evaluation or score):
         raise UserError("log_history: it has neither losses nor scores to draw; set logging_steps or eval_steps lower")
     panels = 1 + bool(score)
@@ -177,7 +175,7 @@ def plot_curve(log_history: Sequence[dict[str, Any]], path: Path, metric: str = 
             step, best = max(score, key=lambda point: point[1])
             axes[1].plot(step, best, marker="o", ms=9, markerfacecolor="none", color=SCORE_COLOR)
             axes[1].set_title(f"best {best:.2f} at update {step:,}", loc="right", fontsize=10, color=SCORE_COLOR)
-            axes[1].set_ylabel(NAMES.get(metric, metric.removeprefix("eval_")))
+            axes[1].set_ylabel("BLEU")
     return Path(path)
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..data.corpora import SIDES, Columns, PairReport, defect, has_pairs, read_side
+from ..data.corpora import SIDES, Columns, PairReport, defect, has_pairs, read_sides
 from ..data.mixtures import load_pairs
 from ..data.readers import is_readable, read_rows
 from ..errors import UserError
@@ -31,7 +31,7 @@ def read_sentences(
     if path is None or not has_pairs(Path(path)):
         yield from read_lines(path)
         return
-    for line, text in read_side(Path(path), side, columns or Columns()):
+    for line, text in read_sides(Path(path), columns or Columns(), {}, [side]):
         reason = defect(side, text)
         if reason and not (isinstance(text, str) and not text.strip()):
             raise UserError(f"{path}, line {line}: {reason}; mend it, or remove the row")

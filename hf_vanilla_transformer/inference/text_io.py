@@ -116,7 +116,7 @@ def _decode(stream: IO[bytes], name: str) -> Iterator[str]:
         yield readers.decode_line(line, name, number, "put `iconv -f {} -t utf-8 |` before")
 
 
-def prompt_lines(prompt: str = "> ") -> Iterator[str]:
+def prompt_lines() -> Iterator[str]:
     """Ask a person for lines at a terminal: arrow keys edit a line and bring back earlier ones.
 
     Ctrl-C gives the line up, Ctrl-D ends. The history lasts as long as the process, and is never written to disk.
@@ -125,7 +125,7 @@ def prompt_lines(prompt: str = "> ") -> Iterator[str]:
         import readline  # noqa: F401  `input` uses it once it is imported
     while True:
         try:
-            yield input(prompt)
+            yield input("> ")
         except KeyboardInterrupt:
             print()
         except EOFError:

@@ -71,7 +71,11 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
         over = self.max_seconds is not None and self.seconds() > self.max_seconds
         (over,) = self.signals.agree(args.device, over)
         # The evaluation at the end of an epoch follows a checkpoint of its last update.
-        self.evaluation_due = args.eval_strategy == "epoch" and _epoch_is_over(state, args.eval_delay)
+        self.evaluation_due = (
+            args.eval_strategy == "epoch"
+            and state.epoch is not None
+            and args.eval_delay <= state.epoch == round(state.epoch)
+        )
         if self.interrupted:
             self.evaluation_due = self.evaluation_due or control.should_evaluate
             control.should_evaluate = False
@@ -112,10 +116,6 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
             self.saved_for_scoring = not control.should_save
             control.should_save = True
         return control
-
-
-def _epoch_is_over(state: TrainerState, delay: float) -> bool:
-    return state.epoch is not None and state.epoch == round(state.epoch) and state.epoch >= delay
 
 
 EMA_WEIGHTS = "ema.safetensors"  # in a checkpoint

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from ..atomic_write import atomic_file, replace_folder, report_full_disk, share_files
 from ..errors import DiskFull, UserError
-from ..untrusted import one_line
+from ..untrusted import one_line, read_json_object
 from .distributed import broadcast_from_main, errors_on_main_rank_only, is_main_rank, print_main
 
 WEIGHTS = "model.safetensors"
@@ -67,17 +67,13 @@ def require_last(checkpoint: Path, run: Path) -> None:
 
 
 def _is_complete(checkpoint: Path) -> bool:
+    adapters = [*checkpoint.glob(ADAPTER_WEIGHTS), *checkpoint.glob(f"*/{ADAPTER_WEIGHTS}")]
     try:
-        json.loads((checkpoint / TRAINER_STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    if (checkpoint / WEIGHTS).is_file() or (checkpoint / FSDP_WEIGHTS).is_dir():
-        return True
-    if (checkpoint / ADAPTER_WEIGHTS).is_file() or any(checkpoint.glob(f"*/{ADAPTER_WEIGHTS}")):
-        return True
-    try:
+        read_json_object(checkpoint / TRAINER_STATE)
+        if adapters or (checkpoint / WEIGHTS).is_file() or (checkpoint / FSDP_WEIGHTS).is_dir():
+            return True
         return all(file.is_file() for file in _read_index(checkpoint / INDEX).values())
-    except UserError:
+    except (OSError, UserError):
         return False
 
 

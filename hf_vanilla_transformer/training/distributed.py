@@ -178,7 +178,7 @@ class StopSignals:
         if self.received is None:
             self.received, self._time = number, time.monotonic()
             self._print()
-            if not _is_launched():
+            if "TORCHELASTIC_RUN_ID" not in os.environ:
                 self._restore()
         elif time.monotonic() - self._time > _LAUNCHER_REPEATS_FOR:
             self._restore()
@@ -195,10 +195,6 @@ class StopSignals:
             again = "Ctrl-C" if self.received == signal.SIGINT else "the signal"
             with suppress(RuntimeError, OSError, ValueError):
                 print(f"\nstopping: {self.message} ({again} again stops at once)", flush=True)
-
-
-def _is_launched() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def leave_signals_to_main_process(loader: Any) -> Any:

@@ -105,10 +105,14 @@ class ResumableTrainer(Seq2SeqTrainer):
         self._resume_position: dict[str, Any] = {}  # `RunState.position` of that checkpoint
         self._staging: Path | None = None  # the folder that a checkpoint is being written to
 
+    def _base_model(self) -> Any:
+        """The model without the wrappers of data parallelism and adapters."""
+        model = self.accelerator.unwrap_model(self.model)
+        return model.get_base_model() if hasattr(model, "get_base_model") else model
+
     def _set_target_tokens(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Let the model pad and end translations with the target's tokens."""
-        model: Any = self.accelerator.unwrap_model(self.model)
-        model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        model = self._base_model()
         for name in ("pad_token_id", "eos_token_id"):
             token = getattr(tokenizer, name)
             if token is None:

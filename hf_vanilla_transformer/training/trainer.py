@@ -129,11 +129,6 @@ class VanillaTransformerTrainer(ResumableTrainer):
         if why:
             raise UserError(f"max_tokens_per_batch={args.max_tokens_per_batch} {why}")
 
-    def _base_model(self) -> Any:
-        """The model without the wrappers of data parallelism and adapters."""
-        model = self.accelerator.unwrap_model(self.model)
-        return model.get_base_model() if hasattr(model, "get_base_model") else model
-
     def _check_objective(self, setting: str) -> None:
         model = self._base_model()
         if not isinstance(model, VanillaTransformerForConditionalGeneration):
