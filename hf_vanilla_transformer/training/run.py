@@ -122,12 +122,11 @@ def load_run(model_args: Any, data_args: DataArguments, args: RunArguments, chec
         trust_code(Path(folder))
     starts = fine_tuned and (checkpoint is None or args.lora_r)  # a checkpoint has the adapters alone
     base = load_base_model(str(args.model_name_or_path), model_class) if starts else None
-    if base is not None:
-        prepare_model(base, model_args, data_args)
     with args.main_process_first(desc="reading"):  # the other ranks read the cache
         corpus = load_corpus(data_args, args)
     model_args, data_args, args, chosen = choose_by_pairs((model_args, data_args, args), corpus, checkpoint)
     if base is not None:
+        prepare_model(base, model_args, data_args)
         tokenizers = base.tokenizers
     else:
         tokenizers = broadcast_from_main(lambda: choose_tokenizers(corpus, model_args, data_args, checkpoint))

@@ -76,6 +76,15 @@ def test_resumed_run_keeps_its_fields(tmp_path, recipe, pairs):
     assert "d_model" in message and "checkpoint-10" in message
 
 
+def test_fine_tuning_refuses_a_size_that_its_base_does_not_have(tmp_path, recipe, pairs):
+    files, base = pairs(12), tmp_path / "base"
+    run_tiny(base, **TRAIN, **files, d_model=16, max_steps=1)
+    settings = {**TRAIN, **files, "model_name_or_path": base, "max_steps": 1}
+    size = json.loads((base / "config.json").read_text())["vocab_size"]
+    message = error_of(run_tiny, tmp_path / "tuned", recipe(ROWS), **settings, vocab_size=size)
+    assert "d_model: 24" in message and "16" in message
+
+
 @pytest.mark.parametrize(
     ("rows", "fields", "parts"),
     [

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from hf_vanilla_transformer.data.perturbations import PERTURBATIONS
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import (
@@ -70,7 +71,8 @@ def test_run_of_several_processes_resumes_in_one(several, tmp_path):
 
 
 DIRECTIONS = {"directions": ["en-de", "en-fr"], "language_token": "target", "source_lang": "null"}
-DIRECTIONS |= {"target_lang": "null", "sampling_temperature": 2.0, "augment": "typos=0.3"}
+DIRECTIONS |= {"target_lang": "null", "sampling_temperature": 2.0, "tokens_per_update": 250, "bpe_dropout": 0.1}
+DIRECTIONS |= {"augment": [f"{name}=0.1" for name in PERTURBATIONS]}
 
 
 @pytest.mark.parametrize("fields", [{}, DIRECTIONS], ids=["one", "directions"])
@@ -91,6 +93,9 @@ def test_train_command_gives_the_same_model_in_two_processes(repository, tmp_pat
     assert [path.name for path in complete_checkpoints(tmp_path / "two")] == ["checkpoint-2", "checkpoint-4"]
     states = {path.name for path in (tmp_path / "two" / "checkpoint-4").glob("rng_state*")}
     assert states == {"rng_state_0.pth", "rng_state_1.pth"}
+    resumed = [*recipe, str(tmp_path / "resumed"), "--resume_from_checkpoint", str(tmp_path / "one" / "checkpoint-2")]
+    launch(repository, sys.executable, *resumed)
+    assert_same_model(tmp_path / "one" / "checkpoint-4", tmp_path / "resumed" / "checkpoint-4")
 
 
 def test_user_errors_are_printed_by_the_main_rank_only(repository, tmp_path):
