@@ -42,9 +42,13 @@ _PADDED = Mistake("positions", "§3.5", "padding", "padding on the left of a sou
 def check(build: Any, given: Mapping[str, Any]) -> Report:
     """Build a model, or a part of one, and compare its output with the paper's for the same random weights.
 
-    The name of `build`, a class or a function that returns an `nn.Module`, tells a part, such as `PositionalEncoding`,
-    `MultiHeadAttention`, `EncoderLayer`, `loss` or `shift_right`, from a whole model. `given` are arguments for it
-    that the names of its parameters do not explain.
+    Args:
+        build: a class or a function that returns an `nn.Module`. Its name tells a part, such as `PositionalEncoding`,
+            `MultiHeadAttention`, `LayerNorm`, `EncoderLayer`, `loss` or `shift_right`, from a whole model.
+        given: arguments for it that the names of its parameters do not explain.
+
+    Raises:
+        UserError: it cannot be built, called or understood. The message names the argument that is needed.
     """
     torch.manual_seed(0)
     for words, check_objective in ((r"shift", check_shift), (r"loss|smooth|criterion", check_loss)):

@@ -191,11 +191,19 @@ def judge_pairs(
     excluded: Iterable[str] = (),
     **limits: object,
 ) -> tuple[Iterator[tuple[str | None, int, Pair]], CleaningReport]:
-    """Judge pairs (line, source, target) one by one by the `rules`.
+    """Judge pairs one by one.
 
-    A pair with one of the `excluded` sentences, of validation and test sets, on a side is dropped. `limits` are fields
-    of `Limits`. The others are taken from the first 20,000 pairs. Return an iterator of the rule that a pair breaks or
-    None, its line and the pair, and the report that it fills.
+    Args:
+        rows: line, source and target.
+        rules: names of `RULES`.
+        excluded: sentences of validation and test sets. A pair with one of them on a side is dropped.
+        limits: fields of `Limits`. The others are taken from the first 20,000 pairs.
+
+    Returns:
+        An iterator of the rule that a pair breaks or None, its line and the pair, and the report that it fills.
+
+    Raises:
+        UserError: an unknown rule.
     """
     unknown = [rule for rule in rules if rule not in RULES]
     if unknown:

@@ -78,10 +78,17 @@ def load_directions(
     temperature: float = 1.0,
     seed: int = 0,
 ) -> tuple[Dataset, MixtureReport]:
-    """Load the pairs of the `inputs_of` several directions. `load` loads those of one, as `load_pairs`.
+    """Load the pairs of several directions.
 
-    `temperature` is T, at least 1. `seed` draws the pairs that an epoch has once more than others. The pairs have
-    columns `source`, `target`, `line` and `part`, the number of the direction, for which the report has a part.
+    Args:
+        inputs: of `inputs_of`.
+        load: loads the pairs of the inputs of one direction, as `load_pairs`.
+        temperature: T, at least 1.
+        seed: draws the pairs that an epoch has once more than others.
+
+    Returns:
+        The pairs, with columns `source`, `target`, `line` and `part`, the number of the direction. The report has a
+        part for each direction.
     """
     loaded = [(direction, *load(values, direction)) for direction, values in inputs.items()]
     rates = sampling_rates([len(table) for _, table, _ in loaded], temperature)

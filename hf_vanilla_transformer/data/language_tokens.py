@@ -130,9 +130,13 @@ def add_language_tokens(
 ) -> list[str]:
     """Add the tokens of languages that a tokenizer lacks, and record the directions in its tokenizer_config.json.
 
-    If `on_source`, the source starts with the token, `>>de<<`, which may also be written in a text. Otherwise the
-    translation starts with it, `__de__`, by `forced_bos_token_id`. A tokenizer with languages keeps its way. Return
-    the codes of the new languages.
+    Args:
+        directions: pairs of codes, such as ("en", "de").
+        on_source: the source starts with the token, `>>de<<`, which may also be written in a text. Otherwise the
+            translation starts with it, `__de__`, by `forced_bos_token_id`. A tokenizer with languages keeps its way.
+
+    Returns:
+        The codes of the new languages.
     """
     known, settings = language_tokens(tokenizer), tokenizer.init_kwargs
     codes = {target for _, target in directions}

@@ -89,6 +89,9 @@ def plot_attention(
         weights: (layers, heads, T, S).
         path: the plot. Its suffix chooses the format: `.png`, `.pdf`, `.svg` …
         layer: counted from 1. None for the last.
+
+    Raises:
+        UserError: a layer that does not exist, a format that matplotlib does not know, or no matplotlib.
     """
     layer = checked_layer(weights, layer)
     heads = list(weights[layer - 1])  # H of (T, S)

@@ -48,10 +48,15 @@ def prepared_files(
     license: str | None = None,
     base_model: str | None = None,
 ) -> Iterator[ModelFiles]:
-    """A context with the files to upload for the folder of a model or of a peft adapter. It does not contact the Hub.
+    """A context with the files to upload. It does not contact the Hub.
 
-    `include` has more files, as in `choose_files`. Weights that are larger than `max_shard_size`, such as 5GB, are
-    split. The card gets `repo_id` and `license`, and an adapter's `base_model` is a name on the Hub.
+    Args:
+        folder: the folder of a model or of a peft adapter. It is not modified.
+        repo_id: the model's name on the Hub, for the card's usage code.
+        include: additional files. See `choose_files`.
+        max_shard_size: split larger weights into shards, such as 5GB. None uploads them unchanged.
+        license: the id of the model's license on the Hub, for the card.
+        base_model: the name on the Hub of an adapter's base model.
     """
     check_repo_id(repo_id)
     folder = Path(folder)

@@ -50,19 +50,26 @@ def distil(
     """Translate text with a teacher and write parallel text to train a student on. A killed call resumes.
 
     Args:
-        source: the text to translate, as `path` of `read_sentences`. Blank lines and translations are left out.
+        source: the text to translate, as `path` of `read_sentences`. Blank lines, and translations that are blank,
+            are left out.
         output: a folder. It gets `SOURCE` and `TARGET`, and keeps the `TRANSLATIONS`.
+        processes: `accelerate.PartialState()`.
         n_best: translations of each sentence, each a training pair. More than 1 needs as many beams.
-        mbr: take the translation that is most similar to the others by chrF, which is minimum Bayes risk decoding over
-            the n-best list (Eikema & Aziz 2020, arXiv 2005.10283).
-        tag: the start of the sources of back-translations (Caswell et al. 2019, arXiv 1906.06442). Train with a
+        mbr: of the translations of a sentence, take the one that is most similar to the others by chrF, which is
+            minimum Bayes risk decoding over the n-best list (Eikema & Aziz 2020, arXiv 2005.10283).
+        tag: what the sources of back-translations start with (Caswell et al. 2019, arXiv 1906.06442). Train with a
             tokenizer that knows it, see `extend_tokenizer`.
         references: translations by people of the same lines, to train on too, behind the teacher's.
         back_translation: write the lines as `TARGET`, and their translations as `SOURCE`.
-        processes, progress, shard, pool, settings: as in `translate_file`. A shard writes no pairs.
-        pairs_format: "text", or "jsonl" or "parquet" for one table with columns `source` and `target`.
+        columns: of files with both languages, such as CSV or TMX.
+        progress, shard, pool, settings: as in `translate_file`. A shard writes no pairs. The call without it does.
+        pairs_format: "text" for the two files, "jsonl" or "parquet" for one table with columns `source` and `target`.
 
     Returns the number of pairs.
+
+    Raises:
+        UserError: as in `translate_file`, for references that do not match the source line by line, or a folder
+            with the translations of a different call.
     """
     if mbr and n_best < 2:
         raise UserError(f"mbr: it chooses among several translations: give n_best and num_beams, not n_best={n_best}")

@@ -189,9 +189,7 @@ def translated_parts(
     source: str | None = None,
     target: str | None = None,
 ) -> list[TranslatedPart]:
-    """The parts of a text with the translations of its sentences, and a space between two that only the target
-    writes.
-    """
+    """The parts of `join_text`, with the links between the words of each sentence and its translation."""
     spaced_source, spaced_target = (base_language(language) not in _UNSPACED for language in (source, target))
     following = iter(translations)
     joined: list[TranslatedPart] = []

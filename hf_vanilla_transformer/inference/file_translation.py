@@ -54,6 +54,10 @@ def translated_lines(
         paragraphs: the language of lines that are paragraphs. `translate_documents` splits them into sentences.
             None takes each line as one sentence.
         others: as in `Translator.translate_nbest`.
+
+    Raises:
+        UserError: what that raises, and as early; `n_best` with greedy search, which has no scores; `paragraphs` with
+            what belongs to a sentence.
     """
     if paragraphs is not None:
         if n_best is not None or alignment or probabilities or settings.get("prefixes") is not None:

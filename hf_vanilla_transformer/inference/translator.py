@@ -132,7 +132,11 @@ class Translator:
         return cls(model, source, target, members, workers, shortlist)
 
     def directed(self, source_lang: str | None = None, target_lang: str | None = None) -> "Translator":
-        """A translator with the same model of many languages that translates in this direction by default."""
+        """A translator with the same model of many languages that translates in this direction by default.
+
+        Raises:
+            UserError: the model does not have a language.
+        """
         directed = copy.copy(self)
         directed.directions = self.directions.changed(source_lang, target_lang)
         return directed

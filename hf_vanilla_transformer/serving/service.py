@@ -60,9 +60,12 @@ class TooLong(UserError):
 class LanguagePair:
     """Translates texts from one language into another.
 
-    The tokenizers of `translator` are used in this object's thread and nowhere else. `split` splits a line into
-    sentences, None takes it as one. `site` is the content of `site.json` without the settings of the search, and
-    `engine` arguments of `Engine`.
+    Args:
+        source, target: codes such as "en".
+        translator: of this direction. Its tokenizers are used in this object's thread and nowhere else.
+        split: splits a line into sentences. None takes a line as one sentence.
+        site: content of `site.json`, as web/README.md describes it, without the settings of the search.
+        engine: arguments of `Engine`.
     """
 
     def __init__(
@@ -107,16 +110,21 @@ class LanguagePair:
     async def translate(
         self, texts: Sequence[str], *, html: bool = False, n_best: int = 1, notes: Notes | None = None
     ) -> list[list[str]]:
-        """Translate texts. All their sentences wait in the queue together. Line feeds, blank lines and list marks
-        stay.
+        """Translate texts. All their sentences wait in the queue together.
 
         Args:
+            texts: their line feeds, blank lines and list marks stay.
             html: the texts are HTML, and their tags stay.
             n_best: translations of each text, at most `engine.num_beams`. An HTML text has one.
             notes: receives the warnings and, if it has a list for them, the probabilities.
 
         Returns:
             For each text its different translations, the best first.
+
+        Raises:
+            UserError: a sentence is longer than the learned positions of the model.
+            TooLong: the sentences never fit into the queue.
+            QueueFull: the sentences do not fit into the queue at present.
         """
         if html:
             documents = await self._map(split_html, texts, self._html_thread)
