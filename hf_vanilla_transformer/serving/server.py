@@ -179,14 +179,12 @@ def _protocol(max_connections: int) -> Any:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            self._await_head()
-            if self.cycle.more_body:
-                # An early answer. The rest of the body is read and dropped: a connection that is closed while the
-                # client still sends is reset, and the client may lose the answer.
-                self.head_size = None
+            # After an early answer the rest of the body is read and dropped: a connection that is closed while the
+            # client still sends is reset, and the client may lose the answer.
+            self._await_head(in_body=self.cycle.more_body)
 
-        def _await_head(self) -> None:
-            self.head_size = 0
+        def _await_head(self, in_body: bool = False) -> None:
+            self.head_size = None if in_body else 0
             if self.head_timer is not None:
                 self.head_timer.cancel()
             self.head_timer = self.loop.call_later(_HEAD_SECONDS, self._close_without_head, self.cycle)
