@@ -475,7 +475,7 @@ def check_optimizer(arguments: Any) -> None:
 
 
 def make_schedule(arguments: Any, updates: int) -> Any:
-    """The learning rate schedule of a run with so many updates, for one parameter."""
+    """Make the learning rate schedule of a run of this number of updates, for one parameter."""
     return get_scheduler(
         arguments.lr_scheduler_type,
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=arguments.learning_rate or 1.0),

@@ -1,4 +1,4 @@
-"""What a run chooses itself: the fields for a corpus of its size, and the number of updates for its minutes."""
+"""Choose the fields for a corpus of this size, and the number of updates for the minutes of a run."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def choose_by_pairs(
     """
     model_args, data_args, args = parsed
     kept = {} if checkpoint is None else read_run_state(checkpoint).fixed
-    facts = {name: kept[name] for name in (UPDATES,) if name in kept and args.max_steps < 0}
+    facts: dict[str, Any] = {}
     if args.choices:
         train = corpus.pairs["train"]
         report = corpus.reports["train"]
@@ -45,8 +45,8 @@ def choose_by_pairs(
         number = counted(pairs, "training pair") if isinstance(train, Dataset) else "a stream"
         print_main(f"{number}: the recipe's fields for up to {limit:,}{f': {choice.why}' if choice.why else ''}")
         print_main("  " + " ".join(f"{name}={value}" for name, value in choice.fields.items()))
-    if UPDATES in facts:
-        args.max_steps = facts[UPDATES]
+    if UPDATES in kept and args.max_steps < 0:
+        facts[UPDATES] = args.max_steps = kept[UPDATES]
     return model_args, data_args, args, facts
 
 

@@ -194,7 +194,7 @@ def _values(root: yaml.MappingNode, loader: yaml.SafeLoader, recipe: str) -> dic
 
 
 def _rows(node: yaml.Node, loader: yaml.SafeLoader, recipe: str) -> dict[int, dict[str, Any]]:
-    """Read `by_pairs`: the fields for at most so many training pairs, and optionally `why`."""
+    """Read `by_pairs`: limits of the number of training pairs, and for each the fields and optionally `why`."""
     rows: dict[int, dict[str, Any]] = {}
     for pairs, row in node.value if isinstance(node, yaml.MappingNode) else [(node, node)]:
         if not (isinstance(row, yaml.MappingNode) and str(pairs.value).isdecimal() and int(pairs.value)):
