@@ -67,10 +67,14 @@ def library() -> Any:
 
 
 class Rows(NamedTuple):
-    """Rows as unsigned bytes (R, D), 128 for a zero, and their scales (R,)."""
+    """Rows as unsigned bytes (≥ R, D), 128 for a zero, and their scales (R,)."""
 
     bytes: Tensor
     scales: Tensor
+
+    def times(self, linear: Any) -> Tensor:
+        """The product (R, O) with the weight of a `DynamicInt8Linear`, without the scales of the rows and the bias."""
+        return linear.product(self.bytes)[: len(self.scales)]
 
 
 class View(NamedTuple):
@@ -86,7 +90,9 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 def _empty_rows(count: int, width: int) -> Rows:
-    return Rows(torch.empty(count, width, dtype=torch.uint8), torch.empty(count))
+    """Room for rows. A few more have bytes: oneDNN takes a millisecond to compile a product with another count."""
+    unit = 1 << max(0, count.bit_length() - 3)  # at most a quarter of the rows
+    return Rows(torch.empty(-(-count // unit) * unit, width, dtype=torch.uint8), torch.empty(count))
 
 
 def finish(

@@ -38,7 +38,7 @@ class Int8Attention:
 
     def __call__(self, rows: Rows, cache: KV, view: View, places: Tensor | None) -> Rows:
         """The heads of all rows. Their keys and values go to these `places` (R,) of the cache (B, N, ·)."""
-        product, bias = self.projection.product(rows.bytes), self.projection.bias
+        product, bias = rows.times(self.projection), self.projection.bias
         if places is not None:
             write_cache(product, self.key_from, rows.scales, bias, places, cache)
         return attend(product, rows.scales, bias, self.widths, self.scaling, cache, view)
@@ -51,7 +51,7 @@ class Int8FeedForward:
         self.fc1, self.activation = _pack(layer.fc1), layer.activation
 
     def __call__(self, rows: Rows) -> Any:
-        hidden, relu = self.fc1.product(rows.bytes), isinstance(self.activation, nn.ReLU)
+        hidden, relu = rows.times(self.fc1), isinstance(self.activation, nn.ReLU)
         found = finish(hidden, rows.scales, self.fc1.bias, relu, quantized=relu)
         return found if relu else finish(self.activation(hidden))
 
@@ -90,7 +90,7 @@ class Int8Stack:
         following = iter(caches)
         for index, (sublayer, last) in enumerate(self.sublayers, start=1):
             hidden = sublayer(rows, *(next(following) if isinstance(sublayer, Int8Attention) else ()))
-            states = last.product(hidden.bytes)
+            states = hidden.times(last)
             norm_first = self.pre_norm and index < len(self.sublayers)
             rows = finish(states, hidden.scales, last.bias, False, x, self.norms[index], norm_first)
             x = states
@@ -128,7 +128,7 @@ class Int8Weights:
         rows = finish(states.flatten(0, 1)[places].float())
         found = []
         for linear in self.source_kv:
-            product = linear.product(rows.bytes)
+            product = rows.times(linear)
             cache = torch.zeros(*states.shape[:2], product.shape[1], dtype=torch.bfloat16)
             write_cache(product, 0, rows.scales, linear.bias, places, cache)
             found.append(cache)
@@ -146,7 +146,7 @@ class Int8Decoder(PackedDecoder):
             return super().step(state, advance)
         rows = self._rows(state.next_tokens, state.positions, state.parents, state.tokens.shape[2])
         head, shape = self._head, state.next_tokens.shape
-        product = head.product(rows.bytes)  # (R, V) or (R, n)
+        product = rows.times(head)  # (R, V) or (R, n)
         hidden = None if self.output is None else self.output.hidden
         count = min(advance.num_candidates, product.shape[1])
         log_probs, tokens = best(product, rows.scales, head.bias, hidden, count, normalize=advance.num_beams > 1)
@@ -159,7 +159,7 @@ class Int8Decoder(PackedDecoder):
 
     def _logits(self, tokens: Tensor, positions: Tensor, parents: Tensor, longest: int) -> Tensor:
         rows, head = self._rows(tokens, positions, parents, longest), self._head
-        logits = head.product(rows.bytes)
+        logits = rows.times(head)
         finish(logits, rows.scales, head.bias, quantized=False)
         return logits.view(*tokens.shape, -1)
 

@@ -39,7 +39,7 @@ NOT_SILENT = ("train", "recipes", "merge", "clean")
 # Subcommands that translate. Almost every batch has a new shape. oneDNN compiles kernels for every shape of a bfloat16
 # product and keeps 1,024: 150 MB after 10,000 sentences of a tiny model.
 TRANSLATING = ("translate", "serve", "distil", "evaluate")
-KERNELS_KEPT = 64  # a decoding step needs about ten
+KERNELS_KEPT = 128  # a decoding step needs five for each count of rows
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from hf_vanilla_transformer.inference import int8_kernels, optimize_for_inference
 from hf_vanilla_transformer.inference.int8_kernels import Rows, View, attend, best, finish, write_cache
 from hf_vanilla_transformer.inference.int8_model import Int8Decoder, Int8Weights
-from hf_vanilla_transformer.inference.linear import int8_error
+from hf_vanilla_transformer.inference.linear import INT8, int8_error, packed_linear
 from hf_vanilla_transformer.inference.packed_decoder import PackedDecoder, PackedWeights
 from tests.inference.test_packed_decoder import OPTIONS, Walk, encoded
 from tests.model_helpers import PAD, assert_near, padded, sentences, tiny_model
@@ -44,6 +44,16 @@ def test_a_row_is_scaled_added_normalised_and_quantised(width: int, norm: str | 
     assert_near(x, total if norm_first else normed, 1e-5)
     assert finish(plain := torch.zeros(2, width), bias=bias, quantized=False) is None
     assert plain.equal(bias.expand(2, -1))
+
+
+def test_products_of_many_row_counts_share_compiled_kernels() -> None:
+    linear = packed_linear([nn.Linear(8, 16)], torch.float32, INT8)
+    counts = set()
+    for count in range(64, 129):
+        rows = finish(torch.randn(count, 8))
+        assert rows.times(linear).equal(linear.product(rows.bytes[:count].clone()))
+        counts.add(len(rows.bytes))
+    assert len(counts) <= 6
 
 
 @pytest.mark.parametrize("widths", [(8, 64, 64), (2, 6, 10), (3, 16, 8)])

@@ -39,7 +39,7 @@ def test_version_is_that_of_the_package(command):
 
 @pytest.mark.parametrize(
     ("subcommand", "chosen", "expected"),
-    [("translate", None, "64"), ("serve", None, "64"), ("translate", "1000", "1000"), ("train", None, None)],
+    [("translate", None, "128"), ("serve", None, "128"), ("translate", "1000", "1000"), ("train", None, None)],
 )
 def test_kernel_cache_is_small_where_translating(subcommand, chosen, expected, monkeypatch):
     variable, seen = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", []
