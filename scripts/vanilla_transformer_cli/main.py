@@ -36,10 +36,9 @@ SUBCOMMANDS = {
 # Subcommands in which the warnings and bars of transformers are shown, or that do not need it.
 NOT_SILENT = ("train", "recipes", "merge", "clean")
 
-# Subcommands that translate. Almost every batch has a new shape. oneDNN compiles kernels for every shape of a bfloat16
-# product and keeps 1,024: 150 MB after 10,000 sentences of a tiny model.
-TRANSLATING = ("translate", "serve", "distil", "evaluate")
-KERNELS_KEPT = 128  # a decoding step needs five for each count of rows
+# oneDNN compiles kernels for every shape of a product, and almost every batch has a new one. Its default is to keep
+# 1,024: 150 MB after 10,000 sentences of a tiny model. In training they also divide the heap into small pieces.
+KERNELS_KEPT = {**dict.fromkeys(("translate", "serve", "distil", "evaluate"), 128), "train": 64}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -74,8 +73,10 @@ def run_subcommand(name: str, arguments: list[str]) -> None:
     module = importlib.import_module(f".{name}", __package__)
     # parsed before the package is imported: importing torch takes seconds
     parsed = module.parse_arguments(arguments, f"vanilla-transformer {name}")
-    if name in TRANSLATING:
-        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS_KEPT))  # read at the first product
+    if name in KERNELS_KEPT:  # read at the first product, the second variable by torch
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS_KEPT[name]))
+    if name == "train":
+        os.environ.setdefault("LRU_CACHE_CAPACITY", str(KERNELS_KEPT[name]))
 
     from torch import distributed
 

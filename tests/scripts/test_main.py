@@ -39,10 +39,17 @@ def test_version_is_that_of_the_package(command):
 
 @pytest.mark.parametrize(
     ("subcommand", "chosen", "expected"),
-    [("translate", None, "128"), ("serve", None, "128"), ("translate", "1000", "1000"), ("train", None, None)],
+    [
+        ("translate", None, "128"),
+        ("serve", None, "128"),
+        ("translate", "1000", "1000"),
+        ("train", None, "64"),
+        ("clean", None, None),
+    ],
 )
-def test_kernel_cache_is_small_where_translating(subcommand, chosen, expected, monkeypatch):
+def test_kernel_cache_is_small_where_models_run(subcommand, chosen, expected, monkeypatch):
     variable, seen = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", []
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "64")  # restored afterwards
     monkeypatch.setenv(variable, chosen or "")
     if chosen is None:
         monkeypatch.delenv(variable)
