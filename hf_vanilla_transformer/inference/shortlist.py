@@ -155,7 +155,7 @@ def write_shortlist(
     path: str | os.PathLike,
     alignment: str | os.PathLike | None = None,
     best: int = 100,
-    frequent: int = 300,
+    frequent: int = 1000,
 ) -> int:
     """Count which target tokens are aligned with each source token, write a shortlist, and return its source tokens.
 
