@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import torch
@@ -41,6 +42,7 @@ json.dump(lines, open(result, "w"))
 
 def train(folder: Path, sentencepiece: bool = True) -> list[str]:
     """A model of number words with a tokenizer of SentencePiece or BPE. Returns sentences that it has not seen."""
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier call
     splits = number_pairs(4000, 1, held_out=SENTENCES)
     texts = [text for side in ("source", "target") for text in splits["train"][side]]
     trained = train_sentencepiece_tokenizer(texts, 400) if sentencepiece else train_tokenizer(texts, 400)
