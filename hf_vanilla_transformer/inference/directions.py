@@ -93,7 +93,7 @@ class Directions:
         return other
 
     def check(self, direction: Direction) -> Direction:
-        """Return it, or raise a UserError if the model lacks a language. Pairs without training are permitted."""
+        """Return the direction, or raise a UserError if the model lacks a language. Untrained pairs are permitted."""
         if self.source is None or self.target is None:
             for name, code, known in zip(("source_lang", "target_lang"), direction, self._names, strict=True):
                 if code is not None and code != known:
@@ -142,7 +142,7 @@ class Directions:
         return frozenset(self.source.ids.values()) if self.source and named else frozenset()
 
 
-def numbered(places: Iterator[Place], count: int) -> list[Place]:
+def next_places(places: Iterator[Place], count: int) -> list[Place]:
     """The places of the next sentences.
 
     Raises:

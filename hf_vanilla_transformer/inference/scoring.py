@@ -7,7 +7,7 @@ from itertools import islice
 from ..data.side_tokens import readable_tokens
 from ..errors import check_at_least_one
 from .batching import BATCHES_AHEAD, MAX_TOKENS, length_batches
-from .directions import Codes, numbered
+from .directions import Codes, next_places
 from .token_probabilities import token_log_probabilities
 from .translator import TOKENIZER_LOCK, Translator
 
@@ -50,7 +50,7 @@ def score_translations_of(
     places, pairs = enumerate(translator.directions.each(source_lang, target_lang), start=1), iter(pairs)
     directions, tokenizer = translator.directions, translator.target_tokenizer
     while window := list(islice(pairs, batch_size * BATCHES_AHEAD)):
-        placed = numbered(places, len(window))
+        placed = next_places(places, len(window))
         with TOKENIZER_LOCK:
             texts = [target for _, target in window]
             targets = directions.encode_targets(tokenizer, texts, [direction for _, direction in placed])

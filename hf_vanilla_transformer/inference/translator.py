@@ -35,7 +35,7 @@ from .batching import (
     search_jobs,
     with_prefixes,
 )
-from .directions import Codes, Directions, Place, numbered
+from .directions import Codes, Directions, Place, next_places
 from .ensemble import EnsembleEngine
 from .hypothesis import Hypothesis
 from .loading import load_model
@@ -269,7 +269,7 @@ class Translator:
         ahead = request.batch_size * BATCHES_AHEAD if request.batch_size > 1 else 1
         while window := list(islice(pairs, ahead)):
             translate = self._translate_protected if request.protect else self._translate_window
-            yield from translate(window, numbered(places, len(window)), request)
+            yield from translate(window, next_places(places, len(window)), request)
         if request.has_codes and next(places, None) is not None:
             raise UserError("source_lang, target_lang: there are more codes than sentences")
 
