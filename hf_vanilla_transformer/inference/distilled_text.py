@@ -1,11 +1,12 @@
 """Training text for sequence-level knowledge distillation (Kim & Rush 2016, arXiv 1606.07947, §3.2), and by
 back-translation (Sennrich et al. 2016, arXiv 1511.06709).
 
-A teacher, any sequence-to-sequence model that `AutoModelForSeq2SeqLM` loads or an ensemble of this package's
-models, translates the source text. A student is trained on its translations, alone or with the references. In
-back-translation it translates text in the target language, and its translations become the source.
+A teacher, any sequence-to-sequence model that `AutoModelForSeq2SeqLM` loads, an ensemble of this package's models or
+a language model, translates the source text. A student is trained on its translations, alone or with the references.
+In back-translation it translates text in the target language, and its translations become the source.
 """
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain, groupby
@@ -17,6 +18,7 @@ from sacrebleu.metrics import CHRF
 
 from ..data.corpora import DISTILLED, SIDES, Columns
 from ..errors import UserError
+from ..system_info import counted
 from .file_translation import claim, translate_file
 from .fingerprints import text_fingerprint, translator_fingerprint
 from .ray_workers import RayPool
@@ -28,6 +30,8 @@ SOURCE, TARGET = DISTILLED
 TRANSLATIONS = "translations.txt"  # of the teacher, in the format of `translate --n_best`
 JOB = "distil.json"  # model, settings and source of the translations
 
+logger = logging.getLogger(__name__)
+
 
 def distil(
     teacher: Translator,
@@ -36,6 +40,7 @@ def distil(
     processes: Any,
     *,
     n_best: int = 1,
+    temperature: float = 0.0,
     mbr: bool = False,
     tag: str = "",
     references: str | Path | None = None,
@@ -51,10 +56,12 @@ def distil(
 
     Args:
         source: the text to translate, as `path` of `read_sentences`. Blank lines, and translations that are blank,
-            are left out.
+            are left out and counted in a warning.
         output: a folder. It gets `SOURCE` and `TARGET`, and keeps the `TRANSLATIONS`.
         processes: `accelerate.PartialState()`.
-        n_best: translations of each sentence, each a training pair. More than 1 needs as many beams.
+        n_best: translations of each sentence, each a training pair. More than 1 needs as many beams, or a temperature.
+        temperature: sample each token from all of the vocabulary (Edunov et al. 2018, arXiv 1808.09381), with
+            logits divided by it. 0 searches.
         mbr: of the translations of a sentence, take the one that is most similar to the others by chrF, which is
             minimum Bayes risk decoding over the n-best list (Eikema & Aziz 2020, arXiv 2005.10283).
         tag: what the sources of back-translations start with (Caswell et al. 2019, arXiv 1906.06442). Train with a
@@ -75,6 +82,10 @@ def distil(
         raise UserError(f"mbr: it chooses among several translations: give n_best and num_beams, not n_best={n_best}")
     if tag and not back_translation:
         raise UserError(f"tag: {tag}: it marks back-translations: give back_translation too, or leave it out")
+    if not temperature >= 0:
+        raise UserError(f"temperature: must be at least 0, not {temperature}")
+    if temperature:
+        settings = {"do_sample": True, "temperature": temperature, "num_beams": 1, "top_k": 0} | settings
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"output_dir {folder} is a file; name a folder")
@@ -106,17 +117,22 @@ def distil(
 
 def _write_pairs(pairs: Iterable[tuple[str, str]], folder: Path, pairs_format: str) -> int:
     """Write the pairs with text on both sides, and return their number."""
-    count, table = 0, pairs_format != "text"
+    count, blank, table = 0, 0, pairs_format != "text"
     with ExitStack() as stack:
         if table:
             write_row = stack.enter_context(row_writer(folder / f"train.{pairs_format}", source=str, target=str))
         writers = [stack.enter_context(line_writer(folder / name)) for name in DISTILLED if not table]
-        for pair in (pair for pair in pairs if all(side.strip() for side in pair)):
+        for pair in pairs:
+            if not all(side.strip() for side in pair):
+                blank += any(side.strip() for side in pair)
+                continue
             count += 1
             if table:
                 write_row(dict(zip(SIDES, pair, strict=True)))
             for write, side in zip(writers, pair, strict=False):
                 write(side)
+    if blank:
+        logger.warning("%s: %s without a translation left out", folder, counted(blank, "line"))
     return count
 
 
@@ -125,9 +141,9 @@ def _taught(translations: Path, n_best: int, mbr: bool) -> Iterator[tuple[int, s
     if n_best == 1:
         yield from enumerate(read_lines(translations))
         return
-    metric, fields = CHRF(), (line.split(" ||| ") for line in read_lines(translations))
+    metric, fields = CHRF(), (line.split(" ||| ", 1) for line in read_lines(translations))
     for number, group in groupby(fields, key=itemgetter(0)):
-        texts = [text for _, text, *_ in group]
+        texts = [scored.rpartition(" ||| ")[0] for _, scored in group]
         if mbr:
             texts = [max(texts, key=lambda text: sum(metric.sentence_score(text, [each]).score for each in texts))]
         yield from ((int(number), text) for text in texts)

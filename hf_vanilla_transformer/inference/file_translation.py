@@ -64,7 +64,8 @@ def translated_lines(
             raise UserError("paragraphs: n_best, alignment, probabilities and prefixes belong to single sentences")
         settings.pop("prefixes", None)
         return translate_documents(translator, sentences, paragraphs, first_line, **settings)
-    if n_best is not None and (settings.get("num_beams") or translator.model.generation_config.num_beams or 1) == 1:
+    searches = n_best is not None and not settings.get("do_sample")
+    if searches and (settings.get("num_beams") or translator.model.generation_config.num_beams or 1) == 1:
         raise UserError("n_best: greedy search gives no scores; num_beams must be at least 2")
     if n_best is None and not alignment and not probabilities:
         return map(_on_one_line, translator.translate(sentences, first_line=first_line, **settings))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import sacrebleu
+import torch
 
 from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.errors import UserError
@@ -32,7 +33,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def pairs(folder: Path) -> list[tuple[str, str]]:
-    sides = ((folder / name).read_text(encoding="utf-8").split("\n")[:-1] for name in (SOURCE, TARGET))
+    sides = ((folder / name).read_bytes().decode("utf-8").split("\n")[:-1] for name in (SOURCE, TARGET))
     return list(zip(*sides, strict=True))
 
 
@@ -57,6 +58,14 @@ def test_distilled_text_has_n_best_lists_and_references(teacher: Translator, sou
     lists = list(teacher.translate_nbest(LINES, 3, num_beams=3))
     expected = [(line, each.text) for line, best in zip(LINES, lists, strict=True) for each in best if line]
     assert found[:-3] == [(line, text.replace("\n", " ")) for line, text in expected if text.strip()]
+
+
+def test_distilled_text_of_an_n_best_list_keeps_bars_in_a_translation(teacher, source, tmp_path):
+    settings = {"n_best": 2, "num_beams": 2}
+    distil(teacher, source, tmp_path / "out", ALONE, **settings)
+    (tmp_path / "out" / TRANSLATIONS).write_text("0 ||| a ||| b ||| -1.5\n2 ||| c ||| \n")
+    distil(teacher, source, tmp_path / "out", ALONE, **settings)
+    assert pairs(tmp_path / "out") == [(LINES[0], "a ||| b"), (LINES[2], "c")]
 
 
 def test_distilled_text_of_a_finished_translation_is_not_translated_again(teacher, source, tmp_path, monkeypatch):
@@ -86,6 +95,19 @@ def test_distilled_text_of_mbr_is_the_translation_nearest_to_the_others(teacher,
     assert pairs(tmp_path / "out") == [pair for pair in expected if pair[1].strip()] != []
     with pytest.raises(UserError, match="n_best"):
         distil(teacher, source, tmp_path / "other", ALONE, mbr=True)
+
+
+def test_distilled_text_of_sampling_has_several_translations(teacher, source, tmp_path):
+    torch.manual_seed(1)
+    distil(teacher, source, tmp_path / "out", ALONE, n_best=3, temperature=1.5)
+    torch.manual_seed(1)
+    sampling = {"do_sample": True, "temperature": 1.5, "top_k": 0, "num_beams": 1}
+    lists = list(teacher.translate_nbest(LINES, 3, scores=False, **sampling))
+    samples = [(line, one.text.replace("\n", " ")) for line, best in zip(LINES, lists, strict=True) for one in best]
+    assert pairs(tmp_path / "out") == list(dict.fromkeys(pair for pair in samples if all(map(str.strip, pair)))) != []
+    assert len({text for _, text in samples}) > len(LINES)
+    with pytest.raises(UserError, match="temperature"):
+        distil(teacher, source, tmp_path / "other", ALONE, temperature=-1)
 
 
 def test_distilled_text_of_tagged_back_translation_starts_with_the_tag(teacher, source, tmp_path):
