@@ -189,10 +189,9 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
                 metric_value=round(float(value), 2),
                 metric_args={"signature": signature} if signature else None,
             )
-            shown = {"before": f"{float(before):.2f}" if _is_number(before) else "", "shown": f"{float(value):.2f}"}
-            rows.append(
-                {"split": split, "text": text, "label": label, "signature": signature, "result": result} | shown
-            )
+            row: dict[str, Any] = {"split": split, "text": text, "label": label, "signature": signature}
+            scores = {"before": f"{float(before):.2f}" if _is_number(before) else "", "shown": f"{float(value):.2f}"}
+            rows.append(row | {"result": result} | scores)
     return rows
 
 
@@ -202,9 +201,7 @@ def _measured(metrics: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, st
         yield metric, label, ""
     for metric, label in METRICS.items():
         start = f"{prefix}_{metric}_"
-        names = (
-            name.removeprefix(start) for name, value in metrics.items() if name.startswith(start) and _is_number(value)
-        )
+        names = (name.removeprefix(start) for name in metrics if name.startswith(start))
         yield from ((metric, f"{label}, {name}", f"_{name}") for name in names)
 
 

@@ -42,9 +42,9 @@ def standing(test: Sequence[str], bleu: float, core_minutes: float) -> str:
             f"--compare: the leaderboard has no runs on {' '.join(test) or 'no test set'}, only on {known}"
         )
     run = Entry(others[0].test, "**this run**", bleu, core_minutes)
-    better = [each for each in others if each.bleu >= bleu and each.core_minutes <= core_minutes]
+    better = [other for other in others if other.bleu >= bleu and other.core_minutes <= core_minutes]
     verdict = f"{better[0].recipe} is better and no slower" if better else "no run is better without more time"
-    return f"{leaderboard(sorted([*others, run], key=lambda each: each.core_minutes))}\n\n{verdict}"
+    return f"{leaderboard(sorted([*others, run], key=lambda other: other.core_minutes))}\n\n{verdict}"
 
 
 if __name__ == "__main__":

@@ -1,13 +1,10 @@
 """The files of a model folder that are published."""
 
-import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError, safe_open
@@ -102,18 +99,11 @@ def shard(files: ModelFiles, max_shard_size: str, folder: Path) -> None:
         files.chosen |= {path.name: path for path in folder.iterdir()}
 
 
-def json_bytes(value: dict[str, Any]) -> bytes:
-    """JSON formatted as by transformers."""
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
-
-
 def _files(folder: Path) -> Iterator[str]:
     """Relative paths of all files in the folder. A link to a folder counts as a file."""
-    for parent, folders, names in os.walk(folder):
-        links = [name for name in folders if (Path(parent) / name).is_symlink()]
-        folders[:] = sorted(set(folders) - set(links))
-        for name in sorted([*names, *links]):
-            yield (Path(parent) / name).relative_to(folder).as_posix()
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not path.is_dir():
+            yield path.relative_to(folder).as_posix()
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -5,6 +5,7 @@ that are otherwise sent only once (creating a repository or a branch, the commit
 all.
 """
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from ..errors import UserError
 from ..inference.loading import check_model_folder
 from ..untrusted import one_line, read_json_object
 from .card import CardFacts, card_for_repository, model_card
-from .model_files import ADAPTER_CONFIG, CARD, ModelFiles, choose_files, is_model_file, json_bytes, shard
+from .model_files import ADAPTER_CONFIG, CARD, ModelFiles, choose_files, is_model_file, shard
 
 # `huggingface_hub` 1 sends requests with httpx, later versions with httpx2. `HfHubHTTPError` is one of these as well.
 _HTTP_ERRORS: Any = tuple(import_module(name).HTTPError for name in ("httpx", "httpx2") if find_spec(name))
@@ -123,7 +124,7 @@ def publish(
 
 
 def commit(api: HfApi, repo_id: str, files: Mapping[str, Path | bytes], old: set[str], **settings: Any) -> str:
-    """Add `files` and delete the other `old` ones in one commit, and return its URL; `settings` of `create_commit`."""
+    """Add `files`, delete other `old` ones in one commit, and return its URL. `settings` are of `create_commit`."""
 
     def attempt() -> Any:
         # new operations per attempt, because they cache the state of the repository
@@ -138,6 +139,36 @@ def make_repository(repo_id: str, private: bool | None = None) -> str:
     """Create a model repository if necessary, and return its name with the owner's. Arguments as in `publish`."""
     with one_line_errors(repo_id):
         return with_retries(lambda: HfApi().create_repo(repo_id, private=private, exist_ok=True)).repo_id
+
+
+def destination(args: Any) -> dict[str, Any] | None:
+    """Return the arguments of `publish` for a training run. None if it is not published, or not by this rank.
+
+    The run's repository is created before training, so that missing permissions are an early error. `args.push_to_hub`
+    is set to False, because `Trainer` would upload the whole folder repeatedly, with a different card.
+    """
+    if args.hub_token is not None:
+        raise UserError("hub_token: arguments end up in logs and files; run `hf auth login`, or put it into HF_TOKEN")
+    if not args.push_to_hub:
+        return None
+    strategy = getattr(args.hub_strategy, "value", args.hub_strategy)
+    if strategy in ("checkpoint", "all_checkpoints"):
+        raise UserError(f"hub_strategy={strategy} would publish checkpoints; only the finished model is published")
+    args.push_to_hub = False
+    if args.process_index:
+        return None
+    name = args.hub_model_id or Path(args.output_dir).resolve().name
+    repo_id = make_repository(name, args.hub_private_repo)
+    return {"repo_id": repo_id, "private": args.hub_private_repo, "revision": args.hub_revision}
+
+
+def publish_run(folder: Path, where: dict[str, Any]) -> str:
+    """Upload a finished run's folder and return the commit's URL. `where` is its `destination`."""
+    try:
+        return publish(folder, **where)
+    except UserError as error:
+        again = f"vanilla-transformer publish {folder} --repo-id {where['repo_id']}"
+        raise UserError(f"the model is in {folder}, but not on the Hub: {error}; then: {again}") from None
 
 
 def _card(files: ModelFiles, folder: Path, repo_id: str, license: str | None) -> bytes:
@@ -163,7 +194,7 @@ def _name_base_model(files: ModelFiles, folder: Path, base_model: str | None) ->
             )
         return
     config["base_model_name_or_path"] = base_model
-    files.chosen[ADAPTER_CONFIG] = json_bytes(config)
+    files.chosen[ADAPTER_CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     card = files.chosen.get(CARD)
     if named and isinstance(card, Path):
         files.chosen[CARD] = card.read_text(encoding="utf-8").replace(named, base_model).encode()
@@ -178,17 +209,14 @@ def with_retries(call: Callable[[], Result]) -> Result:
         try:
             return call()
         except (*_HTTP_ERRORS, RuntimeError) as error:
-            response = getattr(_cause(error), "response", None)
-            if response is None and isinstance(_cause(error), _HTTP_ERRORS):
-                retry_after = ""
-            elif (
-                response is not None
-                and response.status_code in _BUSY
-                and any(part in response.request.url.path for part in _SENT_ONCE)
-            ):
-                retry_after = response.headers.get("Retry-After", "")
-            else:
+            cause = _cause(error)
+            response = getattr(cause, "response", None)  # None if the connection failed
+            is_busy = response is None or (
+                response.status_code in _BUSY and any(part in response.request.url.path for part in _SENT_ONCE)
+            )
+            if not isinstance(cause, _HTTP_ERRORS) or not is_busy:
                 raise
+            retry_after = "" if response is None else response.headers.get("Retry-After", "")
             time.sleep(min(int(retry_after), _LONGEST_WAIT) if retry_after.isdigit() else wait)
     return call()
 

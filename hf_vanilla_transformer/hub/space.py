@@ -22,10 +22,10 @@ MANIFEST = "files.txt"  # the files of the site in the Space: only these are del
 class SpaceChanges:
     """The changes of a commit to a Space."""
 
-    repo_id: str  #: with the owner's name. private: of a new Space. None is the owner's default.
-    private: bool | None
-    files: dict[str, Path | bytes]  #: name in the Space -> content. deleted: files of an older site.
-    deleted: set[str]
+    repo_id: str  #: with the owner's name
+    private: bool | None  #: of a new Space. None is the owner's default
+    files: dict[str, Path | bytes]  #: name in the Space -> content
+    deleted: set[str]  #: files of an older site
 
 
 def space_changes(
@@ -122,7 +122,7 @@ def _read(api: HfApi, repo_id: str, name: str, there: set[str]) -> str:
 
 
 def space_card(title: str, model_id: str) -> str:
-    """The Space's README.md; `models` makes the Hub link the Space and the model to each other."""
+    """The Space's README.md. `models` makes the Hub link the Space and the model to each other."""
     metadata = {
         **{"title": title, "emoji": "🔤", "colorFrom": "indigo", "colorTo": "gray"},
         **{"sdk": "static", "pinned": False, "models": [model_id], "tags": ["translation", "transformers.js"]},

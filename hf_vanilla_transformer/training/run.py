@@ -15,7 +15,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..cpu_time import on_fitting_threads
 from ..errors import Interrupted, UserError
 from ..evaluation.metrics import translation_metrics
-from ..hub.finished_run import destination, publish_run
+from ..hub.publishing import destination, publish_run
 from ..inference.languages import name_languages
 from ..inference.loading import import_class, trust_code
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
