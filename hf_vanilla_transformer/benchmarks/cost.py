@@ -25,10 +25,8 @@ WEEK = 7 * 24
 def measured(row: str, column: int = 1, cores: int = 1) -> float:
     """A figure of README.md for each core."""
     lines = Path(__file__).with_name("README.md").read_text(encoding="utf-8").splitlines()
-    return (
-        float(next(line for line in lines if line.startswith(f"| {row} |")).split("|")[column + 1].replace(",", ""))
-        / cores
-    )
+    cells = next(line for line in lines if line.startswith(f"| {row} |")).split("|")
+    return float(cells[column + 1].replace(",", "")) / cores
 
 
 def translation_row(engine: str, lines: float, length: int, price: float) -> list[str]:
@@ -63,9 +61,8 @@ def main() -> None:
     rows = [translation_row(engine, job.lines, job.length, job.price) for engine in ENGINES]
     print(markdown_table(head.split("|"), rows), end="\n\n")
     head = f"training|core hours|price|hosts of {job.cores} cores at {' / '.join(map(str, GBITS))} Gbit/s"
-    print(
-        markdown_table(head.split("|"), [training_row(one, job.length, job.price, job.cores) for one in job.recipes])
-    )
+    rows = [training_row(recipe, job.length, job.price, job.cores) for recipe in job.recipes]
+    print(markdown_table(head.split("|"), rows))
 
 
 if __name__ == "__main__":

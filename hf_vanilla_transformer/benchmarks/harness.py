@@ -65,13 +65,14 @@ class Worker:
 
     def send(self, request: str, *args: Any) -> None:
         """Send a request without waiting. `receive` must follow."""
-        self.pipe.send((request, args))
+        with suppress(BrokenPipeError, ConnectionResetError):  # `receive` reports that the process died
+            self.pipe.send((request, args))
 
     def receive(self) -> Any:
         """Wait for the next message of the process, or raise a UserError if it raised one or died."""
         try:
             answer = self.pipe.recv()
-        except EOFError as error:
+        except (EOFError, ConnectionResetError) as error:
             raise UserError("engines: a worker process died; its message is above") from error
         if isinstance(answer, UserError):
             raise answer

@@ -1,5 +1,6 @@
 """The decoding benchmark: same output of all engines, cache sizes, and the rows that an interrupt keeps. No times."""
 
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import torch
 
 from hf_vanilla_transformer.benchmarks import decoding as decoding_benchmark
 from hf_vanilla_transformer.benchmarks.decoding import compare
+from hf_vanilla_transformer.benchmarks.harness import Worker
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference import workers
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.marian import to_marian
@@ -95,3 +98,12 @@ def test_cache_bytes_are_those_of_the_tensors(folder: Path, one_process: None) -
 def test_batches_of_one_get_fewer_sentences_and_no_bleu(folder: Path, one_process: None) -> None:
     found = list(compare(folder, SENTENCES, ["ours_fp32"], [1, 2], [1], 1, limit_single=2, references=SENTENCES))
     assert [(one.more["sentences"], "BLEU" not in one.more) for one in found] == [(2, True), (3, False)]
+
+
+def test_worker_that_died_while_it_waited_is_reported() -> None:
+    """A BrokenPipeError would end the command without a word, as if its reader had gone."""
+    worker = object.__new__(Worker)
+    worker.pipe, end = multiprocessing.Pipe()
+    end.close()
+    with pytest.raises(UserError, match="^engines: "):
+        worker.ask("translate")
