@@ -44,7 +44,7 @@ class Converted:
 
 
 def convert(
-    source_format: str, source: str | Path, output: str | Path, overwrite: bool = False, **options: Any
+    source_format: str, source: str | Path, output: str | Path, overwrite: bool = False, /, **options: Any
 ) -> str:
     """Read a toolkit's checkpoint, write it as a model folder and return one line about it.
 

@@ -14,13 +14,11 @@ import argparse
 import json
 from typing import Any
 
-from .parsing import Parser
+from .parsing import Parser, name_and_value
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not (name.isidentifier() and equals):
-        raise argparse.ArgumentTypeError(f"{text!r}: NAME=VALUE is needed")
+    name, value = name_and_value(text)
     try:
         return name, json.loads(value)
     except ValueError:

@@ -10,8 +10,9 @@ architecture cannot express a model, it is refused with the reason. No code of a
 """
 
 import argparse
+from typing import Any
 
-from .parsing import Parser
+from .parsing import Parser, name_and_value
 
 FORMATS = """\
   marian   a folder of a Hugging Face MarianMTModel, such as every OPUS-MT model
@@ -37,26 +38,16 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument("--from", required=True, dest="source_format", choices=names, metavar="FORMAT")
     parser.add_argument("source", metavar="SRC", help="the checkpoint: a folder, a file or a name")
     parser.add_argument("output", metavar="DIR", help="new model folder")
-    parser.add_argument("--set", action="append", default=[], dest="options", metavar="NAME=VALUE", help="an option")
+    parser.add_argument(
+        "--set", action="append", type=name_and_value, default=[], dest="options", metavar="NAME=VALUE",
+        help="an option",
+    )  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace a folder that exists already")
     return parser.parse_args(arguments)
-
-
-def options_of(pairs: list[str]) -> dict[str, str]:
-    """`--set` as keyword arguments. `convert` parses the text as the option's type."""
-    from hf_vanilla_transformer.errors import UserError
-
-    options = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not (name and equals):
-            raise UserError(f"--set {pair}: write NAME=VALUE")
-        options[name] = value
-    return options
 
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.interop.converting import convert
 
-    options = options_of(arguments.options)
+    options: dict[str, Any] = dict(arguments.options)  # `convert` parses the text as the option's type
     print(convert(arguments.source_format, arguments.source, arguments.output, arguments.overwrite, **options))

@@ -43,6 +43,14 @@ def _shard(text: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
+def name_and_value(text: str) -> tuple[str, str]:
+    """The name and the value of "NAME=VALUE"."""
+    name, equals, value = text.partition("=")
+    if not (name.isidentifier() and equals):
+        raise argparse.ArgumentTypeError(f"{text!r}: NAME=VALUE is needed")
+    return name, value
+
+
 # Flags that several subcommands share. The package's defaults apply to those that are not given.
 SHARED: dict[str, dict[str, Any]] = {
     "num_beams": {"type": int, "metavar": "N", "help": "beam size; 1 is greedy decoding"},

@@ -417,6 +417,6 @@ def test_malicious_links_in_an_output_folder_are_not_followed(good: dict[str, Pa
     (tmp_path / "out").mkdir()
     (tmp_path / "outside.json").write_text("kept")
     (tmp_path / "out" / "config.json").symlink_to(tmp_path / "outside.json")
-    convert("marian", good["marian"], tmp_path / "out", overwrite=True)
+    convert("marian", good["marian"], tmp_path / "out", True)
     assert (tmp_path / "outside.json").read_text() == "kept"
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "vanilla_transformer"

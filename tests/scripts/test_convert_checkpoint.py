@@ -84,7 +84,7 @@ def test_convert_reads_values_as_the_type_of_the_option(command, tmp_path):
     ("arguments", "message"),
     [
         (("--set", "heads"), "NAME=VALUE"),
-        (("--set", "heads=8"), "heads: marian has no such option"),
+        *((("--set", f"{name}=8"), f"{name}: marian has no such option") for name in ("heads", "source", "overwrite")),
         *((("--from", "torch", "--set", value), value.partition("=")[0]) for value in WRONG_VALUES),
     ],
 )

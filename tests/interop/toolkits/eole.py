@@ -86,5 +86,5 @@ def compare_eole(work: Path, name: str) -> tuple[float, int]:
     given += ("-length_penalty", "none", "-alpha", 0)
     run(work, [PACKAGE], *COMMAND, "predict", *given)
     run(work, [PACKAGE], "-c", LOGITS, model, *texts, folder / "dumped.json")
-    convert("eole", model, folder / "converted", overwrite=True)
+    convert("eole", model, folder / "converted", True)
     return compare(folder / "converted", folder / "dumped.json", lines_of(folder / "out"), length_penalty=0.0)

@@ -90,5 +90,5 @@ def compare_fairseq(work: Path, version: str, norm: str) -> tuple[float, int]:
     lines = [line.split("\t")[2] for line in written.splitlines() if line.startswith("H-")]
     texts = folder / "test.en", folder / "test.de"
     run(work, [package], "-c", LOGITS, data, checkpoint, *texts, folder / "dumped.json")
-    convert("fairseq", checkpoint, folder / "converted", overwrite=True, data=data)
+    convert("fairseq", checkpoint, folder / "converted", True, data=data)
     return compare(folder / "converted", folder / "dumped.json", lines)

@@ -67,5 +67,5 @@ def compare_joeynmt(work: Path, layer_norm: str) -> tuple[float, int]:
     run(work, [PACKAGE], "-m", "joeynmt", "test", config, "--output-path", folder / "out")
     texts = folder / "test.en", folder / "test.de"
     run(work, [PACKAGE], "-c", LOGITS, config, *texts, folder / "dumped.json")
-    convert("joeynmt", folder / "model", folder / "converted", overwrite=True)
+    convert("joeynmt", folder / "model", folder / "converted", True)
     return compare(folder / "converted", folder / "dumped.json", lines_of(folder / "out.test"))

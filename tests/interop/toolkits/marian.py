@@ -41,7 +41,7 @@ def compare_marian(work: Path, options: tuple[str, ...] = ()) -> tuple[float, in
     search = ("--models", folder / "model.npz", "--beam-size", BEAMS, "--normalize", 1, "--cpu-threads", 1, "--quiet")
     files = ("--input", texts[0], "--output", folder / "out")
     run(work, [PACKAGE], "-m", "pymarian", "decode", *search, *files, *vocabularies)
-    convert("marian-npz", folder / "model.npz", folder / "converted", overwrite=True)
+    convert("marian-npz", folder / "model.npz", folder / "converted", True)
     model = load_model(folder / "converted", "cpu").eval()
     source, target = load_tokenizers(folder / "converted")
     largest, same, written = 0.0, 0, lines_of(folder / "out")

@@ -91,5 +91,5 @@ def compare_opennmt(work: Path, version: str) -> tuple[float, int]:
     given += ("-length_penalty", "none", "-alpha", 0)
     run(work, PACKAGES[version], "-m", "onmt.bin.translate", *given)
     run(work, PACKAGES[version], "-c", LOGITS, checkpoint, source, folder / "test.de", folder / "dumped.json")
-    convert("opennmt", checkpoint, folder / "converted", overwrite=True)
+    convert("opennmt", checkpoint, folder / "converted", True)
     return compare(folder / "converted", folder / "dumped.json", lines_of(folder / "out"), length_penalty=0.0)

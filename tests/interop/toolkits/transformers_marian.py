@@ -54,5 +54,5 @@ def compare_transformers(work: Path, major: int) -> tuple[float, int]:
     else:
         assert version("transformers").startswith(f"{major}.")
         subprocess.run([sys.executable, *map(str, command)], check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
-    convert("marian", folder / "marian", folder / "converted", overwrite=True)
+    convert("marian", folder / "marian", folder / "converted", True)
     return compare(folder / "converted", dumped, json.loads(dumped.read_text())["lines"])
