@@ -25,15 +25,13 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def main(arguments: argparse.Namespace) -> None:
+    from hf_vanilla_transformer.data import load_tokenizers
     from hf_vanilla_transformer.evaluation.plots import checked_layer, cross_attention, plot_attention
-    from hf_vanilla_transformer.inference.translator import Translator
+    from hf_vanilla_transformer.inference.loading import load_model
 
-    translator = Translator.from_pretrained(arguments.model, arguments.device)
-    tokenizers = translator.source_tokenizer, translator.target_tokenizer
-    source_tokens, target_tokens, weights = cross_attention(
-        translator.model, *tokenizers, arguments.sentence, arguments.translation,
-        arguments.source_lang, arguments.target_lang,
-    )  # fmt: skip
+    model, tokenizers = load_model(arguments.model, arguments.device), load_tokenizers(arguments.model)
+    text, languages = (arguments.sentence, arguments.translation), (arguments.source_lang, arguments.target_lang)
+    source_tokens, target_tokens, weights = cross_attention(model, *tokenizers, *text, *languages)
     if arguments.output:
         print(plot_attention(source_tokens, target_tokens, weights, arguments.output, layer=arguments.layer))
         return

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.data import load_tokenizers
+from hf_vanilla_transformer.data.language_tokens import language_tokens
 from hf_vanilla_transformer.evaluation.plots import cross_attention
 from hf_vanilla_transformer.inference.scoring import score_translations_of
 from tests.model_helpers import save_model_of_languages
@@ -77,3 +79,15 @@ def test_attention_is_that_of_a_direction(command: Any, folder: Path) -> None:
     assert sum(target in token for target, row in tokens.items() for token in row) == 2  # each has its mark
     status, _, errors = command("attention", "--model", folder, "--sentence", "seven", "--device", "cpu")
     assert status != 0 and "target_lang" in errors
+
+
+def test_attention_has_the_default_direction_of_a_model(command: Any, tmp_path: Path) -> None:
+    folder = save_model_of_languages(tmp_path / "model", on_source=False)
+    languages = language_tokens(load_tokenizers(folder)[1], "target")
+    assert languages is not None
+    settings = folder / "generation_config.json"
+    forced = {"forced_bos_token_id": languages.ids["fr"]}
+    settings.write_text(json.dumps(json.loads(settings.read_text(encoding="utf-8")) | forced), encoding="utf-8")
+    flags = ("--model", folder, "--sentence", "seven", "--device", "cpu")
+    by_default, named = command("attention", *flags), command("attention", *flags, "--target_lang", "fr")
+    assert by_default == named and named[0] == 0
