@@ -179,13 +179,14 @@ def _add_files(app: FastAPI, server: Server) -> None:
 
 
 def _add_page(app: FastAPI, server: Server, pair: LanguagePair, prefix: str) -> None:
-    pages = [{"source": each.source, "target": each.target, "path": f"../{each.name}/"} for each in server.pairs]
+    pages = [{"source": other.source, "target": other.target, "path": f"../{other.name}/"} for other in server.pairs]
     facts = {
         "key_required": server.limits.api_key is not None,
         "max_characters": server.limits.max_characters,
         "pages": pages if len(pages) > 1 else [],
+        "search": {"num_beams": pair.engine.num_beams},
     }
-    files = page_files(pair.site | facts)
+    files = page_files({**pair.site, **facts})
 
     @app.post(f"{prefix}/page/translate", **_documented(schemas.PageRequest))
     async def page_translate(request: Request, fields: _Fields) -> dict[str, Any]:

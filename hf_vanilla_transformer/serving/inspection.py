@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..data.side_tokens import Decoder, side_decoder
+from ..data.side_tokens import AS_TEXT, Decoder, side_decoder
 from ..data.source_text import source_text
 from ..data.words import words
 from ..errors import UserError
@@ -91,18 +91,17 @@ class Inspector:
 
     def token_probabilities(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[list[dict]]:
         """For each pair {"text", "probability"} of every target token."""
-        rows = token_log_probabilities([self.model], self.source_tokenizer, sources, targets)
+        rows, start = token_log_probabilities([self.model], self.source_tokenizer, sources, targets), len(self.mark)
         return [
             [
-                {"text": token["text"], "probability": round(math.exp(log_p), 4)}
-                for token, log_p in zip(
-                    _all_shown(self.target_tokenizer, self._decode_target, target[len(self.mark) :]),
-                    row[len(self.mark) :],
-                    strict=True,
-                )
+                {"text": text, "probability": round(math.exp(log_p), 4)}
+                for text, log_p in zip(self._target_texts(target[start:]), row[start:], strict=True)
             ]
             for target, row in zip(targets, rows, strict=True)
         ]
+
+    def _target_texts(self, ids: Sequence[int]) -> list[str]:
+        return [token["text"] for token in _all_shown(self.target_tokenizer, self._decode_target, ids)]
 
     @torch.inference_mode()
     def picture(self, sentence: str, num_beams: int, request: PageRequest) -> dict[str, Any]:
@@ -170,9 +169,8 @@ class Inspector:
         return [self._hypothesis(tokens, score) for tokens, score in pairs if is_hypothesis(score)]
 
     def _hypothesis(self, tokens: list[int], score: float | None) -> dict[str, Any]:
-        text = self.target_tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        shown = [token["text"] for token in _all_shown(self.target_tokenizer, self._decode_target, tokens)]
-        return {"text": text, "score": score, "tokens": tokens, "token_texts": shown}
+        text = self.target_tokenizer.decode(tokens[len(self.mark) :], **AS_TEXT)
+        return {"text": text, "score": score, "tokens": tokens, "token_texts": self._target_texts(tokens)}
 
     def _inside(self, output: Any) -> dict[str, Any]:
         def stack(name: str) -> dict[str, list]:

@@ -4,6 +4,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from itertools import product
 from pathlib import PurePath
@@ -61,7 +62,7 @@ class Server:
         self._check_characters("q", sum(map(len, texts)))
         target = self._known(request.target)
         detected = await self._detected(texts, target) if request.source == "auto" else None
-        sources = [request.source] * len(texts) if detected is None else [found.language for found in detected]
+        sources = [request.source] * len(texts) if detected is None else [language.language for language in detected]
         translations: list[list[str]] = [[text] for text in texts]
         notes = [Notes([] if request.probabilities else None) for _ in texts or [""]]
         for source in dict.fromkeys(sources) or {request.source} - {"auto"}:
@@ -72,7 +73,8 @@ class Server:
             rows = [row for row, other in enumerate(sources) if other == source]
             own_texts, html = [texts[row] for row in rows], request.format == "html"
             for leg in before:
-                own_texts = [best for best, *_ in await leg.translate(own_texts, html=html, notes=notes[0])]
+                notes.append(Notes())  # the answer has the probabilities of the last pair only
+                own_texts = [best for best, *_ in await leg.translate(own_texts, html=html, notes=notes[-1])]
             n_best = pair.engine.num_beams if request.alternatives else 1
             if request.probabilities:
                 pairs = zip(own_texts, rows, strict=True)
@@ -80,8 +82,8 @@ class Server:
                 own = [of_text for (of_text,) in await asyncio.gather(*work)]
             else:
                 own = await pair.translate(own_texts, html=html, n_best=n_best, notes=notes[0])
-            for row, found in zip(rows, own, strict=True):
-                translations[row] = found
+            for row, of_text in zip(rows, own, strict=True):
+                translations[row] = of_text
         answer: dict[str, Any] = {"translatedText": [of_text[0] for of_text in translations]}
         if request.alternatives:
             answer["alternatives"] = [of_text[1 : 1 + request.alternatives] for of_text in translations]
@@ -119,18 +121,14 @@ class Server:
         sources = list(dict.fromkeys(source for source, other in self.routes if other == target))
         if not sources:
             raise HTTPException(400, f"{NAMES.get(target, target)} ({target}) is not available as a target language")
-        whole = "\n".join(texts)
-        return [
-            (await self._ranked(*((text, [*sources, target]) if len(text) > _SURE_CHARACTERS else (whole, sources))))[
-                0
-            ]
-            for text in texts
-        ]
+        whole = "\n".join(texts), sources
+        chosen = [(text, [*sources, target]) if len(text) > _SURE_CHARACTERS else whole for text in texts]
+        return [(await self._ranked(*pair))[0] for pair in chosen]
 
     async def detect(self, request: schemas.DetectRequest) -> list[schemas.DetectedLanguage]:
         """The languages of the server, the most probable for a text first."""
         self._check_characters("q", len(request.q))
-        return [found for found in await self._ranked(request.q, self.codes) if found.confidence]
+        return [language for language in await self._ranked(request.q, self.codes) if language.confidence]
 
     async def _ranked(self, text: str, codes: list[str]) -> list[schemas.DetectedLanguage]:
         if len(codes) == 1:
@@ -152,20 +150,25 @@ class Server:
             text = "" if archive else file.content[: self.limits.max_characters].decode("utf-8", "ignore")
             (found,) = await self._detected([re.sub(r"<[^<>]*>", " ", text)], target)
             request = request.model_copy(update={"source": found.language})
-        content = file.content
+        content, submitted = file.content, list[Future]()
 
         def translate(pair: LanguagePair | None, texts: Sequence[str]) -> list[list[TranslatedPart]]:
             self._check_characters("file", sum(map(len, texts)))
             if pair is None:
                 return [[TranslatedPart(text, text)] for text in texts]
             work = pair.translate_aligned(texts, [True] * len(texts))
-            return asyncio.run_coroutine_threadsafe(work, loop).result(self.limits.timeout)
+            submitted.append(asyncio.run_coroutine_threadsafe(work, loop))
+            return submitted[-1].result()
 
         route: list[LanguagePair | None] = [*self._route(request.source, request.target)] or [None]
-        for pair in route:
-            languages = (pair.source, pair.target) if pair else (request.source, request.target)
-            function = partial(translate, pair)
-            content = await asyncio.to_thread(translate_document, content, suffix, function, *languages)
+        try:
+            for pair in route:
+                languages = (pair.source, pair.target) if pair else (request.source, request.target)
+                function = partial(translate, pair)
+                content = await asyncio.to_thread(translate_document, content, suffix, function, *languages)
+        finally:  # if this coroutine is cancelled, the thread and its sentences would go on
+            for future in submitted:
+                future.cancel()
         for oldest in list(self.files)[: len(self.files) + 1 - _KEPT_FILES]:
             del self.files[oldest]
         key = f"{secrets.token_urlsafe(16)}.{name}"

@@ -51,7 +51,7 @@ def parse_fields(body: bytes, content_type: str, query: str = "") -> dict[str, A
     """
     kind = content_type.partition(";")[0].strip().lower()
     try:
-        fields = _first(parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS))
+        fields = _form(query)
         if kind == "application/json" or kind.endswith("+json"):
             parsed = from_json(body.removeprefix(BOM_UTF8))
             if not isinstance(parsed, dict):
@@ -61,18 +61,18 @@ def parse_fields(body: bytes, content_type: str, query: str = "") -> dict[str, A
             return _multipart(body, content_type) | fields
         if kind == "application/x-www-form-urlencoded":
             if body.lstrip().startswith(b"{"):
-                raise HTTPException(
-                    400, "the body is JSON, but no form: send the header Content-Type: application/json"
-                )
-            form = body.decode("utf-8")
-            return (
-                _first(parse_qsl(form, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)) | fields
-            )
+                reason = "the body is JSON, but no form: send the header Content-Type: application/json"
+                raise HTTPException(400, reason)
+            return _form(body.decode("utf-8")) | fields
     except ValueError as error:
         raise HTTPException(400, f"the request is not valid {kind}: {error}") from None
     if body:
         raise HTTPException(415, "Content-Type: must be application/json, a form, or multipart/form-data")
     return fields
+
+
+def _form(text: str) -> dict[str, str]:
+    return _first(parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS))
 
 
 def _multipart(body: bytes, content_type: str) -> dict[str, Any]:

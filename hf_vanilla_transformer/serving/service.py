@@ -14,6 +14,7 @@ from itertools import accumulate, islice
 from textwrap import shorten
 from typing import Any, TypeVar
 
+from ..data.side_tokens import AS_TEXT
 from ..errors import UserError
 from ..inference.alignment import Link
 from ..inference.continuous import FoundHypothesis
@@ -85,7 +86,7 @@ class LanguagePair:
         self.engine = Engine(translator, **engine)
         # a limit that somebody set is no surprise
         self._limited = bool(engine.get("max_new_tokens") or translator.model.generation_config.max_new_tokens)
-        self.site = {**(site or {}), "search": {"num_beams": self.engine.num_beams}}
+        self.site = site or {}
         self.inspector = Inspector(translator)
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="text")
         self._html_thread = ThreadPoolExecutor(1, thread_name_prefix="html")
@@ -95,8 +96,7 @@ class LanguagePair:
         other = copy.copy(self)
         other.source, other.target, other.name = source, target, f"{source}-{target}"
         other.translator = self.translator.directed(*self.translator.directions.codes(source, target))
-        other.split = split or (lambda line: [line])
-        other.site = {**site, "search": self.site["search"]}
+        other.split, other.site = split or (lambda line: [line]), site
         other.inspector = self.inspector.directed(other.translator)
         return other
 
@@ -263,11 +263,8 @@ class LanguagePair:
         return ids
 
     def _decode_all(self, hypotheses: Sequence[FoundHypothesis]) -> list[str]:
-        texts = self.translator.target_tokenizer.batch_decode(
-            [hypothesis.tokens[len(self.inspector.mark) :] for hypothesis in hypotheses],
-            skip_special_tokens=True,
-            clean_up_tokenization_spaces=False,
-        )
+        rows = [hypothesis.tokens[len(self.inspector.mark) :] for hypothesis in hypotheses]
+        texts = self.translator.target_tokenizer.batch_decode(rows, **AS_TEXT)
         return [text.replace("\n", " ") for text in texts]  # a model can generate any character
 
     async def _map(

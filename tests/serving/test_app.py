@@ -310,10 +310,11 @@ def test_full_queue_is_503_with_retry_after(translator: Translator, held: thread
         assert sorted(answer.status_code for answer in answers) == [200] * (3 - len(refused)) + [503] * len(refused)
 
 
-def test_timeout_is_504_and_gives_the_sentence_up(translator: Translator, held: threading.Event) -> None:
-    pair = language_pair(translator)
-    with client_of(pair, timeout=0.3) as client:
-        answer = client.post("/translate", json=GOOD)
+@pytest.mark.parametrize("path", ["/translate", "/translate_file"])
+def test_timeout_is_504_and_gives_the_sentence_up(translator: Translator, held: threading.Event, path: str) -> None:
+    pair, files = language_pair(translator), {"file": ("a.html", b"<p>seven</p>")}
+    with client_of(pair, timeout=0.3, translate_files=True) as client:
+        answer = client.post(path, data=GOOD, files=files)
         assert answer.status_code == 504 and "no translation in time" in answer.json()["error"]
         held.set()
     assert pair.engine.translated == 0

@@ -8,7 +8,9 @@ import pytest
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.serving import ServeOptions
+from tests.interop.foreign import SOURCES, write_m2m100_folder
 from tests.model_helpers import DIRECTIONS, save_model_of_languages
 from tests.serving_helpers import client_of, echo_translator, language_pair
 
@@ -54,6 +56,20 @@ def test_directions_of_a_model_are_translated_together(folder: Path) -> None:
         assert len(client.post("/translate", json=body).json()["probabilities"][0]) <= 9
 
 
+def test_page_shows_no_token_of_a_language(tmp_path: Path) -> None:
+    """M2M-100 decodes it as text."""
+    from hf_vanilla_transformer.serving.server import load_server
+
+    write_m2m100_folder(tmp_path / "m2m")
+    convert("m2m100", tmp_path / "m2m", tmp_path / "model", target_language="de")
+    options = {"dtype": "float32", "workers": 1, "split_sentences": False}
+    server = load_server(ServeOptions([f"en-de={tmp_path / 'model'}"], **options))
+    with client_of(*server.pairs) as client:
+        page = client.post("/page/translate", json={"text": SOURCES[0]}).json()
+        answer = client.post("/translate", json={"q": SOURCES[0], "source": "en", "target": "de"}).json()
+    assert page["text"].strip() == answer["translatedText"].strip() and page["tokens"][0]["text"] == "__de__"
+
+
 def test_pivot_translates_in_two_steps() -> None:
     first, second = echo_translator(), echo_translator(encoder_ffn_dim=24)
     pairs = [language_pair(first, "de", "en"), language_pair(second, "en", "fr")]
@@ -69,6 +85,8 @@ def test_pivot_translates_in_two_steps() -> None:
         answer = client.post("/translate", json={"q": TEXTS, "source": "de", "target": "fr"}).json()["translatedText"]
         middle = [text.strip() for text in first.translate(TEXTS)]
         assert answer == [text.strip() for text in second.translate(middle)]
+        body = {"q": TEXTS[0], "source": "de", "target": "fr", "probabilities": True}
+        assert len(client.post("/translate", json=body).json()["probabilities"]) == 1  # of the second step
         html = {"q": "<p>seven</p>", "source": "de", "target": "fr", "format": "html"}
         assert client.post("/translate", json=html).json()["translatedText"].startswith("<p>")
         files = {"file": ("a.html", b"<p>seven</p><p>eight</p>")}
