@@ -9,13 +9,15 @@ from pathlib import Path
 
 import torch
 
+from .cpu_time import usable_cores
+
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
 
 
 def describe_hardware() -> str:
     """CPU, cores, threads and GPUs in one line: `AMD EPYC 7B13, 2 of 64 cores, 2 torch threads; 1 x NVIDIA H200`."""
     total = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
+    usable = len(usable_cores())
     cores = counted(usable, "core") if usable == total else f"{usable} of {total} cores"
     parts = [f"{_cpu_name()}, {cores}, {counted(torch.get_num_threads(), 'torch thread')}"]
     names = Counter(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))

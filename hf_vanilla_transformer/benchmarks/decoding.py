@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..data.side_tokens import AS_TEXT
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
 from ..evaluation.metrics import score_translations
@@ -62,7 +63,7 @@ def compare(
     def bleu(outputs: Ids) -> dict[str, Any]:
         if references is None or len(outputs) < len(references):
             return {}
-        texts = target.batch_decode(outputs, skip_special_tokens=True)
+        texts = target.batch_decode(outputs, **AS_TEXT)
         scores = score_translations(texts, list(references), **bleu_settings)
         return {"BLEU": scores["bleu"], "bleu_signature": scores["bleu_signature"]}
 

@@ -6,13 +6,16 @@ languages.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from tokenizers import decoders
 from transformers import PreTrainedTokenizerBase
 
 Side = Literal["source", "target"]
 Decoder = Callable[[Sequence[int]], str]
+
+#: Arguments of `decode` for the text of a translation. Cleaning up would change its spaces.
+AS_TEXT: dict[str, Any] = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
 
 
 def side_tokens(tokenizer: PreTrainedTokenizerBase, size: int, side: Side) -> list[str]:
@@ -33,6 +36,14 @@ def side_tokens(tokenizer: PreTrainedTokenizerBase, size: int, side: Side) -> li
             name = f"<unused_{number}>"
             tokens[number] = name if name not in names else f"<unused_row_{number}>"
     return [tokens[number] for number in range(size)]
+
+
+def tokens_of_sides(
+    config: Any, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase
+) -> tuple[list[str], list[str]]:
+    """The `side_tokens` of a model's source and target."""
+    target_size = getattr(config, "target_vocab_size", config.vocab_size)
+    return side_tokens(source, config.vocab_size, "source"), side_tokens(target, target_size, "target")
 
 
 def side_decoder(tokenizer: PreTrainedTokenizerBase, side: Side) -> Decoder:

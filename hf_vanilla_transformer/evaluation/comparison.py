@@ -134,12 +134,11 @@ def scores_by_group(
     for label in dict.fromkeys(labels):
         rows = [row for row, each in enumerate(labels) if each == label]
         columns = [[column[row] for row in rows] for column in references]
-        groups[label] = {"sentences": len(rows)} | {
-            system: {
-                name: metric.corpus_score([texts[row] for row in rows], columns).score for name, metric in made.items()
-            }
-            for system, texts in systems.items()
-        }
+        groups[label] = {"sentences": len(rows)}
+        for system, texts in systems.items():
+            hypotheses = [texts[row] for row in rows]
+            scores = {name: metric.corpus_score(hypotheses, columns).score for name, metric in made.items()}
+            groups[label][system] = scores
     return groups
 
 
@@ -175,9 +174,8 @@ def largest_differences(
         order = np.argsort(-differences, kind="stable")
         chosen = dict.fromkeys([*order[:count].tolist(), *order[::-1][:count][::-1].tolist()])
         for row in (row for row in chosen if differences[row]):
-            texts = {"reference": columns[0][row], "baseline": systems[first][row], "hypothesis": systems[system][row]}
-            source = {"source": sources[row]} if sources else {}
-            results.append(
-                {"system": system, "line": row + 1, **source, **texts, "difference": float(differences[row])}
-            )
+            texts = {"source": sources[row]} if sources else {}
+            texts |= {"reference": columns[0][row], "baseline": systems[first][row]}
+            texts["hypothesis"] = systems[system][row]
+            results.append({"system": system, "line": row + 1, **texts, "difference": float(differences[row])})
     return results

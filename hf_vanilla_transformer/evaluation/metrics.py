@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from datasets import Dataset
 from sacrebleu.metrics import BLEU, CHRF, TER
 from transformers import EvalPrediction, PreTrainedTokenizerBase, Seq2SeqTrainer
 
+from ..data.language_tokens import language_tokens
+from ..data.side_tokens import AS_TEXT
 from ..errors import UserError
 from ..inference.loading import import_object
 from ..loss_vanilla_transformer import IGNORED
@@ -173,12 +176,11 @@ class Groups:
         apart = {}
         for name in dict.fromkeys(self.names):
             rows = [row for row, other in enumerate(self.names) if other == name]
-            apart[name] = score_translations(
-                *([side[row] for row in rows] for side in (hypotheses, references)), **options
-            )
+            sides = ([side[row] for row in rows] for side in (hypotheses, references))
+            apart[name] = score_translations(*sides, **options)
         if self.mean:
             together: dict[str, Any] = {
-                metric: sum(scores[metric] for scores in apart.values()) / len(apart) for metric in _BY_GROUP
+                metric: fmean(scores[metric] for scores in apart.values()) for metric in _BY_GROUP
             }
             for metric in ("bleu_signature", "chrf_signature"):
                 together[metric] = "; ".join(dict.fromkeys(scores[metric] for scores in apart.values()))
@@ -236,10 +238,8 @@ def translation_metrics(
         texts = _decode(tokenizer, predicted), _decode(tokenizer, labels)
         scores = score(*texts, tokenize=tokenize, lowercase=lowercase)
         gen_len = np.count_nonzero(predicted != pad_id, axis=1).mean()
-        numbers = {
-            name: float(scores[name]) for name in scores if name.startswith(_BY_GROUP) and "signature" not in name
-        }
-        return numbers | {"gen_len": float(gen_len)}
+        names = [name for name in scores if name.startswith(_BY_GROUP) and "signature" not in name]
+        return {name: float(scores[name]) for name in names} | {"gen_len": float(gen_len)}
 
     return compute_metrics
 
@@ -276,9 +276,7 @@ def score_test_split(
     finally:
         trainer.args.generation_max_length = limit
     seconds = time.monotonic() - start
-    ids = predicted.predictions
-    ids[ids < 0] = tokenizer.pad_token_id
-    hypotheses = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    hypotheses = _decode(tokenizer, _token_ids(predicted.predictions, tokenizer.pad_token_id))
     sources, references = pairs["source"], pairs["target"]
     scores = (groups.score if groups else score_translations)(hypotheses, references, **options)
     report(f"{split}: BLEU {scores['bleu']:.2f} ({scores['bleu_signature']}), chrF {scores['chrf']:.2f}", flush=True)
@@ -340,5 +338,7 @@ def _token_ids(ids: Any, pad_id: int) -> np.ndarray:
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> list[str]:
-    # clean-up would change the spaces of the text, and with them the score
-    return tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    """The texts of token ids (N, T), without the tokens of languages, which M2M-100 decodes as text."""
+    languages = language_tokens(tokenizer, "target")
+    marks = list(languages.ids.values()) if languages and languages.target_mark else []
+    return tokenizer.batch_decode(np.where(np.isin(ids, marks), tokenizer.pad_token_id, ids), **AS_TEXT)

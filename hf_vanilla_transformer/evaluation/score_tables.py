@@ -15,18 +15,15 @@ Table = tuple[list[str], list[list[str]]]
 
 def comparison_table(comparison: Mapping[str, Any]) -> Table:
     """Head and rows of `compare_systems`: score ± half of the 95 % interval, and the p-values of the two tests."""
-    systems, names = comparison["systems"], list(comparison["signatures"])
+    names = list(comparison["signatures"])
     rows = []
-    for system, results in systems.items():
-        cells = []
+    for system, results in comparison["systems"].items():
+        rows.append([system])
         for result in (results[name] for name in names):
-            p = (
-                f" (p = {result['p_bootstrap']:.4f}, {result['p_randomization']:.4f})"
-                if "p_bootstrap" in result
-                else ""
-            )
-            cells.append(f"{result['score']:.2f} ± {result['interval']:.2f}{p}")
-        rows.append([system, *cells])
+            cell = f"{result['score']:.2f} ± {result['interval']:.2f}"
+            if "p_bootstrap" in result:
+                cell += f" (p = {result['p_bootstrap']:.4f}, {result['p_randomization']:.4f})"
+            rows[-1].append(cell)
     return ["system", *(TITLES.get(name, name) for name in names)], rows
 
 
@@ -51,26 +48,13 @@ def render(table: Table, form: str) -> str:
     if form == "markdown":
         return markdown_table(head, rows)
     if form == "latex":
-        first, *others = (
-            " & ".join(cell.translate(_LATEX).replace("±", r"$\pm$") for cell in row) for row in (head, *rows)
-        )
-        lines = [rf"{line} \\" for line in others]
-        columns = "l" + "r" * (len(head) - 1)
-        return "\n".join(
-            [
-                rf"\begin{{tabular}}{{{columns}}}",
-                r"\toprule",
-                rf"{first} \\",
-                r"\midrule",
-                *lines,
-                r"\bottomrule",
-                r"\end{tabular}",
-            ]
-        )
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
-    )
+        cells = [[cell.translate(_LATEX).replace("±", r"$\pm$") for cell in row] for row in (head, *rows)]
+        first, *lines = (" & ".join(row) + r" \\" for row in cells)
+        start = rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
+        return "\n".join([start, r"\toprule", first, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"])
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    padded = (map(str.ljust, row, widths) for row in (head, *rows))
+    return "\n".join("  ".join(row).rstrip() for row in padded)
 
 
 def comparison_page(title: str, tables: Sequence[Table], results: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ Shapes: B sentences, K beams, S source length, V target vocabulary, n computed r
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice, product, zip_longest
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..atomic_write import atomic_file
-from ..data.side_tokens import side_tokens
+from ..data.side_tokens import tokens_of_sides
 from ..data.source_text import source_text
 from ..data.words import white_space_words, words
 from ..errors import UserError, check_at_least_one
@@ -43,10 +43,10 @@ class Shortlist:
     """The target tokens that are candidates for each source token, from a file for the model of a translator."""
 
     def __init__(self, path: str | os.PathLike, translator: Any):
-        config = translator.model.config
-        self.size = getattr(config, "target_vocab_size", config.vocab_size)
-        known = [{token: i for i, token in enumerate(tokens)} for tokens in _vocabularies(translator)]
-        tokenizer = translator.target_tokenizer
+        tokenizers = translator.source_tokenizer, translator.target_tokenizer
+        sides = tokens_of_sides(translator.model.config, *tokenizers)
+        known = [{token: i for i, token in enumerate(tokens)} for tokens in sides]
+        self.size, tokenizer = len(sides[1]), tokenizers[1]
         always = {*translator.end_tokens, tokenizer.bos_token_id, tokenizer.unk_token_id} - {None}  # as CTranslate2
         candidates: dict[int, list[int]] = {}
         for number, line in enumerate(read_lines(require_file(Path(path))), start=1):
@@ -183,7 +183,7 @@ def write_shortlist(
         for i, j in product(range(len(source)), range(len(target))):
             if not links.isdisjoint(product(sources[i], targets[j])):
                 counts.setdefault(source[i], Counter())[target[j]] += 1
-    names = _vocabularies(translator)
+    names = tokens_of_sides(translator.model.config, *tokenizers)
     writable = [
         {i for i, name in enumerate(names[side]) if _WRITABLE.fullmatch(name)} - {*tokenizers[side].all_special_ids}
         for side in (0, 1)
@@ -220,12 +220,3 @@ def _aligned(
         sources, targets = zip(*window, strict=True)
         links = align(translator.model, *tokenizers, sources, targets, words=words)
         yield from zip(sources, targets, map(set, links), strict=True)
-
-
-def _vocabularies(translator: Any) -> Sequence[list[str]]:
-    config = translator.model.config
-    sizes = config.vocab_size, getattr(config, "target_vocab_size", config.vocab_size)
-    return [
-        side_tokens(translator.source_tokenizer, sizes[0], "source"),
-        side_tokens(translator.target_tokenizer, sizes[1], "target"),
-    ]

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..cpu_time import on_fitting_threads
 from ..data.language_tokens import Direction
-from ..data.side_tokens import readable_tokens
+from ..data.side_tokens import AS_TEXT, readable_tokens
 from ..data.source_text import source_text
 from ..data.tokenizer_training import load_tokenizers, recognising_added_tokens, tokenizer_digest
 from ..data.words import WordSplitter, white_space_words, words
@@ -49,9 +49,6 @@ from .workers import map_in_threads, worker_count
 logger = logging.getLogger(__name__)
 
 ENDLESS = "the translation did not end before the length limit; no_repeat_ngram_size or repetition_penalty may help"
-
-#: "We set the maximum output length during inference to input length + 50" (§6.1).
-EXTRA_TOKENS = MAX_LENGTH_OVER_SOURCE
 
 #: Encoding a target switches some tokenizers, such as Marian's, to a different vocabulary and back.
 TOKENIZER_LOCK = threading.Lock()
@@ -225,12 +222,13 @@ class Translator:
         engine, dtype = getattr(self.model, "inference_engine", None), str(self.model.dtype).removeprefix("torch.")
         alpha = getattr(defaults, "paper_length_penalty", None)
         formula = 1.0 if alpha is None else f"((5 + length) / 6)^{alpha}"
+        longest = given.get("max_new_tokens") or defaults.max_new_tokens
         penalties = given.get("length_penalty"), defaults.to_diff_dict().get("length_penalty"), formula
         return {
             "batch_size": batch_size,
             "max_tokens_per_batch": max_tokens_per_batch,
             "num_beams": given.get("num_beams") or defaults.num_beams or 1,
-            "max_new_tokens": given.get("max_new_tokens") or defaults.max_new_tokens or f"source + {EXTRA_TOKENS}",
+            "max_new_tokens": longest or f"source + {MAX_LENGTH_OVER_SOURCE}",
             "length_penalty": next(penalty for penalty in penalties if penalty is not None),
             "device": str(self.model.device),
             "dtype": f"{dtype}, products in {engine.quantization}" if engine and engine.quantization else dtype,
@@ -298,21 +296,13 @@ class Translator:
         shortened = [(spans[i].text if i in spans else "", prefix) for i, (_, prefix) in enumerate(window)]
         aligned = self._translate_window(shortened, places, replace(request, alignment_layer=layer, words=words))
         for i, sentence in spans.items():
-            restored = [(one, *sentence.restore(one.text, one.alignment)) for one in aligned[i]]
-            results[i] = [
-                replace(
-                    one,
-                    text=text,
-                    alignment=(
-                        None
-                        if request.alignment_layer is None
-                        else links
-                        if request.words is words
-                        else white_space_links(links, sentence.sentence, text)
-                    ),
-                )
-                for one, text, links in restored
-            ]
+            results[i] = []
+            for one in aligned[i]:
+                text, links = sentence.restore(one.text, one.alignment)
+                alignment = None if request.alignment_layer is None else links
+                if alignment is not None and request.words is not words:
+                    alignment = white_space_links(links, sentence.sentence, text)
+                results[i].append(replace(one, text=text, alignment=alignment))
         return results
 
     def _translate_window(
@@ -424,7 +414,7 @@ class Translator:
         limit = self.position_limit()
         if limit is not None and not self.model.generation_config.max_new_tokens:
             # the start token takes the first position. The last token is never fed back
-            arguments["max_new_tokens"] = min(input_ids.shape[1] + EXTRA_TOKENS, limit - prefix_length)
+            arguments["max_new_tokens"] = min(input_ids.shape[1] + MAX_LENGTH_OVER_SOURCE, limit - prefix_length)
         engine = getattr(models[0], "inference_engine", None)
         compiled = getattr(engine, "compile", False)  # for one number of threads
         with nullcontext() if compiled else on_fitting_threads():
@@ -436,8 +426,7 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """The output of `generate` for each source. The first `given` tokens of each sequence were forced."""
         sequences, scores = output.sequences, getattr(output, "sequences_scores", None)  # (B · n_best, T)
-        as_text = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        texts = self.target_tokenizer.batch_decode(sequences[:, 1 + self.directions.prefix_length :], **as_text)
+        texts = self.target_tokenizer.batch_decode(sequences[:, 1 + self.directions.prefix_length :], **AS_TEXT)
         n_best = len(texts) // len(sources)
         nothing: list[Any] = [None] * len(texts)
         alignments, tokens, probabilities = nothing, nothing, nothing

@@ -12,7 +12,7 @@ import torch
 from ..atomic_write import new_folder
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.language_tokens import language_tokens
-from ..data.side_tokens import side_tokens
+from ..data.side_tokens import side_tokens, tokens_of_sides
 from ..data.source_text import normalizing
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
 from ..errors import UserError, naming_extras
@@ -128,14 +128,10 @@ def register() -> None:
             self.set_linear(spec.decoder.projection, model.lm_head)
             return spec
 
-        def get_vocabulary(self, model: Any, tokenizer: Any) -> list[list[str]]:
-            source, target = load_tokenizers(tokenizer.name_or_path)
-            return [
-                side_tokens(source, model.config.vocab_size, "source"),
-                side_tokens(target, model.config.target_vocab_size, "target"),
-            ]
+        def get_vocabulary(self, model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
+            return tokens_of_sides(model.config, *load_tokenizers(tokenizer.name_or_path))
 
-        def set_vocabulary(self, spec: TransformerSpec, tokens: list[list[str]]) -> None:
+        def set_vocabulary(self, spec: TransformerSpec, tokens: tuple[list[str], list[str]]) -> None:
             spec.register_source_vocabulary(tokens[0])
             spec.register_target_vocabulary(tokens[1])
 

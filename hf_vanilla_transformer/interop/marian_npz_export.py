@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import yaml
 
-from ..data.side_tokens import side_tokens
+from ..data.side_tokens import tokens_of_sides
 from ..errors import UserError
 from .ctranslate2 import NEVER, position_table
 from .marian_npz import ACTIVATIONS, EPSILON, IN_LAYER, OPTIONS, marian_positions
@@ -32,18 +32,17 @@ _REMEDY = (
 )
 
 
-def write(model: Any, source: str | Path, tokenizers: Sequence[Any], folder: Path) -> str:
+def write(model: Any, model_folder: str | Path, tokenizers: Sequence[Any], folder: Path) -> str:
     """Write a model in float32 into a new folder, and return a note about its text.
 
-    `source` is the model's folder, which has its SentencePiece models if there are any.
+    `model_folder` has its SentencePiece models, if there are any.
     """
     _refuse(model)
     settings = check_search(model, "Marian", APPLIED)
-    source_tokens = side_tokens(tokenizers[0], model.config.vocab_size, "source")
-    target_tokens = side_tokens(tokenizers[1], model.config.target_vocab_size, "target")
-    sides = [_without_padding(model, "source", source_tokens), _without_padding(model, "target", target_tokens)]
+    source, target = tokens_of_sides(model.config, *tokenizers)
+    sides = [_without_padding(model, "source", source), _without_padding(model, "target", target)]
     folder.mkdir()
-    names = _write_vocabularies(Path(source), folder, sides)
+    names = _write_vocabularies(Path(model_folder), folder, sides)
     unk, banned = model.config.unk_token_id, banned_tokens(settings)
     arrays, options = _arrays(model, [len(side) for side in sides], [token for token in banned if token != unk])
     options["dim-vocabs"] = [len(side) for side in sides]
@@ -129,8 +128,8 @@ def _arrays(model: Any, sizes: list[int], banned: list[int]) -> tuple[dict[str, 
             stack, layer, module = match[1], int(match[2]), match[3]
             bias = weights.get(name.replace("weight", "bias"), torch.zeros(len(weight)))
             pair = weight if weight.ndim == 1 else weight.T, bias  # Marian's matrices are (inputs, outputs)
-            for theirs, part in zip(IN_LAYER[module], pair, strict=True):
-                arrays[f"{stack}_l{layer + 1}_{theirs}"] = part
+            for marian_name, part in zip(IN_LAYER[module], pair, strict=True):
+                arrays[f"{stack}_l{layer + 1}_{marian_name}"] = part
     options = {
         **{"type": "transformer", "version": "v1.12.42", "enc-depth": config.encoder_layers},
         **{"dec-depth": config.decoder_layers, "dim-emb": config.d_model, "ulr": False, "input-types": []},

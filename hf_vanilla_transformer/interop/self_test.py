@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import MarianMTModel
 
-from ..data.side_tokens import side_decoder, side_tokens
+from ..data.side_tokens import AS_TEXT, side_decoder, side_tokens
 from ..data.tokenizer_training import load_tokenizers
 from ..errors import UserError
 from ..inference.directions import Directions
@@ -27,7 +27,6 @@ from .translate_exported import Translator, best_token
 _TOKENS = 12  # of a translation
 _WORDS = 5  # of a line
 _UNLIMITED = 10**9
-_AS_TEXT = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
 
 
 class Translation(NamedTuple):
@@ -94,7 +93,7 @@ class Reference:
             settings["decoder_input_ids"] = torch.tensor([[self.model.config.decoder_start_token_id, *self.prefix]])
         sources = (torch.tensor([self.ids(line)]) for line in self.lines)
         rows = [self.model.generate(source, **settings)[0, 1 + len(self.prefix) :].tolist() for source in sources]
-        return [self.named(row, partial(self.target.decode, **_AS_TEXT)) for row in rows]
+        return [self.named(row, partial(self.target.decode, **AS_TEXT)) for row in rows]
 
     def of_another(self, model: Any, tokenizers: Sequence[Any]) -> list[Translation]:
         """The translations of a model that was read back."""
@@ -115,10 +114,10 @@ def self_test(target_format: str, model: Any, tokenizers: Sequence[Any], written
     least = max(minimum, shortest(reference.settings))
     expected = reference.translations(**({"min_new_tokens": least} if least else {}))
     try:
-        found = translate(reference, written)
+        translations = translate(reference, written)
     except ImportError as error:
         return f"; not checked, because {error.name or library} is not installed"
-    triples = list(zip(reference.lines, expected, found, strict=True))
+    triples = list(zip(reference.lines, expected, translations, strict=True))
     differing = [triple for triple in triples if triple[1] != triple[2]]
     if differing and exact:
         line, *pair = differing[0]
@@ -141,13 +140,13 @@ def _ctranslate2_rows(
 ) -> list[list[str]]:
     import ctranslate2 as library
 
-    given = len(reference.prefix)
-    length = given + reference.length - (reference.settings.get("forced_eos_token_id") is not None)
+    prefix_length = len(reference.prefix)
+    length = prefix_length + reference.length - (reference.settings.get("forced_eos_token_id") is not None)
     arguments = arguments | {"beam_size": 1, "length_penalty": 1, "max_decoding_length": length}
-    if given and reference.settings.get("forced_bos_token_id") is None:
+    if prefix_length and reference.settings.get("forced_bos_token_id") is None:
         arguments["target_prefix"] = [[reference.names[i] for i in reference.prefix]]
     engine = library.Translator(str(folder), "cpu", intra_threads=1)
-    return [engine.translate_batch([row], **arguments)[0].hypotheses[0][given:] for row in rows]
+    return [engine.translate_batch([row], **arguments)[0].hypotheses[0][prefix_length:] for row in rows]
 
 
 def _argos(reference: Reference, file: Path) -> list[Translation]:
@@ -169,13 +168,11 @@ def _argos(reference: Reference, file: Path) -> list[Translation]:
 def _graphs(reference: Reference, folder: Path) -> list[Translation]:
     is_default = reference.settings.get("forced_bos_token_id") is not None  # the folder has to know it
     translator = Translator(folder, *((None, None) if is_default else reference.direction))
-    given = len(reference.prefix)
-    translator.settings["max_new_tokens"] = given + reference.length
-    found = []
-    for line in reference.lines:
-        (ids,) = translator.greedy(*translator.encode([line]))
-        found.append(reference.named(ids[given:], partial(translator.target_tokenizer.decode, **_AS_TEXT)))
-    return found
+    prefix_length = len(reference.prefix)
+    translator.settings["max_new_tokens"] = prefix_length + reference.length
+    decode = partial(translator.target_tokenizer.decode, **AS_TEXT)
+    batches = (translator.encode([line]) for line in reference.lines)
+    return [reference.named(translator.greedy(*batch)[0][prefix_length:], decode) for batch in batches]
 
 
 def _web(reference: Reference, folder: Path) -> list[Translation]:
@@ -185,10 +182,9 @@ def _web(reference: Reference, folder: Path) -> list[Translation]:
     suffix = next(suffix for suffix in DTYPES.values() if (folder / "onnx" / f"{GRAPHS[0]}{suffix}.onnx").is_file())
     encoder, decoder = (onnxruntime.InferenceSession(str(folder / "onnx" / f"{name}{suffix}.onnx")) for name in GRAPHS)
     settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
-    tokenizer, found = Tokenizer.from_file(str(folder / "tokenizer.json")), []
-    inputs, outputs = (
-        {value.name: value for value in values} for values in (decoder.get_inputs(), decoder.get_outputs())
-    )
+    tokenizer, translations = Tokenizer.from_file(str(folder / "tokenizer.json")), []
+    inputs = {value.name: value for value in decoder.get_inputs()}
+    outputs = [value.name for value in decoder.get_outputs()]
     for line in reference.lines:
         ids = np.array([tokenizer.encode(reference.marked(line)).ids])
         feeds = {"encoder_attention_mask": np.ones_like(ids), "use_cache_branch": np.array([False])}
@@ -204,8 +200,8 @@ def _web(reference: Reference, folder: Path) -> list[Translation]:
             present = {name.replace("present", "past_key_values"): value for name, value in results.items()}
             feeds |= {name: value for name, value in present.items() if name in inputs}
             feeds["use_cache_branch"] = np.array([True])
-        found.append(reference.named(tokens, tokenizer.decode))
-    return found
+        translations.append(reference.named(tokens, tokenizer.decode))
+    return translations
 
 
 def _marian(reference: Reference, folder: Path) -> list[Translation]:

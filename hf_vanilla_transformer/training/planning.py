@@ -36,7 +36,7 @@ def choose_by_pairs(
         kept_pairs = sum(part.kept for part in getattr(report, "parts", [report]))  # weights repeat pairs
         pairs = min(len(train), kept_pairs) if isinstance(train, Dataset) else max(args.choices)
         limits = sorted(args.choices)
-        limit = next((each for each in limits if pairs <= each), limits[-1])
+        limit = next((size for size in limits if pairs <= size), limits[-1])
         if kept.get(CHOICE) in limits:
             limit = kept[CHOICE]
         choice = args.choices[limit]

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation import metrics
 from hf_vanilla_transformer.evaluation.metrics import (
     check_tokenizer,
+    score_test_split,
     score_translations,
     translation_metrics,
 )
@@ -166,6 +168,26 @@ def test_ignored_labels_become_padding_in_a_copy(tokenizer):
     assert all(type(value) is float for value in scores.values())
     np.testing.assert_array_equal(predictions, kept[0])
     np.testing.assert_array_equal(labels, kept[1])
+
+
+def test_token_ids_are_decoded_to_the_text_of_a_translation():
+    """Without the spaces that decoding may clean up, and without the token of its language."""
+    words = ["<s>", "<pad>", "</s>", "<unk>", "oh", "no", "."]
+    tokenizer = word_tokenizer(words, clean_up_tokenization_spaces=True, **SPECIAL_TOKENS)
+    tokenizer.add_tokens(["__de__"])
+    predictions, labels = np.array([[0, 7, 4, 5, 6, 2, -100]]), np.array([[7, 4, 5, 5, 2]])
+    trainer = SimpleNamespace(
+        processing_class=tokenizer,
+        args=SimpleNamespace(generation_max_length=None),
+        model=SimpleNamespace(generation_config=SimpleNamespace(num_beams=1)),
+        is_world_process_zero=lambda: False,
+        predict=lambda *_, **__: SimpleNamespace(predictions=predictions, metrics={}),
+    )
+    pairs = {"source": ["ach nein ."], "target": ["oh no ."]}
+    scores = score_test_split(trainer, pairs["source"], pairs, "test", {"tokenize": "none"})
+    assert scores["test_exact_match"] == 100 and scores["test_examples"] == [["ach nein .", "oh no .", "oh no ."]]
+    scores = translation_metrics(tokenizer, tokenize="none")(EvalPrediction(predictions=predictions, label_ids=labels))
+    assert scores["chrf"] == score_translations(["oh no ."], ["oh no no"])["chrf"] and scores["gen_len"] == 6
 
 
 def test_lowercase_is_passed_to_the_score(tokenizer):

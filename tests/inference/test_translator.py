@@ -12,12 +12,13 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer.data.side_tokens import readable_tokens
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
 from hf_vanilla_transformer.inference import deoptimize, loading, workers
 from hf_vanilla_transformer.inference.batching import BATCHES_AHEAD
 from hf_vanilla_transformer.inference.ensemble import EnsembleEngine
 from hf_vanilla_transformer.inference.file_translation import translated_lines
 from hf_vanilla_transformer.inference.loading import load_model
-from hf_vanilla_transformer.inference.translator import EXTRA_TOKENS, Hypothesis, Translator
+from hf_vanilla_transformer.inference.translator import Hypothesis, Translator
 
 SENTENCES = ["two hundred and one", "", "seven", "   ", "one million three hundred thousand", "seven", "é 中 🙂", ""]
 
@@ -267,7 +268,7 @@ def test_settings_default_to_the_checkpoints(model, tokenizer, monkeypatch):
     found = recorded(translator, monkeypatch)
     source_length = len(tokenizer("seven")["input_ids"])
     assert (found.num_beams, found.length_penalty) == (3, 0.3)
-    assert found.max_length == 1 + source_length + EXTRA_TOKENS  # the start token, and §6.1
+    assert found.max_length == 1 + source_length + MAX_LENGTH_OVER_SOURCE  # the start token, and §6.1
     found = recorded(translator, monkeypatch, num_beams=2, length_penalty=1.5, max_new_tokens=5, min_new_tokens=3)
     assert (found.num_beams, found.length_penalty, found.max_new_tokens, found.min_new_tokens) == (2, 1.5, 5, 3)
     described = translator.describe(batch_size=7, num_beams=2)

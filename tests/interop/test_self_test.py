@@ -17,10 +17,13 @@ from tests.interop.two_vocabularies import MODELS
 pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
 
 
-def swapped_tokens(tokenizer: Any, size: int, side: str) -> list[str]:
+def swapped_tokens(config: Any, *tokenizers: Any) -> list[list[str]]:
     """The source's tokens on the target's side: the result of `get_vocab()`."""
-    tokens = {number: token for token, number in tokenizer.get_vocab().items()}
-    return [tokens.get(number, f"<unused_{number}>") for number in range(size)]
+    sizes = config.vocab_size, config.target_vocab_size
+    tokens = [{number: token for token, number in one.get_vocab().items()} for one in tokenizers]
+    return [
+        [of_side.get(i, f"<unused_{i}>") for i in range(size)] for of_side, size in zip(tokens, sizes, strict=True)
+    ]
 
 
 def without_prefix(model: Any, tokens: Any, arguments: Any = ctranslate2.search_arguments) -> dict[str, Any]:
@@ -37,7 +40,7 @@ def without_forced_token(write: Any, model: Any, tokenizers: Any, folder: Path, 
 
 def test_export_with_a_swapped_vocabulary_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = MODELS["marian"](tmp_path)
-    monkeypatch.setattr(ctranslate2, "side_tokens", swapped_tokens)
+    monkeypatch.setattr(ctranslate2, "tokens_of_sides", swapped_tokens)
     for name, options in (("ctranslate2", {}), ("argos", {"languages": ("en", "de")})):
         with pytest.raises(UserError, match=name):
             export(name, model, tmp_path / "out.argosmodel", **options)
