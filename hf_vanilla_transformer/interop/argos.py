@@ -38,10 +38,10 @@ def write(model: Any, folder: str | Path, output: Path, languages: Any, quantiza
         languages: the codes of source and target, such as ("en", "de"), or None for those of the model.
         quantization: see `ctranslate2.convert`.
     """
-    given = list(languages or model_languages(folder) or ())
-    if len(given) != 2 or not all(isinstance(code, str) and _CODE.fullmatch(code) for code in given):
-        raise UserError(f"languages={shown(given)}: two codes are needed, of source and target, such as en de")
-    source, target = given
+    codes = list(languages or model_languages(folder) or ())
+    if len(codes) != 2 or not all(isinstance(code, str) and _CODE.fullmatch(code) for code in codes):
+        raise UserError(f"languages={shown(codes)}: two codes are needed, of source and target, such as en de")
+    source, target = codes
     _refuse_settings(model)
     tokenizer, _ = load_tokenizers(folder)
     if not isinstance(tokenizer, transformers.MarianTokenizer):

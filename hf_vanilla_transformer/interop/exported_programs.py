@@ -94,19 +94,25 @@ def decode(
     return output, [part for layer in own.layers for part in (layer.keys, layer.values)]
 
 
-def example_inputs(config: VanillaTransformerConfig, sources: int = 3) -> tuple[Tensor, Tensor, list, list]:
-    """Source and target tokens, and the caches of the source (of `sources` rows) and of past target tokens.
+def export_pair(
+    config: VanillaTransformerConfig, encoder: nn.Module, decoder: nn.Module, one_source: bool = False
+) -> tuple[ExportedProgram, ExportedProgram]:
+    """Trace an encoder and a decoder with the forwards of the classes above, or raise a UserError if that fails.
 
-    Only the shapes matter. All sizes differ: B = 3, S = 4, T = 2, P = 5.
+    With `one_source` the cross-attention keys and values have one row for all rows of a batch.
     """
-    heads = config.decoder_attention_heads
+    # Only the shapes matter. All sizes differ: B = 3, S = 4, T = 2, P = 5.
+    heads, rows = config.decoder_attention_heads, 1 if one_source else 3
     widths = config.head_dim or config.d_model // heads, config.value_head_dim or config.d_model // heads
     tokens, target = (torch.ones(3, length, dtype=torch.long) for length in (4, 2))
-    source, past = (
-        [torch.zeros(rows, heads, length, width) for width in widths * config.decoder_layers]
-        for rows, length in ((sources, 4), (3, 5))
-    )
-    return tokens, target, source, past
+    source = [torch.zeros(rows, heads, 4, width) for width in widths * config.decoder_layers]
+    past = [torch.zeros(3, heads, 5, width) for width in widths * config.decoder_layers]
+    mask, shape = torch.ones_like(tokens), {0: BATCH, 1: SOURCE}
+    source_shape = {2: SOURCE} if one_source else {0: BATCH, 2: SOURCE}
+    caches = [source_shape] * len(source), [{0: BATCH, 2: PAST}] * len(past)
+    shapes = {0: BATCH, 1: TARGET}, shape, *caches
+    exported_encoder = export_module(encoder, (tokens, mask), (shape, shape))
+    return exported_encoder, export_module(decoder, (target, mask, source, past), shapes)
 
 
 def export_programs(model: VanillaTransformerForConditionalGeneration) -> dict[str, ExportedProgram]:
@@ -119,15 +125,9 @@ def export_programs(model: VanillaTransformerForConditionalGeneration) -> dict[s
         The programs by name. Their attention is Eq. 1 in basic operators, which every backend supports.
     """
     refuse(model)
-    ids, target, source, past = example_inputs(model.config)
-    mask, source_shape = torch.ones_like(ids), {0: BATCH, 1: SOURCE}
-    caches = [{0: BATCH, 2: SOURCE}] * len(source), [{0: BATCH, 2: PAST}] * len(past)
-    decoder_shapes = {0: BATCH, 1: TARGET}, source_shape, *caches
     model = shared_copy(model, attention="eager")  # no fused kernels, no dropout
-    return {
-        "encoder": export_module(ExportableEncoder(model), (ids, mask), (source_shape,) * 2),
-        "decoder": export_module(ExportableDecoder(model), (target, mask, source, past), decoder_shapes),
-    }
+    encoder, decoder = export_pair(model.config, ExportableEncoder(model), ExportableDecoder(model))
+    return {"encoder": encoder, "decoder": decoder}
 
 
 def export_module(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -> ExportedProgram:

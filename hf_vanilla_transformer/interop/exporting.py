@@ -124,16 +124,14 @@ def refuse_languages(target_format: str, tokenizers: Sequence[Any]) -> None:
     languages = directions.source
     if languages is None or directions.unmarked:
         return
-    marks = [
-        name for name, is_used in (("source", languages.source_mark), ("target", languages.target_mark)) if is_used
-    ]
+    source, target = languages.source_mark, languages.target_mark
+    in_text = not target and source != "source" and not languages.by_name
     reasons = {
-        "argos": "source" in marks and "Argos puts no token of a language before a source",
-        "marian-npz": "target" in marks and "Marian's search has no first token of a translation",
-        "onnx": languages.by_name and "source" in marks and "translate.py does not find its tokens of languages",
+        "argos": source and "Argos puts no token of a language before a source",
+        "marian-npz": target and "Marian's search has no first token of a translation",
+        "onnx": languages.by_name and source and "translate.py does not find its tokens of languages",
+        "web": not in_text and "the page adds no token of a language",
     }
-    in_text = marks in ([], ["source"]) and languages.source_mark != "source" and not languages.by_name
-    reasons["web"] = not in_text and "the page adds no token of a language"
     if reason := reasons.get("onnx" if target_format == "torch" else target_format):
         raise UserError(f"{target_format}: the model has {len(languages.ids)} languages, and {reason}")
 

@@ -53,11 +53,11 @@ def joint_tokenizer(
     Args:
         source, target: a model's tokenizers, the same object if the languages share one.
     """
-    mine, missing = _content(normalizing(source, target)[0], "source", max(config.vocab_size, len(source)))
+    content, missing = _content(normalizing(source, target)[0], "source", max(config.vocab_size, len(source)))
     ids = SourceIds(max(config.vocab_size, len(source)) + missing, 0, source.unk_token_id or 0, missing)
     if target is not source or target_vocabulary(source) is not None:
         offset = max(config.target_vocab_size, len(target))
-        mine = _join(mine, _content(target, "target", offset)[0], offset)
+        content = _join(content, _content(target, "target", offset)[0], offset)
         ids = replace(ids, vocab_size=offset + config.vocab_size + missing, offset=offset)
     limit = config.max_position_embeddings if config.position_encoding_type == "learned" else None
     settings = {
@@ -69,7 +69,7 @@ def joint_tokenizer(
         **({} if limit is None else {"model_max_length": limit}),
         **{name: str(getattr(target, name)) for name in _SPECIAL if getattr(target, name, None)},
     }
-    return mine, settings, ids
+    return content, settings, ids
 
 
 def _content(tokenizer: PreTrainedTokenizerBase, side: Side, size: int) -> tuple[dict[str, Any], int]:
@@ -123,16 +123,17 @@ def _join(source: dict[str, Any], target: dict[str, Any], offset: int) -> dict[s
     different = sorted(token for token in special[0] if special[1].get(token) != special[0][token])
     if different:
         raise UserError(f"tokenizers: {different[0]!r} has different ids; the web export needs one id")
-    mine, theirs = (content["model"]["vocab"] for content in sides)
+    vocabs = [content["model"]["vocab"] for content in sides]
     if kinds[0] == "Unigram":  # a list of tokens and scores
-        names = [token if token in special[1] else _TARGET_PREFIX + token for token, _ in theirs]
+        names = [token if token in special[1] else _TARGET_PREFIX + token for token, _ in vocabs[1]]
         names += [f"{_TARGET_PREFIX}{number}" for number in range(len(names), offset)]
-        lowest = min(score for _, score in mine)
+        lowest = min(score for _, score in vocabs[0])
         vocabulary: Any = [[name, lowest] for name in names[:offset]]
-        vocabulary += [[_TARGET_PREFIX * 2 + token if token in special[0] else token, score] for token, score in mine]
+        for token, score in vocabs[0]:
+            vocabulary.append([_TARGET_PREFIX * 2 + token if token in special[0] else token, score])
     else:
-        vocabulary = {token if token in special[1] else _TARGET_PREFIX + token: i for token, i in theirs.items()}
-        for token, i in mine.items():
+        vocabulary = {token if token in special[1] else _TARGET_PREFIX + token: i for token, i in vocabs[1].items()}
+        for token, i in vocabs[0].items():
             vocabulary[token] = special[0][token] if token in special[0] else offset + i
     without_prefix = {"type": "Replace", "pattern": {"String": _TARGET_PREFIX}, "content": ""}
     decoders = [without_prefix, *([target["decoder"]] if target["decoder"] else [])]

@@ -89,7 +89,7 @@ def from_marian(folder: str | Path) -> Converted:
 
 def _refuse(config: VanillaTransformerConfig) -> None:
     widths = {config.d_model / heads for heads in (config.encoder_attention_heads, config.decoder_attention_heads)}
-    given = {width for width in (config.head_dim, config.value_head_dim) if width is not None}
+    set_widths = {width for width in (config.head_dim, config.value_head_dim) if width is not None}
     refuse_fields(
         config,
         "MarianMTModel has no such option, the model stays as it is",
@@ -97,7 +97,7 @@ def _refuse(config: VanillaTransformerConfig) -> None:
         attention_bias=not config.attention_bias,
         layer_norm_position=config.layer_norm_position != "post",
         final_layer_norm=config.final_layer_norm,
-        head_dim=bool(given) and given != widths,
+        head_dim=bool(set_widths) and set_widths != widths,
         layer_norm_eps=config.layer_norm_eps != 1e-5,
     )
 

@@ -315,8 +315,8 @@ def _locate(name: str, pre_norm: bool) -> str | TensorRef:
     _, number, module = rest.split(".", 2)
     module, kind = module.rsplit(".", 1)
     is_norm = "norm" in module
-    theirs = f"{stack}_l{int(number) + 1}_{IN_LAYER[module][kind == 'bias']}" + "_pre" * (pre_norm and is_norm)
-    return TensorRef(theirs, transposed=kind == "weight" and not is_norm)
+    marian_name = f"{stack}_l{int(number) + 1}_{IN_LAYER[module][kind == 'bias']}" + "_pre" * (pre_norm and is_norm)
+    return TensorRef(marian_name, transposed=kind == "weight" and not is_norm)
 
 
 def _existing(folder: Path, names: Sequence[str]) -> list[Path]:

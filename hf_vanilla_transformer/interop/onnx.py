@@ -22,6 +22,7 @@ WEIGHTS = "weights.bin"
 
 # Smaller tensors stay in the graphs. Each tensor of the file starts at a page, so that it can be memory-mapped.
 _MIN_BYTES, _PAGE = 1024, 4096
+_PARTS = ("key", "value")
 
 
 def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> None:
@@ -36,16 +37,11 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
     """
     onnx_ir = require_onnx()
     function, layers = model.config.activation_function, model.config.decoder_layers
-    source, past = (cache_names("past_key_values", layers, stack) for stack in STACKS)
+    source, target = (cache_names("present", layers, stack) for stack in STACKS)
+    inputs = ["input_ids", "encoder_attention_mask", *cache_names("past_key_values", layers, *STACKS)]
     names = {
-        "encoder": (
-            ["input_ids", "attention_mask"],
-            ["last_hidden_state", *cache_names("present", layers, "encoder")],
-        ),
-        "decoder": (
-            ["input_ids", "encoder_attention_mask", *source, *past],
-            ["logits", *cache_names("present", layers)],
-        ),
+        "encoder": (["input_ids", "attention_mask"], ["last_hidden_state", *source]),
+        "decoder": (inputs, ["logits", *target]),
     }
     graphs = {name: to_onnx(program, *names[name], function) for name, program in export_programs(model).items()}
     with (folder / WEIGHTS).open("wb") as file:
@@ -132,9 +128,9 @@ def _replace_cosines(exported_program: ExportedProgram) -> None:
     exported_program.graph_module.recompile()
 
 
-def cache_names(prefix: str, layers: int, stack: str = "decoder") -> list[str]:
-    """The names of keys and values of all layers."""
-    return [f"{prefix}.{layer}.{stack}.{part}" for layer in range(layers) for part in ("key", "value")]
+def cache_names(prefix: str, layers: int, *stacks: str) -> list[str]:
+    """The names of keys and values, of source ("encoder") and target ("decoder"), of all layers."""
+    return [f"{prefix}.{layer}.{stack}.{part}" for stack in stacks for layer in range(layers) for part in _PARTS]
 
 
 def _move_weights(graphs: list[Any], file: BinaryIO, onnx_ir: Any) -> None:

@@ -274,7 +274,7 @@ def find_sizes(
 
 
 def find_tying(tensors: Mapping[str, Tensor], source: str, target: str, output: str) -> Tying:
-    """Compare the (V, D) matrices of these names; if target or output is missing, it is tied to the one before it."""
+    """Compare the (V, D) matrices of these names. A missing target or output is tied to the one before it."""
     encoder = require_matrix(tensors, source)
     decoder = require_matrix(tensors, target) if target in tensors else encoder
     head = require_matrix(tensors, output) if output in tensors else decoder

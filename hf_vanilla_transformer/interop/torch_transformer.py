@@ -106,13 +106,13 @@ def from_torch(
     refs, depths = layer_refs(tensors)
     width = tensors[refs["model.encoder.layers.0.fc1.weight"].name].shape[-1]
     around = _around(tensors, width, (source_embedding, target_embedding, output_layer), positions)
-    given = {
+    requested = {
         "layer_norm_position": None if norm_first is None else "pre" if norm_first else "post",
         **{"layer_norm_eps": layer_norm_eps, "scale_embedding": scale_embedding, "pad_token_id": pad_token_id},
         **{"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "unk_token_id": unk_token_id},
     }
     is_of_torch = any("in_proj" in ref.name for ref in refs.values())
-    settings, notes = _settings(around, given, is_of_torch)
+    settings, notes = _settings(around, requested, is_of_torch)
     fields = {"activation_function": activation, "decoder_start_token_id": settings["bos_token_id"], **settings}
     fields |= depths | {f"{stack}_attention_heads": heads for stack in STACKS}
     model, others = _build(tensors, refs, around, fields, positions)
@@ -171,14 +171,14 @@ def _around(tensors: Mapping[str, Tensor], width: int, modules: Sequence[str | N
     return around._replace(positions=[positions])
 
 
-def _settings(around: Around, given: Mapping[str, Any], is_of_torch: bool) -> tuple[dict[str, Any], list[str]]:
-    """The settings: `given`, of a tutorial with these names, or guessed with a note."""
+def _settings(around: Around, requested: Mapping[str, Any], is_of_torch: bool) -> tuple[dict[str, Any], list[str]]:
+    """The settings: `requested`, of a tutorial with these names, or guessed with a note."""
     settings: dict[str, Any] = {}
     for naming in TUTORIALS:
         pairs = ((around.source, naming.source), (around.output, naming.output))
         if all(f".{name}".endswith(f".{module}.weight") for name, module in pairs):
             settings = dict(naming.settings)
-    settings |= {name: value for name, value in given.items() if value is not None}
+    settings |= {name: value for name, value in requested.items() if value is not None}
     for name in ("scale_embedding", "pad_token_id", "bos_token_id", "eos_token_id"):
         if name not in settings:
             raise UserError(f"{name} is missing: give it, because these are no known tutorial's names")

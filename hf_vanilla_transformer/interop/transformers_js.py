@@ -143,21 +143,14 @@ def make_graphs(model: VanillaTransformerForConditionalGeneration, ids: SourceId
     """
     onnx_ir = require_onnx()
     function, layers = model.config.activation_function, model.config.decoder_layers
-    # one source for all rows, so that the graph broadcasts it: a beam search need not repeat it for each beam
-    tokens, target, source, past = programs.example_inputs(model.config, sources=1)
-    caches = [{2: programs.SOURCE}] * len(source), [{0: programs.BATCH, 2: programs.PAST}] * len(past)
-    mask, shape = torch.ones_like(tokens), {0: programs.BATCH, 1: programs.SOURCE}
     model = copy_with_scores(model)
-    encoder = programs.export_module(_Encoder(model, ids), (tokens, mask), (shape,) * 2)
-    projections = programs.export_module(
-        programs.Projections(model), (torch.zeros(3, 4, model.config.d_model),), (shape,)
-    )
-    shapes = {0: programs.BATCH, 1: programs.TARGET}, shape, *caches
-    decoder = programs.export_module(_Decoder(model), (target, mask, source, past), shapes)
-    past_names = [name for stack in STACKS for name in cache_names("past_key_values", layers, stack)]
-    inputs = ["input_ids", "encoder_attention_mask", *past_names]
+    # one source for all rows, so that the graph broadcasts it: a beam search need not repeat it for each beam
+    encoder, decoder = programs.export_pair(model.config, _Encoder(model, ids), _Decoder(model), one_source=True)
+    states, shape = torch.zeros(3, 4, model.config.d_model), {0: programs.BATCH, 1: programs.SOURCE}
+    projections = programs.export_module(programs.Projections(model), (states,), (shape,))
+    inputs = ["input_ids", "encoder_attention_mask", *cache_names("past_key_values", layers, *STACKS)]
     cross = [f"cross_scores.{i}" for i in range(layers)]
-    outputs = ["logits", *cache_names("present", layers), *cross, *_inside_names("decoder", layers)]
+    outputs = ["logits", *cache_names("present", layers, "decoder"), *cross, *_inside_names("decoder", layers)]
     merged = to_onnx(decoder, inputs, outputs, function)
     outputs = cache_names("present", layers, "encoder")
     _merge(merged.graph, to_onnx(projections, ["encoder_hidden_states"], outputs, function).graph, onnx_ir)
@@ -226,6 +219,7 @@ def _rank(value: Any) -> tuple[int, int, str]:
 def _save(graphs: dict[str, Any], folder: Path, dtype: str) -> int:
     """Write both graphs in a dtype and return their bytes."""
     import onnx_ir
+    from onnxscript import optimizer
 
     size = 0
     for name, graph in graphs.items():
@@ -233,28 +227,15 @@ def _save(graphs: dict[str, Any], folder: Path, dtype: str) -> int:
         if dtype == "fp32":
             onnx_ir.save(graph, path)
         else:
-            convert = {"q8": _quantise, "fp16": _halve}[dtype]
-            convert(onnx_ir.to_proto(_with_folded_transposes(graph.clone(), onnx_ir)), path)
+            # The quantiser expects plain weights. The float32 files store a tied embedding once, and onnxruntime
+            # transposes it at loading time.
+            folded = graph.clone()
+            optimizer.fold_constants(
+                folded, output_size_limit=_LARGEST, should_fold=lambda node: node.op_type == "Transpose"
+            )
+            {"q8": _quantise, "fp16": _halve}[dtype](onnx_ir.to_proto(folded), path)
         size += path.stat().st_size
     return size
-
-
-def _with_folded_transposes(model: Any, onnx_ir: Any) -> Any:
-    """Replace transposed weights by new ones, because the quantiser expects plain weights.
-
-    The float32 files store a tied embedding once, and onnxruntime folds its transpose at loading time.
-    """
-    for node in list(model.graph.all_nodes()):
-        (value, *rest) = node.inputs if node.inputs else (None,)
-        if node.op_type != "Transpose" or rest or value is None or value.const_value is None:
-            continue
-        array = value.const_value.numpy().transpose(node.attributes["perm"].as_ints())
-        folded = onnx_ir.Value(name=f"{value.name}.transposed", const_value=onnx_ir.tensor(array.copy()))
-        folded.type, folded.shape = value.type, onnx_ir.Shape(array.shape)
-        node.graph.register_initializer(folded)
-        onnx_ir.convenience.replace_all_uses_with(node.outputs[0], folded)
-        node.graph.remove(node, safe=True)
-    return model
 
 
 def _quantise(proto: Any, path: Path) -> None:
@@ -305,12 +286,12 @@ def _config(model: VanillaTransformerForConditionalGeneration, ids: SourceIds, d
 def generation_settings(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
     """Greedy: transformers.js has no beam search, and would ignore all but the first of several beams."""
     settings, config = model.generation_config, model.config
-    given = settings.to_diff_dict()
+    explicit = settings.to_diff_dict()
     limit = config.max_position_embeddings if config.position_encoding_type == "learned" else 512
     return {
         "num_beams": 1,
-        "max_length": given.get("max_length") or limit,
+        "max_length": explicit.get("max_length") or limit,
         **{name: getattr(settings, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")},
-        "decoder_start_token_id": given.get("decoder_start_token_id", config.decoder_start_token_id),
-        **{name: given[name] for name in sorted(APPLIED | {"max_new_tokens"}) if given.get(name) is not None},
+        "decoder_start_token_id": explicit.get("decoder_start_token_id", config.decoder_start_token_id),
+        **{name: explicit[name] for name in sorted(APPLIED | {"max_new_tokens"}) if explicit.get(name) is not None},
     }

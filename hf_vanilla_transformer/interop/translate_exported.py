@@ -118,9 +118,8 @@ class TorchBackend:
         import torch
 
         self.torch = torch
-        self.encoder, self.decoder = (
-            torch.export.load(folder / f"{name}.pt2").module() for name in ("encoder", "decoder")
-        )
+        files = (folder / f"{name}.pt2" for name in ("encoder", "decoder"))
+        self.encoder, self.decoder = (torch.export.load(file).module() for file in files)
 
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> list[np.ndarray]:
         with self.torch.inference_mode():
@@ -139,10 +138,8 @@ class Translator:
 
     def __init__(self, folder: str | Path, source_lang: str | None = None, target_lang: str | None = None):
         folder = Path(folder)
-        self.config, self.settings = (
-            json.loads((folder / name).read_text(encoding="utf-8"))
-            for name in ("config.json", "generation_config.json")
-        )
+        files = (folder / name for name in ("config.json", "generation_config.json"))
+        self.config, self.settings = (json.loads(file.read_text(encoding="utf-8")) for file in files)
         for name in ("decoder_start_token_id", "eos_token_id"):
             if self.settings.get(name) is None:
                 self.settings[name] = self.config.get(name)
@@ -155,12 +152,9 @@ class Translator:
         if source_lang is not None and hasattr(self.tokenizer, "src_lang"):
             self.tokenizer.src_lang = source_lang
         if target_lang is not None:
-            unknown, names = (
-                self.target_tokenizer.unk_token_id,
-                (f">>{target_lang}<<", f"__{target_lang}__", target_lang),
-            )
+            names = f">>{target_lang}<<", f"__{target_lang}__", target_lang
             tokens = {name: self.target_tokenizer.convert_tokens_to_ids(name) for name in names}
-            known = [name for name, token in tokens.items() if token not in (None, unknown)]
+            known = [name for name, token in tokens.items() if token not in (None, self.target_tokenizer.unk_token_id)]
             if not known:
                 raise ValueError(f"target_lang={target_lang}: the tokenizer has no such language")
             if known[0].startswith(">>"):
@@ -171,9 +165,10 @@ class Translator:
     def translate(self, sentences: list[str]) -> list[str]:
         """Translate one batch of lines."""
         decode = partial(self.target_tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        # M2M-100 decodes the token of a language as text
-        given = hasattr(self.tokenizer, "src_lang") and self.settings.get("forced_bos_token_id") is not None
-        return [decode(tokens[given:]) for tokens in self.greedy(*self.encode(sentences))]
+        # some tokenizers, such as M2M-100's, decode the token of a language as text
+        marks = self.target_tokenizer.init_kwargs.get("language_marks") or (None, hasattr(self.tokenizer, "src_lang"))
+        start = int(marks[1] and self.settings.get("forced_bos_token_id") is not None)
+        return [decode(tokens[start:]) for tokens in self.greedy(*self.encode(sentences))]
 
     def encode(self, sentences: list[str]) -> list[np.ndarray]:
         """Ids and mask (B, S)."""
@@ -230,9 +225,11 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.set_verbosity_error()  # transformers warns of the unknown model type, but a tokenizer does not need it
     translator = Translator(arguments.model, arguments.source_lang, arguments.target_lang)
-    lines = [line.rstrip("\n") for line in sys.stdin]
+    lines = [line.decode("utf-8").rstrip("\n") for line in sys.stdin.buffer]  # only a line feed ends a line
     for start in range(0, len(lines), arguments.batch_size):
-        print(*translator.translate(lines[start : start + arguments.batch_size]), sep="\n")
+        translations = translator.translate(lines[start : start + arguments.batch_size])
+        # a model can generate any character
+        sys.stdout.buffer.write("".join(text.replace("\n", " ") + "\n" for text in translations).encode("utf-8"))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
 """Programs of `torch.export` give our logits and tokens, without our package."""
 
 import copy
+import io
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.interop import translate_exported
 from hf_vanilla_transformer.interop.exported_programs import export_programs
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
@@ -46,6 +49,19 @@ def test_exported_folder_translates_without_the_package(target_format: str, tmp_
     for path in (tmp_path / "out").rglob("*.*"):
         for local in (Path(__file__).parents[2], tmp_path):
             assert str(local).encode() not in path.read_bytes(), path.name
+
+
+def test_exported_script_has_lines_of_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any locale, and whatever characters a source or a translation has, each line has its translation."""
+    model = SimpleNamespace(translate=lambda lines: [line.upper().replace(" ", "\n") for line in lines])
+    monkeypatch.setattr(translate_exported, "Translator", lambda *_: model)
+    monkeypatch.setattr(translate_exported, "logging", SimpleNamespace(set_verbosity_error=lambda: None))
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "argv", ["translate.py", "--batch_size", "1"])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("ä\rb\nc ß\u2028\n".encode()), "latin-1"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, "latin-1"))
+    translate_exported.main()
+    assert output.getvalue().decode() == "Ä\rB\nC SS\u2028\n"
 
 
 def test_export_refuses_adapters_and_quantised_weights(record_property: Record) -> None:

@@ -19,7 +19,7 @@ from hf_vanilla_transformer.pipeline_vanilla_transformer import TranslationPipel
 from tests.interop.exports import require_onnx
 from tests.interop.foreign import SOURCES, TARGETS, Record, converted, write_folder_of_languages, write_opus_folder
 from tests.interop.test_m2m100 import PEER
-from tests.model_helpers import DIRECTIONS, assert_near, save_model_of_languages
+from tests.model_helpers import DIRECTIONS, assert_near, save_model_of_languages, word_tokenizer
 
 SIDES = ("source", "target")
 TEXT = [SOURCES[i % 3] for i in range(20)]
@@ -157,6 +157,17 @@ def test_exports_are_checked_in_a_direction(target_format: str, on_source: bool,
             ExportedTranslator(tmp_path / "out", target_lang="xx")
     else:
         assert Translator.from_pretrained(folder).directions.pairs == DIRECTIONS
+
+
+def test_exported_script_writes_no_token_of_a_language() -> None:
+    """Tokenizers of fairseq's dictionaries decode it as text."""
+    exported: Any = object.__new__(ExportedTranslator)
+    exported.tokenizer = exported.target_tokenizer = word_tokenizer(["<unk>", "__de__", "zwei", "Hunde"])
+    exported.settings = {"forced_bos_token_id": 1}
+    exported.encode, exported.greedy = lambda lines: (lines, None), lambda *_: [[1, 2, 3]]
+    assert exported.translate(["two dogs"]) == ["__de__ zwei Hunde"]  # a word like others
+    exported.target_tokenizer.init_kwargs[MARKS] = [None, True]
+    assert exported.translate(["two dogs"]) == ["zwei Hunde"]
 
 
 @pytest.mark.parametrize(
