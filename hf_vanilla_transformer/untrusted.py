@@ -134,7 +134,7 @@ def _check_nesting(text: str, loader: Any, as_text: bool) -> None:
 
 
 def unsafe_name(error: pickle.UnpicklingError) -> str | None:
-    """The class or function for which `torch.load` refused a file, or None if it refused it for another reason."""
+    """The class or function that made `torch.load` refuse a file, or None if it refused it for another reason."""
     match = _UNSAFE.search(str(error))
     return None if match is None else match[1] if "." in match[1] else f"builtins.{match[1]}"
 

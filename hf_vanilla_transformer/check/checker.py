@@ -1,4 +1,4 @@
-"""Compare a class with the paper: find the choices for which `Reference` computes the same numbers."""
+"""Compare a class with the paper: find the choices that let `Reference` compute the same numbers."""
 
 import inspect
 import re

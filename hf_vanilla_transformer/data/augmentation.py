@@ -42,7 +42,7 @@ def with_augmentation(
     seed: int = 0,
     limits: tuple[int | None, int | None] = (None, None),
 ) -> Any:
-    """Perturb random training pairs, others in every epoch.
+    """Perturb random training pairs, chosen anew in every epoch.
 
     The choice depends only on `seed`, the epoch (the trainer calls `set_epoch`) and the pair's `line`. `length`
     remains the length without augmentation.

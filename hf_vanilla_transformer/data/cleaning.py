@@ -102,7 +102,7 @@ def _wrong_language(pair: Pair, limits: Limits) -> bool:
 
 
 def _copy(pair: Pair, limits: Limits) -> bool:
-    """Most words are those of the source. Names may be, so that short pairs pass."""
+    """Most words are the same as in the source. Names may be, so that short pairs pass."""
     letters = [_NO_LETTERS.sub(" ", _ADDRESS.sub(" ", text).casefold()) for text in pair]
     source, target = (Counter(text[start:end] for start, end in words(text)) for text in letters)
     common, longer = (source & target).total(), max(source.total(), target.total())
@@ -197,7 +197,7 @@ def judge_pairs(
         rows: line, source and target.
         rules: names of `RULES`.
         excluded: sentences of validation and test sets. A pair with one of them on a side is dropped.
-        limits: fields of `Limits`. The others are taken from the first 20,000 pairs.
+        limits: fields of `Limits`. The rest is taken from the first 20,000 pairs.
 
     Returns:
         An iterator of the rule that a pair breaks or None, its line and the pair, and the report that it fills.

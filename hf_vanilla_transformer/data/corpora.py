@@ -122,7 +122,7 @@ def _of_files(*files: Path) -> Input:
 
 
 def _single(name: str, languages: tuple[str | None, str | None], field: str) -> Input:
-    """An input that one name stands for. Local files and folders have precedence over a name on the Hub."""
+    """An input that one name refers to. Local files and folders have precedence over a name on the Hub."""
     if name == NUMBERS:
         return Input(name, dataset=NUMBERS)
     path = Path(name).expanduser()
@@ -184,7 +184,7 @@ class PairReport:
     dropped: dict[str, int] = field(default_factory=dict)  #: reason -> number of rows dropped for it
     #: reason -> the first few of their line numbers, from 1
     first_lines: dict[str, list[int]] = field(default_factory=dict)
-    repaired: Repairs = field(default_factory=dict)  #: repair -> number of lines in which it was removed
+    repaired: Repairs = field(default_factory=dict)  #: repair -> number of lines that had it
     fingerprint: str = ""  #: hash of the kept pairs in their order, independent of the file format
 
     def keep(self, source: str, target: str) -> None:

@@ -1,4 +1,4 @@
-"""The tokens by which a model of many languages knows the languages of a sentence.
+"""The tokens that tell a model of many languages the languages of a sentence.
 
 With `>>deu<<` (OPUS-MT; Johnson et al. 2017, arXiv 1611.04558) the source starts with the token of the target
 language. With `__de__` (M2M-100) or `deu_Latn` (NLLB-200) the translation starts with it, and the source has the token

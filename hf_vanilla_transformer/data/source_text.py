@@ -1,7 +1,7 @@
 """The normalisation of source text: characters that look the same become the same before they are tokenized.
 
 It applies to the source alone, in training and in translation, if the tokenizer was trained by this package. Target
-text, the stored tokenizers and their decoding do not change. Tokenizers of other origin normalise by their own rules.
+text, the stored tokenizers and their decoding do not change. Tokenizers of other origin normalise by other rules.
 Exported folders contain `normalizing` tokenizers, because programs that use them tokenize sources only.
 """
 
@@ -18,7 +18,7 @@ _KEPT = re.compile(
     "\u203e\ufc5e-\ufc63\ufdfa\ufdfb\ufe49-\ufe4c\ufe70\ufe72\ufe74\ufe76\ufe78\ufe7a\ufe7c\ufe7e\uff5e\uffe3]+)"
 )
 #: Patterns, in the syntax of Python, Rust and JavaScript, and their replacements: spaces, controls, then soft hyphens,
-#: marks of direction and joiners, also those of other scripts after Latin, Greek and Cyrillic letters.
+#: marks of direction and joiners, also of other scripts after Latin, Greek and Cyrillic letters.
 #: A space of no width, or a byte order mark, is a space between letters, and nothing next to a space or a sign.
 _HYPHENS = ("[\u2010-\u2012\u2212]|(?<=\\w)\u2013(?=\\w)", "-")
 _STEPS = (

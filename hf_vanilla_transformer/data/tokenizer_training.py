@@ -259,7 +259,7 @@ def unrecognised_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
         return []
     named = {getattr(tokenizer, name) for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
     languages = language_tokens(tokenizer)
-    if languages and languages.source_mark is None:  # they stand in no text
+    if languages and languages.source_mark is None:  # no text contains them
         named.update(tokenizer.convert_ids_to_tokens(list(languages.ids.values())))
     return [token for token in tokenizer.get_added_vocab() if token not in {*named, *tokenizer.tokenize(token)}]
 

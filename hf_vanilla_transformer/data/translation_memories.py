@@ -21,10 +21,10 @@ _UNITS = {"tmx": {"tu"}, "xliff": {"trans-unit", "segment"}}
 _ELEMENTS = "tmx", "header", "xliff", "file", "group", "unit", "tu", "trans-unit", "segment"
 #: Inline elements that contain markup of the original document. `hi`, `g`, `pc` and `mrk` contain text.
 _MARKUP = {"bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sc", "ec"}
-_STANDALONE = {"ph", "x", "it", "ut"}  # such as a line break. The others are in pairs, also within a word.
+_STANDALONE = {"ph", "x", "it", "ut"}  # such as a line break. All the rest is in pairs, also within a word.
 _UNTRANSLATED = {"new", "needs-translation", "initial"}  # states of XLIFF 1.2 and 2.x
 _REFERENCE = re.compile(rb"&#(x[0-9a-fA-F]{1,6}|[0-9]{1,7});")
-_NOT_ALLOWED = "\U0010fffd"  # for private use: stands for a character that XML does not allow
+_NOT_ALLOWED = "\U0010fffd"  # for private use: represents a character that XML does not allow
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 MemoryPair = tuple[int, str | None, str | None]  # number of the unit, source, target
@@ -220,7 +220,7 @@ def _segment(element: Any) -> str:
 
 
 def _text(element: Any) -> str:
-    """The text of a segment without the markup of the original document. NUL, which XML cannot contain, stands for
+    """The text of a segment without the markup of the original document. NUL, which XML cannot contain, represents
     standalone markup."""
     parts = [element.text or ""]
     for child in element:

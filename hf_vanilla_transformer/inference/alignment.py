@@ -42,7 +42,7 @@ def align(
         sources, targets: token ids of each sentence, with its end-of-sentence token but without a start token.
         layer: of the decoder, counted from 1. None is the last but one, as in the paper cited.
         words: `data.words.white_space_words`, or `words` for the words of scripts without spaces.
-        marks: ids of a source that are not in its text, as those of languages.
+        marks: ids of a source that are not in its text, such as language marks.
 
     Returns:
         The links of each pair, sorted.

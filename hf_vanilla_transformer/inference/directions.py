@@ -137,7 +137,7 @@ class Directions:
         return [self.target.translation(row, direction) for row, direction in zip(rows, directions, strict=True)]
 
     def marks(self, source_lang: Codes, target_lang: Codes) -> frozenset[int]:
-        """The ids that are not text of a source. A mark that stands in the text is a word of it."""
+        """The ids that are not text of a source. A mark in the text is a word of it."""
         named = (source_lang, target_lang, *self.default) != (None,) * 4
         return frozenset(self.source.ids.values()) if self.source and named else frozenset()
 

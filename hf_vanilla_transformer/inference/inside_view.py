@@ -14,7 +14,7 @@ from .shared_copy import shared_copy
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
-#: Arguments with which a copy returns its scores and hidden states.
+#: Arguments that let a copy return its scores and hidden states.
 INSIDE: dict[str, Any] = {"output_attentions": True, "output_hidden_states": True}
 
 _NAME = "vanilla_transformer_scores"

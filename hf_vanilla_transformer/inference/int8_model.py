@@ -1,6 +1,6 @@
 """Encoder and decoder in int8: every product in bytes, everything else in float32, and the KV caches in bfloat16.
 
-The formulas stand in layers_vanilla_transformer.py. Between two products the rows of all sentences are read once, by
+The formulas are in layers_vanilla_transformer.py. Between two products the rows of all sentences are read once, by
 `int8_kernels`. Rows of padding are left out.
 
 Shapes: B sentences, K beams, R rows, C slots of a sentence's KV cache, S source length, D d_model, V vocabulary.

@@ -12,7 +12,7 @@ from ..errors import UserError
 from ..untrusted import read_json_object
 from .documents import card_languages
 
-#: English names for `GET /languages`. A code that is missing here is its own name.
+#: English names for `GET /languages`. A code that is missing here is its name.
 _NAMES = (
     "af=Afrikaans,ar=Arabic,az=Azerbaijani,be=Belarusian,bg=Bulgarian,bn=Bengali,bs=Bosnian,ca=Catalan,cs=Czech,"
     "cy=Welsh,da=Danish,de=German,el=Greek,en=English,eo=Esperanto,es=Spanish,et=Estonian,eu=Basque,fa=Persian,"

@@ -10,7 +10,7 @@ _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*(?:
 #: Blocks that stay, by their first line after quotation marks, and their last line.
 _MATH_BLOCK = re.compile(r"[ \t]*\\begin\{(\w+\*?)\}")
 _FENCE, _MATH = re.compile(r"[ \t]*(?:[-*+][ \t]+|\d{1,9}[.)][ \t]+)*(`{3,}|~{3,})"), re.compile(r"[ \t]*\$\$")
-#: HTML, as CommonMark starts it: what ends with a mark of its own, and what ends at a blank line.
+#: HTML, as CommonMark starts it: what ends with a certain mark, and what ends at a blank line.
 _HTML_START = re.compile(r" {0,3}(?:<(pre|script|style|textarea)\b|<!--|<\?|<!\[CDATA\[)", re.IGNORECASE)
 _HTML_BLOCK = re.compile(
     r" {0,3}</?(?:address|article|aside|blockquote|body|center|dd|details|dialog|dir|div|dl|dt|fieldset|figcaption"

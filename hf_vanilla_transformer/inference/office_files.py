@@ -31,7 +31,7 @@ _CODE = names(
     "verbatimchar"
 )
 
-#: Texts that stand inside a sentence, but are no part of it: notes, comments, text boxes and ruby.
+#: Texts inside a sentence, but are no part of it: notes, comments, text boxes and ruby.
 _INNER = r"<({})(?=[\s>])[^>]*>(?:(?!<\1[\s>]).)*?</\1>"
 _BETWEEN = "<office:section/>"
 
@@ -97,7 +97,7 @@ def _with_parts(
     split: Callable[[str], list[str | Passage]],
     translate: TranslateTexts,
 ) -> bytes:
-    """An archive with the text of some of its files translated, and the others as they are."""
+    """An archive with the text of some of its files translated, and the rest as they are."""
     target = io.BytesIO()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(target, "w") as output:

@@ -1,6 +1,6 @@
 """The decoder with packed weights: the computation of the layers, for one token of every beam at a time.
 
-The formulas stand in layers_vanilla_transformer.py. Here q, k and v are one product, ReLU and residual are fused into
+The formulas are in layers_vanilla_transformer.py. Here q, k and v are one product, ReLU and residual are fused into
 theirs, and all beams of a sentence attend in one call to the KV cache that they share.
 
 Shapes: B sentences, K beams, R = B · K rows, C slots of a sentence's KV cache, S source length, D d_model, H heads,

@@ -1,6 +1,6 @@
 """Put inline tags, placeholders and other text that is not translated where word alignment places it.
 
-Words are those of `data.words`. Units are the letters and the punctuation marks of a word, cut where an element starts
+`data.words` finds the words. Units are the letters and the punctuation marks of a word, cut where an element starts
 or ends.
 """
 
@@ -72,7 +72,7 @@ class Placement:
     """Places the elements of a text in its translation, without overlap, each exactly once.
 
     Args:
-        source: the text. Its elements stand at its positions.
+        source: the text. Its elements are at its positions.
         parts: their sources joined are `source`.
         elements: the outermost ones.
     """
@@ -211,7 +211,7 @@ class Placement:
         return next((n for n in range(position) if not self.source[position - n - 1].isspace()), position)
 
     def _place_of_point(self, element: Element, outer: Place) -> int:
-        """The target unit before which an element without aligned units stands."""
+        """The target unit that an element without aligned units precedes."""
         next_unit = bisect_left(self.starts, element.start)
         stands_left, _ = self._sides(element)
         for linked in reversed(self.linked[:next_unit]) if stands_left else self.linked[next_unit:]:

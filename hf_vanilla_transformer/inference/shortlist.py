@@ -80,7 +80,7 @@ def with_shortlist(model: Any, shortlist: Shortlist) -> Any:
 
 
 class ShortlistEngine:
-    """An inference engine around that of a model. The ids of the source travel with its states, as three features."""
+    """A wrapper of an inference engine. The ids of the source travel with its states, as three features."""
 
     search_only = True  # transformers' loops would compute all tokens
 

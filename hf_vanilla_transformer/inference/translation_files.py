@@ -36,7 +36,7 @@ _ESCAPED = {character: f"\\{letter}" for letter, character in _ESCAPES.items()}
 
 
 def translate_po(text: str, translate: TranslateTexts) -> str:
-    """Fill the empty `msgstr` of a PO or POT file. The first form of a plural is that of the singular."""
+    """Fill the empty `msgstr` of a PO or POT file. The first form of a plural is the singular."""
     pieces: list[str | Passage] = []
     position = 0
     for entry in _PO_ENTRY.finditer(text):

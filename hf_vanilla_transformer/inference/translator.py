@@ -91,7 +91,7 @@ class Translator:
         #: the languages of a model of many
         self.directions = Directions(self.source_tokenizer, self.target_tokenizer, forced)
         if self.directions.prefix_length:
-            # each sentence brings its own token. A logits processor for all would exclude continuous batches
+            # each sentence has a token of its language. A logits processor for all would exclude continuous batches
             self.model = self.models[0] = shared_copy(model)
             self.model.generation_config.counted_prefix = self.directions.prefix_length
             if self.directions.prefix(self.directions.default) == [forced]:

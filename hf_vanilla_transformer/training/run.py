@@ -115,7 +115,7 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
 
 
 def load_run(model_args: Any, data_args: DataArguments, args: RunArguments, checkpoint: Path | None) -> Run:
-    """Load the data and the model: a new one, that of `model_name_or_path`, or one for the checkpoint."""
+    """Load the data and the model: a new one, the one at `model_name_or_path`, or one for the checkpoint."""
     fine_tuned = args.model_name_or_path is not None
     model_class: Any = None if args.model_class is None else import_class(args.model_class)
     for folder in filter(None, (args.model_name_or_path, *(args.teacher or ()))) if args.trust_remote_code else ():

@@ -81,7 +81,7 @@ def shared_work(arguments: argparse.Namespace) -> Iterator[tuple[Any, str | None
     if arguments.ray is not None:
         device = "cpu"  # this process only reads and writes
         if processes.num_processes > 1:
-            raise UserError("--ray has its own workers: leave out accelerate launch")
+            raise UserError("--ray starts workers: leave out accelerate launch")
     with tqdm(unit=" sentences", disable=processes.process_index > 0 or not sys.stderr.isatty()) as bar:
         try:
             yield processes, device, lambda lines, _: bar.update(lines * processes.num_processes)
