@@ -144,15 +144,26 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=36, width=119)
 
 
+class _StoreAll(argparse.Action):
+    """Store the value of a flag. A repeated flag of several values has the values of all its places."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        earlier = getattr(namespace, self.dest, self.default)
+        repeated = isinstance(values, list) and earlier is not self.default
+        setattr(namespace, self.dest, [*earlier, *values] if repeated else values)
+
+
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` with one-line errors. It names an unknown flag before a missing one.
 
-    A flag may be spelt with dashes or with underscores. Line breaks of the description are kept.
+    A flag may be spelt with dashes or with underscores, and a flag of several values may be repeated. Line breaks of
+    the description are kept.
     """
 
     def __init__(self, prog: str | None = None, description: str | None = None, **settings: Any):
         defaults: dict[str, Any] = {"formatter_class": HelpFormatter, "allow_abbrev": False}
         super().__init__(prog=prog, description=description, **(defaults | settings))
+        self.register("action", None, _StoreAll)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         arguments = list(sys.argv[1:] if args is None else args)

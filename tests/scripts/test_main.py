@@ -159,3 +159,14 @@ def test_recipe_is_printed_as_a_file_that_can_be_edited(command, repository):
     assert status == 0
     assert printed == (repository / "scripts" / "recipes" / "numbers_en_de.yaml").read_text(encoding="utf-8")
     assert yaml.safe_load(printed)["numbers_size"] == 20_000
+
+
+def test_repeated_flag_of_several_values_has_all_of_them() -> None:
+    from vanilla_transformer_cli import clean, serve
+
+    served = serve.parse_arguments(["--model", "a", "--port", "1", "--model", "b", "c", "--port", "2"], "serve")
+    assert (served.model, served.port) == (["a", "b", "c"], 2)
+    files = ["x.en", "x.de", "--output", "y.tsv"]
+    cleaned = clean.parse_arguments([*files, "--exclude", "a.en", "a.de", "--exclude=b.tsv"], "clean")
+    assert cleaned.exclude == ["a.en", "a.de", "b.tsv"] and cleaned.input == files[:2]
+    assert clean.parse_arguments(files, "clean").exclude is None
