@@ -19,7 +19,7 @@ def describe_hardware() -> str:
     total = os.cpu_count() or 1
     usable = len(usable_cores())
     cores = counted(usable, "core") if usable == total else f"{usable} of {total} cores"
-    parts = [f"{_cpu_name()}, {cores}, {counted(torch.get_num_threads(), 'torch thread')}"]
+    parts = [f"{cpu_name()}, {cores}, {counted(torch.get_num_threads(), 'torch thread')}"]
     names = Counter(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
     parts += [f"{count} x {name}" for name, count in names.items()]
     return "; ".join(parts)
@@ -30,7 +30,8 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The model of the CPU, such as `AMD EPYC 7B13`, or as much as the system tells."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..system_info import cpu_name
 from . import kernels
 
 #: The quantization of `optimize_for_inference` beside None.
@@ -22,6 +23,8 @@ INT8 = "int8"
 UNSIGNED = 128  # added to signed bytes, makes them unsigned
 
 _LEAST_PREPACKED = 2**19  # numbers of a float32 weight below which a call of oneDNN costs more than it saves
+_LEAST_PRODUCT = 2**20  # the same with a slow MKL, times the rows of x
+_LEAST_SLOW = 2**14  # and without them: 2^20 / 2^14 = 64 rows
 
 
 class PlainLinear(nn.Module):
@@ -54,11 +57,14 @@ class PrepackedLinear(PlainLinear):
     def __init__(self, weight: Tensor, bias: Tensor | None):
         # One float32 row only waits for the weights, as many in either layout.
         self.plain_rows = 1 if weight.dtype == torch.float32 else 0
+        if self.plain_rows and weight.numel() < _LEAST_PREPACKED:
+            self.plain_rows = _LEAST_PRODUCT // weight.numel()
         super().__init__(weight if self.plain_rows else weight.new_empty(0), bias)  # a view would keep it all
         self.packed = kernels.reorder(weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) <= self.plain_rows:
+        """(R, D) to (R, O), or (B, S, D) to (B, S, O)."""
+        if x.shape[:-1].numel() <= self.plain_rows:
             return super().forward(x)
         return kernels.linear_pointwise(x, self.packed, self.bias, "none")
 
@@ -142,7 +148,14 @@ def _is_x86(device: torch.device) -> bool:
 def _can_prepack(weight: Tensor) -> bool:
     if not _is_x86(weight.device) or not kernels.can_reorder(weight.dtype):
         return False
-    return weight.dtype != torch.float32 or weight.numel() >= _LEAST_PREPACKED
+    least = min(_LEAST_PREPACKED, _LEAST_SLOW) if mkl_is_slow() else _LEAST_PREPACKED
+    return weight.dtype != torch.float32 or weight.numel() >= least
+
+
+@cache
+def mkl_is_slow() -> bool:
+    """Whether float32 products of oneDNN are twice as fast: MKL uses AVX-512 on CPUs of Intel only."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and "AMD" in cpu_name()
 
 
 def int8_error(device: torch.device, dtype: torch.dtype) -> str | None:

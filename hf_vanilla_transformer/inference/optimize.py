@@ -22,7 +22,7 @@ from .compiled import CompiledDecoder, CompiledWeights, compile_error
 from .int8_kernels import library
 from .int8_model import Int8Decoder, Int8Weights
 from .kernels import has_global_hooks, has_hooks, version
-from .linear import INT8, int8_error
+from .linear import INT8, int8_error, mkl_is_slow
 from .packed_decoder import PackedDecoder, PackedWeights
 
 logger = logging.get_logger(__name__)
@@ -156,18 +156,21 @@ class InferenceEngine:
     ) -> PackedWeights | Int8Weights | CompiledWeights:
         if compiled:
             return CompiledWeights(model, dtype, self.quantization)
-        fused = self.quantization == INT8 and library() is not None
-        return Int8Weights(model) if fused else PackedWeights(model, dtype, self.quantization)
+        return Int8Weights(model) if self._is_fused else PackedWeights(model, dtype, self.quantization)
+
+    @property
+    def _is_fused(self) -> bool:
+        """Whether the int8 kernels of this package run. Their encoder is faster than a compiled one."""
+        return self.quantization == INT8 and library() is not None
 
     def encode(self, model: PreTrainedModel, ids: Tensor, mask: Tensor) -> BaseModelOutput:
-        """The source (B, S) as states (B, S, D): by the model's encoder, in int8, or compiled for one sentence."""
-        compiled, weights = self.compile and len(ids) == 1, None
-        if compiled or (self.quantization and mask is not None and mask.shape == ids.shape and bool(mask.any())):
+        """The source (B, S) as states (B, S, D): by modules, packed, or compiled for one sentence."""
+        packed = self._is_fused or (model.dtype == torch.float32 and mkl_is_slow())  # faster than compiled
+        compiled, weights = self.compile and len(ids) == 1 and not packed, None
+        if (packed or compiled) and mask is not None and mask.shape == ids.shape and bool(mask.any()):
             weights = self.weights(model, compiled, for_encoder=True)
         encoder: Any = model.get_encoder()
-        if weights is None or isinstance(weights, PackedWeights):
-            return encoder(ids, mask)
-        return weights.encode(ids, mask)
+        return encoder(ids, mask) if weights is None or weights.encoder is None else weights.encode(ids, mask)
 
     def decoder(self, model: PreTrainedModel, states: Tensor, mask: Tensor, beams: int, rows: int) -> Decoder:
         """A decoder of encoded sentences (B, S, D), for a search of so many rows."""

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from ..generation_vanilla_transformer import BeamCacheSlots, additive_mask
 from ..layers_vanilla_transformer import VanillaTransformerDecoderLayer
 from ..search_vanilla_transformer import Advance, BeamState, SearchConfig, replace_rows, resized, topk_log_probs
-from .linear import PlainLinear, packed_linear
+from .linear import PlainLinear, mkl_is_slow, packed_linear
 
 KV = Tensor  # keys and values side by side, (B, N, H · (d_k + d_v))
 
@@ -83,6 +84,16 @@ class PackedLayer(nn.Module):
     ) -> Tensor:
         """`VanillaTransformerLayer.add_and_norm`, where `last` is the last product of the sub-layer."""
         return last.linear_add(x, sublayer(norm(x))) if self.pre_norm else norm(last.linear_add(x, sublayer(x)))
+
+
+def packed_encoder(model: PreTrainedModel, dtype: torch.dtype) -> nn.Module | None:
+    """A copy of the encoder with packed float32 weights and the same embeddings. None if that gains nothing."""
+    encoder: Any = model.get_encoder()
+    if dtype != torch.float32 or encoder.embed_tokens.weight.dtype != dtype or not mkl_is_slow():
+        return None
+    linears = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
+    packed: dict[int, Any] = {id(linear): packed_linear([linear], dtype) for linear in linears}
+    return copy.deepcopy(encoder, packed | {id(encoder.embed_tokens): encoder.embed_tokens})
 
 
 def packed_norm(norm: nn.LayerNorm, dtype: torch.dtype) -> nn.LayerNorm:
@@ -163,6 +174,11 @@ class PackedWeights(nn.Module):
         self.norm = packed_norm(decoder.layer_norm, dtype) if self.config.final_layer_norm else None
         self.lm_head = packed_linear([model.lm_head], dtype, quantization, compiled)
         self.cross_kv, self.position_encodings = CrossKV(model, dtype, quantization), PositionEncodings(decoder)
+        self.encoder: Any = None if compiled or quantization else packed_encoder(model, dtype)
+
+    def encode(self, ids: Tensor, mask: Tensor) -> BaseModelOutput:
+        """The source (B, S) as states (B, S, D)."""
+        return self.encoder(ids, mask)
 
     def forward(
         self,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.inference import optimize_for_inference
+from hf_vanilla_transformer.inference import optimize, optimize_for_inference
 from hf_vanilla_transformer.inference.compiled import CompiledModule, CompiledWeights, compile_error
 from hf_vanilla_transformer.inference.linear import int8_error
 from hf_vanilla_transformer.inference.packed_decoder import PackedDecoder, PackedWeights
@@ -152,6 +152,13 @@ def test_one_sentence_joins_a_batch_that_is_not_compiled(compilations: list[str]
 
 
 # With a compiler
+
+
+@pytest.fixture(autouse=True)
+def encoder_is_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where MKL is fast, and without the package's int8 kernels."""
+    monkeypatch.setattr(optimize, "mkl_is_slow", lambda: False)
+    monkeypatch.setattr(optimize, "library", lambda: None)
 
 
 @pytest.fixture

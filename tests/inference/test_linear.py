@@ -106,6 +106,24 @@ def test_packed_linear_chooses_its_kind(dtype, compiled, available, kind, monkey
     assert type(packed_linear(linears(True), dtype, compiled=compiled)) is kind
 
 
+@pytest.mark.parametrize("shape", [(1,), (7,), (8,), (9,), (2, 3), (3, 3)])
+@torch.no_grad()
+def test_small_weights_are_packed_for_many_rows_where_mkl_is_slow(shape: tuple[int, ...], monkeypatch) -> None:
+    layers = linears(True)
+    monkeypatch.setattr(linear, "mkl_is_slow", lambda: True)
+    monkeypatch.setattr(linear, "_LEAST_PREPACKED", 2**19)
+    monkeypatch.setattr(linear, "_LEAST_SLOW", 1)
+    monkeypatch.setattr(linear, "_LEAST_PRODUCT", 8 * 80 * WIDTH)  # 8 rows
+    monkeypatch.setattr(linear.platform, "machine", lambda: "x86_64")
+    packed, rows = packed_linear(layers, torch.float32), []
+    compute = linear.kernels.linear_pointwise
+    monkeypatch.setattr(linear.kernels, "linear_pointwise", lambda x, *others: rows.append(x) or compute(x, *others))
+    x = torch.randn(*shape, WIDTH)
+    expected = exact(layers, x.flatten(0, -2)).unflatten(0, shape)
+    assert_within(packed(x), expected, TOLERANCES[torch.float32, None])
+    assert bool(rows) is (x[..., 0].numel() > 8)
+
+
 @needs_int8
 @torch.no_grad()
 def test_dynamic_int8_has_a_scale_for_each_output() -> None:

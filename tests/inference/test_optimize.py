@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_vanilla_transformer.generation_vanilla_transformer import ModuleDecoder
-from hf_vanilla_transformer.inference import deoptimize, optimize, optimize_for_inference
+from hf_vanilla_transformer.inference import deoptimize, linear, optimize, optimize_for_inference, packed_decoder
 from hf_vanilla_transformer.inference.linear import int8_error
 from hf_vanilla_transformer.inference.optimize import not_optimizable
 from hf_vanilla_transformer.inference.packed_decoder import PackedDecoder
@@ -35,6 +35,23 @@ from tests.model_helpers import EOS, PAD, assert_near, padded, sentences, tiny_m
 from tests.search_helpers import AS_DICT, Model, varied_model
 
 CPU = torch.device("cpu")
+
+
+@pytest.mark.skipif(int8_error(CPU, torch.float32) is not None, reason="weights are packed on an x86 CPU")
+@torch.no_grad()
+def test_packed_encoder_computes_the_modules_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (linear, optimize, packed_decoder):
+        monkeypatch.setattr(module, "mkl_is_slow", lambda: True)
+    monkeypatch.setattr(linear, "_LEAST_PREPACKED", 0)
+    model = optimize_for_inference(varied_model())
+    ids = padded(sentences([5, 9, 1], model.config.vocab_size))
+    for _ in range(2):
+        states = model.encode(ids, ids.ne(PAD).long()).last_hidden_state
+        assert_near(states, model.get_encoder()(ids, ids.ne(PAD).long()).last_hidden_state, 1e-5)
+        weights = model.inference_engine.weights(model, compiled=False)
+        assert isinstance(weights.encoder.layers[0].fc1, linear.PrepackedLinear)
+        assert weights.encoder.embed_tokens is model.get_encoder().embed_tokens
+        model.model.encoder.layers[1].fc2.weight[3] += 1.0  # packed anew
 
 
 # A second time they change nothing.
