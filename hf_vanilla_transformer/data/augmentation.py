@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
-from .directions import PART
+from .mixtures import PART
 from .perturbations import PERTURBATIONS
 from .redrawing import CHECKED_ROWS, redrawn, split_special_tokens
 from .source_text import source_text
@@ -89,7 +89,7 @@ class _Augment:
         return pair if too_long else {**pair, "input_ids": ids[0], "labels": ids[1]}
 
     def _other(self, pair: dict[str, Any], draw: Random) -> tuple[str, str]:
-        """The text of a random pair of the same direction."""
+        """The text of a random pair of the same input or direction."""
         while True:
             other = self.table[draw.randrange(len(self.table))] if self.table else pair
             if other.get(PART) == pair.get(PART):

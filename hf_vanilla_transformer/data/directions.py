@@ -12,17 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset
 
 from ..errors import UserError
 from .corpora import PairReport
-from .mixtures import MixtureReport
+from .mixtures import MixtureReport, concatenated
 
 Pair = tuple[str, str]  # the codes of source and target
-
-#: The column of a table with the number of each row's part.
-PART = "part"
 
 _CODE = r"[a-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*"
 _DIRECTION = re.compile(rf"({_CODE})-({_CODE})")
@@ -92,20 +88,16 @@ def load_directions(
     """
     loaded = [(direction, *load(values, direction)) for direction, values in inputs.items()]
     rates = sampling_rates([len(table) for _, table, _ in loaded], temperature)
-    parts, weights, tables, last_line = list[PairReport](), list[float](), list[Dataset](), 0
+    parts, weights, copies = list[PairReport](), list[float](), list[tuple[int, Dataset]]()
     for part, ((direction, table, report), rate) in enumerate(zip(loaded, rates, strict=True)):
-        copies = [table] * int(rate)
+        copies += [(part, table)] * int(rate)
         if again := round(len(table) * (rate % 1)):
-            copies.append(table.select(np.sort(np.random.default_rng((seed, part)).permutation(len(table))[:again])))
-        for copy in copies:
-            lines = np.asarray(copy.with_format("numpy")["line"][:])
-            numbers = pa.table({"line": lines + last_line, PART: np.full(len(copy), part, np.int16)})
-            tables.append(concatenate_datasets([copy.select_columns(["source", "target"]), Dataset(numbers)], axis=1))
-            last_line += int(lines.max())
+            rows = np.sort(np.random.default_rng((seed, part)).permutation(len(table))[:again])
+            copies.append((part, table.select(rows)))
         parts.append(_merged("-".join(direction), report))
-        weights.append(sum(map(len, copies)) / len(table))
+        weights.append(int(rate) + again / len(table))
     report = MixtureReport(parts, weights)
-    return Dataset(concatenate_datasets(tables).data, fingerprint=report.fingerprint), report
+    return concatenated(copies, report.fingerprint), report
 
 
 def _merged(name: str, report: PairReport | MixtureReport) -> PairReport:

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import UserError
 from .corpora import REPORTED_LINES, describe_dropped
-from .directions import PART
 from .language_tokens import Direction, encode_targets, language_tokens
+from .mixtures import PART
 from .source_text import source_text
 from .tokenizer_training import recognising_added_tokens
 

@@ -6,7 +6,7 @@ number of pairs to read from that input in turn, and an input that ends is read 
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ from .corpora import (
 )
 from .numbers import number_pairs
 
+#: The column of a table of several inputs, or directions, with the number of each row's.
+PART = "part"
+
 
 @dataclass
 class MixtureReport:
@@ -36,6 +39,11 @@ class MixtureReport:
 
     parts: list[PairReport]  #: one report for each input
     weights: Sequence[float]  #: how often a pair of each input occurs
+
+    @property
+    def kept(self) -> int:
+        """The number of rows of the table."""
+        return sum(round(part.kept * weight) for part, weight in zip(self.parts, self.weights, strict=True))
 
     @property
     def fingerprint(self) -> str:
@@ -86,7 +94,8 @@ def load_pairs(
 
     Returns:
         The pairs, with columns `source`, `target` and `line`, and the report. `line` is the line or row of the input,
-        from 1, and counts on from one input, and from one copy of it, to the next. Rows with a missing, empty or
+        from 1, and counts on from one input, and from one copy of it, to the next. A table of several inputs has a
+        column `part`, the number of each row's input. Rows with a missing, empty or
         non-text side, with bytes that are not UTF-8 or with a NUL character are dropped and counted.
 
     Raises:
@@ -108,19 +117,25 @@ def load_pairs(
     if len(loaded) == 1 and weights is None:
         return loaded[0], reports[0]
     report = MixtureReport(reports, counts)
-    pairs: Any = (_interleaved if streaming else _concatenated)(loaded, counts)
-    # `datasets` caches the results of `map` under the name of this fingerprint
-    return pairs if streaming else Dataset(pairs.data, fingerprint=report.fingerprint), report
+    if streaming:
+        return _interleaved(loaded, counts), report
+    copies = [(part, loaded[part]) for part, count in enumerate(counts) for _ in range(count)]
+    return concatenated(copies, f"{report.fingerprint}-{PART}"), report
 
 
-def _concatenated(tables: list[Dataset], counts: list[int]) -> Dataset:
+def concatenated(tables: Iterable[tuple[int, Dataset]], fingerprint: str) -> Dataset:
+    """Concatenate tables, each with the number of its part. The lines count on from one to the next.
+
+    `datasets` caches the results of `map` under the name of the fingerprint.
+    """
     copies, last_line = [], 0
-    for table in (table for table, count in zip(tables, counts, strict=True) for _ in range(count)):
+    for part, table in tables:
         lines = np.asarray(table.with_format("numpy")["line"][:]) + last_line
-        parts = [table.select_columns(["source", "target"]), Dataset(pa.table({"line": lines}))]
-        copies.append(concatenate_datasets(parts, axis=1))  # the text stays memory-mapped
+        numbers = Dataset(pa.table({"line": lines, PART: np.full(len(lines), part, np.int16)}))
+        # the text stays memory-mapped
+        copies.append(concatenate_datasets([table.select_columns(["source", "target"]), numbers], axis=1))
         last_line = int(lines[-1])
-    return concatenate_datasets(copies)
+    return Dataset(concatenate_datasets(copies).data, fingerprint=fingerprint)
 
 
 def _checked_weights(inputs: int, weights: Sequence[float] | None) -> list[int]:

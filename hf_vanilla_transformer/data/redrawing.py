@@ -1,8 +1,9 @@
 """Rows of encoded pairs that are changed again in every epoch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from datasets import IterableDataset
 from transformers import PreTrainedTokenizerBase
@@ -44,6 +45,10 @@ class RedrawnDataset(_Redrawn, torch.utils.data.Dataset):
 
     def __len__(self) -> int:
         return len(self.encoded)
+
+    def select(self, rows: Sequence[int] | np.ndarray) -> "RedrawnDataset":
+        """These rows, with the same changes."""
+        return RedrawnDataset(self.encoded.select(rows), *self.changes)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         return self.__getitems__([row])[0]

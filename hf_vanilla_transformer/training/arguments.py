@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, Seq2SeqTrainingArguments, Trainer, get_scheduler
+from transformers import GenerationConfig, Seq2SeqTrainingArguments, Trainer
 from transformers.hf_argparser import HfArg
 from transformers.integrations import get_available_reporting_integrations
 
@@ -18,6 +18,7 @@ from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfi
 from ..data.augmentation import parse_augment
 from ..data.directions import parse_directions
 from ..errors import UserError, did_you_mean, missing_extra
+from .stages import parse_stages
 
 # Configuration fields that the tokenizers decide, or that a translation model does not use.
 _NOT_ARGUMENTS = {"decoder_vocab_size", "is_encoder_decoder", "use_cache", "position_offset"}
@@ -114,6 +115,10 @@ class DataArguments:
         "Perturb random training pairs, with a probability for each kind: upper=0.05 title=0.05 typos=0.03 "
         "end_punctuation=0.05 merge=0.05 copy=0.02 noise=0.01"
     )
+    stages: list[str] | None = _optional(
+        "Mixtures of the inputs of train, or of directions, one after the other: fractions of the pairs, and epochs, "
+        "updates or patience (evaluations without a new best score): '{fractions: [0.8, 0.2], epochs: 3}'"
+    )
     bleu_tokenize: str | None = _optional(
         "sacreBLEU's tokenizer: 13a, none, intl, zh …; None: the one that fits the script of the target"
     )
@@ -123,12 +128,14 @@ class DataArguments:
         check_ranges(self)
         parse_augment(self.augment or [])
         parse_directions(self.directions or [])
+        self.stages = [stage.text for stage in parse_stages(self.stages or [])] or None
         if self.language_token not in ("source", "target"):
             raise UserError(f"language_token: {self.language_token} is neither source nor target")
         taken = ("source_lang", "target_lang", "train_weights", "streaming", "bidirectional")
-        for name in taken if self.directions else ():
-            if value := getattr(self, name):
-                raise UserError(f"{name}: {value}: leave it out, directions={' '.join(self.directions or [])} has all")
+        for owner, names in ("directions", taken), ("stages", ("train_weights", "streaming")):
+            for name in names if getattr(self, owner) else ():
+                if value := getattr(self, name):
+                    raise UserError(f"{name}: {value}: leave it out, it does not go with {owner}")
 
 
 @dataclass
@@ -472,24 +479,3 @@ def check_optimizer(arguments: Any) -> None:
         make, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
         if settings.keys() <= {"lr", "betas", "eps", "momentum", "fused", "scale_parameter", "relative_step"}:
             make([torch.zeros(1, requires_grad=True)], **settings)
-
-
-def make_schedule(arguments: Any, updates: int) -> Any:
-    """Make the learning rate schedule of a run of this number of updates, for one parameter."""
-    return get_scheduler(
-        arguments.lr_scheduler_type,
-        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=arguments.learning_rate or 1.0),
-        num_warmup_steps=arguments.get_warmup_steps(updates),
-        num_training_steps=updates,
-        scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
-    )
-
-
-def check_schedule(arguments: Any) -> None:
-    """Make the learning rate schedule for one parameter, and take three steps."""
-    kind = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
-    with refused_as_one_line(f"lr_scheduler_type: {kind} with lr_scheduler_kwargs={arguments.lr_scheduler_kwargs}"):
-        schedule = make_schedule(arguments, arguments.max_steps if arguments.max_steps > 0 else 1000)
-        for _ in range(3):
-            schedule.optimizer.step()
-            schedule.step(*([1.0] if kind in ("reduce_lr_on_plateau", "greedy") else []))

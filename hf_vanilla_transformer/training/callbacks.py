@@ -74,7 +74,8 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
         self.evaluation_due = (
             args.eval_strategy == "epoch"
             and state.epoch is not None
-            and args.eval_delay <= state.epoch == round(state.epoch)
+            and args.eval_delay <= state.epoch
+            and (control.should_epoch_stop or state.epoch == round(state.epoch))
         )
         if self.interrupted:
             self.evaluation_due = self.evaluation_due or control.should_evaluate

@@ -30,8 +30,9 @@ from ..data.augmentation import parse_augment
 from ..data.batching import pair_lengths
 from ..data.cleaning import sample_warnings
 from ..data.corpora import DISTILLED, REPORTED_LINES, describe_dropped
-from ..data.directions import PART, Pair, inputs_of, load_directions, parse_directions, part_names
+from ..data.directions import Pair, inputs_of, load_directions, parse_directions, part_names
 from ..data.language_tokens import add_language_tokens
+from ..data.mixtures import PART
 from ..data.readers import file_format
 from ..data.tokenizer_training import tokenizer_digest
 from ..data.translation_memories import FORMATS, memory_languages
@@ -43,6 +44,7 @@ from ..system_info import counted
 from .arguments import DataArguments, RunArguments
 from .distributed import print_main
 from .held_out import Overlap, hold_out
+from .stages import parse_stages
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  # of source and target
 SPLITS = ("train", "validation", "test", "base_test")
@@ -80,7 +82,7 @@ class Corpus:
     def summary(self, split: str) -> str:
         """The report of a split, after the number of its pairs if it does not consist of all that were kept."""
         report, (count, _) = self.reports.get(split), self.selected.get(split, (None, ""))
-        parts = [f"{count:,} pairs"] if count is not None and (not report or count != sum(_table_rows(report))) else []
+        parts = [f"{count:,} pairs"] if count is not None and (not report or count != report.kept) else []
         return "; ".join(parts + ([report.summary()] if report else []))
 
 
@@ -162,12 +164,16 @@ def _load_split(corpus: Corpus, split: str, data_args: DataArguments, args: RunA
         corpus.directions[split] = list(of_directions)
         if not training:
             corpus.parts[split] = list(map("-".join, of_directions))
-        temperature = data_args.sampling_temperature if training else 1.0
-        return load_directions(of_directions, load, temperature, args.seed)
-    pairs, report = load(inputs, (data_args.source_lang, data_args.target_lang))
-    if isinstance(report, MixtureReport) and not training:
-        corpus.parts[split] = part_names(report.parts)
-        pairs = pairs.add_column(PART, _limited_rows(report, None)[1].astype(np.int16))
+        temperature = data_args.sampling_temperature if training and not data_args.stages else 1.0
+        pairs, report = load_directions(of_directions, load, temperature, args.seed)
+    else:
+        pairs, report = load(inputs, (data_args.source_lang, data_args.target_lang))
+        if isinstance(report, MixtureReport) and not training:
+            corpus.parts[split] = part_names(report.parts)
+    if training and data_args.stages:
+        names = [part.name for part in getattr(report, "parts", [report])]
+        if wrong := [stage.text for stage in parse_stages(data_args.stages) if len(stage.fractions) != len(names)]:
+            raise UserError(f"stages: {wrong[0]}: give {len(names)} fractions, for {', '.join(names)}")
     return pairs, report
 
 
@@ -193,24 +199,20 @@ def _limit(corpus: Corpus, split: str, data_args: DataArguments) -> None:
     if isinstance(pairs, IterableDataset):
         corpus.pairs[split] = pairs.take(limit)
     elif limit < len(pairs):
-        corpus.select(split, pairs, _limited_rows(corpus.reports[split], limit)[0])
+        corpus.select(split, pairs, _first_rows(pairs, limit))
 
 
-def _table_rows(report: PairReport | MixtureReport) -> list[int]:
-    """The number of rows of each input in the table of a split."""
-    if isinstance(report, PairReport):
-        return [report.kept]
-    return [round(part.kept * weight) for part, weight in zip(report.parts, report.weights, strict=True)]
+def part_numbers(data: Dataset) -> np.ndarray:
+    """The number of each row's input or direction, (rows,)."""
+    return np.asarray(data.with_format("numpy")[PART][:]) if PART in data.column_names else np.zeros(len(data), int)
 
 
-def _limited_rows(report: PairReport | MixtureReport, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of a split with a limit, the first of each input in its share, and the number of the input of each."""
-    parts = np.array(_table_rows(report))
-    ends = np.cumsum(parts)
-    shares = np.diff(ends * min(limit or ends[-1], ends[-1]) // ends[-1], prepend=0)
-    inputs = np.repeat(np.arange(len(shares)), shares)
-    starts = (ends - parts) - (np.cumsum(shares) - shares)
-    return np.arange(len(inputs)) + starts[inputs], inputs
+def _first_rows(data: Dataset, limit: int) -> np.ndarray:
+    """The first rows of a table, of each of its parts a share."""
+    parts = part_numbers(data)
+    ends = np.cumsum(np.bincount(parts))
+    shares = np.diff(ends * min(limit, len(data)) // len(data), prepend=0)
+    return np.concatenate([np.flatnonzero(parts == part)[:share] for part, share in enumerate(shares)])
 
 
 def _hold_out(corpus: Corpus, data_args: DataArguments, count: int, seed: int) -> None:
@@ -223,8 +225,7 @@ def _hold_out(corpus: Corpus, data_args: DataArguments, count: int, seed: int) -
         names = [()] * len(corpus.directions["train"])
         corpus.directions["validation"] = corpus.directions["train"]
         corpus.parts["validation"] = list(map("-".join, corpus.directions["train"]))
-    _, inputs = _limited_rows(corpus.reports["train"], data_args.max_train_samples)
-    distilled = np.array([each == DISTILLED for each in names])[inputs]
+    distilled = np.array([each == DISTILLED for each in names])[part_numbers(train)]
     both_sides = data_args.bidirectional or bool(corpus.directions)
     kept, drawn = hold_out(train, count, seed, distilled, both_sides)
     corpus.select("train", train, kept)
@@ -347,15 +348,6 @@ def encode_corpus(
     return encoded, reports
 
 
-def _first_rows(data: Dataset, limit: int) -> np.ndarray:
-    """The first rows of a dataset, or of each of its parts a share."""
-    parts = np.asarray(data[PART]) if PART in data.column_names else np.zeros(len(data), int)
-    sizes = np.bincount(parts)
-    ends = np.cumsum(sizes)
-    shares = np.diff(ends * min(limit, len(data)) // len(data), prepend=0)
-    return np.concatenate([np.flatnonzero(parts == part)[:share] for part, share in enumerate(shares)])
-
-
 def _leave_out_long(corpus: Corpus, split: str, encoded: Dataset, limit: int | None) -> Dataset:
     """Leave out evaluation pairs over a limit, also from the corpus, because its references are scored.
 
@@ -447,7 +439,7 @@ def data_facts(run: Run) -> dict[str, Any]:
     """
     corpus, data_args = run.corpus, run.data_args
     facts: dict[str, Any] = {"training data": _digest_of_split(corpus, data_args, "train")}
-    for name in ("max_train_samples", "max_source_length", "max_target_length", "bpe_dropout", "augment"):
+    for name in ("max_train_samples", "max_source_length", "max_target_length", "bpe_dropout", "augment", "stages"):
         facts[name] = getattr(data_args, name)
     if "validation" in corpus.pairs and run.args.metric_for_best_model:
         facts["validation data"] = _digest_of_split(corpus, data_args, "validation")

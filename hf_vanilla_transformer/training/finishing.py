@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 
 from ..data import save_tokenizers
-from ..data.directions import PART
+from ..data.mixtures import PART
 from ..errors import DiskFull, Interrupted, UserError
 from ..evaluation.metrics import score_test_split, score_translations
 from ..evaluation.plots import cross_attention, plot_attention, plot_curve

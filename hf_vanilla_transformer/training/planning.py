@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import TrainerCallback
+from transformers import TrainerCallback, get_scheduler
 
 from ..system_info import counted
-from .arguments import DataArguments, RunArguments, make_schedule
+from .arguments import DataArguments, RunArguments, refused_as_one_line
 from .callbacks import StopWithCheckpoint
 from .checkpoints import read_run_state
 from .corpus import Corpus
@@ -48,6 +49,27 @@ def choose_by_pairs(
     if UPDATES in kept and args.max_steps < 0:
         facts[UPDATES] = args.max_steps = kept[UPDATES]
     return model_args, data_args, args, facts
+
+
+def make_schedule(arguments: Any, updates: int) -> Any:
+    """Make the learning rate schedule of a run of this number of updates, for one parameter."""
+    return get_scheduler(
+        arguments.lr_scheduler_type,
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=arguments.learning_rate or 1.0),
+        num_warmup_steps=arguments.get_warmup_steps(updates),
+        num_training_steps=updates,
+        scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
+    )
+
+
+def check_schedule(arguments: Any) -> None:
+    """Make the learning rate schedule for one parameter, and take three steps."""
+    kind = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
+    with refused_as_one_line(f"lr_scheduler_type: {kind} with lr_scheduler_kwargs={arguments.lr_scheduler_kwargs}"):
+        schedule = make_schedule(arguments, arguments.max_steps if arguments.max_steps > 0 else 1000)
+        for _ in range(3):
+            schedule.optimizer.step()
+            schedule.step(*([1.0] if kind in ("reduce_lr_on_plateau", "greedy") else []))
 
 
 class PlanUpdates(TrainerCallback):

@@ -6,6 +6,7 @@ checkpoint keeps the settings, the position in the data and the counters of its 
 
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,8 @@ from .checkpoints import (
     require_same,
     require_training_state,
 )
-from .distributed import leave_signals_to_main_process, original_class, print_main
+from .distributed import original_class, print_main
+from .stages import StageSchedule
 
 # Arguments that determine the pairs of an update.
 _PLAN = "max_tokens_per_batch", "tokens_per_update", "seed", "data_seed"
@@ -50,16 +52,9 @@ _OPTIMIZATION = (
 )
 # Arguments of the objective. A run may change them at a checkpoint, as Bi-SimCut does.
 _OBJECTIVE = (
-    *(
-        "simcut_alpha",
-        "simcut_probability",
-        "r_drop_alpha",
-        "crossconst_alpha",
-        "consistency_start",
-        "teacher",
-        "teacher_weight",
-    ),
-    *("teacher_top", "ema_decay", "max_grad_norm", "label_smoothing_factor", "neftune_noise_alpha"),
+    *("simcut_alpha", "simcut_probability", "r_drop_alpha", "crossconst_alpha", "consistency_start"),
+    *("teacher", "teacher_weight", "teacher_top"),
+    *("ema_decay", "max_grad_norm", "label_smoothing_factor", "neftune_noise_alpha"),
 )
 _REGULARISATION = "dropout", "attention_dropout", "activation_dropout", "label_smoothing"
 NOTHING_TRAINED = "no update was trained: the stream has no pair within max_source_length and max_target_length"
@@ -101,6 +96,9 @@ class ResumableTrainer(Seq2SeqTrainer):
         self._updates: TokenBatchSampler | StreamingTokenBatches | None = None
         self._epoch = 0
         self._epoch_start = 0  # the number of updates before this epoch
+        self._epoch_updates: float = math.inf  # in this epoch of a stage
+        self.stages = next((each for each in self.callback_handler.callbacks if isinstance(each, StageSchedule)), None)
+        self._all_pairs: Any = self.train_dataset  # with stages `train_dataset` has the pairs of an epoch
         self._resumed_from: Path | None = None
         self._resume_position: dict[str, Any] = {}  # `RunState.position` of that checkpoint
         self._staging: Path | None = None  # the folder that a checkpoint is being written to
@@ -172,6 +170,8 @@ class ResumableTrainer(Seq2SeqTrainer):
             if name in saved.objective and saved.objective[name] != value:
                 print_main(f"resuming with another objective: {name} was {saved.objective[name]}, is now {value}")
         if self.args.ignore_data_skip:
+            if self.stages is not None:  # restart the epoch, in its stage
+                self._resume_position = {**saved.position, "updates": 0}
             return
         remedy = "resume with that, or restart the epoch with ignore_data_skip=True"
         require_same(checkpoint, saved.data, self._data(), remedy)
@@ -202,13 +202,46 @@ class ResumableTrainer(Seq2SeqTrainer):
 
     def _position(self) -> dict[str, Any]:
         """The next batch in the data, if the number of updates is not enough to find it."""
+        position: dict[str, Any] = {"batches_per_update": self.batches_per_update} if self.by_tokens else {}
         if isinstance(self._updates, StreamingTokenBatches):
-            return {"batches_per_update": self.batches_per_update, "stream": self._updates.state_dict()}
+            position["stream"] = self._updates.state_dict()
+        elif self.stages is not None or not hasattr(self.train_dataset, "__len__"):
+            updates = self.state.global_step - self._epoch_start
+            ended = self.control.should_epoch_stop or updates >= self._epoch_updates
+            position |= {"epoch": self._epoch + ended, "updates": 0 if ended else updates}
+        return position
+
+    def set_initial_training_values(self, args: Any, dataloader: DataLoader) -> Any:
+        """Return the numbers of epochs and updates. Those of stages follow from the first epoch of each."""
+        values, stages = super().set_initial_training_values(args, dataloader), self.stages
+        if stages is None:
+            return values
+        last = args.max_steps if args.max_steps > 0 else math.inf
+        epochs = sys.maxsize if args.max_steps > 0 else args.num_train_epochs
+        epoch, total, updates = 0, 0.0, 0
+        stages.restart()
+        while epoch < epochs and total < last:
+            if stages.is_over(epoch, total):
+                if stages.is_last:
+                    break
+                stages.start_next(epoch, total)
+            if epoch == stages.first_epochs[-1]:
+                updates = super().set_initial_training_values(args, self._loader_of_epoch(stages, epoch))[1]
+            end = min(stages.first_update + stages.stage.updates, last)
+            total, epoch = min(total + updates * min(1, epochs - epoch), end), epoch + 1
+        if not stages.is_last and stages.stage.patience == math.inf and self._resumed_from is None:
+            limit = "num_train_epochs" if last == math.inf else "max_steps"
+            raise UserError(f"{limit}: {getattr(args, limit)}: the run would end in {stages}: raise it")
+        stages.restart()
+        return math.ceil(epochs), *values[1:-1], math.ceil(total)
+
+    def _loader_of_epoch(self, stages: StageSchedule, epoch: int) -> DataLoader:
+        """Draw the pairs of an epoch of the current stage, and make their loader."""
+        self.train_dataset = self._all_pairs.select(stages.rows(epoch))
+        loader: Any = self.get_train_dataloader()
         if self.by_tokens:
-            return {"batches_per_update": self.batches_per_update}
-        if not hasattr(self.train_dataset, "__len__"):
-            return {"stream_pass": self._epoch, "updates": self.state.global_step - self._epoch_start}
-        return {}
+            self._updates = loader.batch_sampler
+        return loader
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
         epochs, updates = super()._init_training_state(max_steps, *args, **kwargs)
@@ -221,8 +254,8 @@ class ResumableTrainer(Seq2SeqTrainer):
         if isinstance(self._updates, StreamingTokenBatches) and "stream" in position:
             self._updates.load_state_dict(position["stream"])
             return position["stream"]["epoch"], 0
-        if "stream_pass" in position:
-            return position["stream_pass"], position["updates"] * self.args.gradient_accumulation_steps
+        if "epoch" in position:
+            return position["epoch"], position["updates"] * self.args.gradient_accumulation_steps
         return epochs, updates
 
     def _load_callback_state(self) -> None:
@@ -274,10 +307,6 @@ class ResumableTrainer(Seq2SeqTrainer):
 
     def _run_epoch(self, *, epoch: int, steps_trained_in_current_epoch: int, **kwargs: Any) -> None:
         """Train an epoch with the order of its number, unless the resumed run has nothing left to train."""
-        seeded_by_epoch: tuple[Any, ...] = (self._updates, self.train_dataset)
-        for order in seeded_by_epoch:
-            if hasattr(order, "set_epoch"):
-                order.set_epoch(epoch)
         self._epoch = epoch
         resumed = epoch == kwargs["epochs_trained"] and kwargs["resume_from_checkpoint"] is not None
         skipped = steps_trained_in_current_epoch // self.args.gradient_accumulation_steps if resumed else 0
@@ -285,8 +314,34 @@ class ResumableTrainer(Seq2SeqTrainer):
         self._evaluate_if_due(kwargs["start_time"])
         if self._training_is_over():  # `Trainer` checks this only after an update
             self.control.should_training_stop = True
-        if not self.control.should_training_stop:
-            super()._run_epoch(epoch=epoch, steps_trained_in_current_epoch=steps_trained_in_current_epoch, **kwargs)
+        elif self.stages is not None and not self.control.should_training_stop:
+            kwargs |= self._follow_stages(self.stages, epoch, skipped)
+        if self.control.should_training_stop or self.control.should_epoch_stop:
+            return
+        seeded_by_epoch: tuple[Any, ...] = (self._updates, self.train_dataset)
+        for order in seeded_by_epoch:
+            if hasattr(order, "set_epoch"):
+                order.set_epoch(epoch)
+        super()._run_epoch(epoch=epoch, steps_trained_in_current_epoch=steps_trained_in_current_epoch, **kwargs)
+
+    def _follow_stages(self, stages: StageSchedule, epoch: int, skipped: int) -> dict[str, Any]:
+        """Start the next stage if the current one is over, and return the loader of the epoch and its numbers.
+
+        If an evaluation after a resume has ended the stage, the rest of its epoch is left out first.
+        """
+        update = self.state.global_step
+        if stages.is_over(epoch, update):
+            self.control.should_epoch_stop = skipped > 0
+            self.control.should_training_stop = stages.is_last
+            if skipped or stages.is_last:
+                return {}
+            stages.start_next(epoch, update)
+        if stages.first_update == update:
+            print_main(str(stages))
+            self.log({"stage": len(stages.first_epochs)})
+        loader = self._loader_of_epoch(stages, epoch)
+        updates = self._epoch_updates = max(1, -(-len(loader) // self.args.gradient_accumulation_steps))
+        return {"train_dataloader": loader, "steps_in_epoch": len(loader), "num_update_steps_per_epoch": updates}
 
     def _training_is_over(self) -> bool:
         """True if a resumed run had ended: at its last update, by early stopping or by the time limit."""
@@ -354,12 +409,6 @@ class ResumableTrainer(Seq2SeqTrainer):
                 tensor.data = data.to(tensor.device)
             if isinstance(self.model, VanillaTransformerPreTrainedModel):
                 self.model.inference_engine = None  # packed from the rounded weights
-
-    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
-        return leave_signals_to_main_process(super().get_eval_dataloader(*args, **kwargs))
-
-    def get_test_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
-        return leave_signals_to_main_process(super().get_test_dataloader(*args, **kwargs))
 
     def _finalize_training(self, trial: Any, num_train_samples: int, start_time: float) -> Any:
         """Keep the last checkpoint. With `save_total_limit=1`, `Trainer` would delete every checkpoint but the best,

@@ -1,5 +1,6 @@
 """A training run from arguments to a model folder: load data, train, select weights, save, test."""
 
+import math
 import signal
 import statistics
 import time
@@ -27,7 +28,6 @@ from .arguments import (
     RunArguments,
     bleu_options,
     check_optimizer,
-    check_schedule,
     check_size,
     model_config,
     refused_as_one_line,
@@ -44,6 +44,7 @@ from .corpus import (
     fixed_facts,
     load_corpus,
     match_case,
+    part_numbers,
     run_languages,
 )
 from .distributed import (
@@ -55,8 +56,9 @@ from .distributed import (
     silence_other_ranks,
 )
 from .fine_tuning import describe_defaults, load_base_model, prepare_model, resumed_model, score_before
-from .planning import PlanUpdates, choose_by_pairs
+from .planning import PlanUpdates, check_schedule, choose_by_pairs
 from .report import duration, show_progress
+from .stages import StageSchedule, parse_stages
 from .trainer import VanillaTransformerTrainer
 
 
@@ -220,6 +222,14 @@ def make_trainer(run: Run, signals: StopSignals) -> tuple[VanillaTransformerTrai
     check_schedule(args)
     stop = StopWithCheckpoint(args.max_minutes, signals)
     callbacks: list[Any] = [ReleaseFreeMemory(), FitThreads()]
+    if stages := parse_stages(run.data_args.stages or []):
+        if any(stage.patience < math.inf for stage in stages):
+            if args.eval_strategy == "no":
+                raise UserError("stages: patience needs eval_strategy: steps or epoch")
+            if not args.metric_for_best_model:
+                args.metric_for_best_model, args.greater_is_better = "bleu", True
+        table = getattr(encoded["train"], "encoded", encoded["train"])
+        callbacks.append(StageSchedule(stages, part_numbers(table), args.seed))
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
     callbacks.append(stop)  # last: it saves a run that a callback before it ends
@@ -269,6 +279,8 @@ def train(
                 f"interrupted at step {step}; {resume_hint(run)}", stop.signals.received or signal.SIGINT
             )
     print_main(f"trained {counted(step, 'update')} in {duration(seconds)}")
+    if trainer.stages is not None and not trainer.stages.is_last:
+        print_main(f"warning: the run ended in {trainer.stages}")
     metrics = outcome.metrics if checkpoint is None else {}  # after a resume they cover only the part since then
     return metrics | {"train_updates": step, "train_seconds": seconds, "epoch": trainer.state.epoch}
 

@@ -155,18 +155,19 @@ class VanillaTransformerTrainer(ResumableTrainer):
         return torch.utils.data.SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
 
     def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader:
-        """Apply `dataloader_drop_last` to training only, because evaluations count every sentence."""
+        """Apply `dataloader_drop_last` to training only, because evaluations count every sentence, and leave signals
+        to the main process."""
         drop_last = self.args.dataloader_drop_last
         self.args.dataloader_drop_last = drop_last and is_training
         try:
-            return super()._get_dataloader(*args, is_training=is_training, **kwargs)
+            return leave_signals_to_main_process(super()._get_dataloader(*args, is_training=is_training, **kwargs))
         finally:
             self.args.dataloader_drop_last = drop_last
 
     def get_train_dataloader(self) -> DataLoader:
         """Make the training loader. With `max_tokens_per_batch` each item is the list of batches of an update."""
         if not self.by_tokens:
-            return leave_signals_to_main_process(super().get_train_dataloader())
+            return super().get_train_dataloader()
         if self.train_dataset is None:
             raise ValueError("Trainer: training requires a train_dataset.")
         args, dataset, collator = self.args, self.train_dataset, self.data_collator
@@ -341,13 +342,13 @@ class VanillaTransformerTrainer(ResumableTrainer):
     def _rows_of_batch(self, batch: int) -> list[int] | None:
         """The dataset rows of a batch of the current update, without token batches of the whole update, or None."""
         if isinstance(self._updates, TokenBatchSampler):
-            rows = self._updates.batches(self.state.global_step % len(self._updates))[batch]
+            rows = self._updates.batches(self.state.global_step - self._epoch_start)[batch]
             return [max(row, ~row) for row in rows]
         sampler = None if self.by_tokens else self._get_train_sampler()
         if not isinstance(sampler, LengthGroupedSampler):
             return None
         sampler.set_epoch(self._epoch)
-        start = self.state.global_step % -(-len(sampler) // sampler.batch_size) * sampler.batch_size
+        start = (self.state.global_step - self._epoch_start) * sampler.batch_size
         return list(islice(sampler, start, start + sampler.batch_size))
 
     def create_optimizer(self, model: Any = None) -> Any:

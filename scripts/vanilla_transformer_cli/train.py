@@ -26,6 +26,7 @@ COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
         "held_out_pairs": ("N", "without validation: hold out N training pairs"),
         "test": ("INPUT", "text that is scored once, at the end"),
         "train_weights": ("N", "how often the pairs of each input occur in an epoch"),
+        "stages": ("STAGE", "mixtures, one after the other: '{fractions: [0.8, 0.2], epochs: 3}' ..."),
         "source_lang": ("CODE", "source language, such as en"),
         "target_lang": ("CODE", "target language, such as de"),
         "source_column": ("NAME", "column of the source in a table (target_column: of the target)"),
