@@ -235,7 +235,7 @@ def translation_metrics(
             ended = np.cumsum(ids[:, start:] == tokenizer.eos_token_id, axis=1)
             ids[:, start + 1 :][ended[:, :-1] > 0] = pad_id
         score = groups.score if groups and len(groups.names) == len(predicted) else score_translations
-        texts = _decode(tokenizer, predicted), _decode(tokenizer, labels)
+        texts = decode_ids(tokenizer, predicted), decode_ids(tokenizer, labels)
         scores = score(*texts, tokenize=tokenize, lowercase=lowercase)
         gen_len = np.count_nonzero(predicted != pad_id, axis=1).mean()
         names = [name for name in scores if name.startswith(_BY_GROUP) and "signature" not in name]
@@ -276,7 +276,7 @@ def score_test_split(
     finally:
         trainer.args.generation_max_length = limit
     seconds = time.monotonic() - start
-    hypotheses = _decode(tokenizer, _token_ids(predicted.predictions, tokenizer.pad_token_id))
+    hypotheses = decode_ids(tokenizer, predicted.predictions)
     sources, references = pairs["source"], pairs["target"]
     scores = (groups.score if groups else score_translations)(hypotheses, references, **options)
     report(f"{split}: BLEU {scores['bleu']:.2f} ({scores['bleu_signature']}), chrF {scores['chrf']:.2f}", flush=True)
@@ -337,8 +337,8 @@ def _token_ids(ids: Any, pad_id: int) -> np.ndarray:
     return np.where(array == IGNORED, pad_id, array)
 
 
-def _decode(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> list[str]:
-    """The texts of token ids (N, T), without the tokens of languages, which M2M-100 decodes as text."""
-    languages = language_tokens(tokenizer, "target")
+def decode_ids(tokenizer: PreTrainedTokenizerBase, ids: Any) -> list[str]:
+    """The texts of predictions or labels (N, T), without the tokens of languages, which M2M-100 decodes as text."""
+    ids, languages = _token_ids(ids, tokenizer.pad_token_id), language_tokens(tokenizer, "target")
     marks = list(languages.ids.values()) if languages and languages.target_mark else []
     return tokenizer.batch_decode(np.where(np.isin(ids, marks), tokenizer.pad_token_id, ids), **AS_TEXT)

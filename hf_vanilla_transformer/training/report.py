@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from datasets import disable_progress_bars
 from tqdm import tqdm
@@ -14,6 +13,7 @@ from transformers import EvalPrediction, PreTrainedTokenizerBase, TrainerCallbac
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging
 
+from ..evaluation.metrics import decode_ids
 from ..loss_vanilla_transformer import IGNORED
 from ..markdown import isolated
 from ..system_info import counted
@@ -60,9 +60,7 @@ class SampleTranslations:
         def compute(prediction: EvalPrediction) -> dict[str, float]:
             ids = prediction.predictions
             if self.rows and len(ids) > self.rows[-1]:
-                chosen = np.array(ids[self.rows])  # (rows, T)
-                chosen[chosen == IGNORED] = tokenizer.pad_token_id
-                self.translations = tokenizer.batch_decode(chosen, skip_special_tokens=True)
+                self.translations = decode_ids(tokenizer, ids[self.rows])
             return compute_metrics(prediction)
 
         return compute

@@ -4,7 +4,12 @@ import json
 import re
 import sys
 
+import numpy as np
+from transformers import EvalPrediction
+
 from hf_vanilla_transformer.evaluation import metrics
+from hf_vanilla_transformer.training.report import SampleTranslations
+from tests.model_helpers import SPECIAL_TOKENS, word_tokenizer
 from tests.trainer_helpers import run_tiny, write_pairs
 
 
@@ -50,3 +55,12 @@ def test_last_update_is_validated_once_and_averages_are_named(tmp_path, capsys, 
     assert all(name in line for name in ("single", "averaged", "ema", "kept: "))
     history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
     assert [entry["step"] for entry in history if "eval_bleu" in entry] == [1, 2]
+
+
+def test_samples_are_texts_without_the_token_of_a_language():
+    tokenizer = word_tokenizer(["<s>", "<pad>", "</s>", "<unk>", "oh", "no", "."], **SPECIAL_TOKENS)
+    tokenizer.add_tokens(["__de__"])
+    samples = SampleTranslations([{"source": "ach nein .", "target": "oh no ."}], 1)
+    predictions = np.array([[0, 7, 4, 5, 6, 2, -100]])
+    samples.taken_from(lambda _: {}, tokenizer)(EvalPrediction(predictions=predictions, label_ids=None))
+    assert samples.translations == ["oh no ."]
