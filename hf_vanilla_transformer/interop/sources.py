@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..atomic_write import report_full_disk
 from ..errors import UserError
 from ..untrusted import one_line, read_json_object, refuse_special_files, shown
 from .options import Options
@@ -45,13 +46,14 @@ def local_files(source: str | Path) -> Iterator[Path]:
 
 def from_hub(name: str, argument: str = "") -> Path:
     """The folder of a model on the Hub, in the cache of `huggingface_hub`. `argument` is put before messages."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(name, allow_patterns=list(_MODEL_FILES)))
-        if not any(folder.glob("*.safetensors")):
-            snapshot_download(name, allow_patterns=list(_OTHER_WEIGHTS))
+        with report_full_disk(constants.HF_HUB_CACHE):
+            folder = Path(snapshot_download(name, allow_patterns=list(_MODEL_FILES)))
+            if not any(folder.glob("*.safetensors")):
+                snapshot_download(name, allow_patterns=list(_OTHER_WEIGHTS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = f"there is no such folder, and the Hub has none that can be fetched ({one_line(error)})"
         raise UserError(f"{argument}{name}: {reason}") from None
@@ -61,7 +63,7 @@ def from_hub(name: str, argument: str = "") -> Path:
 def _unzipped(archive: Path, folder: Path) -> Path:
     """Extract plain files into `folder`. Raises a UserError for other members, and for more data than weights need."""
     try:
-        with zipfile.ZipFile(archive) as file:
+        with report_full_disk(folder), zipfile.ZipFile(archive) as file:
             members = [member for member in file.infolist() if not member.is_dir()]
             size = sum(member.file_size for member in members)
             if size > _MAX_EXPANSION * archive.stat().st_size or len(members) > _MAX_MEMBERS:

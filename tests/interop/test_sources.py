@@ -1,6 +1,8 @@
 """What can be converted besides a toolkit's files: a zip archive, a name on the Hub, a LoRA adapter of PEFT."""
 
+import errno
 import json
+import shutil
 import stat
 import zipfile
 from collections.abc import Callable
@@ -14,7 +16,7 @@ import yaml
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import MarianMTModel, MarianTokenizer
 
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.errors import DiskFull, UserError
 from hf_vanilla_transformer.interop.converting import convert
 from tests.interop.checkpoints import marian_npz
 from tests.interop.foreign import SOURCES, assert_same_logits, converted, train_sentencepiece, write_opus_folder
@@ -87,6 +89,21 @@ def test_hostile_zip_archives_give_one_line(kind: str, tmp_path: Path) -> None:
     message = str(raised.value)
     assert "\n" not in message and len(message) < 400
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["in", "opus.zip"]
+
+
+def test_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive is not damaged, and a name on the Hub not missing, because there is no space for the files."""
+    with zipfile.ZipFile(tmp_path / "opus.zip", "w") as archive:
+        archive.writestr("opus.npz", "x")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", fail)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    for source in (tmp_path / "opus.zip", "Helsinki-NLP/opus-mt-en-de"):
+        with pytest.raises(DiskFull, match="no space left"):
+            convert("marian-npz", source, tmp_path / "ours")
 
 
 def write_adapter(folder: Path, base: Path, **settings: Any) -> PeftModel:
