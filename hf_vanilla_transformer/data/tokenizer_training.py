@@ -85,13 +85,19 @@ def train_tokenizer(
     return fast_tokenizer(backend, bos_token=bos, pad_token=pad, eos_token=eos, unk_token=unk)
 
 
-def fast_tokenizer(backend: Tokenizer, ends: bool = True, **special: str) -> PreTrainedTokenizerFast:
-    """A tokenizer that appends `eos_token`, if `ends`, and takes special tokens in a text for ordinary text."""
-    eos = special["eos_token"] if ends else ""
+def fast_tokenizer(
+    backend: Tokenizer, ends: bool = True, starts: bool = False, /, **special: str
+) -> PreTrainedTokenizerFast:
+    """A tokenizer that takes special tokens in a text for ordinary text.
+
+    It appends `eos_token` to a text if `ends`, and puts `bos_token` before it if `starts`.
+    """
+    bos, eos = special["bos_token"] if starts else "", special["eos_token"] if ends else ""
+    text = f"{bos} $A {eos}".strip()
     backend.post_processor = processors.TemplateProcessing(
-        single=f"$A {eos}".strip(),
-        pair=f"$A {eos} $B:0 {eos}:0" if ends else "$A $B:0",
-        special_tokens=[(eos, backend.token_to_id(eos))] if ends else [],
+        single=text,
+        pair=f"{text} $B:0 {eos}:0" if ends else f"{text} $B:0",
+        special_tokens=[(token, backend.token_to_id(token)) for token in (bos, eos) if token],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import transformers
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..data.tokenizer_training import fast_tokenizer, load_tokenizers
@@ -144,14 +144,7 @@ def _tokenizer_of_file(path: Path, ids: Mapping[str, int | None], starts: bool) 
             if not 0 <= number < backend.get_vocab_size():
                 raise UserError(f"{name}_id={number}: {path} has {backend.get_vocab_size()} tokens")
             special[name] = str(backend.id_to_token(number))
-    tokenizer = fast_tokenizer(backend, True, **special)
-    if starts:
-        pair = [(special[name], ids[name]) for name in ("bos_token", "eos_token")]
-        template = f"{pair[0][0]} $A {pair[1][0]}"
-        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-            single=template, pair=f"{template} $B", special_tokens=pair
-        )
-    return tokenizer
+    return fast_tokenizer(backend, True, starts, **special)
 
 
 def _given_backend(path: Path, unk: int | None) -> Tokenizer:
