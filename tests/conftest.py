@@ -26,6 +26,7 @@ os.environ.update(
 for _name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_METRICS_CACHE", "HF_EVALUATE_CACHE"):
     os.environ.pop(_name, None)
 
+import gc  # noqa: E402
 import random  # noqa: E402
 
 import numpy as np  # noqa: E402
@@ -39,6 +40,12 @@ settings.register_profile("deterministic", derandomize=True, deadline=None, data
 settings.load_profile("deterministic")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_finish() -> None:
+    """Leave the libraries and the tests, a million objects, out of the collections of garbage in every test."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
@@ -20,6 +21,12 @@ FIRST_WORD = 4
 TYING_MODES = [(True, True), (True, False), (False, True), (False, False)]
 
 Module = TypeVar("Module", bound=nn.Module)
+
+
+def slow(*values: Any) -> list[Any]:
+    """Values of a parameter that only the slow tests try."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
 
 # First lines of a script that can load this package's code from checkpoints only.
 WITHOUT_THE_PACKAGE = """

@@ -23,7 +23,7 @@ from hf_vanilla_transformer.inference.compiled import CompiledDecoder, CompiledM
 from hf_vanilla_transformer.inference.ensemble import EnsembleEngine
 from hf_vanilla_transformer.inference.packed_decoder import PackedDecoder
 from hf_vanilla_transformer.search_vanilla_transformer import SearchConfig
-from tests.model_helpers import EOS, FIRST_WORD, PAD, START, assert_near, sentences, tiny_model
+from tests.model_helpers import EOS, FIRST_WORD, PAD, START, assert_near, sentences, slow, tiny_model
 from tests.search_helpers import (
     AS_DICT,
     ENDS,
@@ -93,7 +93,7 @@ def decoding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
-@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 2.0, -0.5])
+@pytest.mark.parametrize("length_penalty", [0.6, -0.5, *slow(0.0, 2.0)])
 @pytest.mark.parametrize("beams", [2, 5])
 def test_beam_search_equals_transformers(beams, length_penalty, early_stopping, decoding):
     settings = {"num_beams": beams, "length_penalty": length_penalty, "early_stopping": early_stopping}
@@ -101,7 +101,7 @@ def test_beam_search_equals_transformers(beams, length_penalty, early_stopping, 
         decoding.assert_same(varied_model(seed), source(LENGTHS, seed=seed), **settings, max_new_tokens=14)
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("positions", ["sinusoidal", *slow("learned")])
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("beams", [1, 4])
 def test_padding_does_not_change_tokens(beams: int, left: bool, positions: str, decoding: Decoding) -> None:
@@ -121,7 +121,7 @@ def test_eager_attention_equals_transformers(beams: int, left: bool, positions: 
     Decoding("module").assert_same(model, source(LENGTHS, left), **settings)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, *slow(torch.float64)])
 @pytest.mark.parametrize("batch", [1, 2, 33])
 @pytest.mark.parametrize("beams", [1, 4])
 def test_batches_of_any_size_equal_transformers(beams, batch, dtype, decoding):

@@ -12,7 +12,7 @@ from transformers import Seq2SeqTrainer, Trainer
 
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from tests import trainer_helpers
-from tests.model_helpers import assert_near, gradients, tiny_model, translation_batch
+from tests.model_helpers import assert_near, gradients, slow, tiny_model, translation_batch
 from tests.trainer_helpers import DESCENT, random_pairs
 
 TEACHER = tiny_model(3)
@@ -114,7 +114,7 @@ CASES += [(loss, setting) for loss in (distillation, by_slice, token_weights) fo
 
 
 @pytest.mark.parametrize(("loss", "setting"), CASES, ids=[f"{loss.__name__}-{setting}" for loss, setting in CASES])
-@pytest.mark.parametrize("base", [Seq2SeqTrainer, VanillaTransformerTrainer], ids=["stock", "own"])
+@pytest.mark.parametrize("base", [*slow(Seq2SeqTrainer), VanillaTransformerTrainer], ids=["stock", "own"])
 def test_custom_loss_trains_as_with_a_plain_output_layer(base: type, loss: Any, setting: str, tmp_path: Path) -> None:
     settings = SETTINGS[setting]
     expected = trained(base, loss, tmp_path / "a", plain_output_layer=True, **settings)

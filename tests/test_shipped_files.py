@@ -121,6 +121,7 @@ def put_into_hub_cache(folder: Path, home: Path, name: str) -> None:
     (repository / "refs" / "main").write_text(revision, encoding="utf-8")
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_checkpoint_works_without_the_package(tmp_path: Path) -> None:
     model = varied_model(end=3.0, vocab_size=320, label_smoothing=0.1)

@@ -149,6 +149,7 @@ def test_dynamic_int8_has_a_scale_for_each_row() -> None:
         assert_within(found[row], expected[row], 2e-2)
 
 
+@pytest.mark.slow
 @needs_int8
 def test_dynamic_int8_is_exact_without_vnni() -> None:
     """There oneDNN adds two products in 16 bits that saturate: half of a sum was lost."""

@@ -19,7 +19,7 @@ from hf_vanilla_transformer.pipeline_vanilla_transformer import TranslationPipel
 from tests.interop.exports import require_onnx
 from tests.interop.foreign import SOURCES, TARGETS, Record, converted, write_folder_of_languages, write_opus_folder
 from tests.interop.test_m2m100 import PEER
-from tests.model_helpers import DIRECTIONS, assert_near, save_model_of_languages, word_tokenizer
+from tests.model_helpers import DIRECTIONS, assert_near, save_model_of_languages, slow, word_tokenizer
 
 SIDES = ("source", "target")
 TEXT = [SOURCES[i % 3] for i in range(20)]
@@ -139,7 +139,7 @@ def test_ctranslate2_gives_the_same_translations(folders: Any, beams: int, tmp_p
 
 
 @pytest.mark.parametrize("on_source", [True, False], ids=["source", "target"])
-@pytest.mark.parametrize("target_format", ["onnx", "marian"])
+@pytest.mark.parametrize("target_format", ["marian", *slow("onnx")])
 def test_exports_are_checked_in_a_direction(target_format: str, on_source: bool, tmp_path: Path) -> None:
     if target_format == "onnx":
         require_onnx()

@@ -9,6 +9,7 @@ from tests.interop import exports_table, imports_table
 from tests.interop.exports import LINES, write_model
 
 
+@pytest.mark.slow
 def test_exports_table_compares_every_engine(tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
     write_model(tmp_path / "model")

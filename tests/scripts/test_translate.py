@@ -347,6 +347,7 @@ def test_pipe_is_utf_8_in_any_locale_and_interruptible(repository, model_folder)
         assert process.stdout.read() == b"" and process.stderr.read() == b"error: interrupted\n"
 
 
+@pytest.mark.slow
 def test_closed_output_pipe_is_no_error(repository, model_folder):
     reading, writing = os.pipe()
     with translating(model_folder, stdout=writing) as process:

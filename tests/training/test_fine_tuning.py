@@ -161,6 +161,7 @@ def test_scores_before_are_those_of_the_base_model(base: Path, text: dict[str, l
     assert json.loads((folder / "all_results.json").read_text())["before_test_chrf"] == results["before_test_chrf"]
 
 
+@pytest.mark.slow
 def test_resumed_run_ends_with_the_same_weights_and_scores(base: Path, text: dict, tmp_path: Path) -> None:
     whole = fine_tune(tmp_path / "whole", base, text)
     fine_tune(tmp_path / "cut", base, text, save_total_limit=5)

@@ -128,6 +128,7 @@ def planned(folder, flags, **fields):
 SCHEDULED = {"lr_scheduler_type": "linear", "warmup_steps": 3, "max_minutes": 5, "num_train_epochs": 100}
 
 
+@pytest.mark.slow
 def test_schedule_ends_with_the_minutes(tmp_path, pairs, monkeypatch, capsys):
     Clock(monkeypatch, 6)  # 50 updates in 5 minutes, of which 45 are planned
     updates, rates = planned(tmp_path / "run", pairs(12), **SCHEDULED, dropout=0.3)
@@ -141,6 +142,7 @@ def test_schedule_ends_with_the_minutes(tmp_path, pairs, monkeypatch, capsys):
         assert planned(tmp_path / name, pairs(12), **settings)[0] == 120
 
 
+@pytest.mark.slow
 def test_resumed_run_keeps_its_schedule(tmp_path, pairs, monkeypatch):
     files = pairs(12)
     Clock(monkeypatch, 6)

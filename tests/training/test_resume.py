@@ -13,7 +13,7 @@ from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.training import run as precision
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from tests import trainer_helpers
-from tests.model_helpers import tiny_model
+from tests.model_helpers import slow, tiny_model
 from tests.trainer_helpers import (
     SAVING,
     error_of,
@@ -326,7 +326,7 @@ def with_everything(folder, resume=None, **settings):
     return everything_on(folder, resume, dropout=0.2, **SAVING | TOKENS | {"lr_scheduler_type": "constant"} | settings)
 
 
-@pytest.mark.parametrize("train", [adapted, with_everything])
+@pytest.mark.parametrize("train", [adapted, *slow(with_everything)])
 def test_lora_run_resumes_bit_identically(tmp_path, train):
     expected = train(tmp_path / "whole", max_steps=6)
     run = tmp_path / "resumed"

@@ -18,11 +18,12 @@ from hf_vanilla_transformer.training.finishing import choose_weights
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
-from tests.model_helpers import tiny_model
+from tests.model_helpers import slow, tiny_model
 from tests.trainer_helpers import TINY_RUN, as_flags, assert_same_model, run_tiny, write_pairs
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "recipes"
 RECIPES = {path.stem: path for path in FOLDER.glob("*.yaml") if not path.stem.startswith("accelerate_")}
+FAST = ["multi30k_en_de_tiny_muon", "numbers_en_de", "small_corpus"]
 SOURCES = ["one", "two", "three", "twenty-one", "two hundred", "thirty-three", "one hundred and two", "forty"]
 TARGETS = ["eins", "zwei", "drei", "einundzwanzig", "zweihundert", "dreiunddreißig", "einhundertzwei", "vierzig"]
 
@@ -75,7 +76,7 @@ def finished(tmp_path_factory, parallel):
 # 1. A finished run is a model folder
 
 
-@pytest.mark.parametrize("name", sorted(RECIPES))
+@pytest.mark.parametrize("name", [*FAST, *slow(*sorted(RECIPES.keys() - set(FAST)))])
 def test_recipes_end_in_a_model_folder(finished, name):
     folder, results = finished(name)
     recipe = yaml.safe_load(RECIPES[name].read_text(encoding="utf-8"))
@@ -253,7 +254,7 @@ def test_files_of_a_run_have_the_mode_of_the_umask(parallel, tmp_path):
     assert modes == {(tmp_path / "run" / "config.json").stat().st_mode & 0o777} != {0o600}
 
 
-@pytest.mark.parametrize("flag", ["bf16_full_eval", "fp16_full_eval"])
+@pytest.mark.parametrize("flag", ["bf16_full_eval", *slow("fp16_full_eval")])
 def test_full_evaluation_in_half_precision_leaves_the_weights(parallel, tmp_path, flag):
     """The run with the flag trains and saves the float32 weights of the run without it, also from a base model."""
     flags = {**parallel, "max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "no"}

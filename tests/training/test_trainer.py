@@ -16,7 +16,7 @@ from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_augm
 from hf_vanilla_transformer.data.perturbations import PERTURBATIONS
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
-from tests.model_helpers import PAD, tiny_marian, tiny_model
+from tests.model_helpers import PAD, slow, tiny_marian, tiny_model
 from tests.trainer_helpers import (
     DESCENT,
     SAVING,
@@ -39,7 +39,7 @@ def losses(made):
 # 1. Exact
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("smoothing", [0.1, *slow(0.0)])
 def test_update_is_the_same_in_1_4_or_16_batches(tmp_path, smoothing):
     """20 updates of all 32 sentences."""
     moved, counts = [], []
@@ -314,7 +314,7 @@ def text():
 
 
 @pytest.mark.parametrize("kind", ["table", "stream"])
-@pytest.mark.parametrize("step", [3, 5, 10])
+@pytest.mark.parametrize("step", [3, *slow(5, 10)])
 def test_resumed_run_is_bit_identical(tmp_path, text, kind, step):
     """With shuffling, dropout, augmentation and BPE-dropout, in the middle and at the end of an epoch."""
     encoded, tokenizer = text

@@ -26,7 +26,7 @@ from hf_vanilla_transformer.training.arguments import VanillaTransformerTraining
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
-from tests.model_helpers import tiny_model
+from tests.model_helpers import slow, tiny_model
 from tests.trainer_helpers import QUIET, TINY_RUN, as_flags
 
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier"}
@@ -122,7 +122,7 @@ def test_graphs_and_ctranslate2_end_with_the_tokens_of_the_target(run, pair, tmp
     assert [" ".join(each) for each in found] == EXPECTED
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("own", [True, *slow(False)])
 @pytest.mark.parametrize("target_size", [len(TARGET), len(SOURCE), 20])
 def test_training_keeps_the_tokens_of_the_target(pair, target_size, own, tmp_path):
     """With the alignment of `Trainer` to `processing_class`, twice, and after saving and loading."""
