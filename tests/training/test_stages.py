@@ -46,6 +46,10 @@ def begins(folder):
     return [entry["step"] for entry in log_of(folder) if "stage" in entry]
 
 
+def evaluated(folder):
+    return [entry["step"] for entry in log_of(folder) if "eval_bleu" in entry]
+
+
 # 1. What an epoch has
 
 
@@ -123,6 +127,7 @@ ENDS: dict[str, tuple[str, dict[str, Any], list[int]]] = {
     "epochs": ("epochs: 1", {}, [0, 5, 8]),
     "updates": ("updates: 3", {}, [0, 3, 6]),
     "patience": ("patience: 1", SCORED, [0, 4, 6]),  # the score stays 0
+    "updates, scored by epochs": ("updates: 3", {"eval_strategy": "epoch"}, [0, 3, 6]),
     "patience by epochs": ("patience: 1", {"eval_strategy": "epoch", "generation_max_length": 2}, [0, 10]),
 }
 
@@ -140,6 +145,7 @@ def test_resumed_run_is_the_same_run(files, tmp_path, end):
         run(resumed, files, *stages, **values, resume_from_checkpoint=checkpoint)
         assert_same_model(tmp_path / "whole", resumed)
         assert begins(resumed) == begins(tmp_path / "whole")
+        assert evaluated(resumed) == evaluated(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("batches", BATCHES)
@@ -154,10 +160,14 @@ def test_resumed_run_is_the_same_run_with_other_batches(files, tmp_path, batches
         assert_same_model(tmp_path / "whole", tmp_path / str(step))
 
 
-@pytest.mark.parametrize("strategy", ["steps", "epoch"])
-def test_evaluation_that_a_signal_interrupted_ends_the_stage_after_a_resume(files, tmp_path, monkeypatch, strategy):
-    stages, settings = (f"{BOTH}, patience: 1", CLEAN), SCORED | {"eval_strategy": strategy}
-    update, sent = {"steps": 4, "epoch": 10}[strategy], []
+@pytest.mark.parametrize(
+    ("strategy", "until", "update"),
+    [("steps", "patience: 1", 4), ("epoch", "patience: 1", 10)],
+)
+def test_interrupted_evaluation_at_the_end_of_a_stage_is_made_first(
+    files, tmp_path, monkeypatch, strategy, until, update
+):
+    stages, settings, sent = (f"{BOTH}, {until}", CLEAN), SCORED | {"eval_strategy": strategy}, []
     step = VanillaTransformerTrainer.prediction_step
 
     def interrupt(trainer, *arguments, **values):
@@ -171,6 +181,7 @@ def test_evaluation_that_a_signal_interrupted_ends_the_stage_after_a_resume(file
     run(tmp_path / "parts", files, *stages, **settings, resume_from_checkpoint=True)
     run(tmp_path / "whole", files, *stages, **settings)
     assert begins(tmp_path / "parts") == begins(tmp_path / "whole") == [0, update]
+    assert evaluated(tmp_path / "parts") == evaluated(tmp_path / "whole")
     assert_same_model(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -180,8 +191,7 @@ def test_run_ends_with_its_last_stage(files, tmp_path, until, updates):
     values = SCORED | {"save_strategy": "steps", "save_steps": 1, "num_train_epochs": 50, "max_steps": -1}
     results = run(tmp_path, files, *stages, **values)
     assert results["train_updates"] == updates + 2 * (until == "epochs: 2")
-    evaluated = [entry["step"] for entry in log_of(tmp_path) if "eval_bleu" in entry]
-    assert evaluated[-1] == results["train_updates"]
+    assert evaluated(tmp_path)[-1] == results["train_updates"]
     again = run(tmp_path, files, *stages, **values, resume_from_checkpoint=True)
     assert again["train_updates"] == results["train_updates"]
 
