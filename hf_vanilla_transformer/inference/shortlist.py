@@ -34,6 +34,7 @@ from .shared_copy import shared_copy
 from .text_io import read_lines
 
 _ROW_UNIT = 256  # rows are a multiple of it: oneDNN compiles a kernel for each shape
+_LEAST_SELECTED = 2**21  # numbers of the output layer. To pack some rows of a smaller one takes longer than all rows
 _WINDOW = 4096  # pairs that are aligned together
 _WRITABLE, _LINKS = re.compile(r"[^ \t\r\n]+"), re.compile(r"\s*(\d+-\d+\s*)*")
 _DIGITS = (2**16, 2**8, 1)  # three digits of a token id are exact in every dtype
@@ -115,7 +116,11 @@ class ShortlistDecoder:
         self.allowed, self.decoder.output = allowed, None
 
     def _rows(self) -> OutputRows:
-        allowed, ids = self.allowed, self.allowed.any(dim=0).nonzero()[:, 0]
+        allowed = self.allowed
+        if self.engine.model.lm_head.weight.numel() < _LEAST_SELECTED:
+            whole = torch.arange(allowed.shape[1], device=allowed.device)
+            return OutputRows(self.decoder.weights.lm_head, whole, ~allowed[:, None], len(whole))
+        ids = allowed.any(dim=0).nonzero()[:, 0]
         padded = torch.cat([ids, ids.new_zeros(-len(ids) % _ROW_UNIT)])  # (n,)
         hidden = ~allowed[:, None, padded]  # (B, 1, n)
         hidden[..., len(ids) :] = True

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.inference import Translator
+from hf_vanilla_transformer.inference import Translator, shortlist
 from hf_vanilla_transformer.inference.linear import int8_error
 from hf_vanilla_transformer.inference.optimize import optimize_for_inference
 from hf_vanilla_transformer.inference.shortlist import write_shortlist
@@ -75,12 +75,16 @@ def expected(path: Path, kind: str, settings: dict[str, Any]) -> list[str]:
     return texts
 
 
+@pytest.mark.parametrize("least", [0, shortlist._LEAST_SELECTED], ids=["selected", "whole"])
 @pytest.mark.parametrize("kind", ["float32", "int8", "modules"])
 @pytest.mark.parametrize(
     "settings",
     [{"num_beams": 1}, {"num_beams": 4}, {"num_beams": 2, "suppress_tokens": [12]}, {"forced_eos_token_id": 2}],
 )
-def test_only_candidates_of_each_sentence_are_searched(path: Path, kind: str, settings: dict[str, Any]) -> None:
+def test_only_candidates_of_each_sentence_are_searched(
+    path: Path, kind: str, settings: dict[str, Any], least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shortlist, "_LEAST_SELECTED", least)
     right = expected(path, kind, settings)
     assert len(set(right)) > 1 and right != list(translator(kind=kind).translate(SENTENCES, **settings))
     short = translator(path, kind)

@@ -65,6 +65,8 @@ def finished(tmp_path_factory, parallel):
             data = {"numbers_size": 12, "max_eval_samples": 8} if "numbers_size" in recipe else dict(parallel)
             if base := recipe.get("model_name_or_path"):  # a second stage begins with the model of the first
                 data["model_name_or_path"] = finish(Path(base).name)[0]
+            if base := recipe.get("tokenizer_name"):
+                data["tokenizer_name"] = finish(Path(base).name)[0]
             if teachers := recipe.get("teacher"):
                 data["teacher"] = [finish(Path(each).name)[0] for each in teachers]
             runs[name] = folder, train(folder, RECIPES[name], eval_steps=1, **data)
