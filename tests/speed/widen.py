@@ -9,8 +9,8 @@ the repeated layer norm. More layers follow the last one. Both their outputs are
 normalise what is normalised already. The gain and bias of the last layer norm move to the last added layer.
 """
 
+import argparse
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +87,13 @@ def _add_identities(weights: Weights, stack: str, layers: int, scale: float) -> 
 
 
 def main() -> None:
-    small, out = map(Path, sys.argv[1:])
-    widen(VanillaTransformerForConditionalGeneration.from_pretrained(small).eval()).save_pretrained(out)
-    for file in (*small.glob("tokenizer*"), small / "generation_config.json"):
-        shutil.copy(file, out)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("small", type=Path, help="folder of a trained model")
+    parser.add_argument("out", type=Path, help="new folder")
+    parsed = parser.parse_args()
+    widen(VanillaTransformerForConditionalGeneration.from_pretrained(parsed.small).eval()).save_pretrained(parsed.out)
+    for file in (*parsed.small.glob("tokenizer*"), parsed.small / "generation_config.json"):
+        shutil.copy(file, parsed.out)
 
 
 if __name__ == "__main__":
