@@ -130,12 +130,9 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
     values = _read(recipe) if recipe else {}
     rows = values.pop(BY_PAIRS, {})
     from_file = list(_as_flags(values, recipe)) if recipe else []
-    names = [flag.removeprefix("--").split("=")[0].replace("-", "_") for flag in arguments if flag.startswith("--")]
-    given = set(names)
+    given = {flag.removeprefix("--").split("=")[0].replace("-", "_") for flag in arguments if flag.startswith("--")}
     for name in sorted(given - {"help", ""}):
         _require_field(name, "the command line")
-        if name in _LISTS and names.count(name) > 1:
-            raise UserError(f"--{name} is given {names.count(name)} times: give all values after one --{name}")
     if {"-h", "--help"} & set(arguments):
         parser.print_help()
         sys.exit(0)

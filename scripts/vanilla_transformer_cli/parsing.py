@@ -47,7 +47,7 @@ def name_and_value(text: str) -> tuple[str, str]:
     """The name and the value of "NAME=VALUE"."""
     name, equals, value = text.partition("=")
     if not (name.isidentifier() and equals):
-        raise argparse.ArgumentTypeError(f"{text!r}: NAME=VALUE is needed")
+        raise argparse.ArgumentTypeError(f"{text!r}: give NAME=VALUE")
     return name, value
 
 

@@ -150,12 +150,6 @@ def test_field_that_is_given_twice_is_refused(recipe):
     assert all(part in message for part in ("max_steps", "2", "4"))
 
 
-def test_flag_of_several_values_is_given_once() -> None:
-    """The last one won, and the other text was not trained on."""
-    assert "--train" in complaint(["--output_dir", "x", "--train", "a.en", "a.de", "--train=b.tsv"])
-    assert parse_recipe(["--output_dir", "x", "--seed", "1", "--seed", "2"])[2].seed == 2  # as in every command
-
-
 @pytest.mark.parametrize(
     ("name", "nearest"), [("learning_rat", "learning_rate"), ("d_modle", "d_model"), ("train_file", "train")]
 )
