@@ -22,9 +22,10 @@ INT8 = "int8"
 
 UNSIGNED = 128  # added to signed bytes, makes them unsigned
 
-_LEAST_PREPACKED = 2**19  # numbers of a float32 weight below which a call of oneDNN costs more than it saves
-_LEAST_PRODUCT = 2**20  # the same with a slow MKL, times the rows of x
-_LEAST_SLOW = 2**14  # and without them: 2^20 / 2^14 = 64 rows
+# Sizes below which a float32 call of oneDNN costs more than it saves.
+_LEAST_PREPACKED = 2**19  # elements of a weight
+_LEAST_SLOW = 2**14  # elements of a weight where MKL is slow
+_LEAST_PRODUCT = 2**20  # there, elements of a weight below `_LEAST_PREPACKED` times the rows of x
 
 
 class PlainLinear(nn.Module):
@@ -154,7 +155,7 @@ def _can_prepack(weight: Tensor) -> bool:
 
 @cache
 def mkl_is_slow() -> bool:
-    """Whether float32 products of oneDNN are twice as fast: MKL uses AVX-512 on CPUs of Intel only."""
+    """Return whether MKL has half of oneDNN's speed in float32: it uses AVX-512 on Intel CPUs only."""
     return torch.backends.cpu.get_cpu_capability() == "AVX512" and "AMD" in cpu_name()
 
 

@@ -160,11 +160,11 @@ class InferenceEngine:
 
     @property
     def _is_fused(self) -> bool:
-        """Whether the int8 kernels of this package run. Their encoder is faster than a compiled one."""
+        """True if this package's int8 kernels run. Their encoder is faster than a compiled one."""
         return self.quantization == INT8 and library() is not None
 
     def encode(self, model: PreTrainedModel, ids: Tensor, mask: Tensor) -> BaseModelOutput:
-        """The source (B, S) as states (B, S, D): by modules, packed, or compiled for one sentence."""
+        """The source (B, S) as states (B, S, D): by modules, packed weights or compiled code."""
         packed = self._is_fused or (model.dtype == torch.float32 and mkl_is_slow())  # faster than compiled
         compiled, weights = self.compile and len(ids) == 1 and not packed, None
         if (packed or compiled) and mask is not None and mask.shape == ids.shape and bool(mask.any()):

@@ -145,7 +145,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class _StoreAll(argparse.Action):
-    """Store the value of a flag. A repeated flag of several values has the values of all its places."""
+    """Store the value of a flag. A repeated flag of several values keeps the values of every occurrence."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         earlier = getattr(namespace, self.dest, self.default)

@@ -18,9 +18,9 @@ from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
 from tests.interop.exports import CASES, LINES, assert_exported, require_onnx, write_model
 from tests.interop.foreign import Record
-from tests.model_helpers import WITHOUT_THE_PACKAGE, tiny_model
+from tests.model_helpers import WITHOUT_THE_PACKAGE, slow, tiny_model
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(CASES)[1:]]
+SLOW = slow(*list(CASES)[1:])
 
 
 @pytest.mark.parametrize("case", [next(iter(CASES)), *SLOW])

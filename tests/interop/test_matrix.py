@@ -16,6 +16,7 @@ from hf_vanilla_transformer.interop.translate_exported import Translator
 from tests.interop.foreign import SOURCES
 from tests.interop.test_argos import argos_translations, installed_package
 from tests.interop.two_vocabularies import MODELS
+from tests.model_helpers import slow
 
 LENGTH = 9
 
@@ -112,7 +113,7 @@ REFUSED: dict[str, dict[str, str]] = {
         },
     },
 }
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("torch", "onnx")]
+SLOW = slow("torch", "onnx")
 
 
 @pytest.mark.parametrize("target_format", ["ctranslate2", "argos", "marian", *SLOW])

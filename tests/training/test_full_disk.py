@@ -18,6 +18,7 @@ from hf_vanilla_transformer.training import finishing
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints, report_failed_save
 from hf_vanilla_transformer.training.distributed import require_first_rank
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+from tests.model_helpers import slow
 from tests.trainer_helpers import run_tiny, write_pairs
 
 NUMBERS = {errno.ENOSPC: "no space left", errno.EDQUOT: "quota", errno.EFBIG: "allowed size"}
@@ -109,7 +110,7 @@ PHASES = {
 LATER = ("model", "move", "card")
 
 
-@pytest.mark.parametrize("phase", ["checkpoint", *(pytest.param(each, marks=pytest.mark.slow) for each in LATER)])
+@pytest.mark.parametrize("phase", ["checkpoint", *slow(*LATER)])
 def test_quota_in_each_phase_keeps_what_was_saved(tmp_path, monkeypatch, phase):
     owner, name, message = PHASES[phase]
     original = getattr(owner, name)

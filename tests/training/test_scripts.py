@@ -13,6 +13,7 @@ from hf_vanilla_transformer.evaluation.metrics import fitting_tokenizer
 from hf_vanilla_transformer.hub.card import _examples
 from hf_vanilla_transformer.markdown import isolated
 from hf_vanilla_transformer.training.report import SampleTranslations
+from tests.model_helpers import slow
 from tests.trainer_helpers import run_tiny, write_pairs
 
 CHINESE = str.maketrans("0123456789", "零一二三四五六七八九")
@@ -23,7 +24,7 @@ LANGUAGES = {
 }
 
 
-@pytest.mark.parametrize("language", ["zh", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ja", "th"))])
+@pytest.mark.parametrize("language", ["zh", *slow("ja", "th")])
 def test_default_run_chooses_the_checkpoint_of_its_languages_bleu(language: str, tmp_path) -> None:
     spell, tokenizer_of_language = LANGUAGES[language]
     pairs = [(f"the number is {' '.join(str(number))}", spell(number)) for number in range(100, 1000, 7)]
