@@ -77,6 +77,8 @@ class _Augment:
     seed: int
     limits: tuple[int | None, int | None]
 
+    grows = True  # two pairs in one, and capitals in single letters
+
     def __call__(self, pair: dict[str, Any], epoch: int) -> dict[str, Any]:
         draw = Random(f"augment {self.seed} {epoch} {pair['line']}")
         (name,) = draw.choices([None, *self.augment], [1 - sum(self.augment.values()), *self.augment.values()])

@@ -115,16 +115,16 @@ def even_groups(tokens: np.ndarray, count: int) -> np.ndarray:
     return np.minimum(starts, len(tokens) - count + step)  # … with a batch left for each group that follows
 
 
-def shard_batches(batches: list[np.ndarray], lengths: np.ndarray, world_size: int) -> list[list[np.ndarray]]:
+def shard_batches(batches: list[np.ndarray], lengths: Any, world_size: int) -> list[list[np.ndarray]]:
     """Distribute the batches of one update, row numbers each, over the ranks: the same number and about the same work.
 
     If the number of batches is no multiple of `world_size`, the largest are halved until it is. If there are fewer
     pairs than ranks, the remaining ranks get a dummy pair without labels, encoded as `~row`. They take part in the
-    gradient all-reduce with zeros, so that no rank waits forever. `lengths` are the tokens of each row's longer side.
+    gradient all-reduce with zeros, so that no rank waits forever. `lengths[row]` are the tokens of a row's longer side.
     """
 
     def size(batch: np.ndarray) -> int:
-        return len(batch) * int(lengths[batch].max())
+        return len(batch) * max(int(lengths[row]) for row in batch.tolist())
 
     if world_size == 1:
         return [list(batches)]
@@ -181,8 +181,8 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
         source, target = source_lengths[self.sorted], target_lengths[self.sorted]
         # number of each run of pairs with equal source and equal target length
         self.equal_lengths = np.cumsum((np.diff(source, prepend=0) != 0) | (np.diff(target, prepend=0) != 0))
-        limit = min(max_tokens, tokens_per_update or max_tokens)
-        self.batch_starts = split_into_batches(self.lengths[self.sorted], limit)
+        self.limit = min(max_tokens, tokens_per_update or max_tokens)
+        self.batch_starts = split_into_batches(self.lengths[self.sorted], self.limit)
         self.tokens = np.add.reduceat(target, self.batch_starts[:-1])  # target tokens of each batch
         if tokens_per_update and tokens_per_update > max_tokens:
             self.batches_per_update = None
@@ -238,19 +238,58 @@ def _without_labels(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "labels": [IGNORED] * len(row["labels"])}
 
 
-class TokenBatchDataset(torch.utils.data.Dataset):
-    """Fetches the pairs of a whole update at once, given the row numbers of its batches."""
+def split_grown_batches(batches: list[list[int]], length: Callable[[int], int], max_tokens: int) -> list[np.ndarray]:
+    """Move the longest pairs of a batch that exceeds `max_tokens` into further batches, so that all fit.
 
-    def __init__(self, dataset: Any):
+    Augmentation makes some pairs several times as long as planned. They would pad their whole batch.
+
+    Args:
+        batches: row numbers.
+        length: returns the tokens of the longer side of a row.
+        max_tokens: limit of a batch, padding included. A pair over the limit is a batch.
+    """
+    kept, moved = [], []
+    for batch in batches:
+        rows, lengths = np.array(batch), np.array([length(row) for row in batch])
+        order = np.argsort(lengths, kind="stable")
+        padded = lengths[order] * np.arange(1, len(order) + 1)  # of the shortest pairs: increasing
+        fitting = max(1, int(np.searchsorted(padded, max_tokens, side="right")))
+        kept.append(rows if fitting == len(rows) else rows[order[:fitting]])
+        moved += rows[order[fitting:]].tolist()
+    moved.sort(key=length)
+    starts = split_into_batches(np.array([length(row) for row in moved]), max_tokens)
+    return kept + np.split(np.array(moved), starts[1:-1]) if moved else kept
+
+
+class TokenBatchDataset(torch.utils.data.Dataset):
+    """Fetches the pairs of a whole update at once, given the row numbers of its batches.
+
+    Args:
+        dataset: of pairs. If it `grows`, the batches are those of all ranks: only their pairs tell how to split them.
+        max_tokens, world_size, rank: of `TokenBatchSampler`, for a dataset that grows.
+    """
+
+    def __init__(self, dataset: Any, max_tokens: int = 0, world_size: int = 1, rank: int = 0):
         self.dataset = dataset
+        self.max_tokens, self.world_size, self.rank = max_tokens, world_size, rank
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitems__(self, batches: list[list[int]]) -> list[Rows]:
+        rows, batches = self.read(batches)
+        return select_rows(rows.__getitem__, batches)
+
+    def read(self, batches: list[list[int]]) -> tuple[dict[int, dict[str, Any]], list[list[int]]]:
+        """The rows by their numbers, and this rank's batches of them."""
         read = getattr(self.dataset, "__getitems__", lambda numbers: [self.dataset[row] for row in numbers])
         numbers = sorted({max(row, ~row) for batch in batches for row in batch})
-        return select_rows(dict(zip(numbers, read(numbers), strict=True)).__getitem__, batches)
+        rows = dict(zip(numbers, read(numbers), strict=True))
+        if not getattr(self.dataset, "grows", False):
+            return rows, batches
+        lengths = {number: max(len(row["input_ids"]), len(row["labels"])) for number, row in rows.items()}
+        split = split_grown_batches(batches, lengths.__getitem__, self.max_tokens)
+        return rows, [batch.tolist() for batch in shard_batches(split, lengths, self.world_size)[self.rank]]
 
 
 class StreamingTokenBatches(torch.utils.data.IterableDataset):

@@ -28,6 +28,11 @@ class _Redrawn:
         # In shared memory, so that running worker processes see the epoch too.
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
+    @property
+    def grows(self) -> bool:
+        """Whether a change can make a pair several times as long."""
+        return any(getattr(change, "grows", False) for change in self.changes)
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the changes are drawn for, and of a stream's shuffling."""
         self.epoch.fill_(epoch)

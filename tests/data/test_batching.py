@@ -9,6 +9,7 @@ from hf_vanilla_transformer.data.batching import (
     TokenBatchSampler,
     pair_lengths,
     shard_batches,
+    split_grown_batches,
     split_into_batches,
 )
 
@@ -148,3 +149,17 @@ def test_pair_lengths_of_a_list_of_rows():
     rows = [{"input_ids": [4, 2], "labels": [5, 6, 2]}, {"input_ids": [2], "labels": [2]}]
     source, target = pair_lengths(rows)
     assert source.tolist() == [2, 1] and target.tolist() == [3, 1]
+
+
+@FEW
+@given(st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=20), min_size=1, max_size=5), st.integers(1, 200))
+def test_batches_of_grown_pairs_are_split_by_the_limit(lengths, max_tokens):
+    ends = np.cumsum([len(batch) for batch in lengths])
+    batches = [list(range(end - len(batch), end)) for end, batch in zip(ends, lengths, strict=True)]
+    flat = [length for batch in lengths for length in batch]
+    split = [batch.tolist() for batch in split_grown_batches(batches, flat.__getitem__, max_tokens)]
+    assert sorted(row for batch in split for row in batch) == list(range(len(flat)))
+    assert all(len(batch) == 1 or len(batch) * max(flat[row] for row in batch) <= max_tokens for batch in split)
+    for old, new in zip(batches, split, strict=False):
+        fits = len(old) == 1 or len(old) * max(flat[row] for row in old) <= max_tokens
+        assert new == old if fits else set(new) < set(old)

@@ -14,6 +14,7 @@ from transformers import Seq2SeqTrainer
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_augmentation, with_bpe_dropout
 from hf_vanilla_transformer.data.perturbations import PERTURBATIONS
+from hf_vanilla_transformer.data.redrawing import redrawn
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from tests.model_helpers import PAD, slow, tiny_marian, tiny_model
@@ -183,8 +184,32 @@ def test_pair_over_the_token_limit_is_reported_and_trained(tmp_path, capsys):
     assert [10] in [batch for number in range(len(made._updates)) for batch in made._updates.batches(number)]
 
 
-@pytest.mark.parametrize("by_tokens", [True, False])
-def test_nan_loss_names_the_lines_of_its_batch(tmp_path, by_tokens):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_augmented_batches_keep_the_token_limit(tmp_path, text, workers):
+    """Capitals and pairs of pairs are several times as long as the pairs that the batches were planned for."""
+    encoded, tokenizer = text
+    augmented = with_augmentation(encoded, tokenizer, augment={"upper": 0.2, "merge": 0.2}, seed=1)
+    limit = 2 * max(len(row["input_ids"]) for row in encoded)
+    options = {"tokens_per_update": limit, "dataloader_num_workers": workers}
+    made = make_trainer(tmp_path, augmented, tiny_model(vocab_size=300), max_tokens_per_batch=limit, **options)
+    updates = list(made.get_train_dataloader())
+    shapes = [batch["input_ids"].shape for update in updates for batch in update]
+    assert sum(batch["labels"].shape[0] for update in updates for batch in update) == len(encoded)
+    assert all(pairs == 1 or pairs * length <= limit for pairs, length in shapes)
+    assert len(shapes) > len(updates)
+
+
+class Grown:
+    """Makes the pair of line 113 three times as long."""
+
+    grows = True
+
+    def __call__(self, row, epoch):
+        return {**row, "input_ids": row["input_ids"] * (3 if row["line"] == 113 else 1)}
+
+
+@pytest.mark.parametrize("batching", ["tokens", "grown", "pairs"])
+def test_nan_loss_names_the_lines_of_its_batch(tmp_path, batching):
     class Broken(VanillaTransformerTrainer):
         def compute_loss(self, model, inputs, *args, **kwargs):
             loss = super().compute_loss(model, inputs, *args, **kwargs)
@@ -193,11 +218,12 @@ def test_nan_loss_names_the_lines_of_its_batch(tmp_path, by_tokens):
     rows = [{**row, "input_ids": [4, 5, 2], "line": 100 + number} for number, row in enumerate(random_pairs(20))]
     rows[13]["input_ids"] = [39, 2]
     tokens = {"max_tokens_per_batch": 12, "tokens_per_update": 40}
-    settings = (
-        tokens if by_tokens else {"per_device_train_batch_size": 4, "train_sampling_strategy": "group_by_length"}
-    )
+    pairs = {"per_device_train_batch_size": 4, "train_sampling_strategy": "group_by_length"}
+    settings = pairs if batching == "pairs" else tokens
+    data = Dataset.from_list(rows)
+    data = redrawn(data, Grown()) if batching == "grown" else data
     with pytest.raises(UserError) as raised:
-        trained(tmp_path, Dataset.from_list(rows), kind=Broken, num_train_epochs=1, **settings)
+        trained(tmp_path, data, kind=Broken, num_train_epochs=1, **settings)
     message = str(raised.value)
     assert " nan" in message
     lines = [int(line) for line in message.split("lines ")[1].split(", ")]
