@@ -120,7 +120,7 @@ def shard_batches(batches: list[np.ndarray], lengths: Any, world_size: int) -> l
 
     If the number of batches is no multiple of `world_size`, the largest are halved until it is. If there are fewer
     pairs than ranks, the remaining ranks get a dummy pair without labels, encoded as `~row`. They take part in the
-    gradient all-reduce with zeros, so that no rank waits forever. `lengths[row]` are the tokens of a row's longer side.
+    gradient all-reduce with zeros, so that no rank waits forever. `lengths[row]` counts the tokens of its longer side.
     """
 
     def size(batch: np.ndarray) -> int:
