@@ -32,6 +32,7 @@ def compare(
     limit_single: int = 100,
     references: Sequence[str] | None = None,
     device: str = "cpu",
+    shortlist: str | None = None,
     **bleu_settings: Any,
 ) -> Iterator[Measurement]:
     """Translate the same sentences with every engine in turn, `rounds` times after a warm-up round.
@@ -46,6 +47,7 @@ def compare(
         limit_single: number of sentences for batches of one, because they are slow.
         references: reference translations, for BLEU if all sentences are translated.
         device: the device of every engine.
+        shortlist: a file of `vanilla-transformer shortlist`, for all engines.
         **bleu_settings: arguments of `score_translations`.
 
     Yields:
@@ -71,7 +73,8 @@ def compare(
         work = stack.enter_context(tempfile.TemporaryDirectory())
         workers: dict[str, Worker] = {}
         for name in engines:  # one by one, because CTranslate2's engines share converted models
-            workers[name] = stack.enter_context(Worker(serve, name, str(folder), work, device, threads=threads))
+            made_from = str(folder), work, device, shortlist
+            workers[name] = stack.enter_context(Worker(serve, name, *made_from, threads=threads))
             workers[name].receive()
         for size, width in product(batch_sizes, beams):
             yield from _measure(workers, ids[:limit_single] if size == 1 else ids, size, width, rounds, bleu)
@@ -104,9 +107,9 @@ def _measure(
 # Worker processes
 
 
-def serve(pipe: Connection, name: str, folder: str, work: str, device: str) -> None:
+def serve(pipe: Connection, name: str, folder: str, work: str, device: str, shortlist: str | None) -> None:
     """Run an engine in a worker process."""
-    engine, on_gpu = ENGINES[name](folder, work, device), torch.device(device).type == "cuda"
+    engine, on_gpu = ENGINES[name](folder, work, device, shortlist), torch.device(device).type == "cuda"
     pipe.send("ready")
     for request, args in requests(pipe):
         pipe.send(answer(engine, on_gpu, request, *args))

@@ -10,10 +10,14 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
+from ..data.tokenizer_training import load_tokenizers
+from ..errors import UserError
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, paper_generation_config
 from ..inference.continuous import ContinuousSearch
 from ..inference.loading import INT8, load_model
 from ..inference.optimize import optimize_for_inference
+from ..inference.shortlist import Shortlist, with_shortlist
+from ..inference.translator import Translator
 from ..inference.workers import map_in_threads, shard_evenly
 
 LENGTH_PENALTY = 1.0  # log P / length, the only formula of all three engines
@@ -99,6 +103,7 @@ class OurEngine(GenerateEngine):
         search.join([(index, row, 1, []) for index, row in enumerate(batch)])
         while search:
             decoder: Any = search.search.decoder
+            decoder = getattr(decoder, "decoder", decoder)  # inside that of a shortlist
             largest = max(largest, sum(kv.nbytes for kv in (*decoder.self_kv, *decoder.cross_kv)))
             search.step()
         return largest
@@ -107,14 +112,16 @@ class OurEngine(GenerateEngine):
 class CTranslate2Engine:
     """All sentences at once: CTranslate2 sorts them by length and forms the batches itself."""
 
-    def __init__(self, folder: str, work: str, device: str, quantization: str, workers: bool = False):
-        from ..data.tokenizer_training import load_tokenizers
+    def __init__(
+        self, folder: str, work: str, device: str, shortlist: str | None, quantization: str, workers: bool = False
+    ):
         from ..interop.ctranslate2 import convert
 
         threads = torch.get_num_threads()
         parallel = threads if workers else 1
         output = Path(work) / f"{quantization}_{parallel}"
-        convert(folder, output, quantization)
+        convert(folder, output, quantization, shortlist)
+        self.shortlist = shortlist
         import ctranslate2
 
         self.source, self.target = load_tokenizers(folder)
@@ -135,6 +142,7 @@ class CTranslate2Engine:
             batch_type="examples",
             beam_size=beams,
             length_penalty=LENGTH_PENALTY,
+            use_vmap=self.shortlist is not None,
             min_decoding_length=0,  # the default forbids an empty translation
             max_decoding_length=max_target_tokens(sentences),
             return_end_token=True,
@@ -145,22 +153,31 @@ class CTranslate2Engine:
         return None
 
 
-def _ours(folder: str, work: str, device: str, dtype: str | torch.dtype, **options: bool) -> Any:
-    return OurEngine(load_model(folder, device, dtype), **options)
+def _ours(
+    folder: str, work: str, device: str, shortlist: str | None, dtype: str | torch.dtype, **options: bool
+) -> Any:
+    engine = OurEngine(load_model(folder, device, dtype), **options)
+    if shortlist is not None:
+        translator = Translator(engine.model, *load_tokenizers(folder))
+        engine.model = with_shortlist(engine.model, Shortlist(shortlist, translator))
+    return engine
 
 
-def _marian(folder: str, work: str, device: str, dtype: torch.dtype) -> Any:
+def _marian(folder: str, work: str, device: str, shortlist: str | None, dtype: torch.dtype) -> Any:
     from ..interop.marian import to_marian
 
+    if shortlist is not None:
+        raise UserError(f"shortlist: {shortlist}: transformers' Marian takes none; leave out its engines")
     return GenerateEngine(to_marian(load_model(folder, device, torch.float32)).to(dtype))
 
 
 _DTYPES: dict[str, Any] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": INT8}
 _QUANTIZATIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8"}
 
-#: Engine by name, made from the model folder, a folder for converted models, and the device. With `workers` an engine
-#: runs one search per thread in parallel. With `compiled` it compiles the decoder for single sentences.
-ENGINES: dict[str, Callable[[str, str, str], Any]] = {
+#: Engine by name, made from the model folder, a folder for converted models, the device and a shortlist or None. With
+#: `workers` an engine runs one search per thread in parallel. With `compiled` it compiles the decoder for single
+#: sentences.
+ENGINES: dict[str, Callable[[str, str, str, str | None], Any]] = {
     **{f"ours_{name}": partial(_ours, dtype=dtype) for name, dtype in _DTYPES.items()},
     **{f"ours_workers_{name}": partial(_ours, dtype=dtype, workers=True) for name, dtype in _DTYPES.items()},
     **{f"ours_compiled_{name}": partial(_ours, dtype=_DTYPES[name], compiled=True) for name in ("bf16", "int8")},

@@ -72,6 +72,7 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--batch_sizes", nargs="+", type=int, default=[1, 64], metavar="N")
     add("--num_beams", nargs="+", type=int, default=[1, 4], metavar="N")
+    add("--shortlist", metavar="F", help="file of the command shortlist, for all engines")
     add("--bleu_tokenize", metavar="NAME", help="sacreBLEU's tokenizer (default: by script)")
     add("--bleu_lowercase", action="store_true", help="case-insensitive BLEU")
     add_common(parser)
@@ -120,7 +121,7 @@ def decode(arguments: argparse.Namespace) -> Iterator[Any]:
     )
     yield from compare(
         arguments.model, sentences, arguments.engines, arguments.batch_sizes, arguments.num_beams, arguments.rounds,
-        arguments.threads, references=references, device=arguments.device,
+        arguments.threads, references=references, device=arguments.device, shortlist=arguments.shortlist,
         tokenize=arguments.bleu_tokenize, lowercase=arguments.bleu_lowercase,
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from hf_vanilla_transformer.benchmarks import decoding as decoding_benchmark
 from hf_vanilla_transformer.benchmarks.decoding import compare
 from hf_vanilla_transformer.benchmarks.harness import Worker
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data.tokenizer_training import load_tokenizers
 from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference import workers
 from hf_vanilla_transformer.inference.translator import Translator
@@ -35,8 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class InProcessWorker:
     """Runs an engine in this process, because starting a worker process takes seconds."""
 
-    def __init__(self, serve: Any, engine: str, folder: str, work: str, device: str, threads: int):
-        self.engine = decoding_benchmark.ENGINES[engine](folder, work, device)
+    def __init__(self, serve: Any, engine: str, *made_from: Any, threads: int):
+        self.engine = decoding_benchmark.ENGINES[engine](*made_from)
 
     def __enter__(self) -> "InProcessWorker":
         return self
@@ -75,6 +76,30 @@ def test_engines_with_the_same_weights_translate_alike(folder, one_process, peer
         )
         assert one.peak_mib > 50
     assert len({tokens for one in found if one.setting["beams"] == 3 for tokens in one.target_tokens}) == 1
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_engines_take_a_shortlist(folder, one_process, tmp_path, monkeypatch, beams):
+    """Of tokens that no translation has without it."""
+    pytest.importorskip("ctranslate2")
+    monkeypatch.setattr(workers, "MIN_SENTENCES", 1)
+    source, target = load_tokenizers(folder)
+    ids, path, translations = source(SENTENCES)["input_ids"], tmp_path / "shortlist", []
+    for name in ("ours_fp32", "ours_workers_fp32", "ctranslate2_fp32"):
+        usual = {token for row in make_engine(name, folder, tmp_path).translate(ids, 2, beams) for token in row}
+        others = set(range(20, len(target))) - usual
+        path.write_text(f"\t{' '.join(target.convert_ids_to_tokens(sorted(others)))}\n", encoding="utf-8")
+        translations.append(make_engine(name, folder, tmp_path, str(path)).translate(ids, 2, beams))
+        assert {token for row in translations[-1] for token in row} <= others | {target.eos_token_id}
+    assert any(map(len, translations[0])) and translations[0] == translations[1] == translations[2]
+    with pytest.raises(UserError, match="^shortlist: "):
+        make_engine("marian_fp32", folder, tmp_path, str(path))
+
+
+def make_engine(name: str, folder: Path, work: Path, shortlist: str | None = None) -> Any:
+    parts = work / f"{name}_{shortlist is None}"
+    parts.mkdir()
+    return decoding_benchmark.ENGINES[name](str(folder), str(parts), "cpu", shortlist)
 
 
 def test_cache_bytes_are_those_of_the_tensors(folder: Path, one_process: None) -> None:
