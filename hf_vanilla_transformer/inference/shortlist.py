@@ -34,7 +34,7 @@ from .shared_copy import shared_copy
 from .text_io import read_lines
 
 _ROW_UNIT = 256  # rows are a multiple of it: oneDNN compiles a kernel for each shape
-_LEAST_SELECTED = 2**21  # elements of the output layer. The rows of a smaller one take longer to pack than to compute
+_LEAST_SELECTED = 2**23  # elements of the output layer. The rows of a smaller one take longer to pack than to compute
 _WINDOW = 4096  # pairs that are aligned together
 _WRITABLE, _LINKS = re.compile(r"[^ \t\r\n]+"), re.compile(r"\s*(\d+-\d+\s*)*")
 _DIGITS = (2**16, 2**8, 1)  # three digits of a token id are exact in every dtype
