@@ -95,8 +95,8 @@ def load_pairs(
     Returns:
         The pairs, with columns `source`, `target` and `line`, and the report. `line` is the line or row of the input,
         from 1, and counts on from one input, and from one copy of it, to the next. A table of several inputs has a
-        column `part`, the number of each row's input. Rows with a missing, empty or
-        non-text side, with bytes that are not UTF-8 or with a NUL character are dropped and counted.
+        column `part`, the number of each row's input. Rows with a missing, empty or non-text side, with bytes that are
+        not UTF-8 or with a NUL character are dropped and counted.
 
     Raises:
         UserError: a missing, ambiguous or unreadable input, an encoding that is not UTF-8, parallel files of different

@@ -31,7 +31,7 @@ _CODE = names(
     "verbatimchar"
 )
 
-#: Texts inside a sentence, but are no part of it: notes, comments, text boxes and ruby.
+#: Texts inside a sentence that are no part of it: notes, comments, text boxes and ruby.
 _INNER = r"<({})(?=[\s>])[^>]*>(?:(?!<\1[\s>]).)*?</\1>"
 _BETWEEN = "<office:section/>"
 
