@@ -45,7 +45,7 @@ def with_augmentation(
     """Perturb random training pairs, chosen anew in every epoch.
 
     The choice depends only on `seed`, the epoch (the trainer calls `set_epoch`) and the pair's `line`. `length`
-    remains the length without augmentation.
+    remains the length without augmentation. The trainer splits token batches that become too long.
 
     Args:
         encoded: from `encode_pairs`.
