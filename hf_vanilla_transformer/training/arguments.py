@@ -112,8 +112,8 @@ class DataArguments:
     )
     bpe_dropout: float = HfArg(default=0.0, help="BPE-dropout while training (Provilkov et al. 2020)")
     augment: list[str] | None = _optional(
-        "Perturb random training pairs, with a probability for each kind: upper=0.05 title=0.05 typos=0.03 "
-        "end_punctuation=0.05 merge=0.05 copy=0.02 noise=0.01"
+        "Perturb random training pairs, with a probability for each kind: upper=0.05 title=0.05 typos=0.12 "
+        "end_punctuation=0.08 merge=0.05 copy=0.02 noise=0.01"
     )
     stages: list[str] | None = _optional(
         "Mixtures of the inputs of train, or of directions, one after the other: fractions of the pairs, and epochs, "
