@@ -115,16 +115,16 @@ def even_groups(tokens: np.ndarray, count: int) -> np.ndarray:
     return np.minimum(starts, len(tokens) - count + step)  # … with a batch left for each group that follows
 
 
-def shard_batches(batches: list[np.ndarray], lengths: Any, world_size: int) -> list[list[np.ndarray]]:
+def shard_batches(batches: list[np.ndarray], lengths: np.ndarray, world_size: int) -> list[list[np.ndarray]]:
     """Distribute the batches of one update, row numbers each, over the ranks: the same number and about the same work.
 
     If the number of batches is no multiple of `world_size`, the largest are halved until it is. If there are fewer
     pairs than ranks, the remaining ranks get a dummy pair without labels, encoded as `~row`. They take part in the
-    gradient all-reduce with zeros, so that no rank waits forever. `lengths[row]` counts the tokens of its longer side.
+    gradient all-reduce with zeros, so that no rank waits forever. `lengths` are the tokens of each row's longer side.
     """
 
     def size(batch: np.ndarray) -> int:
-        return len(batch) * max(int(lengths[row]) for row in batch.tolist())
+        return len(batch) * int(lengths[batch].max())
 
     if world_size == 1:
         return [list(batches)]
@@ -238,34 +238,35 @@ def _without_labels(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "labels": [IGNORED] * len(row["labels"])}
 
 
-def split_grown_batches(batches: list[list[int]], length: Callable[[int], int], max_tokens: int) -> list[np.ndarray]:
+def split_grown_batches(batches: list[np.ndarray], lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
     """Move the longest pairs of a batch that exceeds `max_tokens` into further batches, so that all fit.
 
     Augmentation makes some pairs several times as long as planned. They would pad their whole batch.
 
     Args:
         batches: row numbers.
-        length: returns the tokens of the longer side of a row.
+        lengths: tokens of each row's longer side.
         max_tokens: limit of a batch, padding included. A pair over the limit is a batch.
     """
     kept, moved = [], []
     for batch in batches:
-        rows, lengths = np.array(batch), np.array([length(row) for row in batch])
-        order = np.argsort(lengths, kind="stable")
-        padded = lengths[order] * np.arange(1, len(order) + 1)  # of the shortest pairs: increasing
+        by_length = batch[np.argsort(lengths[batch], kind="stable")]
+        padded = lengths[by_length] * np.arange(1, len(batch) + 1)  # of the shortest pairs: increasing
         fitting = max(1, int(np.searchsorted(padded, max_tokens, side="right")))
-        kept.append(rows if fitting == len(rows) else rows[order[:fitting]])
-        moved += rows[order[fitting:]].tolist()
-    moved.sort(key=length)
-    starts = split_into_batches(np.array([length(row) for row in moved]), max_tokens)
-    return kept + np.split(np.array(moved), starts[1:-1]) if moved else kept
+        kept.append(batch if fitting == len(batch) else by_length[:fitting])
+        moved.append(by_length[fitting:])
+    rest = np.concatenate(moved)
+    rest = rest[np.argsort(lengths[rest], kind="stable")]
+    starts = split_into_batches(lengths[rest], max_tokens)
+    return kept + np.split(rest, starts[1:-1]) if len(rest) else kept
 
 
 class TokenBatchDataset(torch.utils.data.Dataset):
     """Fetches the pairs of a whole update at once, given the row numbers of its batches.
 
     Args:
-        dataset: of pairs. If it `grows`, the batches are those of all ranks: only their pairs tell how to split them.
+        dataset: of pairs. If it `grows`, the batches are those of all ranks, because the new lengths determine how
+            they are split and sharded.
         max_tokens, world_size, rank: of `TokenBatchSampler`, for a dataset that grows.
     """
 
@@ -287,9 +288,11 @@ class TokenBatchDataset(torch.utils.data.Dataset):
         rows = dict(zip(numbers, read(numbers), strict=True))
         if not getattr(self.dataset, "grows", False):
             return rows, batches
-        lengths = {number: max(len(row["input_ids"]), len(row["labels"])) for number, row in rows.items()}
-        split = split_grown_batches(batches, lengths.__getitem__, self.max_tokens)
-        return rows, [batch.tolist() for batch in shard_batches(split, lengths, self.world_size)[self.rank]]
+        # below, a row is its place in `numbers`
+        lengths = np.array([max(len(row["input_ids"]), len(row["labels"])) for row in rows.values()])
+        split = split_grown_batches([np.searchsorted(numbers, batch) for batch in batches], lengths, self.max_tokens)
+        shard = shard_batches(split, lengths, self.world_size)[self.rank]
+        return rows, [[numbers[row] if row >= 0 else ~numbers[~row] for row in batch.tolist()] for batch in shard]
 
 
 class StreamingTokenBatches(torch.utils.data.IterableDataset):

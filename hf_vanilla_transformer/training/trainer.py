@@ -197,16 +197,16 @@ class VanillaTransformerTrainer(ResumableTrainer):
         if len(dataset) == 0:
             raise UserError("there is no pair to train on")
         if getattr(dataset, "grows", False):
-            plan |= {"world_size": 1, "rank": 0}  # `_fetched` shares out the pairs
+            plan |= {"world_size": 1, "rank": 0}  # the dataset shards the batches
         sampler = TokenBatchSampler(*pair_lengths(self.train_dataset), **plan)
         too_long = int((sampler.lengths > args.max_tokens_per_batch).sum())
         self._warn_of_long_pairs(int(sampler.lengths.max()), f"{too_long:,}")
         for name in ("num_workers", "persistent_workers", "prefetch_factor"):
             options[name] = getattr(args, f"dataloader_{name}")
-        loader = DataLoader(self._fetched(dataset, sampler), batch_sampler=sampler, **options)
+        loader = DataLoader(self._token_batches(dataset, sampler), batch_sampler=sampler, **options)
         return leave_signals_to_main_process(loader)
 
-    def _fetched(self, dataset: Any, sampler: TokenBatchSampler) -> TokenBatchDataset:
+    def _token_batches(self, dataset: Any, sampler: TokenBatchSampler) -> TokenBatchDataset:
         return TokenBatchDataset(dataset, sampler.limit, self.args.world_size, self.args.process_index)
 
     def _rounding(self) -> dict[str, Any]:
@@ -348,7 +348,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         """The dataset rows of a batch of the current update, without token batches of the whole update, or None."""
         if isinstance(self._updates, TokenBatchSampler):
             planned = self._updates.batches(self.state.global_step - self._epoch_start)
-            _, batches = self._fetched(self.train_dataset, self._updates).read(planned)
+            _, batches = self._token_batches(self.train_dataset, self._updates).read(planned)
             return [max(row, ~row) for row in batches[batch]]
         sampler = None if self.by_tokens else self._get_train_sampler()
         if not isinstance(sampler, LengthGroupedSampler):

@@ -79,7 +79,7 @@ def test_engines_with_the_same_weights_translate_alike(folder, one_process, peer
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_engines_take_a_shortlist(folder, one_process, tmp_path, monkeypatch, beams):
+def test_engines_take_a_shortlist(folder, tmp_path, monkeypatch, beams):
     """Of tokens that no translation has without it."""
     pytest.importorskip("ctranslate2")
     monkeypatch.setattr(workers, "MIN_SENTENCES", 1)

@@ -157,7 +157,7 @@ def test_batches_of_grown_pairs_are_split_by_the_limit(lengths, max_tokens):
     ends = np.cumsum([len(batch) for batch in lengths])
     batches = [list(range(end - len(batch), end)) for end, batch in zip(ends, lengths, strict=True)]
     flat = [length for batch in lengths for length in batch]
-    split = [batch.tolist() for batch in split_grown_batches(batches, flat.__getitem__, max_tokens)]
+    split = [batch.tolist() for batch in split_grown_batches(list(map(np.array, batches)), np.array(flat), max_tokens)]
     assert sorted(row for batch in split for row in batch) == list(range(len(flat)))
     assert all(len(batch) == 1 or len(batch) * max(flat[row] for row in batch) <= max_tokens for batch in split)
     for old, new in zip(batches, split, strict=False):
