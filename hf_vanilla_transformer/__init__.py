@@ -3,9 +3,6 @@
 Importing this package registers the model with the Auto classes of `transformers`.
 """
 
-import importlib
-from typing import Any
-
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -25,8 +22,8 @@ from .modeling_vanilla_transformer import (
     VanillaTransformerModel,
     VanillaTransformerPreTrainedModel,
 )
-
-__version__ = "0.1.0"
+from .utils.lazy import lazy_names
+from .utils.version import __version__ as __version__
 
 _AUTO_CLASSES = {
     AutoModel: VanillaTransformerModel,
@@ -67,18 +64,14 @@ __all__ = [
 
 # Imported on first use: training needs datasets and accelerate, which a model does not. name -> module
 _LAZY = {
-    "BatchTranslator": "inference.batch_translator",
-    "TranslationPipeline": "pipeline_vanilla_transformer",
-    "Translator": "inference.translator",
-    "VanillaTransformerTrainer": "training.trainer",
-    "VanillaTransformerTrainingArguments": "training.arguments",
+    "BatchTranslator": ".inference.batch_translator",
+    "TranslationPipeline": ".pipeline_vanilla_transformer",
+    "Translator": ".inference.translator",
+    "VanillaTransformerTrainer": ".training.trainer",
+    "VanillaTransformerTrainingArguments": ".training.arguments",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+__getattr__ = lazy_names(__name__, _LAZY)
 
 
 def __dir__() -> list[str]:

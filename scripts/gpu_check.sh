@@ -13,4 +13,4 @@ if "$python" -c "import pytest" 2>/dev/null; then
 else
   echo "tests: not run, pytest is not installed" | tee "$output/tests.txt"
 fi
-exec "$python" -m vanilla_transformer_cli benchmark gpu "$output" "$@"
+exec "$python" -m scripts.benchmarks gpu "$output" "$@"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_vanilla_transformer.atomic_write import atomic_file, new_folder, replace_folder
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.utils.atomic_write import atomic_file, new_folder, replace_folder
+from hf_vanilla_transformer.utils.errors import UserError
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

@@ -17,11 +17,12 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_vanilla_transformer import generation_vanilla_transformer as generation
 from hf_vanilla_transformer import search_vanilla_transformer as search
+from hf_vanilla_transformer.engine import linear, optimize
+from hf_vanilla_transformer.engine.compiled import CompiledDecoder, CompiledModule
+from hf_vanilla_transformer.engine.ensemble import EnsembleEngine
+from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
 from hf_vanilla_transformer.generation_vanilla_transformer import ModuleDecoder
-from hf_vanilla_transformer.inference import linear, optimize, optimize_for_inference
-from hf_vanilla_transformer.inference.compiled import CompiledDecoder, CompiledModule
-from hf_vanilla_transformer.inference.ensemble import EnsembleEngine
-from hf_vanilla_transformer.inference.packed_decoder import PackedDecoder
+from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import SearchConfig
 from tests.model_helpers import EOS, FIRST_WORD, PAD, START, assert_near, sentences, slow, tiny_model
 from tests.search_helpers import (

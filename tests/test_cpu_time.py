@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_vanilla_transformer import cpu_time
-from hf_vanilla_transformer.cpu_time import CpuTime, available_cpus, fitting_threads, on_fitting_threads
 from hf_vanilla_transformer.training.callbacks import FitThreads
+from hf_vanilla_transformer.utils import cpu_time
+from hf_vanilla_transformer.utils.cpu_time import CpuTime, available_cpus, fitting_threads, on_fitting_threads
 
 
 class Machine:

@@ -11,15 +11,15 @@ import torch
 from hf_vanilla_transformer import TranslationPipeline, Translator, VanillaTransformerConfig
 from hf_vanilla_transformer.data import load_pairs, train_tokenizer
 from hf_vanilla_transformer.data.word_vectors import load_word_vectors
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.evaluation import score_translations
 from hf_vanilla_transformer.hub.publishing import publish
 from hf_vanilla_transformer.inference import optimize_for_inference
-from hf_vanilla_transformer.inference.continuous import ContinuousSearch
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.training.checkpoints import average_weights
 from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import save_model, tiny_model
 from tests.trainer_helpers import make_trainer
 from vanilla_transformer_cli.main import SUBCOMMANDS

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_vanilla_transformer.plotting import figure_file
+from hf_vanilla_transformer.utils.plotting import figure_file
 
 matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed; it comes with the extra 'plot'")
 

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from hf_vanilla_transformer.benchmarks import plan
-from hf_vanilla_transformer.benchmarks.decoding_engines import ENGINES as DECODING_ENGINES
-from hf_vanilla_transformer.benchmarks.training import ENGINES as TRAINING_ENGINES
 from hf_vanilla_transformer.interop.converting import FORMATS as IMPORT_FORMATS
 from hf_vanilla_transformer.interop.exporting import FORMATS as EXPORT_FORMATS
 from hf_vanilla_transformer.training.arguments import DataArguments, ModelArguments, RunArguments
 from hf_vanilla_transformer.training.recipes import parse_recipe
+from scripts.benchmarks.decoding_engines import ENGINES as DECODING_ENGINES
+from scripts.benchmarks.training import ENGINES as TRAINING_ENGINES
 from tests.model_helpers import save_model, save_model_of_languages
 from tests.serving.running_server import running_server
 from vanilla_transformer_cli.main import main as vanilla_transformer
@@ -82,7 +81,7 @@ def section(text: str, title: str) -> str:
 
 
 def test_main_folders_have_a_readme():
-    folders = ["", "hf_vanilla_transformer/interop/", "hf_vanilla_transformer/benchmarks/", "scripts/", "tests/"]
+    folders = ["", "hf_vanilla_transformer/interop/", "scripts/benchmarks/", "scripts/", "tests/"]
     assert {f"{folder}README.md" for folder in [*folders, "scripts/recipes/"]} <= DOCUMENTS.keys()
 
 
@@ -331,13 +330,6 @@ def test_recipes_are_all_described():
 def test_formats_are_all_described():
     text = DOCUMENTS["hf_vanilla_transformer/interop/README.md"]
     assert [name for name in (*IMPORT_FORMATS, *EXPORT_FORMATS) if f"| `{name}` |" not in text] == []
-
-
-def test_plan_table_is_what_the_plan_prints(monkeypatch, capsys):
-    recipes = sorted(str(path) for path in (ROOT / "scripts" / "recipes").glob("wmt14_*.yaml"))
-    monkeypatch.setattr(sys, "argv", ["plan", *recipes])
-    plan.main()
-    assert capsys.readouterr().out in DOCUMENTS["scripts/recipes/README.md"]
 
 
 def test_names_in_the_table_of_sections_exist():

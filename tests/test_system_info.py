@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from hf_vanilla_transformer.system_info import describe_hardware, versions
+from hf_vanilla_transformer.utils.system_info import describe_hardware, versions
 
 
 @pytest.mark.parametrize("threads", ["1 torch thread", "2 torch threads"])

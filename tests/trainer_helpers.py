@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.objectives import consistency
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import PAD, SPECIAL_TOKENS, padded, sentences, tiny_model, word_tokenizer
 
 Rows = list[dict[str, list[int]]]

@@ -1,14 +1,19 @@
 """Sentence pairs, tokenizers, and pairs as token ids."""
 
-from .augmentation import with_augmentation
-from .bpe_dropout import with_bpe_dropout
-from .corpora import Input, PairReport, parse_inputs
-from .encoding import EncodingReport, encode_pairs
-from .mixtures import MixtureReport, load_pairs
-from .numbers import number_pairs
-from .readers import read_lines
-from .side_tokens import side_tokens
-from .tokenizer_training import load_tokenizers, save_tokenizers, train_tokenizer
+from typing import TYPE_CHECKING
+
+from ..utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .augmentation import with_augmentation
+    from .bpe_dropout import with_bpe_dropout
+    from .corpora import Input, PairReport, parse_inputs
+    from .encoding import EncodingReport, encode_pairs
+    from .mixtures import MixtureReport, load_pairs
+    from .numbers import number_pairs
+    from .readers import read_lines
+    from .side_tokens import side_tokens
+    from .tokenizer_training import load_tokenizers, save_tokenizers, train_tokenizer
 
 __all__ = [
     "EncodingReport",
@@ -27,3 +32,24 @@ __all__ = [
     "with_augmentation",
     "with_bpe_dropout",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "EncodingReport": ".encoding",
+        "Input": ".corpora",
+        "MixtureReport": ".mixtures",
+        "PairReport": ".corpora",
+        "encode_pairs": ".encoding",
+        "load_pairs": ".mixtures",
+        "load_tokenizers": ".tokenizer_training",
+        "number_pairs": ".numbers",
+        "parse_inputs": ".corpora",
+        "read_lines": ".readers",
+        "save_tokenizers": ".tokenizer_training",
+        "side_tokens": ".side_tokens",
+        "train_tokenizer": ".tokenizer_training",
+        "with_augmentation": ".augmentation",
+        "with_bpe_dropout": ".bpe_dropout",
+    },
+)

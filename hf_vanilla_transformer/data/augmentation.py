@@ -8,7 +8,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import UserError
+from ..utils.errors import UserError
 from .mixtures import PART
 from .perturbations import PERTURBATIONS
 from .redrawing import CHECKED_ROWS, redrawn, split_special_tokens

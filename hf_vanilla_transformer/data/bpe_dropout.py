@@ -9,7 +9,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import UserError
+from ..utils.errors import UserError
 from .redrawing import CHECKED_ROWS, redrawn
 
 

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from datasets import Dataset
 
-from ..errors import UserError
+from ..utils.errors import UserError
 from .language_detection import likely_language
 from .words import UNSPACED, words
 

@@ -2,7 +2,7 @@
 
 from html import escape
 
-from ..html_page import html_page, html_table, html_texts
+from ..utils.html_page import html_page, html_table, html_texts
 from .cleaning import RULES, CleaningReport
 
 

@@ -20,9 +20,9 @@ import datasets
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
 
-from ..atomic_write import atomic_file
-from ..errors import UserError
-from ..untrusted import one_line
+from ..utils.atomic_write import atomic_file
+from ..utils.errors import UserError
+from ..utils.untrusted import one_line
 from . import translation_memories
 from .readers import (
     NEEDS_HEADER,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from ..errors import UserError
+from ..utils.errors import UserError
 from .corpora import PairReport
 from .mixtures import MixtureReport, concatenated
 

@@ -8,7 +8,7 @@ import numpy as np
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import UserError
+from ..utils.errors import UserError
 from .corpora import REPORTED_LINES, describe_dropped
 from .language_tokens import Direction, encode_targets, language_tokens
 from .mixtures import PART

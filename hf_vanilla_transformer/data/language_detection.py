@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from ..errors import naming_extras
+from ..utils.errors import naming_extras
 
 _CERTAIN = 0.95
 

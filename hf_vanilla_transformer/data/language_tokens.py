@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from transformers import AddedToken, PreTrainedTokenizerBase
 
-from ..errors import UserError, did_you_mean
-from ..untrusted import shown
+from ..utils.errors import UserError, did_you_mean
+from ..utils.untrusted import shown
 from .side_tokens import Side, target_vocabulary
 
 Direction: TypeAlias = tuple[str | None, str | None]  # the codes of source and target. None: not named

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, IterableDataset, concatenate_datasets
 
-from ..errors import UserError
+from ..utils.errors import UserError
 from .corpora import (
     FEATURES,
     NUMBERS,

@@ -5,7 +5,7 @@ import random
 from datasets import Dataset, DatasetDict
 from num2words import CONVERTER_CLASSES, num2words
 
-from ..errors import UserError
+from ..utils.errors import UserError
 
 
 def number_pairs(

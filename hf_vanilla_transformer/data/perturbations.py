@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import TypeAlias
 
-from ..errors import UserError
+from ..utils.errors import UserError
 
 Pair: TypeAlias = tuple[str, str]
 

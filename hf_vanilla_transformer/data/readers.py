@@ -14,8 +14,8 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO, Any, cast
 
-from ..errors import UserError
-from ..untrusted import one_line, require_file
+from ..utils.errors import UserError
+from ..utils.untrusted import one_line, require_file
 
 Row = Mapping[str, Any]
 #: repair -> number of lines that it was made in

@@ -21,9 +21,9 @@ import tokenizers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..atomic_write import atomic_file, report_full_disk
-from ..errors import UserError, check_at_least_one, missing_extra, naming_extras
-from ..untrusted import one_line
+from ..utils.atomic_write import atomic_file, report_full_disk
+from ..utils.errors import UserError, check_at_least_one, missing_extra, naming_extras
+from ..utils.untrusted import one_line
 from .corpora import cache_file, remove_leftovers
 from .language_tokens import language_tokens
 from .side_tokens import target_vocabulary

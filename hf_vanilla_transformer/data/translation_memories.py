@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import UserError
-from ..untrusted import one_line
+from ..utils.errors import UserError
+from ..utils.untrusted import one_line
 from .language_detection import base_language
 from .readers import BadRow, open_binary
 

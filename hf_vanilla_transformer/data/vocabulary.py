@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..errors import UserError, check_at_least_one
+from ..utils.errors import UserError, check_at_least_one
 from .language_tokens import add_language_tokens, language_tokens
 from .tokenizer_training import without_long_words
 

@@ -17,7 +17,7 @@ from tokenizers import decoders
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import UserError
+from ..utils.errors import UserError
 from .readers import open_binary
 from .side_tokens import Side, side_tokens
 

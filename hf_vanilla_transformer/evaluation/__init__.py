@@ -1,8 +1,13 @@
 """Evaluation of a trained model: metrics of its translations, comparison of systems, and attention maps."""
 
-from .comparison import compare_systems
-from .metrics import example_translations, score_translations, translation_metrics
-from .plots import cross_attention, plot_attention
+from typing import TYPE_CHECKING
+
+from ..utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .comparison import compare_systems
+    from .metrics import example_translations, score_translations, translation_metrics
+    from .plots import cross_attention, plot_attention
 
 __all__ = [
     "compare_systems",
@@ -12,3 +17,15 @@ __all__ = [
     "score_translations",
     "translation_metrics",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "compare_systems": ".comparison",
+        "cross_attention": ".plots",
+        "example_translations": ".metrics",
+        "plot_attention": ".plots",
+        "score_translations": ".metrics",
+        "translation_metrics": ".metrics",
+    },
+)

@@ -8,7 +8,7 @@ from sacrebleu.metrics import CHRF
 from sacrebleu.significance import PairedTest, estimate_ci
 
 from ..data.words import words
-from ..errors import UserError
+from ..utils.errors import UserError
 from .metrics import make_metrics, reference_lists
 
 #: A metric of one's own: sources, hypotheses and references (the first of each) to one number for each sentence.

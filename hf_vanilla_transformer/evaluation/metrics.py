@@ -16,10 +16,10 @@ from transformers import EvalPrediction, PreTrainedTokenizerBase, Seq2SeqTrainer
 
 from ..data.language_tokens import language_tokens
 from ..data.side_tokens import AS_TEXT
-from ..errors import UserError
 from ..inference.loading import import_object
 from ..loss_vanilla_transformer import IGNORED
-from ..untrusted import one_line
+from ..utils.errors import UserError
+from ..utils.untrusted import one_line
 
 #: sacreBLEU's tokenizers for scripts in which its default, 13a, finds no words. Thai, Lao, Tibetan, Burmese and Khmer
 #: have none that works without a download.

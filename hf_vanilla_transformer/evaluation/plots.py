@@ -12,11 +12,11 @@ from tokenizers import decoders
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.side_tokens import Side, side_tokens
-from ..errors import UserError
+from ..engine.shared_copy import shared_copy
 from ..inference.alignment import decoder_inputs
-from ..inference.shared_copy import shared_copy
 from ..inference.translator import TOKENIZER_LOCK, Translator
-from ..plotting import figure_file
+from ..utils.errors import UserError
+from ..utils.plotting import figure_file
 
 # Printable characters for the space at the start of a token, line breaks and tabs.
 _PRINTABLE = str.maketrans({" ": "▁", "\n": "↵", "\r": "↵", "\t": "⇥"})

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from ..html_page import html_page, html_table, html_texts
-from ..markdown import markdown_table
+from ..utils.html_page import html_page, html_table, html_texts
+from ..utils.markdown import markdown_table
 from .comparison import SAMPLES, TRIALS
 
 TITLES = {"bleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER", "exact_match": "exact match"}

@@ -17,12 +17,12 @@ from typing import Any, TypeGuard
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from ..atomic_write import atomic_file
 from ..data.language_tokens import DIRECTIONS, MARKS
 from ..data.tokenizer_training import TARGET_FOLDER
-from ..errors import UserError
-from ..markdown import isolated, markdown_table
-from ..untrusted import read_json_object
+from ..utils.atomic_write import atomic_file
+from ..utils.errors import UserError
+from ..utils.markdown import isolated, markdown_table
+from ..utils.untrusted import read_json_object
 
 TEMPLATE = Path(__file__).with_name("card_template.md")
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from transformers.dynamic_module_utils import get_relative_imports
 
 from ..data.tokenizer_training import TARGET_FOLDER
-from ..errors import UserError
-from ..untrusted import read_json_object
+from ..utils.errors import UserError
+from ..utils.untrusted import read_json_object
 
 WEIGHTS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"

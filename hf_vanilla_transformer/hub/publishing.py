@@ -20,9 +20,9 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, co
 from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id
 
-from ..errors import UserError
 from ..inference.loading import check_model_folder
-from ..untrusted import one_line, read_json_object
+from ..utils.errors import UserError
+from ..utils.untrusted import one_line, read_json_object
 from .card import CardFacts, card_for_repository, model_card
 from .model_files import ADAPTER_CONFIG, CARD, ModelFiles, choose_files, is_model_file, shard
 

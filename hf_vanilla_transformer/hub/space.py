@@ -11,7 +11,7 @@ import yaml
 from huggingface_hub import HfApi, RepoCard
 from huggingface_hub.errors import RepositoryNotFoundError
 
-from ..errors import UserError
+from ..utils.errors import UserError
 from .publishing import check_repo_id, commit, one_line_errors, with_retries
 
 CARD = "README.md"

@@ -1,19 +1,27 @@
-"""Translate with a trained model: the fast decoding engine, and the translator that feeds it."""
+"""Translate with a trained model: the translator and what feeds it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .optimize import deoptimize, optimize_for_inference
+from ..utils.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .translator import Hypothesis, Translator
+    from ..engine.optimize import deoptimize, optimize_for_inference
+    from .hypothesis import Hypothesis
+    from .translator import Translator
 
-__all__ = ["Hypothesis", "Translator", "deoptimize", "optimize_for_inference"]
+__all__ = [
+    "Hypothesis",
+    "Translator",
+    "deoptimize",
+    "optimize_for_inference",
+]
 
-
-def __getattr__(name: str) -> Any:
-    """Import the translator on first use: its tokenizers need `datasets`, 90 MB that an optimized model does not."""
-    if name not in ("Hypothesis", "Translator"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import translator
-
-    return getattr(translator, name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Hypothesis": ".hypothesis",
+        "Translator": ".translator",
+        "deoptimize": "..engine.optimize",
+        "optimize_for_inference": "..engine.optimize",
+    },
+)

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.side_tokens import Decoder, Side, side_decoder
 from ..data.words import UNIT, WordSplitter, white_space_words
-from ..errors import UserError
+from ..engine.shared_copy import shared_copy
+from ..utils.errors import UserError
 from .batching import MAX_TOKENS, length_batches
-from .shared_copy import shared_copy
 
 #: (source word, target word), both counted from 0
 Link = tuple[int, int]

@@ -6,7 +6,7 @@ from itertools import zip_longest
 from typing import Any
 
 from ..data.words import WordSplitter
-from ..errors import UserError
+from ..utils.errors import UserError
 from .workers import shard_evenly
 
 #: How many batches are read ahead and sorted by length: enough to waste little on padding, few enough for a stream.

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..data.language_tokens import Direction, encode_targets, language_tokens
-from ..errors import UserError
+from ..utils.errors import UserError
 
 Codes = str | Iterable[str] | None
 Place = tuple[int, Direction]  # the number of a line, for messages, and the direction of its sentence

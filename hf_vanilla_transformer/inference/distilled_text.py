@@ -17,8 +17,8 @@ from typing import Any
 from sacrebleu.metrics import CHRF
 
 from ..data.corpora import DISTILLED, SIDES, Columns
-from ..errors import UserError
-from ..system_info import counted
+from ..utils.errors import UserError
+from ..utils.system_info import counted
 from .file_translation import claim, translate_file
 from .fingerprints import text_fingerprint, translator_fingerprint
 from .ray_workers import RayPool

@@ -15,11 +15,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..atomic_write import atomic_file
 from ..data.readers import file_format
-from ..errors import UserError
+from ..documents.documents import translate_documents
+from ..utils.atomic_write import atomic_file
+from ..utils.errors import UserError
 from .batching import MAX_TOKENS, with_prefixes
-from .documents import translate_documents
 from .fingerprints import text_fingerprint, translator_fingerprint
 from .ray_workers import RayPool
 from .text_io import TABLES, line_writer, open_to_write, read_lines, row_writer

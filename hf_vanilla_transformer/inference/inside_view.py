@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask
 
-from .shared_copy import shared_copy
+from ..engine.shared_copy import shared_copy
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 

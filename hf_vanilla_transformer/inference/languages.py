@@ -6,11 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ..data.language_tokens import DIRECTIONS, language_tokens
 from ..data.tokenizer_training import load_tokenizers
-from ..errors import UserError
-from ..untrusted import read_json_object
-from .documents import card_languages
+from ..utils.errors import UserError
+from ..utils.untrusted import read_json_object
 
 #: English names for `GET /languages`. A code that is missing here is its name.
 _NAMES = (
@@ -91,3 +92,19 @@ def language_code(value: Any) -> str | None:
     """A language code with hyphens, such as pt-BR for pt_BR, or None if the value is no code."""
     text = value.replace("_", "-").removesuffix("-XX") if isinstance(value, str) else ""  # en_XX: mBART
     return text if _CODE.fullmatch(text) else None
+
+
+def card_languages(folder: Path) -> list[str]:
+    """Read the languages in the metadata of a model card, source and target in the cards of this package, or none.
+
+    `language_bcp47` has the codes with their subtags, such as pt-BR, that the Hub refuses in `language`.
+    """
+    try:
+        text = (folder / "README.md").read_text(encoding="utf-8")
+        # all values as strings: `no` is Norwegian, not false
+        metadata = yaml.load(text.split("---")[1], yaml.BaseLoader) if text.startswith("---") else {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return []
+    metadata = metadata if isinstance(metadata, dict) else {}
+    languages = metadata.get("language_bcp47") or metadata.get("language")
+    return [str(code).replace("_", "-") for code in languages] if isinstance(languages, list) else []

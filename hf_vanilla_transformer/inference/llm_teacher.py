@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..cpu_time import on_fitting_threads
-from ..errors import UserError
-from ..untrusted import shown
+from ..utils.cpu_time import on_fitting_threads
+from ..utils.errors import UserError
+from ..utils.untrusted import shown
 from .languages import NAMES
 from .text_io import read_lines
 from .translator import Hypothesis, Translator

@@ -27,14 +27,14 @@ from transformers.utils import logging
 
 from .. import modeling_vanilla_transformer
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..cpu_time import on_fitting_threads
-from ..errors import UserError
-from ..system_info import describe_hardware, versions
-from ..untrusted import one_line, read_json_object, reading_weights
-from .int8_kernels import library
-from .kernels import has_fast_bfloat16
-from .linear import INT8, int8_error
-from .optimize import not_optimizable, optimize_for_inference, optimize_if_possible
+from ..engine.int8_kernels import library
+from ..engine.kernels import has_fast_bfloat16
+from ..engine.linear import INT8, int8_error
+from ..engine.optimize import not_optimizable, optimize_for_inference, optimize_if_possible
+from ..utils.cpu_time import on_fitting_threads
+from ..utils.errors import UserError
+from ..utils.system_info import describe_hardware, versions
+from ..utils.untrusted import one_line, read_json_object, reading_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

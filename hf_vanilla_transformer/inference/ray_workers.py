@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from itertools import chain, islice, repeat
 from typing import Any, TypeVar
 
-from ..errors import UserError, naming_extras
-from ..untrusted import one_line
+from ..utils.errors import UserError, naming_extras
+from ..utils.untrusted import one_line
 from .fingerprints import translator_fingerprint
 from .translator import Translator
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ..data.side_tokens import readable_tokens
-from ..errors import check_at_least_one
+from ..utils.errors import check_at_least_one
 from .batching import BATCHES_AHEAD, MAX_TOKENS, length_batches
 from .directions import Codes, next_places
 from .token_probabilities import token_log_probabilities

@@ -9,7 +9,7 @@ from typing import Any
 from ..data.corpora import SIDES, Columns, PairReport, defect, has_pairs, read_sides
 from ..data.mixtures import load_pairs
 from ..data.readers import is_readable, read_rows
-from ..errors import UserError
+from ..utils.errors import UserError
 from .text_io import read_lines
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from typing import IO, Any, cast
 
 from transformers.utils import logging
 
-from ..atomic_write import atomic_file
 from ..data import readers
-from ..errors import UserError
+from ..utils.atomic_write import atomic_file
+from ..utils.errors import UserError
 
 
 def silence_transformers() -> None:

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..engine.shared_copy import in_evaluation_mode
 from .alignment import decoder_inputs
-from .shared_copy import in_evaluation_mode
 
 #: Logits in memory at a time, in numbers: 256 MiB in float32, copied three times.
 _MAX_LOGITS = 2**26

@@ -15,16 +15,21 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..cpu_time import on_fitting_threads
 from ..data.language_tokens import Direction
 from ..data.side_tokens import AS_TEXT, readable_tokens
 from ..data.source_text import source_text
 from ..data.tokenizer_training import load_tokenizers, recognising_added_tokens, tokenizer_digest
 from ..data.words import WordSplitter, white_space_words, words
-from ..errors import UserError, check_at_least_one
+from ..documents.protected import has_words, knows_escapes, protect, white_space_links
+from ..engine.ensemble import EnsembleEngine
+from ..engine.optimize import optimize_if_possible
+from ..engine.shared_copy import in_evaluation_mode, shared_copy
+from ..engine.shortlist import Shortlist, with_shortlist
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import is_hypothesis
+from ..utils.cpu_time import on_fitting_threads
+from ..utils.errors import UserError, check_at_least_one
 from .alignment import align, chosen_layer
 from .batching import (
     BATCHES_AHEAD,
@@ -36,13 +41,8 @@ from .batching import (
     with_prefixes,
 )
 from .directions import Codes, Directions, Place, next_places
-from .ensemble import EnsembleEngine
 from .hypothesis import Hypothesis
 from .loading import load_model
-from .optimize import optimize_if_possible
-from .protected import has_words, knows_escapes, protect, white_space_links
-from .shared_copy import in_evaluation_mode, shared_copy
-from .shortlist import Shortlist, with_shortlist
 from .token_probabilities import token_log_probabilities
 from .workers import map_in_threads, worker_count
 

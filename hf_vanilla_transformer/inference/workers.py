@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from ..cpu_time import available_cpus
+from ..utils.cpu_time import available_cpus
 
 #: Fewer sentences per search make poor use of a core, because every step reads all weights whatever the batch size.
 MIN_SENTENCES = 32

@@ -14,10 +14,10 @@ from typing import Any
 import transformers
 
 from ..data.tokenizer_training import load_tokenizers
-from ..errors import UserError
 from ..inference.directions import Directions
 from ..inference.languages import NAMES, model_languages
-from ..untrusted import require_file, shown
+from ..utils.errors import UserError
+from ..utils.untrusted import require_file, shown
 from . import ctranslate2
 from .argos_splitter import splitter_files
 from .search_settings import check_search, ends, shortest

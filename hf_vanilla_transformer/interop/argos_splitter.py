@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import naming_extras
+from ..utils.errors import naming_extras
 
 _NAME = "rules"  # the language and the package of the network, the same for every language
 _LABELS = 3  # of a character: within a token, last of a token, last of a sentence

@@ -10,11 +10,11 @@ from typing import Any, get_args, get_type_hints
 
 from transformers import PreTrainedTokenizerBase
 
-from ..atomic_write import new_folder, require_new
 from ..data.tokenizer_training import save_tokenizers
-from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..untrusted import shown
+from ..utils.atomic_write import new_folder, require_new
+from ..utils.errors import UserError
+from ..utils.untrusted import shown
 from .sources import local_files
 
 #: The module of this package, and its function, that reads each format.

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from ..atomic_write import new_folder
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.language_tokens import language_tokens
 from ..data.side_tokens import side_tokens, tokens_of_sides
 from ..data.source_text import normalizing
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
-from ..errors import UserError, naming_extras
-from ..untrusted import require_file
+from ..utils.atomic_write import new_folder
+from ..utils.errors import UserError, naming_extras
+from ..utils.untrusted import require_file
 from .search_settings import banned_tokens, check_search, ends, longest, refuse_fields, shortest
 
 MIN_POSITIONS = 1024  # rows of the table of sinusoids. CTranslate2 computes none

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import UserError
-from ..untrusted import read_json_object, shown
+from ..utils.errors import UserError
+from ..utils.untrusted import read_json_object, shown
 from . import opennmt, state_dicts
 from .converting import Converted
 from .options import Options, Unsupported

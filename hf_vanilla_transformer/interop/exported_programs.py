@@ -13,10 +13,10 @@ from torch.export import Dim, ExportedProgram
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..errors import UserError
-from ..inference.shared_copy import shared_copy
+from ..engine.shared_copy import shared_copy
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..untrusted import one_line
+from ..utils.errors import UserError
+from ..utils.untrusted import one_line
 
 BATCH, SOURCE, TARGET, PAST = (Dim(name) for name in ("batch", "source", "target", "past"))
 

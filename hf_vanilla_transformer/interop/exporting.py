@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from ..atomic_write import atomic_file, new_folder
 from ..data.source_text import normalizing
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
-from ..errors import UserError
 from ..inference.directions import Directions
 from ..inference.loading import registered_class
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..untrusted import refuse_special_files
+from ..utils.atomic_write import atomic_file, new_folder
+from ..utils.errors import UserError
+from ..utils.untrusted import refuse_special_files
 from .self_test import self_test
 from .transformers_folders import check_generation_config, load_peer
 

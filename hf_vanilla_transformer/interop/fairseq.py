@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from ..data.language_tokens import DIRECTIONS, MARKS, TOKENS
-from ..errors import UserError
 from ..inference.languages import name_languages
-from ..untrusted import shown
+from ..utils.errors import UserError
+from ..utils.untrusted import shown
 from . import state_dicts, vocabularies
 from .converting import Converted
 from .options import Options, Unsupported

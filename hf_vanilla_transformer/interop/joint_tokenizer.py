@@ -21,7 +21,7 @@ from transformers import MarianTokenizer, PreTrainedTokenizerBase
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.side_tokens import Side, side_tokens, target_vocabulary
 from ..data.source_text import normalizing
-from ..errors import UserError
+from ..utils.errors import UserError
 from .vocabularies import sentencepiece_backend
 
 _TARGET_PREFIX = "\ue000"

@@ -8,8 +8,8 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.tokenizer_training import load_tokenizers
-from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..utils.errors import UserError
 from .converting import Converted
 from .search_settings import refuse_fields
 from .state_dicts import TensorRef, position_layout

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import UserError
 from ..layers_vanilla_transformer import sinusoidal_positions
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..untrusted import one_line, parse_yaml_mapping, require_file, shown
+from ..utils.errors import UserError
+from ..utils.untrusted import one_line, parse_yaml_mapping, require_file, shown
 from . import state_dicts, vocabularies
 from .converting import Converted
 from .options import Options, Unsupported

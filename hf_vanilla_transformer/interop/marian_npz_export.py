@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from ..data.side_tokens import tokens_of_sides
-from ..errors import UserError
+from ..utils.errors import UserError
 from .ctranslate2 import NEVER, position_table
 from .marian_npz import ACTIVATIONS, EPSILON, IN_LAYER, OPTIONS, marian_positions
 from .search_settings import banned_tokens, check_search, refuse_fields

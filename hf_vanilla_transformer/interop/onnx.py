@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 import torch
 from torch.export import ExportedProgram
 
-from ..errors import UserError, naming_extras
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..untrusted import one_line
+from ..utils.errors import UserError, naming_extras
+from ..utils.untrusted import one_line
 from .exported_programs import export_programs
 from .state_dicts import STACKS
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import UserError
-from ..untrusted import require_file, shown
+from ..utils.errors import UserError
+from ..utils.untrusted import require_file, shown
 from . import state_dicts, vocabularies
 from .converting import Converted
 from .options import Options, Unsupported

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import UserError
-from ..untrusted import shown
+from ..utils.errors import UserError
+from ..utils.untrusted import shown
 
 #: Names of options: the supported values, the default first, and what a model with a different value does.
 Unsupported = Mapping[str, tuple[tuple, str]]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..errors import UserError
+from ..utils.errors import UserError
 from .translate_exported import check_settings, ends
 
 

@@ -16,8 +16,8 @@ from transformers import MarianMTModel
 
 from ..data.side_tokens import AS_TEXT, side_decoder, side_tokens
 from ..data.tokenizer_training import load_tokenizers
-from ..errors import UserError
 from ..inference.directions import Directions
+from ..utils.errors import UserError
 from . import ctranslate2
 from .marian_npz import from_marian_npz
 from .search_settings import ends, longest, shortest

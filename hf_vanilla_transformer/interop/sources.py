@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..atomic_write import report_full_disk
-from ..errors import UserError
-from ..untrusted import one_line, read_json_object, refuse_special_files, shown
+from ..utils.atomic_write import report_full_disk
+from ..utils.errors import UserError
+from ..utils.untrusted import one_line, read_json_object, refuse_special_files, shown
 from .options import Options
 from .state_dicts import STACKS, find_weights, read_torch_file, require_tensors
 

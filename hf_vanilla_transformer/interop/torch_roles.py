@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..errors import UserError
-from ..untrusted import shown
+from ..utils.errors import UserError
+from ..utils.untrusted import shown
 from .state_dicts import STACKS, TensorRef
 
 _LAYER = re.compile(

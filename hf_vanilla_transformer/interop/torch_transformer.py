@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..configuration_vanilla_transformer import POSITION_ENCODING_TYPES
-from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..utils.errors import UserError
 from . import state_dicts, vocabularies
 from .converting import Converted
 from .state_dicts import STACKS, TensorRef

@@ -14,10 +14,10 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import UserError, naming_extras
 from ..inference.loading import load_whole
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..untrusted import one_line, read_json_object, reading_weights, shown
+from ..utils.errors import UserError, naming_extras
+from ..utils.untrusted import one_line, read_json_object, reading_weights, shown
 from .converting import Converted
 from .sources import EMBEDDINGS, read_parts, weight_files
 from .state_dicts import STACKS, TensorRef, build_model, find_sizes, find_tying, same

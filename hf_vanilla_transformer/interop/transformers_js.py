@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ..data.tokenizer_training import load_tokenizers
-from ..errors import UserError
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
 from ..inference.inside_view import INSIDE, copy_with_scores, norms_and_positions
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..utils.errors import UserError
 from . import exported_programs as programs
 from .joint_tokenizer import SourceIds, joint_tokenizer
 from .onnx import AXES, cache_names, require_onnx, to_onnx, without_log_messages

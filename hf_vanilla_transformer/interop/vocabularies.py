@@ -17,8 +17,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..data.tokenizer_training import fast_tokenizer, load_tokenizers
-from ..errors import UserError, naming_extras
-from ..untrusted import one_line, read_json_object, require_file
+from ..utils.errors import UserError, naming_extras
+from ..utils.untrusted import one_line, read_json_object, require_file
 from .converting import Converted
 
 _PIECES, _BYTE = (1, 4), 6  # the types of normal and user-defined pieces, and of bytes

@@ -1,6 +1,6 @@
 """A translation server for LibreTranslate's clients and for the page. See README.md in this folder."""
 
-from ..errors import naming_extras
+from ..utils.errors import naming_extras
 from .options import Limits, ServeOptions
 
 __all__ = ["Limits", "ServeOptions", "serve"]

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
-from ..errors import UserError
+from ..utils.errors import UserError
 from ..web import CONTENT_TYPES, page_files
 from . import schemas
 from .api_page import api_page

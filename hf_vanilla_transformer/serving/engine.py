@@ -13,13 +13,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..errors import check_at_least_one
+from ..engine.continuous import ContinuousSearch, FoundHypothesis
+from ..engine.optimize import optimize_if_possible
+from ..engine.shortlist import with_shortlist
 from ..inference.batching import MAX_TOKENS
-from ..inference.continuous import ContinuousSearch, FoundHypothesis
-from ..inference.optimize import optimize_if_possible
-from ..inference.shortlist import with_shortlist
 from ..inference.translator import Translator, check_repetition
 from ..inference.workers import worker_count
+from ..utils.errors import check_at_least_one
 
 logger = logging.getLogger(__name__)
 

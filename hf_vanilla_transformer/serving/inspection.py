@@ -20,12 +20,12 @@ from transformers import PreTrainedTokenizerBase
 from ..data.side_tokens import AS_TEXT, Decoder, side_decoder
 from ..data.source_text import source_text
 from ..data.words import words
-from ..errors import UserError
 from ..inference.alignment import Link, align, decoder_inputs
 from ..inference.inside_view import INSIDE, copy_with_scores, norms_and_positions
 from ..inference.token_probabilities import token_log_probabilities
 from ..inference.translator import Translator
 from ..search_vanilla_transformer import is_hypothesis
+from ..utils.errors import UserError
 from .engine import QueueFull
 from .schemas import PageRequest
 

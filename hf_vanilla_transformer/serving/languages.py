@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import UserError
 from ..inference.languages import language_code, model_directions, model_languages
+from ..utils.errors import UserError
 
 
 def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:

@@ -13,9 +13,9 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from ..errors import UserError, check_at_least_one
-from ..inference.documents import sentence_splitter
+from ..documents.documents import sentence_splitter
 from ..inference.translator import Translator
+from ..utils.errors import UserError, check_at_least_one
 from ..web.page import model_facts
 from .app import create_app
 from .http_rules import LOOPBACK

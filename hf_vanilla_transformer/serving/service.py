@@ -15,14 +15,14 @@ from textwrap import shorten
 from typing import Any, TypeVar
 
 from ..data.side_tokens import AS_TEXT
-from ..errors import UserError
+from ..documents.documents import Part, SentenceCutter, Splitter, join_text, sentences_of, split_text, translated_parts
+from ..documents.html_text import join_html, passages_of, split_html
+from ..documents.placement import TranslatedPart
+from ..documents.protected import Protected, protect
+from ..engine.continuous import FoundHypothesis
 from ..inference.alignment import Link
-from ..inference.continuous import FoundHypothesis
-from ..inference.documents import Part, SentenceCutter, Splitter, join_text, sentences_of, split_text, translated_parts
-from ..inference.html_text import join_html, passages_of, split_html
-from ..inference.placement import TranslatedPart
-from ..inference.protected import Protected, protect
 from ..inference.translator import ENDLESS, Translator
+from ..utils.errors import UserError
 from .engine import Engine
 from .inspection import Inspector
 from .schemas import PageRequest

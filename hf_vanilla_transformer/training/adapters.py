@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, naming_extras
+from ..utils.errors import UserError, naming_extras
 from .arguments import RunArguments
 from .distributed import is_main_rank, print_main
 

@@ -17,7 +17,7 @@ from transformers.integrations import get_available_reporting_integrations
 from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
 from ..data.augmentation import parse_augment
 from ..data.directions import parse_directions
-from ..errors import UserError, did_you_mean, missing_extra
+from ..utils.errors import UserError, did_you_mean, missing_extra
 from .stages import parse_stages
 
 # Configuration fields that the tokenizers decide, or that a translation model does not use.

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from ..cpu_time import fitting_threads
-from ..errors import Interrupted, UserError
+from ..utils.cpu_time import fitting_threads
+from ..utils.errors import Interrupted, UserError
 from .distributed import StopSignals, print_main
 
 IN_TRAINING = "the current update is finished and a checkpoint saved first"

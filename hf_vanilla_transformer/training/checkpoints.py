@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 from torch.distributed import DistError
 from torch.distributed.checkpoint.api import CheckpointException
 
-from ..atomic_write import atomic_file, replace_folder, report_full_disk, share_files
-from ..errors import DiskFull, UserError
-from ..untrusted import one_line, read_json_object
+from ..utils.atomic_write import atomic_file, replace_folder, report_full_disk, share_files
+from ..utils.errors import DiskFull, UserError
+from ..utils.untrusted import one_line, read_json_object
 from .distributed import broadcast_from_main, errors_on_main_rank_only, is_main_rank, print_main
 
 WEIGHTS = "model.safetensors"

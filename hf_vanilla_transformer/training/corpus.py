@@ -36,11 +36,11 @@ from ..data.mixtures import PART
 from ..data.readers import file_format
 from ..data.tokenizer_training import tokenizer_digest
 from ..data.translation_memories import FORMATS, memory_languages
-from ..errors import UserError
 from ..evaluation.metrics import Groups
 from ..inference.languages import NAMES, language_code, model_languages
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..system_info import counted
+from ..utils.errors import UserError
+from ..utils.system_info import counted
 from .arguments import DataArguments, RunArguments
 from .distributed import print_main
 from .held_out import Overlap, hold_out

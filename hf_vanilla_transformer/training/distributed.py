@@ -21,8 +21,8 @@ from torch import distributed, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers.utils import logging
 
-from ..errors import Interrupted, UserError
-from ..system_info import versions
+from ..utils.errors import Interrupted, UserError
+from ..utils.system_info import versions
 
 Value = TypeVar("Value")
 

@@ -8,19 +8,19 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from ..atomic_write import atomic_file
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data import load_tokenizers
 from ..data.directions import parse_directions
 from ..data.vocabulary import extend_languages
-from ..errors import UserError
 from ..evaluation.metrics import score_test_split
 from ..inference.directions import Directions
 from ..inference.loading import load_model, registered_class
 from ..interop.converting import Converted
 from ..interop.sources import from_hub
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..untrusted import read_json_object
+from ..utils.atomic_write import atomic_file
+from ..utils.errors import UserError
+from ..utils.untrusted import read_json_object
 from .arguments import DataArguments, RunArguments, bleu_options, set_decoding
 from .checkpoints import SCORES_BEFORE
 from .corpus import Run, Tokenizers

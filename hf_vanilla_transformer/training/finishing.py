@@ -17,12 +17,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from ..data import save_tokenizers
 from ..data.mixtures import PART
-from ..errors import DiskFull, Interrupted, UserError
 from ..evaluation.metrics import score_test_split, score_translations
 from ..evaluation.plots import cross_attention, plot_attention, plot_curve
 from ..hub.card import CardFacts, write_model_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..system_info import describe_hardware, versions
+from ..utils.errors import DiskFull, Interrupted, UserError
+from ..utils.system_info import describe_hardware, versions
 from .arguments import RunArguments, bleu_options, chosen_values, set_decoding
 from .callbacks import StopWithCheckpoint
 from .checkpoints import (

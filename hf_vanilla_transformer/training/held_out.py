@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from datasets import Dataset
 
-from ..errors import UserError
+from ..utils.errors import UserError
 
 _ROWS_READ = 1000
 

@@ -8,7 +8,7 @@ from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, get_scheduler
 
-from ..system_info import counted
+from ..utils.system_info import counted
 from .arguments import DataArguments, RunArguments, refused_as_one_line
 from .callbacks import StopWithCheckpoint
 from .checkpoints import read_run_state

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 import yaml
 from transformers import HfArgumentParser
 
-from ..errors import UserError, did_you_mean, missing_extra
+from ..utils.errors import UserError, did_you_mean, missing_extra
 from .arguments import Choice, DataArguments, ModelArguments, RunArguments
 from .distributed import require_first_rank
 

@@ -15,8 +15,8 @@ from transformers.utils import logging
 
 from ..evaluation.metrics import decode_ids
 from ..loss_vanilla_transformer import IGNORED
-from ..markdown import isolated
-from ..system_info import counted
+from ..utils.markdown import isolated
+from ..utils.system_info import counted
 from .callbacks import StopWithCheckpoint
 
 _SAMPLES = 3

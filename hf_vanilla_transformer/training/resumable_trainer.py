@@ -22,10 +22,10 @@ from transformers.utils import CONFIG_NAME
 
 from ..data.batching import StreamingTokenBatches, TokenBatchSampler
 from ..data.tokenizer_training import save_tokenizers, unrecognised_tokens
-from ..errors import Interrupted, UserError
 from ..inference.loading import check_weights
 from ..modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
-from ..untrusted import read_json_object, reading_weights
+from ..utils.errors import Interrupted, UserError
+from ..utils.untrusted import read_json_object, reading_weights
 from .callbacks import StopWithCheckpoint
 from .checkpoints import (
     STAGING_FOLDER,

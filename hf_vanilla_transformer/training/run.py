@@ -11,16 +11,16 @@ import torch
 from datasets import config as datasets_config
 from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, set_seed
 
-from ..atomic_write import report_full_disk
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..cpu_time import on_fitting_threads
-from ..errors import Interrupted, UserError
 from ..evaluation.metrics import translation_metrics
 from ..hub.publishing import destination, publish_run
 from ..inference.languages import name_languages
 from ..inference.loading import import_class, trust_code
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..system_info import counted
+from ..utils.atomic_write import report_full_disk
+from ..utils.cpu_time import on_fitting_threads
+from ..utils.errors import Interrupted, UserError
+from ..utils.system_info import counted
 from . import finishing
 from .adapters import add_lora, merge_lora
 from .arguments import (

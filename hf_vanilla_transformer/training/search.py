@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..atomic_write import atomic_file
-from ..errors import DiskFull, Interrupted, UserError, naming_extras
-from ..untrusted import read_json_object
+from ..utils.atomic_write import atomic_file
+from ..utils.errors import DiskFull, Interrupted, UserError, naming_extras
+from ..utils.untrusted import read_json_object
 from .checkpoints import complete_checkpoints
 from .distributed import is_main_rank, print_main
 from .recipes import parse_recipe

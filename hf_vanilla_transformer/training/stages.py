@@ -14,7 +14,7 @@ import yaml
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from ..errors import UserError
+from ..utils.errors import UserError
 
 
 class Stage(NamedTuple):

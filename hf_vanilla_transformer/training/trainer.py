@@ -25,13 +25,13 @@ from ..data.batching import (
 )
 from ..data.language_tokens import language_tokens
 from ..data.redrawing import RedrawnDataset
-from ..errors import UserError
-from ..inference.optimize import optimize_if_possible
+from ..engine.optimize import optimize_if_possible
 from ..loss_vanilla_transformer import ROW_UNIT
 from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerPreTrainedModel,
 )
+from ..utils.errors import UserError
 from .callbacks import WeightAverage
 from .distributed import leave_signals_to_main_process, print_main, shard_tied_modules
 from .muon import MuonAdamW, muon_groups

@@ -1,5 +1,21 @@
 """A translator in the browser: the page, and a static site with the model as ONNX. See README.md in this folder."""
 
-from .page import CONTENT_TYPES, page_files
+from typing import TYPE_CHECKING
 
-__all__ = ["CONTENT_TYPES", "page_files"]
+from ..utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .page import CONTENT_TYPES, page_files
+
+__all__ = [
+    "CONTENT_TYPES",
+    "page_files",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "CONTENT_TYPES": ".page",
+        "page_files": ".page",
+    },
+)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..errors import UserError
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..untrusted import read_json_object
+from ..utils.errors import UserError
+from ..utils.untrusted import read_json_object
 
 #: Content types by suffix, for the files of the page and of a model.
 CONTENT_TYPES = {

@@ -10,9 +10,7 @@ from typing import Any
 
 import torch
 
-from ..atomic_write import new_folder
 from ..data.tokenizer_training import load_tokenizers
-from ..errors import UserError
 from ..generation_vanilla_transformer import ALPHA, BEAMS, MAX_LENGTH_OVER_SOURCE
 from ..hub.space import publish_space, space_changes
 from ..inference.languages import model_languages
@@ -21,6 +19,8 @@ from ..interop.search_settings import banned_tokens, ends, longest, shortest
 from ..interop.self_test import self_test
 from ..interop.transformers_js import DTYPES, GRAPHS, write
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..utils.atomic_write import new_folder
+from ..utils.errors import UserError
 from .page import model_facts, page_files
 
 # The libraries of the page, pinned: the npm package with its version, the file in it, and the hash (SRI) of that file.

@@ -40,8 +40,8 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.training.checkpoints import average_weights
+    from hf_vanilla_transformer.utils.errors import UserError
 
     checkpoints, output = chosen_checkpoints(arguments), Path(arguments.output)
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
@@ -56,8 +56,8 @@ def main(arguments: argparse.Namespace) -> None:
 
 def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
     """The named checkpoints, or the last ones of the run, oldest first."""
-    from hf_vanilla_transformer.errors import UserError, check_at_least_one
     from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
+    from hf_vanilla_transformer.utils.errors import UserError, check_at_least_one
 
     if arguments.run is None:
         return [Path(name) for name in arguments.checkpoints]
@@ -70,11 +70,11 @@ def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
 
 def write_model_folder(checkpoints: list[Path], output: Path) -> None:
     """Write the average as a model folder, atomically."""
-    from hf_vanilla_transformer.atomic_write import new_folder
     from hf_vanilla_transformer.data.tokenizer_training import TARGET_FOLDER
-    from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.inference.loading import check_model_folder
     from hf_vanilla_transformer.training.checkpoints import INDEX, WEIGHTS, average_weights
+    from hf_vanilla_transformer.utils.atomic_write import new_folder
+    from hf_vanilla_transformer.utils.errors import UserError
 
     last = checkpoints[-1]
     for checkpoint in checkpoints:

@@ -42,7 +42,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 def _limits(arguments: argparse.Namespace) -> dict[str, Any]:
     import math
 
-    from hf_vanilla_transformer.errors import UserError, check_at_least_one
+    from hf_vanilla_transformer.utils.errors import UserError, check_at_least_one
 
     limits = given_values(arguments, "max_characters")
     check_at_least_one(**limits)
@@ -59,8 +59,8 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.data import load_pairs
     from hf_vanilla_transformer.data.cleaning import RULES, judge_pairs
     from hf_vanilla_transformer.data.cleaning_report import report_page, report_text
-    from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.inference.text_io import line_writer
+    from hf_vanilla_transformer.utils.errors import UserError
 
     unknown = [rule for rule in arguments.skip if rule not in RULES]
     if unknown:

@@ -51,9 +51,9 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.errors import check_at_least_one
     from hf_vanilla_transformer.inference.distilled_text import distil
-    from hf_vanilla_transformer.system_info import counted
+    from hf_vanilla_transformer.utils.errors import check_at_least_one
+    from hf_vanilla_transformer.utils.system_info import counted
 
     check_at_least_one(n_best=arguments.n_best)
     with shared_work(arguments) as (processes, device, progress):
@@ -77,9 +77,9 @@ def _load_teacher(arguments: argparse.Namespace, device: str | None) -> Any:
     from transformers import AutoModelForCausalLM
 
     from hf_vanilla_transformer.data.tokenizer_training import load_tokenizers
-    from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.inference.llm_teacher import PROMPT, CausalTeacher, read_prompt
     from hf_vanilla_transformer.inference.loading import load_model, registered_class
+    from hf_vanilla_transformer.utils.errors import UserError
 
     folders = [Path(name) for name in arguments.teacher if Path(name, "config.json").is_file()]
     causal = [folder for folder in folders if registered_class(folder) is None]

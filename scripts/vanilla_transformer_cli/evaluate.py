@@ -72,7 +72,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 def translators(arguments: argparse.Namespace) -> dict[str, Any]:
     """The translator of each system by its name, the first one before those of --compare. None for a translation."""
-    from hf_vanilla_transformer.errors import UserError
+    from hf_vanilla_transformer.utils.errors import UserError
 
     systems: dict[str, Any] = {}
     for name, models in [(arguments.hypothesis, arguments.model), *((name, [name]) for name in arguments.compare)]:
@@ -87,8 +87,8 @@ def translators(arguments: argparse.Namespace) -> dict[str, Any]:
 def read_hypotheses(file: str, references: list[str], name: str) -> list[str]:
     """An existing translation, one line for each reference."""
     from hf_vanilla_transformer.data.readers import require_plain_text
-    from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.inference.sentences import read_sentences
+    from hf_vanilla_transformer.utils.errors import UserError
 
     require_plain_text(Path(file))
     lines = list(read_sentences(file))
@@ -119,9 +119,9 @@ def translate_source(
 def read_texts(arguments: argparse.Namespace) -> tuple[list[str] | None, list[list[str]], list[str] | None]:
     """Sources, if there are any, lists of references, and the labels of --by."""
     from hf_vanilla_transformer.data.corpora import Columns
-    from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.evaluation.comparison import length_labels
     from hf_vanilla_transformer.inference.sentences import read_sentence_pairs, read_sentences
+    from hf_vanilla_transformer.utils.errors import UserError
 
     columns = columns_of(arguments, (arguments.model or [None])[0], arguments.source, *arguments.reference)
     sources, first = None, arguments.reference[0]

@@ -8,6 +8,7 @@ import argparse
 import importlib
 import os
 import sys
+from types import ModuleType
 
 from .models import use_model_code
 from .parsing import Parser, did_you_mean
@@ -26,8 +27,6 @@ SUBCOMMANDS = {
     "publish": "upload a model folder to the Hugging Face Hub",
     "average": "average the weights of several checkpoints",
     "attention": "plot the cross-attention of one sentence",
-    "benchmark": "measure speed and memory against other libraries",
-    "check": "compare your own implementation with the paper",
     "shortlist": "build a table of candidate tokens, for faster translation",
     "tokenizer": "train a tokenizer alone",
     "recipes": "list the recipes, or print one",
@@ -70,9 +69,20 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run_subcommand(name: str, arguments: list[str]) -> None:
     """Run one of `SUBCOMMANDS`. Always raises SystemExit, with 2 for wrong arguments."""
-    module = importlib.import_module(f".{name}", __package__)
+    run_module(importlib.import_module(f".{name}", __package__), arguments, f"vanilla-transformer {name}")
+
+
+def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:
+    """Run the `main` of a module as a command. Always raises SystemExit, with 2 for wrong arguments.
+
+    Args:
+        module: has `parse_arguments(arguments, prog)` and `main(parsed)`.
+        arguments: words of the command line.
+        prog: the command, for its help.
+    """
+    name = prog.split()[-1]
     # parsed before the package is imported: importing torch takes seconds
-    parsed = module.parse_arguments(arguments, f"vanilla-transformer {name}")
+    parsed = module.parse_arguments(arguments, prog)
     if name in KERNELS_KEPT:  # read at the first product, the second variable by torch
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS_KEPT[name]))
     if name == "train":
@@ -80,7 +90,7 @@ def run_subcommand(name: str, arguments: list[str]) -> None:
 
     from torch import distributed
 
-    from hf_vanilla_transformer.errors import run_command
+    from hf_vanilla_transformer.utils.errors import run_command
 
     def command() -> int | None:
         if name not in NOT_SILENT:

@@ -74,7 +74,7 @@ def shared_work(arguments: argparse.Namespace) -> Iterator[tuple[Any, str | None
     from accelerate import PartialState
     from tqdm import tqdm
 
-    from hf_vanilla_transformer.errors import Interrupted, UserError
+    from hf_vanilla_transformer.utils.errors import Interrupted, UserError
 
     processes = PartialState(cpu=arguments.device == "cpu")
     device = arguments.device or (str(processes.device) if processes.num_processes > 1 else None)

@@ -119,8 +119,8 @@ def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | N
     For a model of many languages, the languages are also the direction of plain text, and if `prompted` in a prompt.
     """
     from hf_vanilla_transformer.data.corpora import Columns, has_pairs
-    from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.inference.languages import has_language_tokens, model_languages
+    from hf_vanilla_transformer.utils.errors import UserError
 
     used = getattr(arguments, "paragraphs", False) or any(has_pairs(Path(file)) for file in files if file)
     given = {} if used else given_values(arguments, *COLUMNS)
@@ -132,7 +132,7 @@ def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | N
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """As of `hf_vanilla_transformer.errors`, whose import takes seconds."""
+    """As of `hf_vanilla_transformer.utils.errors`, whose import takes seconds."""
     nearest = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {nearest[0]}?" if nearest else None
 

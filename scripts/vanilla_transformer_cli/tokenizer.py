@@ -34,8 +34,8 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
     from hf_vanilla_transformer.data.corpora import SIDES, has_pairs
     from hf_vanilla_transformer.data.tokenizer_training import train_sentencepiece_tokenizer
-    from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.inference.sentences import read_sentences
+    from hf_vanilla_transformer.utils.errors import UserError
 
     if Path(arguments.output_dir).is_file():
         raise UserError(f"output_dir {arguments.output_dir} is a file: name a folder")

@@ -10,7 +10,6 @@ lists every field with its default.
 
 import shlex
 import sys
-from typing import Any
 
 from .parsing import Parser, recipe_path
 
@@ -93,7 +92,6 @@ def help_parser(prog: str | None) -> Parser:
         "RECIPE", nargs="?", help="name (`vanilla-transformer recipes` lists them), or path of a YAML file"
     )
     parser.add_argument("--help-all", action="store_true", help="list every field and exit")
-    parser.add_argument("--compare", action="store_true", help="show where the run stands on the leaderboard (CPU)")
     for title, fields in COMMON_FIELDS.items():
         group = parser.add_argument_group(title)
         for name, (placeholder, text) in fields.items():
@@ -109,31 +107,11 @@ def main(arguments: list[str]) -> None:
 
     hide_bars_without_terminal()
 
-    compare = "--compare" in arguments
-    arguments = [argument for argument in arguments if argument != "--compare"]
-    if not arguments:
-        help_parser("vanilla-transformer train").error("--compare needs a recipe or fields")
     flags = ["--help" if argument == "--help-all" else argument for argument in arguments]
     if not flags[0].startswith("-"):
         flags[0] = recipe_path(flags[0])
     parsed, command = parse_recipe(flags), shlex.join(["vanilla-transformer", "train", *arguments])
     if parsed[-1].search:
-        if compare:
-            help_parser("vanilla-transformer train").error("--compare places one run, and --search has several")
         search(flags, command)
         return
-    results = run_training(*parsed, command=command)
-    if compare and parsed[-1].process_index == 0:
-        print_standing(*parsed[1:], results)
-
-
-def print_standing(data_args: Any, args: Any, results: dict[str, Any]) -> None:
-    import torch
-
-    from hf_vanilla_transformer.errors import UserError
-    from hf_vanilla_transformer.hub.leaderboard import standing
-
-    if args.device.type != "cpu" or "test_bleu" not in results:
-        raise UserError("--compare needs a training on a CPU, and a test set")
-    minutes = results["train_seconds"] / 60 * torch.get_num_threads() * args.world_size
-    print(standing(data_args.test or [], results["test_bleu"], minutes))
+    run_training(*parsed, command=command)

@@ -74,8 +74,8 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 def check_combination(arguments: argparse.Namespace) -> None:
     """Refuse flags that would have no effect, and two files from one pipe."""
-    from hf_vanilla_transformer.errors import UserError
-    from hf_vanilla_transformer.inference.document_files import check_output, is_document
+    from hf_vanilla_transformer.documents.document_files import check_output, is_document
+    from hf_vanilla_transformer.utils.errors import UserError
 
     document = not arguments.score and is_document(arguments.input, arguments.output)
     if not arguments.score:
@@ -119,7 +119,7 @@ def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def sentences_to_translate(arguments: argparse.Namespace) -> Iterator[str]:
     """The sentences of --input."""
-    from hf_vanilla_transformer.inference.documents import unwrapped
+    from hf_vanilla_transformer.documents.documents import unwrapped
     from hf_vanilla_transformer.inference.sentences import read_sentences
 
     lines = read_sentences(arguments.input, "source", columns_of(arguments, arguments.model[0], arguments.input))
@@ -156,9 +156,9 @@ def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
 
 def translate_at_a_prompt(arguments: argparse.Namespace) -> None:
     """Translate the lines that a person types."""
-    from hf_vanilla_transformer.errors import UserError
     from hf_vanilla_transformer.inference.file_translation import translated_lines
     from hf_vanilla_transformer.inference.text_io import prompt_lines
+    from hf_vanilla_transformer.utils.errors import UserError
 
     translator, settings = load_translator(arguments, arguments.model), output_settings(arguments)
     translated_lines(translator, [], **settings)  # checks the arguments before the first prompt
@@ -172,7 +172,7 @@ def translate_at_a_prompt(arguments: argparse.Namespace) -> None:
 
 def translate_document_file(arguments: argparse.Namespace) -> None:
     """Translate a document, a format with more than lines of text."""
-    from hf_vanilla_transformer.inference.document_files import text_translator, translate_document
+    from hf_vanilla_transformer.documents.document_files import text_translator, translate_document
     from hf_vanilla_transformer.inference.text_io import open_to_write
 
     data, settings = Path(arguments.input).read_bytes(), output_settings(arguments)
@@ -187,7 +187,7 @@ def translate_document_file(arguments: argparse.Namespace) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.inference.document_files import is_document
+    from hf_vanilla_transformer.documents.document_files import is_document
     from hf_vanilla_transformer.inference.file_translation import translated_lines
     from hf_vanilla_transformer.inference.text_io import line_writer, read_lines
 

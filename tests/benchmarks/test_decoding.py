@@ -8,15 +8,15 @@ import pytest
 import sacrebleu
 import torch
 
-from hf_vanilla_transformer.benchmarks import decoding as decoding_benchmark
-from hf_vanilla_transformer.benchmarks.decoding import compare
-from hf_vanilla_transformer.benchmarks.harness import Worker
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.data.tokenizer_training import load_tokenizers
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference import workers
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.marian import to_marian
+from hf_vanilla_transformer.utils.errors import UserError
+from scripts.benchmarks import decoding as decoding_benchmark
+from scripts.benchmarks.decoding import compare
+from scripts.benchmarks.harness import Worker
 from tests.model_helpers import tiny_model
 
 SENTENCES = ["two hundred", "a dog sleeps .", "thirty-four cats and a dog run , two hundred sleep"]

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_vanilla_transformer.benchmarks import gpu_check
-from hf_vanilla_transformer.benchmarks.gpu_check import Check, report, run
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.utils.errors import UserError
+from scripts.benchmarks import gpu_check
+from scripts.benchmarks.gpu_check import Check, report, run
 
 
 @pytest.mark.slow

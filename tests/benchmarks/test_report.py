@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hf_vanilla_transformer.benchmarks.report import Measurement, table
+from scripts.benchmarks.report import Measurement, table
 
 
 def measurement(engine: str, setting: dict[str, int], rates: list[float], **more: Any) -> Measurement:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from datasets import Dataset, load_from_disk
 
-from hf_vanilla_transformer.benchmarks import training as benchmark
-from hf_vanilla_transformer.benchmarks.training import BatchSizes, batch_sizes, prepare
+from scripts.benchmarks import training as benchmark
+from scripts.benchmarks.training import BatchSizes, batch_sizes, prepare
 
 WORDS = ["a", "dog", "and", "two", "cats", "sleep", "in", "the", "snow", "while", "it", "is", "cold"]
 PAIRS = [(" ".join(WORDS[: 1 + n % 11]), " ".join(reversed(WORDS[: 1 + n % 7]))) for n in range(60)]

@@ -1,4 +1,4 @@
-"""`vanilla-transformer check` passes right implementations, and names the place of a mistake."""
+"""`python -m scripts.docs.lessons.check` passes right implementations, and names the place of a mistake."""
 
 import importlib
 import inspect
@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from hf_vanilla_transformer.check.checker import check
-from hf_vanilla_transformer.check.mistakes import MISTAKES
-from hf_vanilla_transformer.check.sandbox import check_file
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.utils.errors import UserError
+from scripts.docs.lessons.check.checker import check
+from scripts.docs.lessons.check.mistakes import MISTAKES
+from scripts.docs.lessons.check.sandbox import check_file
 from tests.check import more_styles, styles
 from tests.conftest import REPOSITORY
 from tests.test_planted_faults import FAULTS, file_of, plant

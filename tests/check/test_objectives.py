@@ -1,12 +1,12 @@
-"""`vanilla-transformer check` of a loss and of the shift of the target."""
+"""`python -m scripts.docs.lessons.check` of a loss and of the shift of the target."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from hf_vanilla_transformer.check.checker import check
 from hf_vanilla_transformer.loss_vanilla_transformer import shift_right, translation_loss
+from scripts.docs.lessons.check.checker import check
 
 PAD = 0
 

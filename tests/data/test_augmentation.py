@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_augmentation, with_bpe_dropout
 from hf_vanilla_transformer.data.augmentation import parse_augment
 from hf_vanilla_transformer.data.perturbations import PERTURBATIONS
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.utils.errors import UserError
 
 ROWS = 600
 SOURCES = [f"two dogs run over field {number} ." for number in range(ROWS)]

@@ -7,7 +7,7 @@ from datasets import Dataset
 
 from hf_vanilla_transformer.data.cleaning import RULES, Limits, judge_pairs, sample_warnings
 from hf_vanilla_transformer.data.cleaning_report import report_page, report_text
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.utils.errors import UserError
 
 ADJECTIVES = {"small": "kleine", "old": "alte", "red": "rote", "new": "neue", "long": "lange", "quiet": "leise"}
 NOUNS = {

@@ -9,7 +9,7 @@ import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 
 from hf_vanilla_transformer.data import load_pairs
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.utils.errors import UserError
 
 # the second contains line separators of other readers; the third and fourth, the missing values of CSV readers
 PAIRS = [

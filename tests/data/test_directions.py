@@ -8,7 +8,7 @@ import pytest
 
 from hf_vanilla_transformer.data.directions import inputs_of, load_directions, parse_directions, sampling_rates
 from hf_vanilla_transformer.data.mixtures import load_pairs
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.utils.errors import UserError
 
 SIZES = {("en", "de"): 1000, ("en", "fr"): 100, ("de", "en"): 37}
 

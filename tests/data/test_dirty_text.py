@@ -13,7 +13,7 @@ import pytest
 
 from hf_vanilla_transformer.data import load_pairs
 from hf_vanilla_transformer.data.corpora import cache_file
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.utils.errors import UserError
 
 GOOD = [(f"sentence {number}", f"Satz {number}") for number in range(40)]
 

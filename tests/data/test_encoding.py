@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
 from hf_vanilla_transformer.data import encode_pairs, load_pairs, train_tokenizer, with_bpe_dropout
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import word_tokenizer
 
 SOURCES = ["one", "twenty-one", " two  hundred and thirty-four", "</s>", "one hundred thousand, two hundred and one"]

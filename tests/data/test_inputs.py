@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from hf_vanilla_transformer.data import load_pairs, number_pairs, parse_inputs
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
+from hf_vanilla_transformer.utils.errors import UserError
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader
 
 from hf_vanilla_transformer.data import encode_pairs, load_pairs, train_tokenizer
 from hf_vanilla_transformer.data.batching import StreamingTokenBatches
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
+from hf_vanilla_transformer.utils.errors import UserError
 
 LANGUAGES = {"source_lang": "en", "target_lang": "de"}
 COUNTS = {"table": 5, "prefix": 3, "memory": 2, "saved": 4, "distilled": 2}

@@ -4,7 +4,7 @@ import pytest
 from num2words import num2words
 
 from hf_vanilla_transformer.data import number_pairs
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.utils.errors import UserError
 
 
 def words(corpus, *splits):

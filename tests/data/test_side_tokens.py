@@ -12,10 +12,10 @@ from hf_vanilla_transformer.data import save_tokenizers, side_tokens, train_toke
 from hf_vanilla_transformer.data.side_tokens import side_decoder
 from hf_vanilla_transformer.data.tokenizer_training import tokenizer_digest
 from hf_vanilla_transformer.data.word_vectors import load_word_vectors
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation.plots import cross_attention
 from hf_vanilla_transformer.inference.alignment import word_ranges
 from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.foreign import SOURCES, TARGETS, write_fsmt_tokenizer, write_m2m100_folder
 from tests.interop.two_vocabularies import MODELS, write_separate_opus_folder
 from tests.model_helpers import tiny_model

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.data.tokenizer_training import train_sentencepiece_tokenizer
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.utils.errors import UserError
 
 CORPUS = ["two hundred and thirty-four", "zweihundertvierunddreißig", "a dog runs , a cat sleeps ."] * 20
 

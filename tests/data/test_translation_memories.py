@@ -7,7 +7,7 @@ import pytest
 
 from hf_vanilla_transformer.data import load_pairs
 from hf_vanilla_transformer.data.translation_memories import _AllowedCharacters, read_memory
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.utils.errors import UserError
 
 HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n'
 EN_DE = {"source_lang": "en", "target_lang": "de"}

@@ -17,10 +17,10 @@ from hf_vanilla_transformer.data import (
 )
 from hf_vanilla_transformer.data.tokenizer_training import train_sentencepiece_tokenizer
 from hf_vanilla_transformer.data.vocabulary import extend_embeddings, extend_tokenizer
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import TYING_MODES, assert_near, tiny_model
 from tests.trainer_helpers import QUIET
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.data.word_vectors import load_word_vectors
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import tiny_model, word_tokenizer
 
 D = 8

@@ -5,8 +5,8 @@ import torch
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation.plots import cross_attention, plot_attention
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import tiny_config, tiny_marian
 
 SENTENCE, TRANSLATION = "two hundred and one", "zweihunderteins für 中"

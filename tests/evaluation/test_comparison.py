@@ -11,7 +11,6 @@ import pytest
 import sacrebleu
 
 from hf_vanilla_transformer.data.perturbations import PERTURBATIONS, perturb_all
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation import comparison
 from hf_vanilla_transformer.evaluation.comparison import (
     compare_systems,
@@ -21,6 +20,7 @@ from hf_vanilla_transformer.evaluation.comparison import (
 )
 from hf_vanilla_transformer.evaluation.metrics import import_metrics, score_translations
 from hf_vanilla_transformer.evaluation.score_tables import comparison_table, group_table, render
+from hf_vanilla_transformer.utils.errors import UserError
 
 WORDS = ["ein", "kleiner", "großer", "Hund", "läuft", "springt", "über", "die", "Straße", "und", "bellt", "laut", "."]
 

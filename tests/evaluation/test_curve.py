@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation.plots import EVAL_COLOR, SCORE_COLOR, TRAIN_COLOR, _during_training, plot_curve
+from hf_vanilla_transformer.utils.errors import UserError
 
 pytest.importorskip("matplotlib", reason="plots need matplotlib")
 from matplotlib.colors import to_rgb

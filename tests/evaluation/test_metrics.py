@@ -9,7 +9,6 @@ import pytest
 import sacrebleu
 from transformers import EvalPrediction
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation import metrics
 from hf_vanilla_transformer.evaluation.metrics import (
     check_tokenizer,
@@ -17,6 +16,7 @@ from hf_vanilla_transformer.evaluation.metrics import (
     score_translations,
     translation_metrics,
 )
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import SPECIAL_TOKENS, word_tokenizer
 
 HYPOTHESES = ["the the the cat sat on the mat", "a dog barks at the old red gate today", "yes it is"]

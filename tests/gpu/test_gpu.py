@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import GenerationMixin
 
+from hf_vanilla_transformer.engine.ensemble import EnsembleEngine
 from hf_vanilla_transformer.inference import optimize_for_inference
-from hf_vanilla_transformer.inference.ensemble import EnsembleEngine
 from hf_vanilla_transformer.loss_vanilla_transformer import fused_translation_loss, translation_loss
 from tests import trainer_helpers
 from tests.model_helpers import assert_near, gradients, tiny_model, translation_batch

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from transformers import IntervalStrategy
 
 from hf_vanilla_transformer.hub import CardFacts, write_model_card
-from hf_vanilla_transformer.inference.documents import card_languages
+from hf_vanilla_transformer.inference.languages import card_languages
 from tests.model_helpers import save_model
 
 BLEU_SIGNATURE = "BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"

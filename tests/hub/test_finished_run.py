@@ -16,7 +16,7 @@ from transformers import (
 
 import hf_vanilla_transformer
 from hf_vanilla_transformer.data import train_tokenizer
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.hub.loopback_hub import TOKEN
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import run_tiny, write_pairs

@@ -14,8 +14,8 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForSeq2SeqLM
 
 import hf_vanilla_transformer
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.hub.publishing import prepared_files, publish
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.hub.conftest import PRIVATE
 from tests.hub.loopback_hub import TOKEN
 from tests.model_helpers import WITHOUT_THE_PACKAGE, tiny_model

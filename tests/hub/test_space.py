@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import RepoCard
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.hub.space import publish_space, space_changes
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.hub.loopback_hub import Commit
 
 FILES = {"index.html": b"<p>", "model/onnx/encoder_model.onnx": b"graph" * 99, "model/config.json": b"{}"}

@@ -7,8 +7,8 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference import optimize_for_inference
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import save_model, save_model_of_languages
 
 TEXT = [

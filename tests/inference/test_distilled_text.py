@@ -9,10 +9,10 @@ import sacrebleu
 import torch
 
 from hf_vanilla_transformer.data import train_tokenizer
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference import distilled_text
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET, TRANSLATIONS, distil
 from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import tiny_marian, tiny_model
 
 ALONE = SimpleNamespace(process_index=0, num_processes=1, wait_for_everyone=lambda: None)

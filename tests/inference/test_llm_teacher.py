@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.distilled_text import distil
 from hf_vanilla_transformer.inference.llm_teacher import PROMPT, CausalTeacher, read_prompt, translation_in
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.inference.test_distilled_text import ALONE, pairs
 from tests.model_helpers import save_model, word_tokenizer
 

@@ -4,9 +4,9 @@ import pytest
 
 from hf_vanilla_transformer.data import load_pairs
 from hf_vanilla_transformer.data.corpora import Columns
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.sentences import read_sentence_pairs, read_sentences
 from hf_vanilla_transformer.inference.text_io import read_lines
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.pair_files import PAIRS, write_pairs
 
 FORMATS = ["x.csv", "x.CSV", "x.csv.gz", "x.tsv", "x.jsonl", "x.json", "x.parquet", "x.tmx", "x.tmx.gz", "x.xlf"]

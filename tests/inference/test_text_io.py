@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.text_io import line_writer, read_lines
+from hf_vanilla_transformer.utils.errors import UserError
 
 # U+2028, U+0085, form feed and a lone carriage return end lines for Python's str.splitlines, not for `wc -l`
 TEXT = "eins\n\nzwei\u2028drei\x85vier\x0cfünf\rsechs\r\n日本 🙂"

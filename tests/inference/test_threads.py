@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
+from hf_vanilla_transformer.engine.optimize import InferenceEngine
 from hf_vanilla_transformer.evaluation.plots import cross_attention
 from hf_vanilla_transformer.inference import optimize_for_inference
-from hf_vanilla_transformer.inference.optimize import InferenceEngine
 from hf_vanilla_transformer.inference.translator import Translator
-from tests.inference.model_changes import aligning_model
+from tests.engine.model_changes import aligning_model
 
 WORDS = ["a", "small", "dog", "runs", "over", "two", "hundred", "green", "hills", "and", "sees", "one", "bird"]
 SETTINGS = {"num_beams": 2, "max_new_tokens": 4, "alignment": True, "probabilities": True}

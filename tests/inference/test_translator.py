@@ -11,14 +11,14 @@ from transformers import GenerationConfig
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.side_tokens import readable_tokens
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.engine.ensemble import EnsembleEngine
 from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
 from hf_vanilla_transformer.inference import deoptimize, loading, workers
 from hf_vanilla_transformer.inference.batching import BATCHES_AHEAD
-from hf_vanilla_transformer.inference.ensemble import EnsembleEngine
 from hf_vanilla_transformer.inference.file_translation import translated_lines
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.inference.translator import Hypothesis, Translator
+from hf_vanilla_transformer.utils.errors import UserError
 
 SENTENCES = ["two hundred and one", "", "seven", "   ", "one million three hundred thousand", "seven", "é 中 🙂", ""]
 

@@ -29,7 +29,7 @@ from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVE
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
-from hf_vanilla_transformer.markdown import markdown_table
+from hf_vanilla_transformer.utils.markdown import markdown_table
 from tests.interop.exports import decoded
 from tests.interop.imports_table import Records, run
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from hf_vanilla_transformer.interop.converting import FORMATS
-from hf_vanilla_transformer.markdown import markdown_table
+from hf_vanilla_transformer.utils.markdown import markdown_table
 
 FOLDER = Path(__file__).parent
 # A description of each format, and its tests.

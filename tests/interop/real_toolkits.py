@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from hf_vanilla_transformer.markdown import markdown_table
+from hf_vanilla_transformer.utils.markdown import markdown_table
 
 from .toolkits import eole, fairseq, opennmt
 from .toolkits.argos import compare_argos

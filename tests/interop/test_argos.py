@@ -12,8 +12,8 @@ import torch
 
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.data.tokenizer_training import train_sentencepiece_tokenizer
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.exports import CORPUS
 from tests.interop.foreign import SOURCES, TARGETS, UNSEEN, converted, write_opus_folder
 from tests.model_helpers import tiny_model

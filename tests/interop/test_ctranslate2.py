@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference import Translator
 from hf_vanilla_transformer.interop.ctranslate2 import convert
 from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.foreign import SOURCES, converted, spelt, write_opus_folder
 from tests.model_helpers import PAD, padded, tiny_model
 

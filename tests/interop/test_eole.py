@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.eole import from_eole
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import LAYERS
 from tests.interop.checkpoints.eole import PEER, restated, save, weights
 from tests.interop.foreign import Record, converted

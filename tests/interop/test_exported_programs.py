@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop import translate_exported
 from hf_vanilla_transformer.interop.exported_programs import export_programs
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.exports import CASES, LINES, assert_exported, require_onnx, write_model
 from tests.interop.foreign import Record
 from tests.model_helpers import WITHOUT_THE_PACKAGE, slow, tiny_model

@@ -9,7 +9,7 @@ import transformers
 from packaging.version import Version
 from transformers import FSMTTokenizer
 
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.foreign import (
     SOURCES,
     SPECIAL,

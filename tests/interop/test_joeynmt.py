@@ -7,8 +7,8 @@ import pytest
 import sentencepiece
 import torch
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.joeynmt import from_joeynmt
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import D
 from tests.interop.checkpoints.fairseq import with_final_norms
 from tests.interop.checkpoints.joeynmt import PEER, SPECIAL, named, options, restated, save, weights

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from transformers import MarianTokenizer
 
 from hf_vanilla_transformer.data import train_tokenizer
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.joint_tokenizer import joint_tokenizer
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.foreign import (
     ENGLISH,
     GERMAN,

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import M2M100ForConditionalGeneration, MarianMTModel
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.eole import from_eole
 from hf_vanilla_transformer.interop.fairseq import from_fairseq
 from hf_vanilla_transformer.interop.marian_npz import from_marian_npz
 from hf_vanilla_transformer.interop.opennmt import from_opennmt
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import eole, fairseq, marian_npz, opennmt
 from tests.interop.foreign import converted, random_ids, write_m2m100_folder, write_opus_folder
 

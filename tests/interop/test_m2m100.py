@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import M2M100Config, M2M100ForConditionalGeneration, M2M100Tokenizer
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.fairseq_folders import from_m2m100
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.foreign import (
     SOURCES,
     TARGETS,

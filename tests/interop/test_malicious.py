@@ -21,10 +21,10 @@ import pytest
 import torch
 import yaml
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.state_dicts import read_torch_file
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import fairseq, joeynmt, marian_npz
 from tests.interop.exports import write_model
 from tests.interop.foreign import write_fsmt_folder, write_opus_folder

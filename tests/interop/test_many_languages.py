@@ -12,10 +12,10 @@ from transformers import AutoTokenizer, MarianTokenizer, PreTrainedTokenizerBase
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data.language_tokens import MARKS, TOKENS
 from hf_vanilla_transformer.data.side_tokens import readable_tokens, side_tokens
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator as ExportedTranslator
 from hf_vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.exports import require_onnx
 from tests.interop.foreign import SOURCES, TARGETS, Record, converted, write_folder_of_languages, write_opus_folder
 from tests.interop.test_m2m100 import PEER

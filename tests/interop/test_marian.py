@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.marian import from_marian, to_marian
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import FFN, D, marian_npz
 from tests.interop.foreign import (
     SOURCES,

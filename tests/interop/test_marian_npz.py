@@ -16,8 +16,8 @@ import yaml
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.marian_npz import NEVER, from_marian_npz
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import D
 from tests.interop.checkpoints.marian_npz import PEER, restated, save, weights
 from tests.interop.foreign import SOURCES, TARGETS, Record, converted, installed, train_sentencepiece

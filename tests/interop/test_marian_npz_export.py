@@ -10,9 +10,9 @@ import yaml
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import load_tokenizers
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints.marian_npz import restated, save, weights
 from tests.interop.foreign import SOURCES, TARGETS, train_sentencepiece
 from tests.interop.restatement import assert_restated

@@ -10,9 +10,9 @@ from transformers import MarianMTModel
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import load_tokenizers
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.translate_exported import Translator
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.foreign import SOURCES
 from tests.interop.test_argos import argos_translations, installed_package
 from tests.interop.two_vocabularies import MODELS

@@ -12,11 +12,11 @@ from transformers import GenerationConfig
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import load_tokenizers, side_tokens
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop import argos, ctranslate2, transformers_js, translate_exported
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.search_settings import check_search
 from hf_vanilla_transformer.interop.translate_exported import APPLIED, HARMLESS, TorchBackend, Translator
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.exports import LINES, write_model
 from tests.model_helpers import EOS, tiny_model
 

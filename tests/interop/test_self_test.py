@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop import argos, ctranslate2, exporting
 from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.exports import write_model
 from tests.interop.two_vocabularies import MODELS
 

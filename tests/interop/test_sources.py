@@ -16,8 +16,8 @@ import yaml
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import MarianMTModel, MarianTokenizer
 
-from hf_vanilla_transformer.errors import DiskFull, UserError
 from hf_vanilla_transformer.interop.converting import convert
+from hf_vanilla_transformer.utils.errors import DiskFull, UserError
 from tests.interop.checkpoints import marian_npz
 from tests.interop.foreign import SOURCES, assert_same_logits, converted, train_sentencepiece, write_opus_folder
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
 from hf_vanilla_transformer.data.tokenizer_training import fast_tokenizer
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.torch_transformer import from_torch
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import attention_names, random_weights, restatement
 from tests.interop.checkpoints.torch_transformer import PEER, PYTORCH_TUTORIAL, SIZES, AroundTorch
 from tests.interop.foreign import SOURCES, TARGETS, Record, assert_same_logits, converted

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.transformers_js import DTYPES, GRAPHS, write
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.exports import CASES, require_onnx, write_model
 from tests.model_helpers import EOS, PAD, assert_near, padded, sentences
 

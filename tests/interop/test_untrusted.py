@@ -28,10 +28,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hf_vanilla_transformer.errors import DiskFull, UserError
 from hf_vanilla_transformer.interop import converting
 from hf_vanilla_transformer.interop.converting import FORMATS, convert
 from hf_vanilla_transformer.interop.state_dicts import read_torch_file
+from hf_vanilla_transformer.utils.errors import DiskFull, UserError
 from tests.interop.checkpoints import eole, fairseq, joeynmt, marian_npz, opennmt, torch_transformer
 from tests.interop.foreign import Record, write_fsmt_folder, write_m2m100_folder, write_opus_folder
 from tests.model_helpers import randomise

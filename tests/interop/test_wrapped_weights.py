@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.converting import Converted
 from hf_vanilla_transformer.interop.eole import from_eole
 from hf_vanilla_transformer.interop.fairseq import from_fairseq
@@ -17,6 +16,7 @@ from hf_vanilla_transformer.interop.fairseq_folders import from_fsmt, from_m2m10
 from hf_vanilla_transformer.interop.joeynmt import from_joeynmt
 from hf_vanilla_transformer.interop.marian import from_marian
 from hf_vanilla_transformer.interop.opennmt import from_opennmt
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import eole, fairseq, joeynmt, opennmt
 from tests.interop.foreign import write_fsmt_folder, write_m2m100_folder, write_opus_folder
 

@@ -1,4 +1,4 @@
-"""`vanilla-transformer benchmark`: its tables and files, and arguments that it refuses before measuring."""
+"""`python -m scripts.benchmarks`: its tables and files, and arguments that it refuses before measuring."""
 
 import json
 import os
@@ -7,10 +7,10 @@ import signal
 import pytest
 import torch
 
-from hf_vanilla_transformer.benchmarks import decoding as decoding_benchmark
-from hf_vanilla_transformer.benchmarks import training as training_benchmark
-from hf_vanilla_transformer.benchmarks.report import Measurement
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
+from scripts.benchmarks import decoding as decoding_benchmark
+from scripts.benchmarks import training as training_benchmark
+from scripts.benchmarks.report import Measurement
 from tests.model_helpers import tiny_model
 
 SENTENCES = ["two hundred", "a dog sleeps .", "thirty-four cats and a dog run"]

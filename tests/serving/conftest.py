@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hf_vanilla_transformer.inference.continuous import ContinuousSearch
+from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 
 
 @pytest.fixture

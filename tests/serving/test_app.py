@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
-from hf_vanilla_transformer.inference.continuous import ContinuousSearch
-from hf_vanilla_transformer.inference.documents import sentence_splitter
+from hf_vanilla_transformer.documents.documents import sentence_splitter
+from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.inference.translator import Translator
 from tests.paper_inside import assert_is_inside
 from tests.serving_helpers import CORPUS, client_of, echo_translator, language_pair

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.serving import ServeOptions
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.foreign import SOURCES, write_m2m100_folder
 from tests.model_helpers import DIRECTIONS, save_model_of_languages
 from tests.serving_helpers import client_of, echo_translator, language_pair

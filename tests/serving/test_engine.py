@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hf_vanilla_transformer.inference.continuous import ContinuousSearch
+from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.serving.engine import Engine, QueueFull
 from tests.serving_helpers import CORPUS, echo_translator

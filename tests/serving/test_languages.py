@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.serving.languages import model_folders
+from hf_vanilla_transformer.utils.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.benchmarks.decoding_engines import OurEngine
-from hf_vanilla_transformer.benchmarks.training import config_of
-from hf_vanilla_transformer.cpu_time import on_fitting_threads, usable_cores
 from hf_vanilla_transformer.inference.workers import worker_count
 from hf_vanilla_transformer.training.callbacks import FitThreads
+from hf_vanilla_transformer.utils.cpu_time import on_fitting_threads, usable_cores
+from scripts.benchmarks.decoding_engines import OurEngine
+from scripts.benchmarks.training import config_of
 from tests.speed.worker import random_sentences
 
 VOCAB = {"tiny": 9700, "base": 16_000}

@@ -13,7 +13,7 @@ import torch
 from transformers.utils import logging
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.benchmarks.training import TINY
+from scripts.benchmarks.training import TINY
 
 from .commits import CHECKOUT, Side, compare
 

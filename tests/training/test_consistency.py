@@ -12,9 +12,9 @@ from torch import Tensor
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
 from hf_vanilla_transformer import loss_vanilla_transformer as losses
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.objectives import consistency
 from hf_vanilla_transformer.training.objectives.consistency import ConsistencyObjective, crossconst, r_drop, simcut
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import (
     EOS,
     START,

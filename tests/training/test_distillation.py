@@ -11,7 +11,6 @@ from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
 from hf_vanilla_transformer import loss_vanilla_transformer as losses
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.objectives import distillation
 from hf_vanilla_transformer.training.objectives.distillation import (
     DistillationObjective,
@@ -20,6 +19,7 @@ from hf_vanilla_transformer.training.objectives.distillation import (
     TopDistributions,
     TopOfCorpus,
 )
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import assert_same_gradients, gradients, tiny_model, translation_batch
 from tests.trainer_helpers import (
     DESCENT,

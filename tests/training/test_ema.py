@@ -10,9 +10,9 @@ import torch
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.callbacks import EMA_WEIGHTS, WeightAverage
 from hf_vanilla_transformer.training.finishing import choose_weights
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import DESCENT, SAVING, trained
 

@@ -15,9 +15,7 @@ from num2words import num2words
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, MarianTokenizer
 
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.errors import UserError
-from hf_vanilla_transformer.inference.documents import card_languages
-from hf_vanilla_transformer.inference.languages import model_languages
+from hf_vanilla_transformer.inference.languages import card_languages, model_languages
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.exporting import export
@@ -25,6 +23,7 @@ from hf_vanilla_transformer.serving.languages import model_folders
 from hf_vanilla_transformer.training.fine_tuning import SCORES_BEFORE, load_base_model
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.foreign import train_sentencepiece, write_m2m100_folder, write_opus_folder
 from tests.model_helpers import randomise, tiny_model
 from tests.trainer_helpers import as_flags, assert_same_model, write_pairs

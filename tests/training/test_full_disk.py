@@ -12,12 +12,12 @@ import pytest
 from torch.distributed import DistBackendError
 from torch.distributed.checkpoint.api import CheckpointException
 
-from hf_vanilla_transformer.atomic_write import atomic_file, full_disk_reason, new_folder
-from hf_vanilla_transformer.errors import DiskFull, UserError
 from hf_vanilla_transformer.training import finishing
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints, report_failed_save
 from hf_vanilla_transformer.training.distributed import require_first_rank
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+from hf_vanilla_transformer.utils.atomic_write import atomic_file, full_disk_reason, new_folder
+from hf_vanilla_transformer.utils.errors import DiskFull, UserError
 from tests.model_helpers import slow
 from tests.trainer_helpers import run_tiny, write_pairs
 

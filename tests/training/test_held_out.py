@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
 from hf_vanilla_transformer.training.corpus import choose_tokenizers, load_corpus
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.trainer_helpers import TINY_RUN, as_flags
 
 VARIANTS = [str, str.upper, lambda text: f" {text}  ", lambda text: text.replace(" ", "\u00a0"), str.title]

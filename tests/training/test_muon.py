@@ -9,8 +9,8 @@ import torch
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.muon import MuonAdamW, orthogonalized
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import SAVING, collate, flat, random_pairs, relative_error, trained
 

@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from hf_vanilla_transformer.training.corpus import load_corpus
 from hf_vanilla_transformer.training.finishing import choose_weights
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import slow, tiny_model
 from tests.trainer_helpers import TINY_RUN, as_flags, assert_same_model, run_tiny, write_pairs
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.trainer_helpers import run_tiny
 
 PAIRS = [("two hundred", "zweihundert"), ("thirty", "dreißig"), ("seven", "sieben"), ("one", "eins")]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training import finishing
 from hf_vanilla_transformer.training.checkpoints import LOCK, complete_checkpoints, find_checkpoint, one_run_at_a_time
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.trainer_helpers import run_tiny, write_pairs
 
 TINY: dict[str, Any] = {"per_device_train_batch_size": 4, "max_steps": 2, "save_steps": 1, "learning_rate": 0.01}

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training import search as searching
 from hf_vanilla_transformer.training.search import search
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.trainer_helpers import TINY_RUN, as_flags, write_pairs
 
 optuna = pytest.importorskip("optuna", reason="the extra `search` is not installed")

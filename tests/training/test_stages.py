@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from hf_vanilla_transformer.data.perturbations import PERTURBATIONS
-from hf_vanilla_transformer.errors import Interrupted
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.stages import StageSchedule, parse_stages
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+from hf_vanilla_transformer.utils.errors import Interrupted
 from tests.trainer_helpers import as_flags, assert_same_model, error_of, run_tiny, write_pairs
 
 SIZES = {"large": 24, "clean": 5}

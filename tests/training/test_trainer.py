@@ -15,8 +15,8 @@ from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformer
 from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_augmentation, with_bpe_dropout
 from hf_vanilla_transformer.data.perturbations import PERTURBATIONS
 from hf_vanilla_transformer.data.redrawing import redrawn
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import PAD, slow, tiny_marian, tiny_model
 from tests.trainer_helpers import (
     DESCENT,

@@ -17,7 +17,6 @@ from transformers import (
 )
 
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers
-from hf_vanilla_transformer.errors import UserError
 from hf_vanilla_transformer.evaluation.metrics import translation_metrics
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.exporting import export
@@ -26,6 +25,7 @@ from hf_vanilla_transformer.training.arguments import VanillaTransformerTraining
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import slow, tiny_model
 from tests.trainer_helpers import QUIET, TINY_RUN, as_flags
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import datasets
 
-from hf_vanilla_transformer.errors import UserError, run_command
 from hf_vanilla_transformer.evaluation.metrics import score_translations
 from hf_vanilla_transformer.training import corpus, finishing, run
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+from hf_vanilla_transformer.utils.errors import UserError, run_command
 from tests.trainer_helpers import TINY_RUN, as_flags
 
 # Each phase, and the function at whose beginning it is reported. It is slowed down there, so that signals hit it.

@@ -29,9 +29,10 @@ from transformers import GenerationConfig, LogitsProcessorList, set_seed
 from transformers.utils import logging
 
 from hf_vanilla_transformer.configuration_vanilla_transformer import LAYER_NORM_POSITIONS, POSITION_ENCODING_TYPES
-from hf_vanilla_transformer.inference import deoptimize, linear, optimize, optimize_for_inference
-from hf_vanilla_transformer.inference.compiled import CompiledModule
-from tests.inference.model_changes import CHANGES, TEMPORARY_CHANGES
+from hf_vanilla_transformer.engine import linear, optimize
+from hf_vanilla_transformer.engine.compiled import CompiledModule
+from hf_vanilla_transformer.inference import deoptimize, optimize_for_inference
+from tests.engine.model_changes import CHANGES, TEMPORARY_CHANGES
 from tests.model_helpers import EOS, FIRST_WORD, PAD, START, TYING_MODES
 from tests.search_helpers import AS_DICT, Model, by_transformers, source, varied_model
 
@@ -39,7 +40,7 @@ VOCABULARY = 24  # tokens that `source` draws from
 LONGEST = 9  # tokens of a source
 ENGINES = ["modules", "packed", "prepacked", "compiled"]
 # The difference allowed of scores, relative to the largest, and the change of weights to find ties.
-# In bfloat16 kernels differ by so much that tokens do: tests/inference/test_packed_decoder.py compares its logits.
+# In bfloat16 kernels differ by so much that tokens do: tests/engine/test_packed_decoder.py compares its logits.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_vanilla_transformer.inference import optimize
+from hf_vanilla_transformer.engine import optimize
 from hf_vanilla_transformer.search_vanilla_transformer import LengthPenalty
 from tests.search_helpers import varied_model
 from tests.trials import generate

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_vanilla_transformer.errors import UserError
+from hf_vanilla_transformer.utils.errors import UserError
 from hf_vanilla_transformer.web.site import PACKAGES, _local_runtime, search_settings, write_site
 from tests.interop.exports import write_model
 from tests.model_helpers import tiny_model

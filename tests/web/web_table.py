@@ -19,7 +19,7 @@ import torch
 from hf_vanilla_transformer.data import load_tokenizers, number_pairs
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.inference.text_io import silence_transformers
-from hf_vanilla_transformer.markdown import markdown_table
+from hf_vanilla_transformer.utils.markdown import markdown_table
 from hf_vanilla_transformer.web.site import write_site
 from tests.web.tools import opened, require_npm, run_node
 

@@ -32,10 +32,10 @@ from transformers import PreTrainedTokenizerBase
 
 from ...data.batching import pair_lengths
 from ...data.tokenizer_training import load_tokenizers, tokenizer_digest
-from ...errors import UserError
 from ...inference.loading import load_model
 from ...loss_vanilla_transformer import IGNORED, cross_entropy_into, softmax_and_lse
 from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ...utils.errors import UserError
 from . import Objective
 
 PAIRS_AT_ONCE, POSITIONS_AT_ONCE = 128, 512  # of one call of the teacher, and of one `topk`

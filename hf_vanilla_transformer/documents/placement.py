@@ -1,0 +1,250 @@
+"""Put inline tags, placeholders and other text that is not translated where word alignment places it.
+
+`data.words` finds the words. Units are the letters and the punctuation marks of a word, cut where an element starts
+or ends.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..data.words import UNSPACED, Span, words
+from ..inference.alignment import Link
+
+_MAX_UNITS = 16  # units of a word, but a longer word, such as an address, is one unit
+
+# combining marks and joiners, which are no \w
+_MARKS = (
+    "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0711\u0730-\u074a\u07a6-\u07b0\u07eb-\u07f3"
+    rf"\u0816-\u082d\u08d3-\u0dff\u200c\u200d{UNSPACED}"
+)
+_UNIT = re.compile(rf"[\w{_MARKS}]+(?:[-'’][\w{_MARKS}]+)*|[^\w\s]")  # letters, or one punctuation mark
+
+
+@dataclass
+class Element:
+    """An inline element of a text, or a tag or placeholder alone, which has no end."""
+
+    opening: str
+    start: int  # in the text
+    closing: str = ""
+    end: int = 0
+    children: list["Element"] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TranslatedPart:
+    """A sentence of a text, or layout with equal texts and no links."""
+
+    source: str
+    target: str
+    links: Sequence[Link] | None = None  # (source word, target word), counted from 0 in this part
+
+
+#: Translates texts. The joined sources of the parts of each are the text.
+TranslateTexts = Callable[[Sequence[str]], list[list[TranslatedPart]]]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    start: int
+    end: int
+    text: str
+
+    @property
+    def is_word(self) -> bool:
+        return self.text[0].isalnum() or self.text[0] == "_"
+
+
+@dataclass(frozen=True)
+class Place:
+    """An element's place in the translation: target units [first, last) and characters [opens, closes)."""
+
+    element: Element
+    first: int
+    last: int
+    opens: int
+    closes: int
+
+
+class Placement:
+    """Places the elements of a text in its translation, without overlap, each exactly once.
+
+    Args:
+        source: the text. Its elements are at its positions.
+        parts: their sources joined are `source`.
+        elements: the outermost ones.
+    """
+
+    def __init__(self, source: str, parts: Sequence[TranslatedPart], elements: list[Element]):
+        self.source = source
+        self.target = "".join(part.target for part in parts)
+        self.root = Element("", 0, "", len(source), elements)
+        self.sources: list[_Unit] = []
+        self.targets: list[_Unit] = []
+        self.linked: list[set[int]] = []  # for each source unit, its target units
+        boundaries = sorted(set(_boundaries(elements)))
+        source_start = target_start = 0
+        for part in parts:
+            self._add(part, source_start, target_start, boundaries)
+            source_start, target_start = source_start + len(part.source), target_start + len(part.target)
+        self.starts, self.ends = [unit.start for unit in self.sources], [unit.end for unit in self.sources]
+
+    def places(self, parent: Place | None = None) -> Iterator[Place]:
+        """The children of an element, or the outermost elements, in the order of the translation."""
+        outer = parent or Place(self.root, 0, len(self.targets), 0, len(self.target))
+        position = outer.opens
+        for element, first, last in self._spans(outer):
+            stands_left, ends_in_space = self._sides(element)
+            following = self.targets[first].start if first < outer.last else outer.closes
+            if stands_left:
+                opens = self.targets[first - 1].end if first > outer.first else outer.opens
+                opens = min(opens + self._spaces_before(element.start), following)
+            else:
+                opens = following
+            opens = closes = max(opens, position)
+            if ends_in_space:
+                closes = self.targets[last].start if last < outer.last else outer.closes
+            elif last > first:
+                closes = self.targets[last - 1].end
+            position = max(opens, closes)
+            yield Place(element, first, last, opens, position)
+
+    def _add(self, part: TranslatedPart, source_start: int, target_start: int, boundaries: list[int]) -> None:
+        """The units of a part, and the links between them."""
+        sources, targets = words(part.source), words(part.target)
+        links: dict[int, list[int]] = {}
+        for i, j in [(i, i) for i in range(len(sources))] if part.links is None else part.links:
+            if i < len(sources) and j < len(targets):
+                links.setdefault(i, []).append(j)
+        source_cuts: list[list[int]] = []
+        target_cuts: list[set[int]] = [set() for _ in targets]
+        for i, (begin, stop) in enumerate(sources):
+            start, end = source_start + begin, source_start + stop
+            inside = boundaries[bisect_right(boundaries, start) : bisect_left(boundaries, end)]
+            source_cuts.append([boundary - start for boundary in inside])
+            for j in links.get(i, []):
+                if part.source[begin:stop].casefold() == part.target[slice(*targets[j])].casefold():
+                    target_cuts[j].update(source_cuts[i])
+        numbers: list[list[int]] = []  # the target units of each target word
+        for word, cuts in zip(targets, target_cuts, strict=True):
+            units = _units(part.target, word, target_start, sorted(cuts))
+            numbers.append(list(range(len(self.targets), len(self.targets) + len(units))))
+            self.targets += units
+        for i, word in enumerate(sources):
+            units = _units(part.source, word, source_start, source_cuts[i])
+            linked: list[set[int]] = [set() for _ in units]
+            for j in links.get(i, []):
+                for of_unit, aligned in zip(linked, self._corresponding(units, numbers[j]), strict=True):
+                    of_unit.update(aligned)
+            self.sources += units
+            self.linked += linked
+        # the full stop of a sentence is often attached to a different word
+        if sources and targets and not self.targets[-1].is_word and self.sources[-1].text == self.targets[-1].text:
+            self.linked[-1].add(len(self.targets) - 1)
+
+    def _corresponding(self, units: list[_Unit], numbers: list[int]) -> list[list[int]]:
+        """The target units that correspond to each unit of a word, among the units `numbers` of an aligned word.
+
+        Units correspond by their order if both words have the same kinds of units. Otherwise letters correspond to
+        letters, and punctuation to the same punctuation. If either has punctuation only, all units correspond.
+        """
+        others = [self.targets[number] for number in numbers]
+        if [unit.is_word for unit in units] == [other.is_word for other in others]:
+            return [[number] for number in numbers]
+        alone = not any(unit.is_word for unit in units) or not any(other.is_word for other in others)
+        return [
+            [
+                number
+                for number, other in zip(numbers, others, strict=True)
+                if alone or (unit.is_word and other.is_word) or unit.text == other.text
+            ]
+            for unit in units
+        ]
+
+    def _spans(self, outer: Place) -> list[tuple[Element, int, int]]:
+        """Each child with its target units [first, last), in the order of the translation, without overlap."""
+        spans, points = [], []  # (first, whether it does not belong to the unit before, order, last)
+        for order, element in enumerate(outer.element.children):
+            units = self._units_within(element)
+            linked = (self.linked[unit] for unit in units)
+            targets = sorted({t for of_unit in linked for t in of_unit if outer.first <= t < outer.last})
+            if units and units == self._units_within(outer.element):
+                spans.append((outer.first, True, order, outer.last))
+            elif targets:
+                spans.append((targets[0], True, order, targets[-1] + 1))
+            else:
+                points.append((self._place_of_point(element, outer), not self._sides(element)[0], order))
+        spans.sort()
+        starts = [first for first, *_ in spans]
+        for at, right, order in points:
+            first, _, other, last = spans[max(0, bisect_left(starts, at) - 1)] if starts else (at, True, 0, at)
+            if first < at < last:  # no element ends because of a point outside it
+                at = first if order < other else last
+            spans.append((at, right, order, at))
+        spans.sort()
+        disjoint, position = [], outer.first
+        for index, (first, _, order, last) in enumerate(spans):
+            first = max(first, position)
+            following = spans[index + 1][0] if index + 1 < len(spans) else outer.last
+            position = last = max(first, min(last, following) if following > first else last)
+            disjoint.append((outer.element.children[order], first, last))
+        return disjoint
+
+    def _units_within(self, element: Element) -> range:
+        """The source units that share a character with an element."""
+        return range(bisect_right(self.ends, element.start), bisect_left(self.starts, element.end))
+
+    def _sides(self, element: Element) -> tuple[bool, bool]:
+        """Return whether an element follows the unit before it directly, and whether it ends after white space."""
+        before, after = self.source[: element.start][-1:], self.source[element.start :][:1]
+        if element.start < element.end:
+            return after.isspace(), self.source[element.end - 1].isspace()
+        between_words = is_letter(before) and is_letter(after)
+        if not before.strip():
+            return after.isspace(), False
+        stands_left = not after.strip() or (is_letter(before) and not between_words)
+        return stands_left, False
+
+    def _spaces_before(self, position: int) -> int:
+        return next((n for n in range(position) if not self.source[position - n - 1].isspace()), position)
+
+    def _place_of_point(self, element: Element, outer: Place) -> int:
+        """The target unit that an element without aligned units precedes."""
+        next_unit = bisect_left(self.starts, element.start)
+        stands_left, _ = self._sides(element)
+        for linked in reversed(self.linked[:next_unit]) if stands_left else self.linked[next_unit:]:
+            if targets := [target for target in linked if outer.first <= target < outer.last]:
+                return max(targets) + 1 if stands_left else min(targets)
+        return outer.first if stands_left else outer.last
+
+
+def is_letter(character: str) -> bool:
+    """Return whether a character belongs to a word of a script with spaces."""
+    return character.isalnum() and not re.match(f"[{UNSPACED}]", character)
+
+
+def _boundaries(elements: Iterable[Element]) -> Iterator[int]:
+    for element in elements:
+        yield from (element.start, element.end)
+        yield from _boundaries(element.children)
+
+
+def _units(text: str, word: Span, start: int, cuts: Sequence[int]) -> list[_Unit]:
+    """The units of a word of a text that starts at position `start`.
+
+    Args:
+        cuts: positions in the word at which units end, sorted.
+    """
+    letters = text[slice(*word)]
+    spans = [unit.span() for unit in _UNIT.finditer(letters)]
+    if not 0 < len(spans) <= _MAX_UNITS:
+        spans = [(0, len(letters))]
+    units: list[_Unit] = []
+    for begin, end in spans:
+        points = [begin, *(cut for cut in cuts if begin < cut < end), end]
+        for left, right in zip(points, points[1:], strict=False):
+            at = start + word[0]
+            units.append(_Unit(at + left, at + right, letters[left:right]))
+    return units

@@ -1,0 +1,164 @@
+"""Continuous batching for a server: a beam search that sentences join and leave while it runs.
+
+`generate(next_batch=…)` returns when every sentence is done. That suits a file. Here `step` returns each translation
+as soon as it is final.
+
+Shapes: n sentences that join, S source length, P first tokens of a translation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList
+
+from ..generation_vanilla_transformer import plan_search, position_limit
+from ..inference.batching import MAX_TOKENS
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..search_vanilla_transformer import REFILL_SHARE, BeamSearch, Hypotheses, SearchBatch, SearchConfig, is_hypothesis
+from ..utils.errors import UserError
+
+_JOIN_STEPS = 4  # sentences wait at most this many steps for more to join with them
+
+
+#: A key, the token ids of the source, the number of hypotheses wanted (at most beams), and the first ids of each, as
+#: many in all sentences of a search.
+NewSentence: TypeAlias = tuple[Any, list[int], int, list[int]]
+
+
+@dataclass(frozen=True)
+class FoundHypothesis:
+    """A translation: token ids without the start token, and its score (None after greedy search)."""
+
+    tokens: list[int]
+    score: float | None
+
+
+class ContinuousSearch:
+    """A running batch of sentences, empty at first. Used by one thread.
+
+    Args:
+        model: in evaluation mode, optimized or not. Several searches may share it.
+        batch_size: sentences in the batch, at most.
+        max_tokens: source tokens in the batch, padding included, at most. A longer sentence goes alone.
+        prefix_length: first ids of every translation that `join` will give.
+        settings: arguments of `generate`, such as `num_beams`. The rest are in the model's generation config.
+
+    Raises:
+        UserError: settings, or a generation config, that this package's search does not cover.
+    """
+
+    def __init__(
+        self,
+        model: VanillaTransformerForConditionalGeneration,
+        batch_size: int = 64,
+        max_tokens: int = MAX_TOKENS,
+        prefix_length: int = 0,
+        **settings: Any,
+    ):
+        self.model = model
+        self.batch_size = batch_size
+        self.max_tokens = max_tokens
+        generation_config, processors, planned = _prepared(model, prefix_length, settings)
+        penalty, over = planned["penalty"], planned["over"]
+        limit = position_limit(model.config)
+        self.search = BeamSearch(
+            SearchConfig.of(generation_config, penalty),
+            penalty,
+            max_length=min(generation_config.max_length, limit) if over is None else limit,
+            over=over,
+            processors=processors,
+        )
+        self.source_lengths: dict[Any, int] = {}  # of the sentences with these keys
+        self.steps_since_join = 0
+
+    def __len__(self) -> int:
+        """Sentences that are being translated."""
+        return len(self.search)
+
+    @property
+    def keys(self) -> list[Any]:
+        """The keys of the sentences that are being translated."""
+        return [key for key in self.search.keys if key is not None]
+
+    def wants(self, waiting: int) -> bool:
+        """Return whether it is time for the waiting sentences to join: a larger group is cheaper for each of them."""
+        return not self or waiting >= REFILL_SHARE * len(self) or self.steps_since_join >= _JOIN_STEPS
+
+    def fits(self, sources: Sequence[list[int]]) -> bool:
+        """Return whether these sentences may join."""
+        lengths = [self.source_lengths[key] for key in self.keys] + [len(source) for source in sources]
+        return len(lengths) == 1 or (
+            len(lengths) <= self.batch_size and len(lengths) * max(lengths) <= self.max_tokens
+        )
+
+    @torch.inference_mode()
+    def join(self, sentences: Sequence[NewSentence]) -> None:
+        """Start sentences."""
+        if not sentences:
+            return
+        batch = self.prepare(sentences)
+        self.steps_since_join = 0
+        self.source_lengths = {key: self.source_lengths[key] for key in self.keys}
+        self.source_lengths |= {key: len(source) for key, source, *_ in sentences}
+        self.search.join(batch)
+
+    @torch.inference_mode()
+    def prepare(self, sentences: Sequence[NewSentence]) -> SearchBatch:
+        """Encode sentences as in `join`. Those that run are not touched."""
+        keys, sources, wanted, prefixes = zip(*sentences, strict=True)
+        device, longest = self.model.device, max(map(len, sources))
+        pad, start = self.model.config.pad_token_id, self.model.generation_config.decoder_start_token_id
+        ids = torch.tensor([source + [pad] * (longest - len(source)) for source in sources], device=device)  # (n, S)
+        lengths = torch.tensor([len(source) for source in sources], device=device)
+        mask = (torch.arange(longest, device=device) < lengths[:, None]).long()  # (n, S)
+        states = self.model.encode(ids, mask).last_hidden_state
+        prefix = torch.tensor([[start, *prefix] for prefix in prefixes], device=device)  # (n, P)
+        decoder = self.model.make_decoder(states, mask, self.search.config.num_beams, self.batch_size)
+        return SearchBatch(decoder, prefix, lengths, keys, wanted)
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[Any, list[FoundHypothesis]]]:
+        """Decode the next token of every sentence. Return keys and translations, best first, of the finished ones."""
+        self.steps_since_join += 1
+        return [(key, self._found(hypotheses)) for key, hypotheses in self.search.step()]
+
+    def _found(self, hypotheses: Hypotheses) -> list[FoundHypothesis]:
+        greedy = self.search.config.num_beams == 1
+        found: list[FoundHypothesis] = []
+        for tokens, length, score in zip(*(part.tolist() for part in hypotheses), strict=True):
+            if not found or greedy or is_hypothesis(score):
+                found.append(FoundHypothesis(tokens[1:length], None if greedy else score))
+        return found
+
+    def drop(self, keys: set[Any]) -> None:
+        """Give up sentences."""
+        self.search.drop(keys)
+
+    def clear(self) -> None:
+        """Give up all sentences."""
+        self.search.clear()
+
+
+def _prepared(
+    model: VanillaTransformerForConditionalGeneration, prefix_length: int, settings: dict[str, Any]
+) -> tuple[GenerationConfig, LogitsProcessorList, dict[str, Any]]:
+    """The config with all defaults, the logits processors, and the keywords of `beam_search`, from `generate`."""
+    if not isinstance(model, VanillaTransformerForConditionalGeneration):
+        raise UserError(f"model: {type(model).__name__} is none of this package's; convert it first")
+    start = model.generation_config.decoder_start_token_id
+    ids = torch.tensor([[start]], device=model.device)  # only its batch size counts
+    search, limits, uncovered = plan_search(model, ids, None, settings, refill=True)
+    if search is None:
+        raise UserError(f"model: its generation_config.json sets {', '.join(uncovered)}; a shared search has none")
+
+    def keep(model: Any, input_ids: Tensor, logits_processor: Any, generation_config: Any, **_: Any) -> Any:
+        return generation_config, logits_processor
+
+    generate: Any = GenerationMixin.generate  # not this package's `generate`, which searches
+    with torch.inference_mode():
+        prefix = {"decoder_input_ids": ids.expand(1, 1 + prefix_length)}  # only its length counts
+        generation_config, processors = generate(model, ids, custom_generate=keep, **(limits | settings | prefix))
+    return generation_config, processors, search.keywords

@@ -1,0 +1,164 @@
+"""The passes between int8 products (`int8.c`), compiled once per process by the machine's C compiler.
+
+torch's operators read and write a matrix of rows ten times between two products. These functions do it once. They take
+a second to compile. Without a compiler `DynamicInt8Linear` computes the same with torch's operators.
+
+All tensors are contiguous and on the CPU. The calls release the GIL, and run in the calling thread.
+
+Shapes: R rows, D width, O outputs, N keys of a sentence, H heads.
+"""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import logging
+
+from ..utils.untrusted import one_line
+
+logger = logging.get_logger(__name__)
+
+_SOURCE = Path(__file__).with_name("int8.c")
+_FLAGS = "-O3 -shared -fPIC -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math -ffinite-math-only"
+_PROCESSORS = {
+    "AVX512": "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mprefer-vector-width=512",
+    "AVX2": "-mavx2 -mfma",
+}
+_P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_ARGUMENTS = {
+    "finish": [_P, _I, _I, _P, _P, _I, _P, _I, _P, _P, _F, _P, _P],
+    "write_cache": [_P, _I, _I, _P, _P, _I, _P, _P],
+    "attend": [_P, _I, _I, _P, _P, _I, _I, _I, _F, _P, _P, _P, _P, _I, _P, _P],
+    "best": [_P, _I, _I, _P, _P, _P, _I, _I, _I, _P, _P],
+}
+
+
+@cache
+def library() -> Any:
+    """The compiled functions, or None if this machine has no C compiler."""
+    names = [os.environ.get("CC"), "gcc", "clang", "cc"]
+    compiler = next(filter(None, (shutil.which(name) for name in names if name)), None)
+    if compiler is None:
+        logger.warning_once("int8: without a C compiler it takes twice the time; install gcc, or name one in CC")
+        return None
+    processor = _PROCESSORS.get(torch.backends.cpu.get_cpu_capability(), "")
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "int8.so"
+        command = [compiler, *_FLAGS.split(), *processor.split(), str(_SOURCE), "-o", str(output), "-lm"]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+            functions = ctypes.CDLL(str(output))
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = one_line(getattr(error, "stderr", None) or error)
+            logger.warning_once(f"int8: it takes twice the time, because {compiler} fails: {reason}")
+            return None
+    for name, types in _ARGUMENTS.items():
+        function = getattr(functions, name)
+        function.argtypes, function.restype = types, None
+    return functions
+
+
+class Rows(NamedTuple):
+    """Rows as unsigned bytes (≥ R, D), 128 for a zero, and their scales (R,)."""
+
+    bytes: Tensor
+    scales: Tensor
+
+    def times(self, linear: Any) -> Tensor:
+        """The product (R, O) with the weight of a `DynamicInt8Linear`, without the scales of the rows and the bias."""
+        return linear.product(self.bytes)[: len(self.scales)]
+
+
+class View(NamedTuple):
+    """The keys that each row sees, of a cache with N places for each sentence."""
+
+    firsts: Tensor  # (R,), the first place of its sentence
+    visible: Tensor  # Boolean, the masks of sentences or rows, N each
+    masks: Tensor  # (R,), where the mask of the row begins
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _empty_rows(count: int, width: int) -> Rows:
+    """Room for rows. A few more have bytes: oneDNN takes a millisecond to compile a product with another count."""
+    unit = 1 << max(0, count.bit_length() - 3)  # at most a quarter of the rows
+    return Rows(torch.empty(-(-count // unit) * unit, width, dtype=torch.uint8), torch.empty(count))
+
+
+def finish(
+    x: Tensor,
+    scales: Tensor | None = None,
+    bias: Tensor | None = None,
+    relu: bool = False,
+    residual: Tensor | None = None,
+    norm: nn.LayerNorm | None = None,
+    norm_first: bool = False,
+    quantized: bool = True,
+) -> Any:
+    """Scale the rows of a product `x` (R, O), add `bias` and `residual` (R, O), normalise and quantise, in place.
+
+    Returns the rows, if `quantized`. With `norm_first`, `x` stays the sum, and only what is quantised is normalised.
+    """
+    rows = _empty_rows(*x.shape) if quantized else None
+    gamma, beta, eps = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
+    library().finish(
+        x.data_ptr(), *x.shape, _address(scales), _address(bias), relu, _address(residual), norm_first,
+        _address(gamma), _address(beta), eps, *((None, None) if rows is None else map(_address, rows)),
+    )  # fmt: skip
+    return rows
+
+
+def write_cache(
+    product: Tensor, first: int, scales: Tensor, bias: Tensor | None, places: Tensor, cache: Tensor
+) -> None:
+    """Write the columns of a product (R, O) from `first` on into the rows `places` (R,) of a bfloat16 cache."""
+    shift = None if bias is None else bias[first:]
+    library().write_cache(
+        product[:, first:].data_ptr(), *product.shape, _address(scales), _address(shift), cache.shape[-1],
+        places.data_ptr(), cache.data_ptr(),
+    )  # fmt: skip
+
+
+def attend(
+    product: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    widths: Sequence[int],
+    scaling: float,
+    cache: Tensor,
+    view: View,
+) -> Rows:
+    """Eq. 1: the queries of a product (R, ≥ H · d_k), `widths` H, d_k, d_v, over the keys and values of a cache."""
+    heads, _, value = widths
+    rows = _empty_rows(len(product), heads * value)
+    library().attend(
+        product.data_ptr(), *product.shape, _address(scales), _address(bias), *widths, scaling, cache.data_ptr(),
+        *map(_address, view), view.visible.shape[-1], *map(_address, rows),
+    )  # fmt: skip
+    return rows
+
+
+def best(
+    product: Tensor, scales: Tensor, bias: Tensor | None, hidden: Tensor | None, count: int, normalize: bool
+) -> tuple[Tensor, Tensor]:
+    """The highest log-probabilities (without `normalize`: logits) of each row (R, V), and their tokens, (R, count).
+
+    `hidden` (B, 1, V) are the tokens that the rows of each sentence do not have.
+    """
+    shape, beams = (len(product), count), 1 if hidden is None else len(product) // len(hidden)
+    values, tokens = torch.empty(shape), torch.empty(shape, dtype=torch.int64)
+    library().best(
+        product.data_ptr(), *product.shape, *map(_address, (scales, bias, hidden)), beams, count, normalize,
+        values.data_ptr(), tokens.data_ptr(),
+    )  # fmt: skip
+    return values, tokens

@@ -1,0 +1,171 @@
+"""Linear layers with weights that are packed once, for the few rows of a decoding step.
+
+A step reads one token of each beam, so a product waits for its weights. Their layout in memory and
+their number of bits decide its speed.
+
+Shapes: R rows, D inputs, O outputs.
+"""
+
+import platform
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..utils.system_info import cpu_name
+from . import kernels
+
+#: The quantization of `optimize_for_inference` beside None.
+INT8 = "int8"
+
+UNSIGNED = 128  # added to signed bytes, makes them unsigned
+
+# Sizes below which a float32 call of oneDNN costs more than it saves.
+_LEAST_PREPACKED = 2**19  # elements of a weight
+_LEAST_SLOW = 2**14  # elements of a weight where MKL is slow
+_LEAST_PRODUCT = 2**20  # there, elements of a weight below `_LEAST_PREPACKED` times the rows of x
+
+
+class PlainLinear(nn.Module):
+    """x W^T + b with the weight (O, D) as it is, by torch's kernels."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(R, D) to (R, O)."""
+        return F.linear(x, self.weight, self.bias)
+
+    def linear_relu(self, x: Tensor) -> Tensor:
+        """max(0, x W^T + b), (R, O)."""
+        return self(x).relu_()
+
+    def linear_add(self, residual: Tensor, x: Tensor) -> Tensor:
+        """`residual` (R, O) + x W^T + b."""
+        return residual + self(x)
+
+
+class PrepackedLinear(PlainLinear):
+    """A weight in oneDNN's blocked layout, in about two thirds of the time. ReLU and residual are fused."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        # One float32 row only waits for the weights, as many in either layout.
+        self.plain_rows = 1 if weight.dtype == torch.float32 else 0
+        if self.plain_rows and weight.numel() < _LEAST_PREPACKED:
+            self.plain_rows = _LEAST_PRODUCT // weight.numel()
+        super().__init__(weight if self.plain_rows else weight.new_empty(0), bias)  # a view would keep it all
+        self.packed = kernels.reorder(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(R, D) to (R, O), or (B, S, D) to (B, S, O)."""
+        if x.shape[:-1].numel() <= self.plain_rows:
+            return super().forward(x)
+        return kernels.linear_pointwise(x, self.packed, self.bias, "none")
+
+    def linear_relu(self, x: Tensor) -> Tensor:
+        if len(x) <= self.plain_rows:
+            return super().linear_relu(x)
+        return kernels.linear_pointwise(x, self.packed, self.bias, "relu")
+
+    def linear_add(self, residual: Tensor, x: Tensor) -> Tensor:
+        if len(x) <= self.plain_rows:
+            return super().linear_add(residual, x)
+        return kernels.linear_add(x, residual, self.packed, self.bias)
+
+
+class DynamicInt8Linear(PlainLinear):
+    """Dynamic int8: a scale for each output of the weight and, computed at each call, for each row of x.
+
+    x becomes unsigned, from -127 … 127 to 1 … 255: CPUs with VNNI and without AMX multiply unsigned by signed bytes
+    only, and oneDNN computes signed by signed there a hundred times slower. The shift adds 128 Σ_d W[o, d] to output
+    o, and the bias of the product subtracts it. Compiled, the scales are fused into the operations around it.
+    CPUs without VNNI add two products in 16 bits. 255 · 127 · 2 exceeds them, so the weight gets 7 bits there.
+    """
+
+    scales: Tensor
+    zero_points: Tensor
+    shift: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        integers, scales = quantize_per_row(weight, limit=largest_weight())  # (O, D), (O,)
+        super().__init__(kernels.prepack_int8(integers), bias)
+        self.register_buffer("scales", scales)
+        self.register_buffer("zero_points", torch.zeros(len(weight), dtype=torch.int32))
+        self.register_buffer("shift", -UNSIGNED * scales * integers.sum(dim=1, dtype=torch.float32))  # (O,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        integers, scales = quantize_per_row(x, UNSIGNED, torch.uint8)  # (R, D), (R,)
+        product = self.product(integers) * scales[:, None]
+        return (product if self.bias is None else product + self.bias).to(x.dtype)  # (R, O)
+
+    def product(self, integers: Tensor) -> Tensor:
+        """Quantised rows (R, D) times the weight, (R, O), without the scales of the rows and without the bias."""
+        return kernels.int8_product(integers, self.weight, self.scales, self.zero_points, self.shift)
+
+
+@cache
+def largest_weight() -> int:
+    """The largest integer of a weight whose products are exact on this CPU: 127, or 64 without VNNI."""
+    weight, scale = torch.full((1, 2), 127, dtype=torch.int8), torch.ones(1)
+    x, packed = torch.full((1, 2), 255, dtype=torch.uint8), kernels.prepack_int8(weight)
+    product = kernels.int8_product(x, packed, scale, torch.zeros(1, dtype=torch.int32), None)  # (1, 1)
+    return 127 if product.item() == 2 * 255 * 127 else 64  # 2 · 255 · 64 < 2^15
+
+
+def quantize_per_row(
+    matrix: Tensor, shift: int = 0, dtype: torch.dtype = torch.int8, limit: int = 127
+) -> tuple[Tensor, Tensor]:
+    """Integers from -limit to limit of a matrix (R, D), plus `shift`, and the scales (R,)."""
+    scales = (matrix.float().abs().amax(dim=1) / limit).clamp_(min=1e-30)
+    return (matrix.float() / scales[:, None]).round_().add_(shift).to(dtype), scales
+
+
+def packed_linear(
+    linears: Sequence[nn.Linear], dtype: torch.dtype, quantization: str | None = None, compiled: bool = False
+) -> PlainLinear:
+    """Linear layers with the same input as one, their outputs side by side. The compiler packs weights itself.
+
+    A single layer shares the model's weight, unless the code is compiled.
+    """
+    weights = [linear.weight.detach().to(dtype) for linear in linears]
+    weight = torch.cat(weights) if compiled or len(weights) > 1 else weights[0]  # (O, D)
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.detach().to(dtype) for linear in linears])
+    if quantization == INT8:
+        return DynamicInt8Linear(weight, bias)
+    return PlainLinear(weight, bias) if compiled or not _can_prepack(weight) else PrepackedLinear(weight, bias)
+
+
+def _is_x86(device: torch.device) -> bool:
+    return device.type == "cpu" and platform.machine() in ("x86_64", "AMD64")
+
+
+def _can_prepack(weight: Tensor) -> bool:
+    if not _is_x86(weight.device) or not kernels.can_reorder(weight.dtype):
+        return False
+    least = min(_LEAST_PREPACKED, _LEAST_SLOW) if mkl_is_slow() else _LEAST_PREPACKED
+    return weight.dtype != torch.float32 or weight.numel() >= least
+
+
+@cache
+def mkl_is_slow() -> bool:
+    """Return whether MKL has half of oneDNN's speed in float32: it uses AVX-512 on Intel CPUs only."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and "AMD" in cpu_name()
+
+
+def int8_error(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why dynamic int8 cannot run here, or None."""
+    if not _is_x86(device):
+        where = f"the model is on {device}, the machine is {platform.machine()}"
+        return f"quantization: {INT8!r} runs on x86 CPUs; {where}; leave it out"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"quantization: {INT8!r} computes in float32 or bfloat16, not in {dtype}; load the model in one of them"
+    if not kernels.has_int8():
+        return f"quantization: this build of torch has no oneDNN kernels for {INT8!r}; leave it out"
+    return None

@@ -1,0 +1,295 @@
+"""The decoder with packed weights: the computation of the layers, for one token of every beam at a time.
+
+The formulas are in layers_vanilla_transformer.py. Here q, k and v are one product, ReLU and residual are fused into
+theirs, and all beams of a sentence attend in one call to the KV cache that they share.
+
+Shapes: B sentences, K beams, R = B · K rows, C slots of a sentence's KV cache, S source length, D d_model, H heads,
+d_k and d_v the widths of a head, V target vocabulary.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import PreTrainedModel
+
+from ..generation_vanilla_transformer import BeamCacheSlots, additive_mask
+from ..layers_vanilla_transformer import VanillaTransformerDecoderLayer
+from ..search_vanilla_transformer import Advance, BeamState, SearchConfig, replace_rows, resized, topk_log_probs
+from .linear import PlainLinear, mkl_is_slow, packed_linear
+
+KV = Tensor  # keys and values side by side, (B, N, H · (d_k + d_v))
+
+
+class PackedLayer(nn.Module):
+    """`VanillaTransformerDecoderLayer` on rows (R, D), the next tokens of all beams."""
+
+    def __init__(
+        self, layer: VanillaTransformerDecoderLayer, dtype: torch.dtype, quantization: str | None, compiled: bool
+    ):
+        super().__init__()
+
+        def pack(*linears: nn.Linear) -> PlainLinear:
+            return packed_linear(linears, dtype, quantization, compiled)
+
+        attn, cross = layer.self_attn, layer.cross_attn
+        self.heads = attn.q_proj.out_features // attn.head_dim
+        self.key_width, self.scaling, self.cross_scaling = attn.k_proj.out_features, attn.scaling, cross.scaling
+        self.attend = attend_in_sums if compiled else attend
+        self.qkv_proj, self.self_out_proj = pack(attn.q_proj, attn.k_proj, attn.v_proj), pack(attn.out_proj)
+        self.cross_q_proj, self.cross_out_proj = pack(cross.q_proj), pack(cross.out_proj)
+        self.fc1, self.fc2 = pack(layer.fc1), pack(layer.fc2)
+        self.self_norm = packed_norm(layer.self_attn_layer_norm, dtype)
+        self.cross_norm = packed_norm(layer.cross_attn_layer_norm, dtype)
+        self.final_norm = packed_norm(layer.final_layer_norm, dtype)
+        self.pre_norm = layer.pre_norm
+        self.activation: Callable[[Tensor], Tensor] | None = layer.activation
+        if isinstance(layer.activation, nn.ReLU):
+            self.activation = None  # fused into the product
+
+    def forward(
+        self, x: Tensor, rows: Tensor, self_kv: KV, mask: Tensor | None, cross_kv: KV, source_mask: Tensor | None
+    ) -> Tensor:
+        """The layer's output (R, D).
+
+        Args:
+            x: (R, D). rows: (R,), the slots of these tokens among the B · C of all sentences.
+            self_kv: (B, C, ·). It receives the keys and values of these tokens. cross_kv: (B, S, ·).
+            mask, source_mask: (B, 1, K, C), added to the scores, and (B, 1, 1, S), Boolean. None if all is visible.
+        """
+
+        def self_attention(x: Tensor) -> Tensor:
+            query, kv = self.qkv_proj(x).tensor_split([self.key_width], dim=1)  # (R, H · d_k), (R, H · (d_k + d_v))
+            self_kv.view(-1, self_kv.shape[2]).index_copy_(0, rows, kv)  # (B, C, ·) -> (B · C, ·)
+            return self.attend(query, self_kv, mask, self.heads, self.key_width, self.scaling)
+
+        def cross_attention(x: Tensor) -> Tensor:
+            query = self.cross_q_proj(x)
+            return self.attend(query, cross_kv, source_mask, self.heads, self.key_width, self.cross_scaling)
+
+        def feed_forward(x: Tensor) -> Tensor:
+            return self.fc1.linear_relu(x) if self.activation is None else self.activation(self.fc1(x))
+
+        x = self.add_and_norm(x, self_attention, self.self_out_proj, self.self_norm)
+        x = self.add_and_norm(x, cross_attention, self.cross_out_proj, self.cross_norm)
+        return self.add_and_norm(x, feed_forward, self.fc2, self.final_norm)
+
+    def add_and_norm(
+        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], last: PlainLinear, norm: nn.LayerNorm
+    ) -> Tensor:
+        """`VanillaTransformerLayer.add_and_norm`, where `last` is the last product of the sub-layer."""
+        return last.linear_add(x, sublayer(norm(x))) if self.pre_norm else norm(last.linear_add(x, sublayer(x)))
+
+
+def packed_encoder(model: PreTrainedModel, dtype: torch.dtype) -> nn.Module | None:
+    """A copy of the encoder with packed float32 weights and the same embeddings. None if that gains nothing."""
+    encoder: Any = model.get_encoder()
+    if dtype != torch.float32 or encoder.embed_tokens.weight.dtype != dtype or not mkl_is_slow():
+        return None
+    linears = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
+    packed: dict[int, Any] = {id(linear): packed_linear([linear], dtype) for linear in linears}
+    return copy.deepcopy(encoder, packed | {id(encoder.embed_tokens): encoder.embed_tokens})
+
+
+def packed_norm(norm: nn.LayerNorm, dtype: torch.dtype) -> nn.LayerNorm:
+    return copy.deepcopy(norm).requires_grad_(False).to(dtype)
+
+
+def attend(query: Tensor, kv: KV, mask: Tensor | None, heads: int, key_width: int, scaling: float) -> Tensor:
+    """Eq. 1 for the beams (R, H · d_k) of each sentence over the keys and values (B, N, ·) that they share."""
+    batch = len(kv)
+
+    def split_heads(states: Tensor) -> Tensor:
+        return states.reshape(batch, -1, heads, states.shape[-1] // heads).transpose(1, 2)  # (B, H, ·, width)
+
+    key, value = split_heads(kv[..., :key_width]), split_heads(kv[..., key_width:])  # (B, H, N, ·)
+    output = F.scaled_dot_product_attention(split_heads(query), key, value, attn_mask=mask, scale=scaling)
+    return output.transpose(1, 2).flatten(2).flatten(0, 1)  # (B, H, K, d_v) -> (B, K, H · d_v) -> (R, H · d_v)
+
+
+def attend_in_sums(query: Tensor, kv: KV, mask: Tensor | None, heads: int, key_width: int, scaling: float) -> Tensor:
+    """`attend` for one sentence, as reductions that Inductor fuses. For few rows cheaper than one GEMM per head."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    q = query.unflatten(1, (heads, 1, -1)).to(wide)  # (K, H · d_k) -> (K, H, 1, d_k)
+    k = kv[0, :, :key_width].unflatten(1, (heads, -1)).transpose(0, 1).to(wide)  # (N, H · d_k) -> (H, N, d_k)
+    v = kv[0, :, key_width:].unflatten(1, (heads, -1)).transpose(0, 1).to(wide)  # (H, N, d_v)
+    scores = (q * k).sum(dim=-1) * scaling  # (K, H, N)
+    if mask is not None:
+        scores = scores + mask[0].transpose(0, 1)  # (1, 1, K, N) -> (K, 1, N)
+    weights = scores.softmax(dim=-1)[..., None]  # (K, H, N, 1)
+    return (weights * v).sum(dim=2).flatten(1).to(query.dtype)  # (K, H, d_v) -> (K, H · d_v)
+
+
+class CrossKV:
+    """Keys and values of the source, for each layer, with packed weights. Arguments as of `PackedWeights`."""
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, quantization: str | None):
+        attentions = [layer.cross_attn for layer in model.get_decoder().layers]
+        self.dtype = dtype
+        self.projections = [packed_linear((each.k_proj, each.v_proj), dtype, quantization) for each in attentions]
+
+    def __call__(self, states: Tensor) -> list[KV]:
+        """Keys and values of source states (B, S, D)."""
+        x = states.to(self.dtype).flatten(0, 1)  # (B, S, D) -> (B · S, D)
+        return [projection(x).unflatten(0, states.shape[:2]) for projection in self.projections]
+
+
+class PositionEncodings:
+    """A decoder's encodings of positions, computed once."""
+
+    def __init__(self, decoder: Any):
+        self.decoder = decoder
+        self.encodings = decoder.embed_tokens.weight.new_empty(0, decoder.config.d_model)
+
+    def __call__(self, count: int) -> Tensor:
+        """Encodings of at least `count` positions (n, D). Thread-safe."""
+        encodings, config = self.encodings, self.decoder.config
+        if count > len(encodings):
+            learned = config.position_encoding_type == "learned"
+            count = config.max_position_embeddings if learned else max(64, 2 * count)
+            ids = torch.arange(count, device=encodings.device)[None]  # (1, n)
+            nothing = encodings.new_zeros(1, count, config.d_model)
+            self.encodings = encodings = self.decoder.embed(nothing, ids)[0]
+        return encodings
+
+
+class PackedWeights(nn.Module):
+    """A decoder and its output layer, packed for decoding in a dtype. Several searches may share one.
+
+    See `optimize_for_inference` for `quantization`. If `compiled`, the weights become constants of compiled code.
+    """
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, quantization: str | None, compiled: bool = False):
+        super().__init__()
+        decoder: Any = model.get_decoder()
+        self.config, self.dtype, self.embed_scale = decoder.config, dtype, decoder.embed_scale
+        self.embedding = decoder.embed_tokens.weight.detach()
+        layers = (PackedLayer(layer, dtype, quantization, compiled) for layer in decoder.layers)
+        self.layers: Any = nn.ModuleList(layers)
+        self.norm = packed_norm(decoder.layer_norm, dtype) if self.config.final_layer_norm else None
+        self.lm_head = packed_linear([model.lm_head], dtype, quantization, compiled)
+        self.cross_kv, self.position_encodings = CrossKV(model, dtype, quantization), PositionEncodings(decoder)
+        self.encoder: Any = None if compiled or quantization else packed_encoder(model, dtype)
+
+    def encode(self, ids: Tensor, mask: Tensor) -> BaseModelOutput:
+        """The source (B, S) as states (B, S, D)."""
+        return self.encoder(ids, mask)
+
+    def forward(
+        self,
+        embeds: Tensor,
+        positions: Tensor,
+        encodings: Tensor,
+        slots: Tensor,
+        self_kv: list[KV],
+        mask: Tensor | None,
+        cross_kv: list[KV],
+        source_mask: Tensor | None,
+        lm_head: PlainLinear | None = None,
+    ) -> Tensor:
+        """Logits (B, K, V) of the tokens after these, whose keys and values are written into `self_kv`.
+
+        Args:
+            embeds: (B, K, D), of the tokens, unscaled. slots: (B, K). positions: (B,). encodings: (n, D), of all
+                positions.
+            lm_head: another output layer.
+            Other arguments: see `PackedLayer`.
+        """
+        x = embeds * self.embed_scale + encodings[positions][:, None]
+        x = x.to(self.dtype).flatten(0, 1)  # (B, K, D) -> (R, D)
+        first = self_kv[0].shape[1] * torch.arange(len(embeds), device=embeds.device)[:, None]  # (B, 1)
+        rows = (slots + first).flatten()  # (B, K) -> (R,)
+        for layer, kv, source_kv in zip(self.layers, self_kv, cross_kv, strict=True):
+            x = layer(x, rows, kv, mask, source_kv, source_mask)
+        head = self.lm_head if lm_head is None else lm_head
+        return head(x if self.norm is None else self.norm(x)).unflatten(0, embeds.shape[:2])
+
+
+@dataclass(frozen=True)
+class OutputRows:
+    """The rows of an output layer that a batch needs (`engine.shortlist`), n of V."""
+
+    head: PlainLinear
+    ids: Tensor  # (n,), their tokens
+    hidden: Tensor  # (B, 1, n), Boolean: not a candidate of the sentence
+    size: int  # V
+
+    def advance(self, state: BeamState, logits: Tensor, advance: Advance) -> BeamState:
+        """`advance` with the logits (B, K, n) of these rows, as if all others were -inf."""
+        logits.masked_fill_(self.hidden, -torch.inf)
+        if isinstance(advance, SearchConfig) and advance.forced_eos_token_id is None:
+            count = min(advance.num_candidates, logits.shape[2])
+            scores, index = topk_log_probs(logits, count, normalize=advance.num_beams > 1)
+            return advance.extend(state, scores, self.ids[index])
+        whole = logits.new_full((*logits.shape[:2], self.size), -torch.inf)
+        return advance(state, whole.scatter_reduce_(2, self.ids.expand_as(logits), logits, "amax"))
+
+
+class PackedDecoder:
+    """A `Decoder` with packed weights, and the KV caches of a batch: `states` (B, S, D), `mask` (B, S)."""
+
+    initial_beams = 1
+    output: OutputRows | None = None  # None computes all tokens
+
+    def __init__(self, weights: Any, states: Tensor, mask: Tensor):
+        self.weights, self.slots = weights, BeamCacheSlots(len(states), states.device)
+        visible = mask.to(states.device).ne(0)
+        cross_kv = self._source_kv(states, visible)
+        self.self_kv = [kv[:, :0] for kv in cross_kv]  # (B, C, ·)
+        self._hold_source(visible, cross_kv)
+
+    def _source_kv(self, states: Tensor, visible: Tensor) -> list[KV]:
+        return self.weights.cross_kv(states)
+
+    def _hold_source(self, visible: Tensor, cross_kv: list[KV]) -> None:
+        """Trim padding shared by all rows. The longest sentence may have left the batch."""
+        length = max(1, length_of(visible.any(dim=0)))
+        self.visible, self.source_mask = visible[:, :length].contiguous(), None  # (B, S), (B, 1, 1, S)
+        self.cross_kv = [resized(kv, length, 1).contiguous() for kv in cross_kv]  # (B, S, ·)
+        if not bool(self.visible.all()):
+            self.source_mask = self.visible[:, None, None]  # Boolean: zeros where nothing is visible
+
+    def prefill(self, tokens: Tensor) -> None:
+        for position in range(tokens.shape[1]):
+            next_tokens = tokens[:, position, None]  # (B, 1)
+            positions = torch.full_like(tokens[:, 0], position)
+            self._logits(next_tokens, positions, torch.zeros_like(next_tokens), tokens.shape[1])
+
+    def step(self, state: BeamState, advance: Advance) -> BeamState:
+        logits = self._logits(state.next_tokens, state.positions, state.parents, state.tokens.shape[2])
+        return advance(state, logits) if self.output is None else self.output.advance(state, logits, advance)
+
+    def _logits(self, tokens: Tensor, positions: Tensor, parents: Tensor, longest: int) -> Tensor:
+        """Logits (B, K, V), or (B, K, n) of the rows in `output`. All positions are below `longest`."""
+        slots = self.slots.append(parents)
+        self.self_kv = [resized(kv, self.slots.visible.shape[2], 1) for kv in self.self_kv]
+        mask = additive_mask(self.slots.visible, self.weights.dtype)[:, None]  # (B, 1, K, C)
+        embeds = F.embedding(tokens, self.weights.embedding)  # (B, K, D)
+        encodings = self.weights.position_encodings(longest)
+        kv, head = (self.self_kv, mask, self.cross_kv, self.source_mask), self.output and self.output.head
+        return self.weights(embeds, positions, encodings, slots, *kv, head)
+
+    def select(self, rows: Tensor) -> None:
+        self.slots.select(rows)
+        self.self_kv = [kv[rows] for kv in self.self_kv]
+        self._hold_source(self.visible[rows], [kv[rows] for kv in self.cross_kv])
+
+    def replace(self, rows: Tensor, other: "PackedDecoder") -> None:
+        def replaced(caches: list[KV], others: list[KV]) -> list[KV]:
+            """Put `others` (n, C', ·) into rows of (B, C, ·), in the same memory unless a cache has to grow."""
+            pairs = ((kv, new, max(kv.shape[1], new.shape[1])) for kv, new in zip(caches, others, strict=True))
+            return [resized(kv, size, 1).index_copy_(0, rows, resized(new, size, 1)) for kv, new, size in pairs]
+
+        self.slots.replace(rows, other.slots)
+        self.self_kv, cross_kv = replaced(self.self_kv, other.self_kv), replaced(self.cross_kv, other.cross_kv)
+        self._hold_source(replace_rows(self.visible, rows, other.visible, 1), cross_kv)
+
+
+def length_of(visible: Tensor) -> int:
+    """Up to the last True of a mask (N,)."""
+    return int((visible * torch.arange(1, len(visible) + 1, device=visible.device)).max()) if len(visible) else 0

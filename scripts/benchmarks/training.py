@@ -1,0 +1,311 @@
+"""Training speed and memory: this package with token batches, and Marian with transformers' `Seq2SeqTrainer`.
+
+All engines start from the same weights and train on the same pairs, with the same optimizer, dropout and label
+smoothing. Between its turns a training waits inside a callback. Start-up and the first updates are not measured.
+"""
+
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import product
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from datasets import Dataset, load_from_disk
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, set_seed
+from transformers.utils import logging
+
+from hf_vanilla_transformer.configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
+from hf_vanilla_transformer.data import encode_pairs, load_pairs, load_tokenizers, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data.batching import TokenBatchSampler, pair_lengths
+from hf_vanilla_transformer.interop.marian import to_marian
+from hf_vanilla_transformer.loss_vanilla_transformer import IGNORED
+from hf_vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+from hf_vanilla_transformer.utils.errors import UserError
+
+from .harness import Worker, check_choices, memory_mib, peak_memory_mib, requests, reset_peak_memory
+from .report import Measurement, family, precision
+
+#: Transformer-tiny of Wu et al. 2021, the size of scripts/recipes/multi30k_en_de_tiny.yaml
+TINY: dict[str, Any] = {
+    **{"d_model": 128, "encoder_layers": 4, "decoder_layers": 4, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256},
+    **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "dropout": 0.3, "label_smoothing": 0.1},
+}
+SIZES = ("tiny", *PRESETS)
+#: `train_sampling_strategy` of transformers' trainer by engine. None for this package
+SAMPLING: dict[str, str | None] = {"ours": None, "marian": "random", "marian_grouped": "group_by_length"}
+ENGINES = tuple(f"{name}_{dtype}" for dtype in ("fp32", "bf16") for name in SAMPLING)
+
+MAX_LENGTH = 256  # tokens per side, as in the recipes
+RANDOM_LENGTH = 32  # tokens per side of a random pair
+_ENDLESS = 1_000_000  # updates. The main process ends a training
+
+
+class Turn(NamedTuple):
+    """The turn of one process of an engine."""
+
+    seconds: float
+    target_tokens: int  # without padding
+    tokens: int  # of both sides, without padding
+    padded_tokens: int  # of both sides, with padding
+    peak_mib: float | None
+    step_mib: float | None  # the peak above the memory before the first measured update: without weights and moments
+
+
+class BatchSizes(NamedTuple):
+    """The batches and updates of every engine."""
+
+    tokens: int  # `max_tokens_per_batch` of this package
+    tokens_per_update: int | None  # target tokens of an update, about. None: one batch in each process
+    pairs: int  # per batch of transformers' trainer: this package's average
+    accumulation: int  # batches per update of transformers' trainer
+
+
+def compare(
+    engines: Sequence[str],
+    source: str | Path | None = None,
+    target: str | Path | None = None,
+    preset: str = "base",
+    vocab_size: int = 16_000,
+    tokens: int = 4096,
+    tokens_per_update: int | None = None,
+    updates: int = 2,
+    rounds: int = 3,
+    warm_up: int = 1,
+    processes: Sequence[int] = (1,),
+    threads: int = 1,
+    device: str = "cpu",
+) -> Iterator[Measurement]:
+    """Train with every engine in turn, `updates` at a time, after a warm-up.
+
+    Args:
+        engines: names from `ENGINES`.
+        source, target: raw parallel text. None trains on random pairs of 32 tokens per side, without padding, to
+            compare memory.
+        preset: a name from `SIZES`.
+        vocab_size: the model's vocabulary, and the limit of the tokenizer trained on the text.
+        tokens, tokens_per_update: options of `VanillaTransformerTrainingArguments`. The batches and updates of
+            transformers' trainer have the same number of pairs on average.
+        updates, rounds: updates per turn, and turns of each engine.
+        warm_up: updates before the first turn.
+        processes: each engine is measured in each number of processes, with `threads` threads each.
+        device: "cpu" or "cuda".
+
+    Yields:
+        Each measurement after its first round. Later rounds are added to it, as in `decoding.compare`.
+    """
+    check_choices(engines=(engines, ENGINES), preset=([preset], SIZES), device=([device], ["cpu", "cuda"]))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device: 'cuda' cannot be used here: torch sees no GPU")
+    if (source is None) != (target is None):
+        raise UserError("source and target go together; one of them is missing")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        data = prepare(Path(folder), source, target, preset, vocab_size, tokens)
+        teams: dict[tuple[str, int], list[Worker]] = {}
+        for count, engine in product(dict.fromkeys(processes), engines):
+            args = engine, folder, batch_sizes(data, tokens, tokens_per_update, count), device
+            workers = [Worker(serve, *args, threads=threads, environment=each) for each in _environments(count)]
+            teams[engine, count] = [stack.enter_context(worker) for worker in workers]
+            for worker in workers:  # after all have started, because they wait for each other
+                worker.receive()
+        for team in teams.values():
+            _ask(team, "updates", warm_up)
+            _ask(team, "reset_peak_memory")
+        measured = {key: Measurement(key[0], {"processes": key[1]}) for key in teams}
+        for number, (key, team) in product(range(rounds), teams.items()):
+            _add(measured[key], _ask(team, "updates", updates))
+            if number == 0:
+                yield measured[key]
+
+
+def _add(measured: Measurement, turns: Sequence[Turn]) -> None:
+    """Add a round, with the turn of each process. Its memory is the largest process's."""
+    seconds, target_tokens, tokens, padded_tokens, peaks, steps = zip(*turns, strict=True)
+    measured.add(max(seconds), sum(target_tokens), None if None in peaks else max(peaks))
+    measured.more["padding"] = 1 - sum(tokens) / sum(padded_tokens)
+    measured.more["peak MiB of the update"] = None if None in steps else max(steps)
+
+
+# Shared by all engines: pairs, tokenizer, initial weights
+
+
+def prepare(
+    folder: Path,
+    source: str | Path | None,
+    target: str | Path | None,
+    preset: str,
+    vocab_size: int,
+    tokens: int,
+    **fields: Any,
+) -> Dataset:
+    """Write the encoded pairs, the tokenizer and an untrained model with these `fields` into a folder."""
+    if source is not None:
+        pairs, _ = load_pairs([source, str(target)], field="source and target")
+        texts = (row[side] for side in ("source", "target") for row in pairs.select_columns([side]))
+        tokenizer = train_tokenizer(texts, vocab_size)
+        limits: dict[str, Any] = {"max_source_length": MAX_LENGTH, "max_target_length": MAX_LENGTH}
+        data, _ = encode_pairs(pairs, tokenizer, **limits, drop_too_long=True)
+    else:
+        tokenizer = train_tokenizer(["no text"], min(vocab_size, 300))
+        data = random_pairs(vocab_size, tokens)
+    data.save_to_disk(folder / "data")
+    save_tokenizers(folder / "tokenizer", tokenizer, tokenizer)
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "pad", "eos", "unk")}
+    set_seed(1)
+    config = config_of(preset, vocab_size, **ids, decoder_start_token_id=tokenizer.bos_token_id, **fields)
+    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder / "model")
+    return load_from_disk(folder / "data")
+
+
+def config_of(preset: str, vocab_size: int, **fields: Any) -> VanillaTransformerConfig:
+    """The configuration of one of `SIZES`."""
+    if preset == "tiny":
+        return VanillaTransformerConfig(**{**TINY, "vocab_size": vocab_size, **fields})
+    return VanillaTransformerConfig.from_preset(preset, vocab_size=vocab_size, **fields)
+
+
+def random_pairs(vocab_size: int, tokens: int) -> Dataset:
+    """Pairs of `RANDOM_LENGTH` random tokens per side, enough for 16 batches."""
+    generator = np.random.default_rng(1)
+    shape = 16 * -(-tokens // RANDOM_LENGTH), RANDOM_LENGTH
+    sides = {side: generator.integers(4, vocab_size, shape).tolist() for side in ("input_ids", "labels")}
+    return Dataset.from_dict({**sides, "length": [RANDOM_LENGTH] * shape[0]})
+
+
+def batch_sizes(data: Dataset, tokens: int, tokens_per_update: int | None, processes: int) -> BatchSizes:
+    """The sizes of batches. transformers' trainer gets this package's average number of pairs."""
+    sampler = TokenBatchSampler(
+        *pair_lengths(data), tokens, tokens_per_update=tokens_per_update, batches_per_update=processes
+    )
+    batches = len(sampler.tokens)
+    accumulation = max(1, round(batches / len(sampler) / processes))
+    return BatchSizes(tokens, tokens_per_update, max(1, round(len(data) / batches)), accumulation)
+
+
+# Worker processes
+
+
+def _environments(processes: int) -> list[dict[str, str]]:
+    """The environment variables that a launcher sets for each of several processes."""
+    if processes == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    return [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+
+
+def _ask(team: Sequence[Worker], request: str, *args: Any) -> list[Any]:
+    """Ask all processes of an engine at once."""
+    for worker in team:
+        worker.send(request, *args)
+    return [worker.receive() for worker in team]
+
+
+def serve(pipe: Connection, engine: str, folder: str, sizes: BatchSizes, device: str) -> None:
+    """Train an engine in a worker process."""
+    logging.set_verbosity_error()
+    trainer = make_trainer(engine, Path(folder), sizes, device)
+    trainer.add_callback(TurnCallback(pipe, trainer, on_gpu=device == "cuda"))
+    trainer.train()
+
+
+class TurnCallback(TrainerCallback):
+    """Counts tokens, and pauses a training between updates until the main process requests more or closes the pipe."""
+
+    def __init__(self, pipe: Connection, trainer: Any, on_gpu: bool):
+        self.pipe, self.on_gpu = pipe, on_gpu
+        self.updates_left, self.start = 0, 0.0
+        self.before_mib: float | None = None
+        self.counts: Any = 0  # a tensor, so that counting does not synchronise the device
+        self.step, trainer.training_step = trainer.training_step, self._counted_step
+
+    def _counted_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        for batch in inputs if isinstance(inputs, list) else [inputs]:
+            labels, mask = batch["labels"], batch["attention_mask"]
+            target_tokens = labels.ne(IGNORED).sum()
+            padded_tokens = torch.full_like(target_tokens, labels.numel() + mask.numel())
+            self.counts = self.counts + torch.stack([target_tokens, target_tokens + mask.sum(), padded_tokens])
+        return self.step(model, inputs, *args, **kwargs)
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.pipe.send("ready")
+        self._wait()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.updates_left -= 1
+        if self.updates_left:
+            return
+        self._synchronize()
+        seconds, peak = time.perf_counter() - self.start, peak_memory_mib(self.on_gpu)
+        step = None if peak is None or self.before_mib is None else peak - self.before_mib
+        target_tokens, tokens, padded_tokens = self.counts.tolist()
+        self.pipe.send(Turn(seconds, target_tokens, tokens, padded_tokens, peak, step))
+        self._wait()
+
+    def _wait(self) -> None:
+        for request, args in requests(self.pipe):
+            if request == "updates":
+                (self.updates_left,) = args
+                self.counts = 0
+                self._synchronize()
+                self.start = time.perf_counter()
+                return
+            reset_peak_memory(self.on_gpu)
+            self.before_mib = memory_mib(self.on_gpu)
+            self.pipe.send(None)
+        sys.exit()
+
+    def _synchronize(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+
+def make_trainer(engine: str, folder: Path, sizes: BatchSizes, device: str) -> Seq2SeqTrainer:
+    """The trainer of an engine, with the files of `prepare`."""
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(folder / "model")
+    smoothing = model.config.label_smoothing
+    ours = family(engine) == "ours"
+    if not ours:
+        model = to_marian(model)
+    common = {
+        "output_dir": str(folder / "none"),
+        "max_steps": _ENDLESS,
+        "bf16": precision(engine) == "bf16",
+        "use_cpu": device == "cpu",
+        "dataloader_pin_memory": device != "cpu",
+        "learning_rate": 4000**-0.5 * model.config.d_model**-0.5,
+        **{"lr_scheduler_type": "inverse_sqrt", "warmup_steps": 4000, "adam_beta2": 0.98, "adam_epsilon": 1e-9},
+        **{"save_strategy": "no", "logging_strategy": "no", "report_to": "none", "disable_tqdm": True, "seed": 1},
+        "ddp_find_unused_parameters": False,
+    }
+    args: Seq2SeqTrainingArguments
+    if ours:
+        args = VanillaTransformerTrainingArguments(
+            **common, max_tokens_per_batch=sizes.tokens, tokens_per_update=sizes.tokens_per_update
+        )
+    else:
+        args = Seq2SeqTrainingArguments(
+            **common,
+            per_device_train_batch_size=sizes.pairs,
+            gradient_accumulation_steps=sizes.accumulation,
+            train_sampling_strategy=SAMPLING[engine.rpartition("_")[0]],
+            label_smoothing_factor=smoothing,
+        )
+    tokenizer, _ = load_tokenizers(folder / "tokenizer")
+    return (VanillaTransformerTrainer if ours else Seq2SeqTrainer)(
+        model=model,
+        args=args,
+        train_dataset=load_from_disk(folder / "data"),
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        processing_class=tokenizer,
+    )

@@ -1,0 +1,203 @@
+"""The paper's forward pass as a function of weights, with a choice at every place where implementations differ.
+
+The first option of a place is the paper's. Other right options are in `ALLOWED`, mistakes in `mistakes.MISTAKES`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hf_vanilla_transformer.layers_vanilla_transformer import sinusoidal_positions
+
+#: Place -> options that are right. A choice maps places to options, and a missing place is as in the paper.
+ALLOWED: dict[str, tuple[Any, ...]] = {
+    "norm position": ("post", "pre"),
+    "positions": ("interleaved", "split"),
+    "activation": ("relu", "gelu"),
+    "norm": ("biased", "unbiased"),
+    "heads": ("blocks", "strides"),
+}
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "none": lambda x: x,
+    "sigmoid": torch.sigmoid,
+}
+_SCALES = {"sqrt(d_model)": 0.5, "none": 0.0, "d_model": 1.0, "1/sqrt(d_model)": -0.5}  # exponents of d_model
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The model of §3 with these weights, named as in this package."""
+
+    weights: Mapping[str, Tensor]
+    heads: int
+    pad_token_id: int
+    tables: Mapping[str, Tensor] = field(default_factory=dict)  #: stack -> its table of positions (P, D)
+    epsilon: float = 1e-5
+
+    def __call__(self, source: Tensor, target: Tensor, choice: Mapping[str, Any]) -> Tensor:
+        """Return the logits (B, T, V) of source (B, S) and decoder input (B, T)."""
+        if choice.get("inputs") == "decoder reads the source":
+            target = source[:, : target.shape[1]]
+        if choice.get("inputs") == "encoder reads the target":
+            source = target
+        visible = source.ne(self.pad_token_id)[:, None, None, :]  # (B, 1, 1, S)
+        option = choice.get("padding")
+
+        def shown(where: str) -> Tensor:
+            if option in ("ignored", f"ignored in {where}"):
+                return torch.ones_like(visible)
+            return ~visible if option in ("inverted", f"inverted in {where}") else visible
+
+        hidden = self.embed(source, "encoder", choice)
+        memory = hidden
+        for number in range(self.depth("encoder")):
+            hidden = self.layer(hidden, None, shown("the encoder"), None, f"model.encoder.layers.{number}.", choice)
+        if choice.get("memory") != "the embeddings":
+            memory = self.final_norm(hidden, "encoder", choice)
+        hidden = self.embed(target, "decoder", choice)
+        causal = self.causal_mask(target.shape[1], choice)
+        for number in range(self.depth("decoder")):
+            hidden = self.layer(
+                hidden, memory, causal, shown("cross-attention"), f"model.decoder.layers.{number}.", choice
+            )
+        return self.linear(self.final_norm(hidden, "decoder", choice), "lm_head")
+
+    def depth(self, stack: str) -> int:
+        return sum(f"model.{stack}.layers.{number}.fc1.weight" in self.weights for number in range(64))
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        return functional.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+
+    def embed(self, ids: Tensor, stack: str, choice: Mapping[str, Any]) -> Tensor:
+        """Scaled embeddings (§3.4) plus positions (§3.5), (B, T, D)."""
+        table = self.weights[f"model.{stack}.embed_tokens.weight"]
+        scale = table.shape[1] ** _SCALES[choice.get("embedding scale", "sqrt(d_model)")]
+        option = choice.get("positions", "interleaved")
+        if option in ("none", f"none in the {stack}"):
+            return table[ids] * scale
+        positions = self.positions(ids.shape[1], table.shape[1], stack, option)
+        return (table[ids] + positions) * scale if option == "scaled" else table[ids] * scale + positions
+
+    def positions(self, length: int, width: int, stack: str, option: str) -> Tensor:
+        """The vectors (T, D) of positions 0, 1, …"""
+        if stack in self.tables and option in ("interleaved", "scaled"):
+            return self.tables[stack][:length]
+        numbers, even = torch.arange(length)[:, None].float(), torch.arange(0, width, 2).float()
+        if option == "split":
+            return sinusoidal_positions(torch.arange(length)[None], width, "sinusoidal_split")[0]
+        numbers = numbers + (option == "from 1")
+        base = {"base 1000": 1000.0, "base 100000": 100000.0}.get(option, 10000.0)
+        even = {"2i twice": 2 * even, "no 2": even / 2, "multiplied": -even}.get(option, even)
+        odd = even + (option == "every dimension")
+        sines, cosines = (numbers / base ** (even / width)).sin(), (numbers / base ** (odd / width)).cos()
+        waves = {"swapped": (cosines, sines), "only sines": (sines, sines), "only cosines": (cosines, cosines)}
+        return torch.stack(waves.get(option, (sines, cosines)), dim=-1).flatten(-2)[:, :width]
+
+    @staticmethod
+    def causal_mask(length: int, choice: Mapping[str, Any]) -> Tensor:
+        """Which positions (T, T) a position may attend to: itself and earlier ones (§3.2.3)."""
+        full = torch.ones(length, length, dtype=torch.bool)
+        return {
+            "none": full,
+            "one too many": full.tril(1),
+            "without itself": full.tril(-1) | torch.eye(length, dtype=torch.bool)[:1].expand(length, -1),
+            "reversed": full.triu(),
+        }.get(choice.get("causal mask", ""), full.tril())
+
+    def layer(
+        self, x: Tensor, memory: Tensor | None, mask: Tensor, cross: Tensor | None, at: str, choice: Mapping[str, Any]
+    ) -> Tensor:
+        """One layer of the encoder, or with `memory` of the decoder (§3.1)."""
+
+        def feed_forward(y: Tensor) -> Tensor:
+            hidden = _ACTIVATIONS[choice.get("activation", "relu")](self.linear(y, f"{at}fc1"))
+            output = self.linear(hidden, f"{at}fc2")
+            return output.relu() if choice.get("feed-forward") == "second ReLU" else output
+
+        def self_attention(y: Tensor) -> Tensor:
+            return self.attention(y, y, mask, f"{at}self_attn.", choice)
+
+        def cross_attention(y: Tensor) -> Tensor:
+            masks: Any = {"the decoder itself": torch.ones(1, dtype=torch.bool), "the decoder itself, masked": mask}
+            option = choice.get("memory")
+            read = y if option in masks else memory
+            return self.attention(y, read, masks.get(option, cross), f"{at}cross_attn.", choice)
+
+        sublayers = [("self-attention", self_attention, "self_attn_layer_norm")]
+        if memory is not None:
+            sublayers.append(("cross-attention", cross_attention, "cross_attn_layer_norm"))
+        sublayers.append(("feed-forward", feed_forward, "final_layer_norm"))
+        for name, function, norm in sublayers:
+            if choice.get("sublayers") == f"no {name}":
+                continue
+            x = self.sublayer(x, function, f"{at}{norm}", name, choice)
+        return x
+
+    def sublayer(self, x: Tensor, function: Any, norm: str, name: str, choice: Mapping[str, Any]) -> Tensor:
+        """LayerNorm(x + Sublayer(x)) (§3.1), or x + Sublayer(LayerNorm(x)) if pre-norm."""
+        option = choice.get("residual")
+        missing = option in ("none", f"none around {name}")
+        if choice.get("norm position") == "pre":
+            normed = self.norm(x, norm, choice)
+            return function(normed) if missing else (normed if option == "of the norm" else x) + function(normed)
+        if option in ("outside the norm", f"outside the norm around {name}"):
+            return x + self.norm(function(x), norm, choice)
+        return self.norm(function(x) if missing else x + function(x), norm, choice)
+
+    def norm(self, x: Tensor, name: str, choice: Mapping[str, Any]) -> Tensor:
+        gain, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias", torch.zeros(()))
+        kind, epsilon = choice.get("norm", "biased"), choice.get("epsilon", self.epsilon)
+        if kind == "none":
+            return x
+        axes = {"over positions": (1,), "over positions and features": (1, 2)}.get(kind, (-1,))
+        centred = x if kind == "no mean" else x - x.mean(axes, keepdim=True)
+        variance = x.var(axes, keepdim=True, unbiased=kind.startswith("unbiased"))
+        divisor = variance.sqrt() + epsilon if kind == "unbiased" else (variance + epsilon).sqrt()
+        return centred / (variance + epsilon if kind.endswith("variance") else divisor) * gain + bias
+
+    def final_norm(self, x: Tensor, stack: str, choice: Mapping[str, Any]) -> Tensor:
+        name = f"model.{stack}.layer_norm"
+        unused = choice.get("final norm") == "unused" or f"{name}.weight" not in self.weights
+        return x if unused else self.norm(x, name, choice)
+
+    def attention(self, x: Tensor, memory: Any, mask: Any, at: str, choice: Mapping[str, Any]) -> Tensor:
+        """Multi-head attention (§3.2.2) of x (B, T, D) to memory (B, S, D). `mask` is True where a key is visible."""
+        batch, length, width = x.shape
+        size, option = width // self.heads, choice.get("heads", "blocks")
+
+        def split(y: Tensor) -> Tensor:
+            if option == "one":
+                return y[:, None]
+            if option in ("not transposed", "neither transposed"):
+                return y.reshape(batch, self.heads, -1, size)
+            if option == "strides":  # head h has the features h, h + H, …
+                return y.reshape(batch, -1, size, self.heads).permute(0, 3, 1, 2)
+            return y.reshape(batch, -1, self.heads, size).transpose(1, 2)  # (B, H, T, d_k)
+
+        q, k, v = (split(self.linear(y, f"{at}{p}_proj")) for p, y in zip("qkv", (x, memory, memory), strict=True))
+        scales = {"none": 1.0, "sqrt(d_model)": width**-0.5, "d_k": 1 / size, "multiplied": size**0.5}
+        scales["sqrt(keys)"] = memory.shape[1] ** -0.5
+        scale = scales.get(choice.get("attention scale", ""), size**-0.5)
+        scores = q @ k.transpose(-1, -2) * scale  # (B, H, T, S)
+        if choice.get("mask value") == "zero":
+            scores = scores.masked_fill(~mask, 0.0)
+        elif choice.get("mask value") != "after softmax":
+            scores = scores.masked_fill(~mask, -math.inf if choice.get("softmax") is None else -1e9)
+        weights = scores.softmax({"over queries": -2, "over heads": 1}.get(choice.get("softmax", ""), -1))
+        if choice.get("mask value") == "after softmax":
+            weights = weights.masked_fill(~mask, 0.0)
+        context = weights @ v  # (B, H, T, d_k)
+        if option == "strides":
+            context = context.permute(0, 2, 3, 1)
+        elif option not in ("neither transposed", "not transposed back"):
+            context = context.transpose(1, 2)
+        merged = context.reshape(batch, length, width)
+        return merged if choice.get("attention output") == "not projected" else self.linear(merged, f"{at}out_proj")

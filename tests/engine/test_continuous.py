@@ -1,0 +1,99 @@
+"""Sentences that join and leave a running batch get the translations that `generate` gives to each alone."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vanilla_transformer.engine.continuous import ContinuousSearch, FoundHypothesis
+from hf_vanilla_transformer.inference import optimize_for_inference
+from tests.model_helpers import EOS, sentences
+from tests.search_helpers import Model, varied_model
+
+SOURCES = sentences([2 + (7 * i) % 12 for i in range(14)], 24, seed=3)
+
+
+def translate_all(search: ContinuousSearch, wanted: list[int], seed: int = 0) -> dict[int, list[FoundHypothesis]]:
+    """Everything in `SOURCES`, a few joining at a time; also when others are half done."""
+    draw, waiting, found = random.Random(seed), list(range(len(SOURCES))), {}
+    while waiting or search:
+        joining: list[int] = []
+        for _ in range(draw.choice([0, 0, 1, 2, 5])):
+            if waiting and search.fits([SOURCES[i] for i in (*joining, waiting[0])]):
+                joining.append(waiting.pop(0))
+        search.join([(i, SOURCES[i], wanted[i], []) for i in joining])
+        for key, hypotheses in search.step():
+            assert key not in found
+            found[key] = hypotheses
+    return found
+
+
+def alone(model: Model, source: list[int], beams: int, wanted: int, **settings: Any) -> list[tuple[list[int], Any]]:
+    """Tokens without padding and start token, and score, of each hypothesis of `generate`."""
+    output = model.generate(
+        torch.tensor([source]), num_beams=beams, num_return_sequences=wanted, return_dict_in_generate=True, **settings
+    )
+    scores = output.sequences_scores.tolist() if beams > 1 else [None]
+    rows = [row[1:] for row in output.sequences.tolist()]
+    return [(row[: row.index(EOS) + 1] if EOS in row else row, score) for row, score in zip(rows, scores, strict=True)]
+
+
+PROCESSORS = {"bad_words_ids": [[7]], "min_length": 5, "no_repeat_ngram_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("optimized", "beams", "settings"),
+    [
+        (False, 4, {}),
+        (True, 4, {}),
+        (True, 4, {"length_penalty": 1.0}),
+        (True, 4, {"max_new_tokens": 7}),
+        (True, 4, PROCESSORS),
+        (True, 1, {}),
+        (False, 1, PROCESSORS),
+    ],
+    ids=["modules", "paper", "power", "limit", "processors", "greedy", "greedy-processors"],
+)
+def test_continuous_search_equals_generate(optimized: bool, beams: int, settings: dict[str, Any]) -> None:
+    model = varied_model()
+    if optimized:
+        optimize_for_inference(model)
+    wanted = [1 + i % beams for i in range(len(SOURCES))]
+    found = translate_all(ContinuousSearch(model, batch_size=5, num_beams=beams, **settings), wanted)
+    assert sorted(found) == list(range(len(SOURCES)))
+    for i, source in enumerate(SOURCES):
+        expected = alone(model, source, beams, wanted[i], **settings)
+        assert len(found[i]) == wanted[i]
+        assert found[i][0].tokens == expected[0][0]
+        # hypotheses of a random model may tie up to rounding, and then swap ranks
+        for hypothesis, (_, score) in zip(found[i], expected, strict=True):
+            assert hypothesis.score == (None if beams == 1 else pytest.approx(score, abs=1e-4))
+    assert len({tuple(each[0].tokens) for each in found.values()}) > 2
+
+
+def test_batch_keeps_its_limits() -> None:
+    search = ContinuousSearch(varied_model(), batch_size=3, max_tokens=20, num_beams=2)
+    assert search.fits([[5] * 100]), "a longer sentence goes alone"
+    assert search.fits([[5] * 6] * 3) and not search.fits([[5] * 6] * 4)
+    assert search.fits([[5] * 10] * 2) and not search.fits([[5] * 3, [5] * 11])
+    search.join([("a", SOURCES[0], 1, [])])
+    assert len(search) == 1 and search.fits([[5] * 10]) and not search.fits([[5] * 11])
+
+
+def test_dropped_sentences_leave_the_others_as_they_are() -> None:
+    model = varied_model()
+    search = ContinuousSearch(model, num_beams=4)
+    search.join([(i, SOURCES[i], 1, []) for i in range(6)])
+    search.step()
+    search.drop({0, 3, 4})
+    assert len(search) == 3
+    found: dict[int, Any] = {}
+    while search:
+        found |= dict(search.step())
+    assert {i: each[0].tokens for i, each in found.items()} == {
+        i: alone(model, SOURCES[i], 4, 1)[0][0] for i in (1, 2, 5)
+    }
+    search.join([(7, SOURCES[7], 1, [])])
+    search.drop({7})
+    assert not search and search.step() == [] and search.search.state is None

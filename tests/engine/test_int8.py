@@ -1,0 +1,177 @@
+"""Int8 translations: the passes between products against torch's operators, and whole models against their modules."""
+
+import subprocess
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hf_vanilla_transformer.engine import int8_kernels
+from hf_vanilla_transformer.engine.int8_kernels import Rows, View, attend, best, finish, write_cache
+from hf_vanilla_transformer.engine.int8_model import Int8Decoder, Int8Weights
+from hf_vanilla_transformer.engine.linear import INT8, int8_error, packed_linear
+from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder, PackedWeights
+from hf_vanilla_transformer.inference import optimize_for_inference
+from tests.engine.test_packed_decoder import OPTIONS, Walk, encoded
+from tests.model_helpers import PAD, assert_near, padded, sentences, tiny_model
+from tests.search_helpers import AS_DICT, source, varied_model
+
+pytestmark = pytest.mark.skipif(
+    int8_error(torch.device("cpu"), torch.float32) is not None or int8_kernels.library() is None,
+    reason="int8 needs an x86 CPU and a C compiler",
+)
+
+
+def assert_quantized(rows: Rows, expected: Tensor) -> None:
+    found = (rows.bytes.float() - 128) * rows.scales[:, None]
+    assert rows.bytes.min() >= 1
+    assert (found - expected).abs().le(0.51 * rows.scales[:, None] + 1e-6).all()
+
+
+@pytest.mark.parametrize("width", [1, 7, 64, 200])
+@pytest.mark.parametrize("norm", [None, "affine", "without bias"])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_row_is_scaled_added_normalised_and_quantised(width: int, norm: str | None, norm_first: bool) -> None:
+    x, residual, scales, bias = torch.randn(5, width), torch.randn(5, width), torch.rand(5) + 0.1, torch.randn(width)
+    layer = None if norm is None else nn.LayerNorm(width, eps=1e-3, bias=norm == "affine").requires_grad_(False)
+    for parameter in layer.parameters() if layer else ():
+        parameter.normal_()
+    total = (x * scales[:, None] + bias).relu() + residual
+    normed = layer(total) if layer else total
+    rows: Any = finish(x, scales, bias, True, residual, layer, norm_first)
+    assert_quantized(rows, normed)
+    assert_near(x, total if norm_first else normed, 1e-5)
+    assert finish(plain := torch.zeros(2, width), bias=bias, quantized=False) is None
+    assert plain.equal(bias.expand(2, -1))
+
+
+def test_products_of_many_row_counts_share_compiled_kernels() -> None:
+    linear = packed_linear([nn.Linear(8, 16)], torch.float32, INT8)
+    counts = set()
+    for count in range(64, 129):
+        rows = finish(torch.randn(count, 8))
+        assert rows.times(linear).equal(linear.product(rows.bytes[:count].clone()))
+        counts.add(len(rows.bytes))
+    assert len(counts) <= 6
+
+
+@pytest.mark.parametrize("widths", [(8, 64, 64), (2, 6, 10), (3, 16, 8)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_attention_reads_what_a_row_sees(widths: tuple[int, int, int], bias: bool) -> None:
+    heads, key, value = widths
+    batch, beams, size, columns = 3, 2, 21, heads * (2 * key + value)
+    product, scales = torch.randn(batch * beams, columns), torch.rand(batch * beams) + 0.1
+    shift = torch.randn(columns) if bias else None
+    cache = torch.randn(batch, size, heads * (key + value)).bfloat16()
+    visible = torch.rand(batch, beams, size) < 0.5
+    visible[0, 0], visible[1, 1] = False, True
+    rows = torch.arange(batch * beams)
+    places = rows // beams * size + rows % beams
+    write_cache(product, heads * key, scales, shift, places, cache)
+    inputs = product * scales[:, None] + (0 if shift is None else shift)
+    written = inputs[:, heads * key :]
+    assert (cache.flatten(0, 1)[places] - written).abs().le(2**-8 * written.abs() + 1e-6).all()
+    query = inputs[:, : heads * key].view(batch, beams, heads, key).transpose(1, 2)  # (B, H, K, d_k)
+    keys, values = (
+        part.float().unflatten(2, (heads, -1)).transpose(1, 2) for part in cache.split([heads * key, heads * value], 2)
+    )
+    expected = F.scaled_dot_product_attention(query, keys, values, visible[:, None], scale=0.3).nan_to_num()
+    found = attend(product, scales, shift, widths, 0.3, cache, View(rows // beams * size, visible, rows * size))
+    assert_quantized(found, expected.transpose(1, 2).reshape(batch * beams, -1))
+
+
+@pytest.mark.parametrize("size", [3, 64, 1000])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("some", [False, True])
+def test_best_tokens_are_those_of_a_sorted_log_softmax(size: int, bias: bool, normalize: bool, some: bool) -> None:
+    product, scales, shift = torch.randn(40, size), torch.rand(40) + 0.1, torch.randn(size) if bias else None
+    product[1], product[2, :-1] = 0, -1e4
+    logits = product * scales[:, None] + (0 if shift is None else shift)
+    hidden = (torch.arange(8)[:, None, None] + torch.arange(size)) % 3 == 0  # (B, 1, V), of 5 rows each
+    hidden[..., -1] = False
+    if some:
+        logits = logits.masked_fill(hidden.repeat_interleave(5, 0)[:, 0], -torch.inf)
+    expected = logits.log_softmax(dim=1) if normalize else logits
+    values, tokens = best(product, scales, shift, hidden if some else None, min(8, size - size // 3), normalize)
+    assert_near(values, expected.sort(dim=1, descending=True, stable=True).values[:, : values.shape[1]], 1e-5)
+    assert_near(values, expected.gather(1, tokens), 1e-5)
+    assert all(len(set(row)) == len(row) for row in tokens.tolist())
+    if not bias and not some:
+        assert tokens[1].tolist() == list(range(values.shape[1])), "the first of equals"
+
+
+@pytest.mark.parametrize("fields", OPTIONS, ids=lambda fields: ",".join(fields))
+@torch.no_grad()
+def test_int8_computes_every_kind_of_model(fields: dict[str, Any]) -> None:
+    model = tiny_model(3, **fields)
+    weights, ids = Int8Weights(model), padded(sentences([5, 2, 7]))
+    mask = ids.ne(PAD).long()
+    exact, states = model.get_encoder()(ids, mask).last_hidden_state, weights.encode(ids, mask).last_hidden_state
+    exact = exact * mask[..., None]
+    assert (states - exact).norm() < 0.05 * exact.norm()
+    assert not states[mask == 0].count_nonzero()
+    found = []
+    for decoder in (
+        Int8Decoder(weights, exact, mask),
+        PackedDecoder(PackedWeights(model, torch.float32, None), exact, mask),
+    ):
+        walk = Walk(decoder, 3, beams=4, prefix=2)
+        logits = walk.steps(5)
+        walk.select([2, 0])
+        logits += walk.steps(3)
+        other = Walk(type(decoder)(decoder.weights, *encoded(model, [9], 1)), 1, beams=4, prefix=2, seed=1)
+        walk.replace([1], other)
+        found.append(torch.cat([part.flatten() for part in logits + walk.steps(4)]))
+    assert (found[0] - found[1]).norm() < 0.06 * found[1].norm()
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_int8_gives_a_sentence_the_same_numbers_in_every_batch(beams: int, dtype: torch.dtype) -> None:
+    model = optimize_for_inference(varied_model(d_model=64).to(dtype), "int8")
+    lengths, settings = [6, 1, 8, 3, 5, 31, 4], {"max_new_tokens": 12, "num_beams": beams, **AS_DICT}
+    inputs = source(lengths)
+    together = model.generate(**inputs, **settings)
+    for left in (False, True):
+        for row, length in enumerate(lengths):
+            ids = inputs["input_ids"][row : row + 1, : length + 1]  # with its end token
+            ids = F.pad(ids, (3, 0) if left else (0, 2), value=PAD)
+            alone = model.generate(input_ids=ids, attention_mask=ids.ne(PAD).long(), **settings)
+            width = alone.sequences.shape[1]
+            assert alone.sequences[0].equal(together.sequences[row, :width])
+            if beams > 1:
+                assert alone.sequences_scores[0].item() == together.sequences_scores[row].item()
+
+
+@pytest.mark.parametrize("lack", ["no compiler", "a compiler that fails"])
+@torch.no_grad()
+def test_int8_without_a_compiler_computes_with_torch(
+    lack: str, decoders: list[type], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(command: list[str], **_: Any) -> None:
+        raise subprocess.CalledProcessError(1, command, stderr="no such flag")
+
+    settings = {"max_new_tokens": 8, "num_beams": 2, **AS_DICT}
+    compiled = optimize_for_inference(varied_model(), "int8").generate(**source([5, 3]), **settings)
+    with monkeypatch.context() as patch:
+        int8_kernels.library.cache_clear()
+        if lack == "no compiler":
+            patch.setattr(int8_kernels.shutil, "which", lambda name: None)
+        else:
+            patch.setattr(int8_kernels.subprocess, "run", fail)
+        plain = optimize_for_inference(varied_model(), "int8").generate(**source([5, 3]), **settings)
+    int8_kernels.library.cache_clear()
+    assert decoders == [Int8Decoder, PackedDecoder]
+    assert_near(compiled.sequences_scores, plain.sequences_scores, 0.1)
+
+
+@torch.no_grad()
+def test_int8_translates_sources_without_tokens() -> None:
+    model, ids = optimize_for_inference(varied_model(), "int8"), torch.full((2, 3), PAD)
+    for mask in (torch.zeros(2, 3), torch.tensor([[0, 0, 0], [0, 1, 1]])):
+        output = model.generate(input_ids=ids + 4, attention_mask=mask.long(), max_new_tokens=4, **AS_DICT)
+        assert output.sequences_scores.isfinite().all()

@@ -1,0 +1,128 @@
+"""Private names of torch and transformers: where the package may use them, and its behaviour without one."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import hf_vanilla_transformer
+from hf_vanilla_transformer.engine import kernels, linear
+from hf_vanilla_transformer.engine.compiled import compile_error
+from hf_vanilla_transformer.engine.linear import PlainLinear, int8_error, packed_linear
+from hf_vanilla_transformer.engine.optimize import not_optimizable
+from hf_vanilla_transformer.inference import optimize_for_inference
+from tests.engine.model_changes import assert_as_by_modules
+from tests.search_helpers import varied_model
+
+PACKAGE = Path(hf_vanilla_transformer.__file__).parent
+CPU = torch.device("cpu")
+
+# Names that transformers' guides tell models to read, or that have no public one.
+OF_MODELS = {"_attn_implementation", "_get_resized_embeddings", "_get_resized_lm_head"}
+OF_TRAINERS = {
+    "_load_rng_state",
+    "_tr_loss",
+    "_remove_unused_columns",
+    "_get_collator_with_removed_columns",
+    "_get_num_items_in_batch",
+}
+OF_OTHERS = {"_fingerprint", "_SUPPORTED_ACTIVATIONS", "_exit"}  # of datasets, ctranslate2 and os
+ALLOWED = {"engine/kernels.py": None, "training": OF_TRAINERS}  # None: everything
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in ("_", "_replace", "_fields")
+
+
+def names_of(tree: ast.Module) -> Iterator[str]:
+    """Private names that a file defines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.attr if isinstance(node, ast.Attribute) else node.id
+
+
+def uses_of(tree: ast.Module) -> Iterator[str]:
+    """Private names that a file reads or imports. `torch.ops` has undocumented ones only."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield "_ops" if ast.unparse(node) in ("torch.ops.mkldnn", "torch.ops.onednn") else node.attr
+        elif isinstance(node, ast.Import):
+            yield from (part for alias in node.names for part in alias.name.split(".") if part != "_compat_pickle")
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield from (node.module or "").split(".")
+            yield from (alias.name for alias in node.names)
+
+
+def test_private_names_of_libraries_are_in_one_place() -> None:
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    defined = {name for tree in trees.values() for name in names_of(tree)} | OF_MODELS | OF_OTHERS
+    outside = []
+    for path, tree in trees.items():
+        name = path.relative_to(PACKAGE).as_posix()
+        allowed = ALLOWED.get(name, ALLOWED.get(name.split("/")[0], set()))
+        if allowed is not None:
+            outside += [f"{name}: {use}" for use in uses_of(tree) if is_private(use) and use not in defined | allowed]
+    assert not outside, outside
+
+
+@pytest.mark.parametrize("removed", ["_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported"])
+def test_layers_are_plain_without_onednns_layout(removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported"} - {removed}
+    ops = SimpleNamespace(mkldnn=SimpleNamespace(**dict.fromkeys(names, lambda: True)))
+    monkeypatch.setattr(kernels.torch, "ops", ops)
+    monkeypatch.setattr(linear, "_LEAST_PREPACKED", 0)
+    assert type(packed_linear([torch.nn.Linear(8, 8)], torch.bfloat16)) is PlainLinear
+
+
+@pytest.mark.parametrize("removed", ["qlinear_prepack", "qlinear_pointwise"])
+def test_int8_is_refused_without_its_kernels(removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"qlinear_prepack", "qlinear_pointwise"} - {removed}
+    monkeypatch.setattr(kernels.torch, "ops", SimpleNamespace(onednn=SimpleNamespace(**dict.fromkeys(names))))
+    monkeypatch.setattr(linear.platform, "machine", lambda: "x86_64")
+    assert "quantization" in (int8_error(CPU, torch.float32) or "")
+
+
+def test_compilation_is_refused_without_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    assert "compile" in (compile_error(CPU) or "")
+    monkeypatch.undo()
+    monkeypatch.delattr("torch._inductor.compile")
+    assert "compile" in (compile_error(CPU) or "")
+
+
+def test_int8_models_compute_in_float32_if_torch_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
+    assert not kernels.has_fast_bfloat16()
+
+
+@pytest.mark.parametrize("removed", ["_global_forward_hooks", "_global_forward_pre_hooks"])
+def test_models_decode_through_modules_if_hooks_are_hidden(removed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = optimize_for_inference(varied_model())
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "nn", SimpleNamespace(modules=SimpleNamespace(module=without(removed))))
+        assert "hooks" in (not_optimizable(model) or "")
+        assert_as_by_modules(model)
+    assert kernels.has_hooks(SimpleNamespace(_forward_hooks={})), "a module without one of its dictionaries"
+
+
+def without(removed: str) -> Any:
+    return SimpleNamespace(**dict.fromkeys({"_global_forward_hooks", "_global_forward_pre_hooks"} - {removed}))
+
+
+def test_every_request_packs_anew_without_version_counters() -> None:
+    weight: Any = SimpleNamespace(is_inference=lambda: False)
+    assert [kernels.version(weight)] != [kernels.version(weight)]
+
+
+def test_code_is_compiled_without_the_cache_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    inductor = SimpleNamespace(list_options=lambda: ["freezing"], compile=lambda graph, inputs, options: options)
+    modules = {"torch._inductor": inductor, "torch._inductor.codecache": SimpleNamespace()}
+    monkeypatch.setattr(kernels, "import_module", modules.get)
+    graph: Any = None
+    assert kernels.compile_graph(graph, [], {"freezing": True, "unknown": 1}) == {"freezing": True}

@@ -1,0 +1,372 @@
+"""`optimize_for_inference`: it notices changes of the model, can be undone, and refuses unsupported models."""
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_vanilla_transformer.engine import linear, optimize, packed_decoder
+from hf_vanilla_transformer.engine.linear import int8_error
+from hf_vanilla_transformer.engine.optimize import not_optimizable
+from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
+from hf_vanilla_transformer.generation_vanilla_transformer import ModuleDecoder
+from hf_vanilla_transformer.inference import deoptimize, optimize_for_inference
+from tests.engine.model_changes import (
+    CHANGES,
+    TEMPORARY_CHANGES,
+    Change,
+    assert_as_by_modules,
+    by_modules,
+    decoder_weight,
+    hook_module,
+    inject_adapter,
+    resident_bytes,
+    train_decoder,
+    translate,
+    write_in_place,
+)
+from tests.model_helpers import EOS, PAD, assert_near, padded, sentences, tiny_model
+from tests.search_helpers import AS_DICT, Model, varied_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.skipif(int8_error(CPU, torch.float32) is not None, reason="weights are packed on an x86 CPU")
+@torch.no_grad()
+def test_packed_encoder_computes_the_modules_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (linear, optimize, packed_decoder):
+        monkeypatch.setattr(module, "mkl_is_slow", lambda: True)
+    monkeypatch.setattr(linear, "_LEAST_PREPACKED", 0)
+    model = optimize_for_inference(varied_model())
+    ids = padded(sentences([5, 9, 1], model.config.vocab_size))
+    for _ in range(2):
+        states = model.encode(ids, ids.ne(PAD).long()).last_hidden_state
+        assert_near(states, model.get_encoder()(ids, ids.ne(PAD).long()).last_hidden_state, 1e-5)
+        weights = model.inference_engine.weights(model, compiled=False)
+        assert isinstance(weights.encoder.layers[0].fc1, linear.PrepackedLinear)
+        assert weights.encoder.embed_tokens is model.get_encoder().embed_tokens
+        model.model.encoder.layers[1].fc2.weight[3] += 1.0  # packed anew
+
+
+# A second time they change nothing.
+ONCE = {"load_other_weights", "assign_other_weights", "replace_activation", "replace_module", "round_to_bfloat16"}
+ONCE |= {"remove_layer"}
+
+
+@pytest.mark.parametrize("engine", ["packed", "compiled"])
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_changes_give_todays_translation(change, engine, decoders, compilations):
+    model = optimize_for_inference(varied_model(), compile=engine == "compiled")
+    settings = {"lengths": [5]} if engine == "compiled" else {}
+    before = assert_as_by_modules(model, **settings)
+    for _ in range(2):  # once more, when the packed weights are new
+        CHANGES[change](model)
+        after = assert_as_by_modules(model, **settings)
+        assert not after.allclose(before, atol=1e-4), "the change had no effect"
+        before = after
+        if change in ONCE:
+            break
+    if change not in ("merge_adapter", "remove_layer"):
+        assert ModuleDecoder not in decoders[-2::-2], "the engine still decodes"
+
+
+@pytest.mark.parametrize("cast", [Model.half, Model.double, lambda model: model.to(torch.bfloat16)])
+@torch.no_grad()
+def test_casts_give_todays_dtype(cast: Change, decoders: list[type]) -> None:
+    model = optimize_for_inference(varied_model())
+    translate(model)
+    cast(model)
+    tokens, scores = translate(model, prefix_allowed_tokens_fn=lambda row, ids: [5 + len(ids)])
+    expected, its_scores = by_modules(model, prefix_allowed_tokens_fn=lambda row, ids: [5 + len(ids)])
+    assert tokens == expected
+    assert_near(scores.float(), its_scores.float(), 0.1)
+    assert decoders == [PackedDecoder, PackedDecoder, ModuleDecoder]
+    assert list(model.inference_engine.packed) == [(model.dtype, False)]
+
+
+@torch.no_grad()
+def test_unchanged_weights_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed, original = [], optimize.PackedWeights
+    monkeypatch.setattr(optimize, "PackedWeights", lambda *args: packed.append(1) or original(*args))
+    model = optimize_for_inference(varied_model())
+    for _ in range(3):
+        translate(model)
+        model.state_dict()["lm_head.weight"].sum()  # reads
+        decoder_weight(model).data_ptr()  # an address
+        decoder_weight(model).numpy()
+    assert packed == [1]
+    decoder_weight(model).add_(1)
+    translate(model)
+    assert packed == [1, 1]
+
+
+@pytest.mark.parametrize("engine", ["packed", "compiled"])
+@pytest.mark.parametrize("change", TEMPORARY_CHANGES)
+@torch.no_grad()
+def test_modules_that_compute_more_decode_themselves(change, engine, decoders, compilations):
+    model = optimize_for_inference(varied_model(), compile=engine == "compiled")
+    settings = {"lengths": [5]} if engine == "compiled" else {}
+    before = translate(model, **settings)[1]
+    undo = TEMPORARY_CHANGES[change](model)
+    try:
+        torch.manual_seed(0)
+        tokens, scores = translate(model, **settings)
+        torch.manual_seed(0)
+        expected, its_scores = by_modules(model, **settings)
+        assert decoders[-2:] == [ModuleDecoder, ModuleDecoder]
+        assert (tokens, scores.tolist()) == (expected, its_scores.tolist())
+        assert not scores.allclose(before, atol=1e-4)
+    finally:
+        undo()
+    if change != "inject_adapter":
+        assert_near(translate(model, **settings)[1], before)
+        assert decoders[-1] is not ModuleDecoder
+
+
+@torch.no_grad()
+def test_weights_are_left_where_they_are() -> None:
+    """Also in memory that torch does not own, such as a mapped file or a NumPy array."""
+    model = varied_model()
+    array = decoder_weight(model).numpy().copy()
+    decoder_weight(model).data = torch.from_numpy(array)
+    addresses = [weight.data_ptr() for weight in model.parameters()]
+    translate(optimize_for_inference(model))
+    assert [weight.data_ptr() for weight in model.parameters()] == addresses
+    array[2] += 1.0
+    assert_as_by_modules(optimize_for_inference(model))
+
+
+@torch.no_grad()
+def test_model_made_in_inference_mode_is_optimized() -> None:
+    with torch.inference_mode():
+        model = optimize_for_inference(varied_model())
+    assert_as_by_modules(model)
+
+
+# Undone
+
+
+def assert_not_optimized(model: Model, decoders: list[type]) -> None:
+    assert model.inference_engine is None
+    decoders.clear()
+    model.eval()
+    translate(model)
+    assert decoders == [ModuleDecoder]
+
+
+@pytest.mark.parametrize("undo", [deoptimize, Model.train, lambda model: model.train().eval()])
+def test_engine_is_undone(undo: Change, decoders: list[type]) -> None:
+    model = optimize_for_inference(varied_model())
+    expected = translate(model)
+    assert undo(model) is model
+    assert_not_optimized(model, decoders)
+    assert translate(model)[0] == expected[0]
+    assert translate(optimize_for_inference(model))[0] == expected[0]
+    assert decoders[-1] is PackedDecoder
+
+
+def test_eval_keeps_the_engine(decoders: list[type]) -> None:
+    model = optimize_for_inference(varied_model()).eval()
+    translate(model)
+    assert decoders == [PackedDecoder]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_copied_and_saved_models_have_no_engine(compiled, tmp_path, decoders, compilations):
+    model = optimize_for_inference(varied_model(), compile=compiled)
+    expected = translate(model)
+    model.save_pretrained(tmp_path / "model")
+    torch.save(model, tmp_path / "model.pt")
+    for other in (
+        copy.deepcopy(model),
+        copy.copy(model).train().eval(),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(tmp_path / "model.pt", weights_only=False),
+        Model.from_pretrained(tmp_path / "model").eval(),
+    ):
+        assert_not_optimized(other, decoders)
+        assert translate(other)[0] == expected[0]
+    assert not [name for name in model.state_dict() if "engine" in name]
+    assert translate(model)[0] == expected[0]
+    assert decoders[-1] is PackedDecoder
+
+
+@torch.no_grad()
+def test_writes_to_a_copy_leave_the_model_as_it_was() -> None:
+    model = optimize_for_inference(varied_model())
+    expected, other = translate(model), optimize_for_inference(copy.deepcopy(model))
+    write_in_place(other)
+    assert not translate(other)[1].equal(expected[1])
+    assert translate(model)[1].equal(expected[1])
+    write_in_place(model)
+    write_in_place(model)
+    assert_as_by_modules(model)
+    assert_as_by_modules(other)
+
+
+# Refused
+
+
+def wrapped(model: Model) -> Any:
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], r=2)).eval()
+
+
+def offloaded(model: Model) -> Model:
+    accelerate = pytest.importorskip("accelerate")
+    return accelerate.cpu_offload(model)
+
+
+def on_meta(model: Model) -> Model:
+    return model.to("meta")
+
+
+def after(change: Change) -> Change:
+    """The changed model."""
+    return lambda model: [model, change(model)][0]
+
+
+REFUSALS = [
+    (Model.train, {}, r"model: .*model\.eval\(\)"),
+    (after(train_decoder), {}, r"model\.decoder .*model\.eval\(\)"),
+    (after(inject_adapter), {}, "self_attn.q_proj .*peft.tuners.lora.layer.Linear"),
+    (wrapped, {}, "model: PeftModel"),
+    (on_meta, {}, "model: .*sharded"),
+    (offloaded, {}, "hooks.*offloaded"),
+    (after(hook_module), {}, "model.decoder.layers.1.fc1 "),
+    (after(lambda model: model.set_attn_implementation("eager")), {}, "attn_implementation='eager'"),
+    (after(Model.eval), {"quantization": "int4"}, "quantization: 'int4'"),
+    (Model.half, {"quantization": "int8"}, "quantization: 'int8'.* torch.float16"),
+]
+
+
+@pytest.mark.parametrize(("change", "settings", "message"), REFUSALS)
+def test_refusals_are_one_line_and_change_nothing(change, settings, message, monkeypatch):
+    monkeypatch.setattr("hf_vanilla_transformer.engine.linear.platform.machine", lambda: "x86_64")
+    model = change(varied_model())
+    with pytest.raises(ValueError, match=message):
+        optimize_for_inference(model, **settings)
+    assert getattr(model, "inference_engine", None) is None
+    if change is not on_meta:
+        assert len(translate(model)[0]) == 2
+
+
+def test_refusal_of_compilation_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    model = varied_model()
+    with pytest.raises(ValueError, match=r"compile: .*g\+\+.*CXX"):
+        optimize_for_inference(model, compile=True)
+    assert model.inference_engine is None
+    assert len(translate(model)[0]) == 2
+
+
+def test_not_optimizable_accepts_code_loaded_from_a_checkpoint() -> None:
+    model = tiny_model()
+    assert not_optimizable(model) is None
+    for module in model.modules():
+        kind = type(module)
+        if kind.__module__.startswith("hf_vanilla_transformer") and module is not model:
+            name = "transformers_modules.checkpoint." + kind.__module__.rpartition(".")[2]
+            module.__class__ = type(kind.__name__, (kind,), {"__module__": name})
+    assert not_optimizable(model) is None
+
+
+# Dynamic int8
+
+
+@pytest.mark.skipif(int8_error(CPU, torch.float32) is not None, reason="dynamic int8 needs an x86 CPU")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_int8_translations_are_as_probable(dtype: torch.dtype, compiled: bool, compilations: list[str]) -> None:
+    def model() -> Model:
+        model = tiny_model(2, d_model=64, tie_word_embeddings=False, lm_head_bias=True)
+        model.lm_head.bias[[PAD, 0, EOS]] = -1e4  # no hypothesis ends: a tiny model's ends hang by a hair
+        return model
+
+    plain, int8 = model(), optimize_for_inference(model().to(dtype), "int8", compile=compiled)
+    for lengths in ([5], [6, 3, 8, 1, 5]):
+        ids = padded(sentences(lengths))
+        inputs = {"input_ids": ids, "attention_mask": ids.ne(PAD).long()}
+        settings = {"max_new_tokens": 8, "num_beams": 8, **AS_DICT}
+        full, found = plain.generate(**inputs, **settings), int8.generate(**inputs, **settings)
+        assert not found.sequences_scores.equal(full.sequences_scores)
+        best, score = (paper_score(plain, inputs, output.sequences) for output in (full, found))
+        assert (best - score).abs().max() < 0.2
+        assert (found.sequences_scores - score).abs().max() < 0.2, "the search's own score is nearly the model's"
+
+
+def paper_score(model: Model, inputs: dict[str, Tensor], tokens: Tensor) -> Tensor:
+    """The score of each translation (B, T), by the modules: log P / ((5 + length) / 6)^0.6."""
+    logits = model(**inputs, decoder_input_ids=tokens[:, :-1]).logits.float().log_softmax(dim=-1)
+    return logits.gather(-1, tokens[:, 1:, None]).sum(dim=(1, 2)) / ((5 + tokens.shape[1] - 1) / 6) ** 0.6
+
+
+@pytest.mark.skipif(int8_error(CPU, torch.float32) is not None, reason="dynamic int8 needs an x86 CPU")
+@torch.no_grad()
+def test_int8_weights_that_change_are_quantized_again() -> None:
+    model = optimize_for_inference(varied_model(), "int8")
+    before = translate(model)[1]
+    write_in_place(model)
+    fresh = optimize_for_inference(copy.deepcopy(model), "int8")
+    assert translate(model)[1].equal(translate(fresh)[1])
+    assert not translate(model)[1].equal(before)
+
+
+# Several threads, several models, memory
+
+
+def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """The results of `work` for each number. All start at once."""
+    gate = threading.Barrier(count)
+
+    def run(index: int) -> Any:
+        gate.wait()
+        return work(index)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_threads_translate_with_one_model(compiled: bool, compilations: list[str]) -> None:
+    lengths, settings = [9, 2, 6, 4], [{"max_new_tokens": count} for count in (3, 20, 9, 35)]
+
+    def work(model: Model, index: int) -> list[Any]:
+        return [translate(model, [length], **settings[index])[0] for length in lengths]
+
+    plain = varied_model(end=-1e4)
+    expected = [work(plain, index) for index in range(4)]
+    model = optimize_for_inference(varied_model(end=-1e4), compile=compiled)
+    assert in_threads(4, lambda index: work(model, index)) == expected
+    with torch.no_grad():  # all of them find other weights
+        decoder_weight(model).mul_(-1)
+        decoder_weight(plain).mul_(-1)
+    assert in_threads(4, lambda index: work(model, index)) == [work(plain, index) for index in range(4)] != expected
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+@torch.no_grad()
+def test_deleted_models_give_their_memory_back() -> None:
+    size = {"vocab_size": 4000, "d_model": 256, "decoder_ffn_dim": 2048}
+
+    def once(changes: int) -> int:
+        model = optimize_for_inference(varied_model(**size))
+        for _ in range(changes):
+            write_in_place(model)
+            translate(model, max_new_tokens=2)
+        return sum(weight.nbytes for weight in model.parameters())
+
+    nbytes, before = once(1), resident_bytes()
+    for _ in range(3):
+        once(2)
+    assert resident_bytes() - before < nbytes / 2

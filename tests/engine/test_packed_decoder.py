@@ -1,0 +1,232 @@
+"""`PackedDecoder` and `CompiledDecoder` (not compiled here), step by step, against the model's modules."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.engine import linear
+from hf_vanilla_transformer.engine.compiled import CompiledDecoder, CompiledWeights
+from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder, PackedWeights
+from hf_vanilla_transformer.generation_vanilla_transformer import ModuleDecoder
+from hf_vanilla_transformer.inference import optimize_for_inference
+from hf_vanilla_transformer.search_vanilla_transformer import BeamState, Decoder
+from tests.model_helpers import PAD, START, TYING_MODES, assert_near, padded, sentences, tiny_model
+
+Model = VanillaTransformerForConditionalGeneration
+
+OPTIONS: list[dict[str, Any]] = [
+    *({"share_encoder_decoder_embeddings": share, "tie_word_embeddings": tie} for share, tie in TYING_MODES),
+    *({"position_encoding_type": kind} for kind in ("learned", "sinusoidal_split", "sinusoidal_fairseq")),
+    {"activation_function": "silu", "lm_head_bias": True, "final_layer_norm": True},
+    {"layer_norm_position": "pre"},
+    {"attention_bias": False, "scale_embedding": False, "layer_norm_eps": 1e-3},
+    {"head_dim": 6, "value_head_dim": 10},
+    {"decoder_attention_heads": 2, "decoder_ffn_dim": 20, "d_model": 36, "decoder_layers": 3},
+    {"decoder_vocab_size": 50, "share_encoder_decoder_embeddings": False},
+]
+
+
+def encoded(model: Model, lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
+    """States of random sentences, and their mask."""
+    ids = padded(sentences(lengths, seed=seed))
+    mask = ids.ne(PAD).long()
+    return model.get_encoder()(ids, mask).last_hidden_state, mask
+
+
+def decoders(model: Model, lengths: list[int], seed: int = 0) -> tuple[PackedDecoder, ModuleDecoder]:
+    states, mask = encoded(model, lengths, seed)
+    weights = PackedWeights(model, model.dtype, None)
+    return PackedDecoder(weights, states, mask), ModuleDecoder(model, states, mask)
+
+
+class Walk:
+    """A search whose tokens and parents are drawn at random."""
+
+    def __init__(self, decoder: Decoder, batch: int, beams: int, prefix: int = 1, capacity: int = 30, seed: int = 0):
+        self.decoder, self.beams, self.draw = decoder, beams, torch.Generator().manual_seed(seed)
+        tokens = torch.randint(4, 40, (batch, prefix), generator=self.draw)
+        tokens[:, 0] = START
+        if prefix > 1:
+            decoder.prefill(tokens[:, :-1])
+        limits, penalties = torch.full((batch,), capacity), torch.ones(capacity + 1)
+        self.state = BeamState.start(
+            tokens, limits, torch.full_like(limits, beams), decoder.initial_beams, beams, penalties
+        )
+
+    def steps(self, count: int) -> list[Tensor]:
+        """The logits (B, K, V) of so many steps."""
+        found = []
+        for _ in range(count):
+            self.decoder.step(self.state, lambda state, logits: found.append(logits) or state)
+            batch = len(self.state.lengths)
+            running = self.state.next_tokens.shape[1]
+            self.state = self.state._replace(
+                next_tokens=torch.randint(4, 40, (batch, self.beams), generator=self.draw),
+                parents=torch.randint(running, (batch, self.beams), generator=self.draw),
+                lengths=self.state.lengths + 1,
+            )
+        return [logits.expand(-1, self.beams, -1) for logits in found]
+
+    def select(self, rows: list[int]) -> None:
+        self.state = self.state.select(torch.tensor(rows))
+        self.decoder.select(torch.tensor(rows))
+
+    def replace(self, rows: list[int], other: "Walk") -> None:
+        """Other sentences begin. All beams of a new one go on from its only one."""
+        index = torch.tensor(rows)
+        self.decoder.replace(index, other.decoder)
+        lengths = self.state.lengths.index_copy(0, index, other.state.lengths)
+        next_tokens = self.state.next_tokens.index_copy(0, index, other.state.next_tokens.expand(-1, self.beams))
+        parents = self.state.parents.index_fill(0, index, 0)
+        self.state = self.state._replace(lengths=lengths, next_tokens=next_tokens, parents=parents)
+
+
+def assert_same_walk(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e-5) -> None:
+    for step, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert_near(mine, other, tolerance, f"step {step}")
+
+
+@pytest.mark.parametrize("fields", OPTIONS, ids=lambda fields: ",".join(fields))
+@torch.no_grad()
+def test_packed_decoder_computes_every_kind_of_model(fields: dict[str, Any]) -> None:
+    found = []
+    for decoder in decoders(tiny_model(3, **fields), [5, 2, 7]):
+        walk = Walk(decoder, 3, beams=4, prefix=2)
+        found.append(walk.steps(5))
+        walk.select([0, 2])
+        found[-1] += walk.steps(4)
+    assert_same_walk(*found)
+
+
+@pytest.mark.parametrize("least", [0, 2**19])
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("prefix", [1, 4])
+@pytest.mark.parametrize("lengths", [[4], [3, 3, 3], [1, 9, 4]])
+@torch.no_grad()
+def test_packed_decoder_computes_every_batch(beams, prefix, lengths, least, monkeypatch):
+    monkeypatch.setattr(linear, "_LEAST_PREPACKED", least)
+    found = [Walk(each, len(lengths), beams, prefix).steps(8) for each in decoders(tiny_model(1), lengths)]
+    assert_same_walk(*found)
+
+
+@pytest.mark.parametrize("prefix", [1, 3])
+@torch.no_grad()
+def test_packed_decoder_replaces_rows(prefix: int) -> None:
+    model, found = tiny_model(1), []
+    pairs = zip(decoders(model, [5, 2, 7]), decoders(model, [9, 4], seed=1), strict=True)
+    for now, later in pairs:
+        walk = Walk(now, 3, beams=3, prefix=prefix)
+        logits = walk.steps(6)
+        walk.replace([2, 0], Walk(later, 2, beams=3, prefix=prefix, seed=1))
+        found.append(logits + walk.steps(8))
+    assert_same_walk(*found)
+
+
+@torch.no_grad()
+def test_replaced_rows_compute_what_they_do_alone() -> None:
+    model = tiny_model(1)
+    for now, later, alone in zip(*(decoders(model, *args) for args in (([5, 2],), ([9], 1), ([9], 1))), strict=True):
+        walk = Walk(now, 2, beams=2)
+        walk.steps(7)
+        walk.replace([1], Walk(later, 1, beams=2))
+        single = Walk(alone, 1, beams=2)
+        for step in range(5):
+            (together,), (one,) = walk.steps(1), single.steps(1)
+            assert_near(together[1], one[0])
+            parents = walk.state.parents[1:] * min(step, 1)  # alone, one beam runs at first
+            single.state = single.state._replace(next_tokens=walk.state.next_tokens[1:], parents=parents)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 0.1), (torch.float16, 0.02)]
+)
+@torch.no_grad()
+def test_packed_decoder_computes_in_the_models_dtype(dtype: torch.dtype, tolerance: float) -> None:
+    ours, theirs = (Walk(each, 3, 4).steps(8) for each in decoders(tiny_model(2).to(dtype), [5, 2, 7]))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.dtype == dtype
+        assert (mine - other).abs().max() < tolerance
+
+
+@torch.no_grad()
+def test_packed_decoder_computes_in_autocasts_dtype() -> None:
+    model = optimize_for_inference(tiny_model(2))
+    states, mask = encoded(model, [5, 2])
+    full = Walk(model.make_decoder(states, mask, 3), 2, 3).steps(6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = Walk(model.make_decoder(states, mask, 3), 2, 3).steps(6)
+    for a, b in zip(full, half, strict=True):
+        assert (a.dtype, b.dtype) == (torch.float32, torch.bfloat16)
+        assert (a - b).abs().max() < 0.1
+    assert_same_walk(Walk(model.make_decoder(states, mask, 3), 2, 3).steps(6), full, 0.0)
+
+
+@torch.no_grad()
+def test_fully_masked_sources_do_not_attend_to_their_neighbours() -> None:
+    found = []
+    for others in (1.0, 9.0):
+        model = tiny_model(1)
+        states, mask = others * torch.ones(4, 16, 32), torch.ones(4, 16)
+        states[2], mask[2] = 1.0, 0
+        decoder = PackedDecoder(PackedWeights(model, torch.float32, None), states, mask)
+        found.append(Walk(decoder, 4, 4).steps(4))
+    for first, second in zip(*found, strict=True):
+        assert_near(first[2], second[2], 1e-6)
+        assert not first[1].equal(second[1])
+
+
+@torch.no_grad()
+def test_caches_hold_each_sentence_once() -> None:
+    model, beams, lengths = tiny_model(), 6, [5, 2, 7]
+    packed, modules = decoders(model, lengths)
+    for decoder in (packed, modules):
+        Walk(decoder, 3, beams).steps(4)
+        assert decoder.slots.visible.shape[2] == 16  # of 1 + 3 · 6 tokens, some of which no beam has in its past
+    caches = modules.cache.self_attention_cache, modules.cache.cross_attention_cache
+    by_modules = [each for cache in caches for layer in cache.layers for each in (layer.keys, layer.values)]
+    for tensors in ([*packed.self_kv, *packed.cross_kv], by_modules):
+        # layers, keys and values, width, bytes, sentences, positions of source and target
+        assert sum(tensor.nbytes for tensor in tensors) == 2 * 2 * 32 * 4 * 3 * (7 + 16)
+
+
+@torch.no_grad()
+def test_source_padding_of_sentences_that_left_is_cut() -> None:
+    decoder, _ = decoders(tiny_model(), [5, 2, 9])
+    decoder.select(torch.tensor([0, 1]))
+    assert [kv.shape[:2] for kv in decoder.cross_kv] == [(2, 5)] * 2
+    assert decoder.source_mask is not None
+    decoder.select(torch.tensor([0]))
+    assert decoder.source_mask is None, "nothing is masked, so the fastest kernels can run"
+
+
+@torch.no_grad()
+def test_position_encodings_grow_with_the_longest_hypothesis() -> None:
+    for kind in ("sinusoidal", "sinusoidal_fairseq", "learned"):
+        model = tiny_model(position_encoding_type=kind, max_position_embeddings=200)
+        weights = PackedWeights(model, torch.float32, None)
+        for count in (3, 64, 150, 7):
+            encodings = weights.position_encodings(count)
+            assert len(encodings) >= count
+            ids = torch.arange(count)[None]
+            expected = model.get_decoder().embed(torch.zeros(1, count, 32), ids)[0]
+            assert_near(encodings[:count], expected, 1e-6)
+
+
+@pytest.mark.parametrize("fields", OPTIONS, ids=lambda fields: ",".join(fields))
+@pytest.mark.parametrize("length", [1, 7])
+@torch.no_grad()
+def test_compiled_decoder_computes_every_kind_of_model(length, fields, compilations):
+    model = tiny_model(3, **fields)
+    states, mask = encoded(model, [length])
+    for prefix in (1, 3):
+        decoder = CompiledDecoder(CompiledWeights(model, torch.float32, None), states, mask, 4)
+        # the beams of a compiled search are K from its beginning on
+        walk, other = Walk(decoder, 1, 4, prefix), Walk(ModuleDecoder(model, states, mask), 1, 4, prefix)
+        ours, theirs = [logits[:, :1] for logits in walk.steps(1)], [logits[:, :1] for logits in other.steps(1)]
+        walk.state = walk.state._replace(parents=walk.state.parents * 0)
+        other.draw.set_state(walk.draw.get_state())
+        other.state = other.state._replace(next_tokens=walk.state.next_tokens, parents=walk.state.parents)
+        assert_same_walk(ours + walk.steps(6), theirs + other.steps(6))

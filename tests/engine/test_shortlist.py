@@ -1,0 +1,145 @@
+"""Vocabulary selection, against searches whose output bias forbids the other tokens."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vanilla_transformer.engine import shortlist
+from hf_vanilla_transformer.engine.linear import int8_error
+from hf_vanilla_transformer.engine.optimize import optimize_for_inference
+from hf_vanilla_transformer.engine.shortlist import write_shortlist
+from hf_vanilla_transformer.inference import Translator
+from hf_vanilla_transformer.serving.engine import Engine
+from hf_vanilla_transformer.utils.errors import UserError
+from tests.serving_helpers import echo_translator
+
+SENTENCES = [
+    "two hundred and one",
+    "seven",
+    "one million three hundred",
+    "a house",
+    "the big red house",
+    "one two",
+] * 2
+PAIRS = [("two hundred", "hundred two"), ("seven", "seven"), ("two seven", "red two")]
+
+
+def translator(path: Path | None = None, kind: str = "float32") -> Translator:
+    echo = echo_translator()
+    model = echo.model.eval()
+    if kind == "modules":
+        model.set_attn_implementation("eager")
+    elif kind == "int8":
+        if reason := int8_error(torch.device("cpu"), torch.float32):
+            pytest.skip(reason)
+        optimize_for_inference(model, "int8")
+    return Translator(model, echo.source_tokenizer, shortlist=path)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each source token has some random candidates, the last ones have none."""
+    tokenizer = translator().source_tokenizer
+    names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    generator = torch.Generator().manual_seed(0)
+    lines = ["\t" + " ".join(names[10:14])]
+    for name in names[5:-10]:
+        ids = torch.randint(5, len(names), (20,), generator=generator).tolist()
+        lines.append(f"{name}\t{' '.join(names[i] for i in ids)}")
+    path = tmp_path_factory.mktemp("shortlist") / "lex.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def expected(path: Path, kind: str, settings: dict[str, Any]) -> list[str]:
+    """Each sentence alone, by a model whose output bias forbids all but its candidates."""
+    whole, texts = translator(kind=kind), []
+    ids = whole.source_tokenizer.get_vocab()
+    table = dict(line.split("\t") for line in path.read_text(encoding="utf-8").splitlines())
+    for sentence in SENTENCES:
+        tokens = whole.source_tokenizer.tokenize(sentence)
+        allowed = {name for token in ("", *tokens) for name in table.get(token, "").split(" ")}
+        keep = [ids[name] for name in allowed if name] + [
+            whole.source_tokenizer.convert_tokens_to_ids(name) for name in ("<s>", "</s>", "<unk>")
+        ]
+        one = copy.deepcopy(whole)
+        with torch.no_grad():
+            bias = torch.full_like(one.model.lm_head.bias, -1e9)
+            bias[keep] = one.model.lm_head.bias[keep]
+            one.model.lm_head.bias.copy_(bias)
+        if kind == "int8":
+            optimize_for_inference(one.model, "int8")
+        texts += one.translate([sentence], **settings)
+    return texts
+
+
+@pytest.mark.parametrize("least", [0, shortlist._LEAST_SELECTED], ids=["selected", "whole"])
+@pytest.mark.parametrize("kind", ["float32", "int8", "modules"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"num_beams": 1}, {"num_beams": 4}, {"num_beams": 2, "suppress_tokens": [12]}, {"forced_eos_token_id": 2}],
+)
+def test_only_candidates_of_each_sentence_are_searched(
+    path: Path, kind: str, settings: dict[str, Any], least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shortlist, "_LEAST_SELECTED", least)
+    right = expected(path, kind, settings)
+    assert len(set(right)) > 1 and right != list(translator(kind=kind).translate(SENTENCES, **settings))
+    short = translator(path, kind)
+    for size in (1, 5, 64):  # with refilled rows
+        assert list(short.translate(SENTENCES, batch_size=size, **settings)) == right
+    engine = Engine(short, **settings)
+    futures = engine.submit([short.encode(sentence, 1) for sentence in SENTENCES])
+    served = [short.target_tokenizer.decode(future.result()[0].tokens, skip_special_tokens=True) for future in futures]
+    engine.close()
+    assert served == right
+
+
+def test_prefix_may_have_any_tokens(path: Path) -> None:
+    found = list(translator(path).translate(SENTENCES, prefixes=["the big red house"] * len(SENTENCES)))
+    assert all(text.startswith("the big red house") for text in found)
+
+
+def test_aligned_tokens_become_candidates(tmp_path: Path) -> None:
+    whole, path = translator(), tmp_path / "lex.txt"
+    (tmp_path / "links").write_text("0-1 1-0\n0-0\n1-0\n", encoding="utf-8")
+    count = write_shortlist(whole, PAIRS, path, tmp_path / "links", best=50, frequent=2)
+    table = dict(line.split("\t") for line in path.read_text(encoding="utf-8").splitlines())
+    assert len(table) == count + 1 and len(table[""].split(" ")) <= 2
+    tokenize = whole.source_tokenizer.tokenize
+    for word, others in (("two", ["two"]), ("hundred", ["hundred"]), ("seven", ["seven", "red"])):
+        for name in tokenize(word):
+            assert {*table[name].split(" ")} == {target for other in others for target in tokenize(other)}
+    write_shortlist(whole, PAIRS, path)
+    assert list(translator(path).translate(["two seven"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("one\n", "line 1: 'one'"), ("\tĠseven nothing\n", "line 1: 'nothing'"), ("nothing\tĠ\n", "'nothing'")],
+)
+def test_files_of_another_model_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "lex.txt").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        translator(tmp_path / "lex.txt")
+
+
+@pytest.mark.parametrize("links", ["0-0\n", "0-0\n0-0\n0-x\n", "0-0\n" * 4])
+def test_alignments_of_other_pairs_are_refused(links: str, tmp_path: Path) -> None:
+    (tmp_path / "links").write_text(links, encoding="utf-8")
+    with pytest.raises(UserError, match="alignment: .*line"):
+        write_shortlist(translator(), PAIRS, tmp_path / "lex.txt", tmp_path / "links")
+    assert not (tmp_path / "lex.txt").exists()
+
+
+def test_ensembles_and_searches_of_transformers_are_refused(path: Path) -> None:
+    one = translator(path)
+    settings: list[dict[str, Any]] = [{"do_sample": True}, {"num_beam_groups": 2, "num_beams": 2}]
+    for wrong in settings:
+        with pytest.raises(UserError, match="shortlist"):
+            list(one.translate(SENTENCES, **wrong))
+    with pytest.raises(UserError, match="shortlist"):
+        Translator(one.model, one.source_tokenizer, ensemble=[one.model], shortlist=path)
