@@ -3,6 +3,9 @@
 Importing this package registers the model with the Auto classes of `transformers`.
 """
 
+import importlib
+from collections.abc import Callable, Mapping
+
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -22,8 +25,26 @@ from .modeling_vanilla_transformer import (
     VanillaTransformerModel,
     VanillaTransformerPreTrainedModel,
 )
-from .utils.lazy import lazy_names
-from .utils.version import __version__ as __version__
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
+    """Return a `__getattr__` for a package whose names are imported on first use (PEP 562).
+
+    A face that imports everything it names makes each import of a small module pay for the largest one.
+
+    Args:
+        package: `__name__` of the package.
+        modules: name -> the module that defines it, as a relative import writes it (".translator").
+    """
+
+    def get(name: str) -> object:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(modules[name], package)
+        return getattr(module, name)
+
+    return get
+
 
 _AUTO_CLASSES = {
     AutoModel: VanillaTransformerModel,
@@ -69,6 +90,7 @@ _LAZY = {
     "Translator": ".inference.translator",
     "VanillaTransformerTrainer": ".training.trainer",
     "VanillaTransformerTrainingArguments": ".training.arguments",
+    "__version__": ".utils.version",
 }
 
 __getattr__ = lazy_names(__name__, _LAZY)

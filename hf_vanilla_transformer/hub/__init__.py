@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..utils.lazy import lazy_names
+from .. import lazy_names
 
 if TYPE_CHECKING:
     from .card import CardFacts, write_model_card

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from .cpu_time import usable_cores
-from .version import __version__
 
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
 
@@ -43,6 +42,8 @@ def cpu_name() -> str:
 
 def versions(*more: str) -> dict[str, str]:
     """The versions of Python, this package, `PACKAGES` and the packages in `more`, if they are installed."""
+    from .version import __version__
+
     installed = {"python": platform.python_version(), "hf_vanilla_transformer": __version__}
     for name in (*PACKAGES, *more):
         try:
