@@ -12,6 +12,7 @@ from transformers.configuration_utils import PreTrainedConfig, strict
 
 POSITION_ENCODING_TYPES = ("sinusoidal", "sinusoidal_split", "sinusoidal_fairseq", "learned")
 LAYER_NORM_POSITIONS = ("post", "pre")
+ATTENTION_KERNELS = ("auto", "torch")
 
 _TRANSLATOR = "VanillaTransformerForConditionalGeneration"
 
@@ -89,6 +90,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         tie_word_embeddings: the output layer uses the target embedding (§3.4).
         label_smoothing: ε of §5.4, in training only. The smoothed target is (1 - ε) for the label plus ε / V for each
             of the V tokens (Szegedy et al. 2015, the paper's reference).
+        attention_kernels: "auto" leaves cuDNN out of attention on GPUs, because it plans anew for each shape of a
+            batch. "torch" lets torch choose: for batches of one shape.
         use_cache: keep keys and values between decoding steps.
         bos_token_id, pad_token_id, eos_token_id, unk_token_id: ids of the special tokens.
         decoder_start_token_id: the decoder's first input.
@@ -135,6 +138,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     share_encoder_decoder_embeddings: bool = True
     tie_word_embeddings: bool = True
     label_smoothing: float | int = 0.0
+    attention_kernels: str = "auto"
     use_cache: bool = True
     is_encoder_decoder: bool = True
     bos_token_id: int | None = 0
@@ -226,13 +230,19 @@ class VanillaTransformerConfig(PreTrainedConfig):
                     f"d_model={self.d_model} cannot be divided by {name}={heads}: "
                     f"change one of them, or give both head_dim and value_head_dim"
                 )
-        choices = {"position_encoding_type": POSITION_ENCODING_TYPES, "layer_norm_position": LAYER_NORM_POSITIONS}
-        for name, known in {**choices, "activation_function": sorted(ACT2FN)}.items():
+        choices = {
+            "position_encoding_type": POSITION_ENCODING_TYPES,
+            "layer_norm_position": LAYER_NORM_POSITIONS,
+            "attention_kernels": ATTENTION_KERNELS,
+            "activation_function": sorted(ACT2FN),
+        }
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
         if self.layer_norm_position == "pre" and not self.final_layer_norm:
             raise ValueError("final_layer_norm=False: layer_norm_position='pre' needs a LayerNorm after each stack")
-        if self.position_encoding_type == "sinusoidal_fairseq" and self.pad_token_id is self.position_offset is None:
+        has_first_position = self.pad_token_id is not None or self.position_offset is not None
+        if self.position_encoding_type == "sinusoidal_fairseq" and not has_first_position:
             raise ValueError("pad_token_id=None: sinusoidal_fairseq counts positions from pad_token_id + 1")
         if self.share_encoder_decoder_embeddings and self.target_vocab_size != self.vocab_size:
             raise ValueError(

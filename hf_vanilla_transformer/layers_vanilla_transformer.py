@@ -6,12 +6,14 @@ H heads, d_k and d_v the widths of a head.
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
@@ -105,6 +107,39 @@ def check_ids(ids: Tensor, size: int, name: str, remedy: str = "use the model's 
             raise ValueError(f"{name} contains {low if low < 0 else high}, but must be below {size}; {remedy}")
 
 
+# The kernels of torch's scaled dot-product attention
+
+
+@torch.compiler.assume_constant_result
+def enabled_kernels() -> tuple[bool, list[SDPBackend]]:
+    """Whether cuDNN's attention is enabled, and the other enabled kernels."""
+    flags = torch.backends.cuda
+    others = {
+        SDPBackend.FLASH_ATTENTION: flags.flash_sdp_enabled(),
+        SDPBackend.EFFICIENT_ATTENTION: flags.mem_efficient_sdp_enabled(),
+        SDPBackend.MATH: flags.math_sdp_enabled(),
+    }
+    return flags.cudnn_sdp_enabled(), [kernel for kernel, enabled in others.items() if enabled]
+
+
+def attention_kernels(choice: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which attention on a GPU does not use cuDNN. It restores torch's settings at its end.
+
+    On Hopper and newer cards torch (2.11 and later) prefers cuDNN, which builds a plan for each new shape, in about a
+    tenth of a second. Sentences have hundreds of shapes. The backward pass follows the choice of the forward pass.
+    Inside another such context this costs a third of a microsecond, outside ten.
+
+    Args:
+        choice: `attention_kernels` of the configuration. "auto" leaves cuDNN out, "torch" changes nothing.
+        device: of the tensors. On a CPU nothing changes.
+    """
+    if device.type == "cpu" or choice == "torch":
+        return nullcontext()
+    cudnn, others = enabled_kernels()
+    # Without another kernel the caller has asked for cuDNN.
+    return sdpa_kernel(others) if cudnn and others else nullcontext()
+
+
 def split_heads(projected: Tensor, width: int) -> Tensor:
     return projected.unflatten(-1, (-1, width)).transpose(1, 2)  # (B, T, H * width) -> (B, H, T, width)
 
@@ -150,7 +185,10 @@ class VanillaTransformerAttention(nn.Module):
         if self.training and query.device.type == "cpu" and query.dtype == torch.bfloat16:
             attend = partial(attend_in_float32, attend)
         p = self.dropout if self.training else 0.0
-        output, weights = attend(self, query, key, value, attention_mask, scaling=self.scaling, dropout=p, **kwargs)
+        with attention_kernels(self.config.attention_kernels, query.device):
+            output, weights = attend(
+                self, query, key, value, attention_mask, scaling=self.scaling, dropout=p, **kwargs
+            )
         return self.out_proj(output.flatten(2)), weights  # (B, T, H, d_v) -> (B, T, H * d_v) -> (B, T, D)
 
     def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:

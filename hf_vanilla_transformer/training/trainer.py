@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,6 +26,7 @@ from ..data.batching import (
 from ..data.language_tokens import language_tokens
 from ..data.redrawing import RedrawnDataset
 from ..engine.optimize import optimize_if_possible
+from ..layers_vanilla_transformer import attention_kernels
 from ..loss_vanilla_transformer import ROW_UNIT
 from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -267,12 +268,17 @@ class VanillaTransformerTrainer(ResumableTrainer):
         total = torch.zeros((), device=self.args.device)
         for part, (index, batch) in enumerate(batches):
             last = part == len(batches) - 1
-            with nullcontext() if last else self.accelerator.no_sync(model):
+            with self._attention_kernels(), nullcontext() if last else self.accelerator.no_sync(model):
                 loss = super().training_step(model, batch, num_items_in_batch)
             if not torch.isfinite(loss):
                 raise UserError(self._non_finite_loss(loss.item(), index))
             total += loss
         return total
+
+    def _attention_kernels(self) -> AbstractContextManager[Any]:
+        """Leave cuDNN out of the attention of any model, see `attention_kernels`."""
+        choice = getattr(self._base_model().config, "attention_kernels", "auto")
+        return attention_kernels(choice, self.args.device)
 
     def _due_consistency(self) -> ConsistencyObjective | None:
         return self.consistency if self.state.global_step >= getattr(self.args, "consistency_start", 0) else None
@@ -302,7 +308,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
                 inputs = {**inputs, "skip_logits": True}
             elif self.args.predict_with_generate and self.label_smoother is None:  # it reads the logits
                 model = partial(model, skip_logits=True)  # `generate` gets the inputs, too
-        with self._autocast_around_the_step():
+        with self._attention_kernels(), self._autocast_around_the_step():
             if self.args.predict_with_generate and not prediction_loss_only:
                 optimize_if_possible(self.model)  # until the model trains again
                 if self.starts_with_language and "labels" in inputs:

@@ -1,0 +1,104 @@
+"""Scaled dot-product attention leaves cuDNN out on a GPU, and nothing of torch's settings is left changed.
+
+The flags exist without a GPU, and tensors on the meta device are not on a CPU.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hf_vanilla_transformer.layers_vanilla_transformer import attention_kernels
+from tests.model_helpers import tiny_config, tiny_model
+
+GPU, CPU = torch.device("meta"), torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def cudnn_enabled() -> Any:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def flags() -> list[bool]:
+    backends = torch.backends.cuda
+    return [
+        backends.cudnn_sdp_enabled(),
+        backends.flash_sdp_enabled(),
+        backends.mem_efficient_sdp_enabled(),
+        backends.math_sdp_enabled(),
+    ]
+
+
+def flags_in_a_step(monkeypatch: pytest.MonkeyPatch, device: torch.device, **fields: Any) -> set[bool]:
+    """Values of cuDNN's flag in every attention of a training step, forward and recomputed."""
+    seen: list[bool] = []
+    attend = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return attend(*args, **kwargs)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", recording)
+    model = tiny_model(**fields).train().to(device)
+    model.gradient_checkpointing_enable()
+    source = torch.zeros(2, 5, 32, device=device)
+    target = torch.zeros(2, 4, 32, device=device)
+    labels = torch.zeros(2, 4, dtype=torch.long, device=device)
+    outputs = model(inputs_embeds=source, decoder_inputs_embeds=target, labels=labels, skip_logits=False)
+    forward = len(seen)
+    outputs.loss.backward()
+    assert len(seen) == 2 * forward > 0
+    return set(seen)
+
+
+def test_a_training_step_on_a_gpu_leaves_cudnn_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = flags()
+    assert flags_in_a_step(monkeypatch, GPU) == {False}
+    assert flags() == before
+    assert before[0]
+
+
+def test_torch_may_choose_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert flags_in_a_step(monkeypatch, GPU, attention_kernels="torch") == {True}
+
+
+def test_nothing_changes_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert flags_in_a_step(monkeypatch, CPU) == {True}
+
+
+def test_an_unknown_choice_is_refused() -> None:
+    with pytest.raises(ValueError, match="attention_kernels='cudnn' must be one of auto, torch"):
+        tiny_config(attention_kernels="cudnn")
+
+
+def test_other_settings_of_the_caller_stay() -> None:
+    with sdpa_kernel([SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION]), attention_kernels("auto", GPU):
+        assert flags() == [False, False, False, True]
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), attention_kernels("auto", GPU):
+        assert flags() == [True, False, False, False]  # asked for
+
+
+def test_settings_are_restored_after_an_error() -> None:
+    before = flags()
+    with pytest.raises(RuntimeError), attention_kernels("auto", GPU):
+        raise RuntimeError
+    assert flags() == before
+
+
+def test_the_context_is_traced() -> None:
+    def attend(query: Tensor) -> Tensor:
+        with attention_kernels("auto", GPU):
+            return F.scaled_dot_product_attention(query, query, query)
+
+    before = flags()
+    query = torch.randn(1, 2, 3, 4, requires_grad=True)
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(query), attend(query))
+    assert flags() == before
