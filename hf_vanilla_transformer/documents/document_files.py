@@ -6,13 +6,13 @@ from pathlib import Path
 
 from ..data import translation_memories
 from ..data.words import words
+from ..inference.placement import TranslatedPart, TranslateTexts
 from ..inference.translator import Translator
 from ..utils.errors import UserError
 from .documents import SentenceCutter, sentence_splitter, sentences_of, split_text, translated_parts
 from .html_text import split_html, translate_pieces
 from .markdown_text import split_markdown
 from .office_files import translate_docx, translate_odt
-from .placement import TranslatedPart, TranslateTexts
 from .subtitles import translate_subtitles
 from .translation_files import translate_po, translate_tmx, translate_xliff
 

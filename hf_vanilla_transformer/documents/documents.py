@@ -16,10 +16,10 @@ from ..data.language_detection import base_language
 from ..data.source_text import source_text
 from ..data.words import UNIT, break_points
 from ..inference.alignment import Link
+from ..inference.placement import TranslatedPart
+from ..inference.protected import BLOCK_TAG, has_words, spans_in
 from ..inference.translator import TOKENIZER_LOCK, Translator
 from ..utils.errors import naming_extras
-from .placement import TranslatedPart
-from .protected import BLOCK_TAG, has_words, spans_in
 
 logger = logging.getLogger(__name__)
 
@@ -234,6 +234,21 @@ def translate_documents(
     ahead = 1 if settings.get("batch_size") == 1 else _LINES_AHEAD
     windows = iter(lambda: list(islice(lines, ahead)), [])
     return _translate_windows(translator, windows, split, first_line, (language, target_language), settings)
+
+
+@dataclass(frozen=True)
+class Paragraphs:
+    """`translate_documents` for given languages, as `inference.file_translation.translated_lines` takes it."""
+
+    language: str | None = None  #: of the text
+    target_language: str | None = None  #: of the translations
+
+    def __call__(
+        self, translator: Translator, lines: Iterable[str], *, first_line: int = 1, **settings: Any
+    ) -> Iterator[str]:
+        return translate_documents(
+            translator, lines, self.language, first_line, target_language=self.target_language, **settings
+        )
 
 
 def _translate_windows(

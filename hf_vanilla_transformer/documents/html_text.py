@@ -1,7 +1,7 @@
 """Split HTML into passages of text, and put their translations in their place. Tags and comments stay verbatim.
 
 A passage is the text between two block-level tags. Its inline elements, such as links, enclose the words of the
-translation that are aligned with their words (`documents.placement`). Translations are escaped, so that none of their
+translation that are aligned with their words (`inference.placement`). Translations are escaped, so that none of their
 text becomes a tag.
 """
 
@@ -15,8 +15,8 @@ from itertools import islice
 from typing import Any
 
 from ..data.words import UNSPACED
+from ..inference.placement import Element, Place, Placement, TranslatedPart, TranslateTexts
 from .html_scanner import scan
-from .placement import Element, Place, Placement, TranslatedPart, TranslateTexts
 
 
 def names(text: str) -> frozenset[str]:

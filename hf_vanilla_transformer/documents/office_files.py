@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
+from ..inference.placement import TranslateTexts
 from ..utils.errors import UserError
 from .html_text import (
     Event,
@@ -21,7 +22,6 @@ from .html_text import (
     split_events,
     translate_pieces,
 )
-from .placement import TranslateTexts
 
 _MAX_BYTES = 2**28  # of a part, so that a small archive cannot fill the memory
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ..data.words import break_points
+from ..inference.placement import TranslateTexts
 from ..utils.errors import UserError
-from .placement import TranslateTexts
 
 _NEWLINE, _TIME = r"(?:\r\n|[\r\n])", r"(?:\d+:){1,2}\d+(?:[,.]\d+)?"
 _TIMES = rf"[^\S\r\n]*{_TIME}[^\S\r\n]*-->[^\S\r\n]*{_TIME}[^\r\n]*"

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ..data.translation_memories import language_match
+from ..inference.placement import TranslateTexts
 from ..utils.errors import UserError
 from .html_scanner import scan
 from .html_text import Passage, markup_events, names, passage_of, split_events, translate_pieces
-from .placement import TranslateTexts
 
 #: Elements of XLIFF and TMX that contain markup of the original document.
 _CODES = names("bpt ept ph it ut x bx ex sc ec")

@@ -9,14 +9,13 @@ digest of its lines, the model and the settings, so that a different translation
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..data.readers import file_format
-from ..documents.documents import translate_documents
 from ..utils.atomic_write import atomic_file
 from ..utils.errors import UserError
 from .batching import MAX_TOKENS, with_prefixes
@@ -32,6 +31,10 @@ _ORDER = "chunks.json"  # names of all chunks, written at the end of each shard
 _FIELDS = "n_best", "alignment", "probabilities"  # of plain text only
 _OTHER_JOB = "a translation by a different model or with other settings; delete it, or name a new output"
 
+#: Translates paragraphs, given the translator, the lines, `first_line` and the settings of a search.
+#: Its `repr` is part of the identity of a job. Worker processes get a copy of it.
+ParagraphTranslator = Callable[..., Iterator[str]]
+
 
 def translated_lines(
     translator: Translator,
@@ -40,7 +43,7 @@ def translated_lines(
     n_best: int | None = None,
     alignment: bool = False,
     probabilities: bool = False,
-    paragraphs: str | None = None,
+    paragraphs: ParagraphTranslator | None = None,
     first_line: int = 1,
     **settings: Any,
 ) -> Iterator[str]:
@@ -51,8 +54,8 @@ def translated_lines(
             number gives one line per hypothesis: `i ||| text ||| score`, or `i ||| text ||| score ||| alignment`,
             where i counts the sentences from 0. Of hypotheses with the same text, only the best is written.
         probabilities: adds " ||| " and each token with its probability, as in `Ġhouse:0.9876 </s>:0.9912`.
-        paragraphs: the language of lines that are paragraphs. `translate_documents` splits them into sentences.
-            None takes each line as one sentence.
+        paragraphs: translates lines that are paragraphs, such as `documents.documents.Paragraphs`. None takes each
+            line as one sentence.
         others: as in `Translator.translate_nbest`.
 
     Raises:
@@ -63,7 +66,7 @@ def translated_lines(
         if n_best is not None or alignment or probabilities or settings.get("prefixes") is not None:
             raise UserError("paragraphs: n_best, alignment, probabilities and prefixes belong to single sentences")
         settings.pop("prefixes", None)
-        return translate_documents(translator, sentences, paragraphs, first_line, **settings)
+        return paragraphs(translator, sentences, first_line=first_line, **settings)
     searches = n_best is not None and not settings.get("do_sample")
     if searches and (settings.get("num_beams") or translator.model.generation_config.num_beams or 1) == 1:
         raise UserError("n_best: greedy search gives no scores; num_beams must be at least 2")

@@ -20,7 +20,6 @@ from ..data.side_tokens import AS_TEXT, readable_tokens
 from ..data.source_text import source_text
 from ..data.tokenizer_training import load_tokenizers, recognising_added_tokens, tokenizer_digest
 from ..data.words import WordSplitter, white_space_words, words
-from ..documents.protected import has_words, knows_escapes, protect, white_space_links
 from ..engine.ensemble import EnsembleEngine
 from ..engine.optimize import optimize_if_possible
 from ..engine.shared_copy import in_evaluation_mode, shared_copy
@@ -43,6 +42,7 @@ from .batching import (
 from .directions import Codes, Directions, Place, next_places
 from .hypothesis import Hypothesis
 from .loading import load_model
+from .protected import has_words, knows_escapes, protect, white_space_links
 from .token_probabilities import token_log_probabilities
 from .workers import map_in_threads, worker_count
 

@@ -15,8 +15,8 @@ from fastapi import HTTPException
 from ..data.language_detection import detect_languages
 from ..data.translation_memories import language_match
 from ..documents.document_files import SUFFIXES, translate_document
-from ..documents.placement import TranslatedPart
 from ..inference.languages import NAMES
+from ..inference.placement import TranslatedPart
 from . import schemas
 from .metrics import Metrics
 from .options import Limits

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 from ..data.side_tokens import AS_TEXT
 from ..documents.documents import Part, SentenceCutter, Splitter, join_text, sentences_of, split_text, translated_parts
 from ..documents.html_text import join_html, passages_of, split_html
-from ..documents.placement import TranslatedPart
-from ..documents.protected import Protected, protect
 from ..engine.continuous import FoundHypothesis
 from ..inference.alignment import Link
+from ..inference.placement import TranslatedPart
+from ..inference.protected import Protected, protect
 from ..inference.translator import ENDLESS, Translator
 from ..utils.errors import UserError
 from .engine import Engine

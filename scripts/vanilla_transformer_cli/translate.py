@@ -109,12 +109,18 @@ def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     settings = given_values(arguments, *DECODING, "n_best", "alignment", "alignment_layer", "probabilities")
     settings["protect"] = not arguments.raw
     if arguments.paragraphs:
-        from hf_vanilla_transformer.inference.languages import model_languages
+        from hf_vanilla_transformer.documents.documents import Paragraphs
 
-        source, target = model_languages(arguments.model[0]) or ("en", None)
-        settings["paragraphs"] = arguments.source_lang or source
-        settings["target_language"] = arguments.target_lang or target
+        settings["paragraphs"] = Paragraphs(*languages_of(arguments))
     return settings
+
+
+def languages_of(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
+    """The languages of the text and of its translation, by the flags or the model."""
+    from hf_vanilla_transformer.inference.languages import model_languages
+
+    source, target = model_languages(arguments.model[0]) or ("en", None)
+    return arguments.source_lang or source, arguments.target_lang or target
 
 
 def sentences_to_translate(arguments: argparse.Namespace) -> Iterator[str]:
@@ -123,7 +129,7 @@ def sentences_to_translate(arguments: argparse.Namespace) -> Iterator[str]:
     from hf_vanilla_transformer.inference.sentences import read_sentences
 
     lines = read_sentences(arguments.input, "source", columns_of(arguments, arguments.model[0], arguments.input))
-    return unwrapped(lines, output_settings(arguments)["paragraphs"]) if arguments.unwrap else lines
+    return unwrapped(lines, languages_of(arguments)[0]) if arguments.unwrap else lines
 
 
 def translate_to_file(arguments: argparse.Namespace) -> None:
@@ -176,7 +182,8 @@ def translate_document_file(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.inference.text_io import open_to_write
 
     data, settings = Path(arguments.input).read_bytes(), output_settings(arguments)
-    languages = settings.pop("paragraphs"), settings.pop("target_language")
+    del settings["paragraphs"]
+    languages = languages_of(arguments)
     translate = text_translator(load_translator(arguments, arguments.model), *languages, **settings)
     translated = translate_document(data, Path(arguments.input).suffix, translate, *languages)
     if arguments.output in (None, "-"):

@@ -8,7 +8,7 @@ import pytest
 from lxml import etree
 
 from hf_vanilla_transformer.documents.document_files import SUFFIXES, text_translator, translate_document
-from hf_vanilla_transformer.documents.placement import TranslatedPart
+from hf_vanilla_transformer.inference.placement import TranslatedPart
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.serving_helpers import echo_folder, echo_translator
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hf_vanilla_transformer.documents.document_files import translate_document
-from hf_vanilla_transformer.documents.placement import TranslatedPart
+from hf_vanilla_transformer.inference.placement import TranslatedPart
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from hf_vanilla_transformer.documents.documents import (
     translate_documents,
     unwrapped,
 )
-from hf_vanilla_transformer.documents.protected import has_words, protect
+from hf_vanilla_transformer.inference.protected import has_words, protect
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.serving_helpers import echo_translator
 

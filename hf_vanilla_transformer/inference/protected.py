@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ..data.words import UNSPACED, WordSplitter, white_space_words, words
-from ..inference.alignment import Link
+from .alignment import Link
 from .placement import Element, Placement, TranslatedPart, is_letter
 
 _ADDRESS_END = r"(?<![.,;:!?'’”»\]}*_])"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_vanilla_transformer.documents.protected import has_words, knows_escapes, protect
+from hf_vanilla_transformer.inference.protected import has_words, knows_escapes, protect
 from hf_vanilla_transformer.inference.translator import Translator
 from tests.serving_helpers import client_of, echo_translator, language_pair
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..data.words import UNSPACED, Span, words
-from ..inference.alignment import Link
+from .alignment import Link
 
 _MAX_UNITS = 16  # units of a word, but a longer word, such as an address, is one unit
 
