@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList
 
 from ..generation_vanilla_transformer import plan_search, position_limit
-from ..inference.batching import MAX_TOKENS
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import REFILL_SHARE, BeamSearch, Hypotheses, SearchBatch, SearchConfig, is_hypothesis
 from ..utils.errors import UserError
@@ -42,7 +41,8 @@ class ContinuousSearch:
     Args:
         model: in evaluation mode, optimized or not. Several searches may share it.
         batch_size: sentences in the batch, at most.
-        max_tokens: source tokens in the batch, padding included, at most. A longer sentence goes alone.
+        max_tokens: source tokens in the batch, padding included, at most. A longer sentence goes alone. None is no
+            limit.
         prefix_length: first ids of every translation that `join` will give.
         settings: arguments of `generate`, such as `num_beams`. The rest are in the model's generation config.
 
@@ -54,7 +54,7 @@ class ContinuousSearch:
         self,
         model: VanillaTransformerForConditionalGeneration,
         batch_size: int = 64,
-        max_tokens: int = MAX_TOKENS,
+        max_tokens: int | None = None,
         prefix_length: int = 0,
         **settings: Any,
     ):
@@ -90,9 +90,11 @@ class ContinuousSearch:
     def fits(self, sources: Sequence[list[int]]) -> bool:
         """Return whether these sentences may join."""
         lengths = [self.source_lengths[key] for key in self.keys] + [len(source) for source in sources]
-        return len(lengths) == 1 or (
-            len(lengths) <= self.batch_size and len(lengths) * max(lengths) <= self.max_tokens
-        )
+        if len(lengths) == 1:
+            return True
+        if len(lengths) > self.batch_size:
+            return False
+        return self.max_tokens is None or len(lengths) * max(lengths) <= self.max_tokens
 
     @torch.inference_mode()
     def join(self, sentences: Sequence[NewSentence]) -> None:

@@ -23,7 +23,7 @@ from ..data.words import WordSplitter, white_space_words, words
 from ..engine.ensemble import EnsembleEngine
 from ..engine.optimize import optimize_if_possible
 from ..engine.shared_copy import in_evaluation_mode, shared_copy
-from ..engine.shortlist import Shortlist, with_shortlist
+from ..engine.shortlist import with_shortlist
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import is_hypothesis
@@ -43,6 +43,7 @@ from .directions import Codes, Directions, Place, next_places
 from .hypothesis import Hypothesis
 from .loading import load_model
 from .protected import has_words, knows_escapes, protect, white_space_links
+from .shortlist_files import read_shortlist
 from .token_probabilities import token_log_probabilities
 from .workers import map_in_threads, worker_count
 
@@ -86,7 +87,7 @@ class Translator:
         self.target_tokenizer = target_tokenizer or self.source_tokenizer
         #: whether the model reads text that Moses has escaped
         self.escaped = knows_escapes(source_tokenizer.get_vocab())
-        self.shortlist = None if shortlist is None else Shortlist(shortlist, self)
+        self.shortlist = None if shortlist is None else read_shortlist(shortlist, self)
         forced = model.generation_config.forced_bos_token_id if model.can_generate() else None
         #: the languages of a model of many
         self.directions = Directions(self.source_tokenizer, self.target_tokenizer, forced)

@@ -13,9 +13,10 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from hf_vanilla_transformer.data.tokenizer_training import load_tokenizers
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.engine.optimize import optimize_for_inference
-from hf_vanilla_transformer.engine.shortlist import Shortlist, with_shortlist
+from hf_vanilla_transformer.engine.shortlist import with_shortlist
 from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, paper_generation_config
 from hf_vanilla_transformer.inference.loading import INT8, load_model
+from hf_vanilla_transformer.inference.shortlist_files import read_shortlist
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.inference.workers import map_in_threads, shard_evenly
 from hf_vanilla_transformer.utils.errors import UserError
@@ -159,7 +160,7 @@ def _ours(
     engine = OurEngine(load_model(folder, device, dtype), **options)
     if shortlist is not None:
         translator = Translator(engine.model, *load_tokenizers(folder))
-        engine.model = with_shortlist(engine.model, Shortlist(shortlist, translator))
+        engine.model = with_shortlist(engine.model, read_shortlist(shortlist, translator))
     return engine
 
 

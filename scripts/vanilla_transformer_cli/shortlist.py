@@ -37,8 +37,8 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.engine.shortlist import write_shortlist
     from hf_vanilla_transformer.inference.sentences import read_sentence_pairs
+    from hf_vanilla_transformer.inference.shortlist_files import write_shortlist
 
     translator = load_translator(arguments, [arguments.model])
     pairs = zip(*read_sentence_pairs(arguments.source, arguments.target), strict=True)
