@@ -95,7 +95,8 @@ def test_system_without_statistics_counts_no_others(machine):
 @pytest.fixture
 def busy(machine, monkeypatch) -> Machine:
     """A machine with time for 2 threads."""
-    monkeypatch.setattr(cpu_time, "_cpu_time", CpuTime())
+    meter = CpuTime()
+    monkeypatch.setattr(cpu_time, "measured_cpu_time", lambda: meter)
     machine.wait(1.0, user=2.0)
     return machine
 

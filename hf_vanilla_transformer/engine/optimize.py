@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
@@ -29,8 +30,10 @@ logger = logging.get_logger(__name__)
 
 _PACKAGE, _, _ = __name__.partition(".")
 
-_engines: weakref.WeakSet["InferenceEngine"] = weakref.WeakSet()  # of all models, for torch's hooks
-_engines_lock = threading.RLock()
+# For torch's hooks, which are there as long as an engine is.
+_engines: dict[int, weakref.ref["InferenceEngine"]] = {}  # of all models, by their `id`
+_hooks: list[RemovableHandle] = []
+_engines_lock = threading.RLock()  # a collection may end an engine anywhere
 
 
 def optimize_for_inference(
@@ -126,8 +129,7 @@ class InferenceEngine:
         self.states: dict[bool, list[Any]] = {}  # of encoder (True) and decoder (False), when they were packed
         self.held: list[Any] = []  # modules and weights of these states, so that no other gets their id or address
         self.packed: dict[tuple[torch.dtype, bool], PackedWeights | Int8Weights | CompiledWeights] = {}
-        with _engines_lock:
-            _engines.add(self)
+        _watch(self)
 
     def weights(
         self, model: PreTrainedModel, compiled: bool, for_encoder: bool = False
@@ -208,15 +210,32 @@ def _count_fused_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 def _forget_packed(parent: nn.Module, *_: Any) -> None:
     """Notice a new child of a module, also if the old one returns: PEFT merges adapters so, and writes to `.data`."""
-    if not _engines:
-        return
     with _engines_lock:
-        engines = list(_engines)
-    for engine in engines:
-        if any(parent is module for module in engine.held):
+        references = list(_engines.values())
+    for reference in references:
+        engine = reference()
+        if engine is not None and any(parent is module for module in engine.held):
             engine.states = {}
 
 
-# For good: torch reads its list of hooks without a lock wherever a module is built, in any thread.
-register_optimizer_step_post_hook(_count_fused_step)
-register_module_module_registration_hook(_forget_packed)
+def _watch(engine: InferenceEngine) -> None:
+    """Let torch's hooks tell this engine about changes. They are registered with the first engine."""
+    with _engines_lock:
+        _engines[id(engine)] = weakref.ref(engine)
+        if not _hooks:
+            _hooks.append(register_optimizer_step_post_hook(_count_fused_step))
+            _hooks.append(register_module_module_registration_hook(_forget_packed))
+    weakref.finalize(engine, _unwatch, id(engine)).atexit = False
+
+
+def _unwatch(engine_id: int) -> None:
+    """Forget an engine, and remove torch's hooks with the last.
+
+    A thread that runs the hook then goes on: an iteration over an `OrderedDict` does not miss the entry it has passed.
+    """
+    with _engines_lock:
+        del _engines[engine_id]
+        if not _engines:
+            for hook in _hooks:
+                hook.remove()
+            _hooks.clear()

@@ -31,7 +31,7 @@ from ..engine.int8_kernels import library
 from ..engine.kernels import has_fast_bfloat16
 from ..engine.linear import INT8, int8_error
 from ..engine.optimize import not_optimizable, optimize_for_inference, optimize_if_possible
-from ..utils.cpu_time import on_fitting_threads
+from ..utils.cpu_time import measured_cpu_time, on_fitting_threads
 from ..utils.errors import UserError
 from ..utils.system_info import describe_hardware, versions
 from ..utils.untrusted import one_line, read_json_object, reading_weights
@@ -80,6 +80,7 @@ def load_model(
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder}: this folder has no config.json, so it contains no model; give a run's output_dir")
     target_device, target_dtype = _device(device), _dtype(dtype)
+    measured_cpu_time()  # while the model loads
     if trust_remote_code:
         trust_code(folder)
     model = _from_folder(folder, target_dtype, model_class).to(target_device)

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -101,7 +102,10 @@ class CpuTime:
         return time.monotonic(), busy / os.sysconf("SC_CLK_TCK") if busy else 0.0, time.process_time()
 
 
-_cpu_time = CpuTime()  # from the import on, so that the first answer is a measurement
+@cache
+def measured_cpu_time() -> CpuTime:
+    """The measurements of this process. Call it a second early, so that the first answer is a measurement."""
+    return CpuTime()
 
 
 def fitting_threads(limit: int) -> int:
@@ -111,7 +115,7 @@ def fitting_threads(limit: int) -> int:
     """
     if limit == 1 or "OMP_NUM_THREADS" in os.environ:
         return limit
-    return min(limit, _cpu_time.idle_cores())
+    return min(limit, measured_cpu_time().idle_cores())
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
-from hf_vanilla_transformer.engine.optimize import InferenceEngine
 from hf_vanilla_transformer.evaluation.plots import cross_attention
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.inference.translator import Translator
@@ -67,13 +66,3 @@ def test_user_threads_get_the_results_of_one_thread(tokenizer, engine):
     assert model.config._attn_implementation == ("eager" if engine == "eager" else "sdpa")
     assert not any(module._forward_hooks for module in model.modules())
     assert torch.get_num_threads() == before
-
-
-def test_engines_leave_the_hooks_of_torch_as_they_are():
-    """Torch iterates over them without a lock wherever a module is built."""
-    kept = torch.nn.modules.module._global_module_registration_hooks
-    before = dict(kept)
-    engine = InferenceEngine(None, compile=False)
-    assert dict(kept) == before
-    del engine
-    assert dict(kept) == before
