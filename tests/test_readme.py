@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from num2words import num2words
 
 from hf_vanilla_transformer.interop.converting import FORMATS as IMPORT_FORMATS
 from hf_vanilla_transformer.interop.exporting import FORMATS as EXPORT_FORMATS
@@ -139,8 +140,8 @@ def run_first_commands(tmp_path, capfd):
     """Train, translate and fine-tune by the README's commands, as in an empty folder with two text files."""
     for name, lines in (
         ("input.en", "seven\ntwo hundred\n"),
-        ("train.en", "seven\ntwo\n"),
-        ("train.de", "sieben\nzwei\n"),
+        ("train.en", "".join(f"{num2words(n)}\n" for n in range(20))),
+        ("train.de", "".join(f"{num2words(n, lang='de')}\n" for n in range(20))),
     ):
         (tmp_path / name).write_text(lines, encoding="utf-8")
     train, translate, _, fine_tune = FIRST_COMMANDS
@@ -168,9 +169,9 @@ def test_first_screen_serves(quickstart, tmp_path):
         assert json.loads(urllib.request.urlopen(f"{server.url}/health").read()) == {"status": "ok"}
 
 
-def test_quick_start_clones_and_installs_the_tested_versions_without_cuda():
-    clone, _, torch, package, *_ = commands(section(README, "Quick start"))
-    assert clone[:2] == ["git", "clone"] and torch[:2] == package[:2] == ["pip", "install"]
+def test_quick_start_installs_the_tested_versions_without_cuda():
+    _, torch, package, *_ = commands(section(README, "Quick start"))
+    assert torch[:2] == package[:2] == ["pip", "install"]
     assert torch[-1].endswith("/whl/cpu") and package[2:4] == ["-c", "scripts/constraints.txt"]
 
 
@@ -247,6 +248,9 @@ def parse_module(name, arguments, parse):
         return parse_subcommand(arguments, parse)
     spec = importlib.util.find_spec(name)
     assert spec is not None, name
+    if spec.submodule_search_locations:  # a package, run by its __main__
+        importlib.import_module(f"{name}.__main__").parse_arguments(arguments, f"python -m {name}")
+        return
     if ".parse_args(" in Path(spec.origin).read_text(encoding="utf-8"):
         parse(importlib.import_module(name).main, [name, *arguments])
     else:
@@ -261,10 +265,8 @@ def test_command_parses(command, parse, monkeypatch):
         assert Path(arguments[0]).is_file()
     elif executable == "source":
         assert arguments == [".venv/bin/activate"]
-    elif executable == "git":
-        assert arguments[0] == "clone"
-    elif executable in ("cd", "printf"):
-        assert executable == "printf" or arguments == ["hf_vanilla_transformer"]
+    elif executable == "printf":
+        assert arguments[-1]
     elif executable == "python3":
         assert arguments == ["-m", "venv", ".venv", "&&", "source", ".venv/bin/activate"]
     elif executable == "pip" and arguments[1].startswith("torch"):

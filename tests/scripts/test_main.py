@@ -127,7 +127,7 @@ def test_help_of_train_has_groups_a_recipe_and_an_example(command):
         (["translate", "--beam_size", "4"], "--beam_size: ", "--num_beams?"),
         (["translate", "--modle", "x"], "--modle: ", "--model?"),
         (["evaluate", "--tokenize", "none"], "--tokenize: ", "--bleu_tokenize?"),
-        (["benchmark", "decode", "--lowercase"], "--lowercase: ", "--bleu_lowercase?"),
+        (["evaluate", "--lowercase"], "--lowercase: ", "--bleu_lowercase?"),
         (["average", "--qqqq"], "--qqqq: ", "--"),
         (["convert", "a", "b"], "", "--from"),
     ],

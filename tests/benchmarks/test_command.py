@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
+from scripts.benchmarks import __main__ as benchmarks
 from scripts.benchmarks import decoding as decoding_benchmark
 from scripts.benchmarks import training as training_benchmark
 from scripts.benchmarks.report import Measurement
 from tests.model_helpers import tiny_model
+from vanilla_transformer_cli.main import run_module
 
 SENTENCES = ["two hundred", "a dog sleeps .", "thirty-four cats and a dog run"]
 
@@ -28,15 +30,18 @@ def model_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(command, tmp_path, monkeypatch):
+def run(capfd, tmp_path, monkeypatch):
     """Run a benchmark. Return exit status, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
     for name in ("source", "reference"):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
-    terminate, benchmark = signal.getsignal(signal.SIGTERM), command
+    terminate = signal.getsignal(signal.SIGTERM)
 
     def run(*arguments, command="decode"):
-        return benchmark("benchmark", command, *arguments)
+        capfd.readouterr()  # the output before
+        with pytest.raises(SystemExit) as leaving:
+            run_module(benchmarks, [command, *map(str, arguments)], "python -m scripts.benchmarks")
+        return leaving.value.code or 0, *capfd.readouterr()
 
     yield run
     signal.signal(signal.SIGTERM, terminate)
