@@ -1,0 +1,75 @@
+"""What an update asks of a GPU, counted on a pretended one: a ratchet for launches, and no waits."""
+
+import torch
+from torch import nn
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from tests.model_helpers import gradients, tiny_model, translation_batch
+from tests.pretended_gpu import Count, autocast, counted, on_cpu, on_gpu
+
+LAUNCHES = 1_366  # of a forward and a backward pass of the base model, 6 + 6 layers. Without padding 1,344
+WAITS = 3
+COPIES = 1
+
+
+def six_layers(vocab_size: int = 500) -> VanillaTransformerForConditionalGeneration:
+    """The base model with narrow layers, because widths launch nothing."""
+    config = VanillaTransformerConfig.from_preset(
+        "base", vocab_size=vocab_size, d_model=64, encoder_ffn_dim=128, decoder_ffn_dim=128
+    )
+    torch.manual_seed(0)
+    return VanillaTransformerForConditionalGeneration(config).train()
+
+
+def update(model: nn.Module, batch: dict) -> Count:
+    """Count the second update, after everything that the first one makes."""
+    for _ in range(2):
+        for weight in model.parameters():
+            weight.grad = None
+        with counted() as count:
+            with autocast():
+                loss = model(**batch).loss
+            loss.backward()
+    return count
+
+
+def test_update_launches_few_kernels_and_waits_for_none() -> None:
+    batch = translation_batch([9, 4, 7], [5, 12, 3])
+    batch["num_items_in_batch"] = batch["labels"].ne(-100).sum()
+    count = update(on_gpu(six_layers()), on_gpu(batch))
+    assert count.launches <= LAUNCHES, count.operations.most_common(20)
+    assert sum(count.waits.values()) <= WAITS, count.waits
+    assert sum(count.copies.values()) <= COPIES, count.copies
+
+
+def test_pretended_gpu_computes_what_the_cpu_computes() -> None:
+    batch = translation_batch([9, 4], [5, 12])
+    loss, expected = gradients(tiny_model(label_smoothing=0.1).train(), **batch)
+    with counted() as count:
+        found, actual = gradients(on_gpu(tiny_model(label_smoothing=0.1).train()), **on_gpu(batch))
+    assert abs(found - loss) < 1e-5
+    for name, gradient in expected.items():
+        torch.testing.assert_close(on_cpu(actual[name]), gradient, rtol=1e-4, atol=1e-6)
+    assert count.launches
+    assert not torch.accelerator.is_available()  # other libraries still choose the CPU
+
+
+def test_pretended_gpu_counts_waits_copies_and_shapes() -> None:
+    values = on_gpu(torch.arange(6.0).reshape(2, 3))
+    with counted() as count:
+        (values * 2 + 1).transpose(0, 1)  # two kernels
+    assert count.launches == 2
+    assert not count.waits
+    assert not count.copies
+    with counted() as count:
+        assert values[1, 2].item() == 5  # wait
+        assert values.nonzero().shape == (5, 2)  # wait
+        assert values[values > 3].tolist() == [4, 5]  # two waits
+        assert values.cpu().device.type == "cpu"  # wait
+        torch.tensor(3.0, device=values.device)  # copy
+    assert sum(count.waits.values()) == 5
+    assert sum(count.copies.values()) == 1
+    with counted() as count:
+        for _ in range(2):
+            (values @ values.T).sum()
+    assert list(count.shapes) == [("mm", (2, 3), (3, 2))]
