@@ -11,10 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from ..utils.errors import UserError
 from .mixtures import PART
 from .perturbations import PERTURBATIONS
-from .redrawing import CHECKED_ROWS, redrawn, split_special_tokens
-from .source_text import source_text
-
-_DIFFERENT = 0.01  # of the rows may encode differently after decoding
+from .redrawing import CHECKED_ROWS, TextChange, redrawn
 
 
 def parse_augment(items: Sequence[str]) -> dict[str, float]:
@@ -63,19 +60,18 @@ def with_augmentation(
     table = encoded if isinstance(encoded, Dataset) else None
     if table is None and augment.get("merge"):
         raise UserError("augment: merge joins a pair with another, and a stream has none at hand: leave it out")
-    change = _Augment(table, (tokenizer, target_tokenizer or tokenizer), augment, seed, limits)
+    change = _Augment((tokenizer, target_tokenizer or tokenizer), limits, table, augment, seed)
     if table is not None:
-        change.require_round_trip(table.with_format(None).take(min(CHECKED_ROWS, len(table))).to_list())
+        rows = table.with_format(None).take(min(CHECKED_ROWS, len(table))).to_list()
+        change.require_round_trip(rows, "augment")
     return redrawn(encoded, change)
 
 
 @dataclass
-class _Augment:
+class _Augment(TextChange):
     table: Dataset | None
-    tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
     augment: Mapping[str, float]
     seed: int
-    limits: tuple[int | None, int | None]
 
     grows = True  # two pairs in one, and capitals in single letters
 
@@ -85,38 +81,11 @@ class _Augment:
         if name is None:
             return pair
         other = self._other(pair, draw) if name == "merge" else ("", "")
-        changed = PERTURBATIONS[name](self._texts(pair), other, draw)
-        ids = [self._encode(pair, side, text) for side, text in enumerate(changed)]
-        too_long = any(limit and len(each) > limit for each, limit in zip(ids, self.limits, strict=True))
-        return pair if too_long else {**pair, "input_ids": ids[0], "labels": ids[1]}
+        return self.changed(pair, PERTURBATIONS[name](self.texts(pair), other, draw))
 
     def _other(self, pair: dict[str, Any], draw: Random) -> tuple[str, str]:
         """The text of a random pair of the same input or direction."""
         while True:
             other = self.table[draw.randrange(len(self.table))] if self.table else pair
             if other.get(PART) == pair.get(PART):
-                return self._texts(other)
-
-    def _texts(self, pair: dict[str, Any]) -> tuple[str, str]:
-        source, target = (
-            tokenizer.decode(split_special_tokens(pair[name], tokenizer)[1], clean_up_tokenization_spaces=False)
-            for name, tokenizer in zip(("input_ids", "labels"), self.tokenizers, strict=True)
-        )
-        return source, target
-
-    def _encode(self, pair: dict[str, Any], side: int, text: str) -> list[int]:
-        """The ids of a text, between the special tokens of the pair's."""
-        tokenizer = self.tokenizers[side]
-        start, _, end = split_special_tokens(pair[("input_ids", "labels")[side]], tokenizer)
-        texts = {"text_target": text} if side else {"text": source_text(text, tokenizer)}
-        return [*start, *tokenizer(**texts, add_special_tokens=False, verbose=False)["input_ids"], *end]
-
-    def require_round_trip(self, rows: list[dict[str, Any]]) -> None:
-        """Refuse tokenizers that do not restore the text."""
-        for side, name in enumerate(("input_ids", "labels")):
-            different = sum(self._encode(row, side, self._texts(row)[side]) != row[name] for row in rows)
-            if different > _DIFFERENT * len(rows):
-                raise UserError(
-                    f"augment: {different} of {len(rows)} {name} decoded and encoded again differ with this "
-                    f"{type(self.tokenizers[side]).__name__}: train a tokenizer, or leave augment out"
-                )
+                return self.texts(other)

@@ -9,10 +9,11 @@ from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from ..utils.errors import UserError
-from .corpora import REPORTED_LINES, describe_dropped
+from .corpora import REPORTED_LINES, SIDES, describe_dropped
 from .language_tokens import Direction, encode_targets, language_tokens
 from .mixtures import PART
 from .source_text import source_text
+from .token_kinds import has_closed_vocabulary, unknown_symbols
 from .tokenizer_training import recognising_added_tokens
 
 _COLUMNS = ["input_ids", "labels", "length", "line"]
@@ -28,6 +29,8 @@ class EncodingReport:
     longest_source: int | None = None  #: tokens of the longest source that is not dropped. None for a stream
     #: the first few line (or row) numbers of pairs over a limit, from 1
     first_lines: list[int] = field(default_factory=list)
+    unknown: int = 0  #: pairs with symbols that a tokenizer lacks. In training they are an error
+    first_unknown: list[int] = field(default_factory=list)  #: their first few line numbers
 
     def count(self, lines: Any, too_long: np.ndarray) -> None:
         """Count pairs, given their line numbers and whether they exceed a limit, each (number of pairs,)."""
@@ -35,6 +38,17 @@ class EncodingReport:
         self.seen += len(too_long)
         self.too_long += len(over)
         self.first_lines += over[: REPORTED_LINES - len(self.first_lines)].tolist()
+
+    def count_unknown(self, lines: Any, unknown: np.ndarray) -> None:
+        """Count pairs with unknown symbols, as `count` does."""
+        found = np.asarray(lines)[unknown]
+        self.unknown += len(found)
+        self.first_unknown += found[: REPORTED_LINES - len(self.first_unknown)].tolist()
+
+    def describe_unknown(self) -> str:
+        """One line on the pairs with unknown symbols."""
+        lines = describe_dropped("symbols that the training text lacks", self.unknown, self.first_unknown)
+        return f"{self.unknown:,} of {self.seen:,} pairs have {lines}; they are read as <unk>"
 
     def summary(self) -> str:
         """One line, such as `encoded 998 of 1,000 pairs; dropped 2: too long (lines 7, 31)`."""
@@ -63,8 +77,8 @@ def encode_pairs(
         tokenizer: of the source.
         target_tokenizer: of the target, or None for a joint vocabulary.
         max_source_length, max_target_length: limits in tokens, `</s>` included, or None for no limit.
-        drop_too_long: drop pairs over a limit (training). Evaluation keeps all pairs, because scores on a subset of
-            the test set are not comparable.
+        drop_too_long: drop pairs over a limit, and refuse unknown symbols (training). Evaluation keeps all pairs,
+            because scores on a subset of the test set are not comparable.
         directions: the direction of each number in the column `part`. The tokenizers have their language tokens.
 
     Returns:
@@ -72,10 +86,10 @@ def encode_pairs(
         it, cached by `datasets`, and the report.
 
     Raises:
-        UserError: every pair is too long.
+        UserError: every pair is too long, or a training pair has a symbol that its tokenizer lacks.
     """
     source, target = map(recognising_added_tokens, (tokenizer, target_tokenizer or tokenizer))
-    encode = _Encode(source, target, directions)
+    encode = _Encode(source, target, directions, refuse_unknown=drop_too_long)
     report = EncodingReport(dropped=drop_too_long)
 
     def over(source_lengths: Any, labels_lengths: Any) -> np.ndarray:
@@ -85,18 +99,22 @@ def encode_pairs(
     def read(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         if indices[0] == 0:  # read again from the start
             report.seen, report.too_long, report.first_lines = 0, 0, []
+            report.unknown, report.first_unknown = 0, []
         encoded = encode(batch, indices)
         too_long = over(encoded["source_length"], encoded["target_length"])
         report.count(encoded["line"], too_long)
+        report.count_unknown(encoded["line"], np.asarray(encoded["unknown"]))
         keep = np.flatnonzero(~too_long) if report.dropped else range(len(too_long))
         return {name: [encoded[name][i] for i in keep] for name in _COLUMNS}
 
     if isinstance(pairs, IterableDataset):
         return pairs.map(read, batched=True, with_indices=True, remove_columns=pairs.column_names), report
     encoded = pairs.map(encode, batched=True, with_indices=True, remove_columns=pairs.column_names, desc="Encoding")
-    lengths = encoded.select_columns(["source_length", "target_length", "line"]).with_format("numpy")[:]
+    facts = ["source_length", "target_length", "line", "unknown"]
+    lengths = encoded.select_columns(facts).with_format("numpy")[:]
     too_long = over(lengths["source_length"], lengths["target_length"])
     report.count(lengths["line"], too_long)
+    report.count_unknown(lengths["line"], lengths["unknown"])
     kept = lengths["source_length"][~too_long] if drop_too_long else lengths["source_length"]
     report.longest_source = int(kept.max()) if len(kept) else None
     if drop_too_long and too_long.any():
@@ -114,8 +132,10 @@ class _Encode:
         tokenizer: PreTrainedTokenizerBase,
         target_tokenizer: PreTrainedTokenizerBase,
         directions: Sequence[Direction],
+        refuse_unknown: bool = False,
     ) -> None:
         self.tokenizer, self.target_tokenizer, self.directions = tokenizer, target_tokenizer, directions
+        self.refuse_unknown = refuse_unknown
         self.languages = language_tokens(tokenizer), language_tokens(target_tokenizer)
 
     def __call__(self, batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
@@ -131,11 +151,34 @@ class _Encode:
             ids = [source.source(row, direction) for row, direction in zip(ids, chosen, strict=True)]
             labels = [target.translation(row, direction) for row, direction in zip(labels, chosen, strict=True)]
         parts = {PART: batch[PART]} if PART in batch else {}
+        lines = batch.get("line") or [index + 1 for index in indices]
         return parts | {
+            "unknown": self._unknown(batch, (ids, labels), lines),
             "input_ids": ids,
             "labels": labels,
             "length": [max(len(a), len(b)) for a, b in zip(ids, labels, strict=True)],
             "source_length": [len(row) for row in ids],
             "target_length": [len(row) for row in labels],
-            "line": batch.get("line") or [index + 1 for index in indices],
+            "line": lines,
         }
+
+    def _unknown(
+        self, batch: dict[str, list[Any]], sides: tuple[list[list[int]], list[list[int]]], lines: list[int]
+    ) -> list[bool]:
+        """Whether each pair has a symbol that its tokenizer lacks."""
+        unknown = [False] * len(lines)
+        tokenizers = (self.tokenizer, self.target_tokenizer)
+        for name, rows, tokenizer in zip(SIDES, sides, tokenizers, strict=True):
+            if not has_closed_vocabulary(tokenizer):
+                continue
+            for number, row in enumerate(rows):
+                if tokenizer.unk_token_id not in row:
+                    continue
+                if self.refuse_unknown:
+                    symbol = unknown_symbols(tokenizer, batch[name][number])[0]
+                    raise UserError(
+                        f"line {lines[number]}: the {name} has {symbol!r}, which the tokenizer does not know: "
+                        "train a tokenizer on this text, or leave the pair out"
+                    )
+                unknown[number] = True
+        return unknown

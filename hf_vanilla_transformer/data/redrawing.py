@@ -1,6 +1,7 @@
 """Rows of encoded pairs that are changed again in every epoch."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -8,7 +9,13 @@ import torch
 from datasets import IterableDataset
 from transformers import PreTrainedTokenizerBase
 
+from ..utils.errors import UserError
+from .source_text import source_text
+from .token_kinds import has_closed_vocabulary
+
 CHECKED_ROWS = 1000
+_DIFFERENT = 0.01  # of the rows may encode differently after decoding
+_IDS = ("input_ids", "labels")
 
 #: Changes a row of `encode_pairs` for an epoch. It depends on nothing else, so that the rows are the same in every
 #: process and after resuming.
@@ -81,3 +88,46 @@ def split_special_tokens(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> 
     start = next((index for index, each in enumerate(ids) if each not in special), 0)
     end = len(ids) - next((index for index, each in enumerate(reversed(ids)) if each not in special), 0)
     return ids[:start], ids[start:end], ids[end:]
+
+
+@dataclass
+class TextChange:
+    """A change of the text of pairs: their ids are decoded, and the changed text is encoded."""
+
+    tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  #: of source and target
+    limits: tuple[int | None, int | None]  #: tokens of source and target
+
+    def texts(self, pair: dict[str, Any]) -> tuple[str, str]:
+        """The source and the target of a pair."""
+        source, target = (
+            tokenizer.decode(split_special_tokens(pair[name], tokenizer)[1], clean_up_tokenization_spaces=False)
+            for name, tokenizer in zip(_IDS, self.tokenizers, strict=True)
+        )
+        return source, target
+
+    def changed(self, pair: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+        """The pair with other texts, or as it is if they are too long or have symbols that a tokenizer lacks."""
+        ids = [self._encode(pair, side, text) for side, text in enumerate(texts)]
+        for own, limit, tokenizer in zip(ids, self.limits, self.tokenizers, strict=True):
+            if limit and len(own) > limit:
+                return pair
+            if has_closed_vocabulary(tokenizer) and tokenizer.unk_token_id in own:
+                return pair
+        return {**pair, "input_ids": ids[0], "labels": ids[1]}
+
+    def _encode(self, pair: dict[str, Any], side: int, text: str) -> list[int]:
+        """The ids of a text, between the special tokens of the pair's."""
+        tokenizer = self.tokenizers[side]
+        start, _, end = split_special_tokens(pair[_IDS[side]], tokenizer)
+        texts = {"text_target": text} if side else {"text": source_text(text, tokenizer)}
+        return [*start, *tokenizer(**texts, add_special_tokens=False, verbose=False)["input_ids"], *end]
+
+    def require_round_trip(self, rows: list[dict[str, Any]], field: str) -> None:
+        """Refuse tokenizers that do not restore the text. `field` is the argument that the error names."""
+        for side, name in enumerate(_IDS):
+            different = sum(self._encode(row, side, self.texts(row)[side]) != row[name] for row in rows)
+            if different > _DIFFERENT * len(rows):
+                raise UserError(
+                    f"{field}: {different} of {len(rows)} {name} decoded and encoded again differ with this "
+                    f"{type(self.tokenizers[side]).__name__}: train a tokenizer, or leave {field} out"
+                )

@@ -1,7 +1,8 @@
 """The normalisation of source text: characters that look the same become the same before they are tokenized.
 
-It applies to the source alone, in training and in translation, if the tokenizer was trained by this package. Target
-text, the stored tokenizers and their decoding do not change. Tokenizers of other origin normalise by other rules.
+It applies to the source alone, in training and in translation, if the tokenizer was trained by this package for text
+in a language. Target text, the stored tokenizers and their decoding do not change. Tokenizers of other origin have
+other rules.
 Exported folders contain `normalizing` tokenizers, because programs that use them tokenize sources only.
 """
 
@@ -54,22 +55,22 @@ def normalize(text: str) -> str:
 
 
 def source_text(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text to tokenize: normalised if the tokenizer is one of `train_tokenizer`."""
+    """The text to tokenize: normalised if the tokenizer says so (`normalizes_source`)."""
     if text.isascii() and text.isprintable():
         return text
     if not _CHANGED.search(text) and unicodedata.is_normalized("NFKC", text):
         return text
-    return normalize(text) if _is_ours(tokenizer) else text
+    return normalize(text) if normalizes_source(tokenizer) else text
 
 
 def normalizing(
     source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-    """The tokenizers of a model, the source's as a copy that normalises every text, if it is one of `train_tokenizer`.
+    """The tokenizers of a model. If its source is normalised, the source's is a copy that does it itself.
 
     If both are the same object, they are the same copy.
     """
-    if not _is_ours(source):
+    if not normalizes_source(source):
         return source, target
     kept = [(letter, chr(0x100000 + ord(letter))) for letter in map(chr, range(2**16)) if _KEPT.match(letter)]
     there, back = ([normalizers.Replace(*pair) for pair in pairs] for pairs in (kept, map(reversed, kept)))
@@ -80,11 +81,20 @@ def normalizing(
     duplicate = copy.deepcopy(source)
     backend = duplicate.backend_tokenizer
     parts = [*steps, *there, normalizers.NFKC(), *back, hyphens, backend.normalizer]
-    backend.normalizer = normalizers.Sequence(parts)
+    backend.normalizer = normalizers.Sequence([part for part in parts if part is not None])
+    duplicate.init_kwargs["normalize_source"] = False
     return duplicate, duplicate if target is source else target
 
 
-def _is_ours(tokenizer: PreTrainedTokenizerBase) -> bool:
+def normalizes_source(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the source text of a tokenizer is normalised: `normalize_source` of tokenizer_config.json.
+
+    Folders from before that field are recognised by the parts of their tokenizers.
+    """
+    stored = getattr(tokenizer, "init_kwargs", {}).get("normalize_source")
+    if stored is not None:
+        return bool(stored)
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    normalizer, pre_tokenizer = (repr(getattr(backend, name, None)) for name in ("normalizer", "pre_tokenizer"))
+    normalizer = repr(getattr(backend, "normalizer", None))
+    pre_tokenizer = repr(getattr(backend, "pre_tokenizer", None))
     return 'Prepend(prepend=" ")' in normalizer and "ByteLevel" in pre_tokenizer

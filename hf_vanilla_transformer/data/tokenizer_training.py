@@ -27,6 +27,7 @@ from ..utils.untrusted import one_line
 from .corpora import cache_file, remove_leftovers
 from .language_tokens import language_tokens
 from .side_tokens import target_vocabulary
+from .token_kinds import describe_tokenizer
 
 # ids 0, 1, 2, 3
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -82,7 +83,9 @@ def train_tokenizer(
     check_at_least_one(min_frequency=min_frequency)
     backend = _trained_backend(texts, vocab_size, min_frequency, lowercase, content)
     bos, pad, eos, unk = SPECIAL_TOKENS
-    return fast_tokenizer(backend, bos_token=bos, pad_token=pad, eos_token=eos, unk_token=unk)
+    tokenizer = fast_tokenizer(backend, bos_token=bos, pad_token=pad, eos_token=eos, unk_token=unk)
+    describe_tokenizer(tokenizer, "bpe", "language")
+    return tokenizer
 
 
 def fast_tokenizer(

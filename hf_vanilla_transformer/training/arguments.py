@@ -17,6 +17,7 @@ from transformers.integrations import get_available_reporting_integrations
 from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
 from ..data.augmentation import parse_augment
 from ..data.directions import parse_directions
+from ..data.token_kinds import TASKS, check_tokens
 from ..utils.errors import UserError, did_you_mean, missing_extra
 from .stages import parse_stages
 
@@ -104,6 +105,21 @@ class DataArguments:
     max_eval_samples: int | None = _optional("Validate on the first N pairs only")
     max_test_samples: int | None = _optional("Score the first N pairs of the test sets only")
     tokenizer_name: str | None = _optional("A folder with a tokenizer, and optionally target_tokenizer/ in it")
+    tokens: str = HfArg(
+        default="bpe",
+        help="The tokens of both sides: bpe or sentencepiece for languages; chars, bytes, words (as white space "
+        "separates them), smiles, or a regular expression, for other sequences",
+    )
+    source_tokens: str | None = _optional("The tokens of the source, if they differ")
+    target_tokens: str | None = _optional("The tokens of the target, if they differ")
+    task: str | None = _optional(
+        "language or sequence (default: as the tokens suggest): a sequence is not normalised, and its scores and card "
+        "are not about languages"
+    )
+    rewrite: str | None = _optional(
+        "Train on other spellings of each pair, drawn anew in every epoch, by a function (source, target, random "
+        "numbers) -> (source, target): MODULE:FUNCTION"
+    )
     separate_vocabularies: bool = HfArg(default=False, help="Train one tokenizer per language, not a joint one")
     min_frequency: int = HfArg(default=2, help="How often a pair must occur to become a BPE merge")
     lowercase: bool = HfArg(default=False, help="Lower-case all text")
@@ -128,6 +144,11 @@ class DataArguments:
         check_ranges(self)
         parse_augment(self.augment or [])
         parse_directions(self.directions or [])
+        for field_name in ("tokens", "source_tokens", "target_tokens"):
+            if value := getattr(self, field_name):
+                check_tokens(value, field_name)
+        if self.task not in (None, *TASKS):
+            raise UserError(f"task: {self.task!r}: choose from {', '.join(TASKS)}")
         self.stages = [stage.text for stage in parse_stages(self.stages or [])] or None
         if self.language_token not in ("source", "target"):
             raise UserError(f"language_token: {self.language_token} is neither source nor target")

@@ -22,7 +22,6 @@ from ..data import (
     load_pairs,
     load_tokenizers,
     parse_inputs,
-    train_tokenizer,
     with_augmentation,
     with_bpe_dropout,
 )
@@ -34,13 +33,18 @@ from ..data.directions import Pair, inputs_of, load_directions, parse_directions
 from ..data.language_tokens import add_language_tokens
 from ..data.mixtures import PART
 from ..data.readers import file_format
+from ..data.rewriting import Rewrite, with_rewriting
+from ..data.symbol_tokenizers import train_any_tokenizer
+from ..data.token_kinds import LANGUAGE_TOKENS, describe_tokenizer, task_of
 from ..data.tokenizer_training import tokenizer_digest
 from ..data.translation_memories import FORMATS, memory_languages
 from ..evaluation.metrics import Groups
 from ..inference.languages import NAMES, language_code, model_languages
+from ..inference.loading import import_object
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
 from ..utils.system_info import counted
+from ..utils.untrusted import one_line
 from .arguments import DataArguments, RunArguments
 from .distributed import print_main
 from .held_out import Overlap, hold_out
@@ -286,32 +290,64 @@ def choose_tokenizers(
                 "leave it out, or start a new run"
             )
         return tokenizers
-    missed = ""
     if data_args.tokenizer_name:
         tokenizers = load_tokenizers(data_args.tokenizer_name)
     else:
-        size = model_args.vocab_size or VanillaTransformerConfig().vocab_size
-        train = corpus.pairs["train"]
-        # The fingerprint keys the tokenizer cache. A stream has none before it has been read.
-        fingerprint = "" if data_args.streaming else corpus.fingerprint("train")
-
-        def learn(*columns: str) -> PreTrainedTokenizerBase:
-            # Read in batches: row by row, a million rows take 20 s.
-            batches = ((column, train.select_columns([column]).iter(_ROWS_READ)) for column in columns)
-            texts = (text for column, rows in batches for batch in rows for text in batch[column])
-            content = f"{fingerprint} {' '.join(columns)} {len(train)}" if fingerprint else None
-            return train_tokenizer(texts, size, data_args.min_frequency, data_args.lowercase, content)
-
-        if data_args.separate_vocabularies:
-            tokenizers = learn("source"), learn("target")
-        else:
-            tokenizers = (learn("source", "target"),) * 2
+        tokenizers = _train_tokenizers(corpus, model_args, data_args)
         if corpus.directions:
             for tokenizer in dict.fromkeys(tokenizers):
                 add_language_tokens(tokenizer, corpus.directions["train"], data_args.language_token == "source")
-        missed = f"; vocab_size={size:,} needs more text" if min(map(len, tokenizers)) < size else ""
-    print_main(f"tokenizer: {' and '.join(f'{len(each):,}' for each in dict.fromkeys(tokenizers))} tokens{missed}")
+    described = " and ".join(f"{len(each):,}" for each in dict.fromkeys(tokenizers))
+    print_main(f"tokenizer: {described} tokens{_missed(tokenizers, model_args, data_args)}")
     return tokenizers
+
+
+def _side_tokens(data_args: DataArguments) -> tuple[str, str]:
+    """The tokens of source and target, as `--tokens` names them."""
+    return data_args.source_tokens or data_args.tokens, data_args.target_tokens or data_args.tokens
+
+
+def _train_tokenizers(corpus: Corpus, model_args: Any, data_args: DataArguments) -> Tokenizers:
+    """Train the tokenizers on the training split: a joint one, or one for each side if their tokens differ."""
+    train = corpus.pairs["train"]
+    # The fingerprint keys the tokenizer cache. A stream has none before it has been read.
+    fingerprint = "" if data_args.streaming else corpus.fingerprint("train")
+    kinds = _side_tokens(data_args)
+    task = data_args.task or task_of(*kinds)
+
+    def learn(tokens: str, *columns: str) -> PreTrainedTokenizerBase:
+        content = f"{fingerprint} {' '.join(columns)} {len(train)}" if fingerprint else None
+        # Read in batches: row by row, a million rows take 20 s.
+        batches = ((column, train.select_columns([column, "line"]).iter(_ROWS_READ)) for column in columns)
+        rows = (
+            (text, line)
+            for column, read in batches
+            for batch in read
+            for text, line in zip(batch[column], batch["line"], strict=True)
+        )
+        tokenizer = train_any_tokenizer(
+            rows,
+            tokens,
+            vocab_size=model_args.vocab_size or VanillaTransformerConfig().vocab_size,
+            min_frequency=data_args.min_frequency,
+            lowercase=data_args.lowercase,
+            content=content,
+            side=columns[0] if len(columns) == 1 else "text",
+        )
+        describe_tokenizer(tokenizer, tokens, task)
+        return tokenizer
+
+    if data_args.separate_vocabularies or kinds[0] != kinds[1]:
+        return learn(kinds[0], "source"), learn(kinds[1], "target")
+    return (learn(kinds[0], "source", "target"),) * 2
+
+
+def _missed(tokenizers: Tokenizers, model_args: Any, data_args: DataArguments) -> str:
+    """The end of the line on the tokenizers, if the text has too few words for `vocab_size`."""
+    size = model_args.vocab_size or VanillaTransformerConfig().vocab_size
+    if data_args.tokenizer_name or set(_side_tokens(data_args)) - set(LANGUAGE_TOKENS):
+        return ""
+    return f"; vocab_size={size:,} needs more text" if min(map(len, tokenizers)) < size else ""
 
 
 def encode_corpus(
@@ -334,8 +370,13 @@ def encode_corpus(
             print_main(f"{split}: {report.summary()}")
         if not training:
             data = _leave_out_long(corpus, split, data, data_args.max_eval_length)
+        if report.unknown:
+            print_main(f"{split}: {report.describe_unknown()}")
+        limits = data_args.max_source_length, data_args.max_target_length
+        if training and data_args.rewrite:
+            rewrite = import_rewrite(data_args.rewrite)
+            data = with_rewriting(data, *tokenizers, rewrite=rewrite, seed=seed, limits=limits)
         if training and data_args.augment:
-            limits = data_args.max_source_length, data_args.max_target_length
             augment = parse_augment(data_args.augment)
             data = with_augmentation(data, *tokenizers, augment=augment, seed=seed, limits=limits)
         if training and data_args.bpe_dropout:
@@ -346,6 +387,17 @@ def encode_corpus(
         for splits in (encoded, corpus.pairs):
             splits["validation"] = splits["validation"].select(rows)
     return encoded, reports
+
+
+def import_rewrite(name: str) -> Rewrite:
+    """Import the function MODULE:FUNCTION of `rewrite`."""
+    try:
+        function: Rewrite = import_object(name)
+    except Exception as error:  # the code of the user
+        raise UserError(f"rewrite: {name}: {one_line(error)}; give MODULE:FUNCTION") from error
+    if not callable(function):
+        raise UserError(f"rewrite: {name} is no function; give MODULE:FUNCTION")
+    return function
 
 
 def _leave_out_long(corpus: Corpus, split: str, encoded: Dataset, limit: int | None) -> Dataset:
@@ -439,7 +491,16 @@ def data_facts(run: Run) -> dict[str, Any]:
     """
     corpus, data_args = run.corpus, run.data_args
     facts: dict[str, Any] = {"training data": _digest_of_split(corpus, data_args, "train")}
-    for name in ("max_train_samples", "max_source_length", "max_target_length", "bpe_dropout", "augment", "stages"):
+    names = (
+        "max_train_samples",
+        "max_source_length",
+        "max_target_length",
+        "bpe_dropout",
+        "augment",
+        "rewrite",
+        "stages",
+    )
+    for name in names:
         facts[name] = getattr(data_args, name)
     if "validation" in corpus.pairs and run.args.metric_for_best_model:
         facts["validation data"] = _digest_of_split(corpus, data_args, "validation")
@@ -453,7 +514,16 @@ def fixed_facts(run: Run) -> dict[str, Any]:
     facts = {"fine-tuning": fine_tuning, "tokenizer": tokenizer_digest(run.tokenizers), **run.chosen}
     if not run.data_args.tokenizer_name:
         facts["vocab_size"] = run.model_args.vocab_size
-        for name in ("separate_vocabularies", "min_frequency", "lowercase"):
+        names = (
+            "separate_vocabularies",
+            "min_frequency",
+            "lowercase",
+            "tokens",
+            "source_tokens",
+            "target_tokens",
+            "task",
+        )
+        for name in names:
             facts[name] = getattr(run.data_args, name)
     return facts
 

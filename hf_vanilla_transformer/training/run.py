@@ -12,6 +12,7 @@ from datasets import config as datasets_config
 from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, set_seed
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data.token_kinds import tokenizer_task
 from ..evaluation.metrics import translation_metrics
 from ..hub.publishing import destination, publish_run
 from ..inference.languages import name_languages
@@ -133,7 +134,8 @@ def load_run(model_args: Any, data_args: DataArguments, args: RunArguments, chec
     else:
         tokenizers = broadcast_from_main(lambda: choose_tokenizers(corpus, model_args, data_args, checkpoint))
     match_case(tokenizers, data_args)
-    name_languages(tokenizers, run_languages(data_args, args))
+    if tokenizer_task(*tokenizers) == "language":
+        name_languages(tokenizers, run_languages(data_args, args))
     with args.main_process_first(desc="encoding"):
         encoded, encoding = encode_corpus(corpus, tokenizers, data_args, args.seed)
     if base is not None:

@@ -29,6 +29,8 @@ COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
         "source_lang": ("CODE", "source language, such as en"),
         "target_lang": ("CODE", "target language, such as de"),
         "source_column": ("NAME", "column of the source in a table (target_column: of the target)"),
+        "tokens": ("KIND", "bpe, sentencepiece, chars, bytes, words, smiles or a regular expression (source_tokens)"),
+        "rewrite": ("MODULE:FUNCTION", "other spellings of each pair, drawn anew in every epoch"),
         "augment": ("NAME=P", "perturb random training pairs: typos=0.12 upper=0.05 ... (see evaluate --perturb)"),
         "max_train_samples": ("N", "only the first N pairs (max_eval_samples, max_test_samples)"),
     },

@@ -1,0 +1,72 @@
+"""The values of `tokens`, and the fields of tokenizer_config.json that say what a model's tokens are.
+
+`tokens` is the name. `task` is "language" or "sequence": log, card, page and metrics speak of translations and
+languages, or of sequences alone. `normalize_source` says whether `data.source_text` normalises the source.
+"""
+
+import re
+from typing import Any
+
+from tokenizers import Regex
+from transformers import PreTrainedTokenizerBase
+
+from ..utils.errors import UserError, did_you_mean
+
+#: Regular expressions that have a name. `smiles` has the atoms, bonds, branches and rings of Schwaller et al. 2019
+#: (arXiv 1811.02633), in the syntax that Rust, Python and JavaScript share.
+PATTERNS = {
+    "smiles": (r"\[[^\]]+\]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|/|:|~|@|\?|>|\*|\$|%[0-9]{2}|[0-9]"),
+}
+#: Names of `tokens`. Anything else is a regular expression.
+TOKENS = ("bpe", "sentencepiece", "chars", "bytes", "words", *PATTERNS)
+#: Tokens of text in a language. Its source is normalised.
+LANGUAGE_TOKENS = ("bpe", "sentencepiece")
+TASKS = ("language", "sequence")
+
+_NAME = re.compile(r"\w+")
+
+
+def check_tokens(tokens: str, field: str = "tokens") -> None:
+    """Refuse what is neither one of `TOKENS` nor a regular expression. `field` starts the error.
+
+    A word is no regular expression, because it would be a misspelt name.
+    """
+    if tokens in TOKENS:
+        return
+    if _NAME.fullmatch(tokens) or not tokens:
+        hint = did_you_mean(tokens, TOKENS) or f"choose from {', '.join(TOKENS)}, or give a regular expression"
+        raise UserError(f"{field}: {tokens!r} is unknown; {hint}")
+    try:
+        Regex(tokens)
+    except Exception as error:  # the tokenizers library raises nothing more specific
+        raise UserError(f"{field}: {tokens!r} is no regular expression ({' '.join(str(error).split())})") from None
+
+
+def task_of(*tokens: str) -> str:
+    """The task of a model with these tokens, as `--tokens` names them: "language" or "sequence"."""
+    return "language" if all(each in LANGUAGE_TOKENS for each in tokens) else "sequence"
+
+
+def tokenizer_task(*tokenizers: PreTrainedTokenizerBase) -> str:
+    """The task of a model with these tokenizers: "sequence", or "language" if they do not say it."""
+    tasks = {getattr(tokenizer, "init_kwargs", {}).get("task") for tokenizer in tokenizers}
+    return "sequence" if "sequence" in tasks else "language"
+
+
+def describe_tokenizer(tokenizer: PreTrainedTokenizerBase, tokens: str, task: str) -> None:
+    """Store the fields of tokenizer_config.json that say what the tokens are."""
+    tokenizer.init_kwargs |= {"tokens": tokens, "task": task, "normalize_source": task == "language"}
+
+
+def has_closed_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a tokenizer was trained here with the symbols of a text only, so that others are unknown."""
+    tokens = getattr(tokenizer, "init_kwargs", {}).get("tokens")
+    return tokens is not None and tokens not in ("bytes", *LANGUAGE_TOKENS)
+
+
+def unknown_symbols(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
+    """The symbols of a text that a tokenizer with a closed vocabulary reads as `<unk>`."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    encoded = backend.encode(text, add_special_tokens=False)
+    pieces = zip(encoded.ids, encoded.offsets, strict=True)
+    return [text[start:end] for number, (start, end) in pieces if number == tokenizer.unk_token_id]
