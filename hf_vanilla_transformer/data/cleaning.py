@@ -1,165 +1,79 @@
-"""Rules that find damaged sentence pairs: in one pass over a stream, with limits taken from its first pairs.
+"""Find damaged sentence pairs in a text of one language pair or of many.
 
-A pair has one reason at most: the first rule that it breaks, in the order of `RULES`.
+A pair has one reason at most: the first rule that it breaks, in the order of `RULES`. Limits are those of its
+direction, or of its input if the text names no languages.
 """
 
-import math
 import re
-import statistics
-import unicodedata
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import chain, islice
-from typing import TypeAlias
+from random import Random
+from typing import Any, NamedTuple, TypeAlias
 
 from datasets import Dataset
 
 from ..utils.errors import UserError
-from .language_detection import likely_language
-from .words import UNSPACED, words
+from .cleaning_rules import (
+    RULES,
+    FittingLimits,
+    Limits,
+    Pair,
+    broken_rule,
+    flaws,
+    repaired_entities,
+    text_key,
+)
 
-Pair: TypeAlias = tuple[str, str]
+__all__ = ["RULES", "CleaningReport", "Judged", "Limits", "PairRow", "judge_pairs", "sample_warnings"]
 
-SAMPLE = 20_000  # pairs that the limits are taken from
+SAMPLE = 10_000  # pairs of each direction that its limits are taken from
 EXAMPLES = 10
-_SMOOTHING = 5  # characters, so that the ratio of short sentences varies less
-_SCRIPT_SHARE = 0.5  # of the letters that must be in the script of their side
-_MIN_LETTERS = 20  # of a sentence whose language can be detected
 
 # pairs of a sample, and the number and share of damaged ones that are not worth a warning
 _CHECKED, _FEW, _WARNED = 2000, 5, 0.02
 
-_NUMBER = re.compile(r"\d+(?:[.,:' \u00a0]\d+)*")
-_ADDRESS = re.compile(
-    rf"(?:https?://|www\.)[^\s<>\"{UNSPACED}\u3000-\u303f\uff00-\uffef]+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
-)
-_TAG = re.compile(r"</?[A-Za-z][^<>]*>|&(?:#\d+|[A-Za-z]+);")
-_FOREIGN = re.compile(r"[^\x00-\x7f]{2,}")
-_REPEATED = re.compile(r"(?:^|(?<=\s))(\S+(?:\s\S+){0,4})(?:\s\1){2,}(?=\s|$)|(\w{2,12}?)\2{3,}")
-_NO_LETTERS = re.compile(rf"[^\w{UNSPACED}]+|[\d_]+")
-_SIGNS = re.compile(r"[^\w]+")
+_MARK = re.compile(r"\s*>>(\S+)<<")
+Direction: TypeAlias = tuple[str, str]
+Group: TypeAlias = tuple[int, Direction]
 
 
-@dataclass
-class Limits:
-    """What still counts as a translation. `of_sample` takes `ratio` and `scripts` from the text."""
+class PairRow(NamedTuple):
+    """A sentence pair with its place."""
 
-    max_characters: int = 1000  #: of a side
-    #: median of log(target / source) in characters, and the largest distance from it
-    ratio: tuple[float, float] = (0.0, math.inf)
-    scripts: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())  #: of each side. Empty allows any
-    languages: tuple[str, str] | None = None  #: to detect; None does not
+    line: int
+    source: str
+    target: str
+    direction: Direction = ("", "")  #: codes of the languages, if the text names them
+    part: int = 0  #: the number of the input
+    cells: Mapping[str, Any] = {}  #: the other cells of the row
+    defect: str | None = None  #: why loading leaves the pair out
 
-    @classmethod
-    def of_sample(cls, pairs: Sequence[Pair], **values: object) -> "Limits":
-        """Limits that fit the pairs: ratios within five deviations, and the scripts of a fifth of all letters."""
-        ratios = [_log_ratio(*pair) for pair in pairs] or [0.0]
-        middle = statistics.median(ratios)
-        deviation = 1.4826 * statistics.median(abs(ratio - middle) for ratio in ratios)  # of a normal distribution
-        scripts = []
-        for texts in zip(*pairs, strict=True) if pairs else ((), ()):
-            counts = Counter(map(_script, filter(str.isalpha, chain.from_iterable(texts))))
-            scripts.append(frozenset(name for name, count in counts.items() if 5 * count >= counts.total()))
-        sampled = {"ratio": (middle, max(5 * deviation, math.log(1.5))), "scripts": tuple(scripts)}
-        return cls(**(sampled | values))  # type: ignore[arg-type]
+    @property
+    def pair(self) -> Pair:
+        """Source and target."""
+        return self.source, self.target
 
+    @property
+    def language(self) -> Direction:
+        """The codes, or the mark of the target language at the start of the source, `>>de<< …`."""
+        if self.direction != ("", ""):
+            return self.direction
+        mark = _MARK.match(self.source)
+        return ("", mark[1]) if mark else ("", "")
 
-def _log_ratio(source: str, target: str) -> float:
-    return math.log((len(target) + _SMOOTHING) / (len(source) + _SMOOTHING))
-
-
-@cache
-def _script(letter: str) -> str:
-    """The script of a letter. Kana and Chinese characters are one, because Japanese has both."""
-    name = unicodedata.name(letter, "?").partition(" ")[0]
-    return "CJK" if name in ("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA") else name
+    @property
+    def group(self) -> Group:
+        """Rows that have their limits in common."""
+        language = self.language
+        return (0, language) if language != ("", "") else (self.part, language)
 
 
-def _length(pair: Pair, limits: Limits) -> bool:
-    return max(map(len, pair)) > limits.max_characters
+class Judged(NamedTuple):
+    """A row, repaired, and the rule that it breaks or None."""
 
-
-def _ratio(pair: Pair, limits: Limits) -> bool:
-    middle, distance = limits.ratio
-    return abs(_log_ratio(*pair) - middle) > distance
-
-
-def _wrong_script(pair: Pair, limits: Limits) -> bool:
-    for text, scripts in zip(pair, limits.scripts, strict=True):
-        letters = [_script(letter) in scripts for letter in text if letter.isalpha()]
-        if scripts and letters and sum(letters) < _SCRIPT_SHARE * len(letters):
-            return True
-    return False
-
-
-def _wrong_language(pair: Pair, limits: Limits) -> bool:
-    return limits.languages is not None and any(
-        sum(map(str.isalpha, text)) >= _MIN_LETTERS and not likely_language(text, language)
-        for text, language in zip(pair, limits.languages, strict=True)
-    )
-
-
-def _copy(pair: Pair, limits: Limits) -> bool:
-    """Most words are the same as in the source. Names may be, so that short pairs pass."""
-    letters = [_NO_LETTERS.sub(" ", _ADDRESS.sub(" ", text).casefold()) for text in pair]
-    source, target = (Counter(text[start:end] for start, end in words(text)) for text in letters)
-    common, longer = (source & target).total(), max(source.total(), target.total())
-    return (longer >= 4 and common >= 0.8 * longer) or (source == target and len(pair[0]) >= _MIN_LETTERS)
-
-
-def _repetition(pair: Pair, limits: Limits) -> bool:
-    first, second = (_REPEATED.search(text) is not None for text in pair)
-    return first != second
-
-
-def _numbers(pair: Pair, limits: Limits) -> bool:
-    """Each side has a number that the other lacks. "3 dogs" may be "drei Hunde"."""
-    source, target = ({re.sub(r"\D", "", number) for number in _NUMBER.findall(text)} for text in pair)
-    return bool(source - target and target - source)
-
-
-def _addresses(pair: Pair, limits: Limits) -> bool:
-    source, target = ({address.rstrip(".,;:!?)") for address in _ADDRESS.findall(text)} for text in pair)
-    return source != target
-
-
-def _markup(pair: Pair, limits: Limits) -> bool:
-    source, target = (Counter(re.split(r"[\s>]", tag)[0] for tag in _TAG.findall(text)) for text in pair)
-    return source != target
-
-
-def _mojibake(pair: Pair, limits: Limits) -> bool:
-    """UTF-8 that was read as a different encoding."""
-    return any("\ufffd" in text or any(map(_is_misread, _FOREIGN.findall(text))) for text in pair)
-
-
-def _is_misread(run: str) -> bool:
-    for encoding in ("cp1252", "latin-1"):
-        try:
-            return run.encode(encoding).decode() != run
-        except UnicodeError:
-            continue
-    return False
-
-
-#: Rule -> description and predicate. Duplicates and overlap compare with other pairs.
-RULES: dict[str, tuple[str, Callable[[Pair, Limits], bool] | None]] = {
-    "length": ("a side is too long", _length),
-    "mojibake": ("characters of a wrong encoding", _mojibake),
-    "markup": ("the sides have different tags or entities", _markup),
-    "addresses": ("the sides have different URLs or e-mail addresses", _addresses),
-    "copy": ("the target is the source", _copy),
-    "script": ("letters of a different script", _wrong_script),
-    "repetition": ("one side repeats itself", _repetition),
-    "numbers": ("the sides have different numbers", _numbers),
-    "ratio": ("the sides have unusually different lengths", _ratio),
-    "language": ("a side is in a different language", _wrong_language),
-    "overlap": ("a side is in the excluded text", None),
-    "duplicate": ("the same pair again", None),
-    "near_duplicate": ("the same pair but for case, spaces and punctuation", None),
-}
+    rule: str | None
+    row: PairRow
 
 
 @dataclass
@@ -168,39 +82,50 @@ class CleaningReport:
 
     seen: int = 0
     dropped: Counter[str] = field(default_factory=Counter)  #: by rule
+    repaired: int = 0  #: pairs that are kept with characters instead of entities
     examples: dict[str, list[tuple[int, str, str]]] = field(default_factory=dict)  #: line, source and target, by rule
 
-    def count(self, rule: str | None, line: int, pair: Pair) -> None:
+    def count(self, rule: str | None, row: PairRow, repaired: bool) -> None:
+        """Count a judged row."""
         self.seen += 1
-        if rule is not None:
-            self.dropped[rule] += 1
-            examples = self.examples.setdefault(rule, [])
-            if len(examples) < EXAMPLES:
-                examples.append((line, *pair))
+        if rule is None:
+            self.repaired += repaired
+            return
+        self.dropped[rule] += 1
+        examples = self.examples.setdefault(rule, [])
+        if len(examples) < EXAMPLES:
+            examples.append((row.line, row.source, row.target))
 
     def summary(self) -> str:
         """One line, such as `kept 9 of 12 pairs; dropped 3: 2 copy, 1 numbers`."""
         rules = ", ".join(f"{count:,} {rule}" for rule, count in self.dropped.most_common())
         dropped = f"; dropped {self.dropped.total():,}: {rules}" if rules else ""
-        return f"kept {self.seen - self.dropped.total():,} of {self.seen:,} pairs{dropped}"
+        repaired = f"; {self.repaired:,} with characters instead of entities (&amp;)" if self.repaired else ""
+        return f"kept {self.seen - self.dropped.total():,} of {self.seen:,} pairs{repaired}{dropped}"
 
 
 def judge_pairs(
-    rows: Iterable[tuple[int, str, str]],
+    rows: Iterable[PairRow],
     rules: Sequence[str] = tuple(RULES),
     excluded: Iterable[str] = (),
+    detect: bool = False,
+    one_direction: bool = False,
     **limits: object,
-) -> tuple[Iterator[tuple[str | None, int, Pair]], CleaningReport]:
+) -> tuple[Iterator[Judged], CleaningReport]:
     """Judge pairs one by one.
 
     Args:
-        rows: line, source and target.
+        rows: the pairs. They are read two or three times: for the limits, for the best of near duplicates, and to be
+            judged. An iterator, which can be read once, is kept in memory.
         rules: names of `RULES`.
         excluded: sentences of validation and test sets. A pair with one of them on a side is dropped.
-        limits: fields of `Limits`. The rest is taken from the first 20,000 pairs.
+        detect: detect the languages that the rows name.
+        one_direction: whether an input that names no languages has one direction.
+        limits: fields of `Limits`, for all directions. The rest is taken from pairs of each direction.
 
     Returns:
-        An iterator of the rule that a pair breaks or None, its line and the pair, and the report that it fills.
+        An iterator of the judged rows, and the report that it fills. Rows with a defect have no rule and are not
+        counted.
 
     Raises:
         UserError: an unknown rule.
@@ -208,46 +133,122 @@ def judge_pairs(
     unknown = [rule for rule in rules if rule not in RULES]
     if unknown:
         raise UserError(f"rules: {unknown[0]!r} is unknown; choose from {', '.join(RULES)}")
+    again = list(rows) if isinstance(rows, Iterator) else rows
     report = CleaningReport()
+    judge = _Judge(tuple(rules), frozenset(map(text_key, excluded)), detect, one_direction, limits, report)
+    return judge.judged(again), report
 
-    def judge() -> Iterator[tuple[str | None, int, Pair]]:
-        # hashes, because a set of the sentences themselves would not fit into memory
-        known, seen = {_key(text) for text in excluded}, {"duplicate": set[int](), "near_duplicate": set[int]()}
-        stream = iter(rows)
-        sample = list(islice(stream, SAMPLE))
-        fitting = Limits.of_sample([pair for _, *pair in sample], **limits)  # type: ignore[misc]
-        for line, *sides in chain(sample, stream):
-            pair: Pair = (sides[0], sides[1])
-            rule = next((name for name in rules if (test := RULES[name][1]) and test(pair, fitting)), None)
-            if rule is None and "overlap" in rules and known and not known.isdisjoint(map(_key, pair)):
-                rule = "overlap"
-            for name, key in (("duplicate", hash(pair)), ("near_duplicate", hash(tuple(map(_key, pair))))):
-                if rule is None and name in rules and key in seen[name]:
-                    rule = name
-                elif rule is None and name in rules:
-                    seen[name].add(key)
-            report.count(rule, line, pair)
-            yield rule, line, pair
 
-    return judge(), report
+@dataclass
+class _Judge:
+    rules: tuple[str, ...]
+    excluded: frozenset[int]  # hashes, because a set of the sentences themselves would not fit into memory
+    detect: bool
+    one_direction: bool
+    given: dict[str, Any]
+    report: CleaningReport
+    limits: dict[Group, FittingLimits] = field(default_factory=dict)
+
+    def judged(self, rows: Iterable[PairRow]) -> Iterator[Judged]:
+        repeated = self._survey(rows)
+        best = self._best_of_near_duplicates(rows, repeated)
+        seen: set[int] = set()
+        for number, row in enumerate(rows):
+            if row.defect is not None:
+                yield Judged(None, row)
+                continue
+            repaired = self._repaired(row)
+            rule = self._rule(repaired)
+            if rule is None and "duplicate" in self.rules:
+                key = hash((row.language, repaired.pair))
+                rule = "duplicate" if key in seen else None
+                seen.add(key)
+            if rule is None and best.get(_key(repaired), (0, number))[1] != number:
+                rule = "near_duplicate"
+            self.report.count(rule, row, repaired is not row)
+            yield Judged(rule, repaired)
+
+    def _survey(self, rows: Iterable[PairRow]) -> set[int]:
+        """Take the limits from the text, and return the keys that occur more than once."""
+        samples: dict[Group, list[Pair]] = {}
+        counts: Counter[Group] = Counter()
+        draw = Random(0)
+        seen: set[int] = set()
+        repeated: set[int] = set()
+        compares = "near_duplicate" in self.rules
+        for row in rows:
+            if row.defect is not None:
+                continue
+            group = row.group
+            counts[group] += 1
+            sample = samples.setdefault(group, [])
+            if len(sample) < SAMPLE:
+                sample.append(row.pair)
+            elif (place := draw.randrange(counts[group])) < SAMPLE:
+                sample[place] = row.pair
+            if compares:
+                key = _key(self._repaired(row))
+                (repeated if key in seen else seen).add(key)
+        for group, sample in samples.items():
+            self.limits[group] = FittingLimits(sample, self.one_direction or any(group[1]), **self.given)
+            if self.detect and all(group[1]):
+                self.limits[group].detecting(group[1])
+        return repeated
+
+    def _best_of_near_duplicates(self, rows: Iterable[PairRow], repeated: set[int]) -> dict[int, tuple[int, int]]:
+        """The flaws and the number of the row to keep, by key."""
+        best: dict[int, tuple[int, int]] = {}
+        if not repeated:
+            return best
+        for number, row in enumerate(rows):
+            if row.defect is not None:
+                continue
+            repaired = self._repaired(row)
+            key = _key(repaired)
+            if key not in repeated or self._rule(repaired) is not None:
+                continue
+            candidate = flaws(repaired.pair), number
+            best[key] = min(best.get(key, candidate), candidate)
+        return best
+
+    def _repaired(self, row: PairRow) -> PairRow:
+        """The row without entities on one side, if tags are compared."""
+        if "markup" not in self.rules or ("&" not in row.source and "&" not in row.target):
+            return row
+        source, target = repaired_entities(row.pair)
+        return row if (source, target) == row.pair else row._replace(source=source, target=target)
+
+    def _rule(self, row: PairRow) -> str | None:
+        """The rule that a pair breaks without other pairs of the text."""
+        rule = broken_rule(row.pair, self.rules, self.limits[row.group].of(row.pair))
+        if rule is not None or not self.excluded or "overlap" not in self.rules:
+            return rule
+        return None if self.excluded.isdisjoint(map(text_key, row.pair)) else "overlap"
+
+
+def _key(row: PairRow) -> int:
+    """A number that near duplicates of one direction have in common."""
+    return hash((row.language, text_key(row.source), text_key(row.target)))
 
 
 def sample_warnings(pairs: Dataset) -> Iterator[str]:
     """Return a line for each rule that more than 2 % of a sample break. Rules that need other text are left out."""
     sample = pairs.select(range(0, len(pairs), max(1, len(pairs) // _CHECKED)))
     rules = [name for name, (_, test) in RULES.items() if test and name != "language"]
-    judged, report = judge_pairs(zip(sample["line"], sample["source"], sample["target"], strict=True), rules)
+    parts = sample["part"] if "part" in sample.column_names else [0] * len(sample)
+    columns = (sample["line"], sample["source"], sample["target"], parts)
+    rows = [PairRow(line, source, target, part=part) for line, source, target, part in zip(*columns, strict=True)]
+    judged, report = judge_pairs(rows, rules, one_direction=True)
     deque(judged, maxlen=0)
+    remedy = "vanilla-transformer clean shows and drops them"
     for rule, count in report.dropped.most_common():
         if count > max(_FEW, _WARNED * report.seen):
             lines = ", ".join(str(line) for line, *_ in report.examples[rule][:3])
             share = f"{count / report.seen:.0%}"
-            yield (
-                f"warning: about {share} of the training pairs: {RULES[rule][0]} (lines {lines}, …); "
-                "vanilla-transformer clean shows and drops them"
-            )
-
-
-def _key(text: str) -> int:
-    """A number that is the same for sentences that differ in case, composition, spaces and punctuation alone."""
-    return hash(_SIGNS.sub(" ", unicodedata.normalize("NFKC", text).casefold()).strip())
+            yield f"warning: about {share} of the training pairs: {RULES[rule][0]} (lines {lines}, …); {remedy}"
+    if report.repaired > max(_FEW, _WARNED * report.seen):
+        share = f"{report.repaired / report.seen:.0%}"
+        yield (
+            f"warning: about {share} of the training pairs: entities such as &amp; on one side; "
+            "vanilla-transformer clean replaces them by their characters"
+        )

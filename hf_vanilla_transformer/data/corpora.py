@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from glob import escape
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -269,13 +269,21 @@ class Columns:
 
 
 def select_columns(
-    rows: Iterable[tuple[int, Row | BadRow]], columns: Columns, where: str, hint: str, sides: Sequence[str] = SIDES
+    rows: Iterable[tuple[int, Row | BadRow]],
+    columns: Columns,
+    where: str,
+    hint: str,
+    sides: Sequence[str] = SIDES,
+    with_cells: bool = False,
 ) -> Iterator[tuple[Any, ...]]:
-    """Extract the sentences of `sides` from each row: (line, text, …). The first valid row determines the columns."""
+    """Extract the sentences of `sides` from each row: (line, text, …). The first valid row determines the columns.
+
+    `with_cells` adds a dict of the row's other cells.
+    """
     keys: list[tuple[str | None, str]] = []
     for line, row in rows:
         if isinstance(row, BadRow):
-            yield line, *[row, None][: len(sides)]
+            yield line, *[row, None][: len(sides)], *([{}] if with_cells else [])
             continue
         first = not keys
         keys = keys or [columns.key_in(side, list(row), where, hint) for side in sides]
@@ -289,22 +297,32 @@ def select_columns(
                 f"{where}: its 'translation' has the languages {', '.join(map(repr, nested)) or 'none'}, "
                 f"not {missing[0]!r}: set source_lang and target_lang, or source_column and target_column"
             )
-        yield line, *((nested if parent else row).get(key) for parent, key in keys)
+        texts = [(nested if parent else row).get(key) for parent, key in keys]
+        if not with_cells:
+            yield line, *texts
+            continue
+        used = {parent or key for parent, key in keys}
+        yield line, *texts, {name: value for name, value in row.items() if name not in used}
 
 
 def read_sides(
-    path: Path, columns: Columns, repairs: Repairs, sides: Sequence[str] = SIDES
+    path: Path, columns: Columns, repairs: Repairs, sides: Sequence[str] = SIDES, with_cells: bool = False
 ) -> Iterator[tuple[Any, ...]]:
-    """Read `sides` of a table or a translation memory: (line or unit, text, …), not validated yet."""
+    """Read `sides` of a table or a translation memory: (line or unit, text, …), not validated yet.
+
+    `with_cells` adds a dict of the other cells of a table.
+    """
     kind = file_format(path)
     if kind in translation_memories.FORMATS:
         named = columns.source_lang, columns.target_lang
         if named == (None, None) and columns.languages:
             named = columns.languages
         units = translation_memories.read_memory(path, *named)
-        return ((unit[0], *(unit[1 + SIDES.index(side)] for side in sides)) for unit in units)
+        places = [1 + SIDES.index(side) for side in sides]
+        cells: list[dict[str, Any]] = [{}] if with_cells else []
+        return ((unit[0], *(unit[place] for place in places), *cells) for unit in units)
     hint = NEEDS_HEADER if kind in TABLES_WITH_HEADER else ""
-    return select_columns(read_rows(path, repairs), columns, str(path), hint, sides)
+    return select_columns(read_rows(path, repairs), columns, str(path), hint, sides, with_cells)
 
 
 def defect(side: str, text: Any) -> str | None:
@@ -330,16 +348,21 @@ def defect(side: str, text: Any) -> str | None:
 
 def _valid_pairs(source: "Source", report: PairReport) -> Iterator[RawPair]:
     """Yield the valid pairs and count every row in the report."""
+    return ((line, *texts[:2]) for reason, line, *texts in checked_pairs(source, report) if reason is None)
+
+
+def checked_pairs(source: "Source", report: PairReport) -> Iterator[tuple[Any, ...]]:
+    """Yield (defect or None, line, source, target, and cells if requested), and count every row in the report."""
     report.restore(PairReport(report.name))  # a stream may be read again from its start
-    for line, text, translation in source.pairs(report.repaired):
+    for line, text, translation, *cells in source.pairs(report.repaired):
         if report.seen == _ROWS_FOR_ENCODING:
             _check_encoding(report)
         reason = defect("source", text) or defect("target", translation)
-        if reason is not None:
+        if reason is None:
+            report.keep(text, translation)
+        else:
             report.drop(reason, line)
-            continue
-        report.keep(text, translation)
-        yield line, text, translation
+        yield reason, line, text, translation, *cells
     if report.seen < _ROWS_FOR_ENCODING:
         _check_encoding(report)
     if not report.kept:
@@ -365,19 +388,22 @@ class Source:
     input: Input
     columns: Columns
     data: Dataset | IterableDataset | None = None
+    with_cells: bool = False  #: whether `pairs` yields the other cells of each row, too
 
-    def pairs(self, repairs: Repairs) -> Iterator[RawPair]:
+    def pairs(self, repairs: Repairs) -> Iterator[tuple[Any, ...]]:
         """Read from the start and count repairs. Raises UserError if the input is malformed."""
         name, files = self.input.name, self.input.files
         if self.data is not None:
-            return cast(Iterator[RawPair], select_columns(self._rows_of(self.data), self.columns, name, ""))
+            rows = self._rows_of(self.data)
+            return select_columns(rows, self.columns, name, "", with_cells=self.with_cells)
         if len(files) == 2:
-            return read_parallel(files[0], files[1], repairs)
-        return cast(Iterator[RawPair], read_sides(files[0], self.columns, repairs))
+            pairs = read_parallel(files[0], files[1], repairs)
+            return ((*pair, {}) for pair in pairs) if self.with_cells else pairs
+        return read_sides(files[0], self.columns, repairs, with_cells=self.with_cells)
 
     def _rows_of(self, data: Dataset | IterableDataset) -> Iterator[tuple[int, Row]]:
         name = self.input.name
-        if data.column_names is not None:
+        if data.column_names is not None and not self.with_cells:
             # decode no other columns: they may be images
             keys = [self.columns.key_in(side, data.column_names, name) for side in SIDES]
             chosen = [*(parent or key for parent, key in keys), *self.columns.codes_in(data.column_names)]

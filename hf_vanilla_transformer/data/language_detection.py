@@ -30,9 +30,16 @@ def detect_languages(text: str, languages: Sequence[str]) -> list[tuple[str, flo
 
 
 def likely_language(text: str, language: str) -> bool:
-    """Return whether a text may be in a language: no other language is nearly certain."""
+    """Return whether a text may be in a language: no other is nearly certain, or py3langid does not know it."""
+    if base_language(language) not in _known_languages():
+        return True
     best, probability = _identifier().classify(text)
     return best == base_language(language) or probability < _CERTAIN
+
+
+@cache
+def _known_languages() -> frozenset[str]:
+    return frozenset(_identifier().labels)
 
 
 @cache

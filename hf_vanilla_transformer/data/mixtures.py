@@ -103,14 +103,9 @@ def load_pairs(
             lengths, a missing column or language, no valid pair, or wrong weights.
     """
     columns = Columns(source_column, target_column, source_lang, target_lang, languages)
-    sources = []
-    for chosen in parse_inputs(inputs, source_lang, target_lang, field):
-        data: Any = None
-        if chosen.dataset == NUMBERS:
-            data = number_pairs(numbers_size, seed, source_lang or "en", target_lang or "de")[split]
-        elif chosen.dataset is not None:
-            data = open_dataset(chosen, split, streaming, field)
-        sources.append(Source(chosen, Columns() if chosen.dataset == NUMBERS else columns, data))
+    sources = open_sources(
+        inputs, columns, split=split, field=field, streaming=streaming, numbers_size=numbers_size, seed=seed
+    )
     counts = _checked_weights(len(sources), weights)
     reports = [PairReport(source.input.name) for source in sources]
     loaded: list[Any] = list(map(load_stream if streaming else load_table, sources, reports))
@@ -121,6 +116,29 @@ def load_pairs(
         return _interleaved(loaded, counts), report
     copies = [(part, loaded[part]) for part, count in enumerate(counts) for _ in range(count)]
     return concatenated(copies, f"{report.fingerprint}-{PART}"), report
+
+
+def open_sources(
+    inputs: str | Path | Sequence[str | Path],
+    columns: Columns,
+    *,
+    split: str = "train",
+    field: str = "inputs",
+    streaming: bool = False,
+    numbers_size: int = 20_000,
+    seed: int = 0,
+) -> list[Source]:
+    """Open inputs, as of `load_pairs`, without reading their pairs."""
+    languages = columns.source_lang, columns.target_lang
+    sources = []
+    for chosen in parse_inputs(inputs, *languages, field):
+        data: Any = None
+        if chosen.dataset == NUMBERS:
+            data = number_pairs(numbers_size, seed, languages[0] or "en", languages[1] or "de")[split]
+        elif chosen.dataset is not None:
+            data = open_dataset(chosen, split, streaming, field)
+        sources.append(Source(chosen, Columns() if chosen.dataset == NUMBERS else columns, data))
+    return sources
 
 
 def concatenated(tables: Iterable[tuple[int, Dataset]], fingerprint: str) -> Dataset:

@@ -27,8 +27,10 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 #: documents, spreadsheets, archives and markup: no plain text with one sentence per line
 _DOCUMENTS = re.compile(
-    r"\.([sx]?html?|xml|tmx|xlf|xliff|sgml?|srt|vtt|sub|pot?|docx?|odt|rtf|pdf|epub|xlsx?|ods|pptx?|odp|ass|ssa|ttml|sbv|ya?ml|strings|properties|resx|arb|tex|rst|zip|t?ar|tgz|bz2|xz)"
+    r"\.([sx]?html?|xml|tmx|xlf|xliff|sgml?|srt|vtt|sub|pot?|docx?|odt|rtf|pdf|epub|xlsx?|ods|pptx?|odp|ass|ssa|ttml|sbv|ya?ml|strings|properties|resx|tex|rst|zip|tar|tgz|bz2|xz)"
 )
+#: A document by its start, Standard Arabic by its name: Flutter's resources are JSON.
+_RESOURCES = ".arb"
 
 CONVERT_FILE = "convert it: iconv -f {} -t utf-8 OLD > NEW"
 #: advice for a table without the requested columns
@@ -55,9 +57,19 @@ def read_lines(path: str | Path) -> Iterator[str]:
 
 def require_plain_text(path: Path) -> None:
     """Refuse a file of a format that is not one sentence per line, by its suffix."""
-    if _DOCUMENTS.fullmatch(suffix := file_format(path)) or is_readable(path):
+    suffix = file_format(path)
+    is_document = _DOCUMENTS.fullmatch(suffix) or is_readable(path)
+    if suffix == _RESOURCES and path.is_file():
+        is_document = _starts_with(path, b"{")
+    if is_document:
         need = "plain text with one sentence per line, or a table"
         raise UserError(f"{path}: {suffix} is not {need}: save its text as .txt, or its cells as .csv")
+
+
+def _starts_with(path: Path, start: bytes) -> bool:
+    """Whether a file starts with these bytes, after white space and a byte order mark."""
+    with open_binary(path) as handle:
+        return handle.read(1000).removeprefix(_BYTE_ORDER_MARK.encode()).lstrip().startswith(start)
 
 
 def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -147,14 +159,18 @@ def _parse(text: str, path: Path, line: int) -> Any:
         return dict(items)
 
     try:
-        # Not strict: control characters in a string are counted later. A number is no sentence, so its value does not
-        # matter, and Python refuses to read integers of more than 4,300 digits.
-        return json.loads(text, strict=False, parse_int=float, object_pairs_hook=unique)
+        # Not strict: control characters in a string are counted later.
+        return json.loads(text, strict=False, parse_int=_parse_int, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         where = f"line {line + error.lineno - 1}, column {error.colno}"
         raise UserError(f"{path}, {where}: {error.msg}; one JSON object per line is expected") from None
     except RecursionError:
         raise UserError(f"{path}, line {line}: nested too deeply; an object with two sentences is expected") from None
+
+
+def _parse_int(digits: str) -> int | float:
+    """A whole number. Python refuses to read integers of more than 4,300 digits."""
+    return int(digits) if len(digits) < 4000 else float(digits)
 
 
 def _repeated(names: list[str]) -> str | None:
@@ -169,7 +185,8 @@ def _require_unique(names: list[str], path: Path) -> None:
 
 def _object(row: Any, where: str) -> Row:
     if not isinstance(row, dict):
-        kind = "number" if isinstance(row, float) else type(row).__name__
+        is_number = isinstance(row, int | float) and not isinstance(row, bool)
+        kind = "number" if is_number else type(row).__name__
         raise UserError(f"{where} is a JSON {kind}, not an object with columns")
     return row
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
+import regex
+
 #: Characters of scripts without spaces: Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chinese and their marks.
 UNSPACED = (
     "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u19e0-\u19ff\u3005-\u3007\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff"
@@ -15,6 +17,7 @@ UNSPACED = (
 #: A space of no width ends words of Khmer, Thai and Burmese, and belongs to the word before it.
 UNIT = re.compile(rf"[{UNSPACED}]\u200b*|[^\s{UNSPACED}]+")
 _RUN = re.compile(rf"([{UNSPACED}]+)\u200b*|[^\s{UNSPACED}]+")
+_GRAPHEME = regex.compile(r"\X")
 
 Span = tuple[int, int]
 #: A function from a text to the starts and ends of its words.
@@ -25,7 +28,7 @@ def words(text: str) -> list[Span]:
     """The words of a text, with their punctuation in scripts with spaces.
 
     In scripts without spaces the words are ICU's (Unicode Standard Annex 29, with dictionaries) if the extra `words`
-    is installed. Without it each character is a word.
+    is installed. Without it each letter is a word, with its vowel signs and tones.
     """
     spans: list[Span] = []
     for run in _RUN.finditer(text):
@@ -35,6 +38,11 @@ def words(text: str) -> list[Span]:
             start += len(word)
         spans[-1] = (spans[-1][0], run.end())
     return spans
+
+
+def graphemes(text: str) -> list[str]:
+    """The letters of a text, each with its marks: the grapheme clusters of Unicode Standard Annex 29."""
+    return _GRAPHEME.findall(text)
 
 
 def white_space_words(text: str) -> list[Span]:
@@ -53,6 +61,6 @@ def _dictionary_words() -> Callable[[str], Iterable[str]]:
     try:
         from icu4py.breakers import WordBreaker
     except ImportError:
-        return list
+        return graphemes
     breaker: Any = WordBreaker
     return lambda run: breaker(run, "und")

@@ -3,12 +3,16 @@
   vanilla-transformer clean train.en train.de --output clean.en clean.de
   vanilla-transformer clean corpus.tsv --output clean.tsv --exclude test.en test.de --report report.html
 
-Limits of length ratio and script come from the text itself. Pairs with a sentence of the --exclude text are dropped,
-and so are duplicates. The report shows ten examples of each rule. The output of OpusFilter or OpusCleaner is plain
-text, which `train` reads: use them for heavier filters.
+Limits of length ratio and script come from the text itself. In a table with the columns source_lang and target_lang
+each direction has its own, and a TSV keeps all columns. Pairs with a sentence of the --exclude text are dropped, and
+so are duplicates. Of near duplicates the best is kept, and entities (&amp;) on one side become their characters. The
+report shows ten examples of each rule. The output of OpusFilter or OpusCleaner is plain text, which `train` reads: use
+them for heavier filters.
 """
 
 import argparse
+import re
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,20 +26,23 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "--output", required=True, nargs="+", metavar="F", help="two text files, source first, or a TSV"
     )
     parser.add_argument("--exclude", nargs="+", metavar="INPUT", help="validation and test text")
-    parser.add_argument("--dropped", metavar="F", help="TSV for the dropped pairs: rule, line, source, target")
+    parser.add_argument(
+        "--dropped", metavar="F", help="TSV for the dropped pairs: rule, line, source, target, and other columns"
+    )
     parser.add_argument("--report", metavar="F", help="HTML file for the counts and examples")
     parser.add_argument("--skip", nargs="+", default=[], metavar="RULE", help="rules that are not applied")
     parser.add_argument("--max_characters", type=int, metavar="N", help="of a side (default: 1000)")
     parser.add_argument(
         "--max_ratio", type=float, metavar="R", help="of the lengths in characters (default: fits the text)"
     )
-    parser.add_argument("--detect", action="store_true", help="drop other languages (extra detect); needs their codes")
+    parser.add_argument(
+        "--detect", action="store_true",
+        help="drop other languages (extra detect); needs --source_lang and --target_lang, or their columns",
+    )  # fmt: skip
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     parsed = parser.parse_args(arguments)
     if len(parsed.output) > 2 or (len(parsed.output) == 1 and not parsed.output[0].endswith((".tsv", ".tsv.gz"))):
         parser.error(f"--output {' '.join(parsed.output)}: give two text files, source first, or one .tsv")
-    if parsed.detect and not (parsed.source_lang and parsed.target_lang):
-        parser.error("--detect needs --source_lang and --target_lang")
     return parsed
 
 
@@ -50,15 +57,46 @@ def _limits(arguments: argparse.Namespace) -> dict[str, Any]:
         if not arguments.max_ratio > 1:
             raise UserError(f"max_ratio: {arguments.max_ratio}: must be above 1")
         limits["ratio"] = (0.0, math.log(arguments.max_ratio))
-    if arguments.detect:
+    if arguments.detect and arguments.source_lang and arguments.target_lang:
         limits["languages"] = (arguments.source_lang, arguments.target_lang)
     return limits
+
+
+def _without(signs: str, texts: Sequence[str]) -> list[str]:
+    """The texts with a space in the place of these signs, which would end a cell or a line."""
+    return [re.sub(f"[{signs}]+", " ", text) for text in texts]
+
+
+def _write(arguments: argparse.Namespace, rows: Any, judged: Any) -> None:
+    """Write the pairs that are kept, and those that are not."""
+    from hf_vanilla_transformer.inference.text_io import line_writer
+
+    with ExitStack() as files:
+        write = [files.enter_context(line_writer(name)) for name in arguments.output]
+        write_dropped = files.enter_context(line_writer(arguments.dropped)) if arguments.dropped else None
+        header_is_due = len(write) == 1
+        for rule, row in judged:
+            reason = row.defect or rule
+            if header_is_due:
+                write[0]("\t".join(_without(r"\t\r\n", rows.header())))
+                header_is_due = False
+            if reason is not None:
+                if write_dropped is not None:
+                    cells = [reason, str(row.line), *rows.record(row)]
+                    write_dropped("\t".join(_without(r"\t\r\n", cells)))
+            elif len(write) == 1:
+                write[0]("\t".join(_without(r"\t\r\n", rows.record(row))))
+            else:
+                for write_side, text in zip(write, _without(r"\r\n", row.pair), strict=True):
+                    write_side(text)
 
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.data import load_pairs
     from hf_vanilla_transformer.data.cleaning import RULES, judge_pairs
+    from hf_vanilla_transformer.data.cleaning_input import CODES, CleaningInput
     from hf_vanilla_transformer.data.cleaning_report import report_page, report_text
+    from hf_vanilla_transformer.data.corpora import Columns
     from hf_vanilla_transformer.inference.text_io import line_writer
     from hf_vanilla_transformer.utils.errors import UserError
 
@@ -66,30 +104,24 @@ def main(arguments: argparse.Namespace) -> None:
     if unknown:
         raise UserError(f"skip: {unknown[0]!r} is no rule; choose from {', '.join(RULES)}")
     columns = given_values(arguments, *COLUMNS)
-    pairs, loaded = load_pairs(arguments.input, streaming=True, **columns)
+    rows = CleaningInput.open(arguments.input, Columns(**columns))
     excluded: list[str] = []
     if arguments.exclude:
-        rows = load_pairs(arguments.exclude, field="exclude", **columns)[0]
-        excluded = [*rows["source"], *rows["target"]]
+        held_out = load_pairs(arguments.exclude, field="exclude", **columns)[0]
+        excluded = [*held_out["source"], *held_out["target"]]
     rules = [rule for rule in RULES if rule not in arguments.skip]
-    lines = ((row["line"], row["source"], row["target"]) for row in pairs)
-    judged, report = judge_pairs(lines, rules, excluded, **_limits(arguments))
+    limits = _limits(arguments)
+    if arguments.detect and "languages" not in limits:
+        next(iter(rows), None)
+        if not set(CODES) <= set(rows.names):
+            raise UserError("detect: give --source_lang and --target_lang: the text does not name its languages")
+    judged, report = judge_pairs(rows, rules, excluded, arguments.detect, **limits)
     with ExitStack() as files:
-        write = [files.enter_context(line_writer(name)) for name in arguments.output]
-        write_dropped = files.enter_context(line_writer(arguments.dropped)) if arguments.dropped else None
         write_page = files.enter_context(line_writer(arguments.report)) if arguments.report else None
-        if len(write) == 1:
-            write[0]("source\ttarget")
-        for rule, line, pair in judged:
-            texts = [" ".join(text.split()) if any(sign in text for sign in "\t\r\n") else text for text in pair]
-            if rule is not None and write_dropped is not None:
-                write_dropped("\t".join([rule, str(line), *texts]))
-            if rule is None and len(write) == 1:
-                write[0]("\t".join(texts))
-            elif rule is None:
-                for write_side, text in zip(write, texts, strict=True):
-                    write_side(text)
+        _write(arguments, rows, judged)
         if write_page is not None:
-            write_page(report_page(report, loaded.summary()))
-    print(loaded.summary())
+            write_page(report_page(report, rows.summary()))
+    print(rows.summary())
+    if len(arguments.output) == 2 and rows.names:
+        print(f"left out the columns {', '.join(rows.names)}: a .tsv as --output keeps them")
     print(report_text(report))

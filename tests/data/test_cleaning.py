@@ -1,12 +1,11 @@
 """Cleaning: damage that is planted in good pairs is found, by its rule, and good pairs are kept."""
 
-from itertools import count
-
 import pytest
 from datasets import Dataset
 
-from hf_vanilla_transformer.data.cleaning import RULES, Limits, judge_pairs, sample_warnings
+from hf_vanilla_transformer.data.cleaning import RULES, Limits, PairRow, judge_pairs, sample_warnings
 from hf_vanilla_transformer.data.cleaning_report import report_page, report_text
+from hf_vanilla_transformer.data.cleaning_rules import text_key
 from hf_vanilla_transformer.utils.errors import UserError
 
 ADJECTIVES = {"small": "kleine", "old": "alte", "red": "rote", "new": "neue", "long": "lange", "quiet": "leise"}
@@ -41,8 +40,9 @@ DAMAGE = {
 
 
 def judge(pairs, *rules, **options):
-    judged, report = judge_pairs(zip(count(1), *zip(*pairs, strict=True)), rules or tuple(RULES), **options)
-    return [rule for rule, _, _ in judged], report
+    rows = [PairRow(line, *pair) for line, pair in enumerate(pairs, start=1)]
+    judged, report = judge_pairs(rows, rules or tuple(RULES), **options)
+    return [rule for rule, _ in judged], report
 
 
 def test_good_pairs_are_kept():
@@ -103,6 +103,108 @@ def test_second_of_two_equal_pairs_is_dropped():
 def test_unusual_translations_are_kept(pair):
     limits = {"ratio": (0.0, 1.0), "scripts": (frozenset({"LATIN"}),) * 2}
     assert judge([pair], **limits)[0] == [None]
+
+
+#: right pairs with characters that look like a wrong encoding to a simple rule
+TYPOGRAPHY = [
+    "Er sagte „Viel Spaß“.",
+    "Das macht Spaß… wirklich",
+    "»Spaß«",
+    "Strauß’ Walzer",
+    "„MENÜ“",
+    "«\u00a0liberté\u00a0»",
+    "«\u00a0Cité\u00a0»",
+    "SOCIÉTÉ\u00a0: un homme",
+    "«\u00a0çà et là\u00a0»",
+]
+
+
+@pytest.mark.parametrize("text", TYPOGRAPHY)
+def test_typography_is_no_wrong_encoding(text):
+    assert judge([("x", text)], "mojibake")[0] == [None]
+    misread = text.encode().decode("latin-1")
+    assert judge([("x", misread)], "mojibake")[0] == ["mojibake"]
+
+
+@pytest.mark.parametrize("text", ["für die Brücke", "Příliš žluťoučký kůň", "Привет, мир", "لا شيء هنا", "it’s “new”"])
+def test_text_of_a_wrong_encoding_is_found(text):
+    misread = text.encode().decode("latin-1")
+    twice = misread.encode().decode("latin-1")
+    assert judge([("x", text), ("x", misread), ("x", twice)], "mojibake")[0] == [None, "mojibake", "mojibake"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("लड़का खाता है", "लड़की खाती है"),
+        ("ดี", "ดู"),
+        ("ป่า", "ป้า"),
+        ("ကား", "ကို"),
+        ("శాల", "శిల"),
+        ("סֵפֶר", "סָפַר"),
+    ],
+)
+def test_vowel_signs_and_tones_belong_to_words(first, second):
+    assert text_key(first) != text_key(second) and text_key(first) == text_key(f" {first}!")
+    assert judge([("a", first)], "overlap", excluded=[second])[0] == [None]
+
+
+def test_limits_are_those_of_a_direction():
+    """Scripts and lengths of one language are none of another, also in a text that is sorted by language."""
+    languages = {
+        "de": "ein Hund läuft durch den Garten",
+        "th": "หมาวิ่งในสวน",
+        "zh": "狗在跑",
+        "ar": "كلب يركض في الحديقة",
+    }
+    text = "a dog runs through the garden"
+    rows, line = [], 0
+    for code, translation in languages.items():
+        for number in range(60):
+            line += 1
+            rows.append(PairRow(line, f"{text} {number}", f"{translation} {number}", ("en", code)))
+    wrong = PairRow(line + 1, f"{text} 99", languages["th"] + " 99", ("en", "zh"))
+    for order in ([*rows, wrong], [*rows[::2], wrong, *rows[1::2]]):
+        dropped = [row.line for rule, row in judge_pairs(order)[0] if rule]
+        assert dropped == [wrong.line]
+    for unnamed in ([row._replace(direction=("", "")) for row in rows], rows[:60] + rows[-6:]):
+        assert not any(rule for rule, _ in judge_pairs(unnamed)[0])
+
+
+def test_mark_of_a_language_names_the_direction():
+    marked = [PairRow(n, f">>{code}<< dog {n}", text) for code, text, n in [("de", "Hund 1", 1), ("th", "หมา 2", 2)]]
+    assert [row.language for row in marked] == [("", "de"), ("", "th")]
+
+
+def test_pair_of_two_directions_is_no_duplicate():
+    rows = [PairRow(n, "Paris", "Paris", ("en", code)) for n, code in enumerate(("de", "fr", "de"), start=1)]
+    assert [rule for rule, _ in judge_pairs(rows)[0]] == [None, None, "duplicate"]
+
+
+def test_best_of_near_duplicates_is_kept():
+    right = ("Men wearing hats.", "Männer mit Hüten.")
+    loud = ("MEN WEARING HATS  !", "MÄNNER MIT HÜTEN !")
+    assert judge([loud, right, right])[0] == ["near_duplicate", None, "duplicate"]
+    assert judge([right, loud])[0] == [None, "near_duplicate"]
+    # the better one of two breaks another rule
+    tagged = (f"<b>{right[0]}", right[1])
+    assert judge([loud, tagged], "markup", "near_duplicate")[0] == [None, "markup"]
+
+
+def test_entities_on_one_side_become_characters():
+    pairs = [("Smith &amp; Co", "Smith & Co"), ("a &amp;amp; b", "a & b"), ("R&D", "F&E"), ("&lt;b&gt; x", "x")]
+    rows = [PairRow(n, *pair) for n, pair in enumerate([*pairs, ("a &amp; b", "c &amp; d")], start=1)]
+    judged, report = judge_pairs(rows, ["markup"])
+    rules, kept = zip(*judged, strict=True)
+    assert rules == (None, None, None, "markup", None)
+    assert [row.source for row in kept] == ["Smith & Co", "a & b", "R&D", "<b> x", "a &amp; b"]
+    assert report.repaired == 2
+
+
+@pytest.mark.parametrize("tags", [("a<br/>b", "c<br>d"), ("<B>a</B>", "<b>c</b>"), ("a<br />", "c<BR>")])
+def test_spellings_of_a_tag_are_one(tags):
+    assert judge([tags], "markup")[0] == [None]
+    assert judge([(tags[0], "c")], "markup")[0] == ["markup"]
 
 
 def test_scripts_come_from_the_text():

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from hf_vanilla_transformer.data import load_pairs, number_pairs, parse_inputs
+from hf_vanilla_transformer.data.readers import read_lines, require_plain_text
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
 from hf_vanilla_transformer.utils.errors import UserError
 
@@ -90,3 +91,23 @@ def test_numbers_are_mixed_with_files(tmp_path: Path) -> None:
     )
     assert pairs["source"][:] == [*number_pairs(5, 3)["train"]["source"], "hello"]
     assert "numbers × 1: kept 5 of 5 pairs" in report.summary()
+
+
+def test_every_language_is_a_suffix_of_plain_text(tmp_path):
+    """ISO 639-1, and Standard Arabic of FLORES. An archive or a document is none."""
+    iso = (
+        "aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de "
+        "dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id "
+        "ie ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu "
+        "lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu "
+        "rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st su sv sw ta te tg th ti tk tl tn to tr "
+        "ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu arb ara"
+    )
+    for code in iso.split():
+        path = tmp_path / f"train.{code}"
+        path.write_text("text\n", encoding="utf-8")
+        assert list(read_lines(path)) == ["text"]
+    (tmp_path / "app.arb").write_text('{"@@locale": "en"}', encoding="utf-8")
+    for name in ("app.arb", "train.tar", "train.tgz"):
+        with pytest.raises(UserError, match="plain text"):
+            require_plain_text(tmp_path / name)

@@ -24,6 +24,7 @@ def test_kept_and_dropped_pairs_are_written(command, tmp_path, monkeypatch):
         ("copy", "51"),
         ("duplicate", "52"),
         ("numbers", "53"),
+        ("empty source", "54"),
         ("overlap", "55"),
     ]
     assert "empty source" in printed and "kept 50 of 54 pairs" in printed
@@ -32,3 +33,33 @@ def test_kept_and_dropped_pairs_are_written(command, tmp_path, monkeypatch):
     command("clean", "clean.en", "clean.de", "--output", "all.tsv", "--skip", "copy")
     lines = (tmp_path / "all.tsv").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "source\ttarget" and lines[1:] == ["\t".join(pair) for pair in GOOD[:50]]
+
+
+def test_table_of_many_languages_keeps_its_columns(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [["en", "de", str(number), *GOOD[number]] for number in range(40)]
+    rows += [["en", "zh", str(number), GOOD[number][0], f"我们看到了{number}本书"] for number in range(40)]
+    rows += [["en", "th", str(number), GOOD[number][0], f"เราเห็นหนังสือ{number}เล่ม"] for number in range(9)]
+    damaged = ["en", "th", "9", GOOD[9][0], "我们看到了书"]
+    header = ["source_lang", "target_lang", "score", "source", "target"]
+    write(tmp_path / "mix.tsv", ["\t".join(row) for row in [header, *rows, damaged]])
+    rules = ["--skip", "numbers", "ratio"]
+    status, printed, errors = command("clean", "mix.tsv", "--output", "m.tsv", "--dropped", "d.tsv", *rules)
+    assert (status, errors) == (0, "") and "kept 89 of 90 pairs" in printed
+    lines = [line.split("\t") for line in (tmp_path / "m.tsv").read_text(encoding="utf-8").splitlines()]
+    assert lines[0] == ["source", "target", "source_lang", "target_lang", "score"]
+    assert lines[1:] == [[row[3], row[4], *row[:3]] for row in rows]
+    dropped = (tmp_path / "d.tsv").read_text(encoding="utf-8").splitlines()
+    assert dropped == ["\t".join(["script", "91", damaged[3], damaged[4], *damaged[:3]])]
+    _, printed, _ = command("clean", "mix.tsv", "--output", "m.en", "m.xx", *rules)
+    assert "left out the columns source_lang, target_lang, score" in printed
+
+
+def test_spaces_of_a_pair_stay_as_they_are(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text(
+        '{"source": "a\\tb\\u00a0c", "target": "d\\u3000e", "id": 7, "tags": ["x"]}\n', encoding="utf-8"
+    )
+    assert command("clean", "a.jsonl", "--output", "a.tsv")[0] == 0
+    lines = (tmp_path / "a.tsv").read_text(encoding="utf-8").splitlines()
+    assert lines == ["source\ttarget\tid\ttags", 'a b\u00a0c\td\u3000e\t7\t["x"]']

@@ -1,0 +1,238 @@
+"""Rules that find damaged sentence pairs, and the limits that they take from undamaged text."""
+
+import html
+import math
+import re
+import statistics
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
+from typing import TypeAlias
+
+import regex
+
+from .language_detection import likely_language
+from .number_values import numbers_of
+from .words import UNSPACED, words
+
+Pair: TypeAlias = tuple[str, str]
+Scripts: TypeAlias = tuple[str, str]
+
+_SMOOTHING = 5  # characters, so that the ratio of short sentences varies less
+_SCRIPT_SHARE = 0.5  # of the letters that must be in the script of their side
+# Shares of the pairs of one direction, and of a text that may have several: two scripts that are no damage
+_FREQUENT_SCRIPTS = 0.2
+_FREQUENT_SCRIPTS_OF_SEVERAL = 0.05
+_FEW_PAIRS = 5
+_MIN_LETTERS = 20  # of a sentence whose language can be detected
+
+_ADDRESS = re.compile(
+    rf"(?:https?://|www\.)[^\s<>\"{UNSPACED}\u3000-\u303f\uff00-\uffef]+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
+)
+_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
+_TAG_NAME = re.compile(r"</?[a-z][^\s/>]*")
+_ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9A-Fa-f]+|[A-Za-z][A-Za-z0-9]*);")
+_REPEATED = re.compile(r"(?:^|(?<=\s))(\S+(?:\s\S+){0,4})(?:\s\1){2,}(?=\s|$)|(\w{2,12}?)\2{3,}")
+_NO_LETTERS = re.compile(rf"[^\w{UNSPACED}]+|[\d_]+")
+# Vowel signs, tones and points belong to the words of their script.
+_NO_WORDS = regex.compile(r"[^\w\p{M}]+")
+_LOUD_MARKS = re.compile(r"[!?]{2,}|[.,]{2}(?<!\.\.\.)|\s{2,}")
+
+
+@dataclass
+class Limits:
+    """What still counts as a translation. `of_sample` takes `ratio` and `scripts` from the text."""
+
+    max_characters: int = 1000  #: of a side
+    #: median of log(target / source) in characters, and the largest distance from it
+    ratio: tuple[float, float] = (0.0, math.inf)
+    scripts: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())  #: of each side. Empty allows any
+    languages: tuple[str, str] | None = None  #: to detect; None does not
+
+    @classmethod
+    def of_sample(cls, pairs: Sequence[Pair], **values: object) -> "Limits":
+        """Limits that fit the pairs: ratios within five deviations, and the scripts of a fifth of all letters."""
+        ratios = [_log_ratio(*pair) for pair in pairs] or [0.0]
+        middle = statistics.median(ratios)
+        deviation = 1.4826 * statistics.median(abs(ratio - middle) for ratio in ratios)  # of a normal distribution
+        scripts = []
+        for texts in zip(*pairs, strict=True) if pairs else ((), ()):
+            counts = Counter(map(_script, filter(str.isalpha, chain.from_iterable(texts))))
+            scripts.append(frozenset(name for name, count in counts.items() if 5 * count >= counts.total()))
+        sampled = {"ratio": (middle, max(5 * deviation, math.log(1.5))), "scripts": tuple(scripts)}
+        return cls(**(sampled | values))  # type: ignore[arg-type]
+
+
+class FittingLimits:
+    """The limits of one direction, apart for each combination of scripts that is frequent in it.
+
+    A text of several languages without codes has several such combinations, and so has Serbian.
+    """
+
+    def __init__(self, pairs: Sequence[Pair], one_direction: bool = True, **values: object) -> None:
+        share = _FREQUENT_SCRIPTS if one_direction else _FREQUENT_SCRIPTS_OF_SEVERAL
+        frequent = max(_FEW_PAIRS, share * len(pairs))
+        self.others = Limits.of_sample(pairs, **values)
+        self.by_scripts: dict[Scripts, Limits] = {}
+        groups: dict[Scripts, list[Pair]] = {}
+        for pair in pairs:
+            groups.setdefault(main_scripts(pair), []).append(pair)
+        for scripts, members in groups.items():
+            if all(scripts) and len(members) >= frequent:
+                self.by_scripts[scripts] = Limits.of_sample(members, **values)
+
+    def of(self, pair: Pair) -> Limits:
+        """The limits for a pair."""
+        return self.by_scripts.get(main_scripts(pair), self.others)
+
+    def detecting(self, languages: tuple[str, str]) -> "FittingLimits":
+        """The same limits with languages to detect."""
+        self.others = replace(self.others, languages=languages)
+        self.by_scripts = {name: replace(each, languages=languages) for name, each in self.by_scripts.items()}
+        return self
+
+
+def main_scripts(pair: Pair) -> Scripts:
+    """The most frequent script of the letters of each side, "" without letters."""
+    return _main_script(pair[0]), _main_script(pair[1])
+
+
+def _main_script(text: str) -> str:
+    if text.isascii():
+        return "LATIN" if any(map(str.isalpha, text)) else ""
+    counts = Counter(map(_script, filter(str.isalpha, text)))
+    return max(counts, key=lambda name: counts[name], default="")
+
+
+def _log_ratio(source: str, target: str) -> float:
+    return math.log((len(target) + _SMOOTHING) / (len(source) + _SMOOTHING))
+
+
+@cache
+def _script(letter: str) -> str:
+    """The script of a letter. Kana and Chinese characters are one, because Japanese has both."""
+    name = unicodedata.name(unicodedata.normalize("NFKC", letter)[0], "?").partition(" ")[0]
+    return "CJK" if name in ("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "IDEOGRAPHIC") else name
+
+
+def _length(pair: Pair, limits: Limits) -> bool:
+    return max(map(len, pair)) > limits.max_characters
+
+
+def _ratio(pair: Pair, limits: Limits) -> bool:
+    middle, distance = limits.ratio
+    return abs(_log_ratio(*pair) - middle) > distance
+
+
+def _wrong_script(pair: Pair, limits: Limits) -> bool:
+    for text, scripts in zip(pair, limits.scripts, strict=True):
+        letters = [_script(letter) in scripts for letter in text if letter.isalpha()]
+        if scripts and letters and sum(letters) < _SCRIPT_SHARE * len(letters):
+            return True
+    return False
+
+
+def _wrong_language(pair: Pair, limits: Limits) -> bool:
+    return limits.languages is not None and any(
+        sum(map(str.isalpha, text)) >= _MIN_LETTERS and not likely_language(text, language)
+        for text, language in zip(pair, limits.languages, strict=True)
+    )
+
+
+def _copy(pair: Pair, limits: Limits) -> bool:
+    """Most words are the same as in the source. Names may be, so that short pairs pass."""
+    letters = [_NO_LETTERS.sub(" ", _ADDRESS.sub(" ", text).casefold()) for text in pair]
+    source, target = (Counter(text[start:end] for start, end in words(text)) for text in letters)
+    common, longer = (source & target).total(), max(source.total(), target.total())
+    return (longer >= 4 and common >= 0.8 * longer) or (source == target and len(pair[0]) >= _MIN_LETTERS)
+
+
+def _repetition(pair: Pair, limits: Limits) -> bool:
+    first, second = (_REPEATED.search(text) is not None for text in pair)
+    return first != second
+
+
+def _numbers(pair: Pair, limits: Limits) -> bool:
+    """Each side has a number that the other lacks. "3 dogs" may be "drei Hunde"."""
+    source, target = map(numbers_of, pair)
+    return source.lacks_one_of(target) and target.lacks_one_of(source)
+
+
+def _addresses(pair: Pair, limits: Limits) -> bool:
+    source, target = ({address.rstrip(".,;:!?)") for address in _ADDRESS.findall(text)} for text in pair)
+    return source != target
+
+
+def _markup(pair: Pair, limits: Limits) -> bool:
+    """The sides have different tags. `<br/>`, `<br>` and `<BR />` are one."""
+    source, target = (Counter(map(_tag_name, _TAG.findall(text))) for text in pair)
+    return source != target
+
+
+def _tag_name(tag: str) -> str:
+    match = _TAG_NAME.match(tag.lower())
+    return match[0] if match else tag
+
+
+def _mojibake(pair: Pair, limits: Limits) -> bool:
+    """UTF-8 that was read as a different encoding, by the sequences of characters that ftfy knows."""
+    from ftfy.badness import is_bad
+
+    return any("\ufffd" in text or (not text.isascii() and is_bad(text)) for text in pair)
+
+
+#: Rule -> description and predicate. Duplicates and overlap compare with other pairs.
+RULES: dict[str, tuple[str, Callable[[Pair, Limits], bool] | None]] = {
+    "length": ("a side is too long", _length),
+    "mojibake": ("characters of a wrong encoding", _mojibake),
+    "markup": ("the sides have different tags", _markup),
+    "addresses": ("the sides have different URLs or e-mail addresses", _addresses),
+    "copy": ("the target is the source", _copy),
+    "script": ("letters of a different script", _wrong_script),
+    "repetition": ("one side repeats itself", _repetition),
+    "numbers": ("the sides have different numbers", _numbers),
+    "ratio": ("the sides have unusually different lengths", _ratio),
+    "language": ("a side is in a different language", _wrong_language),
+    "overlap": ("a side is in the excluded text", None),
+    "duplicate": ("the same pair again", None),
+    "near_duplicate": ("the same pair but for case, spaces and punctuation", None),
+}
+
+
+def broken_rule(pair: Pair, rules: Iterable[str], limits: Limits) -> str | None:
+    """The first rule that a pair breaks by itself, or None."""
+    for name in rules:
+        test = RULES[name][1]
+        if test is not None and test(pair, limits):
+            return name
+    return None
+
+
+def repaired_entities(pair: Pair) -> Pair:
+    """The pair with characters instead of entities, such as "&amp;", if the sides have different ones."""
+    entities = [Counter(_ENTITY.findall(text)) for text in pair]
+    if entities[0] == entities[1]:
+        return pair
+    return _unescaped(pair[0]), _unescaped(pair[1])
+
+
+def _unescaped(text: str) -> str:
+    while (plain := _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)) != text:  # "&amp;amp;"
+        text = plain
+    return text
+
+
+def text_key(text: str) -> int:
+    """A number that is the same for sentences that differ in case, composition, spaces and punctuation alone."""
+    return hash(_NO_WORDS.sub(" ", unicodedata.normalize("NFKC", text).casefold()).strip())
+
+
+def flaws(pair: Pair) -> int:
+    """How much is wrong with a pair that has near duplicates: capitals, no capital at all, spaces, marks."""
+    total = 0
+    for text in pair:
+        total += 2 * text.isupper() + text.islower() + len(_LOUD_MARKS.findall(text))
+    return total

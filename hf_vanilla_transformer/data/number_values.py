@@ -1,0 +1,212 @@
+"""The numbers of a text by their values, so that both sides of a pair can be compared.
+
+Languages write one number in many ways: with the digits of their script, with "," or "." for decimals, in groups of
+three or two digits, with "million" or "万". Dates and times change their form from language to language, so that they
+are not compared. Where a form has several readings, such as "1.234", any reading counts.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from itertools import chain
+
+Values = frozenset[Decimal]
+
+# Spaces between groups of three digits: also the no-break, thin, narrow no-break and figure space.
+_SPACES = " \u00a0\u2009\u202f\u2007"
+_APOSTROPHES = "'\u2019\u02bc"
+_ARABIC_DECIMAL = "\u066b"
+_ARABIC_GROUPS = "\u066c\u060c"
+_FULL_WIDTH = {"\uff0c": ",", "\uff0e": ".", "\uff1a": ":", "\uff0f": "/"}
+
+_RUN = re.compile(rf"\d+(?:(?:[.,/:\-{_APOSTROPHES}]|[{_SPACES}](?=\d{{3}}(?!\d)))\d+)*")
+_SPACED_OR_QUOTED = re.compile(rf"\d{{1,3}}(?:[{_SPACES}{_APOSTROPHES}]\d{{3}})+(?:[.,]\d+)?")
+_THOUSANDS = re.compile(r"\d{1,3}([.,])\d{3}(?:\1\d{3})*")
+_THOUSANDS_AND_DECIMALS = re.compile(r"\d{1,3}(?:([.,])\d{3})+(?!\1)[.,]\d+")
+_INDIAN = re.compile(r"\d{1,2}(?:,\d{2})*,\d{3}(?:\.\d+)?")
+_DECIMAL = re.compile(r"\d+[.,]\d+")
+_DATE = re.compile(r"\d{4}([./-])\d{1,2}\1\d{1,2}|\d{1,2}([./-])\d{1,2}\2(?:\d{4}|\d{2})")
+_CLOCK_OR_SHARE = re.compile(r"\d+(?:[:/]\d+)+")
+# "8h30", "5 p.m.", "17 Uhr", "8.30 Uhr", "17時", "오후 5시"
+_AFTER_CLOCK = re.compile(
+    r"\s?(?:h\s?\d{2}\b|h\b|[ap]\.\s?m\b|[ap]m\b|uhr\b|o['\u2019]clock\b|\u0447\u0430\u0441|[\u6642\u65f6\u70b9\u9ede\uc2dc])",
+    re.IGNORECASE,
+)
+_MINUTES = re.compile(r"(?<=\d)h\s?\d{2}\b", re.IGNORECASE)
+_JAPANESE_ERA = re.compile("(?:\u660e\u6cbb|\u5927\u6b63|\u662d\u548c|\u5e73\u6210|\u4ee4\u548c)$")
+
+_POWERS = {
+    2: "hundred hundert cent \u767e \ubc31",
+    3: "thousand tausend tsd mille mil k \u0442\u044b\u0441 \u0623\u0644\u0641 \u5343 \ucc9c "
+    "\u0939\u091c\u093c\u093e\u0930",
+    4: "\u4e07 \u842c \ub9cc",
+    5: "lakh \u0932\u093e\u0916",
+    6: "million millionen mio mill millón millones milione milioni milhão milhões miljoen mln milion milionů m "
+    "\u043c\u043b\u043d \u043c\u0438\u043b\u043b\u0438\u043e\u043d \u0645\u0644\u064a\u0648\u0646",
+    7: "crore \u0915\u0930\u094b\u0921\u093c",
+    8: "\u5104 \u4ebf \uc5b5",
+    9: "billion bn milliarde milliarden mrd milliard miliardi miliardo mld miljard \u043c\u043b\u0440\u0434 "
+    "\u043c\u0438\u043b\u043b\u0438\u0430\u0440\u0434 \u0645\u0644\u064a\u0627\u0631",
+    12: "trillion billionen \u5146 \uc870",
+}
+_MULTIPLIERS = {
+    unicodedata.normalize("NFC", word): Decimal(10) ** power
+    for power, words in _POWERS.items()
+    for word in words.split()
+}
+_UNSPACED_MULTIPLIERS = "".join(word for word in _MULTIPLIERS if len(word) == 1 and not word.isascii())
+#: several numbers with multipliers that are one: 1億2000万
+_SUM = re.compile(rf"(?:\d+(?:[.,]\d+)?[{_UNSPACED_MULTIPLIERS}]+){{2,}}\d*|\d+[{_UNSPACED_MULTIPLIERS}]+\d+")
+_ADDEND = re.compile(rf"(\d+(?:[.,]\d+)?)([{_UNSPACED_MULTIPLIERS}]*)")
+_WORD_AFTER = re.compile(rf"[ \u00a0\u202f-]?([{_UNSPACED_MULTIPLIERS}]+|[^\W\d_][\w\u0900-\u0963]*)")
+
+#: factors between the units of two systems: mile, foot, inch, yard, pound, ounce, gallon, acre
+_CONVERSIONS = tuple(
+    Decimal(factor)
+    for factor in ("1.609", "0.3048", "30.48", "2.54", "0.9144", "0.4536", "28.35", "3.785", "4.546", "0.4047")
+)
+_UNIT = re.compile(
+    r"[ \u00a0\u202f-]?(?:miles?|mi|feet|foot|ft|inch(?:es)?|yards?|yd|pounds?|lbs?|ounces?|oz|gallons?|acres?|mph"
+    r"|km|kilomet\w*|met(?:er|re)s?|cm|m|kg|kilo\w*|grams?|g|lit(?:er|re)s?|l|ha|hectares?|km/h"
+    r"|\u00b0\s?[CF]|\u2109|\u2103)(?![^\W\d_])",
+    re.IGNORECASE,
+)
+_CLOSE = Decimal("0.04")  # of a value that was converted and rounded
+#: Differences of the years of calendars: Buddhist, Iranian before and after March
+_CALENDARS = tuple(map(Decimal, (543, 621, 622)))
+
+
+@dataclass
+class Numbers:
+    """The numbers of a text."""
+
+    #: for each number that is compared its readings, of one value each, or of several for a list such as "2,3"
+    compared: list[list[Values]] = field(default_factory=list)
+    measured: list[Values] = field(default_factory=list)  #: values before a unit that may be converted
+    possible: set[Decimal] = field(default_factory=set)  #: values of all readings, also of dates and times
+
+    def lacks_one_of(self, other: "Numbers") -> bool:
+        """Return whether a number of `other` has no reading whose values occur here."""
+        return any(not self._has(readings, other) for readings in other.compared)
+
+    def _has(self, readings: list[Values], other: "Numbers") -> bool:
+        if any(values <= self.possible for values in readings):
+            return True
+        values = set(chain.from_iterable(readings))
+        if any(_same_year(value, mine) for value in values for mine in self.possible):
+            return True
+        measured = any(not values.isdisjoint(each) for each in other.measured)
+        converted = self.possible if measured else set(chain.from_iterable(self.measured))
+        return any(_is_converted(value, mine) for value in values for mine in converted)
+
+
+def numbers_of(text: str) -> Numbers:
+    """Find the numbers of a text."""
+    numbers = Numbers()
+    if not any(map(str.isdecimal, text)):
+        return numbers
+    text = _SUM.sub(_sum, _ascii_digits(text))
+    for run in _RUN.finditer(text):
+        readings = list(_readings(run[0]))
+        after = text[run.end() :]
+        readings += _multiplied(readings, after)
+        numbers.possible.update(chain.from_iterable(readings))
+        if _is_date_or_time(run, text):
+            numbers.possible.update(Decimal(part) for part in re.findall(r"\d+", run[0]))
+            continue
+        numbers.compared.append(readings)
+        if _UNIT.match(after):
+            numbers.measured.append(frozenset(chain.from_iterable(readings)))
+    return numbers
+
+
+def _ascii_digits(text: str) -> str:
+    """The text with ASCII digits and separators."""
+    text = "".join(
+        str(unicodedata.decimal(sign)) if sign.isdecimal() else _FULL_WIDTH.get(sign, sign) for sign in text
+    )
+    text = re.sub(rf"(?<=\d){_ARABIC_DECIMAL}(?=\d)", ".", text)
+    return re.sub(rf"(?<=\d)[{_ARABIC_GROUPS}](?=\d)", ",", text)
+
+
+def _sum(match: re.Match[str]) -> str:
+    """The digits of the sum of several numbers with multipliers."""
+    total = Decimal(0)
+    for number, multipliers in _ADDEND.findall(match[0]):
+        value = Decimal(number.replace(",", "."))
+        for multiplier in multipliers:
+            value *= _MULTIPLIERS[multiplier]
+        total += value
+    return f"{total.normalize():f}"
+
+
+def _is_date_or_time(run: re.Match[str], text: str) -> bool:
+    if _DATE.fullmatch(run[0]) or _CLOCK_OR_SHARE.fullmatch(run[0]):
+        return True
+    before = text[: run.start()]
+    return bool(
+        _AFTER_CLOCK.match(text, run.end())
+        or _MINUTES.match(text, run.start() - 1)
+        or re.search(r"\dh\s?$", before[-4:], re.IGNORECASE)
+        or _JAPANESE_ERA.search(before)
+    )
+
+
+def _readings(run: str) -> Iterator[Values]:
+    """The values that a run of digits and separators may have."""
+    parts = re.findall(r"\d+", run)
+    plain = re.sub(rf"[{_SPACES}{_APOSTROPHES}]", "", run)
+    if len(parts) == 1:
+        yield _values(run)
+        return
+    if _SPACED_OR_QUOTED.fullmatch(run):
+        yield _values(plain.replace(",", "."))
+    if _THOUSANDS.fullmatch(run) or _INDIAN.fullmatch(run):
+        yield _values(run.replace(",", "") if "," in run else run.replace(".", ""))
+    if match := _THOUSANDS_AND_DECIMALS.fullmatch(run):
+        yield _values(run.replace(match[1], "").replace(",", "."))
+    if _DECIMAL.fullmatch(run):
+        yield _values(run.replace(",", "."))
+    # several numbers: a list, a range, a day and its month
+    yield _values(*parts)
+    if "," in run and "." in run:  # a list of decimals, such as "2.5,3.5"
+        yield _values(*(part for part in run.split(",") if re.fullmatch(r"\d+(?:\.\d+)?", part)))
+
+
+def _values(*texts: str) -> Values:
+    return frozenset(Decimal(text).normalize() for text in texts)
+
+
+def _multiplied(readings: list[Values], after: str) -> list[Values]:
+    """The readings times the word or character after them, such as "million" and "万"."""
+    word = _WORD_AFTER.match(after)
+    if word is None:
+        return []
+    name = unicodedata.normalize("NFC", word[1].casefold())
+    factor = _MULTIPLIERS.get(name)
+    if factor is None and name[0] in _UNSPACED_MULTIPLIERS:
+        factor = _MULTIPLIERS[name[0]]
+    if factor is None:
+        return []
+    return [frozenset((value * factor).normalize() for value in values) for values in readings]
+
+
+def _same_year(one: Decimal, other: Decimal) -> bool:
+    """Return whether two values are one year, in two calendars or as "1990" and "90"."""
+    later, earlier = max(one, other), min(one, other)
+    if later != int(later) or not 1000 <= later <= 2999 or earlier != int(earlier):
+        return False
+    return later - earlier in _CALENDARS or (earlier < 100 and later % 100 == earlier)
+
+
+def _is_converted(one: Decimal, other: Decimal) -> bool:
+    """Return whether two values are about the same measure in units of two systems."""
+    if not one or not other:
+        return False
+    fahrenheit = [value * 9 / 5 + 32 for value in (one, other)]
+    if abs(fahrenheit[0] - other) <= 1 or abs(fahrenheit[1] - one) <= 1:
+        return True
+    ratio = one / other
+    return any(abs(each / factor - 1) < _CLOSE for factor in _CONVERSIONS for each in (ratio, 1 / ratio))
