@@ -60,6 +60,42 @@ class EncodingReport:
         return f"{text}; {'dropped' if self.dropped else 'kept all the same'} {self.too_long:,}: {lines}"
 
 
+# The empty text has the tokens of every sentence alone. The others show that these are at its end.
+_PROBES = ("", "a", "b c", "1 2 3")
+
+
+def name_end_token(tokenizer: PreTrainedTokenizerBase, name: str, required: bool = True) -> None:
+    """Let `eos_token` be the token that ends every encoded target sentence, as `sep_token` does in BERT's tokenizers.
+
+    A tokenizer that appends its `eos_token` stays as it is. Without one, the token that is at the end of every
+    sentence, also of the empty one, becomes the `eos_token`: a model learns to end its translations with it.
+
+    Args:
+        tokenizer: of the target, or of both languages.
+        name: the name of the tokenizer, for the message.
+        required: whether sentences must end with a token, as those of the target must.
+
+    Raises:
+        UserError: sentences do not end with a special token, though it is required, or there is no `pad_token`.
+    """
+    if tokenizer.pad_token_id is None:
+        raise UserError(f"tokenizer_name: {name} has no pad_token, which batches need: set one and save it again")
+    encoded = encode_targets(tokenizer, list(_PROBES), return_attention_mask=False, verbose=False)
+    eos = tokenizer.eos_token_id
+    if eos is not None and all(eos in ids for ids in encoded):
+        return
+    ends = {ids[-1] if ids else None for ids in encoded}
+    end = ends.pop()
+    if ends or end is None:
+        if not required:
+            return
+        raise UserError(
+            f"tokenizer_name: {name} puts no token at the end of a sentence, so that a model could not end its "
+            "translations: let it append its eos_token (tokenizers.processors.TemplateProcessing), and save it again"
+        )
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
+
+
 def encode_pairs(
     pairs: Dataset | IterableDataset,
     tokenizer: PreTrainedTokenizerBase,

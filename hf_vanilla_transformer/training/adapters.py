@@ -11,6 +11,18 @@ ADAPTER_FOLDER = "adapter"  # in the model folder, which contains the merged wei
 TARGETS = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
 
 
+def adapter_settings(args: RunArguments) -> dict[str, Any]:
+    """The settings of the adapters by the names of their arguments, with the defaults filled in."""
+    if not args.lora_r:
+        return {"lora_r": 0}
+    return {
+        "lora_r": args.lora_r,
+        "lora_alpha": 2 * args.lora_r if args.lora_alpha is None else args.lora_alpha,
+        "lora_dropout": args.lora_dropout,
+        "lora_target_modules": sorted(args.lora_target_modules or TARGETS),
+    }
+
+
 def add_lora(model: Any, args: RunArguments) -> Any:
     """Return the model with adapters, the only weights that are trained.
 
@@ -24,9 +36,14 @@ def add_lora(model: Any, args: RunArguments) -> Any:
     for name, unset in (("average_last", 0), ("ema_decay", 0.0), ("muon", False)):
         if (value := getattr(args, name)) != unset:
             raise UserError(f"{name}: {value}: it needs the whole weights, and lora_r trains adapters: leave one out")
-    alpha = 2 * args.lora_r if args.lora_alpha is None else args.lora_alpha
-    targets = args.lora_target_modules or TARGETS
-    config = LoraConfig(r=args.lora_r, lora_alpha=alpha, lora_dropout=args.lora_dropout, target_modules=targets)
+    settings = adapter_settings(args)
+    targets = settings["lora_target_modules"]
+    config = LoraConfig(
+        r=args.lora_r,
+        lora_alpha=settings["lora_alpha"],
+        lora_dropout=args.lora_dropout,
+        target_modules=targets,
+    )
     try:
         adapted = get_peft_model(model, config)
     except ValueError as error:

@@ -210,6 +210,10 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     def __post_init__(self) -> None:
         if isinstance(self.teacher, str):
             self.teacher = [self.teacher]
+        if not torch.accelerator.is_available():
+            # Without it the base class refuses bf16, and accelerate forms no group of several processes.
+            self.use_cpu = True
+            self.dataloader_pin_memory = False
         check_training_arguments(self)
         self._check_objectives()
         if self.max_tokens_per_batch is None:
@@ -311,10 +315,6 @@ class RunArguments(VanillaTransformerTrainingArguments):
     choices: dict[int, Choice] = field(init=False, default_factory=dict)  #: by the largest number of training pairs
 
     def __post_init__(self) -> None:
-        if not torch.accelerator.is_available():
-            self.dataloader_pin_memory = False
-            if self.bf16:
-                self.use_cpu = True  # the base class refuses bf16 on a CPU without use_cpu
         fine_tuning = self.model_name_or_path is not None
         if self.lr_scheduler_type is None:
             self.lr_scheduler_type = "linear" if fine_tuning else "inverse_sqrt"
@@ -455,6 +455,10 @@ def check_run_arguments(arguments: Any) -> None:
         raise UserError("predict_with_generate: False: a run scores generated translations: leave it out")
     if arguments.use_liger_kernel:
         raise UserError("use_liger_kernel: True: there are no Liger kernels for this model: leave it out")
+    if arguments.debug:
+        raise UserError("debug: it cannot read the Boolean masks of this model, or needs a TPU: leave it out")
+    if not arguments.remove_unused_columns:
+        raise UserError("remove_unused_columns: False: the encoded text has columns of the run itself: leave it out")
     if arguments.prediction_loss_only:
         raise UserError("prediction_loss_only: True: a run scores generated translations: leave it out")
 

@@ -8,8 +8,6 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,6 @@ INDEX = "model.safetensors.index.json"  # maps each tensor to its shard
 ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of PEFT, which gives further adapters a folder each
 FSDP_WEIGHTS = "pytorch_model_fsdp_0"  # accelerate's folder for SHARDED_STATE_DICT
 TRAINER_STATE = "trainer_state.json"
-RUN_STATE = "run_state.json"
 SCHEDULER = "scheduler.pt"
 # By `Trainer`, by FSDP with FULL_STATE_DICT, by FSDP with SHARDED_STATE_DICT (a folder).
 OPTIMIZERS = "optimizer.pt", "optimizer.bin", "optimizer_0"
@@ -127,30 +124,6 @@ def resume_hint(run: Path) -> str:
 # Resuming
 
 
-@dataclass(frozen=True)
-class RunState:
-    """The facts about a run that a checkpoint keeps next to weights, optimizer and counters."""
-
-    fixed: dict[str, Any]  #: settings that cannot change within a run, such as the precision
-    data: dict[str, Any]  #: settings and digests that determine the batches. They may change with `ignore_data_skip`.
-    position: dict[str, Any]  #: the next batch in the data, if the number of updates is not enough to find it
-    objective: dict[str, Any] = field(default_factory=dict)  #: settings of the loss. A resume prints their changes.
-
-    def write(self, checkpoint: Path) -> None:
-        """Write `run_state.json` into a checkpoint."""
-        text = json.dumps(asdict(self), indent=2)
-        (checkpoint / RUN_STATE).write_text(text + "\n", encoding="utf-8")
-
-
-def read_run_state(checkpoint: Path) -> RunState:
-    """Read the `run_state.json` of a checkpoint."""
-    file = checkpoint / RUN_STATE
-    try:
-        return RunState(**json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{file} is missing or damaged ({one_line(error)}): {_remedy(checkpoint)}") from None
-
-
 def require_training_state(checkpoint: Path, processes: int) -> None:
     """Refuse a checkpoint without optimizer, schedule or random states of all processes, or with damaged ones.
 
@@ -187,19 +160,6 @@ def _require_whole(file: Path) -> None:
 
 def _remedy(checkpoint: Path) -> str:
     return f"delete {checkpoint.name} to resume from the checkpoint before it"
-
-
-def plain_values(arguments: Any, names: Sequence[str]) -> dict[str, Any]:
-    """The named arguments as JSON values."""
-    values = {name: getattr(arguments, name, None) for name in names}
-    return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
-
-
-def require_same(checkpoint: Path, saved: Mapping[str, Any], now: Mapping[str, Any], remedy: str) -> None:
-    """Refuse to resume with a value that differs from the checkpoint's. Only names in both are compared."""
-    for name in now:
-        if name in saved and saved[name] != now[name]:
-            raise UserError(f"{name}: {now[name]}, but {checkpoint} was trained with {saved[name]}: {remedy}")
 
 
 # Averaging

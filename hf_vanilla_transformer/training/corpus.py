@@ -1,9 +1,7 @@
-"""The data of a run: load the splits, load or train the tokenizers, encode the text, and identify all this."""
+"""The data of a run: load the splits, load or train the tokenizers, encode the text."""
 
 import hashlib
-import json
 import math
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from ..data.batching import pair_lengths
 from ..data.cleaning import sample_warnings
 from ..data.corpora import DISTILLED, REPORTED_LINES, describe_dropped
 from ..data.directions import Pair, inputs_of, load_directions, parse_directions, part_names
+from ..data.encoding import name_end_token
 from ..data.language_tokens import add_language_tokens
 from ..data.mixtures import PART
 from ..data.readers import file_format
@@ -54,7 +53,6 @@ Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  # of sourc
 SPLITS = ("train", "validation", "test", "base_test")
 _LIMITS = {"train": "max_train_samples", "test": "max_test_samples", "base_test": "max_test_samples"}
 _ROWS_READ = 1000
-_END_READ = 1 << 20  # bytes at each end of a streamed file
 
 
 @dataclass
@@ -103,7 +101,7 @@ class Run:
     encoded: dict[str, Any]  #: the splits as token ids
     encoding: dict[str, EncodingReport]
     model: VanillaTransformerForConditionalGeneration
-    chosen: dict[str, Any] = field(default_factory=dict)  #: facts that the run chose itself (`choose_by_pairs`)
+    facts: dict[str, Any] = field(default_factory=dict)  #: of the base model, and chosen by the run (`facts`)
 
     def groups(self, split: str) -> Groups | None:
         """The parts of an encoded evaluation split that are scored apart, or None."""
@@ -292,6 +290,10 @@ def choose_tokenizers(
         return tokenizers
     if data_args.tokenizer_name:
         tokenizers = load_tokenizers(data_args.tokenizer_name)
+        source, target = tokenizers
+        name_end_token(target, data_args.tokenizer_name)
+        if source is not target:
+            name_end_token(source, data_args.tokenizer_name, required=False)
     else:
         tokenizers = _train_tokenizers(corpus, model_args, data_args)
         if corpus.directions:
@@ -479,72 +481,3 @@ def _longest_without_merges(data: Any, tokenizers: Tokenizers) -> float:
         for batch in data.select_columns([side]).iter(_ROWS_READ):
             longest = max(longest, *(int(symbols[ids].sum()) for ids in batch[side]))
     return longest
-
-
-# Digests of data and tokenizers
-
-
-def data_facts(run: Run) -> dict[str, Any]:
-    """The facts about the data that determine the batches: digests of the content, length limits, perturbations.
-
-    The validation data counts if it selects the weights or ends the run.
-    """
-    corpus, data_args = run.corpus, run.data_args
-    facts: dict[str, Any] = {"training data": _digest_of_split(corpus, data_args, "train")}
-    names = (
-        "max_train_samples",
-        "max_source_length",
-        "max_target_length",
-        "bpe_dropout",
-        "augment",
-        "rewrite",
-        "stages",
-    )
-    for name in names:
-        facts[name] = getattr(data_args, name)
-    if "validation" in corpus.pairs and run.args.metric_for_best_model:
-        facts["validation data"] = _digest_of_split(corpus, data_args, "validation")
-        facts["max_eval_samples"] = data_args.max_eval_samples
-    return facts
-
-
-def fixed_facts(run: Run) -> dict[str, Any]:
-    """Facts that cannot change within a run: fine-tuning, the tokenizers, and the settings of their training."""
-    fine_tuning = run.args.model_name_or_path is not None
-    facts = {"fine-tuning": fine_tuning, "tokenizer": tokenizer_digest(run.tokenizers), **run.chosen}
-    if not run.data_args.tokenizer_name:
-        facts["vocab_size"] = run.model_args.vocab_size
-        names = (
-            "separate_vocabularies",
-            "min_frequency",
-            "lowercase",
-            "tokens",
-            "source_tokens",
-            "target_tokens",
-            "task",
-        )
-        for name in names:
-            facts[name] = getattr(run.data_args, name)
-    return facts
-
-
-def _digest_of_split(corpus: Corpus, data_args: DataArguments, split: str) -> str:
-    pairs = corpus.pairs[split]
-    if isinstance(pairs, IterableDataset):
-        return f"a stream with digest {_digest_of_stream(data_args)}"
-    return f"{len(pairs):,} pairs with digest {corpus.fingerprint(split)[:16]}"
-
-
-def _digest_of_stream(data_args: DataArguments) -> str:
-    """A digest of the sizes and ends of the files, because reading a stream to its end could take hours."""
-    inputs = split_inputs(data_args, "train")
-    described = [[each.dataset, each.configuration] for each in inputs], data_args.train_weights
-    digest = hashlib.blake2b(json.dumps(described).encode(), digest_size=8)
-    for file in (file for each in inputs for file in each.files):
-        with file.open("rb") as handle:
-            size = handle.seek(0, os.SEEK_END)
-            digest.update(str(size).encode())
-            for start in (0, max(0, size - _END_READ)):
-                handle.seek(start)
-                digest.update(handle.read(_END_READ))
-    return digest.hexdigest()

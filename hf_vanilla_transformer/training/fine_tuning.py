@@ -25,6 +25,8 @@ from .arguments import DataArguments, RunArguments, bleu_options, set_decoding
 from .checkpoints import SCORES_BEFORE
 from .corpus import Run, Tokenizers
 from .distributed import is_main_rank, print_main
+from .facts import SCORED, split_fact
+from .fingerprint import read_run_state
 
 # Fine-tuning may change the regularisation. All other configuration fields decide the shapes or meaning of weights.
 _FREE = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
@@ -39,6 +41,16 @@ class PretrainedTranslator:
     name: str  #: `model_name_or_path`
     model: VanillaTransformerForConditionalGeneration  #: in float32, on the CPU
     tokenizers: Tokenizers  #: of source and target
+
+
+def base_folder(args: RunArguments, fetch: bool) -> Path | None:
+    """The folder of the base model, or None without one. `fetch` gets it from the Hub if it is not a folder."""
+    name = args.model_name_or_path
+    if name is None:
+        return None
+    if Path(name).exists():
+        return Path(name)
+    return from_hub(name, "model_name_or_path: ") if fetch else None
 
 
 def load_base_model(name: str, model_class: Any = None) -> PretrainedTranslator:
@@ -148,8 +160,7 @@ def score_before(trainer: Any, run: Run) -> dict[str, Any]:
     args, checkpoint = run.args, run.checkpoint
     scores: dict[str, Any] = {}
     if checkpoint is not None:
-        file = checkpoint.parent / SCORES_BEFORE
-        scores = read_json_object(file) if file.is_file() else {}
+        scores = _kept_scores(checkpoint, trainer)
     else:
         model = getattr(trainer.model, "get_base_model", lambda: trainer.model)()  # without adapters
         saved = copy.deepcopy(model.generation_config)
@@ -164,4 +175,18 @@ def score_before(trainer: Any, run: Run) -> dict[str, Any]:
     if scores and is_main_rank():
         with atomic_file(Path(args.output_dir) / SCORES_BEFORE) as temporary:
             temporary.write_text(json.dumps(scores, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return scores
+
+
+def _kept_scores(checkpoint: Path, trainer: Any) -> dict[str, Any]:
+    """The base model's scores from the start of a run that is resumed, on the splits that are the same as then."""
+    file = checkpoint.parent / SCORES_BEFORE
+    scores = read_json_object(file) if file.is_file() else {}
+    then = read_run_state(checkpoint).settings
+    for split in SCORED:
+        name = split_fact(split)
+        if name in then and then[name] != trainer.other_facts[name]:
+            prefix = f"before_{split}_"
+            scores = {score: value for score, value in scores.items() if not score.startswith(prefix)}
+            print_main(f"{split}: not the split that the base model was scored on, so there is no score before")
     return scores

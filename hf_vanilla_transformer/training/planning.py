@@ -11,9 +11,9 @@ from transformers import TrainerCallback, get_scheduler
 from ..utils.system_info import counted
 from .arguments import DataArguments, RunArguments, refused_as_one_line
 from .callbacks import StopWithCheckpoint
-from .checkpoints import read_run_state
 from .corpus import Corpus
 from .distributed import broadcast_from_main, print_main
+from .fingerprint import read_run_state
 
 CHOICE, UPDATES = "by_pairs", "planned updates"  # facts of a run that its checkpoints keep
 _ENDLESS = "constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"

@@ -49,7 +49,8 @@ _TEXT = {
 BY_PAIRS, _WHY = "by_pairs", "why"
 # Fields that are read before the number of pairs is known.
 _BEFORE_PAIRS = {field.name for field in fields(DataArguments)} - {"bpe_dropout", "augment", "min_frequency"} | {
-    *("output_dir", "seed", "resume_from_checkpoint", "model_name_or_path", "model_class", "teacher")
+    *("output_dir", "seed", "resume_from_checkpoint", "model_name_or_path", "model_class", "teacher"),
+    *("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"),
 }
 
 # Names in other toolkits that are spelled very differently.
@@ -109,6 +110,11 @@ class _Parser(HfArgumentParser):
         return namespace, rest
 
 
+def training_parser() -> HfArgumentParser:
+    """The parser of all fields of a run."""
+    return _Parser(_ARGUMENTS, allow_abbrev=False, description="Train a translation model from a recipe.")
+
+
 def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArguments]:
     """Parse a recipe and the flags after it.
 
@@ -125,7 +131,7 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
     With `by_pairs` in the recipe, `choices` of the run arguments has the arguments for each size of the training text.
     """
     arguments = list(arguments)
-    parser = _Parser(_ARGUMENTS, allow_abbrev=False, description="Train a translation model from a recipe.")
+    parser = training_parser()
     recipe = arguments.pop(0) if arguments and not arguments[0].startswith("-") else None
     values = _read(recipe) if recipe else {}
     rows = values.pop(BY_PAIRS, {})
@@ -150,7 +156,7 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
     return parsed
 
 
-def _parse(parser: _Parser, flags: list[str]) -> tuple[Any, DataArguments, RunArguments]:
+def _parse(parser: HfArgumentParser, flags: list[str]) -> tuple[Any, DataArguments, RunArguments]:
     try:
         model, data, run = parser.parse_args_into_dataclasses(args=flags, look_for_args_file=False)
     # The argument classes of transformers raise these for contradicting values or a missing package.

@@ -30,33 +30,34 @@ from .callbacks import StopWithCheckpoint
 from .checkpoints import (
     STAGING_FOLDER,
     TRAINER_STATE,
-    RunState,
     last_checkpoint,
     move_into_place,
-    plain_values,
-    read_run_state,
     remove_staging_folder,
     require_last,
-    require_same,
     require_training_state,
 )
 from .distributed import original_class, print_main
+from .fingerprint import (
+    DATA_REMEDY,
+    OBJECTIVE,
+    OPTIMIZATION,
+    PLAN,
+    REGULARISATION,
+    REMEDY,
+    SELECTION,
+    RunState,
+    adapter_facts,
+    class_name,
+    code_digest,
+    content_of,
+    other_settings,
+    plain_values,
+    print_changes,
+    read_run_state,
+    require_same,
+)
 from .stages import StageSchedule
 
-# Arguments that determine the pairs of an update.
-_PLAN = "max_tokens_per_batch", "tokens_per_update", "seed", "data_seed"
-# Arguments of optimizer and schedule. Their states in a checkpoint would override new values.
-_OPTIMIZATION = (
-    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
-    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "muon"),
-)
-# Arguments of the objective. A run may change them at a checkpoint, as Bi-SimCut does.
-_OBJECTIVE = (
-    *("simcut_alpha", "simcut_probability", "r_drop_alpha", "crossconst_alpha", "consistency_start"),
-    *("teacher", "teacher_weight", "teacher_top"),
-    *("ema_decay", "max_grad_norm", "label_smoothing_factor", "neftune_noise_alpha"),
-)
-_REGULARISATION = "dropout", "attention_dropout", "activation_dropout", "label_smoothing"
 NOTHING_TRAINED = "no update was trained: the stream has no pair within max_source_length and max_target_length"
 
 
@@ -65,9 +66,9 @@ class ResumableTrainer(Seq2SeqTrainer):
 
     Args:
         target_tokenizer: saved in each checkpoint next to `processing_class`, for separate vocabularies.
-        data_facts, fixed_facts: facts that determine the run, apart from `args` (name → JSON value), such as a digest
-            of the data. They are kept in each checkpoint and compared on resume. `data_facts` may change with
-            `ignore_data_skip`.
+        data_facts, fixed_facts, other_facts: facts that determine the run, apart from `args` (name → JSON value), such
+            as a digest of the data. They are kept in each checkpoint and compared on resume (see `fingerprint`). A
+            change of a fixed fact is refused, of a data fact refused without `ignore_data_skip`, of others printed.
         args, kwargs: the arguments of `Seq2SeqTrainer`.
     """
 
@@ -77,6 +78,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         target_tokenizer: PreTrainedTokenizerBase | None = None,
         data_facts: Mapping[str, Any] | None = None,
         fixed_facts: Mapping[str, Any] | None = None,
+        other_facts: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
@@ -89,7 +91,10 @@ class ResumableTrainer(Seq2SeqTrainer):
                     f"warning: a call of the tokenizer reads its tokens {', '.join(tokens[:3])} as ordinary text, as "
                     "all special tokens: use encode_pairs, or add them with extend_tokenizer(…, tags=…)"
                 )
-        self.data_facts, self.fixed_facts = dict(data_facts or {}), dict(fixed_facts or {})
+        self.data_facts = dict(data_facts or {})
+        self.fixed_facts = dict(fixed_facts or {})
+        self.other_facts = dict(other_facts or {})
+        self._teachers: list[dict[str, Any]] = []  # the contents of their folders when training started
         # Batches per update without `tokens_per_update`. A resumed run takes the number from the checkpoint.
         self.batches_per_update = self.args.world_size
         # The plan of the training loader, or None without token batches.
@@ -158,45 +163,66 @@ class ResumableTrainer(Seq2SeqTrainer):
     def _start_or_resume(self, checkpoint: Path | None) -> None:
         """Refuse a checkpoint that is damaged or of a different run, and read its position in the data."""
         self._resumed_from, self._resume_position = checkpoint, {}
+        self._teachers = [content_of(folder) for folder in getattr(self.args, "teacher", None) or ()]
         if checkpoint is None:
             return
         read_json_object(checkpoint / TRAINER_STATE)
         if not self.is_deepspeed_enabled:
             require_training_state(checkpoint, self.args.world_size)
         saved = read_run_state(checkpoint)
-        remedy = "optimizer and model continue with that; set it again, or start a run in a new output_dir"
-        require_same(checkpoint, saved.fixed, self._fixed(), remedy)
-        for name, value in self._objective().items():
-            if name in saved.objective and saved.objective[name] != value:
-                print_main(f"resuming with another objective: {name} was {saved.objective[name]}, is now {value}")
+        require_same(checkpoint, saved.fixed, self._fixed(), REMEDY)
+        print_changes("objective", saved.objective, self._objective())
+        print_changes("setting", saved.settings, self._settings())
         if self.args.ignore_data_skip:
+            print_main("resuming at the start of the epoch, because of ignore_data_skip")
             if self.stages is not None:  # restart the epoch, in its stage
                 self._resume_position = {**saved.position, "updates": 0}
             return
-        remedy = "resume with that, or restart the epoch with ignore_data_skip=True"
-        require_same(checkpoint, saved.data, self._data(), remedy)
+        require_same(checkpoint, saved.data, self._data(), DATA_REMEDY)
         self._resume_position = saved.position
         self.batches_per_update = saved.position.get("batches_per_update", self.batches_per_update)
 
     def _fixed(self) -> dict[str, Any]:
         """Settings that cannot change within a run."""
         precision = {"no": "float32"}.get(self.accelerator.mixed_precision, self.accelerator.mixed_precision)
-        return {**plain_values(self.args, _OPTIMIZATION), "precision": precision, **self.fixed_facts}
+        selection = plain_values(self.args, SELECTION) if self.args.metric_for_best_model else {}
+        return {
+            **self.fixed_facts,
+            **plain_values(self.args, OPTIMIZATION),
+            **selection,
+            "precision": precision,
+            "model_class": class_name(self._base_model()),
+            **adapter_facts(self.accelerator.unwrap_model(self.model)),
+        }
 
     def _objective(self) -> dict[str, Any]:
         """Settings of the loss and of regularisation."""
         config = getattr(self.model, "config", None)
-        return {**plain_values(self.args, _OBJECTIVE), **plain_values(config, _REGULARISATION)}
+        return {
+            **plain_values(self.args, OBJECTIVE),
+            **plain_values(config, REGULARISATION),
+            "teacher": self._teachers,
+        }
+
+    def _settings(self) -> dict[str, Any]:
+        """All other settings. A change of one is printed."""
+        return {
+            **other_settings(self.args),
+            **plain_values(self.args, SELECTION),
+            "code of model_class": code_digest(self._base_model()),
+            **self.other_facts,
+        }
 
     def _data(self) -> dict[str, Any]:
         """Settings and facts that determine the batches."""
         args, streaming = self.args, isinstance(self.train_dataset, torch.utils.data.IterableDataset)
         pairs = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         return {
-            **plain_values(args, _PLAN),
+            **plain_values(args, PLAN),
             "stream_window": args.stream_window if self.by_tokens and streaming else None,
             "pairs per update": None if self.by_tokens else pairs,
             "train_sampling_strategy": None if self.by_tokens or streaming else args.train_sampling_strategy,
+            "dataloader_drop_last": None if self.by_tokens else args.dataloader_drop_last,
             **self.data_facts,
         }
 
@@ -465,7 +491,14 @@ class ResumableTrainer(Seq2SeqTrainer):
             self.model.config.save_pretrained(checkpoint)
             if self.processing_class is not None:
                 save_tokenizers(checkpoint, self.processing_class, self.target_tokenizer)
-        RunState(self._fixed(), self._data(), self._position(), self._objective()).write(checkpoint)
+        state = RunState(
+            fixed=self._fixed(),
+            data=self._data(),
+            position=self._position(),
+            objective=self._objective(),
+            settings=self._settings(),
+        )
+        state.write(checkpoint)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self._staging is None:  # `_save_checkpoint` pushes after the rename

@@ -34,15 +34,13 @@ from .arguments import (
     refused_as_one_line,
 )
 from .callbacks import FitThreads, ReleaseFreeMemory, StopWithCheckpoint
-from .checkpoints import find_checkpoint, one_run_at_a_time, read_run_state, report_failed_save, resume_hint
+from .checkpoints import find_checkpoint, one_run_at_a_time, report_failed_save, resume_hint
 from .corpus import (
     Run,
     Tokenizers,
     check_positions,
     choose_tokenizers,
-    data_facts,
     encode_corpus,
-    fixed_facts,
     load_corpus,
     match_case,
     part_numbers,
@@ -56,7 +54,9 @@ from .distributed import (
     print_main,
     silence_other_ranks,
 )
-from .fine_tuning import describe_defaults, load_base_model, prepare_model, resumed_model, score_before
+from .facts import data_facts, fixed_facts, model_facts, other_facts
+from .fine_tuning import base_folder, describe_defaults, load_base_model, prepare_model, resumed_model, score_before
+from .fingerprint import REMEDY, read_run_state, require_same
 from .planning import PlanUpdates, check_schedule, choose_by_pairs
 from .report import duration, show_progress
 from .stages import StageSchedule, parse_stages
@@ -120,10 +120,16 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
 def load_run(model_args: Any, data_args: DataArguments, args: RunArguments, checkpoint: Path | None) -> Run:
     """Load the data and the model: a new one, the one at `model_name_or_path`, or one for the checkpoint."""
     fine_tuned = args.model_name_or_path is not None
+    starts = fine_tuned and (checkpoint is None or args.lora_r > 0)  # a checkpoint has the adapters alone
+    folder = base_folder(args, fetch=starts)
+    facts = model_facts(args, folder)
+    if checkpoint is not None:
+        require_same(checkpoint, read_run_state(checkpoint).fixed, facts, REMEDY)
     model_class: Any = None if args.model_class is None else import_class(args.model_class)
-    for folder in filter(None, (args.model_name_or_path, *(args.teacher or ()))) if args.trust_remote_code else ():
-        trust_code(Path(folder))
-    starts = fine_tuned and (checkpoint is None or args.lora_r)  # a checkpoint has the adapters alone
+    if args.trust_remote_code:
+        for trusted in (args.model_name_or_path, *(args.teacher or ())):
+            if trusted is not None:
+                trust_code(Path(trusted))
     base = load_base_model(str(args.model_name_or_path), model_class) if starts else None
     with args.main_process_first(desc="reading"):  # the other ranks read the cache
         corpus = load_corpus(data_args, args)
@@ -147,7 +153,18 @@ def load_run(model_args: Any, data_args: DataArguments, args: RunArguments, chec
         model = build_model(model_args, tokenizers, checkpoint, model_class)
     if args.lora_r:
         model = add_lora(model, args)
-    return Run(model_args, data_args, args, checkpoint, corpus, tokenizers, encoded, encoding, model, chosen)
+    return Run(
+        model_args=model_args,
+        data_args=data_args,
+        args=args,
+        checkpoint=checkpoint,
+        corpus=corpus,
+        tokenizers=tokenizers,
+        encoded=encoded,
+        encoding=encoding,
+        model=model,
+        facts=facts | chosen,
+    )
 
 
 def _record_length(run: Run) -> None:
@@ -185,7 +202,8 @@ def build_model(
         old = model_class.config_class.from_pretrained(checkpoint)
         for name in VanillaTransformerConfig.__annotations__:
             if name != "use_cache" and getattr(old, name) != getattr(config, name):  # the trainer turns it off
-                raise UserError(f"{checkpoint} has {name}={getattr(old, name)}, not {getattr(config, name)}")
+                trained_with = f"but {checkpoint} was trained with {getattr(old, name)}"
+                raise UserError(f"{name}: {getattr(config, name)}, {trained_with}: {REMEDY}")
     return model_class(config)
 
 
@@ -250,6 +268,7 @@ def make_trainer(run: Run, signals: StopSignals) -> tuple[VanillaTransformerTrai
             callbacks=callbacks,
             data_facts=data_facts(run),
             fixed_facts=fixed_facts(run),
+            other_facts=other_facts(run),
         )
     if PlanUpdates.is_needed(args):
         trainer.add_callback(PlanUpdates(trainer, stop))

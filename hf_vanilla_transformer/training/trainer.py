@@ -1,5 +1,6 @@
 """`Seq2SeqTrainer` for sentence pairs: token batches, exact updates, atomic checkpoints."""
 
+import inspect
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -140,6 +141,15 @@ class VanillaTransformerTrainer(ResumableTrainer):
             raise UserError(f"{setting} needs unsharded weights, but FSDP shards them: train with DDP")
 
     # Data loading
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Keep the columns of the translator's `forward` also for a subclass whose `forward` takes `**kwargs`."""
+        super()._set_signature_columns_if_needed()
+        if not isinstance(self._base_model(), VanillaTransformerForConditionalGeneration):
+            return
+        names = inspect.signature(VanillaTransformerForConditionalGeneration.forward).parameters
+        known = set(self._signature_columns)
+        self._signature_columns += [name for name in names if name != "self" and name not in known]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler | None:
         dataset = self.train_dataset if train_dataset is None else train_dataset

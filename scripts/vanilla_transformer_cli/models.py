@@ -71,12 +71,14 @@ def _load_in_worker(arguments: argparse.Namespace, models: list[str]) -> Any:
 @contextmanager
 def shared_work(arguments: argparse.Namespace) -> Iterator[tuple[Any, str | None, Any]]:
     """The processes that share the chunks of a file, the device of this one, and a bar as a callback."""
+    import torch
     from accelerate import PartialState
     from tqdm import tqdm
 
     from hf_vanilla_transformer.utils.errors import Interrupted, UserError
 
-    processes = PartialState(cpu=arguments.device == "cpu")
+    # accelerate forms a group of processes on CPUs only if it is told so.
+    processes = PartialState(cpu=arguments.device == "cpu" or not torch.accelerator.is_available())
     device = arguments.device or (str(processes.device) if processes.num_processes > 1 else None)
     if arguments.ray is not None:
         device = "cpu"  # this process only reads and writes

@@ -1,0 +1,150 @@
+"""The facts of a run that its checkpoints keep: digests of its data, its tokenizers, its base model.
+
+`fingerprint` says what a resumed run does with them.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from datasets import IterableDataset
+
+from ..data.tokenizer_training import tokenizer_digest
+from ..inference.loading import import_object
+from .adapters import adapter_settings
+from .arguments import DataArguments, RunArguments
+from .corpus import Corpus, Run, split_inputs
+from .fingerprint import content_of, source_digest
+
+_END_READ = 1 << 20  # bytes at each end of a streamed file
+# Data arguments that determine the pairs and batches.
+_OF_DATA = (
+    "max_train_samples",
+    "max_source_length",
+    "max_target_length",
+    "bpe_dropout",
+    "augment",
+    "rewrite",
+    "stages",
+)
+# Those that determine the tokenizers and their tokens. A resumed run takes the tokenizers of its checkpoint.
+_OF_TOKENIZER = (
+    "separate_vocabularies",
+    "min_frequency",
+    "lowercase",
+    "tokens",
+    "source_tokens",
+    "target_tokens",
+    "task",
+)
+_OF_DIRECTIONS = ("directions", "language_token", "add_languages")
+# Those that determine the scores that select the weights.
+_OF_SCORES = ("max_eval_samples", "bleu_tokenize", "bleu_lowercase")
+# Splits that are scored after training.
+SCORED = ("test", "base_test")
+# Those that change nothing that is trained.
+_OTHER = ("source_lang", "target_lang")
+
+# Data arguments that are compared by the content that they load: argument -> facts.
+COMPARED_BY_CONTENT = {
+    "train": "training data",
+    "train_weights": "training data",
+    "sampling_temperature": "training data",
+    "source_column": "training data",
+    "target_column": "training data",
+    "numbers_size": "training data",
+    "streaming": "training data",
+    "bidirectional": "training data",
+    "validation": "validation data",
+    "held_out_pairs": "training data",
+    "max_eval_length": "validation data",
+    "test": "test data",
+    "base_test": "base_test data",
+    "max_test_samples": "test data",
+    "tokenizer_name": "tokenizer",
+}
+
+
+def model_facts(args: RunArguments, base: Path | None) -> dict[str, Any]:
+    """The fixed facts about the base model and the adapters. `base` is the folder, if it is on this machine."""
+    name = args.model_name_or_path
+    content = None
+    if name is not None:
+        content = {"name": name, "digest": content_of(base)["digest"] if base is not None else None}
+    return {"model_name_or_path": content, **adapter_settings(args)}
+
+
+def fixed_facts(run: Run) -> dict[str, Any]:
+    """Facts that cannot change within a run: the base model, the tokenizers, and the settings of their training."""
+    facts = {**run.facts, "tokenizer": tokenizer_digest(run.tokenizers), "special tokens": _special_tokens(run)}
+    for name in _OF_DIRECTIONS:
+        facts[name] = getattr(run.data_args, name)
+    if not run.data_args.tokenizer_name:
+        facts["vocab_size"] = run.model_args.vocab_size
+        for name in _OF_TOKENIZER:
+            facts[name] = getattr(run.data_args, name)
+    return facts
+
+
+def data_facts(run: Run) -> dict[str, Any]:
+    """The facts about the data that determine the batches: digests of the content, length limits, perturbations.
+
+    The validation data counts if it selects the weights or ends the run.
+    """
+    facts: dict[str, Any] = {"training data": _digest_of_split(run, "train")}
+    for name in _OF_DATA:
+        facts[name] = getattr(run.data_args, name)
+    return facts | (_score_facts(run) if run.args.metric_for_best_model else {})
+
+
+def other_facts(run: Run) -> dict[str, Any]:
+    """Facts that change nothing that is trained, unless the scores select the weights (`data_facts`)."""
+    facts = {name: getattr(run.data_args, name) for name in _OTHER}
+    for split in SCORED:
+        facts[split_fact(split)] = _digest_of_split(run, split)
+    if run.data_args.rewrite:
+        facts["code of rewrite"] = source_digest(import_object(run.data_args.rewrite))
+    return facts | _score_facts(run)
+
+
+def split_fact(split: str) -> str:
+    """The name of the fact about the content of an evaluation split."""
+    return f"{split} data"
+
+
+def _score_facts(run: Run) -> dict[str, Any]:
+    facts: dict[str, Any] = {split_fact("validation"): _digest_of_split(run, "validation")}
+    for name in _OF_SCORES:
+        facts[name] = getattr(run.data_args, name)
+    return facts
+
+
+def _special_tokens(run: Run) -> list[list[int]]:
+    return [sorted(tokenizer.all_special_ids) for tokenizer in run.tokenizers]
+
+
+def _digest_of_split(run: Run, split: str) -> str | None:
+    corpus: Corpus = run.corpus
+    pairs = corpus.pairs.get(split)
+    if pairs is None:
+        return None
+    if isinstance(pairs, IterableDataset):
+        return f"a stream with digest {_digest_of_stream(run.data_args)}"
+    return f"{len(pairs):,} pairs with digest {corpus.fingerprint(split)[:16]}"
+
+
+def _digest_of_stream(data_args: DataArguments) -> str:
+    """A digest of the sizes and ends of the files, because reading a stream to its end could take hours."""
+    inputs = split_inputs(data_args, "train")
+    described = [[each.dataset, each.configuration] for each in inputs], data_args.train_weights
+    digest = hashlib.blake2b(json.dumps(described).encode(), digest_size=8)
+    for file in (file for each in inputs for file in each.files):
+        with file.open("rb") as handle:
+            size = handle.seek(0, os.SEEK_END)
+            digest.update(str(size).encode())
+            for start in (0, max(0, size - _END_READ)):
+                handle.seek(start)
+                digest.update(handle.read(_END_READ))
+    return digest.hexdigest()

@@ -1,0 +1,326 @@
+"""The fingerprint of a run: everything that it depends on, and what a resumed run may change.
+
+A checkpoint keeps the fingerprint of its run (`RunState`), and a resumed run compares it with its own. There are four
+groups of settings and facts:
+
+- fixed: a change is refused. They decide what the weights and the optimizer's state mean.
+- data: they decide the pairs of an update. A change is refused, unless `ignore_data_skip` starts the epoch again.
+- objective and settings: a change is printed.
+- `IRRELEVANT`: not recorded. The trained weights are the same with any value.
+
+A field of the arguments that no list names belongs to the settings, so that a field of a later version of transformers
+does not change silently.
+"""
+
+import hashlib
+import inspect
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.fsdp import FSDPModule
+
+from ..utils.errors import UserError
+from ..utils.untrusted import one_line
+from .distributed import print_main
+
+RUN_STATE = "run_state.json"
+REMEDY = "optimizer and model continue with that; set it again, or start a run in a new output_dir"
+DATA_REMEDY = "resume with that, or restart the epoch with ignore_data_skip=True"
+
+# Fixed: optimizer and schedule. Their states in a checkpoint would override new values.
+OPTIMIZATION = (
+    "learning_rate",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "optim",
+    "optim_args",
+    "optim_target_modules",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "muon",
+)
+# Fixed if both runs have them: the best score so far is of this metric.
+SELECTION = ("metric_for_best_model", "greater_is_better")
+# Data: the pairs of an update.
+PLAN = ("max_tokens_per_batch", "tokens_per_update", "seed", "data_seed")
+# Objective: a run may change it at a checkpoint, as Bi-SimCut does.
+OBJECTIVE = (
+    "simcut_alpha",
+    "simcut_probability",
+    "r_drop_alpha",
+    "crossconst_alpha",
+    "consistency_start",
+    "teacher_weight",
+    "teacher_top",
+    "ema_decay",
+    "max_grad_norm",
+    "label_smoothing_factor",
+    "neftune_noise_alpha",
+)
+REGULARISATION = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+
+# Arguments that are compared as something else: argument -> name in the fingerprint.
+COMPARED_AS = {
+    "bf16": "precision",
+    "fp16": "precision",
+    "auto_bf16": "precision",
+    "per_device_train_batch_size": "pairs per update",
+    "gradient_accumulation_steps": "pairs per update",
+    "dataloader_drop_last": "dataloader_drop_last",
+    "train_sampling_strategy": "train_sampling_strategy",
+    "stream_window": "stream_window",
+    "teacher": "teacher",
+    "model_name_or_path": "model_name_or_path",
+    "model_class": "model_class",
+    "trust_remote_code": "model_class",
+    "lora_r": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "lora_target_modules": "lora_target_modules",
+}
+
+# Arguments that do not change the trained weights, with the reason.
+IRRELEVANT = {
+    "output_dir": "the place of the run",
+    "resume_from_checkpoint": "says that a run is resumed",
+    "ignore_data_skip": "says how a run is resumed, and prints that the epoch starts again",
+    "restore_callback_states_from_checkpoint": "says how a run is resumed, and the trainer restores them itself",
+    "logging_strategy": "logging",
+    "logging_steps": "logging",
+    "logging_first_step": "logging",
+    "logging_nan_inf_filter": "logging",
+    "log_on_each_node": "logging",
+    "log_level": "logging",
+    "log_level_replica": "logging",
+    "disable_tqdm": "logging",
+    "report_to": "logging",
+    "run_name": "logging",
+    "project": "logging",
+    "trackio_space_id": "logging",
+    "trackio_bucket_id": "logging",
+    "trackio_static_space_id": "logging",
+    "include_num_input_tokens_seen": "a count for the log",
+    "skip_memory_metrics": "a measurement for the log",
+    "push_to_hub": "publishing",
+    "hub_token": "a secret, which a checkpoint must not contain",
+    "hub_private_repo": "publishing",
+    "hub_model_id": "publishing",
+    "hub_strategy": "publishing",
+    "hub_always_push": "publishing",
+    "hub_revision": "publishing",
+    "dataloader_num_workers": "reads the same batches in other processes",
+    "dataloader_pin_memory": "copies the same batches",
+    "dataloader_persistent_workers": "reads the same batches in other processes",
+    "dataloader_prefetch_factor": "reads the same batches earlier",
+    "dataloader_multiprocessing_context": "reads the same batches in other processes",
+    "do_train": "not read",
+    "do_eval": "not read",
+    "do_predict": "not read",
+    "local_rank": "set by the launcher",
+    "ddp_timeout": "how long a rank waits",
+}
+
+
+# What a checkpoint keeps
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The fingerprint of a run and its position in the data, next to weights, optimizer and counters."""
+
+    fixed: dict[str, Any]  #: settings that cannot change within a run, such as the precision
+    data: dict[str, Any]  #: settings and digests that determine the batches. They may change with `ignore_data_skip`.
+    position: dict[str, Any]  #: the next batch in the data, if the number of updates is not enough to find it
+    objective: dict[str, Any] = field(default_factory=dict)  #: settings of the loss. A resume prints their changes.
+    settings: dict[str, Any] = field(default_factory=dict)  #: all others. A resume prints their changes.
+
+    def write(self, checkpoint: Path) -> None:
+        """Write `run_state.json` into a checkpoint."""
+        text = json.dumps(asdict(self), indent=2)
+        (checkpoint / RUN_STATE).write_text(text + "\n", encoding="utf-8")
+
+
+def read_run_state(checkpoint: Path) -> RunState:
+    """Read the `run_state.json` of a checkpoint."""
+    file = checkpoint / RUN_STATE
+    try:
+        return RunState(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        remedy = f"delete {checkpoint.name} to resume from the checkpoint before it"
+        raise UserError(f"{file} is missing or damaged ({one_line(error)}): {remedy}") from None
+
+
+# Compare
+
+
+def require_same(checkpoint: Path, saved: Mapping[str, Any], now: Mapping[str, Any], remedy: str) -> None:
+    """Refuse to resume with a value that differs from the checkpoint's. Only names in both are compared."""
+    for name, value in now.items():
+        if name in saved and not _equal(saved[name], value):
+            trained_with = f"but {checkpoint} was trained with {_shown(saved[name], value)}"
+            raise UserError(f"{name}: {_shown(value, saved[name])}, {trained_with}: {remedy}")
+
+
+def print_changes(kind: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Print each value that differs from the checkpoint's. Only names in both are compared."""
+    for name, value in now.items():
+        if name in saved and not _equal(saved[name], value):
+            was, becomes = _shown(saved[name], value), _shown(value, saved[name])
+            print_main(f"resuming with another {kind}: {name} was {was}, is now {becomes}")
+
+
+def _equal(saved: Any, now: Any) -> bool:
+    """Compare two values, of a content by its digest. If one digest is unknown, the names must be equal."""
+    if isinstance(saved, list) and isinstance(now, list):
+        return len(saved) == len(now) and all(map(_equal, saved, now))
+    if _is_content(saved) and _is_content(now) and saved["digest"] and now["digest"]:
+        return bool(saved["digest"] == now["digest"])
+    if _is_content(saved) and _is_content(now):
+        return bool(saved["name"] == now["name"])
+    return bool(saved == now)
+
+
+def _shown(value: Any, other: Any) -> str:
+    """A value in a message. A digest is shown if the name alone does not tell the two apart."""
+    if isinstance(value, list) and any(map(_is_content, value)):
+        others = other if isinstance(other, list) and len(other) == len(value) else [None] * len(value)
+        return " ".join(map(_shown, value, others))
+    if not _is_content(value):
+        return str(value)
+    same_name = _is_content(other) and other["name"] == value["name"]
+    return f"{value['name']} with digest {value['digest']}" if same_name else str(value["name"])
+
+
+# Values
+
+
+def plain_values(arguments: Any, names: Sequence[str]) -> dict[str, Any]:
+    """The named arguments as JSON values."""
+    return {name: _plain(getattr(arguments, name, None)) for name in names}
+
+
+def other_settings(arguments: Any) -> dict[str, Any]:
+    """The arguments that are in no other group, as JSON values."""
+    elsewhere = {*OPTIMIZATION, *SELECTION, *PLAN, *OBJECTIVE, *COMPARED_AS, *IRRELEVANT}
+    names = [each.name for each in fields(arguments) if each.init and each.name not in elsewhere]
+    return plain_values(arguments, names)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if hasattr(value, "to_dict"):
+        return _plain(value.to_dict())
+    return type(value).__name__
+
+
+# Contents
+
+# The files of a model folder that decide what the model computes.
+_WEIGHTS_AND_CODE = (".safetensors", ".bin", ".py", ".spm", ".model")
+_SETTINGS = (
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+)
+_TOKENIZER_FOLDER = "target_tokenizer"
+_BLOCK = 1 << 22
+
+
+def content_of(folder: str | os.PathLike) -> dict[str, Any]:
+    """Return the name of a model folder with a digest of its weights, settings, tokenizers and code.
+
+    The digest of a folder that is not on this machine is None.
+    """
+    root = Path(folder)
+    return {"name": str(folder), "digest": _digest(root) if root.is_dir() else None}
+
+
+def _is_content(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {"name", "digest"}
+
+
+def _digest(root: Path) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    candidates = [*root.iterdir(), *root.glob(f"{_TOKENIZER_FOLDER}/*")]
+    files = [path for path in candidates if path.suffix in _WEIGHTS_AND_CODE or path.name in _SETTINGS]
+    for path in sorted(files):
+        if not path.is_file():
+            continue
+        digest.update(f"{path.relative_to(root)} {path.stat().st_size}\n".encode())
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+# Models
+
+_REMOTE_CODE = "transformers_modules."
+
+
+def class_name(model: Any) -> str:
+    """The name MODULE:CLASS of a model's class. FSDP2 replaces the class of a model by a subclass of its own."""
+    kind = next(each for each in type(model).__mro__ if not issubclass(each, FSDPModule))
+    module = kind.__module__
+    if module.startswith(_REMOTE_CODE):  # then come the names of folders in a cache
+        module = module.rpartition(".")[2]
+    return f"{module}:{kind.__qualname__}"
+
+
+def code_digest(model: Any) -> str | None:
+    """A digest of the code of a user's own model class, or None for classes of libraries."""
+    libraries = (__package__.partition(".")[0], "transformers", "torch", "builtins")
+    own = [kind for kind in type(model).__mro__ if kind.__module__.partition(".")[0] not in libraries]
+    return source_digest(*own) if own else None
+
+
+def source_digest(*objects: Any) -> str | None:
+    """A digest of the source text of classes or functions, or None if they have none."""
+    digest = hashlib.blake2b(digest_size=8)
+    try:
+        for each in objects:
+            digest.update(inspect.getsource(each).encode())
+    except (OSError, TypeError):  # defined in an interactive session, or built in
+        return None
+    return digest.hexdigest()
+
+
+# Fields of an adapter's configuration that do not change its function.
+_INCIDENTAL = ("base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version", "task_type")
+
+
+def adapter_facts(model: Any) -> dict[str, Any]:
+    """The settings of the adapters of a PEFT model. A scale or a dropout is not in the weights."""
+    facts: dict[str, Any] = {}
+    for name, config in getattr(model, "peft_config", {}).items():
+        for setting, value in config.to_dict().items():
+            if setting not in _INCIDENTAL:
+                facts[f"{setting} of adapter {name}"] = _plain(value)
+    return facts

@@ -1,0 +1,424 @@
+"""A resumed run is the same run: each argument of `train`, changed on resume, is refused, printed, or irrelevant.
+
+The arguments come from the parser, so that a new one fails here until it is in a group of `fingerprint` or is printed.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.training.facts import COMPARED_BY_CONTENT
+from hf_vanilla_transformer.training.fingerprint import (
+    COMPARED_AS,
+    IRRELEVANT,
+    OBJECTIVE,
+    OPTIMIZATION,
+    PLAN,
+    SELECTION,
+    read_run_state,
+)
+from hf_vanilla_transformer.training.recipes import parse_recipe, training_parser
+from hf_vanilla_transformer.utils.errors import UserError
+from tests.model_helpers import randomise, tiny_model
+from tests.trainer_helpers import run_tiny, write_pairs
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+ZAHLEN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht"]
+PAIRS = list(zip(WORDS, ZAHLEN, strict=True))
+OTHERS = [(f"{source} {source}", f"{target} {target}") for source, target in PAIRS]
+MODULE = __name__
+MODEL_ARGUMENTS = set(vars(parse_recipe([])[0]))
+
+
+class Sharp(VanillaTransformerForConditionalGeneration):
+    """Another objective with the same weights."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        if output.loss is not None:
+            output.loss = 3 * output.loss
+        return output
+
+
+def doubled(source: str, target: str, dice: Any) -> tuple[str, str]:
+    return f"{source} {source}", f"{target} {target}"
+
+
+ACTIONS: dict[str, argparse.Action] = {
+    action.dest: action
+    for action in training_parser()._actions
+    if action.nargs != 0  # help, and the second flags of Booleans
+}
+
+#: Cannot be tried here: another machine or service is needed.
+NOT_TRIED = {
+    "deepspeed": "needs deepspeed",
+    "fsdp": "needs several processes",
+    "fsdp_config": "needs several processes",
+    "push_to_hub": "needs the Hub",
+    "parallelism_config": "has no flag",
+    "torch_compile": "needs a compiler, for minutes",
+    "torch_compile_backend": "needs a compiler, for minutes",
+    "torch_compile_mode": "needs a compiler, for minutes",
+    "tf32": "needs a GPU",
+    "fp16": "needs a GPU",
+}
+
+
+# Runs
+
+
+class Runs:
+    """Runs of two updates, each made once: their folders, flags, and the weights after a third update."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.text = write_pairs(folder / "text", PAIRS) | write_pairs(folder / "text", PAIRS[:3], "validation")
+        self.others = write_pairs(folder / "others", OTHERS, "train", "validation", "test")
+        self.base = self._model("base", 0.0)
+        self.other_base = self._model("other_base", 1.0)
+        common = {"save_steps": 1, "per_device_train_batch_size": 3, "warmup_steps": 2, "seed": 1}
+        evaluated = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss"}
+        fresh = {**self.text, **common, **evaluated, "greater_is_better": False}
+        tuned = {**self.text, **common, "model_name_or_path": self.base, "vocab_size": None, "learning_rate": 0.01}
+        sizes = ("d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
+        heads = ("encoder_attention_heads", "decoder_attention_heads")
+        tuned |= dict.fromkeys((*sizes, *heads))
+        directions = {"train": [self._table()], "directions": ["en-de", "de-en"]}
+        self.flags: dict[str, dict[str, Any]] = {
+            "fresh": fresh,
+            "tuned": tuned,
+            "lora": {**tuned, "lora_r": 2, "lora_alpha": 4},
+            "tokens": {**common, **self.text, "max_tokens_per_batch": 40},
+            "many": {**common, **directions},
+            "taught": {**common, **self.text, "tokenizer_name": self.base, "vocab_size": None},
+        }
+        self.flags["taught"] |= {"teacher": [self.base], "vocab_size": None}
+        self.weights: dict[str, dict[str, torch.Tensor]] = {}
+
+    def _model(self, name: str, change: float) -> Path:
+        folder = self.folder / name
+        tokenizer = train_tokenizer([*WORDS, *ZAHLEN], 280)
+        model = randomise(tiny_model(vocab_size=len(tokenizer), bos_token_id=0, pad_token_id=1, eos_token_id=2))
+        with torch.no_grad():
+            model.model.decoder.layers[0].fc1.bias += change
+        model.save_pretrained(folder)
+        save_tokenizers(folder, tokenizer)
+        return folder
+
+    def _table(self) -> Path:
+        file = self.folder / "table.tsv"
+        rows = [f"{source}\t{target}" for source, target in PAIRS]
+        file.write_text("\n".join(["en\tde", *rows]) + "\n", encoding="utf-8")
+        return file
+
+    def make(self, kind: str) -> Path:
+        """The folder of a run of two updates."""
+        folder = self.folder / kind
+        if not folder.exists():
+            train(folder, self.flags[kind], max_steps=2)
+            resumed = self.copy(kind, self.folder / f"{kind}-resumed")
+            printed = train(resumed, self.flags[kind], **RESUME)
+            assert changes(printed) == [], "a resume without a change prints none"
+            self.weights[kind] = weights_of(resumed)
+        return folder
+
+    def copy(self, kind: str, target: Path) -> Path:
+        return shutil.copytree(self.folder / kind, target)
+
+
+RESUME = {"max_steps": 3, "resume_from_checkpoint": True}
+
+
+def train(folder: Path, flags: dict[str, Any], **changed: Any) -> str:
+    """Train and return what is printed."""
+    fields = {"vocab_size": 280, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1} | flags | changed
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        run_tiny(folder, **{name: "null" if value is None else value for name, value in fields.items()})
+    return printed.getvalue()
+
+
+def changes(printed: str) -> list[str]:
+    """The names of the changes that a resume has printed, without `max_steps`, which each resume here raises."""
+    names = re.findall(r"^resuming with another \w+: (.+?) was ", printed, re.M)
+    return [name for name in names if name != "max_steps"]
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    last = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    (file,) = last.glob("*model.safetensors")
+    return load_file(file)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("runs"))
+
+
+# Changes
+
+
+def changed_value(name: str, runs: Runs, now: Any) -> Any:
+    """A value of an argument that differs from `now`."""
+    known = {
+        "activation_function": "gelu",
+        "add_languages": ["fr=de"],
+        "augment": ["upper=0.5"],
+        "base_test": runs.others["validation"],
+        "bleu_tokenize": "char",
+        "debug": "tpu_metrics_debug",
+        "directions": ["de-en", "en-de"],
+        "fsdp": "full_shard",
+        "label_names": ["labels"],
+        "language_token": "target",
+        "layer_norm_position": "pre",
+        "length_column_name": "other",
+        "liger_kernel_config": "{}",
+        "lora_target_modules": ["q_proj"],
+        "lr_scheduler_kwargs": '{"timescale": 7}',
+        "lr_scheduler_type": "constant",
+        "metric_for_best_model": "bleu",
+        "model_class": f"{MODULE}:Sharp",
+        "model_name_or_path": runs.other_base,
+        "optim": "sgd",
+        "optim_args": "eps=1e-3",
+        "output_dir": None,
+        "position_encoding_type": "sinusoidal_split",
+        "preset": "big",
+        "report_to": "none",
+        "sampling_temperature": 1.0,
+        "source_column": "en",
+        "rewrite": f"{MODULE}:doubled",
+        "source_lang": "fr",
+        "source_tokens": "chars",
+        "target_tokens": "chars",
+        "task": "sequence",
+        "tokens": "chars",
+        "target_column": "de",
+        "target_lang": "it",
+        "teacher": [runs.other_base],
+        "test": runs.others["test"],
+        "tokenizer_name": runs.base,
+        "train": runs.others["train"],
+        "train_sampling_strategy": "sequential",
+        "train_weights": [2],
+        "validation": runs.others["validation"],
+        "accelerator_config": '{"split_batches": false, "even_batches": false}',
+        "activation_checkpointing_kwargs": '{"use_reentrant": false}',
+        "gradient_checkpointing_kwargs": '{"use_reentrant": false}',
+        "optim_target_modules": "q_proj",
+        "include_for_metrics": ["loss"],
+        "dataloader_multiprocessing_context": "fork",
+        "hub_token": "hf_secret",
+        "local_rank": -1,
+        "eval_accumulation_steps": 1,
+        "greater_is_better": True,
+        "ddp_backend": "gloo",
+        "stages": ["{fractions: [1.0]}"],
+        "search": ["learning_rate=0.1..0.2"],
+        "save_strategy": "epoch",
+        "logging_strategy": "epoch",
+        "eval_strategy": "epoch",
+        "hub_strategy": "end",
+        "log_level": "error",
+        "log_level_replica": "error",
+        "max_minutes": 100.0,
+        "generation_config": runs.base,
+        "dataloader_prefetch_factor": 2,
+        "bf16": True,
+    }
+    if name in known:
+        return known[name]
+    action = ACTIONS[name]
+    kind = getattr(action.type, "__name__", "")
+    default = now if now is not None else DEFAULTS.get(name, action.default)
+    if kind == "string_to_bool":
+        return not default
+    if kind == "int":
+        return 7 if not isinstance(default, int) else default + 1
+    if kind == "float":
+        return 0.5 if not default or default == 1 else default * 0.5
+    if action.choices:
+        return next(choice for choice in action.choices if choice != default)
+    return "other"
+
+
+DEFAULTS = {name: getattr(VanillaTransformerConfig(), name, None) for name in MODEL_ARGUMENTS}
+#: The run in which a change of the argument has an effect. Others are tried with fresh weights and batches of pairs.
+KIND = {
+    "directions": "many",
+    "language_token": "many",
+    "add_languages": "many",
+    "sampling_temperature": "many",
+    "source_column": "many",
+    "target_column": "many",
+    "model_name_or_path": "lora",
+    "trust_remote_code": "lora",
+    "lora_r": "lora",
+    "lora_alpha": "lora",
+    "lora_dropout": "lora",
+    "lora_target_modules": "lora",
+    "max_tokens_per_batch": "tokens",
+    "tokens_per_update": "tokens",
+    "teacher": "taught",
+    "teacher_weight": "taught",
+    "teacher_top": "taught",
+}
+#: What an argument needs beside itself.
+WITH = {
+    "dataloader_persistent_workers": {"dataloader_num_workers": 1},
+    "dataloader_prefetch_factor": {"dataloader_num_workers": 1},
+    "dataloader_multiprocessing_context": {"dataloader_num_workers": 1},
+    "consistency_start": {"simcut_alpha": 3.0},
+    "gradient_checkpointing_kwargs": {"gradient_checkpointing": True},
+    "activation_checkpointing_kwargs": {"activation_checkpointing": True},
+    "neftune_noise_alpha": {},
+}
+
+
+def outcome(runs: Runs, kind: str, folder: Path, changed: dict[str, Any]) -> tuple[str, Any]:
+    """Resume a run with changed arguments: "refused" and the line, "printed" and the names, "same" or "silent"."""
+    runs.make(kind)
+    resumed = runs.copy(kind, folder)
+    try:
+        printed = train(resumed, runs.flags[kind], **RESUME | changed)
+    except UserError as error:
+        assert "\n" not in str(error)
+        return "refused", str(error)
+    if names := changes(printed):
+        return "printed", names
+    expected, actual = runs.weights[kind], weights_of(resumed)
+    same = expected.keys() == actual.keys() and all(expected[name].equal(actual[name]) for name in expected)
+    return ("same" if same else "silent"), None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ACTIONS))
+def test_changed_argument_is_refused_printed_or_irrelevant(name: str, runs: Runs, tmp_path: Path) -> None:
+    if name in NOT_TRIED:
+        pytest.skip(NOT_TRIED[name])
+    kind = KIND.get(name, "fresh")
+    if name in ("output_dir", "resume_from_checkpoint"):
+        assert name in IRRELEVANT  # each resume here has another of both
+        return
+    value = changed_value(name, runs, runs.flags[kind].get(name))
+    found, detail = outcome(runs, kind, tmp_path / "run", {name: value, **WITH.get(name, {})})
+    print(name, value, found, detail)
+    if name == "ignore_data_skip":  # it starts the epoch again, with a line that says so
+        return
+    assert found != "silent", f"{name}: {value}: other weights, without a word"
+    if found == "same" and name != "use_cpu":  # there may be no other device
+        assert name in {*IRRELEVANT, *COMPARED_AS, *COMPARED_BY_CONTENT, *MODEL_ARGUMENTS}
+    if name in IRRELEVANT:
+        assert found in ("same", "refused")
+
+
+# The groups
+
+
+def test_every_list_names_arguments() -> None:
+    for names in (OPTIMIZATION, SELECTION, PLAN, OBJECTIVE, COMPARED_AS, IRRELEVANT, COMPARED_BY_CONTENT):
+        assert set(names) <= ACTIONS.keys(), set(names) - ACTIONS.keys()
+
+
+def test_no_argument_is_in_two_groups() -> None:
+    groups = [*OPTIMIZATION, *SELECTION, *PLAN, *OBJECTIVE, *COMPARED_AS, *IRRELEVANT, *COMPARED_BY_CONTENT]
+    assert len(groups) == len(set(groups))
+
+
+def test_every_argument_is_kept_or_known_elsewhere(runs: Runs) -> None:
+    folder = runs.make("fresh")
+    state = read_run_state(folder / "checkpoint-2")
+    kept = {*state.fixed, *state.data, *state.objective, *state.settings}
+    elsewhere = {*COMPARED_AS, *IRRELEVANT, *COMPARED_BY_CONTENT, *MODEL_ARGUMENTS}
+    assert ACTIONS.keys() - kept - elsewhere == set()
+    assert "hub_token" not in kept
+
+
+# What was silent
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "start"),
+    [
+        ("lora", {"lora_alpha": 64}, "lora_alpha: 64, but "),
+        ("lora", {"lora_dropout": 0.5}, "lora_dropout: 0.5, but "),
+        ("lora", {"lora_r": 0, "lora_alpha": None}, "lora_r: 0, but "),
+        ("lora", {"lora_r": 4}, "lora_r: 4, but "),
+        ("lora", {"lora_target_modules": ["fc1"]}, "lora_target_modules: ['fc1'], but "),
+        ("tuned", {"lora_r": 4}, "lora_r: 4, but "),
+        ("fresh", {"model_class": f"{MODULE}:Sharp"}, f"model_class: {MODULE}:Sharp, but "),
+        ("fresh", {"dataloader_drop_last": True}, "dataloader_drop_last: True, but "),
+        ("fresh", {"metric_for_best_model": "bleu", "greater_is_better": True}, "metric_for_best_model: bleu, but "),
+    ],
+)
+def test_change_of_the_function_is_refused(runs, tmp_path, kind, changed, start) -> None:
+    if "lora_r" in changed or kind == "lora":
+        pytest.importorskip("peft", reason="needs PEFT")
+    found, message = outcome(runs, kind, tmp_path / "run", changed)
+    assert found == "refused" and message.startswith(start) and "was trained with" in message
+
+
+@pytest.mark.parametrize("kind", ["lora", "tuned"])
+def test_other_base_model_is_refused(runs: Runs, tmp_path: Path, kind: str) -> None:
+    if kind == "lora":
+        pytest.importorskip("peft", reason="needs PEFT")
+    found, message = outcome(runs, kind, tmp_path / "run", {"model_name_or_path": runs.other_base})
+    assert found == "refused" and message.startswith(f"model_name_or_path: {runs.other_base}, but ")
+    assert f"was trained with {runs.base}: " in message
+
+
+def test_base_model_that_was_trained_in_place_is_refused(runs: Runs, tmp_path: Path) -> None:
+    runs.make("tuned")
+    base = shutil.copytree(runs.base, tmp_path / "base")
+    flags = runs.flags["tuned"] | {"model_name_or_path": base}
+    train(tmp_path / "run", flags, max_steps=2)
+    moved = base.rename(tmp_path / "moved")
+    resumed = shutil.copytree(tmp_path / "run", tmp_path / "resumed")
+    assert changes(train(resumed, flags | {"model_name_or_path": moved}, **RESUME)) == []
+    shutil.copytree(runs.other_base, base)
+    with pytest.raises(UserError, match=r"^model_name_or_path: .* with digest \w+, but .* with digest \w+: "):
+        train(tmp_path / "run", flags, **RESUME)
+
+
+def test_teacher_with_other_content_is_printed(runs: Runs, tmp_path: Path) -> None:
+    teacher = shutil.copytree(runs.base, tmp_path / "teacher")
+    flags = runs.flags["taught"] | {"teacher": [teacher]}
+    train(tmp_path / "run", flags, max_steps=2)
+    shutil.copyfile(runs.other_base / "model.safetensors", teacher / "model.safetensors")
+    assert changes(train(tmp_path / "run", flags, **RESUME)) == ["teacher"]
+
+
+def test_class_that_was_forgotten_is_refused(runs: Runs, tmp_path: Path) -> None:
+    flags = runs.flags["fresh"]
+    train(tmp_path / "run", flags, model_class=f"{MODULE}:Sharp", max_steps=2)
+    with pytest.raises(UserError, match=rf"^model_class: .* was trained with {MODULE}:Sharp: "):
+        train(tmp_path / "run", flags, **RESUME)
+
+
+def test_scores_of_the_base_model_are_of_the_same_test_set(runs: Runs, tmp_path: Path) -> None:
+    flags = runs.flags["tuned"] | {"test": runs.text["validation"]}
+    train(tmp_path / "run", flags, max_steps=2)
+    assert "before_test_bleu" in json.loads((tmp_path / "run" / "all_results.json").read_text())
+    printed = train(tmp_path / "run", flags | {"test": runs.others["test"]}, **RESUME)
+    assert changes(printed) == ["test data"] and "test: not the split" in printed
+    results = json.loads((tmp_path / "run" / "all_results.json").read_text())
+    assert "test_bleu" in results and "before_test_bleu" not in results
+
+
+def test_epoch_that_starts_again_is_printed(runs: Runs, tmp_path: Path) -> None:
+    runs.make("fresh")
+    printed = train(runs.copy("fresh", tmp_path / "run"), runs.flags["fresh"], **RESUME, ignore_data_skip=True)
+    assert "resuming at the start of the epoch" in printed
