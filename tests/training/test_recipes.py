@@ -119,7 +119,8 @@ def test_yaml_values_of_every_type_are_converted(recipe):
         ]
     )
     assert run.learning_rate == 0.004 and run.test_length_penalty == -0.5 and run.max_minutes == 5.0
-    assert data.streaming is True and run.load_best_model_at_end is False and run.average_tokens_across_devices is False
+    assert data.streaming is True and run.load_best_model_at_end is False
+    assert run.average_tokens_across_devices is False
     assert model.tie_word_embeddings is False and model.scale_embedding is None
     assert run.label_names == ["labels", "other"] and run.lr_scheduler_kwargs == {"timescale": 10}
     assert data.max_source_length == 12 and data.validation is None
