@@ -372,6 +372,20 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
             positions = sinusoidal_positions(position_ids, self.config.d_model, layout).to(inputs_embeds.dtype)
         return dropout(inputs_embeds * self.embed_scale + positions, p=self.config.dropout, training=self.training)
 
+    def bidirectional_mask(
+        self, inputs_embeds: Tensor, attention_mask: Tensor | None, encoder_hidden_states: Tensor | None = None
+    ) -> Any:
+        """The mask (B, 1, T, S) of attention to a whole source, or to all of the inputs. None masks nothing."""
+        # On a CPU a mask without padding is left out. On a GPU the host would wait to learn that.
+        left_out = attention_mask is None or attention_mask.device.type == "cpu"
+        return create_bidirectional_mask(
+            self.config,
+            inputs_embeds,
+            attention_mask,
+            encoder_hidden_states,
+            allow_is_bidirectional_skip=left_out,
+        )
+
     def check_mask(self, attention_mask: Tensor | None, expected: tuple[int, int], name: str) -> None:
         """Raise a ValueError for a 2-d mask with a different shape than `expected`. 4-d masks are not checked."""
         shape = tuple(getattr(attention_mask, "shape", ()))
@@ -398,21 +412,26 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        position_ids: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encode the source: `last_hidden_state` (B, S, D), `hidden_states` and `attentions` on request.
 
         Args:
             input_ids: (B, S).
-            attention_mask: (B, S), 1 for tokens and 0 for padding on any side. By default from `pad_token_id`.
+            attention_mask: (B, S), 1 for tokens and 0 for padding on any side. By default from `pad_token_id`. Or
+                (B, 1, S, S), in the form that the attention's backend takes.
             inputs_embeds: (B, S, D), before scaling, instead of ids.
+            position_ids: (B or 1, S), if they are not those of the tokens of `attention_mask`.
         """
         inputs_embeds = self.look_up(input_ids, inputs_embeds)
         batch, length = inputs_embeds.shape[:2]
         self.check_mask(attention_mask, (batch, length), "attention_mask")
         attention_mask = self.source_mask(input_ids, attention_mask)
-        x = self.embed(inputs_embeds, token_positions(inputs_embeds, attention_mask))
-        mask = create_bidirectional_mask(self.config, inputs_embeds, attention_mask)  # (B, 1, S, S)
+        if position_ids is None:
+            position_ids = token_positions(inputs_embeds, attention_mask)  # (B or 1, S)
+        x = self.embed(inputs_embeds, position_ids)
+        mask = self.bidirectional_mask(inputs_embeds, attention_mask)  # (B, 1, S, S)
         for layer in self.layers:
             x = layer(x, mask, **kwargs)
         x = self.layer_norm(x) if self.config.final_layer_norm else x
@@ -455,9 +474,10 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
 
         Args:
             input_ids: (B, T), the tokens after those in the cache.
-            attention_mask: (B, P + T), 0 for padding, needed only for padding on the left.
+            attention_mask: (B, P + T), 0 for padding, needed only for padding on the left. Or (B, 1, T, P + T), in
+                the form that the attention's backend takes.
             encoder_hidden_states: (B, S, D), the encoder's output.
-            encoder_attention_mask: (B, S).
+            encoder_attention_mask: (B, S) or (B, 1, T, S).
             past_key_values: keys and values of P earlier tokens.
             inputs_embeds: (B, T, D), before scaling, instead of ids.
             position_ids: (B or 1, T), if they are not P, P + 1 …
@@ -479,8 +499,8 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         x = self.embed(inputs_embeds, position_ids)
         cache = getattr(past_key_values, "self_attention_cache", past_key_values)
         mask = create_causal_mask(self.config, inputs_embeds, attention_mask, cache)  # (B, 1, T, P + T)
-        source_mask = create_bidirectional_mask(
-            self.config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
+        source_mask = self.bidirectional_mask(
+            inputs_embeds, encoder_attention_mask, encoder_hidden_states
         )  # (B, 1, T, S)
         for layer in self.layers:
             x = layer(x, encoder_hidden_states, mask, source_mask, past_key_values=past_key_values, **kwargs)
@@ -505,6 +525,15 @@ def dropout(x: Tensor, p: float, training: bool, residual: Tensor | None = None)
     kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= threshold - 2**15
     scale = 2**16 / (2**16 - threshold)
     return x * kept * scale if residual is None else torch.add(residual, x * kept, alpha=scale)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """True if a call of the module runs hooks, for example of pruning."""
+    return any(vars(module)[name] for name in HOOKS)
+
+
+# The attributes in which `torch.nn.Module` keeps the hooks of a call
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def cast_once(x: Tensor) -> Tensor:

@@ -26,9 +26,11 @@ DEVICE_CHUNK = 2**26
 ROW_UNIT = 64
 CPU_CACHE = 2**19  # logits that are differentiated at once: on a CPU they should stay in a core's cache
 
-#: Overwrites the logits (P, n, V) of a chunk with the derivatives of the loss by them. It gets the labels (n, 1) and
-#: the chunk's positions (n,) among the N, and returns two sums over the chunk: the loss and a value for the log.
-Differentiate: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+#: Overwrites the logits (P, n, V) of a chunk with the derivatives of the loss by them. It gets the labels (n, 1), the
+#: chunk's positions among the N, as numbers (n,) or as a slice, and weights (n, 1): 0 for a position that does not
+#: count, whose derivative is 0, or None if all count. It returns two sums over the chunk: the loss and a value for the
+#: log.
+Differentiate: TypeAlias = Callable[[Tensor, Tensor, Tensor | slice, Tensor | None], Tensor]
 
 
 def shift_right(labels: Tensor, start_token_id: int, pad_token_id: int) -> Tensor:
@@ -64,7 +66,9 @@ def fused_translation_loss(
     """`translation_loss` of the logits `hidden_states @ weight.T + bias`, without keeping them all in memory.
 
     For 4,096 tokens and a vocabulary of 37,000 the logits take 600 MB, and each derivative as much again. They are
-    computed and differentiated chunk by chunk, without the positions that have the label -100.
+    computed and differentiated chunk by chunk. On a CPU the positions that have the label -100 are left out. Elsewhere
+    and under torch.compile they stay with the weight 0, so that the host does not wait for their number, and one graph
+    serves all batches of a shape.
 
     `torch.nn.functional.linear_cross_entropy` has chunks and smoothing as well, but exists only from torch 2.13 on,
     covers one pass over a batch, and returns no loss without smoothing.
@@ -137,73 +141,164 @@ class _FusedObjective(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         device_type = hidden.device.type
         dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else weight.dtype
-        counted = labels.ne(IGNORED).nonzero().squeeze(1)  # (N',)
-        tokens = F.pad(hidden[:, counted].to(dtype), (0, 0, 0, -len(counted) % ROW_UNIT))  # (P, N' rounded up, D)
-        cast_weight = weight.to(dtype)  # (V, D)
-        cast_bias = None if bias is None else bias.to(dtype)  # (V,)
         with torch.autocast(device_type, enabled=False):
-            u = torch.tensor(uniform, device=hidden.device)  # (P,)
-            mean_weight = weight.mean(dim=0, dtype=torch.float32)  # (D,)
-            sum_tokens = u @ tokens.sum(dim=1, dtype=torch.float32)  # (D,) from (P,), (P, D)
-            total, grad_bias = -(sum_tokens @ mean_weight), None
-            if bias is not None:
-                count = sum(uniform) * len(counted)
-                total -= count * bias.float().mean()
-                grad_bias = torch.full_like(bias, -count / len(bias), dtype=torch.float32)  # (V,)
-            sums = torch.stack([total, torch.zeros_like(total)])
-            grad_tokens: Any = torch.empty_like(tokens, dtype=torch.float32) if grad else None  # (P, N', D)
-            grad_weight: Any = (sum_tokens / -len(weight)).repeat(len(weight), 1) if grad else None  # (V, D)
-            rows = max(1, rows_per_chunk(weight.shape, device_type, dtype) // len(hidden))
-            # One buffer for all chunks: fresh memory, mapped page by page, costs a third of this loss's time.
-            buffer = tokens.new_empty(min(rows, tokens.shape[1]) * len(hidden), len(weight))  # (P rows, V)
-            product = torch.empty_like(cast_weight) if grad and dtype != torch.float32 else None  # (V, D)
-            for start in range(0, len(counted), rows):
-                chunk = slice(start, start + rows)
-                states = tokens[:, chunk].flatten(0, 1)  # (P n, D)
-                flat = buffer[: len(states)]  # (P n, V)
-                if cast_bias is None:
-                    torch.mm(states, cast_weight.T, out=flat)
-                else:
-                    torch.addmm(cast_bias, states, cast_weight.T, out=flat)
-                logits = flat.unflatten(0, (len(hidden), -1))  # (P, n, V)
-                positions = counted[chunk]
-                sums += differentiate(logits[:, : len(positions)], labels[positions, None], positions)
-                logits[:, len(positions) :] = 0
-                if not grad:
-                    continue
-                grad_tokens[:, chunk] = logits @ cast_weight  # (P, n, D)
-                if product is None:
-                    grad_weight.addmm_(flat.T, states)  # (V, D) from (V, P n), (P n, D)
-                else:
-                    grad_weight += torch.mm(flat.T, states, out=product)
-                if grad_bias is not None:
-                    grad_bias += flat.sum(dim=0, dtype=torch.float32)
-            if grad:
-                grad_tokens = grad_tokens[:, : len(counted)].sub_(u[:, None, None] * mean_weight)
-        return sums[0].clone(), sums[1].clone(), counted, grad_tokens, grad_weight, grad_bias
+            if device_type == "cpu" and not torch.compiler.is_compiling():
+                return _labelled_positions(hidden, weight, bias, labels, differentiate, uniform, grad, dtype)
+            return _all_positions(hidden, weight, bias, labels, differentiate, uniform, grad, dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor | None, ...]) -> None:
         # `torch.func` wants a separate context, and saved tensors among the outputs.
         hidden, weight, *_ = inputs
         _, logged, counted, *gradients = output
-        ctx.mark_non_differentiable(logged, counted)
+        constants = [logged]
+        if counted is not None:
+            constants.append(counted)
+        if torch.compiler.is_compiling():  # elsewhere a derivative of a gradient is an error of `backward`
+            constants += [gradient for gradient in gradients if gradient is not None]
+        ctx.mark_non_differentiable(*constants)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(counted, *gradients)
-        ctx.like = hidden.shape, hidden.dtype, weight.dtype
+        ctx.hidden_shape = hidden.shape
+        ctx.hidden_dtype = hidden.dtype
+        ctx.weight_dtype = weight.dtype
 
     @staticmethod
     def backward(ctx: Any, grad_total: Tensor, *second: Tensor | None) -> tuple[Tensor | None, ...]:
-        if any(gradient is not None for gradient in second):
+        is_second = any(gradient is not None for gradient in second)
+        if is_second and not torch.compiler.is_compiling():
             raise RuntimeError("this loss has no second derivatives; for those call the model with skip_logits=False")
         counted, grad_tokens, grad_weight, grad_bias = ctx.saved_tensors
-        shape, hidden_dtype, weight_dtype = ctx.like
-        grad_hidden = grad_tokens.new_zeros(shape)  # (P, N, D)
-        grad_hidden[:, counted] = grad_tokens * grad_total
+        if counted is None:
+            grad_hidden = grad_tokens * grad_total  # (P, N, D)
+        else:
+            grad_hidden = grad_tokens.new_zeros(ctx.hidden_shape)
+            grad_hidden[:, counted] = grad_tokens * grad_total
+        grad_weight = (grad_weight * grad_total).to(ctx.weight_dtype)
         if grad_bias is not None:
-            grad_bias = (grad_bias * grad_total).to(weight_dtype)
-        grad_weight = (grad_weight * grad_total).to(weight_dtype)
-        return grad_hidden.to(hidden_dtype), grad_weight, grad_bias, None, None, None, None
+            grad_bias = (grad_bias * grad_total).to(ctx.weight_dtype)
+        return grad_hidden.to(ctx.hidden_dtype), grad_weight, grad_bias, None, None, None, None
+
+
+def _all_positions(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    differentiate: Differentiate,
+    uniform: tuple[float, ...],
+    grad: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor | None, ...]:
+    """Compute the outputs of `_FusedObjective` from all positions, those without a label with the weight 0.
+
+    All shapes follow from those of the arguments, and nothing is read by the host nor made there.
+    """
+    passes, positions, width = hidden.shape
+    vocab_size = len(weight)
+    is_label = labels.ne(IGNORED)  # (N,)
+    weights = is_label.float()[:, None]  # (N, 1)
+    targets = labels.masked_fill(~is_label, 0)[:, None]  # (N, 1)
+    tokens = hidden.to(dtype)  # (P, N, D)
+    cast_weight = weight.to(dtype)  # (V, D)
+    cast_bias = None if bias is None else bias.to(dtype)  # (V,)
+
+    loss = torch.zeros((), device=hidden.device)
+    logged = torch.zeros((), device=hidden.device)
+    chunks = []  # of the gradient by the hidden states, each (P, n, D)
+    grad_weight = torch.zeros(vocab_size, width, device=hidden.device) if grad else None
+    grad_bias = torch.zeros(vocab_size, device=hidden.device) if grad and bias is not None else None
+    rows = rows_per_chunk(weight.shape, hidden.device.type, dtype) // passes
+    count = -(-positions // max(1, rows))
+    rows = -(-positions // count)  # the same for all chunks but the last
+    for start in range(0, positions, rows):
+        chunk = slice(start, start + rows)
+        states = tokens[:, chunk].flatten(0, 1)  # (P n, D)
+        flat = F.linear(states, cast_weight, cast_bias)  # (P n, V)
+        logits = flat.unflatten(0, (passes, -1))  # (P, n, V)
+        sums = differentiate(logits, targets[chunk], chunk, weights[chunk])
+        loss = loss + sums[0]
+        logged = logged + sums[1]
+        if grad_weight is None:
+            continue
+        chunks.append((logits @ cast_weight).float())
+        grad_weight = grad_weight + flat.T @ states  # (V, D) from (V, P n), (P n, D)
+        if grad_bias is not None:
+            grad_bias = grad_bias + flat.sum(dim=0, dtype=torch.float32)
+
+    grad_tokens = torch.cat(chunks, dim=1) if grad else None  # (P, N, D)
+    if any(uniform):
+        mean_weight = weight.mean(dim=0, dtype=torch.float32)  # (D,)
+        counted = (tokens * weights).float()  # (P, N, D)
+        sum_tokens = sum(u * states.sum(dim=0) for u, states in zip(uniform, counted, strict=True))  # (D,)
+        loss = loss - (sum_tokens * mean_weight).sum()
+        if bias is not None:
+            loss = loss - sum(uniform) * weights.sum() * bias.float().mean()
+        if grad_weight is not None:
+            grad_weight = grad_weight - sum_tokens / vocab_size
+            by_pass = [each - u * mean_weight * weights for u, each in zip(uniform, grad_tokens, strict=True)]
+            grad_tokens = torch.stack(by_pass)
+        if grad_bias is not None:
+            grad_bias = grad_bias - sum(uniform) * weights.sum() / vocab_size
+    return loss, logged, None, grad_tokens, grad_weight, grad_bias
+
+
+def _labelled_positions(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    differentiate: Differentiate,
+    uniform: tuple[float, ...],
+    grad: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor | None, ...]:
+    """Compute the outputs of `_FusedObjective` from the N' positions with a label, in memory that is used again."""
+    passes = len(hidden)
+    counted = labels.ne(IGNORED).nonzero().squeeze(1)  # (N',)
+    tokens = F.pad(hidden[:, counted].to(dtype), (0, 0, 0, -len(counted) % ROW_UNIT))  # (P, N' rounded up, D)
+    cast_weight = weight.to(dtype)  # (V, D)
+    cast_bias = None if bias is None else bias.to(dtype)  # (V,)
+    u = torch.tensor(uniform)  # (P,)
+    mean_weight = weight.mean(dim=0, dtype=torch.float32)  # (D,)
+    sum_tokens = u @ tokens.sum(dim=1, dtype=torch.float32)  # (D,) from (P,), (P, D)
+    total = -(sum_tokens @ mean_weight)
+    grad_bias = None
+    if bias is not None:
+        count = sum(uniform) * len(counted)
+        total -= count * bias.float().mean()
+        grad_bias = torch.full_like(bias, -count / len(bias), dtype=torch.float32)  # (V,)
+    sums = torch.stack([total, torch.zeros_like(total)])
+    grad_tokens: Any = torch.empty_like(tokens, dtype=torch.float32) if grad else None  # (P, N', D)
+    grad_weight: Any = (sum_tokens / -len(weight)).repeat(len(weight), 1) if grad else None  # (V, D)
+    rows = max(1, rows_per_chunk(weight.shape, "cpu", dtype) // passes)
+    # One buffer for all chunks: fresh memory, mapped page by page, costs a third of this loss's time.
+    buffer = tokens.new_empty(min(rows, tokens.shape[1]) * passes, len(weight))  # (P rows, V)
+    product = torch.empty_like(cast_weight) if grad and dtype != torch.float32 else None  # (V, D)
+    for start in range(0, len(counted), rows):
+        chunk = slice(start, start + rows)
+        states = tokens[:, chunk].flatten(0, 1)  # (P n, D)
+        flat = buffer[: len(states)]  # (P n, V)
+        if cast_bias is None:
+            torch.mm(states, cast_weight.T, out=flat)
+        else:
+            torch.addmm(cast_bias, states, cast_weight.T, out=flat)
+        logits = flat.unflatten(0, (passes, -1))  # (P, n, V)
+        positions = counted[chunk]
+        sums += differentiate(logits[:, : len(positions)], labels[positions, None], positions, None)
+        logits[:, len(positions) :] = 0
+        if not grad:
+            continue
+        grad_tokens[:, chunk] = logits @ cast_weight  # (P, n, D)
+        if product is None:
+            grad_weight.addmm_(flat.T, states)  # (V, D) from (V, P n), (P n, D)
+        else:
+            grad_weight += torch.mm(flat.T, states, out=product)
+        if grad_bias is not None:
+            grad_bias += flat.sum(dim=0, dtype=torch.float32)
+    if grad:
+        grad_tokens = grad_tokens[:, : len(counted)].sub_(u[:, None, None] * mean_weight)
+    return sums[0].clone(), sums[1].clone(), counted, grad_tokens, grad_weight, grad_bias
 
 
 def rows_per_chunk(weight: torch.Size, device_type: str, dtype: torch.dtype) -> int:
@@ -215,19 +310,37 @@ def rows_per_chunk(weight: torch.Size, device_type: str, dtype: torch.dtype) -> 
     return max(1, min(chunk // vocab_size, rows * width))
 
 
-def _differentiate(logits: Tensor, labels: Tensor, positions: Tensor, smoothing: float) -> Tensor:
+def _differentiate(
+    logits: Tensor, labels: Tensor, positions: Tensor | slice, weights: Tensor | None, smoothing: float
+) -> Tensor:
     """Overwrite logits (1, n, V) with p - (1 - ε) [label]. Return the cross-entropies with smoothing and without.
 
     With p = softmax(z), the loss of one position is  lse(z) - (1 - ε) z_label - ε mean(z),  and its derivative by z is
     p - (1 - ε) [label] - ε / V.  `fused_objective` adds the terms of mean(z).
     """
     sums = torch.zeros(2, device=logits.device)
-    rows = max(1, CPU_CACHE // logits.shape[2]) if logits.device.type == "cpu" else logits.shape[1]
-    for z, label in zip(logits[0].split(rows), labels.split(rows), strict=True):
+    for rows in cache_sized_parts(logits, CPU_CACHE):
+        z = logits[0, rows]
         p, lse = softmax_and_lse(z)  # (rows, V), (rows, 1)
-        sums += torch.stack(cross_entropy_into(p, 1.0, z, lse, label, smoothing))
-        z.copy_(p)
+        some = None if weights is None else weights[rows]
+        smoothed, plain = cross_entropy_into(p, 1.0, z, lse, labels[rows], smoothing)  # (rows, 1)
+        sums = sums + torch.stack([weighted_sum(smoothed, some), weighted_sum(plain, some)])
+        z.copy_(p if some is None else p * some)
     return sums
+
+
+def cache_sized_parts(logits: Tensor, cache: int) -> list[slice]:
+    """Split the positions of logits (P, n, V): on a CPU so that a pass has at most `cache` logits in a part."""
+    _, positions, vocab_size = logits.shape
+    if logits.device.type != "cpu" or torch.compiler.is_compiling():
+        return [slice(0, positions)]
+    rows = max(1, cache // vocab_size)
+    return [slice(start, start + rows) for start in range(0, positions, rows)]
+
+
+def weighted_sum(values: Tensor, weights: Tensor | None) -> Tensor:
+    """The sum of values (n, 1), each times its weight if there are weights (n, 1)."""
+    return values.sum() if weights is None else (values * weights).sum()
 
 
 def cross_entropy_into(
@@ -235,13 +348,13 @@ def cross_entropy_into(
 ) -> tuple[Tensor, Tensor]:
     """Subtract weight (1 - ε) [label] from a derivative (n, V) that has weight · p already.
 
-    `logits` are (n, V), `lse` of their rows and `labels` (n, 1). Return the sums of the smoothed and of the plain
-    cross-entropy, without the weight and the term of mean(z).
+    `logits` are (n, V), `lse` of their rows and `labels` (n, 1). Return the smoothed and the plain cross-entropy of
+    each row (n, 1), without the weight and the term of mean(z).
     """
     chosen = logits.gather(1, labels).float()  # z_label (n, 1)
-    plain = (lse - chosen).sum()
+    plain = lse - chosen
     derivative.scatter_add_(1, labels, derivative.new_full(labels.shape, weight * (smoothing - 1)))
-    return plain + smoothing * chosen.sum(), plain
+    return plain + smoothing * chosen, plain
 
 
 def softmax_and_lse(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,7 @@ from .layers_vanilla_transformer import (
     VanillaTransformerPreTrainedModel,
     check_ids,
     dropout,
+    is_hooked,
 )
 from .loss_vanilla_transformer import (
     IGNORED,
@@ -79,18 +80,21 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         decoder_position_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cross_attention_mask: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput | BaseModelOutput:
         """Encode the source, or take its `encoder_outputs`, and decode the target.
 
-        Args and returns: as in the two stacks. `attention_mask` (B, S) serves both. A call with a source alone returns
-        the encoder's states, as embedders expect.
+        Args and returns: as in the two stacks. `attention_mask` (B, S) serves both, unless `cross_attention_mask`
+        (B, S) or (B, 1, T, S) says what the decoder sees of the source. A call with a source alone returns the
+        encoder's states, as embedders expect.
         """
         attention_mask = self.source_mask(input_ids, attention_mask)
         source: Any = encoder_outputs
         if source is None:
-            source = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
+            source = self.encoder(input_ids, attention_mask, inputs_embeds, position_ids, **kwargs)
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 return source
         source = source if isinstance(source, BaseModelOutput) else BaseModelOutput(*source)
@@ -98,7 +102,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             decoder_input_ids,
             decoder_attention_mask,
             source.last_hidden_state,
-            attention_mask,
+            attention_mask if cross_attention_mask is None else cross_attention_mask,
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
             position_ids=decoder_position_ids,
@@ -198,8 +202,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMix
             labels: (B, T), -100 for padding. The decoder reads them shifted right, unless it is given other inputs.
             num_items_in_batch: target tokens of the whole update, passed by `Trainer`. See `translation_loss`.
             skip_logits: True computes the loss without the (B, T, V) logits, in a fraction of their time and memory.
-                None does so while training, and computes logits if they are read. False, a call without labels, and
-                an output layer with a hook, an adapter or a different class compute them at once.
+                None does so while training, and computes logits if they are read, but not under torch.compile. False,
+                a call without labels, and an output layer with a hook, an adapter or a different class compute them
+                at once.
             objective: called in place of `translation_losses`. Other arguments: as in the two stacks.
 
         Returns:
@@ -237,14 +242,16 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMix
         return VanillaTransformerOutput(loss, logits, **fields)
 
     def _can_skip_logits(self, states: Tensor, skip_logits: bool | None) -> bool:
-        # Without a gradient there is no fused backward pass to gain from.
-        requested = self.training and states.requires_grad if skip_logits is None else skip_logits
-        if not requested or torch.compiler.is_compiling():
+        if skip_logits is None:
+            # Without a gradient there is no fused backward pass to gain from. torch.compile cannot trace logits that
+            # are computed when they are read.
+            requested = self.training and states.requires_grad and not torch.compiler.is_compiling()
+        else:
+            requested = skip_logits
+        if not requested or is_hooked(self.lm_head):
             return False
-        # Hooks of the output layer, for example of pruning, run when it is called.
-        hooked = any(hooks for name, hooks in vars(self.lm_head).items() if "ward_" in name)
         # An adapter or a quantized layer computes something else. Sharding and offloading replace `forward`.
-        if hooked or type(self.lm_head) is not nn.Linear or "forward" in vars(self.lm_head):
+        if type(self.lm_head) is not nn.Linear or "forward" in vars(self.lm_head):
             return False
         # The fused gradients come before the loss is scaled, and float16 underflows on small ones.
         device_type = self.lm_head.weight.device.type

@@ -34,7 +34,11 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
+from tests import pretended_gpu  # noqa: E402
+
 torch.set_num_threads(_THREADS)
+if not torch.cuda.is_available():
+    pretended_gpu.reserve()
 # The same examples in every run, and no time limit on a busy machine.
 settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
 settings.load_profile("deterministic")

@@ -32,7 +32,7 @@ from torch.library import Library, fallthrough_kernel
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
-from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import _DummyBackendModule, _DummyDeviceGuard, _DummyPrivateUse1Hook
 
 NAME = "pretended"
 DEVICE = f"{NAME}:0"
@@ -439,6 +439,19 @@ class _Module(_DummyBackendModule):
         return [torch.bfloat16, torch.float16]
 
 
+class _Hook(_DummyPrivateUse1Hook):
+    def is_available(self) -> bool:
+        return False
+
+
+@cache
+def reserve() -> Any:
+    """Give the device a queue in autograd, before the first backward pass of the process. Nothing else changes."""
+    guard = _DummyDeviceGuard()
+    torch._C._acc.register_python_privateuseone_device_guard(guard)
+    return guard
+
+
 # Operations that CUDA's autocast runs in the lower precision, and in float32.
 LOWER = ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm")
 FLOAT32 = (
@@ -460,7 +473,13 @@ FLOAT32 = (
 @cache
 def install() -> tuple[Library, ...]:
     """Register the device, once in a process. The result keeps the registrations alive."""
-    _setup_privateuseone_for_python_backend(NAME, _Module())
+    if torch.cuda.is_available():
+        pytest.skip("torch knows one accelerator, and here it is a real one")
+    reserve()
+    torch.utils.rename_privateuse1_backend(NAME)
+    torch.utils.generate_methods_for_privateuse1_backend()
+    torch._register_device_module(NAME, _Module())
+    torch._C._acc.register_python_privateuseone_hook(_Hook())
     attention = Library(NAME, "DEF")
     inputs = "Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, float scale"
     attention.define(f"attend({inputs}) -> Tensor")

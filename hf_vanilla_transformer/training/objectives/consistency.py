@@ -25,7 +25,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...loss_vanilla_transformer import IGNORED, cross_entropy_into, softmax_and_lse
+from ...loss_vanilla_transformer import (
+    IGNORED,
+    cache_sized_parts,
+    cross_entropy_into,
+    softmax_and_lse,
+    weighted_sum,
+)
 from . import Objective
 
 CPU_CACHE = 2**17  # logits of each pass that are differentiated at once, so that they stay in a core's cache
@@ -105,7 +111,9 @@ class ConsistencyObjective(Objective):
         loss = loss + self.alpha * (self.forward * forward + self.reverse * reverse)
         return loss, cross_entropy(first.detach(), 0.0)
 
-    def differentiate(self, logits: Tensor, labels: Tensor, positions: Tensor, smoothing: float) -> Tensor:
+    def differentiate(
+        self, logits: Tensor, labels: Tensor, positions: Tensor | slice, weights: Tensor | None, smoothing: float
+    ) -> Tensor:
         """Overwrite the logits z and z' of both passes (2, n, V) with the derivatives of the loss. Return its sum and
         the unsmoothed cross-entropy of the first pass, all without label smoothing's terms of mean(z).
 
@@ -116,30 +124,37 @@ class ConsistencyObjective(Objective):
           by z':  q (c + α f - α r (d - E_q d)) - α f p - c [label]
         """
         sums = torch.zeros(2, device=logits.device)
-        rows = max(1, CPU_CACHE // logits.shape[2]) if logits.device.type == "cpu" else logits.shape[1]
-        f, r, c = self.alpha * self.forward, self.alpha * self.reverse, self.second_cross_entropy
-        for z, other, label in zip(logits[0].split(rows), logits[1].split(rows), labels.split(rows), strict=True):
-            (p, lse), (q, other_lse) = softmax_and_lse(z), softmax_and_lse(other)  # (rows, V), (rows, 1)
+        f = self.alpha * self.forward
+        r = self.alpha * self.reverse
+        c = self.second_cross_entropy
+        for rows in cache_sized_parts(logits, CPU_CACHE):
+            z = logits[0, rows]
+            other = logits[1, rows]  # z'
+            label = labels[rows]
+            some = None if weights is None else weights[rows]
+            p, lse = softmax_and_lse(z)  # (rows, V), (rows, 1)
+            q, other_lse = softmax_and_lse(other)
             difference = z.float() - other  # d (rows, V)
             weighted = p * difference
-            mean, gap = weighted.sum(dim=1, keepdim=True), lse - other_lse  # E_p d (rows, 1)
-            loss = f * (mean - gap).sum()
+            mean = weighted.sum(dim=1, keepdim=True)  # E_p d (rows, 1)
+            gap = lse - other_lse
+            loss = f * (mean - gap)  # (rows, 1)
             by_z = weighted.mul_(f).addcmul_(p, 1 + r - f * mean)
             if r:
                 by_z.sub_(q, alpha=r)
-                torch.mul(q, difference, out=difference)
+                difference.mul_(q)
                 mean = difference.sum(dim=1, keepdim=True)  # E_q d
-                loss += r * (gap - mean).sum()
+                loss = loss + r * (gap - mean)
                 by_other = difference.mul_(-r).addcmul_(q, c + f + r * mean).sub_(p, alpha=f)
             else:
                 by_other = q.mul_(c + f).sub_(p, alpha=f)
-            cross_entropy, plain = cross_entropy_into(by_z, 1.0, z, lse, label, smoothing)
-            loss += cross_entropy
+            cross_entropy, plain = cross_entropy_into(by_z, 1.0, z, lse, label, smoothing)  # (rows, 1)
+            loss = loss + cross_entropy
             if c:
-                loss += c * cross_entropy_into(by_other, c, other, other_lse, label, smoothing)[0]
-            z.copy_(by_z)
-            other.copy_(by_other)
-            sums += torch.stack([loss, plain])
+                loss = loss + c * cross_entropy_into(by_other, c, other, other_lse, label, smoothing)[0]
+            z.copy_(by_z if some is None else by_z * some)
+            other.copy_(by_other if some is None else by_other * some)
+            sums = sums + torch.stack([weighted_sum(loss, some), weighted_sum(plain, some)])
         return sums
 
 

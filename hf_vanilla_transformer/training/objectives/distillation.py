@@ -10,7 +10,7 @@ gradients. For sequence-level distillation (§3.2) train on the teacher's transl
 distil`.
 
 The teacher's distributions are computed in full for one update, or their most probable tokens are kept. Both have
-`at`, the distributions t at some positions of a batch, and `rows` of these. Rows have `divergence`,
+`at`, the distributions t at some positions of a batch, and `rows` of these. Rows have `divergence` (n, 1),
 KL(t ‖ p) = Σ t log t - Σ t z + lse z for the student's logits z (n, V), and `subtract_from`, to subtract weight · t
 from a derivative (n, V) in place.
 
@@ -33,7 +33,13 @@ from transformers import PreTrainedTokenizerBase
 from ...data.batching import pair_lengths
 from ...data.tokenizer_training import load_tokenizers, tokenizer_digest
 from ...inference.loading import load_model
-from ...loss_vanilla_transformer import IGNORED, cross_entropy_into, softmax_and_lse
+from ...loss_vanilla_transformer import (
+    IGNORED,
+    cache_sized_parts,
+    cross_entropy_into,
+    softmax_and_lse,
+    weighted_sum,
+)
 from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ...utils.errors import UserError
 from . import Objective
@@ -51,7 +57,7 @@ class FullRows:
     t: Tensor
 
     def divergence(self, z: Tensor, lse: Tensor) -> Tensor:
-        return lse.sum() + torch.xlogy(self.t, self.t).sub_(self.t * z).sum()
+        return lse + torch.xlogy(self.t, self.t).sub_(self.t * z).sum(dim=1, keepdim=True)
 
     def subtract_from(self, derivative: Tensor, weight: float) -> Tensor:
         return derivative.sub_(self.t, alpha=weight)
@@ -73,7 +79,7 @@ class FullDistributions:
 
     teachers: Sequence[tuple[Tensor, nn.Module]]
 
-    def at(self, positions: Tensor, dtype: torch.dtype) -> FullChunk:
+    def at(self, positions: Tensor | slice, dtype: torch.dtype) -> FullChunk:
         return FullChunk([_logits(head, states.flatten(0, 1)[positions], dtype) for states, head in self.teachers])
 
 
@@ -99,7 +105,7 @@ class TopDistributions:
     tokens: Tensor
     probabilities: Tensor
 
-    def at(self, positions: Tensor, dtype: torch.dtype) -> "TopDistributions":
+    def at(self, positions: Tensor | slice, dtype: torch.dtype) -> "TopDistributions":
         return TopDistributions(self.tokens[positions], self.probabilities[positions])
 
     def rows(self, some: slice) -> "TopDistributions":
@@ -107,7 +113,7 @@ class TopDistributions:
 
     def divergence(self, z: Tensor, lse: Tensor) -> Tensor:
         t = self.probabilities
-        return lse.sum() + torch.xlogy(t, t).sub(t * z.gather(1, self.tokens)).sum()
+        return lse + torch.xlogy(t, t).sub(t * z.gather(1, self.tokens)).sum(dim=1, keepdim=True)
 
     def subtract_from(self, derivative: Tensor, weight: float) -> Tensor:
         return derivative.scatter_add_(1, self.tokens, -weight * self.probabilities)
@@ -262,22 +268,25 @@ class DistillationObjective(Objective):
             F.cross_entropy(each, targets, label_smoothing=epsilon, reduction="sum")
             for each, epsilon in ((scores, smoothing), (scores.detach(), 0.0))
         )
-        divergence = taught.rows(slice(None)).divergence(scores, scores.logsumexp(dim=1))
+        divergence = taught.rows(slice(None)).divergence(scores, scores.logsumexp(dim=1, keepdim=True)).sum()
         return (1 - self.weight) * smoothed + self.weight * divergence, plain
 
-    def differentiate(self, logits: Tensor, labels: Tensor, positions: Tensor, smoothing: float) -> Tensor:
+    def differentiate(
+        self, logits: Tensor, labels: Tensor, positions: Tensor | slice, weights: Tensor | None, smoothing: float
+    ) -> Tensor:
         """Overwrite logits (1, n, V) with (1 - λ) (p - (1 - ε) [label]) + λ (p - t). Return the summed loss without
         label smoothing's term of mean(z), and the unsmoothed cross-entropy."""
         taught = self.taught.at(positions, logits.dtype)  # the dtype of the student's products
         sums = torch.zeros(2, device=logits.device)
-        rows = max(1, CPU_CACHE // logits.shape[2]) if logits.device.type == "cpu" else logits.shape[1]
         share = 1 - self.weight
-        for start in range(0, len(positions), rows):
-            chunk = slice(start, start + rows)
-            z, label, t = logits[0, chunk], labels[chunk], taught.rows(chunk)  # (rows, V), (rows, 1)
+        for rows in cache_sized_parts(logits, CPU_CACHE):
+            z = logits[0, rows]
+            t = taught.rows(rows)
+            some = None if weights is None else weights[rows]
             p, lse = softmax_and_lse(z)  # (rows, V), (rows, 1)
             derivative = t.subtract_from(p, self.weight)
-            cross_entropy, plain = cross_entropy_into(derivative, share, z, lse, label, smoothing)
-            sums += torch.stack([share * cross_entropy + self.weight * t.divergence(z, lse), plain])
-            z.copy_(derivative)
+            cross_entropy, plain = cross_entropy_into(derivative, share, z, lse, labels[rows], smoothing)  # (rows, 1)
+            loss = share * cross_entropy + self.weight * t.divergence(z, lse)
+            sums = sums + torch.stack([weighted_sum(loss, some), weighted_sum(plain, some)])
+            z.copy_(derivative if some is None else derivative * some)
         return sums
