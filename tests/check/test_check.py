@@ -2,7 +2,9 @@
 
 import importlib
 import inspect
+import os
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -159,11 +161,10 @@ def test_code_that_cannot_be_checked_gives_one_line(code, message, tmp_path, mon
 
 
 @pytest.mark.slow
-def test_command_prints_the_mistake(tmp_path, capsys):
-    from vanilla_transformer_cli.main import main
-
+def test_command_runs_in_any_folder(tmp_path):
     (tmp_path / "mine.py").write_text(inspect.getsource(styles))
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     for setting, status, text in ((["--set", "bug=scale"], 1, "§3.2.1"), ([], 0, "equals the paper")):
-        with pytest.raises(SystemExit) as ended:
-            main(["check", f"{tmp_path / 'mine.py'}:Transformer", *setting])
-        assert ended.value.code == status and text in capsys.readouterr().out
+        command = [sys.executable, "-m", "scripts.docs.lessons.check", "mine.py:Transformer", *setting]
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert ended.returncode == status and text in ended.stdout
