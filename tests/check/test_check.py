@@ -17,12 +17,8 @@ from tests.check import more_styles, styles
 from tests.conftest import REPOSITORY
 from tests.test_planted_faults import FAULTS, file_of, plant
 
-FAST = {("Transformer", None), ("make_model", None), ("Seq2SeqTransformer", None), ("LearnedTransformer", None)}
-FAST |= {("Transformer", "exponent"), ("Transformer", "ahead"), ("Seq2SeqTransformer", "causal")}
 CASES = [
-    pytest.param(name, bug, place, marks=[] if (name, bug) in FAST else pytest.mark.slow)
-    for name, bugs in (styles.STYLES | more_styles.STYLES).items()
-    for bug, place in bugs.items()
+    (name, bug, place) for name, bugs in (styles.STYLES | more_styles.STYLES).items() for bug, place in bugs.items()
 ]
 
 

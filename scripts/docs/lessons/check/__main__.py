@@ -33,6 +33,14 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument(
         "--set", nargs="+", type=_setting, default=[], metavar="NAME=VALUE", help="arguments of the constructor"
     )
+    parser.add_argument(
+        "--role",
+        nargs="+",
+        type=name_and_value,
+        default=[],
+        metavar="ROLE=MODULE",
+        help="name a module that is not found: output_layer=NAME",
+    )
     parser.add_argument("--seconds", type=int, default=60, metavar="N", help="time limit (default: %(default)s)")
     parsed = parser.parse_args(arguments)
     if not all(parsed.code.rpartition(":")[::2]):
@@ -47,7 +55,7 @@ def main(arguments: argparse.Namespace) -> int:
 
     check_at_least_one(seconds=arguments.seconds)
     file, _, name = arguments.code.rpartition(":")
-    report = check_file(file, name, dict(arguments.set), arguments.seconds)
+    report = check_file(file, name, dict(arguments.set), arguments.seconds, dict(arguments.role))
     for mistake in report["mistakes"]:
         print(f"mistake: {mistake}")
     for note in report["notes"]:

@@ -1,22 +1,29 @@
 """Compare a class with the paper: find the choices that let `Reference` compute the same numbers."""
 
+import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from hf_vanilla_transformer.utils.errors import UserError
 
 from . import subject
+from .conventions import own_convention
 from .mistakes import MISTAKES, Mistake
 from .objectives import check_loss, check_shift
 from .parts import check_part, part_of
-from .place import first_difference
+from .place import Places, local_mistakes
 from .reference import Reference
 from .report import TOLERANCE, UNKNOWN, Report, choices, notes_of, relative_difference
+from .roles import Roles, roles_of
+from .subject import Call
+from .trace import Trace
 
 _OUTPUTS = {
     "logits": lambda logits: logits,
@@ -38,47 +45,94 @@ _CACHED = Mistake(
     "cached step", "§3.1", None, "token by token with a cache the logits are not those of the whole target"
 )
 _PADDED = Mistake("positions", "§3.5", "padding", "padding on the left of a source moves the positions of its tokens")
+_NOT_A_NUMBER = Mistake(
+    "mask value",
+    "§3.2.3",
+    "nan",
+    "the output has NaN, as from a softmax over scores that are all -inf: a position that may see no key, such as the "
+    "first one under a causal mask without its diagonal",
+)
+_COPIES = "the layers of a stack are one object, as in [layer] * N: use copy.deepcopy"
+_IN_TRAINING = "the causal mask exists in training mode alone: call eval() only to decode token by token"
+_REPEATED = Mistake("heads", "§3.2.2", "one map", "one projection (d_k, d_k) serves every head: each head has its own")
+
+_MASKS = {
+    "visible": "masks: 1 or True shows a key",
+    "number": "masks: 1 shows a key",
+    "hidden": "masks: 1 or True hides a key",
+    "added": "masks: 0 shows a key and -inf hides it, and they are added to the scores",
+}
 
 
-def check(build: Any, given: Mapping[str, Any]) -> Report:
+def check(build: Any, given: Mapping[str, Any], roles: Mapping[str, str] | None = None) -> Report:
     """Build a model, or a part of one, and compare its output with the paper's for the same random weights.
 
     Args:
         build: a class or a function that returns an `nn.Module`. Its name tells a part, such as `PositionalEncoding`,
             `MultiHeadAttention`, `LayerNorm`, `EncoderLayer`, `loss` or `shift_right`, from a whole model.
         given: arguments for it that the names of its parameters do not explain.
+        roles: names of modules by role, if they are not found: "output_layer" -> "generator.proj".
 
     Raises:
         UserError: it cannot be built, called or understood. The message names the argument that is needed.
     """
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it zeroes padding, in nested tensors without a shape
     torch.manual_seed(0)
-    for words, check_objective in ((r"shift", check_shift), (r"loss|smooth|criterion", check_loss)):
-        if re.search(words, build.__name__, re.IGNORECASE):
-            return check_objective(build, given)
-    part = part_of(build.__name__)
-    return check_part(build, given, *part) if part else check_model(build, given)
+    try:
+        for words, check_objective in ((r"shift", check_shift), (r"loss|smooth|criterion", check_loss)):
+            if re.search(words, build.__name__, re.IGNORECASE):
+                return check_objective(build, given)
+        part = part_of(build.__name__)
+        return check_part(build, given, *part) if part else check_model(build, given, roles or {})
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+@dataclass
+class _Subject:
+    """A model with the calls that work, their outputs, and the weights that a trace of the first call found."""
+
+    model: nn.Module
+    source: Tensor
+    target: Tensor
+    calls: list[Call]
+    outputs: list[Tensor]
+    roles: Roles
+    norms: dict[str, tuple[Any, ...]]
 
 
 @torch.no_grad()
-def check_model(build: Any, given: Mapping[str, Any]) -> Report:
+def check_model(build: Any, given: Mapping[str, Any], roles: Mapping[str, str]) -> Report:
     """As `check`, for an encoder and decoder."""
     arguments = subject.constructor_arguments(build, given)
     model = subject.built(build, arguments)
     if subject.shared_layers(model):
-        explanation = "the layers of a stack are one object, as in [layer] * N: use copy.deepcopy"
-        return Report([Mistake("layers", "§3.1", "shared", explanation)], float("inf"), [])
-    weights = subject.weights_of(model)
-    source, target = _batch(weights.tensors)
-    outputs = _outputs(model, source, target)
-    reference = Reference(weights.tensors, subject.heads_of(arguments), subject.PAD, weights.tables)
-    if weights.tied_to_source:
-        return Report([_TIED], float("inf"), [])
-    report = _compare(reference, [output for _, output in outputs], source, target, subject.norm_options(model))
-    if report.mistakes == [UNKNOWN]:
-        places = [first_difference(model, weights.modules, reference, call, (source, target)) for call, _ in outputs]
-        # of two ways to call it that both work, one may swap words and sentences
-        place, section = min(places, key=lambda each: "embeddings" in each[0])
-        report.mistakes[0] = UNKNOWN._replace(place=place, section=section)
+        return Report([Mistake("layers", "§3.1", "shared", _COPIES)], float("inf"), [])
+    subject.require_parameters(model)
+    report = _checked(build, model, arguments, roles)
+    if [each.option for each in report.mistakes if each.place == "causal mask"] == ["none"]:
+        subject.switch_off_dropout(model)
+        with contextlib.suppress(UserError):  # it has dropout that is no module, or cannot be called
+            trained = _checked(build, model.train(), arguments, roles)
+            if not trained.mistakes:
+                return trained._replace(notes=[*trained.notes, _IN_TRAINING])
+    return report
+
+
+def _checked(build: Any, model: nn.Module, arguments: Mapping[str, Any], roles: Mapping[str, str]) -> Report:
+    """Compare a model in the mode that it is in."""
+    source, target, calls, outputs = _working_calls(model)
+    if not outputs:
+        return Report([_NOT_A_NUMBER], float("inf"), [])
+    found = _traced(model, calls[0], roles)
+    if found.is_applied:
+        outputs = [_applied(found, output) for output in outputs]
+    checked = _Subject(model, source, target, calls, outputs, found, subject.norm_options(model))
+    report = _first_mistakes(checked)
+    if report is None:
+        report = _numbers(checked, subject.heads_of(model, arguments))
+    report = _with_notes(checked, report, build)
     asks_pre_norm = any("norm" in name and (value is True or value == "pre") for name, value in arguments.items())
     if not report.mistakes and asks_pre_norm and not any(note.startswith("pre-norm") for note in report.notes):
         return Report([_PRE], report.difference, report.notes)
@@ -86,6 +140,122 @@ def check_model(build: Any, given: Mapping[str, Any]) -> Report:
         if difference > TOLERANCE:
             return Report([mistake], difference, report.notes)
     return report
+
+
+def _first_mistakes(checked: _Subject) -> Report | None:
+    """Mistakes of the weights alone."""
+    found = checked.roles
+    if found.shared:
+        explanation = f"one module is {found.shared[0]}: each has its own weights"
+        return Report([Mistake("layers", "§3.1", "shared", explanation)], float("inf"), [])
+    return Report([_TIED], float("inf"), []) if found.tied_to_source else None
+
+
+def _numbers(checked: _Subject, named_heads: Sequence[int]) -> Report:
+    """Compare the outputs, with the number of heads that the code names first, then with the one that it uses."""
+    found = checked.roles
+    width = len(found.tensors["model.encoder.embed_tokens.weight"][0])
+    all_heads = [each for each in dict.fromkeys((*named_heads, found.heads)) if width % each == 0]
+    report = None
+    for heads in all_heads:
+        reference = Reference(found.tensors, heads, subject.PAD, found.tables)
+        other = _compare(checked, reference)
+        if report is None or other.mistakes != [UNKNOWN]:
+            report = other
+        if other.mistakes != [UNKNOWN]:
+            break
+    assert report is not None
+    if report.mistakes == [UNKNOWN]:
+        reference = Reference(found.tensors, all_heads[0], subject.PAD, found.tables)
+        mistakes = _local(checked, reference)
+        return report._replace(mistakes=[_REPEATED, *mistakes] if found.repeated else mistakes or [UNKNOWN])
+    if found.repeated:
+        return report._replace(mistakes=[_REPEATED, *report.mistakes])
+    return report
+
+
+def _local(checked: _Subject, reference: Reference) -> list[Mistake]:
+    """The mistakes by place, for the way to call the model that explains most."""
+    best: list[Mistake] | None = None
+    for call, output in zip(checked.calls, checked.outputs, strict=True):
+        found = _traced(checked.model, call, {"output_layer": checked.roles.output_name.rpartition(".")[0]})
+        if found.is_applied:
+            found.flow["decoder"] = _states(call, checked)
+        places = Places(found, reference, checked.source, checked.target, checked.norms)
+        mistakes = local_mistakes(list(places.differences()))
+        mistakes += _of_output(found, reference, output, places)
+        if best is None or _weight(mistakes) < _weight(best):
+            best = mistakes
+    return best or []
+
+
+def _weight(mistakes: Sequence[Mistake]) -> tuple[int, int]:
+    return sum(each.option is None for each in mistakes), len(mistakes)
+
+
+def _states(call: Call, checked: _Subject) -> Tensor:
+    states = subject.logits_of(call.run(), *checked.target.shape)
+    assert states is not None
+    return states
+
+
+def _of_output(found: Roles, reference: Reference, output: Tensor, places: Places) -> list[Mistake]:
+    """Mistakes of the output layer, for the states that it reads."""
+    states = found.flow.get("decoder")
+    states = None if states is None else places.oriented(states, "decoder")
+    if states is None:
+        return []
+    scales = [each for each in MISTAKES if each.place == "output scale"]
+    for mistake in (None, *scales):
+        logits = reference.output(states, {mistake.place: mistake.option} if mistake else {})
+        for name, transform in _OUTPUTS.items():
+            expected = transform(logits)[:, : output.shape[1]]
+            if expected.shape == output.shape and relative_difference(output, expected) < TOLERANCE:
+                return [each for each in (mistake, _OUTPUT_MISTAKES.get(name)) if each]
+    return [UNKNOWN._replace(place="output layer", section="§3.4")]
+
+
+def _traced(model: nn.Module, call: Call, given: Mapping[str, str]) -> Roles:
+    with Trace(model, {"source": call.source, "target": call.target}) as trace:
+        call.run()
+    return roles_of(trace, model, given)
+
+
+def _applied(found: Roles, states: Tensor) -> Tensor:
+    """The logits of the decoder's states, by the output layer that forward does not call."""
+    return functional.linear(states, found.tensors["lm_head.weight"], found.tensors.get("lm_head.bias"))
+
+
+def _with_notes(checked: _Subject, report: Report, build: Any) -> Report:
+    """Add what a right model leaves to its caller: the output layer, and the convention of masks."""
+    found = checked.roles
+    notes = list(report.notes)
+    mistakes = list(report.mistakes)
+    if found.is_applied:
+        module = found.output_name.rpartition(".")[0]
+        notes.append(f"forward gives the decoder's states (B, T, d_model): {module} was applied to them")
+    encodings = dict.fromkeys(call.encoding for call in checked.calls if call.encoding)
+    matching = [note for note in notes if note in _MASKS.values()]
+    if encodings and matching and not mistakes:
+        own = own_convention(build)
+        encoding = next(name for name, note in _MASKS.items() if note == matching[0])
+        encoding = "visible" if encoding == "number" else encoding
+        if own is not None and encoding in ("visible", "hidden") and own[0] != encoding:
+            explanation = f"{own[1]} marks the {own[0]} keys, and attention takes them for the {encoding} ones: an "
+            mistakes.append(Mistake("masks", "§3.2.3", "inverted", explanation + "inverted mask"))
+    unused = [name for name in found.unused if name not in _filled(found)]
+    layers = sorted({match[1] for name in unused if (match := re.match(r"(.*?\w+\.\d+)\.", name))})
+    if not mistakes:
+        for layer in layers:
+            if all(name in unused for name, _ in checked.model.named_parameters() if name.startswith(f"{layer}.")):
+                mistakes.append(Mistake("layers", "§3.1", "unused", f"{layer} is not called"))
+    if unused and not mistakes:
+        notes.append(f"no operation uses {', '.join(unused[:3])}{' …' if len(unused) > 3 else ''}")
+    return Report(mistakes, report.difference, notes)
+
+
+def _filled(found: Roles) -> set[str]:
+    return set(found.filled)
 
 
 def _with_cache_and_padding(model: nn.Module, source: Tensor, target: Tensor) -> Iterator[tuple[Mistake, float]]:
@@ -96,7 +266,9 @@ def _with_cache_and_padding(model: nn.Module, source: Tensor, target: Tensor) ->
     def run(ids: Tensor, target: Tensor, **more: Any) -> Any:
         return model(input_ids=ids, attention_mask=ids.ne(subject.PAD).long(), decoder_input_ids=target, **more)
 
-    logits, steps, cache = run(source, target).logits, [], None
+    logits = run(source, target).logits
+    steps = []
+    cache = None
     left = torch.stack([row.roll(int(row.eq(subject.PAD).sum())) for row in source])
     yield _PADDED, relative_difference(run(left, target).logits, logits)
     try:
@@ -109,50 +281,74 @@ def _with_cache_and_padding(model: nn.Module, source: Tensor, target: Tensor) ->
         yield _CACHED, float("inf")
 
 
-def _batch(weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """A source (3, 7) with padding, and a decoder input (3, 5) without."""
+def _batch(model: nn.Module, lengths: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """A source (3, S) with padding, and a decoder input (3, T) without."""
     generator = torch.Generator().manual_seed(1)
-    sizes = (len(weights[f"model.{stack}.embed_tokens.weight"]) for stack in ("encoder", "decoder"))
-    source, target = (
-        torch.randint(subject.EOS + 1, min(size, subject.SOURCE_TOKENS), (3, length), generator=generator)
-        for size, length in zip(sizes, (7, 5), strict=True)
-    )
-    for row, length in enumerate((6, 5, 4)):  # with padding in each, so that an inverted mask shows something
-        source[row, length:] = subject.PAD
+    sizes = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
+    size = min([each for each in sizes if each > subject.EOS + 2], default=subject.SOURCE_TOKENS)
+    size = min(size, subject.SOURCE_TOKENS)
+    source, target = (torch.randint(subject.EOS + 1, size, (3, length), generator=generator) for length in lengths)
+    for row, length in enumerate((lengths[0] - 1, lengths[0] - 2, lengths[0] - 3)):
+        source[row, length:] = subject.PAD  # in each, so that an inverted mask shows something
     return source, target
 
 
-def _outputs(model: nn.Module, source: Tensor, target: Tensor) -> list[tuple[Callable[[], Any], Tensor]]:
-    """Every way to call the model that works, with its output."""
-    errors: list[BaseException] = []
-    outputs: list[tuple[Callable[[], Any], Tensor]] = []
-    for call in subject.calls(model, source, target):
-        try:
-            output, again = (subject.logits_of(call(), *target.shape) for _ in range(2))
-        except Exception as error:
-            errors.append(error)
-            continue
-        if output is not None and again is not None:
-            subject.require_equal(output, again)
-            outputs.append((call, output))
-    if not outputs:
-        reason = subject.describe_failure(errors)
-        raise UserError(f"forward cannot be called with (source, target) and masks: {reason}")
-    return outputs
+def _working_calls(model: nn.Module) -> tuple[Tensor, Tensor, list[Call], list[Tensor]]:
+    """The source, the target, every way to call the model that works, and its output.
+
+    Some models fix the length of a sentence. It is read from the message of the error.
+    """
+    lengths = [(7, 5), (5, 5)]
+    first_errors: list[BaseException] = []
+    for pair in lengths:
+        errors: list[BaseException] = []
+        source, target = _batch(model, pair)
+        calls = []
+        outputs = []
+        is_finite = True
+        random: tuple[Tensor, Tensor] | None = None
+        for call in subject.calls(model, source, target):
+            try:
+                output, again = (subject.logits_of(call.run(), *target.shape) for _ in range(2))
+            except Exception as error:
+                errors.append(error)
+                continue
+            if output is None or again is None:
+                continue
+            if not bool(torch.isfinite(output).all()):
+                is_finite = False
+            elif torch.equal(output, again):
+                calls.append(call)
+                outputs.append(output)
+            else:
+                random = output, again
+        if not outputs and random is not None:
+            subject.require_equal(*random)
+        if outputs or not is_finite:
+            return source, target, calls, outputs
+        first_errors = first_errors or errors
+        fixed = {int(number) for error in errors for number in re.findall(r"size of tensor b \((\d+)\)", str(error))}
+        for length in sorted(fixed):
+            if 5 < length <= 500 and (length, length) not in lengths:
+                lengths.append((length, length))
+    reason = subject.describe_failure(first_errors)
+    raise UserError(f"forward cannot be called with (source, target) and masks: {reason}")
 
 
-def _compare(
-    reference: Reference, outputs: list[Tensor], source: Tensor, target: Tensor, norms: Mapping[str, tuple[Any, ...]]
-) -> Report:
+def _compare(checked: _Subject, reference: Reference) -> Report:
     smallest = float("inf")
-    for choice, mistake in choices({each.place for each in MISTAKES}, norms):
+    source, target = checked.source, checked.target
+    pairs = list(zip(checked.calls, checked.outputs, strict=True))
+    for choice, mistake in choices({each.place for each in MISTAKES}, checked.norms):
         try:
             logits = reference(source, target, choice)
         except (RuntimeError, KeyError):  # shapes that this mistake does not allow, or a part that the model lacks
             continue
         for name, transform in _OUTPUTS.items():
             expected = transform(logits)
-            for output in (each for each in outputs if each.shape[-1] == expected.shape[-1]):
+            for call, output in pairs:
+                if output.shape[-1] != expected.shape[-1]:
+                    continue
                 difference = relative_difference(output, expected[:, : output.shape[1]])
                 if not mistake and name not in _OUTPUT_MISTAKES:
                     smallest = min(smallest, difference)
@@ -160,5 +356,7 @@ def _compare(
                     mistakes = [each for each in (mistake, _OUTPUT_MISTAKES.get(name)) if each]
                     table = {"positions": "table"} if reference.tables else {}
                     notes = notes_of(choice | table, mistake, output=name)
+                    if call.encoding:
+                        notes.append(_MASKS[call.encoding])
                     return Report(mistakes, smallest if mistakes else difference, notes)
     return Report([UNKNOWN], smallest, [])

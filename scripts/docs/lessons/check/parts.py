@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_vanilla_transformer.interop.torch_roles import layer_refs
 from hf_vanilla_transformer.utils.errors import UserError
 
 from . import subject
 from .reference import Reference
 from .report import TOLERANCE, UNKNOWN, Report, choices, notes_of, relative_difference
+from .roles import part_tensors
+from .trace import Trace
 
 AT = "model.encoder.layers.0."
 _PARTS = {
@@ -43,7 +44,7 @@ def check_part(build: Any, given: Mapping[str, Any], part: str, places: tuple[st
     module = subject.built(build, arguments)
     x = torch.randn(3, 7, subject.WIDTH, generator=torch.Generator().manual_seed(1))
     mask = torch.arange(7)[None] < torch.tensor([[7], [5], [6]])  # (B, T), True for a visible key
-    expected = _reference(part, module, subject.heads_of(arguments))
+    working: list[Callable[[], Any]] = []
     outputs: list[Tensor] = []
     errors: list[BaseException] = []
     for visible in (mask, None):  # without a mask only if the part takes none: a mistake in it would not show
@@ -55,21 +56,26 @@ def check_part(build: Any, given: Mapping[str, Any], part: str, places: tuple[st
                 continue
             if isinstance(output, Tensor):
                 subject.require_equal(output, again)
+                working.append(call)
                 outputs += [output, output.transpose(0, 1)] if output.ndim == 3 else [output]
         if outputs:
             break
     if not outputs:
         raise UserError(f"{build.__name__} cannot be called: {subject.describe_failure(errors)}")
+    tensors, all_heads = _weights(part, module, working[0], x)
+    named = subject.heads_of(module, arguments)
     smallest = float("inf")
-    for choice, mistake in choices(places, subject.norm_options(module)):
-        try:
-            numbers = expected(x, visible, choice)
-        except (RuntimeError, KeyError):  # shapes that this mistake does not allow
-            continue
-        difference = min(_difference(output, numbers, x, part) for output in outputs)
-        smallest = min(smallest, float("inf") if mistake else difference)
-        if difference < TOLERANCE:
-            return Report([mistake] if mistake else [], smallest, notes_of(choice, mistake))
+    for heads in dict.fromkeys(each for each in (*named, *all_heads) if subject.WIDTH % each == 0):
+        expected = _reference(part, Reference(tensors, heads, subject.PAD))
+        for choice, mistake in choices(places, subject.norm_options(module)):
+            try:
+                numbers = expected(x, visible, choice)
+            except (RuntimeError, KeyError):  # shapes that this mistake does not allow
+                continue
+            difference = min(_difference(output, numbers, x, part) for output in outputs)
+            smallest = min(smallest, float("inf") if mistake else difference)
+            if difference < TOLERANCE:
+                return Report([mistake] if mistake else [], smallest, notes_of(choice, mistake))
     return Report([UNKNOWN._replace(place=part)], smallest, [])
 
 
@@ -93,28 +99,29 @@ def _calls(part: str, module: nn.Module, x: Tensor, mask: Tensor | None) -> Iter
             yield partial(module, *values, *mask_of_call)
 
 
-def _reference(part: str, module: nn.Module, heads: int) -> Callable[[Tensor, Any, Mapping[str, Any]], Tensor]:
-    """The paper's output for x, a mask or None, and a choice, with the weights of `module`."""
-    tensors = {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
+def _weights(part: str, module: nn.Module, call: Callable[[], Any], x: Tensor) -> tuple[dict[str, Tensor], list[int]]:
+    """The weights of a part by this package's names, and its number of heads, if it has some."""
     if part == "positions":
-        reference = Reference({}, heads, subject.PAD)
-        return lambda x, _, choice: (
-            x + reference.positions(x.shape[1], x.shape[2], "encoder", choice.get("positions", "interleaved"))
-        )
+        return {}, [1]
     if part == "norm":
-        vectors = zip((f"{AT}norm.weight", f"{AT}norm.bias"), tensors.values(), strict=False)
-        reference = Reference(dict(vectors), heads, subject.PAD)
-        return lambda x, _, choice: reference.norm(x, f"{AT}norm", choice)
-    if part == "attention":  # in a layer, whose other tensors are blank, the names have roles
-        sizes: dict[str, tuple[int, ...]] = {"ff.0.weight": (1, subject.WIDTH), "ff.1.weight": (subject.WIDTH, 1)}
-        sizes |= dict.fromkeys(("norm1.weight", "norm2.weight"), (subject.WIDTH,))
-        tensors = {f"self_attn.{name}": value for name, value in tensors.items()}
-        tensors |= {name: torch.ones(size) for name, size in sizes.items()}
-    tensors = {f"encoder.layers.0.{name}": value for name, value in tensors.items()}
-    refs, _ = layer_refs(tensors, ["encoder"])
-    reference = Reference(subject.referenced(tensors, refs), heads, subject.PAD)
+        vectors = [value for value in module.state_dict().values() if value.is_floating_point()]
+        names = (f"{AT}norm.weight", f"{AT}norm.bias")
+        return {name: value.expand(subject.WIDTH) for name, value in zip(names, vectors, strict=False)}, [1]
+    with Trace(module, {}, x) as trace:
+        call()
+    tensors, heads = part_tensors(trace, module, subject.WIDTH)
+    return tensors, [heads]
+
+
+def _reference(part: str, reference: Reference) -> Callable[[Tensor, Any, Mapping[str, Any]], Tensor]:
+    """The paper's output for x, a mask or None, and a choice."""
 
     def output(x: Tensor, mask: Any, choice: Mapping[str, Any]) -> Tensor:
+        if part == "positions":
+            option = choice.get("positions", "interleaved")
+            return x + reference.positions(x.shape[1], x.shape[2], "encoder", option)
+        if part == "norm":
+            return reference.norm(x, f"{AT}norm", choice)
         visible = torch.ones(1, dtype=torch.bool) if mask is None else mask[:, None, None]  # (B, 1, 1, T)
         if part == "attention":
             return reference.attention(x, x, visible, f"{AT}self_attn.", choice)

@@ -1,89 +1,281 @@
-"""Find the first module whose output differs from the paper's for the input that it gets."""
+"""Compare each sublayer of a model with the paper for the vectors that it gets itself, and name what differs there."""
 
 import itertools
-import os
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
+from .mistakes import MISTAKES, Mistake
 from .reference import ALLOWED, Reference
+from .report import UNKNOWN
+from .roles import ROLE_WORDS, STACKS, Roles, Sublayer
 
 TOLERANCE = 1e-4
 
+_IN_ATTENTION = ("heads", "attention scale", "softmax", "mask value", "attention output")
+_SUBLAYERS = {"self_attn": "self-attention", "cross_attn": "cross-attention", "final": "feed-forward"}
 
-def first_difference(
-    model: nn.Module,
-    modules: dict[str, str],
-    reference: Reference,
-    call: Callable[[], Any],
-    batch: tuple[Tensor, Tensor],
-) -> tuple[str, str]:
-    """Return the place and its section, such as ("decoder layer 1, feed-forward", "§3.3").
 
-    `call` runs the model on `batch`, the source (B, S) and the decoder input (B, T). `modules` has its names by ours.
+class Difference(NamedTuple):
+    """A mistake, or None for an unknown one, and where it is."""
+
+    mistake: Mistake | None
+    where: str
+    section: str
+
+
+class Places:
+    """The comparison of the parts of one model.
+
+    Args:
+        roles: its weights, and the vectors of one call.
+        reference: the paper's formulas with these weights.
+        source: the source (B, S) of the call.
+        target: the decoder's input (B, T).
+        norms: the options of normalisations, as of `subject.norm_options`.
     """
-    layers = {}
-    for stack in ("encoder", "decoder"):
-        for number in range(reference.depth(stack)):
-            at = f"model.{stack}.layers.{number}."
-            inside = [path for name, path in modules.items() if name.startswith(at)]
-            layers[at] = os.path.commonprefix([f"{path}." for path in inside]).rpartition(".")[0]
-    seen: dict[str, tuple[Any, Any]] = {}
 
-    def record(path: str, _: nn.Module, inputs: Any, output: Any) -> None:
-        seen.setdefault(path, (inputs, output))
+    def __init__(
+        self,
+        roles: Roles,
+        reference: Reference,
+        source: Tensor,
+        target: Tensor,
+        norms: Mapping[str, tuple[Any, ...]],
+    ) -> None:
+        self.roles = roles
+        self.reference = reference
+        self.ids = {"encoder": source, "decoder": target}
+        self.visible = source.ne(reference.pad_token_id)
+        products = itertools.product(norms["norm"], norms["epsilon"])
+        self.norms = [{"norm": kind, "epsilon": epsilon} for kind, epsilon in products]
 
-    paths = {*layers.values(), *modules.values()}
-    named = [(path, module) for path, module in model.named_modules() if path in paths]
-    hooks = [module.register_forward_hook(partial(record, path)) for path, module in named]
-    try:
-        call()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for at, path in layers.items():
-        stack, number = at.split(".")[1], int(at.split(".")[3])
-        where = f"{stack} layer {number + 1}"
-        inputs, output = _tensors(seen.get(path), batch[0].shape[0])
-        if number == 0 and inputs is not None and not _embedding_is_right(reference, inputs, stack, batch):
-            return f"{stack}'s embeddings and positions", "§3.4 and §3.5"
-        for name in ("self_attn_layer_norm", "cross_attn_layer_norm", "final_layer_norm"):
-            x, y = _tensors(seen.get(modules.get(f"{at}{name}", "")), batch[0].shape[0])
-            if x is not None and not any(_close(reference.norm(x, f"{at}{name}", c), y) for c in _norms()):
-                return f"{where}, {name.removesuffix('_layer_norm')} normalisation", "§3.1"
-        if stack == "encoder" and inputs is not None:
-            mask = batch[0].ne(reference.pad_token_id)[:, None, None, :]
-            if not any(_close(reference.layer(inputs, None, mask, None, at, c), output) for c in _all()):
-                return f"{where}, its attention, feed-forward network or residual connections", "§3.1 to §3.3"
-    return "decoder's layers or output", "§3.1 to §3.4"
+    def differences(self) -> Iterator[Difference]:
+        """What differs, from the source's embeddings to the decoder's last layer."""
+        for stack in STACKS:
+            yield from self._embeddings(stack)
+            yield from self._layers(stack)
+
+    def _embeddings(self, stack: str) -> Iterator[Difference]:
+        sublayers = self.roles.sublayers[stack]
+        if not sublayers:
+            return
+        vectors = self.oriented(sublayers[0].stream, stack)
+
+        def expected(choice: Mapping[str, Any]) -> Tensor:
+            return self.reference.embed(self.ids[stack], stack, choice)
+
+        places = ["embedding scale", "positions"]
+        if f"model.{stack}.embedding_norm.weight" in self.reference.weights:
+            places.append("embeddings")
+        right = [{"positions": option} for option in ALLOWED["positions"]]
+        right = [choice | norm for choice in right for norm in (self.norms if len(places) == 3 else [{}])]
+        mistakes = self._explain(vectors, stack, expected, right, places)
+        where = f"the {stack}'s embeddings and positions"
+        yield from _as_differences(mistakes, where, "§3.4 and §3.5")
+
+    def _layers(self, stack: str) -> Iterator[Difference]:
+        sublayers = self.roles.sublayers[stack]
+        roles = ("self_attn", "cross_attn", "final") if stack == "decoder" else ("self_attn", "final")
+        for number in sorted({each.number for each in sublayers}):
+            present = {each.role for each in sublayers if each.number == number}
+            for role in roles:
+                if role not in present:
+                    yield Difference(_listed("sublayers", f"no {_SUBLAYERS[role]}"), f"{stack} layer {number + 1}", "")
+        if stack == "decoder" and self.roles.is_swapped:
+            yield Difference(_listed("sublayers", "cross-attention first"), "the decoder", "")
+        for index, sublayer in enumerate(sublayers):
+            following = sublayers[index + 1] if index + 1 < len(sublayers) else None
+            yield from self._sublayer(stack, sublayer, following)
+
+    def _sublayer(self, stack: str, sublayer: Sublayer, following: Sublayer | None) -> Iterator[Difference]:
+        at = f"model.{stack}.layers.{sublayer.number}."
+        layer = f"{stack} layer {sublayer.number + 1}"
+        stream = self.oriented(sublayer.stream, stack)
+        x = self.oriented(sublayer.x, stack)
+        output = self.oriented(sublayer.output, stack)
+        if stream is None or x is None:
+            return
+        first = self.roles.sublayers[stack][0]
+        if sublayer.number > 0 and sublayer.stream is not first.stream and torch.equal(sublayer.stream, first.stream):
+            yield Difference(_OLD_INPUT, layer, "")
+            return
+        if sublayer.role == "cross_attn" and (option := self._memory(sublayer)) is not None:
+            yield Difference(option, layer, "")
+        if output is not None:
+            mistakes = self._function(stack, sublayer, at, x, output)
+            section = "§3.3" if sublayer.role == "final" else "§3.2"
+            yield from _as_differences(mistakes, f"{layer}, {ROLE_WORDS[sublayer.role]}", section)
+            yield from self._connection(stack, sublayer, following, (stream, x, output))
+
+    def _memory(self, sublayer: Sublayer) -> Mistake | None:
+        memory = sublayer.memory
+        embeddings = self.roles.sublayers["encoder"][0].stream if self.roles.sublayers["encoder"] else None
+        if memory is None:
+            return None
+        if memory.shape == sublayer.x.shape and torch.equal(memory, sublayer.x):
+            return _listed("memory", "the decoder itself")
+        if embeddings is not None and memory.shape == embeddings.shape and torch.equal(memory, embeddings):
+            return _listed("memory", "the embeddings")
+        return None
+
+    def _function(self, stack: str, sublayer: Sublayer, at: str, x: Tensor, output: Tensor) -> list[Mistake] | None:
+        reference = self.reference
+        if sublayer.role == "final":
+            right: list[dict[str, Any]] = [{"activation": option} for option in ALLOWED["activation"]]
+
+            def feed_forward(choice: Mapping[str, Any]) -> Tensor:
+                return reference.feed_forward(x, at, choice)
+
+            return self._explain(output, stack, feed_forward, right, ("activation", "feed-forward"))
+        crosses = sublayer.role == "cross_attn"
+        is_causal = stack == "decoder" and not crosses
+        memory = x if sublayer.memory is None else self.oriented(sublayer.memory, "encoder")
+        if not crosses or memory is None:
+            memory = x
+
+        def attention(choice: Mapping[str, Any]) -> Tensor:
+            mask = reference.causal_mask(x.shape[1], choice)
+            if not is_causal:
+                mask = self.visible[:, None, None]
+                option = choice.get("padding")
+                mask = {"ignored": torch.ones_like(mask), "inverted": ~mask}.get(str(option), mask)
+            if crosses and memory is x:
+                mask = torch.ones(1, dtype=torch.bool)
+            return reference.attention(x, memory, mask, f"{at}{sublayer.role}.", choice)
+
+        right = [{"heads": option} for option in ALLOWED["heads"]]
+        places = (*_IN_ATTENTION, "causal mask" if is_causal else "padding")
+        return self._explain(output, stack, attention, right, places)
+
+    def _connection(
+        self, stack: str, sublayer: Sublayer, following: Sublayer | None, vectors: tuple[Tensor, Tensor, Tensor]
+    ) -> Iterator[Difference]:
+        """Compare the residual connection and the normalisations around a sublayer."""
+        stream, x, output = vectors
+        at = f"model.{stack}.layers.{sublayer.number}."
+        place = f"{at}{sublayer.role}_layer_norm"
+        reference = self.reference
+        where = f"{stack} layer {sublayer.number + 1}, the residual connection or normalisation of "
+        where += ROLE_WORDS[sublayer.role]
+        has_norm = f"{place}.weight" in reference.weights
+        if self.roles.is_pre and has_norm:
+            mistakes = self._explain(
+                x, stack, lambda choice: reference.norm(stream, place, choice), self.norms, ("norm",)
+            )
+            yield from _as_differences(mistakes, where, "§3.1")
+        after = following.stream if following is not None else self.roles.flow.get(stack)
+        after = None if after is None else self.oriented(after, stack)
+        if after is None:
+            return
+
+        def expected(choice: Mapping[str, Any]) -> Tensor:
+            options = {"none": torch.zeros(()), "of the norm": x}
+            residual = options.get(str(choice.get("residual")), stream)
+            if self.roles.is_pre:
+                total = residual + output
+            elif choice.get("residual") == "outside the norm":
+                total = stream + reference.norm(output, place, choice)
+            else:
+                total = reference.norm(residual + output, place, choice)
+            return total if following is not None else reference.final_norm(total, stack, choice)
+
+        if not self.roles.is_pre and not has_norm:
+            yield Difference(_listed("norm", "none"), where, "§3.1")
+            return
+        places = ["residual"]
+        if not self.roles.is_pre:
+            places.append("norm")
+        if following is None:
+            places.append("final norm")
+        yield from _as_differences(self._explain(after, stack, expected, self.norms, places), where, "§3.1")
+
+    def _explain(
+        self,
+        numbers: Tensor | None,
+        stack: str,
+        expected: Callable[[Mapping[str, Any]], Tensor],
+        right: Sequence[Mapping[str, Any]],
+        places: Collection[str],
+    ) -> list[Mistake] | None:
+        """The mistakes at these places, at most one at each, that give the numbers. None if no such mistakes do."""
+        if numbers is None:
+            return []
+        listed = [[each for each in MISTAKES if each.place == place] for place in places]
+        for count in range(min(len(listed), 2) + 1):
+            for group in itertools.combinations(listed, count):
+                for mistakes in itertools.product(*group):
+                    options = {each.place: each.option for each in mistakes}
+                    if any(self._is_close(numbers, stack, expected, {**choice, **options}) for choice in right):
+                        return list(mistakes)
+        return None
+
+    def _is_close(
+        self,
+        numbers: Tensor,
+        stack: str,
+        expected: Callable[[Mapping[str, Any]], Tensor],
+        choice: Mapping[str, Any],
+    ) -> bool:
+        try:
+            other = expected(choice)
+        except (RuntimeError, KeyError):  # shapes that this mistake does not allow, or a part that the model lacks
+            return False
+        if other.shape != numbers.shape:
+            return False
+        difference = (numbers - other).abs()
+        if stack == "encoder" and difference.shape[:2] == self.visible.shape:
+            difference = difference[self.visible]  # vectors of padding do not matter
+            numbers = numbers[self.visible]
+        return float(difference.max()) < TOLERANCE * max(1.0, float(numbers.abs().max()))
+
+    def oriented(self, vectors: Tensor, stack: str) -> Tensor | None:
+        """Vectors as (B, T, D), if they are a sentence's."""
+        batch, length = self.ids[stack].shape
+        if vectors.ndim == 3 and vectors.shape[:2] == (batch, length):
+            return vectors
+        if vectors.ndim == 3 and vectors.shape[:2] == (length, batch):
+            return vectors.transpose(0, 1)
+        if vectors.ndim == 2 and len(vectors) == batch * length:
+            return vectors.view(batch, length, -1)
+        return None
 
 
-def _tensors(call: tuple[Any, Any] | None, batch: int) -> tuple[Any, Any]:
-    """The first input and output (B, T, D) of a call."""
-    if call is None or not call[0] or not isinstance(call[0][0], Tensor):
-        return None, None
-    x, y = call[0][0], call[1][0] if isinstance(call[1], tuple) else call[1]
-    if not isinstance(y, Tensor) or x.ndim != 3 or x.shape != y.shape:
-        return None, None
-    return (x, y) if x.shape[0] == batch else (x.transpose(0, 1), y.transpose(0, 1))
+_OLD_INPUT = Mistake(
+    "layers", "§3.1", "old input", "the layer reads the embeddings, not the output of the layer before"
+)
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and float((one - other).abs().max()) < TOLERANCE * max(1.0, float(one.abs().max()))
+def _listed(place: str, option: str) -> Mistake:
+    return next(each for each in MISTAKES if (each.place, each.option) == (place, option))
 
 
-def _embedding_is_right(reference: Reference, x: Tensor, stack: str, batch: tuple[Tensor, Tensor]) -> bool:
-    ids = batch[stack == "decoder"]
-    return any(_close(reference.embed(ids, stack, {"positions": option}), x) for option in ALLOWED["positions"])
+def _as_differences(mistakes: list[Mistake] | None, where: str, section: str) -> Iterator[Difference]:
+    if mistakes is None:
+        yield Difference(None, where, section)
+    for mistake in mistakes or ():
+        yield Difference(mistake, where, section)
 
 
-def _norms() -> Iterator[dict[str, Any]]:
-    return ({"norm": kind, "epsilon": eps} for kind, eps in itertools.product(ALLOWED["norm"], (1e-5, 1e-6, 1e-12)))
-
-
-def _all() -> Iterator[dict[str, Any]]:
-    names = ("norm position", "activation", "heads")
-    for values in itertools.product(*(ALLOWED[name] for name in names)):
-        yield from (dict(zip(names, values, strict=True)) | norm for norm in _norms())
+def local_mistakes(differences: Sequence[Difference]) -> list[Mistake]:
+    """The mistakes of `Places.differences`, each once with all its places."""
+    wheres: dict[Mistake, list[str]] = {}
+    found: list[Mistake] = []
+    for mistake, where, section in differences:
+        if mistake is None:
+            found.append(UNKNOWN._replace(place=where, section=section))
+        elif mistake in wheres:
+            wheres[mistake].append(where)
+        else:
+            wheres[mistake] = [where]
+            found.append(mistake)
+    located = []
+    for mistake in found:
+        if places := wheres.get(mistake):
+            listed = "; ".join(dict.fromkeys(places[:4]))
+            more = f"; and {len(places) - 4} more" if len(places) > 4 else ""
+            mistake = mistake._replace(explanation=f"{mistake.explanation}, in {listed}{more}")
+        located.append(mistake)
+    return located

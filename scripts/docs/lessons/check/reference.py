@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hf_vanilla_transformer.layers_vanilla_transformer import sinusoidal_positions
-
 #: Place -> options that are right. A choice maps places to options, and a missing place is as in the paper.
 ALLOWED: dict[str, tuple[Any, ...]] = {
     "norm position": ("post", "pre"),
-    "positions": ("interleaved", "split"),
+    "positions": ("interleaved", "split", "tensor2tensor"),
     "activation": ("relu", "gelu"),
     "norm": ("biased", "unbiased"),
     "heads": ("blocks", "strides"),
@@ -63,12 +61,26 @@ class Reference:
         if choice.get("memory") != "the embeddings":
             memory = self.final_norm(hidden, "encoder", choice)
         hidden = self.embed(target, "decoder", choice)
+        if choice.get("inputs") == "shifted inside":
+            hidden = self.shifted(target, choice)
         causal = self.causal_mask(target.shape[1], choice)
         for number in range(self.depth("decoder")):
             hidden = self.layer(
                 hidden, memory, causal, shown("cross-attention"), f"model.decoder.layers.{number}.", choice
             )
-        return self.linear(self.final_norm(hidden, "decoder", choice), "lm_head")
+        return self.output(self.final_norm(hidden, "decoder", choice), choice)
+
+    def output(self, hidden: Tensor, choice: Mapping[str, Any]) -> Tensor:
+        """The logits (B, T, V) of the decoder's states (§3.4)."""
+        logits = self.linear(hidden, "lm_head")
+        return logits * hidden.shape[-1] ** -0.5 if choice.get("output scale") == "1/sqrt(d_model)" else logits
+
+    def shifted(self, target: Tensor, choice: Mapping[str, Any]) -> Tensor:
+        """The embeddings of a target after a vector of zeros, without its last token, plus positions."""
+        table = self.weights["model.decoder.embed_tokens.weight"]
+        scale = table.shape[1] ** _SCALES[choice.get("embedding scale", "sqrt(d_model)")]
+        vectors = functional.pad(table[target][:, :-1], (0, 0, 1, 0)) * scale
+        return vectors + self.positions(target.shape[1], table.shape[1], "decoder", choice.get("positions", ""))
 
     def depth(self, stack: str) -> int:
         return sum(f"model.{stack}.layers.{number}.fc1.weight" in self.weights for number in range(64))
@@ -81,25 +93,39 @@ class Reference:
         table = self.weights[f"model.{stack}.embed_tokens.weight"]
         scale = table.shape[1] ** _SCALES[choice.get("embedding scale", "sqrt(d_model)")]
         option = choice.get("positions", "interleaved")
-        if option in ("none", f"none in the {stack}"):
-            return table[ids] * scale
-        positions = self.positions(ids.shape[1], table.shape[1], stack, option)
-        return (table[ids] + positions) * scale if option == "scaled" else table[ids] * scale + positions
+        vectors = table[ids] * scale
+        if option not in ("none", f"none in the {stack}"):
+            positions = self.positions(ids.shape[1], table.shape[1], stack, option)
+            vectors = (table[ids] + positions) * scale if option == "scaled" else vectors + positions
+        if choice.get("embeddings") == "normalised":
+            return self.norm(vectors, f"model.{stack}.embedding_norm", choice)
+        return vectors
 
     def positions(self, length: int, width: int, stack: str, option: str) -> Tensor:
         """The vectors (T, D) of positions 0, 1, …"""
         if stack in self.tables and option in ("interleaved", "scaled"):
             return self.tables[stack][:length]
-        numbers, even = torch.arange(length)[:, None].float(), torch.arange(0, width, 2).float()
-        if option == "split":
-            return sinusoidal_positions(torch.arange(length)[None], width, "sinusoidal_split")[0]
-        numbers = numbers + (option == "from 1")
+        numbers = torch.arange(length, dtype=torch.float64)[:, None]
+        even = torch.arange(0, width, 2, dtype=torch.float64)  # 2i
+        if option in ("split", "tensor2tensor"):
+            exponents = even / width if option == "split" else torch.linspace(0, 1, len(even), dtype=torch.float64)
+            angles = numbers / 10000**exponents
+            return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
+        if option == "from 1":
+            numbers = numbers + 1
         base = {"base 1000": 1000.0, "base 100000": 100000.0}.get(option, 10000.0)
+        odd = even
+        if option == "every dimension":
+            odd = even + 1
+        if option == "every dimension twice":
+            even, odd = 2 * even, 2 * even + 2
         even = {"2i twice": 2 * even, "no 2": even / 2, "multiplied": -even}.get(option, even)
-        odd = even + (option == "every dimension")
-        sines, cosines = (numbers / base ** (even / width)).sin(), (numbers / base ** (odd / width)).cos()
+        if option in ("2i twice", "no 2", "multiplied"):
+            odd = even
+        sines = (numbers / base ** (even / width)).sin()
+        cosines = (numbers / base ** (odd / width)).cos()
         waves = {"swapped": (cosines, sines), "only sines": (sines, sines), "only cosines": (cosines, cosines)}
-        return torch.stack(waves.get(option, (sines, cosines)), dim=-1).flatten(-2)[:, :width]
+        return torch.stack(waves.get(option, (sines, cosines)), dim=-1).flatten(-2)[:, :width].float()
 
     @staticmethod
     def causal_mask(length: int, choice: Mapping[str, Any]) -> Tensor:
@@ -109,6 +135,7 @@ class Reference:
             "none": full,
             "one too many": full.tril(1),
             "without itself": full.tril(-1) | torch.eye(length, dtype=torch.bool)[:1].expand(length, -1),
+            "without itself, the first sees none": full.tril(-1),
             "reversed": full.triu(),
         }.get(choice.get("causal mask", ""), full.tril())
 
@@ -118,9 +145,7 @@ class Reference:
         """One layer of the encoder, or with `memory` of the decoder (§3.1)."""
 
         def feed_forward(y: Tensor) -> Tensor:
-            hidden = _ACTIVATIONS[choice.get("activation", "relu")](self.linear(y, f"{at}fc1"))
-            output = self.linear(hidden, f"{at}fc2")
-            return output.relu() if choice.get("feed-forward") == "second ReLU" else output
+            return self.feed_forward(y, at, choice)
 
         def self_attention(y: Tensor) -> Tensor:
             return self.attention(y, y, mask, f"{at}self_attn.", choice)
@@ -134,12 +159,20 @@ class Reference:
         sublayers = [("self-attention", self_attention, "self_attn_layer_norm")]
         if memory is not None:
             sublayers.append(("cross-attention", cross_attention, "cross_attn_layer_norm"))
+            if choice.get("sublayers") == "cross-attention first":
+                sublayers.reverse()
         sublayers.append(("feed-forward", feed_forward, "final_layer_norm"))
         for name, function, norm in sublayers:
             if choice.get("sublayers") == f"no {name}":
                 continue
             x = self.sublayer(x, function, f"{at}{norm}", name, choice)
         return x
+
+    def feed_forward(self, x: Tensor, at: str, choice: Mapping[str, Any]) -> Tensor:
+        """max(0, x W_1 + b_1) W_2 + b_2 (§3.3, Eq. 2)."""
+        hidden = _ACTIVATIONS[choice.get("activation", "relu")](self.linear(x, f"{at}fc1"))
+        output = self.linear(hidden, f"{at}fc2")
+        return output.relu() if choice.get("feed-forward") == "second ReLU" else output
 
     def sublayer(self, x: Tensor, function: Any, norm: str, name: str, choice: Mapping[str, Any]) -> Tensor:
         """LayerNorm(x + Sublayer(x)) (§3.1), or x + Sublayer(LayerNorm(x)) if pre-norm."""
@@ -171,9 +204,10 @@ class Reference:
     def attention(self, x: Tensor, memory: Any, mask: Any, at: str, choice: Mapping[str, Any]) -> Tensor:
         """Multi-head attention (§3.2.2) of x (B, T, D) to memory (B, S, D). `mask` is True where a key is visible."""
         batch, length, width = x.shape
-        size, option = width // self.heads, choice.get("heads", "blocks")
+        option = choice.get("heads", "blocks")
 
         def split(y: Tensor) -> Tensor:
+            size = y.shape[-1] // self.heads
             if option == "one":
                 return y[:, None]
             if option in ("not transposed", "neither transposed"):
@@ -182,7 +216,12 @@ class Reference:
                 return y.reshape(batch, -1, size, self.heads).permute(0, 3, 1, 2)
             return y.reshape(batch, -1, self.heads, size).transpose(1, 2)  # (B, H, T, d_k)
 
-        q, k, v = (split(self.linear(y, f"{at}{p}_proj")) for p, y in zip("qkv", (x, memory, memory), strict=True))
+        q = split(self.linear(x, f"{at}q_proj"))
+        k = split(self.linear(memory, f"{at}k_proj"))
+        v = split(self.linear(memory, f"{at}v_proj"))
+        if option == "keys are values":
+            v = k
+        size = len(self.weights[f"{at}q_proj.weight"]) // self.heads
         scales = {"none": 1.0, "sqrt(d_model)": width**-0.5, "d_k": 1 / size, "multiplied": size**0.5}
         scales["sqrt(keys)"] = memory.shape[1] ** -0.5
         scale = scales.get(choice.get("attention scale", ""), size**-0.5)
@@ -190,7 +229,8 @@ class Reference:
         if choice.get("mask value") == "zero":
             scores = scores.masked_fill(~mask, 0.0)
         elif choice.get("mask value") != "after softmax":
-            scores = scores.masked_fill(~mask, -math.inf if choice.get("softmax") is None else -1e9)
+            is_infinite = choice.get("softmax") is None and bool(mask.any(-1).all())
+            scores = scores.masked_fill(~mask, -math.inf if is_infinite else -1e9)
         weights = scores.softmax({"over queries": -2, "over heads": 1}.get(choice.get("softmax", ""), -1))
         if choice.get("mask value") == "after softmax":
             weights = weights.masked_fill(~mask, 0.0)
@@ -199,5 +239,5 @@ class Reference:
             context = context.permute(0, 2, 3, 1)
         elif option not in ("neither transposed", "not transposed back"):
             context = context.transpose(1, 2)
-        merged = context.reshape(batch, length, width)
+        merged = context.reshape(batch, length, -1)
         return merged if choice.get("attention output") == "not projected" else self.linear(merged, f"{at}out_proj")

@@ -1,4 +1,4 @@
-"""Somebody's class: how it is built and called, and which of its tensors is which weight."""
+"""Somebody's class: how it is built and called."""
 
 import inspect
 import itertools
@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hf_vanilla_transformer.interop.state_dicts import STACKS, TensorRef, require_tensors
-from hf_vanilla_transformer.interop.torch_roles import around_layers, layer_refs, with_around
 from hf_vanilla_transformer.utils.errors import UserError
 from hf_vanilla_transformer.utils.untrusted import one_line
 
@@ -19,6 +17,7 @@ WIDTH, HEADS, FFN, LAYERS, SOURCE_TOKENS, TARGET_TOKENS, POSITIONS = 32, 4, 48, 
 PAD, BOS, EOS = 0, 1, 2
 
 _TARGET = r"decoder_input(_id)?s|(tgt|trg|target)s?(_\w+)?|dec(oder)?_in\w*|y"  # names of the decoder's input
+_MASK = r"mask|pad|valid_?len|lengths?$"  # in names of masks, or of the numbers of words
 _OF_TARGET = r"tgt|trg|target|dec|look|causal|d_mask|future"  # in names of masks
 
 #: Value of a constructor's argument by its name, in the order of decision.
@@ -31,14 +30,15 @@ _ARGUMENTS: tuple[tuple[str, Any], ...] = (
     (r".*pad.*", PAD),
     (r".*(bos|sos|start).*", BOS),
     (r".*eos.*", EOS),
-    (r"(n|num|nb)?_?(attention_|attn_)?heads?|h|nhead|.*_n?_?heads", HEADS),
+    (r"(n|num|nb|number_of)?_?(attention_|attn_)?heads?(_(count|size|num))?|h|nhead|.*_n?_?heads", HEADS),
+    (r"(d|dim)_(k|v|q|head)|head_dim|(key|value|query)_(dim|size)", WIDTH // HEADS),
     (r"d_?ff|ff(n|w)?(_?(dim|size|hidden))?|d_?ffn|dim_?feedforward|feed_?forward\w*|pf_dim|d_inner\w*|d_hid|ffn_hidden|inner\w*|"
-     r"intermediate_size|hidden_ff|mlp_dim", FFN),
+     r"intermediate_size|hidden_ff|mlp_dim|filter_size|ffn_num_hiddens", FFN),
     (r"forward_expansion|expansion\w*|mlp_ratio|ff_mult", 2),
-    (r"(n|num|nb)?_?(enc(oder)?_|dec(oder)?_|hidden_)?(layers?|blocks?)|n|depth|(num_)?(encoder|decoder)_(layers|blocks|depth)",
+    (r"(n|num|nb)?_?(enc(oder)?_|dec(oder)?_|hidden_)?(layers?|blocks?|blks?)|n|depth|number_of_layers|layers?_count|(num_)?(encoder|decoder)_(layers|blocks|depth)",
      LAYERS),
     (r"d_?model|(dim_?)?model(_?(dim|size))?|emb(ed(ding)?)?s?_?(dim|size)|n_embd?|d_embed\w*|dim|d|hidden(_?(dim|size))?|features|size|normalized_shape|"
-     r"hid_dim|width", WIDTH),
+     r"hid_dim|width|num_hiddens|features_count|ffn_num_outputs|norm_shape|model_dimension|d_word_vec", WIDTH),
     (r".*(src|source|enc|inp|from).*(voc|tok|dim|size|words).*|.*(voc|tok|words).*(src|source|enc|in(put)?)\w*|input_dim|src",
      SOURCE_TOKENS),
     (r".*(tgt|trg|target|dec|out|to_).*(voc|tok|dim|size|words).*|.*(voc|tok|words).*(tgt|trg|target|dec|out(put)?)\w*|output_dim",
@@ -80,9 +80,33 @@ def built(build: Callable[..., Any], arguments: Mapping[str, Any]) -> nn.Module:
     return module.eval()
 
 
-def heads_of(arguments: Mapping[str, Any]) -> int:
-    """The number of heads among a constructor's arguments."""
-    return next((int(value) for name, value in arguments.items() if "head" in name or name == "h"), HEADS)
+_HEADS = r"(n|num|nb)(ber_of)?_?(attention_|attn_)?heads?|n_?head|heads?|h|heads?_(count|size|num)|.*_num_heads"
+
+
+def heads_of(module: nn.Module, arguments: Mapping[str, Any]) -> list[int]:
+    """The numbers of heads by the attributes of the modules, or else by the arguments of the constructor."""
+    numbers = [
+        value
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if re.fullmatch(_HEADS, name) and isinstance(value, int) and value > 0
+    ]
+    numbers += [int(value) for name, value in arguments.items() if "head" in name or name == "h"]
+    return list(dict.fromkeys(numbers))
+
+
+def switch_off_dropout(module: nn.Module) -> None:
+    """Let the modules of dropout pass everything, also in training mode."""
+    for part in module.modules():
+        for name in ("p", "dropout"):
+            if isinstance(getattr(part, name, None), float):
+                setattr(part, name, 0.0)
+
+
+def require_parameters(module: nn.Module) -> None:
+    """Refuse a module that has nothing to compare."""
+    if not any(True for _ in module.parameters()):
+        raise UserError(f"{type(module).__name__} has no parameters: it needs layers of an encoder and of a decoder")
 
 
 def require_equal(output: Tensor, again: Tensor) -> None:
@@ -94,60 +118,16 @@ def require_equal(output: Tensor, again: Tensor) -> None:
 
 
 def randomise(module: nn.Module) -> None:
-    """Give every parameter random values, also norms and biases, whose initial ones and zeros hide mistakes."""
+    """Give every trained parameter random values, also norms and biases, whose ones and zeros hide mistakes."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
+        for parameter in module.parameters():
+            if not parameter.requires_grad or isinstance(parameter, nn.parameter.UninitializedParameter):
+                continue
             noise = torch.randn(parameter.shape, generator=generator)
-            is_gain = parameter.ndim == 1 and re.search(r"(weight|alpha|gamma|a_2|gain|scale|g)$", name)
-            spread = 0.2 if parameter.ndim == 1 else 1.4 * parameter.shape[-1] ** -0.5
+            is_gain = parameter.ndim <= 1 and bool((parameter == 1).all())
+            spread = 0.2 if parameter.ndim <= 1 else 1.4 * parameter.shape[-1] ** -0.5
             parameter.copy_(noise * spread + (1.0 if is_gain else 0.0))
-
-
-class Weights(NamedTuple):
-    """The tensors of a model by this package's names, and where they are."""
-
-    tensors: dict[str, Tensor]
-    tables: dict[str, Tensor]  #: stack -> its table of learned positions (P, D)
-    modules: dict[str, str]  #: this package's name of a module -> the model's
-    tied_to_source: bool  #: the output layer shares its matrix with the source's embedding, and the target's does not
-
-
-def referenced(tensors: Mapping[str, Tensor], refs: Mapping[str, TensorRef]) -> dict[str, Tensor]:
-    """The tensors, or their rows, by the names of `refs`."""
-    return {name: tensors[ref.name] if ref.rows is None else tensors[ref.name][ref.rows] for name, ref in refs.items()}
-
-
-def weights_of(module: nn.Module) -> Weights:
-    """Find the role of each tensor by its name and shape."""
-    if not any(True for _ in module.parameters()):
-        raise UserError(f"{type(module).__name__} has no parameters: it needs layers of an encoder and of a decoder")
-    tensors = _with_joined_heads(require_tensors(dict(module.state_dict()), type(module).__name__))
-    layers, _ = layer_refs(tensors)
-    width = tensors[layers["model.encoder.layers.0.fc1.weight"].name].shape[-1]
-    around = around_layers(tensors, width, None, None, None)
-    refs = with_around(layers, around, tensors)
-    modules = {name.rpartition(".")[0]: ref.name.rpartition(".")[0] for name, ref in refs.items()}
-    parameters = dict(module.named_parameters())
-    # a table that is no parameter is computed, perhaps wrongly
-    tables = [tensors[name].flatten(0, -2) for name in around.positions if name in parameters]  # (…, P, D) to (P, D)
-    output, source, target = (tensors[name].data_ptr() for name in (around.output, around.source, around.target))
-    return Weights(
-        referenced(tensors, refs),
-        dict(zip(STACKS, (tables[0], tables[-1]) if tables else (), strict=False)),
-        modules,
-        tied_to_source=output == source != target,
-    )
-
-
-def _with_joined_heads(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Join the projections of a module for each head, such as "heads.0.query.weight" (d_k, D), to one (D, D)."""
-    joined: dict[str, list[Tensor]] = {}
-    for name, tensor in tensors.items():  # the heads are in order
-        joined.setdefault(re.sub(r"(?<=[._])(?:attn_)?heads\.\d+\.(?=\w+\.(?:weight|bias)$)", "", name), []).append(
-            tensor
-        )
-    return {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in joined.items()}
 
 
 def norm_options(module: nn.Module) -> dict[str, tuple[Any, ...]]:
@@ -171,33 +151,59 @@ def shared_layers(module: nn.Module) -> bool:
     return any(len(set(map(id, part))) < len(part) for part in lists)
 
 
-def calls(module: nn.Module, source: Tensor, target: Tensor) -> Iterator[Callable[[], Any]]:
+class Call(NamedTuple):
+    """A way to call a model.
+
+    Attributes:
+        run: makes the call.
+        source: the words of the source as they are passed, (B, S) or (S, B).
+        target: the words of the decoder's input.
+        encoding: what the masks contain: "visible", "hidden", "number" or "added". "" without masks.
+    """
+
+    run: Callable[[], Any]
+    source: Tensor
+    target: Tensor
+    encoding: str
+
+
+def calls(module: nn.Module, source: Tensor, target: Tensor) -> Iterator[Call]:
     """The ways to call a model for source (B, S) and decoder input (B, T) that its signature allows.
 
     Masks may be True where a key is visible or where it is hidden, numbers, or -inf to add, and of several shapes.
+    Calls with all masks come first.
     """
-    parameters = [each for each in inspect.signature(module.forward).parameters.values()
-                  if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]  # fmt: skip
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [each for each in inspect.signature(module.forward).parameters.values() if each.kind in kinds]
     if len(parameters) < 2:
-        raise UserError(f"forward: it takes {[each.name for each in parameters]}; a source and a target are needed")
+        names = ", ".join(each.name for each in parameters) or "nothing"
+        raise UserError(
+            f"forward of {type(module).__name__} takes {names}, and a source and a target are needed: write a forward "
+            "that calls the encoder, the decoder and the output layer"
+        )
     first = parameters[0].name
     second = next((each.name for each in parameters[1:] if re.fullmatch(_TARGET, each.name)), parameters[1].name)
     required = {each.name for each in parameters if each.default is each.empty} - {first, second}
-    masks = {each.name for each in parameters if re.search(r"mask|pad", each.name) and "head" not in each.name}
+    masks = {each.name for each in parameters if re.search(_MASK, each.name) and "head" not in each.name}
     if unknown := sorted(required - masks):
         raise UserError(f"forward: what is its argument {unknown[0]}? It is no mask, source or target")
     of_source = {name for name in masks if not re.search(_OF_TARGET, name.lower())}
-    for names, batch_first in itertools.product((required, masks, required | of_source), (True, False)):
+    sets = list(dict.fromkeys(map(frozenset, (masks, required | of_source, required))))
+    for chosen, batch_first in itertools.product(sets, (True, False)):
         ids = (source, target) if batch_first else (source.T, target.T)
         ways = itertools.product((3, 4, 2), ("visible", "hidden", "number", "added"))
-        for dimensions, encoding in ways if names else [(3, "visible")]:
-            named = {name: _mask(name, source, target, dimensions, encoding) for name in names}
-            yield partial(module, **dict(zip((first, second), ids, strict=True)), **named)
+        for dimensions, encoding in ways if chosen else [(3, "")]:
+            named = {name: _mask(name, source, target, dimensions, encoding) for name in sorted(chosen)}
+            words = dict(zip((first, second), ids, strict=True))
+            has_masks = any("len" not in name.lower() for name in chosen)
+            yield Call(partial(module, **words, **named), *ids, encoding if has_masks else "")
 
 
 def _mask(name: str, source: Tensor, target: Tensor, dimensions: int, encoding: str) -> Tensor:
     """A mask by the words in its name. Two dimensions are those of `torch.nn.Transformer`."""
     of_target = re.search(_OF_TARGET, name.lower()) is not None
+    if re.search("len", name.lower()):
+        return (target if of_target else source).ne(PAD).sum(dim=1)
     pads = re.search(r"pad|memory|attention_mask", name.lower()) is not None
     batch, length = target.shape
     causal = torch.ones(length, length, dtype=torch.bool).tril()
@@ -219,7 +225,7 @@ def logits_of(output: Any, batch: int, length: int) -> Tensor | None:
         output = output.logits
     if isinstance(output, tuple | list):
         output = next((each for each in output if isinstance(each, Tensor) and each.ndim >= 2), None)
-    if not isinstance(output, Tensor) or not output.is_floating_point() or not torch.isfinite(output).all():
+    if not isinstance(output, Tensor) or not output.is_floating_point():
         return None
     if output.ndim == 2 and len(output) % batch == 0:
         output = output.view(batch, -1, output.shape[-1])  # (B · T, V) to (B, T, V)
