@@ -62,6 +62,7 @@ class EncodingReport:
 
 # The empty text has the tokens of every sentence alone. The others show that these are at its end.
 _PROBES = ("", "a", "b c", "1 2 3")
+_MODEL_INPUTS = ("input_ids", "attention_mask")
 
 
 def name_end_token(tokenizer: PreTrainedTokenizerBase, name: str, required: bool = True) -> None:
@@ -94,6 +95,9 @@ def name_end_token(tokenizer: PreTrainedTokenizerBase, name: str, required: bool
             "translations: let it append its eos_token (tokenizers.processors.TemplateProcessing), and save it again"
         )
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
+    # BERT's also return token_type_ids, which `generate(**tokenizer(…))` would refuse.
+    tokenizer.model_input_names = list(_MODEL_INPUTS)
+    tokenizer.init_kwargs["model_input_names"] = list(_MODEL_INPUTS)
 
 
 def encode_pairs(

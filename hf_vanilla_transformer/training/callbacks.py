@@ -34,6 +34,7 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
         self.signals = signals or StopSignals()
         self.evaluation_due = self.saved_for_scoring = False
         self.spent = 0.0
+        self.evaluation_seconds = 0.0  # of the training time
         self.saved_step: int | None = None
         self._start: float | None = None
         self._training = False
@@ -48,7 +49,12 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """State for `Trainer` to save in a checkpoint."""
-        return {"args": {}, "attributes": {"spent": self.seconds(), "evaluation_due": self.evaluation_due}}
+        attributes = {
+            "spent": self.seconds(),
+            "evaluation_seconds": self.evaluation_seconds,
+            "evaluation_due": self.evaluation_due,
+        }
+        return {"args": {}, "attributes": attributes}
 
     @property
     def interrupted(self) -> bool:

@@ -76,7 +76,7 @@ class PlanUpdates(TrainerCallback):
     """Let a learning rate schedule that ends, such as `linear`, end with `max_minutes`.
 
     After a twentieth of the minutes `max_steps` is set from the time of the updates so far. `num_train_epochs` stays
-    a limit. A tenth of the minutes is left for evaluations.
+    a limit. A tenth of the minutes is left for evaluations (`EvaluationBudget`).
     """
 
     def __init__(self, trainer: Any, stop: StopWithCheckpoint):
@@ -93,11 +93,12 @@ class PlanUpdates(TrainerCallback):
         schedule, limit = self.trainer.lr_scheduler, self.stop.max_seconds
         if UPDATES in self.trainer.fixed_facts or limit is None or not isinstance(schedule, LambdaLR):
             return
+        step = state.global_step
+        seconds = self.stop.seconds() - self.stop.evaluation_seconds
         if self._start is None:
-            if state.global_step >= _WARM_UP:
-                self._start = state.global_step, self.stop.seconds()
+            if step >= _WARM_UP:
+                self._start = step, seconds
             return
-        step, seconds = state.global_step, self.stop.seconds()
         per_update = (seconds - self._start[1]) / (step - self._start[0])
         left = int((_TRAINED * limit - seconds) / max(per_update, 1e-9))
         planned = broadcast_from_main(lambda: step + max(1, left) if seconds >= _MEASURED * limit else 0)

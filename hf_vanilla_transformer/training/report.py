@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ..utils.markdown import isolated
 from ..utils.system_info import counted
 from .callbacks import StopWithCheckpoint
 
-_SAMPLES = 3
+_GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
 _MAX_CHARACTERS = 150  # of a sample sentence
 
 # Names in the log of `Trainer`: format. All other entries are in trainer_state.json and in the logs of report_to.
@@ -31,6 +31,7 @@ _TRAINING = {
     "learning_rate": "learning rate {:.2e}",
 }
 _EVALUATION = {
+    "eval_sentences": "{:,} sentences",
     "eval_loss": "loss {:.3f}",
     "eval_perplexity": "perplexity {:.2f}",
     "eval_bleu": "BLEU {:.2f}",
@@ -41,39 +42,58 @@ _EVALUATION = {
 
 
 class SampleTranslations:
-    """The translations of a few fixed validation sentences, taken from the predictions of each evaluation.
+    """The translation of one validation sentence from each evaluation, another one each time.
 
-    They are at equal distances among the first `count` of `pairs`, with the columns `source` and `target`.
+    Args:
+        pairs: the validation pairs, with the columns `source` and `target`.
+        evaluated: returns the rows of `pairs` in the current evaluation, or None for all.
     """
 
-    def __init__(self, pairs: Any, count: int):
-        steps = range(1, 2 * _SAMPLES, 2) if count else ()
-        self.rows = sorted({count * step // (2 * _SAMPLES) for step in steps})
-        self.pairs = [pairs[row] for row in self.rows]
-        self.translations: list[str] = []  # from the last evaluation
+    def __init__(self, pairs: Any, evaluated: Callable[[], Sequence[int] | None] = lambda: None):
+        self.pairs = pairs
+        self.evaluated = evaluated
+        self._shown: set[int] = set()
+        self._sample: tuple[int, str] | None = None  # row and translation, from the last evaluation
 
     def taken_from(
         self, compute_metrics: Callable[[EvalPrediction], dict[str, float]], tokenizer: PreTrainedTokenizerBase
     ) -> Callable[[EvalPrediction], dict[str, float]]:
-        """Wrap `compute_metrics` to keep the translations of the sample."""
+        """Wrap `compute_metrics` to keep the translation of a sentence that has not been shown."""
 
         def compute(prediction: EvalPrediction) -> dict[str, float]:
             ids = prediction.predictions
-            if self.rows and len(ids) > self.rows[-1]:
-                self.translations = decode_ids(tokenizer, ids[self.rows])
+            rows = self.evaluated()
+            rows = range(len(ids)) if rows is None else rows
+            place = self._next_place(rows)
+            self._sample = None
+            if place is not None:
+                self._sample = int(rows[place]), decode_ids(tokenizer, ids[[place]])[0]
             return compute_metrics(prediction)
 
         return compute
 
+    def _next_place(self, rows: Sequence[int]) -> int | None:
+        """The place in `rows` of the next sample. Multiples of the golden ratio spread them over all places."""
+        for number in range(len(self._shown), len(self._shown) + 2 * len(rows)):
+            place = int((number + 0.5) * _GOLDEN_RATIO % 1 * len(rows))
+            if int(rows[place]) not in self._shown:
+                return place
+        return None
+
     def lines(self) -> list[str]:
-        """Source, reference and translation of each sample sentence, after an evaluation."""
-        rows = zip(self.pairs, self.translations, strict=False)
-        texts = ({"source": pair["source"], "reference": pair["target"], "translation": text} for pair, text in rows)
-        return [f"  {name:11}  {isolated(_short(text))}" for row in texts for name, text in row.items()]
+        """Source, reference and translation of the sample, after an evaluation."""
+        if self._sample is None:
+            return []
+        row, translation = self._sample
+        self._shown.add(row)
+        self._sample = None
+        pair = self.pairs[row]
+        texts = {"source": pair["source"], "reference": pair["target"], "translation": translation}
+        return [f"  {name:11}  {isolated(_short(text))}" for name, text in texts.items()]
 
 
 class TrainingReport(TrainerCallback):
-    """Print a readable line for each log entry, and the sample translations, if any, after each evaluation."""
+    """Print a readable line for each log entry, and a sample translation, if any, after each evaluation."""
 
     def __init__(self, samples: SampleTranslations | None = None):
         self.samples = samples
@@ -131,7 +151,7 @@ def show_progress(trainer: Any, stop: StopWithCheckpoint, validation: Any, token
     trainer.remove_callback(ProgressCallback)
     samples = None
     if validation is not None and trainer.args.predict_with_generate and trainer.compute_metrics is not None:
-        samples = SampleTranslations(validation, len(trainer.eval_dataset))
+        samples = SampleTranslations(validation, lambda: trainer.budget.rows if trainer.budget is not None else None)
         trainer.compute_metrics = samples.taken_from(trainer.compute_metrics, tokenizer)
     trainer.add_callback(TrainingReport(samples))
     if sys.stderr.isatty() and not trainer.args.disable_tqdm:

@@ -54,6 +54,7 @@ from .distributed import (
     print_main,
     silence_other_ranks,
 )
+from .evaluation_budget import EvaluationBudget
 from .facts import data_facts, fixed_facts, model_facts, other_facts
 from .fine_tuning import base_folder, describe_defaults, load_base_model, prepare_model, resumed_model, score_before
 from .fingerprint import REMEDY, read_run_state, require_same
@@ -270,6 +271,9 @@ def make_trainer(run: Run, signals: StopSignals) -> tuple[VanillaTransformerTrai
             fixed_facts=fixed_facts(run),
             other_facts=other_facts(run),
         )
+    if EvaluationBudget.is_needed(args, trainer.eval_dataset):
+        trainer.budget = EvaluationBudget(stop)
+        trainer.add_callback(trainer.budget)
     if PlanUpdates.is_needed(args):
         trainer.add_callback(PlanUpdates(trainer, stop))
     if args.average_last > 1 and trainer.is_fsdp_enabled:

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -36,6 +37,7 @@ from ..modeling_vanilla_transformer import (
 from ..utils.errors import UserError
 from .callbacks import WeightAverage
 from .distributed import leave_signals_to_main_process, print_main, shard_tied_modules
+from .evaluation_budget import EvaluationBudget, longest_cut
 from .muon import MuonAdamW, muon_groups
 from .objectives.consistency import ConsistencyObjective, consistency_objective, halves
 from .objectives.distillation import Teacher
@@ -67,7 +69,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.meter = ThroughputMeter()
-        self.scores: dict[int, dict[str, float]] = {}  # of the evaluations while training, by update
+        self.scores: dict[int, dict[str, float]] = {}  # of the whole evaluations while training, by update
+        self.budget: EvaluationBudget | None = None  # of a run with `max_minutes`
+        self.ended = 1.0  # share of the translations of the last evaluation that end before their limit
         collating: Any = getattr(self.data_collator, "tokenizer", None)
         if getattr(collating, "padding_side", "right") == "left":
             raise UserError(
@@ -318,15 +322,30 @@ class VanillaTransformerTrainer(ResumableTrainer):
                 inputs = {**inputs, "skip_logits": True}
             elif self.args.predict_with_generate and self.label_smoother is None:  # it reads the logits
                 model = partial(model, skip_logits=True)  # `generate` gets the inputs, too
+        translates = self.args.predict_with_generate and not prediction_loss_only
+        if translates and "labels" in inputs and self.is_in_train and self.budget is not None and self.budget.cuts:
+            kwargs = self._cut(inputs) | kwargs
         with self._attention_kernels(), self._autocast_around_the_step():
-            if self.args.predict_with_generate and not prediction_loss_only:
+            if translates:
                 optimize_if_possible(self.model)  # until the model trains again
                 if self.starts_with_language and "labels" in inputs:
-                    first, loss_of = inputs["labels"][:, :1], model  # (B, 1)
-                    start = torch.full_like(first, self._base_model().config.decoder_start_token_id)
-                    inputs = {**inputs, "decoder_input_ids": torch.cat([start, first], dim=1)}  # for `generate` only
-                    model = lambda decoder_input_ids, **batch: loss_of(**batch)  # noqa: E731
+                    inputs = self._with_first_token(inputs)
+                    model = _WithoutPrefix(model)
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **kwargs)
+
+    def _with_first_token(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Let `generate` start with the token of the language, the first one of each reference."""
+        first = inputs["labels"][:, :1]  # (B, 1)
+        start = torch.full_like(first, self._base_model().config.decoder_start_token_id)
+        return {**inputs, "decoder_input_ids": torch.cat([start, first], dim=1)}
+
+    def _cut(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The settings of `generate` that cut the translations of a batch soon after the end of its references."""
+        settings = dict(self._gen_kwargs)
+        most = longest_cut(inputs["labels"].shape[1])
+        if settings.get("max_length") is not None:
+            most = min(most, settings.pop("max_length") - 1)
+        return {**settings, "max_new_tokens": max(1, most)}
 
     def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:
         """Pad translations with the target's pad token. The base class takes the source's."""
@@ -421,15 +440,45 @@ class VanillaTransformerTrainer(ResumableTrainer):
         super().log(logs, *args, **kwargs)
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        metrics = super().evaluate(eval_dataset, *args, **kwargs)
-        if self.is_in_train and eval_dataset is None:
+        """Evaluate. In a run with `max_minutes`, evaluations in training keep to their budget."""
+        if not self.is_in_train or eval_dataset is not None:
+            return super().evaluate(eval_dataset, *args, **kwargs)
+        if self.budget is None:
+            metrics = super().evaluate(None, *args, **kwargs)
             self.scores[self.state.global_step] = metrics
+            return metrics
+        with self.budget.evaluation(self):
+            rows = self.budget.rows
+            metrics = super().evaluate(None if rows is None else self.eval_dataset.select(rows), *args, **kwargs)
+            if self.budget.is_whole:
+                self.scores[self.state.global_step] = metrics
         return metrics
+
+    def translate_rows(self, rows: np.ndarray) -> None:
+        """Translate some evaluation sentences, to measure the time."""
+        compute_metrics, self.compute_metrics = self.compute_metrics, None
+        try:
+            self.predict(self.eval_dataset.select(rows))
+        finally:
+            self.compute_metrics = compute_metrics
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """Count once the pairs that accelerate repeats to fill the last batch."""
         self.gather_function = self.accelerator.gather_for_metrics
-        return super().evaluation_loop(*args, **kwargs)
+        output = super().evaluation_loop(*args, **kwargs)
+        if self.args.predict_with_generate and isinstance(output.predictions, np.ndarray):
+            self.ended = self._share_that_ends(output.predictions)
+        if self.budget is not None and self.budget.rows is not None:
+            output.metrics["eval_sentences"] = len(self.budget.rows)
+        return output
+
+    def _share_that_ends(self, predictions: np.ndarray) -> float:
+        """The share of translations (N, T) with an end token after the first token, which may be one."""
+        config = self._base_model().config
+        ends = getattr(config, "target_eos_token_id", config.eos_token_id)
+        if not len(predictions) or ends is None:
+            return 1.0
+        return float(np.isin(predictions[:, 1:], np.atleast_1d(ends)).any(axis=1).mean())
 
     # Start, resume, save
 
@@ -448,6 +497,16 @@ class VanillaTransformerTrainer(ResumableTrainer):
         super()._write_run_state(checkpoint)
         if self.ema is not None:
             self.ema.save(checkpoint)
+
+
+class _WithoutPrefix:
+    """The loss of a batch whose `decoder_input_ids` are a prefix for `generate` alone."""
+
+    def __init__(self, model: Any):
+        self.model = model
+
+    def __call__(self, decoder_input_ids: Any = None, **batch: Any) -> Any:
+        return self.model(**batch)
 
 
 def _plain_dataset(dataset: Any) -> Any:

@@ -17,15 +17,14 @@ def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(tmp_path, cap
     sources = ["one dog", "two dogs", "three cats", "a ball", "one cat"]
     targets = ["ein Hund", "zwei Hunde", "drei Katzen", "ein Ball", "eine Katze"]
     files = write_pairs(tmp_path, list(zip(sources, targets, strict=True)), "train", "validation")
-    settings = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "disable_tqdm": False}
+    settings = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "disable_tqdm": False}
     run_tiny(tmp_path / "run", **files, **settings)
     printed, errors = capfd.readouterr()
     assert re.search(r"^update 1 of 2  loss [\d.]+  nll .* target tokens/s  learning rate ", printed, re.MULTILINE)
     assert re.search(r"^update 2  validation  loss [\d.]+  perplexity .* BLEU [\d.]+ ", printed, re.MULTILINE)
-    for source, target in zip(sources[0:5:2], targets[0:5:2], strict=True):
-        assert re.search(
-            rf"^  source       {source}\n  reference    {target}\n  translation  ?", printed, re.MULTILINE
-        )
+    samples = re.findall(r"^  source       (.+)\n  reference    (.+)\n  translation  ?", printed, re.MULTILINE)
+    assert len(samples) == 2 and len(set(samples)) == 2
+    assert set(samples) <= set(zip(sources, targets, strict=True))
     assert "{'" not in printed and "'loss'" not in errors
     assert not sys.stderr.isatty() and "0/2 [" not in errors
 
@@ -50,7 +49,7 @@ def test_last_update_is_validated_once_and_averages_are_named(tmp_path, capsys, 
     assert re.search(r"^trained 2 updates in \d+ s$", printed, re.MULTILINE)
     assert "precision: float32" in lines, "nobody set it"
     assert [line.split("  ")[0] for line in lines if "  validation  " in line] == ["update 1", "update 2"]
-    assert sum(line.strip().startswith("source ") for line in lines) == 2 * 3
+    assert sum(line.strip().startswith("source ") for line in lines) == 2
     (line,) = [line for line in lines if line.startswith("validation BLEU: ")]
     assert all(name in line for name in ("single", "averaged", "ema", "kept: "))
     history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
@@ -60,7 +59,8 @@ def test_last_update_is_validated_once_and_averages_are_named(tmp_path, capsys, 
 def test_samples_are_texts_without_the_token_of_a_language():
     tokenizer = word_tokenizer(["<s>", "<pad>", "</s>", "<unk>", "oh", "no", "."], **SPECIAL_TOKENS)
     tokenizer.add_tokens(["__de__"])
-    samples = SampleTranslations([{"source": "ach nein .", "target": "oh no ."}], 1)
+    samples = SampleTranslations([{"source": "ach nein .", "target": "oh no ."}])
     predictions = np.array([[0, 7, 4, 5, 6, 2, -100]])
     samples.taken_from(lambda _: {}, tokenizer)(EvalPrediction(predictions=predictions, label_ids=None))
-    assert samples.translations == ["oh no ."]
+    assert [line.split(None, 1)[1] for line in samples.lines()] == ["ach nein .", "oh no .", "oh no ."]
+    assert samples.lines() == []

@@ -1,0 +1,83 @@
+"""Models learn to end their translations, whatever the name of the token that ends a sentence of the tokenizer."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    BertTokenizerFast,
+    ElectraTokenizerFast,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers
+from tests.trainer_helpers import error_of, run_tiny, write_pairs
+
+PAIRS = [("one", "eins"), ("two", "zwei"), ("one two", "eins zwei"), ("two one", "zwei eins")]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def bert(kind: type, *words: str) -> PreTrainedTokenizerBase:
+    """A tokenizer of BERT, without bos_token and eos_token: `[CLS] words [SEP]`."""
+    tokenizer = kind(vocab={word: number for number, word in enumerate([*SPECIAL, *words])})
+    assert tokenizer.eos_token_id is None
+    return tokenizer
+
+
+def train(folder: Path, tokenizers: Path, **fields: object) -> None:
+    settings = {"per_device_train_batch_size": 4, "learning_rate": 0.02, "warmup_steps": 5, "dropout": 0.0}
+    settings |= {"lr_scheduler_type": "constant_with_warmup", "d_model": 32, "vocab_size": "null"}
+    settings |= {"tokenizer_name": tokenizers, "generation_max_length": "null", "max_steps": 60} | fields
+    run_tiny(folder, **settings, **write_pairs(folder.parent / "text", PAIRS))
+
+
+@pytest.mark.parametrize("joint", [True, False], ids=["joint", "pair"])
+@pytest.mark.parametrize("kind", [BertTokenizerFast, ElectraTokenizerFast])
+def test_model_ends_its_sentences_with_the_separator(tmp_path: Path, kind: type, joint: bool) -> None:
+    if joint:
+        source = target = bert(kind, "one", "two", "eins", "zwei")
+    else:
+        source, target = bert(kind, "one", "two"), bert(kind, "a", "b", "eins", "zwei")
+    save_tokenizers(tmp_path / "tokenizers", source, target)
+    train(tmp_path / "run", tmp_path / "tokenizers")
+    separator = target.sep_token_id
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run")
+    assert model.config.target_eos_token_id == separator == model.generation_config.eos_token_id
+    saved_source, saved_target = load_tokenizers(tmp_path / "run")
+    assert saved_target.eos_token == "[SEP]" and saved_source.eos_token == "[SEP]"
+    ids = model.generate(**saved_source(["one two", "one"], padding=True, return_tensors="pt"))
+    assert all((row == separator).sum() == 1 for row in ids)
+
+
+def test_resumed_run_keeps_the_end_token(tmp_path: Path) -> None:
+    tokenizer = bert(BertTokenizerFast, "one", "two", "eins", "zwei")
+    save_tokenizers(tmp_path / "tokenizers", tokenizer)
+    train(tmp_path / "run", tmp_path / "tokenizers", max_steps=2, save_steps=1)
+    train(tmp_path / "run", tmp_path / "tokenizers", max_steps=3, save_steps=1, resume_from_checkpoint=True)
+    assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run").config.eos_token_id == tokenizer.sep_token_id
+
+
+def words_alone(**special: str) -> PreTrainedTokenizerFast:
+    """A tokenizer that puts nothing around a sentence."""
+    names = ["<pad>", "<unk>", "</s>", "one", "two", "eins", "zwei"]
+    model = models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="<unk>")
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", **special)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        (words_alone(pad_token="<pad>", eos_token="</s>"), "puts no token at the end of a sentence"),
+        (words_alone(pad_token="<pad>"), "puts no token at the end of a sentence"),
+        (words_alone(eos_token="</s>"), "has no pad_token"),
+    ],
+)
+def test_tokenizer_without_an_end_is_refused(tmp_path: Path, tokenizer, message: str) -> None:
+    save_tokenizers(tmp_path / "tokenizers", tokenizer)
+    refusal = error_of(train, tmp_path / "run", tmp_path / "tokenizers")
+    assert re.match(rf"tokenizer_name: .*{message}", refusal) and not (tmp_path / "run").exists()
