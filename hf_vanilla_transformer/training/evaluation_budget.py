@@ -9,19 +9,16 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from .arguments import RunArguments
 from .callbacks import StopWithCheckpoint
 from .distributed import broadcast_from_main
-
-if TYPE_CHECKING:
-    from .trainer import VanillaTransformerTrainer
 
 SHARE = 0.1  # of the minutes
 PROBE = 4  # sentences that are translated before the first evaluation, to measure the time
@@ -31,6 +28,18 @@ _ENDED = 0.9  # share of the translations that must end before they are cut no l
 def longest_cut(references: int) -> int:
     """The tokens after which a translation is cut, for the longest reference of its batch."""
     return math.ceil(1.5 * references) + 5
+
+
+class EvaluatingTrainer(Protocol):
+    """What the budget reads of a trainer, and calls."""
+
+    args: Any
+    state: TrainerState
+    eval_dataset: Any
+    ended: float  #: share of the translations of the last evaluation that end before their limit
+
+    def translate_rows(self, rows: np.ndarray) -> None:
+        """Translate some evaluation sentences."""
 
 
 class EvaluationBudget(TrainerCallback, ExportableState):
@@ -62,7 +71,7 @@ class EvaluationBudget(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {name: getattr(self, name) for name in names}}
 
     @contextmanager
-    def evaluation(self, trainer: "VanillaTransformerTrainer") -> Iterator[None]:
+    def evaluation(self, trainer: EvaluatingTrainer) -> Iterator[None]:
         """Choose the sentences of an evaluation of `trainer`, measure it, and look if its translations end."""
         start = time.monotonic()
         total = len(trainer.eval_dataset)
@@ -82,7 +91,7 @@ class EvaluationBudget(TrainerCallback, ExportableState):
         """True if the current evaluation has all sentences and does not cut their translations."""
         return self.rows is None and not self.cuts
 
-    def _count(self, trainer: "VanillaTransformerTrainer", total: int) -> int:
+    def _count(self, trainer: EvaluatingTrainer, total: int) -> int:
         """The number of sentences of the next evaluation, the same on all ranks."""
         if self._sentences is not None:
             return min(self._sentences, total)
@@ -99,7 +108,7 @@ class EvaluationBudget(TrainerCallback, ExportableState):
             self._sentences = count
         return count
 
-    def _allowed_seconds(self, trainer: "VanillaTransformerTrainer") -> float:
+    def _allowed_seconds(self, trainer: EvaluatingTrainer) -> float:
         """The next evaluation's share of the time that is left for evaluations."""
         args = trainer.args
         state = trainer.state
