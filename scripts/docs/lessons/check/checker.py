@@ -111,11 +111,11 @@ def check_model(build: Any, given: Mapping[str, Any], roles: Mapping[str, str]) 
         return Report([Mistake("layers", "§3.1", "shared", _COPIES)], float("inf"), [])
     subject.require_parameters(model)
     report = _checked(build, model, arguments, roles)
-    if [each.option for each in report.mistakes if each.place == "causal mask"] == ["none"]:
+    if any((each.place, each.option) == ("causal mask", "none") for each in report.mistakes):
         subject.switch_off_dropout(model)
         with contextlib.suppress(UserError):  # it has dropout that is no module, or cannot be called
             trained = _checked(build, model.train(), arguments, roles)
-            if not trained.mistakes:
+            if len(trained.mistakes) < len(report.mistakes):
                 return trained._replace(notes=[*trained.notes, _IN_TRAINING])
     return report
 
@@ -148,6 +148,9 @@ def _first_mistakes(checked: _Subject) -> Report | None:
     if found.shared:
         explanation = f"one module is {found.shared[0]}: each has its own weights"
         return Report([Mistake("layers", "§3.1", "shared", explanation)], float("inf"), [])
+    if found.unused_layers:
+        explanation = f"{found.unused_layers[0].rstrip('.')} is never called"
+        return Report([Mistake("layers", "§3.1", "unused", explanation)], float("inf"), [])
     return Report([_TIED], float("inf"), []) if found.tied_to_source else None
 
 
@@ -240,22 +243,16 @@ def _with_notes(checked: _Subject, report: Report, build: Any) -> Report:
         own = own_convention(build)
         encoding = next(name for name, note in _MASKS.items() if note == matching[0])
         encoding = "visible" if encoding == "number" else encoding
-        if own is not None and encoding in ("visible", "hidden") and own[0] != encoding:
-            explanation = f"{own[1]} marks the {own[0]} keys, and attention takes them for the {encoding} ones: an "
-            mistakes.append(Mistake("masks", "§3.2.3", "inverted", explanation + "inverted mask"))
-    unused = [name for name in found.unused if name not in _filled(found)]
-    layers = sorted({match[1] for name in unused if (match := re.match(r"(.*?\w+\.\d+)\.", name))})
-    if not mistakes:
-        for layer in layers:
-            if all(name in unused for name, _ in checked.model.named_parameters() if name.startswith(f"{layer}.")):
-                mistakes.append(Mistake("layers", "§3.1", "unused", f"{layer} is not called"))
+        if own is not None and own.is_shifted:
+            explanation = f"{own.function} does not mark a position and the earlier ones: its diagonal is off"
+            mistakes.append(Mistake("causal mask", "§3.2.3", "own function", explanation))
+        elif own is not None and encoding in ("visible", "hidden") and own.encoding != encoding:
+            explanation = f"{own.function} marks the {own.encoding} keys, and attention takes them for the {encoding} "
+            mistakes.append(Mistake("masks", "§3.2.3", "inverted", f"{explanation}ones: an inverted mask"))
+    unused = [name for name in found.unused if name not in found.filled]
     if unused and not mistakes:
         notes.append(f"no operation uses {', '.join(unused[:3])}{' …' if len(unused) > 3 else ''}")
     return Report(mistakes, report.difference, notes)
-
-
-def _filled(found: Roles) -> set[str]:
-    return set(found.filled)
 
 
 def _with_cache_and_padding(model: nn.Module, source: Tensor, target: Tensor) -> Iterator[tuple[Mistake, float]]:
@@ -317,6 +314,8 @@ def _working_calls(model: nn.Module) -> tuple[Tensor, Tensor, list[Call], list[T
                 continue
             if not bool(torch.isfinite(output).all()):
                 is_finite = False
+            elif torch.equal(output, again) and any(torch.equal(output, each) for each in outputs):
+                continue  # another encoding of the same masks
             elif torch.equal(output, again):
                 calls.append(call)
                 outputs.append(output)

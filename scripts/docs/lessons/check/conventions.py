@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -17,32 +17,52 @@ LENGTH = 4
 _MAX_FILES = 50
 
 
-def own_convention(build: Callable[..., Any]) -> tuple[str, str] | None:
-    """Return "visible" or "hidden", and the name of the function that says so, or None.
+class Convention(NamedTuple):
+    """A mask function, and whether 1 marks the "visible" keys or the "hidden" ones. Its diagonal may be wrong."""
+
+    encoding: str
+    function: str
+    is_shifted: bool
+
+
+class _Anything:
+    """An argument of which nothing is known, such as options with a device."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def own_convention(build: Callable[..., Any]) -> Convention | None:
+    """The convention of the first function that makes a causal mask, next to the code.
 
     A function with "mask" in its name is called with a length, or with words, and its result must be a triangle.
     """
     for name, function in _functions(build):
         for argument in (LENGTH, torch.ones(1, LENGTH, dtype=torch.long), torch.ones(1, LENGTH)):
-            try:
-                result = function(argument)
-            except Exception:
-                continue
-            if (encoding := _encoding(result)) is not None:
-                return encoding, name
+            for others in ((), (_Anything(),)):
+                try:
+                    result = function(argument, *others)
+                except Exception:
+                    continue
+                for each in result if isinstance(result, tuple) else (result,):
+                    if (convention := _convention(each, name)) is not None:
+                        return convention
     return None
 
 
-def _encoding(result: Any) -> str | None:
+def _convention(result: Any, name: str) -> Convention | None:
     if not isinstance(result, Tensor) or result.shape[-2:] != (LENGTH, LENGTH) or result.numel() != LENGTH**2:
         return None
     if result.is_floating_point() and bool(result.isinf().any()):
         return None  # numbers to add explain themselves
     square = result.reshape(LENGTH, LENGTH) != 0
-    lower = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-    if torch.equal(square, lower):
-        return "visible"
-    return "hidden" if torch.equal(square, ~lower) else None
+    full = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    for shift in (0, -1, 1):
+        if torch.equal(square, full.tril(shift)):
+            return Convention("visible", name, shift != 0)
+        if torch.equal(square, full.triu(shift + 1)):
+            return Convention("hidden", name, shift != 0)
+    return None
 
 
 def _functions(build: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -64,6 +64,7 @@ MISTAKES = (
     _causal("without itself", "a position does not see itself: the mask's diagonal is off by one"),
     _causal("without itself, the first sees none",
             "a position does not see itself, and the first sees none: the diagonal is off by one"),
+    _causal("inverted", "a position sees later tokens alone: the causal mask is inverted"),
     _causal("reversed", "a position sees itself and later ones: the causal mask is transposed or inverted"),
     _padding("ignored", "padding of the source is attended to"),
     _padding("ignored in the encoder", "the encoder attends to padding"),

@@ -47,6 +47,9 @@ class Places:
     ) -> None:
         self.roles = roles
         self.reference = reference
+        decoder = roles.sublayers["decoder"]
+        if decoder and target.shape[1] not in decoder[0].stream.shape[:-1]:
+            target = target[:, :-1]  # the model leaves out the last token itself
         self.ids = {"encoder": source, "decoder": target}
         self.visible = source.ne(reference.pad_token_id)
         products = itertools.product(norms["norm"], norms["epsilon"])
@@ -65,6 +68,8 @@ class Places:
         vectors = self.oriented(sublayers[0].stream, stack)
 
         def expected(choice: Mapping[str, Any]) -> Tensor:
+            if choice.get("inputs") == "shifted inside":
+                return self.reference.shifted(self.ids[stack], choice)
             return self.reference.embed(self.ids[stack], stack, choice)
 
         places = ["embedding scale", "positions"]
@@ -72,6 +77,8 @@ class Places:
             places.append("embeddings")
         right = [{"positions": option} for option in ALLOWED["positions"]]
         right = [choice | norm for choice in right for norm in (self.norms if len(places) == 3 else [{}])]
+        if stack == "decoder":
+            right += [choice | {"inputs": "shifted inside"} for choice in right]
         mistakes = self._explain(vectors, stack, expected, right, places)
         where = f"the {stack}'s embeddings and positions"
         yield from _as_differences(mistakes, where, "§3.4 and §3.5")
@@ -115,7 +122,7 @@ class Places:
         embeddings = self.roles.sublayers["encoder"][0].stream if self.roles.sublayers["encoder"] else None
         if memory is None:
             return None
-        if memory.shape == sublayer.x.shape and torch.equal(memory, sublayer.x):
+        if sublayer.reads_itself:
             return _listed("memory", "the decoder itself")
         if embeddings is not None and memory.shape == embeddings.shape and torch.equal(memory, embeddings):
             return _listed("memory", "the embeddings")
@@ -132,9 +139,10 @@ class Places:
             return self._explain(output, stack, feed_forward, right, ("activation", "feed-forward"))
         crosses = sublayer.role == "cross_attn"
         is_causal = stack == "decoder" and not crosses
-        memory = x if sublayer.memory is None else self.oriented(sublayer.memory, "encoder")
-        if not crosses or memory is None:
-            memory = x
+        memory = x
+        if crosses and sublayer.memory is not None:
+            read = self.oriented(sublayer.memory, "decoder" if sublayer.reads_itself else "encoder")
+            memory = x if read is None else read
 
         def attention(choice: Mapping[str, Any]) -> Tensor:
             mask = reference.causal_mask(x.shape[1], choice)
@@ -142,7 +150,7 @@ class Places:
                 mask = self.visible[:, None, None]
                 option = choice.get("padding")
                 mask = {"ignored": torch.ones_like(mask), "inverted": ~mask}.get(str(option), mask)
-            if crosses and memory is x:
+            if crosses and sublayer.reads_itself:
                 mask = torch.ones(1, dtype=torch.bool)
             return reference.attention(x, memory, mask, f"{at}{sublayer.role}.", choice)
 
@@ -158,14 +166,15 @@ class Places:
         at = f"model.{stack}.layers.{sublayer.number}."
         place = f"{at}{sublayer.role}_layer_norm"
         reference = self.reference
-        where = f"{stack} layer {sublayer.number + 1}, the residual connection or normalisation of "
-        where += ROLE_WORDS[sublayer.role]
+        layer = f"{stack} layer {sublayer.number + 1}"
+        where = f"{layer}, {ROLE_WORDS[sublayer.role]}"
+        unknown = f"{layer}, the residual connection or normalisation of {ROLE_WORDS[sublayer.role]}"
         has_norm = f"{place}.weight" in reference.weights
         if self.roles.is_pre and has_norm:
             mistakes = self._explain(
                 x, stack, lambda choice: reference.norm(stream, place, choice), self.norms, ("norm",)
             )
-            yield from _as_differences(mistakes, where, "§3.1")
+            yield from _as_differences(mistakes, where, "§3.1", unknown)
         after = following.stream if following is not None else self.roles.flow.get(stack)
         after = None if after is None else self.oriented(after, stack)
         if after is None:
@@ -190,7 +199,8 @@ class Places:
             places.append("norm")
         if following is None:
             places.append("final norm")
-        yield from _as_differences(self._explain(after, stack, expected, self.norms, places), where, "§3.1")
+        mistakes = self._explain(after, stack, expected, self.norms, places)
+        yield from _as_differences(mistakes, where, "§3.1", unknown)
 
     def _explain(
         self,
@@ -252,9 +262,11 @@ def _listed(place: str, option: str) -> Mistake:
     return next(each for each in MISTAKES if (each.place, each.option) == (place, option))
 
 
-def _as_differences(mistakes: list[Mistake] | None, where: str, section: str) -> Iterator[Difference]:
+def _as_differences(
+    mistakes: list[Mistake] | None, where: str, section: str, unknown: str = ""
+) -> Iterator[Difference]:
     if mistakes is None:
-        yield Difference(None, where, section)
+        yield Difference(None, unknown or where, section)
     for mistake in mistakes or ():
         yield Difference(mistake, where, section)
 

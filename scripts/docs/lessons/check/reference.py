@@ -137,6 +137,7 @@ class Reference:
             "without itself": full.tril(-1) | torch.eye(length, dtype=torch.bool)[:1].expand(length, -1),
             "without itself, the first sees none": full.tril(-1),
             "reversed": full.triu(),
+            "inverted": full.triu(1),
         }.get(choice.get("causal mask", ""), full.tril())
 
     def layer(

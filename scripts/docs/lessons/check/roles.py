@@ -90,7 +90,7 @@ class Sublayer:
     """The vectors around a sublayer of layer `number`, from 0.
 
     `stream` is what the residual connection adds, `x` and `memory` are what the function reads, `output` is what it
-    returns.
+    returns. `reads_itself` is True if the memory depends on the target.
     """
 
     number: int
@@ -99,6 +99,7 @@ class Sublayer:
     x: Tensor
     memory: Tensor | None
     output: Tensor
+    reads_itself: bool = False
 
 
 @dataclass
@@ -117,6 +118,7 @@ class Roles:
         shared: modules in two places, in words.
         unused: names of parameters that no operation uses.
         filled: those of them that got the role of a missing weight.
+        unused_layers: the modules whose parameters are all unused, although other layers of the stack are called.
         unnamed: places that the architecture does not have, in words.
     """
 
@@ -132,6 +134,7 @@ class Roles:
     shared: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     filled: list[str] = field(default_factory=list)
+    unused_layers: list[str] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
     repeated: bool = False
     is_swapped: bool = False
@@ -716,6 +719,8 @@ def _add_unused(roles: Roles, graph: Graph, stacks: Mapping[str, Stack], module:
             if prefix and prefixes.count(prefix) == 1:
                 _fill_layer(roles, graph, f"model.{name}.layers.{number}.", name, layer, prefix, unused)
     roles.unused = list(unused)
+    roles.unused_layers = _unused_layers(unused, module)
+    unused = {name: each for name, each in unused.items() if not name.startswith(tuple(roles.unused_layers))}
     norms = [name for name, each in unused.items() if each.numel() == graph.width and each.ndim == 1]
     gains = [name for name in norms if f"{name.rpartition('.')[0]}.weight" == name or _is_first(name, norms)]
     for name, gain in zip(_without_final_norm(stacks), gains, strict=False):
@@ -730,10 +735,32 @@ def _add_unused(roles: Roles, graph: Graph, stacks: Mapping[str, Stack], module:
         )
 
 
+def is_trained(parameter: nn.Parameter) -> bool:
+    """True for a parameter that training changes. A module that is never called may have one without a shape."""
+    return parameter.requires_grad and not isinstance(parameter, nn.parameter.UninitializedParameter)
+
+
 def _unused(graph: Graph, module: nn.Module) -> dict[str, nn.Parameter]:
     """The trained parameters that no operation on the sentences uses."""
     read = {name for node in graph.nodes if node.is_data for each in node.inputs for name in each.parameters}
-    return {name: each for name, each in module.named_parameters() if name not in read and each.requires_grad}
+    return {name: each for name, each in module.named_parameters() if name not in read and is_trained(each)}
+
+
+def _unused_layers(unused: Mapping[str, nn.Parameter], module: nn.Module) -> list[str]:
+    """The numbered modules of which no parameter is used, although others of the list are, such as "layers.1."."""
+    numbered: dict[str, dict[str, bool]] = {}
+    for name, _ in module.named_parameters():
+        if match := re.match(r"(.*?)(\D+?\d+)\.(?=\w+\.)", name):
+            within = numbered.setdefault(re.sub(r"\d+$", "", f"{match[1]}{match[2]}"), {})
+            layer = f"{match[1]}{match[2]}."
+            within[layer] = within.get(layer, True) and name in unused
+    return [
+        layer
+        for layers in numbered.values()
+        if not all(layers.values())
+        for layer, is_unused in layers.items()
+        if is_unused and len([name for name in unused if name.startswith(layer)]) > 4
+    ]
 
 
 def _without_final_norm(stacks: Mapping[str, Stack]) -> Iterator[str]:
@@ -823,10 +850,14 @@ def _add_flow(roles: Roles, stacks: Mapping[str, Stack]) -> None:
             for block in layer:
                 stream = sequence_of(block.norm.x) if stack.is_pre and block.norm is not None else block.x
                 memory = None if block.memory is None else block.memory.value
+                reads_itself = block.memory is not None and stacks["decoder"].table.number in block.memory.reads
+                output = _unflattened(block.end)
                 roles.sublayers[name].append(
-                    Sublayer(number, block.role, stream.value, block.x.value, memory, _unflattened(block.end))
+                    Sublayer(number, block.role, stream.value, block.x.value, memory, output, reads_itself)
                 )
     for layer in stacks["decoder"].layers:
         crossing = next((block for block in layer if block.role == "cross_attn"), None)
-        if crossing is not None and crossing.memory is not None:
+        if crossing is None or crossing.memory is None:
+            continue
+        if stacks["decoder"].table.number not in crossing.memory.reads:
             roles.flow.setdefault("encoder", crossing.memory.value)

@@ -66,6 +66,8 @@ class Trace(TorchDispatchMode):
         self.of_storage: dict[int, Node] = {}
         self.written: dict[int, Node] = {}  # the last operation in place on a storage
         for name, parameter in module.named_parameters():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                continue
             node = self._add("", (), parameter, parameters=frozenset({name}), name=name)
             self.of_storage[_storage(parameter)] = node
         for name, ids in inputs.items():

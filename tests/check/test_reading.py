@@ -1,0 +1,295 @@
+"""Checks of code whose names say nothing, and the places of mistakes that are planted in it."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hf_vanilla_transformer.utils.errors import UserError
+from scripts.docs.lessons.check.checker import check
+from scripts.docs.lessons.check.conventions import own_convention
+from scripts.docs.lessons.check.sandbox import _imported
+from tests.check import more_styles, styles, unusual
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*nested.tensor", "ignore:.*norm_first", "ignore:.*mismatched")
+
+SOURCES = {module: Path(module.__file__).read_text(encoding="utf-8") for module in (styles, more_styles, unusual)}
+
+
+@pytest.mark.parametrize("name", ["Letters", "Frozen", "TorchEight", "Outside", "TrainingMask"])
+def test_right_code_is_read_by_its_operations(name):
+    report = check(getattr(unusual, name), {})
+    assert report.mistakes == [] and report.difference < 1e-5
+
+
+def test_notes_say_what_the_code_leaves_to_its_caller():
+    notes = " ".join(check(unusual.Outside, {}).notes)
+    assert "scores was applied" in notes and "1 or True shows a key" in notes
+    assert "training mode" in " ".join(check(unusual.TrainingMask, {}).notes)
+
+
+def test_known_mistake_is_named_without_torchs_fast_path():
+    assert [each.place for each in check(unusual.TorchEight, {"bug": "memory"}).mistakes] == ["padding"]
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_unknown_mistake_in_front_of_the_decoder_is_placed_there():
+    (mistake,) = check(unusual.TorchEight, {"bug": "factor"}).mistakes
+    assert mistake.place == "the decoder's embeddings and positions"
+
+
+def test_frozen_table_is_compared_with_the_formula():
+    assert [each.option for each in check(unusual.Frozen, {"shift": 1.0}).mistakes] == ["from 1"]
+
+
+def planted(module, old, new, count=1):
+    """The names of a module in whose source `old` is replaced by `new`."""
+    text = SOURCES[module]
+    assert text.count(old) >= 1, old
+    space = {"__name__": module.__name__}
+    exec(compile(text.replace(old, new, count), module.__file__, "exec"), space)
+    return space
+
+
+# class, text, what replaces it, the mistakes' places, words of where the first one is
+PLANTS = [
+    (unusual, "Letters", "x = self.n[0](x + self.a[0](x, x, m))", "x = self.n[0](self.a[0](x, x, m))", "residual", ""),
+    (unusual, "Letters", "self.a[1](x, y, p)", "self.a[1](x, x, m)", "memory", ""),
+    (unusual, "Letters", "self.a[1](x, y, p)", "self.a[0](x, y, p)", "layers", "cross-attention"),
+    (unusual, "Letters", "self.n[1](x + ", "self.n[0](x + ", "layers", "cross-attention"),
+    (unusual, "Letters", "math.sqrt(d // H)", "math.sqrt(d)", "attention scale", ""),
+    (unusual, "Letters", "zip((x, y, y)", "zip((x, y, x)", "*", "encoder|decoder|forward"),
+    (unusual, "Letters", ".transpose(1, 2).reshape(b, t, d)", ".reshape(b, t, d)", "heads", ""),
+    (unusual, "Letters", "e.sum(-1, keepdim=True)", "e.sum(-2, keepdim=True)", "*", "NaN"),
+    (unusual, "Letters", "triu(1)", "triu(2)", "causal mask", ""),
+    (unusual, "Letters", "triu(1)", "tril(-1)", "causal mask", ""),
+    (unusual, "Letters", "x = self.se(src) * d**0.5", "x = self.se(src)", "embedding scale", "encoder's embeddings"),
+    (unusual, "Letters", "y = self.te(tgt) * d**0.5", "y = self.te(tgt)", "embedding scale", "decoder's embeddings"),
+    (unusual, "Letters", "wave(tgt.size(1), d)", "0 * wave(tgt.size(1), d)", "positions", ""),
+    (unusual, "Letters", "self.te.weight.T", "self.te.weight.T * d**-0.5", "output scale", ""),
+    (unusual, "Letters", "for each in self.x:", "for each in list(self.x)[:1]:", "layers", "x.1 is never called"),
+    (
+        unusual,
+        "Letters",
+        "y = each(y, torch",
+        "y = each(self.te(tgt) * d**0.5 + wave(tgt.size(1), d), torch",
+        "*",
+        "layer 2",
+    ),
+    (
+        unusual,
+        "Letters",
+        "            x = each(x, p)",
+        "            x = each(self.se(src) * d**0.5 + wave(src.size(1), d), p)",
+        "*",
+        "encoder layer 2|encoder",
+    ),
+    (unusual, "Letters", ".relu()).transpose", ").transpose", "activation", ""),
+    (unusual, "Letters", ".relu()).transpose", ".sigmoid()).transpose", "activation", ""),
+    (unusual, "Letters", "return self.n[-1](x + z)", "return self.n[-1](z)", "residual", ""),
+    (unusual, "Letters", "return self.n[-1](x + z)", "return x + self.n[-1](z)", "residual", ""),
+    (
+        unusual,
+        "Letters",
+        "return self.n[-1](x + z)",
+        "return x + z if y is not None else self.n[-1](x + z)",
+        "norm",
+        "decoder",
+    ),
+    (unusual, "Letters", "z = self.d(self.u", "z = 1.2 * self.d(self.u", "*", "feed-forward"),
+    (unusual, "Letters", "src.eq(0)[:, None, None]", "src.ne(0)[:, None, None]", "padding", ""),
+    (unusual, "Letters", "each(x, p)", "each(x, p & False)", "padding", ""),
+    (unusual, "Frozen", "self.gains[name](x + ", "self.gains[name](", "residual", ""),
+    (unusual, "Frozen", "masked_fill(hidden, -1e9)", "masked_fill(hidden, 0.0)", "mask value", ""),
+    (unusual, "Frozen", "np.sqrt(q.size(-1))", "q.size(-1)", "attention scale", ""),
+    (unusual, "Frozen", "softmax(-1)", "softmax(1)", "softmax", ""),
+    (unusual, "Frozen", 'return self.gains["last"](x', 'return self.gains["own"](x', "layers", "one module"),
+    (unusual, "Frozen", 'self.maps[f"{name}3"](attend', "(attend", "attention output", ""),
+    (unusual, "Frozen", "x.std(-1, keepdim=True)", "x.var(-1, keepdim=True)", "norm", ""),
+    (unusual, "Frozen", "x.mean(-1, keepdim=True)", "x.mean(1, keepdim=True)", "*", "norm"),
+    (
+        unusual,
+        "Frozen",
+        "x = step(x, future, memory, padding)",
+        "x = step(x, future, self.embed(0, source), padding)",
+        "memory",
+        "",
+    ),
+    (unusual, "Frozen", "torch.sin(angles)", "torch.cos(angles)", "positions", ""),
+    (unusual, "Frozen", 'x = self.one("own", x, x, hidden)\n        if', "if", "*", "self-attention"),
+    (unusual, "TorchEight", "src_key_padding_mask=pad, ", "", "padding", ""),
+    (unusual, "TorchEight", "tgt_mask=future, ", "", "causal mask", ""),
+    (
+        unusual,
+        "TorchEight",
+        "x, y = self.embed(self.one, src)",
+        "x, y = self.one(src)",
+        "*",
+        "the encoder's embeddings",
+    ),
+    (
+        unusual,
+        "Outside",
+        "y = step(y, future, x, hidden)",
+        "y = step(y, future, x + 1, hidden)",
+        "*",
+        "encoder|decoder",
+    ),
+    (
+        styles,
+        "Transformer",
+        "self.norm2(x + self.cross_attn(x, keys, keys,",
+        "self.norm2(self.cross_attn(x, keys, keys,",
+        "residual",
+        "",
+    ),
+    (
+        styles,
+        "Transformer",
+        "x = self.norm1(x + self.self_attn(x, x, x, tgt_mask))",
+        "x = self.norm1(self.self_attn(x, x, x, tgt_mask))",
+        "residual",
+        "decoder layer 1, self-attention",
+    ),
+    (
+        styles,
+        "Transformer",
+        "x = self.norm1(x + self.dropout(self.self_attn(x, x, x, mask)))",
+        "x = self.norm1(self.dropout(self.self_attn(x, x, x, mask)))",
+        "residual",
+        "encoder layer 1, self-attention",
+    ),
+    (styles, "Transformer", "y = layer(y, x, src_mask, tgt_mask)", "y = layer(y, x, None, tgt_mask)", "padding", ""),
+    (styles, "Transformer", "x = layer(x, src_mask)", "x = layer(x, None)", "padding", ""),
+    (
+        styles,
+        "make_model",
+        'return x if self.bug == "final norm" else self.norm(x)',
+        "return x if isinstance(layer, Layer) and layer.decoder else self.norm(x)",
+        "final norm",
+        "decoder",
+    ),
+    (styles, "make_model", "mask.unsqueeze(1) == 0", "mask.unsqueeze(1) == 1", None, "1 or True hides a key"),
+    (styles, "Seq2SeqTransformer", 'self.bug == "causal"', "True", "causal mask", ""),
+    (
+        styles,
+        "LearnedTransformer",
+        "x = layer(x, x, x, src_mask)",
+        "x = layer(x, x, x, src_mask * 0 + 1)",
+        "padding",
+        "",
+    ),
+    (styles, "LearnedTransformer", "energy / size**0.5", "energy * size**0.5", "attention scale", ""),
+    (more_styles, "FusedTransformer", 'x = self.encoder["ln_f"](x)\n', "\n", "final norm", "encoder"),
+    (
+        more_styles,
+        "FusedTransformer",
+        "return x + self.mlp(self.ln_ff(x))",
+        "return self.mlp(self.ln_ff(x))",
+        "residual",
+        "",
+    ),
+    (
+        more_styles,
+        "HeadwiseTransformer",
+        'self.norms["ff"](x + self.ff2',
+        'self.norms["self_attn"](x + self.ff2',
+        "layers",
+        "",
+    ),
+    (more_styles, "EinsumSeq2Seq", 'bihd,bjhd->bhij", q, k', 'bihd,bjhd->bhij", q, k * 1.5', "*", "attention"),
+    (
+        more_styles,
+        "SequenceFirst",
+        'added if self.bug == "memory" else memory_added',
+        "0 * memory_added.nan_to_num(neginf=0)",
+        "padding",
+        "",
+    ),
+    (
+        more_styles,
+        "FlashTransformer",
+        "self.to_kv(memory).chunk(2, -1)",
+        "self.to_kv(memory).chunk(2, -1)[::-1]",
+        None,
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "old", "new", "place", "where"), PLANTS)
+def test_planted_mistakes_are_found_where_they_are(module, name, old, new, place, where):
+    try:
+        report = check(planted(module, old, new)[name], {})
+    except UserError as error:
+        assert place == "*" and re.search(where, str(error))
+        return
+    if place is None:  # the same function, or a convention that a note states
+        assert report.mistakes == [] and re.search(where, " ".join(report.notes))
+        return
+    assert report.mistakes
+    texts = " ".join(f"{each.place} {each.explanation}" for each in report.mistakes)
+    assert place == "*" or place in [each.place for each in report.mistakes]
+    assert re.search(where, texts), texts
+
+
+def test_one_module_in_two_places_is_found():
+    class Shared(styles.Transformer):
+        def __init__(self, src_vocab_size, tgt_vocab_size, d_model, num_heads, num_layers, d_ff):
+            super().__init__(src_vocab_size, tgt_vocab_size, d_model, num_heads, num_layers, d_ff, 50, 0.0)
+            for layer in self.decoder_layers:
+                layer.cross_attn = layer.self_attn
+
+    (mistake,) = check(Shared, {}).mistakes
+    assert mistake.option == "shared" and "cross-attention" in mistake.explanation
+
+
+def test_mask_functions_of_the_file_state_the_convention(tmp_path):
+    text = SOURCES[styles]
+    inverted = text.replace("mask.unsqueeze(1) == 0", "mask.unsqueeze(1) == 1")
+    for body, convention, count in (
+        ("torch.ones(size, size).tril()", "visible", 1),
+        ("torch.ones(size, size).triu(1)", "hidden", 0),
+        ("torch.ones(size, size).tril(1)", "visible", 1),
+    ):
+        path = tmp_path / f"mine_{convention}_{count}_{len(body)}.py"
+        path.write_text(f"{inverted}\n\ndef subsequent_mask(size):\n    return {body}\n", encoding="utf-8")
+        space: dict = {"__name__": "mine"}
+        exec(compile(path.read_text("utf-8"), str(path), "exec"), space)
+        assert own_convention(space["make_model"]).encoding == convention
+        mistakes = check(space["make_model"], {}).mistakes
+        assert len(mistakes) == count
+
+
+def test_output_layer_can_be_named():
+    class TwoOutputs(unusual.Outside):
+        def __init__(self, src_vocab, tgt_vocab, d_model):
+            super().__init__(src_vocab, tgt_vocab, d_model)
+            self.other = nn.Linear(d_model, tgt_vocab)
+
+    with pytest.raises(UserError, match="--role output_layer"):
+        check(TwoOutputs, {})
+    assert check(TwoOutputs, {}, {"output_layer": "scores"}).mistakes == []
+
+
+def test_imports_are_searched_in_the_folders_above(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    inner = tmp_path / "checked_models" / "blocks"
+    inner.mkdir(parents=True)
+    (tmp_path / "checked_constants.py").write_text("SIZE = 3\n")
+    (tmp_path / "checked_models" / "other.py").write_text("from checked_constants import SIZE\n")
+    (inner / "model.py").write_text(
+        textwrap.dedent("""
+        from checked_models.other import SIZE
+
+
+        def build():
+            return SIZE
+        """)
+    )
+    (inner / "relative.py").write_text("from .model import build\n")
+    assert _imported(inner / "model.py").build() == 3
+    assert _imported(inner / "relative.py").build() == 3

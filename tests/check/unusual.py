@@ -1,0 +1,203 @@
+"""Transformers whose names and forms say little: roles follow from the operations alone. Written for these tests."""
+
+import math
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+def wave(length, width, shift=0.0):
+    position = torch.arange(length)[:, None] + shift
+    angles = position / 10000 ** (torch.arange(0, width, 2) / width)
+    table = torch.zeros(length, width)
+    table[:, 0::2] = torch.sin(angles)
+    table[:, 1::2] = torch.cos(angles)
+    return table
+
+
+# 1. One-letter names, own parameters instead of nn.Linear, the output is x @ table.T, heads are a constant
+
+H = 8
+
+
+class A(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.w = nn.ParameterList([nn.Parameter(torch.empty(d, d)) for _ in range(4)])
+        for each in self.w:
+            nn.init.xavier_uniform_(each)
+
+    def forward(self, x, y, m):
+        b, t, d = x.shape
+        q, k, v = ((z @ w).view(b, -1, H, d // H).transpose(1, 2) for z, w in zip((x, y, y), self.w, strict=False))
+        s = (q @ k.transpose(-1, -2) / math.sqrt(d // H)).masked_fill(m, -1e9)
+        e = torch.exp(s - s.max(-1, keepdim=True).values)
+        return (e / e.sum(-1, keepdim=True) @ v).transpose(1, 2).reshape(b, t, d) @ self.w[3]
+
+
+class L(nn.Module):
+    def __init__(self, d, f, parts):
+        super().__init__()
+        self.a = nn.ModuleList(A(d) for _ in range(parts))
+        self.n = nn.ModuleList(nn.LayerNorm(d) for _ in range(parts + 1))
+        self.u, self.d = nn.Conv1d(d, f, 1), nn.Conv1d(f, d, 1)
+
+    def forward(self, x, m, y=None, p=None):
+        x = self.n[0](x + self.a[0](x, x, m))
+        if y is not None:
+            x = self.n[1](x + self.a[1](x, y, p))
+        z = self.d(self.u(x.transpose(1, 2)).relu()).transpose(1, 2)
+        return self.n[-1](x + z)
+
+
+class Letters(nn.Module):
+    def __init__(self, src_vocab, tgt_vocab, d_model, d_ff):
+        super().__init__()
+        self.se, self.te = nn.Embedding(src_vocab, d_model), nn.Embedding(tgt_vocab, d_model)
+        self.x = nn.ModuleList(L(d_model, d_ff, 1) for _ in range(2))
+        self.y = nn.ModuleList(L(d_model, d_ff, 2) for _ in range(2))
+
+    def forward(self, src, tgt):
+        d = self.se.embedding_dim
+        p = src.eq(0)[:, None, None]
+        x = self.se(src) * d**0.5 + wave(src.size(1), d)
+        y = self.te(tgt) * d**0.5 + wave(tgt.size(1), d)
+        for each in self.x:
+            x = each(x, p)
+        for each in self.y:
+            y = each(y, torch.ones(tgt.size(1), tgt.size(1)).triu(1).bool(), x, p)
+        return y @ self.te.weight.T
+
+
+# 2. A frozen table of positions, projections outside the attention, normalisations with a gain of another name
+
+
+class Gain(nn.Module):
+    def __init__(self, width, eps=1e-6):
+        super().__init__()
+        self.scale, self.shift, self.eps = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width)), eps
+
+    def forward(self, x):
+        return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + self.eps) * self.scale + self.shift
+
+
+def attend(q, k, v, heads, hidden):
+    q, k, v = (each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (q, k, v))
+    scores = torch.matmul(q, k.mT) / np.sqrt(q.size(-1))
+    return (scores.masked_fill(hidden, -1e9).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+class Step(nn.Module):
+    def __init__(self, width, heads, inner, crosses):
+        super().__init__()
+        names = ("own", "other") if crosses else ("own",)
+        self.maps = nn.ModuleDict({f"{name}{i}": nn.Linear(width, width) for name in names for i in range(4)})
+        self.gains = nn.ModuleDict({name: Gain(width) for name in (*names, "last")})
+        self.first, self.second, self.heads = nn.Linear(width, inner), nn.Linear(inner, width), heads
+
+    def one(self, name, x, y, hidden):
+        q, k, v = (self.maps[f"{name}{i}"](z) for i, z in enumerate((x, y, y)))
+        return self.gains[name](x + self.maps[f"{name}3"](attend(q, k, v, self.heads, hidden)))
+
+    def forward(self, x, hidden, memory=None, padding=None):
+        x = self.one("own", x, x, hidden)
+        if memory is not None:
+            x = self.one("other", x, memory, padding)
+        return self.gains["last"](x + self.second(functional.relu(self.first(x))))
+
+
+class Frozen(nn.Module):
+    def __init__(self, vocab_size, hidden_size, heads_count=2, shift=0.0):
+        super().__init__()
+        width = hidden_size
+        self.words = nn.ModuleList(nn.Embedding(vocab_size, width) for _ in range(2))
+        self.table = nn.Embedding.from_pretrained(wave(50, width, shift), freeze=True)
+        self.go = nn.Sequential()
+        self.back = nn.Sequential()
+        for number in range(2):
+            self.go.add_module(f"step{number}", Step(width, heads_count, 3 * width, False))
+            self.back.add_module(f"step{number}", Step(width, heads_count, 3 * width, True))
+        self.end = nn.Linear(width, vocab_size)
+
+    def embed(self, side, ids):
+        table = self.words[side]
+        return table(ids) * math.sqrt(table.embedding_dim) + self.table(torch.arange(ids.size(1)))
+
+    def forward(self, source, target):
+        padding = source.eq(0)[:, None, None]
+        memory = self.embed(0, source)
+        for step in self.go:
+            memory = step(memory, padding)
+        x = self.embed(1, target)
+        future = torch.ones(x.size(1), x.size(1)).triu(1).bool()
+        for step in self.back:
+            x = step(x, future, memory, padding)
+        return self.end(x)
+
+
+# 3. PyTorch's own stacks, eight heads in the code, the masks of a batch-first translation model
+
+
+class TorchEight(nn.Module):
+    def __init__(self, src_vocab, tgt_vocab, d_model, bug=None):
+        super().__init__()
+        self.one, self.two = nn.Embedding(src_vocab, d_model), nn.Embedding(tgt_vocab, d_model)
+        self.net = nn.Transformer(d_model, 8, 2, 2, 64, 0.0, batch_first=True)
+        self.out, self.bug = nn.Linear(d_model, tgt_vocab), bug
+
+    def embed(self, table, ids):
+        return table(ids) * table.embedding_dim**0.5 + wave(ids.size(1), table.embedding_dim)
+
+    def forward(self, src, tgt):
+        future = torch.ones(tgt.size(1), tgt.size(1), dtype=torch.bool).triu(1)
+        pad = src == 0
+        seen = None if self.bug == "memory" else pad
+        x, y = self.embed(self.one, src), self.embed(self.two, tgt)
+        if self.bug == "factor":
+            y = y * 1.1
+        return self.out(self.net(x, y, tgt_mask=future, src_key_padding_mask=pad, memory_key_padding_mask=seen))
+
+
+# 4. The output layer is called by the trainer, masks come from outside and may be left out
+
+
+class Outside(nn.Module):
+    def __init__(self, src_vocab, tgt_vocab, d_model, heads=4):
+        super().__init__()
+        self.words, self.answers = nn.Embedding(src_vocab, d_model), nn.Embedding(tgt_vocab, d_model)
+        self.lower = nn.ModuleList(Step(d_model, heads, 40, False) for _ in range(2))
+        self.upper = nn.ModuleList(Step(d_model, heads, 40, True) for _ in range(2))
+        self.scores = nn.Linear(d_model, tgt_vocab)
+
+    def embed(self, table, ids):
+        return table(ids) * table.embedding_dim**0.5 + wave(ids.size(1), table.embedding_dim)
+
+    def forward(self, src, tgt, src_mask=None, tgt_mask=None):
+        nothing = torch.zeros(1, dtype=torch.bool)
+        hidden = nothing if src_mask is None else src_mask.unsqueeze(1) == 0
+        future = nothing if tgt_mask is None else tgt_mask.unsqueeze(1) == 0
+        x = self.embed(self.words, src)
+        for step in self.lower:
+            x = step(x, hidden)
+        y = self.embed(self.answers, tgt)
+        for step in self.upper:
+            y = step(y, future, x, hidden)
+        return y
+
+
+# 5. The causal mask exists in training mode alone
+
+
+class TrainingMask(Frozen):
+    def forward(self, source, target, valid_lens):
+        padding = (torch.arange(source.size(1)) >= valid_lens[:, None])[:, None, None]
+        memory = self.embed(0, source)
+        for step in self.go:
+            memory = step(memory, padding)
+        x = self.embed(1, target)
+        future = torch.ones(x.size(1), x.size(1)).triu(1).bool() & self.training
+        for step in self.back:
+            x = step(x, future, memory, padding)
+        return self.end(x)
