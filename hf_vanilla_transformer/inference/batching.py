@@ -6,6 +6,7 @@ from itertools import zip_longest
 from typing import Any
 
 from ..data.words import WordSplitter
+from ..search_vanilla_transformer import LengthPenalty
 from ..utils.errors import UserError
 from .workers import shard_evenly
 
@@ -49,6 +50,7 @@ class TranslationRequest:
     words: WordSplitter  # for the alignment
     marks: frozenset[int]  # ids of a source that are not in its text
     has_codes: bool  # whether each sentence has its own languages
+    penalty: LengthPenalty  # the divisor of log P in the scores
 
 
 def length_batches(lengths: Mapping[int, int], batch_size: int, max_tokens: int) -> Iterator[list[int]]:

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from ..data.readers import file_format
 from ..utils.atomic_write import atomic_file
-from ..utils.errors import UserError
+from ..utils.errors import UserError, check_at_least_one
 from .batching import MAX_TOKENS, with_prefixes
+from .candidates import FORMATS, Normalizer, candidate_lines, translate_candidates
 from .fingerprints import text_fingerprint, translator_fingerprint
 from .ray_workers import RayPool
 from .text_io import TABLES, line_writer, open_to_write, read_lines, row_writer
@@ -45,14 +47,20 @@ def translated_lines(
     probabilities: bool = False,
     paragraphs: ParagraphTranslator | None = None,
     first_line: int = 1,
+    n_best_format: str = "moses",
+    normalize: Normalizer | None = None,
+    spellings: int = 1,
     **settings: Any,
 ) -> Iterator[str]:
-    """Translate into lines of text in the format of Moses, Marian and fairseq.
+    """Translate into lines of text, by default in the format of Moses, Marian and fairseq.
 
     Args:
         n_best: None gives one line per sentence: the translation, then " ||| " and its alignment if asked for. A
             number gives one line per hypothesis: `i ||| text ||| score`, or `i ||| text ||| score ||| alignment`,
             where i counts the sentences from 0. Of hypotheses with the same text, only the best is written.
+        n_best_format: of n-best lists, one of `candidates.FORMATS`. "tsv" and "jsonl" have candidates with
+            probabilities, see `candidates.candidate_lines`.
+        normalize, spellings: of these candidates, see `candidates.translate_candidates`.
         probabilities: adds " ||| " and each token with its probability, as in `Ġhouse:0.9876 </s>:0.9912`.
         paragraphs: translates lines that are paragraphs, such as `documents.documents.Paragraphs`. None takes each
             line as one sentence.
@@ -67,9 +75,26 @@ def translated_lines(
             raise UserError("paragraphs: n_best, alignment, probabilities and prefixes belong to single sentences")
         settings.pop("prefixes", None)
         return paragraphs(translator, sentences, first_line=first_line, **settings)
+    _check_n_best_format(n_best_format, n_best, normalize, spellings, alignment or probabilities)
     searches = n_best is not None and not settings.get("do_sample")
     if searches and (settings.get("num_beams") or translator.model.generation_config.num_beams or 1) == 1:
         raise UserError("n_best: greedy search gives no scores; num_beams must be at least 2")
+    if n_best is not None and n_best_format != "moses":
+        found = translate_candidates(
+            translator,
+            sentences,
+            n_best,
+            normalize=normalize,
+            spellings=spellings,
+            first_line=first_line,
+            **settings,
+        )
+        first_input = (first_line - 1) // spellings + 1
+        return (
+            line
+            for number, candidates in enumerate(found, start=first_input)
+            for line in candidate_lines(candidates, number, n_best_format)
+        )
     if n_best is None and not alignment and not probabilities:
         return map(_on_one_line, translator.translate(sentences, first_line=first_line, **settings))
     settings |= {"alignment": alignment, "probabilities": probabilities, "first_line": first_line}
@@ -79,6 +104,23 @@ def translated_lines(
         for number, hypotheses in enumerate(results, start=first_line - 1)
         for one in _distinct(hypotheses)
     )
+
+
+def _check_n_best_format(
+    n_best_format: str, n_best: int | None, normalize: Normalizer | None, spellings: int, more_fields: bool
+) -> None:
+    check_at_least_one(spellings=spellings)
+    if n_best_format not in FORMATS:
+        raise UserError(f"n_best_format: {n_best_format!r} is unknown; choose from {', '.join(FORMATS)}")
+    if n_best_format == "moses":
+        if normalize is not None or spellings > 1:
+            name = "spellings" if normalize is None else "normalize"
+            raise UserError(f"{name}: it merges n-best lists; choose the format tsv or jsonl")
+        return
+    if n_best is None:
+        raise UserError(f"n_best_format: {n_best_format} is for n-best lists; give n_best")
+    if more_fields:
+        raise UserError(f"n_best_format: {n_best_format} has neither alignment nor probabilities of tokens")
 
 
 def _distinct(hypotheses: list[Hypothesis]) -> Iterable[Hypothesis]:
@@ -140,6 +182,7 @@ def translate_file(
     share, shares = number_of_shard - 1 + shards * processes.process_index, shards * processes.num_processes
     parts, table = _parts_of(output), file_format(Path(output)) in TABLES
     fingerprint = translator_fingerprint(translator)
+    table = table and settings.get("n_best_format", "moses") == "moses"
     job = {"translator": fingerprint, **({"table": True} if table else {})} | settings
     if table and (extra := [name for name in _FIELDS if settings.get(name)]):
         raise UserError(f"{extra[0]}: {output} has no column for it; name an output of plain text")
@@ -155,7 +198,9 @@ def translate_file(
     run: Any = partial(pool.map, translate, fingerprint=fingerprint) if pool else None
     run = run or partial(map, partial(translate, translator))
     progress = progress or (lambda lines, seconds: None)
-    chunks = iter(lambda: list(islice(rows_of_file, batch_size * BATCHES_PER_CHUNK)), [])
+    spellings = settings.get("spellings", 1)
+    inputs_per_chunk = -(-batch_size * BATCHES_PER_CHUNK // spellings)  # a chunk has whole inputs
+    chunks = iter(lambda: list(islice(rows_of_file, inputs_per_chunk * spellings)), [])
     try:
         written, lines = _write_chunks(chunks, parts, _text(job), (share, shares), run, progress)
     except UserError:
@@ -278,4 +323,11 @@ def claim(note: Path, job: Any, refusal: str) -> None:
 
 
 def _text(job: Any) -> str:
-    return json.dumps(job, default=str, sort_keys=True)
+    return json.dumps(job, default=_description, sort_keys=True)
+
+
+def _description(value: Any) -> str:
+    """A text for a value that JSON lacks, the same in every process."""
+    if isinstance(value, FunctionType):  # its `str` has an address
+        return f"{value.__module__}:{value.__qualname__}"
+    return str(value)

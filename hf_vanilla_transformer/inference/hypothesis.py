@@ -21,6 +21,8 @@ class Hypothesis:
     alignment: list[Link] | None = None
     tokens: list[str] | None = None
     probabilities: list[float] | None = None
+    #: natural logarithm of its probability, None if the search gave no score and no probabilities were requested
+    log_probability: float | None = field(default=None, repr=False, compare=False)
     #: whether it ends by itself and not at the length limit
     ended: bool = field(default=True, repr=False, compare=False)
 

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -199,6 +199,27 @@ def import_object(name: str) -> Any:
     module, _, attribute = name.partition(":")
     sys.path.insert(0, os.getcwd())
     return getattr(importlib.import_module(module), attribute)
+
+
+def import_function(name: str, argument: str) -> Callable[..., Any]:
+    """Import the function MODULE:FUNCTION of a user.
+
+    Args:
+        name: the function.
+        argument: what it is given for, such as "normalize".
+
+    Raises:
+        UserError: it cannot be imported, or is no function.
+    """
+    try:
+        function = import_object(name)
+    except Exception as error:  # the code of the user
+        raise UserError(
+            f"{argument}: {name}: {one_line(error)}; give MODULE:FUNCTION, such as smiles:canonical"
+        ) from error
+    if not callable(function):
+        raise UserError(f"{argument}: {name}: it is no function; give MODULE:FUNCTION, such as smiles:canonical")
+    return function
 
 
 def import_class(name: str) -> type[PreTrainedModel]:

@@ -26,7 +26,7 @@ from ..engine.shared_copy import in_evaluation_mode, shared_copy
 from ..engine.shortlist import with_shortlist
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..search_vanilla_transformer import is_hypothesis
+from ..search_vanilla_transformer import LengthPenalty, is_hypothesis
 from ..utils.cpu_time import on_fitting_threads
 from ..utils.errors import UserError, check_at_least_one
 from .alignment import align, chosen_layer
@@ -206,12 +206,19 @@ class Translator:
         if isinstance(sentences, str):
             raise UserError("sentences: an iterable of strings is needed, not one string; put it in a list")
         check_at_least_one(batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, n_best=n_best)
-        settings, refill = self._search_settings(generate_kwargs, n_best, scores)
-        layer = chosen_layer(self.model, alignment_layer) if alignment else None
+        settings, penalty = self._search_settings(generate_kwargs, n_best, scores)
         request = TranslationRequest(
-            *(batch_size, max_tokens_per_batch, layer, probabilities, settings, refill, protect, alignment_words),
-            self.directions.marks(source_lang, target_lang),
-            not all(codes is None or isinstance(codes, str) for codes in (source_lang, target_lang)),
+            batch_size=batch_size,
+            max_tokens=max_tokens_per_batch,
+            alignment_layer=chosen_layer(self.model, alignment_layer) if alignment else None,
+            probabilities=probabilities,
+            settings=settings,
+            refill=penalty is not None,
+            protect=protect,
+            words=alignment_words,
+            marks=self.directions.marks(source_lang, target_lang),
+            has_codes=not all(codes is None or isinstance(codes, str) for codes in (source_lang, target_lang)),
+            penalty=penalty or self._transformers_penalty(settings),
         )
         first, numbers = (first_line, count(first_line)) if isinstance(first_line, int) else (1, iter(first_line))
         directions = self.directions.each(source_lang, target_lang)
@@ -235,8 +242,10 @@ class Translator:
             "dtype": f"{dtype}, products in {engine.quantization}" if engine and engine.quantization else dtype,
         }
 
-    def _search_settings(self, settings: dict[str, Any], n_best: int, scores: bool) -> tuple[dict[str, Any], bool]:
-        """Arguments of `generate`, and whether this package's search covers them."""
+    def _search_settings(
+        self, settings: dict[str, Any], n_best: int, scores: bool
+    ) -> tuple[dict[str, Any], LengthPenalty | None]:
+        """Arguments of `generate`, and the length penalty of this package's search, None if it does not cover them."""
         check_at_least_one(num_beams=settings.get("num_beams"), max_new_tokens=settings.get("max_new_tokens"))
         check_repetition(settings)
         settings = {name: value for name, value in settings.items() if value is not None}
@@ -248,19 +257,31 @@ class Translator:
         settings = settings | {"return_dict_in_generate": True}
         if n_best > 1:
             settings["num_return_sequences"] = n_best
-        covered = (
-            isinstance(self.model, VanillaTransformerForConditionalGeneration)
-            and plan_search(self.model, None, settings.get("generation_config"), settings)[0] is not None
-        )
-        if scores and beams > 1 and not covered:
+        if isinstance(self.model, VanillaTransformerForConditionalGeneration):
+            search, planned, _ = plan_search(self.model, None, settings.get("generation_config"), settings)
+            if search is not None:
+                return settings, search.keywords["penalty"]
+            if "length_penalty" in planned:
+                settings["length_penalty"] = planned["length_penalty"]
+        if scores and beams > 1:
             settings["output_scores"] = True
-        if (len(self.models) > 1 or self.shortlist) and not covered:
+        if len(self.models) > 1 or self.shortlist:
             raise UserError(
                 f"{'shortlist' if self.shortlist else 'ensemble'}: these settings, or the checkpoint's "
                 "generation_config.json, need transformers' search, which takes one model and all of its vocabulary; "
                 "drop the settings that are not for beam search"
             )
-        return settings, covered
+        return settings, None
+
+    def _transformers_penalty(self, settings: Mapping[str, Any]) -> LengthPenalty:
+        """The divisor of transformers' beam search, length^α."""
+        alpha = settings.get("length_penalty")
+        if alpha is None:
+            config = settings.get("generation_config") or self.model.generation_config
+            alpha = config.length_penalty
+        if alpha is None:
+            alpha = 1.0
+        return LengthPenalty(alpha, "power")
 
     def _stream(
         self, pairs: Iterator[tuple[str, str]], places: Iterator[Place], request: TranslationRequest
@@ -444,10 +465,24 @@ class Translator:
                 probabilities = [[math.exp(log_p) for log_p in row] for row in rows]
         all_scores: list[Any] = [None] * len(texts) if scores is None else scores.tolist()
         ends = torch.tensor(sorted(self.end_tokens), device=sequences.device)
-        ended = torch.isin(sequences[:, given:], ends).any(dim=1).tolist()
-        ranked = list(map(Hypothesis, texts, all_scores, alignments, tokens, probabilities, ended))
+        is_end = torch.isin(sequences[:, given:], ends)  # (B · n_best, T - given)
+        ended = is_end.any(dim=1).tolist()
+        lengths = self._lengths(is_end)
+        log_probabilities = nothing
+        if scores is not None:
+            log_probabilities = (scores * request.penalty(lengths + request.penalty.counted)).tolist()
+        elif request.probabilities:
+            log_probabilities = [sum(map(math.log, row)) for row in probabilities]
+        ranked = list(map(Hypothesis, texts, all_scores, alignments, tokens, probabilities, log_probabilities, ended))
         grouped = [ranked[start : start + n_best] for start in range(0, len(ranked), n_best)]
         return [[one for rank, one in enumerate(group) if not rank or is_hypothesis(one.score)] for group in grouped]
+
+    @staticmethod
+    def _lengths(is_end: torch.Tensor) -> torch.Tensor:
+        """The tokens (N,) of each hypothesis up to its first end token, from where end tokens are (N, T)."""
+        before_end = is_end.cumsum(dim=1) == 0  # (N, T)
+        lengths = before_end.sum(dim=1) + is_end.any(dim=1)
+        return lengths.clamp(min=1).float()
 
     @property
     def end_tokens(self) -> set[int]:

@@ -20,7 +20,10 @@ kind, are translated as a whole. All but their text stays as it is (extra: docum
 
 --n_best N writes up to N lines for each line of the input, best first, as Moses, fairseq and Marian do:
   i ||| translation ||| score
-where i counts the lines of the input from 0 and the score is the log-probability over the length penalty. --alignment
+where i counts the lines of the input from 0 and the score is the log-probability over the length penalty. --format tsv
+writes instead the number of the line and the rank, both from 1, the text, the score and the probability among the
+candidates, --format jsonl a list of these for each line. The same texts are one candidate, also after --normalize.
+--alignment
 adds " ||| " and the word alignment in Pharaoh format: 0-0 1-2 links the first word of the source with the first of the
 translation, the second with the third. Words are separated by white space in every language, as in other aligners.
 --probabilities adds " ||| " and each token with its probability: Ġhouse:0.9876 </s>:0.9912 (Ġ is a space).
@@ -45,6 +48,19 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add("--input", metavar="F", help="text to translate, .gz too, a table or a document (default: standard input)")
     add("--output", metavar="F", help="file for the translations (default: standard output)")
     add("--n_best", type=int, metavar="N", help="write N translations of each line, with their scores")
+    add(
+        "--format",
+        choices=["moses", "tsv", "jsonl"],
+        dest="n_best_format",
+        help="of --n_best: moses (default), or candidates with probabilities as tsv or jsonl",
+    )
+    add(
+        "--normalize",
+        metavar="MODULE:FUNCTION",
+        help="with tsv and jsonl: makes texts of the same meaning equal, whose probabilities are then added; None or "
+        "an exception means an invalid text",
+    )
+    add("--spellings", type=int, metavar="M", help="with tsv and jsonl: M lines in turn are spellings of one input")
     add(
         "--prefix", metavar="F",
         help="file with the start of each translation, one per line; an empty line forces nothing, and the last word "
@@ -80,7 +96,16 @@ def check_combination(arguments: argparse.Namespace) -> None:
     document = not arguments.score and is_document(arguments.input, arguments.output)
     if not arguments.score:
         check_output(arguments.input, arguments.output)
-    for_sentences = ("n_best", "prefix", "alignment", "alignment_layer", "probabilities")
+    for_sentences = (
+        "n_best",
+        "n_best_format",
+        "normalize",
+        "spellings",
+        "prefix",
+        "alignment",
+        "alignment_layer",
+        "probabilities",
+    )
     requested = [name for name in for_sentences if getattr(arguments, name)]
     arguments.paragraphs |= document
     if arguments.paragraphs and (requested or arguments.score):
@@ -107,6 +132,11 @@ def check_combination(arguments: argparse.Namespace) -> None:
 def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `translated_lines` that are given."""
     settings = given_values(arguments, *DECODING, "n_best", "alignment", "alignment_layer", "probabilities")
+    settings |= given_values(arguments, "n_best_format", "spellings")
+    if arguments.normalize is not None:
+        from hf_vanilla_transformer.inference.loading import import_function
+
+        settings["normalize"] = import_function(arguments.normalize, "normalize")
     settings["protect"] = not arguments.raw
     if arguments.paragraphs:
         from hf_vanilla_transformer.documents.documents import Paragraphs

@@ -1,0 +1,165 @@
+"""n-best lists as candidates with probabilities.
+
+Several hypotheses can mean the same: two spellings of a molecule, two cases of a word. A normaliser tells which do.
+Their probabilities are added. An input can also have several spellings, each with its own n-best list.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from ..utils.errors import UserError, check_at_least_one
+from .hypothesis import Hypothesis
+
+if TYPE_CHECKING:
+    from .translator import Translator
+
+logger = logging.getLogger(__name__)
+
+#: The text that stands for all texts of the same meaning, or None for one that means nothing.
+Normalizer = Callable[[str], "str | None"]
+
+#: Formats of n-best lists. "moses" is `i ||| text ||| score` of Moses, Marian and fairseq.
+FORMATS = ("moses", "tsv", "jsonl")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of the answers to an input."""
+
+    #: normalised, or as the model wrote it if the normaliser refused it
+    text: str
+    #: of its best hypothesis, as in `Hypothesis`. None after sampling
+    score: float | None
+    #: its share of the probability of all candidates of the input. The shares add up to 1
+    probability: float
+    #: whether the normaliser took it
+    valid: bool = True
+
+
+class Merger:
+    """Joins hypotheses to candidates, and counts the texts that the normaliser refused.
+
+    Args:
+        normalize: returns the text that stands for all of its meaning. None, or an exception, means that a text is
+            invalid. An invalid text stays a candidate of its own.
+    """
+
+    def __init__(self, normalize: Normalizer | None = None) -> None:
+        self.normalize = normalize
+        self.texts = 0
+        self.invalid = 0
+
+    def merge(self, lists: Sequence[Sequence[Hypothesis]]) -> list[Candidate]:
+        """Return the candidates of one input, the most probable first.
+
+        Args:
+            lists: the hypotheses of each spelling of the input. Every spelling counts the same.
+        """
+        merged: dict[str, Candidate] = {}
+        for hypotheses in lists:
+            shares = probability_shares(hypotheses)
+            for hypothesis, share in zip(hypotheses, shares, strict=True):
+                self._add(merged, hypothesis, share / len(lists))
+        # sorting is stable: the order of the search decides among equal shares
+        return sorted(merged.values(), key=lambda candidate: -candidate.probability)
+
+    def _add(self, merged: dict[str, Candidate], hypothesis: Hypothesis, share: float) -> None:
+        text = self._normalized(hypothesis.text)
+        key = hypothesis.text if text is None else text
+        known = merged.get(key)
+        if known is None:
+            merged[key] = Candidate(key, hypothesis.score, share, valid=text is not None)
+            return
+        scores = [score for score in (known.score, hypothesis.score) if score is not None]
+        merged[key] = Candidate(key, max(scores, default=None), known.probability + share, known.valid)
+
+    def _normalized(self, text: str) -> str | None:
+        self.texts += 1
+        if self.normalize is None:
+            return text
+        try:
+            normalized = self.normalize(text)
+        except Exception:  # the code of the user
+            normalized = None
+        if normalized is None:
+            self.invalid += 1
+        return normalized
+
+
+def probability_shares(hypotheses: Sequence[Hypothesis]) -> list[float]:
+    """The probability of each hypothesis, divided by that of all of them.
+
+    Hypotheses without a log-probability, such as a blank line's, count the same.
+    """
+    log_probabilities = [hypothesis.log_probability for hypothesis in hypotheses]
+    known = [log_p for log_p in log_probabilities if log_p is not None]
+    if len(known) < len(hypotheses):
+        return [1 / len(hypotheses)] * len(hypotheses)
+    highest = max(known)
+    weights = [math.exp(log_p - highest) for log_p in known]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def translate_candidates(
+    translator: "Translator",
+    sentences: Iterable[str],
+    n_best: int,
+    *,
+    normalize: Normalizer | None = None,
+    spellings: int = 1,
+    **settings: Any,
+) -> Iterator[list[Candidate]]:
+    """Return the candidates of each input, the most probable first.
+
+    Args:
+        translator: searches with its model.
+        sentences: inputs. With `spellings` = M, M lines in turn are spellings of one input.
+        n_best: hypotheses of each line, at most as many as beams. An input has at most as many candidates.
+        normalize: makes texts of the same meaning equal. See `Merger`.
+        spellings: lines of each input (test-time augmentation).
+        settings: as in `Translator.translate_nbest`.
+
+    Raises:
+        UserError: what that raises, and as early, or an input with fewer lines than `spellings`.
+    """
+    check_at_least_one(spellings=spellings)
+    if settings.get("do_sample"):
+        settings["probabilities"] = True  # sampling gives no scores
+    results = translator.translate_nbest(sentences, n_best, **settings)
+    return _grouped(results, Merger(normalize), n_best, spellings)
+
+
+def _grouped(
+    results: Iterator[list[Hypothesis]], merger: Merger, n_best: int, spellings: int
+) -> Iterator[list[Candidate]]:
+    while lists := list(islice(results, spellings)):
+        if len(lists) < spellings:
+            raise UserError(f"spellings: the last input has {len(lists)} lines of {spellings}; give as many for each")
+        yield merger.merge(lists)[:n_best]
+    if merger.invalid:
+        logger.warning("normalize: %d of %d hypotheses are invalid", merger.invalid, merger.texts)
+
+
+def candidate_lines(candidates: Sequence[Candidate], number: int, file_format: str) -> Iterator[str]:
+    """Write the candidates of an input as lines.
+
+    "tsv" has a line for each candidate: the number of the input and the rank, both from 1, the text, the score and
+    the probability. "jsonl" has one line for the input, with a list of candidates.
+    """
+    if file_format == "jsonl":
+        rows = [
+            {"text": one.text, "score": one.score, "probability": round(one.probability, 5), "valid": one.valid}
+            for one in candidates
+        ]
+        yield json.dumps({"line": number, "candidates": rows}, ensure_ascii=False)
+        return
+    for rank, one in enumerate(candidates, start=1):
+        text = one.text.replace("\t", " ").replace("\n", " ")  # a model can generate any character
+        score = "" if one.score is None else f"{one.score:.4f}"
+        yield f"{number}\t{rank}\t{text}\t{score}\t{one.probability:.5f}"

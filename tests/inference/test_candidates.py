@@ -1,0 +1,158 @@
+"""n-best lists as candidates: their probabilities, duplicates that are merged, and several spellings of one input."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hf_vanilla_transformer.inference.candidates import Merger, translate_candidates
+from hf_vanilla_transformer.inference.file_translation import translate_file, translated_lines
+from hf_vanilla_transformer.inference.hypothesis import Hypothesis
+from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer.utils.errors import UserError
+from tests.model_helpers import save_model
+
+LINES = ["two hundred", "seven and one", "", "a thousand and three"]
+SETTINGS: dict[str, Any] = {"num_beams": 4, "max_new_tokens": 6}
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> Translator:
+    folder = save_model(tmp_path_factory.mktemp("model"), LINES * 2, vocab_size=290, tie_word_embeddings=False)
+    return Translator.from_pretrained(folder, device="cpu")
+
+
+def found(text: str, probability: float) -> Hypothesis:
+    return Hypothesis(text, score=math.log(probability) / 2, log_probability=math.log(probability))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"length_penalty": 0.3},
+        {"no_repeat_ngram_size": 2},
+        # what transformers' search does
+        {"num_beam_groups": 1, "min_p": 0.1, "do_sample": True},
+        {"suppress_tokens": [9], "output_logits": True},
+    ],
+    ids=["paper", "power", "n-grams", "sampling", "transformers"],
+)
+def test_log_probability_is_the_sum_over_the_tokens(translator: Translator, settings: dict[str, Any]) -> None:
+    # `probabilities` come from another pass of the decoder, with the whole sequence
+    lists = translator.translate_nbest(["two hundred", "seven"], 3, probabilities=True, **SETTINGS, **settings)
+    hypotheses = [hypothesis for hypotheses in lists for hypothesis in hypotheses]
+    assert hypotheses
+    for hypothesis in hypotheses:
+        assert hypothesis.probabilities is not None
+        summed = sum(map(math.log, hypothesis.probabilities))
+        assert hypothesis.log_probability == pytest.approx(summed, abs=1e-3)
+
+
+def test_probabilities_are_shares_and_duplicates_are_added() -> None:
+    hypotheses = [found("CO", 0.2), found("OC", 0.15), found("CN", 0.3), found("C", 0.05)]
+    merger = Merger(lambda text: "".join(sorted(text)))
+    candidates = merger.merge([hypotheses])
+    assert [candidate.text for candidate in candidates] == ["CO", "CN", "C"]
+    assert [candidate.probability for candidate in candidates] == pytest.approx([0.5, 3 / 7, 0.05 / 0.7])
+    assert candidates[0].score == pytest.approx(math.log(0.2) / 2)
+
+
+def test_spellings_of_an_input_count_the_same() -> None:
+    first = [found("a", 0.01), found("b", 0.03)]
+    second = [found("c", 0.6), found("a", 0.2)]
+    candidates = {one.text: one.probability for one in Merger().merge([first, second])}
+    assert candidates == pytest.approx({"a": (0.25 + 0.25) / 2, "b": 0.375, "c": 0.375})
+
+
+def test_invalid_texts_are_kept_and_counted() -> None:
+    def normalize(text: str) -> str | None:
+        if text == "raises":
+            raise ValueError(text)
+        return None if text == "invalid" else text
+
+    merger = Merger(normalize)
+    candidates = merger.merge([[found("raises", 0.5), found("invalid", 0.3), found("CO", 0.2)]])
+    assert [(one.text, one.valid) for one in candidates] == [("raises", False), ("invalid", False), ("CO", True)]
+    assert (merger.invalid, merger.texts) == (2, 3)
+
+
+def test_candidates_of_a_translator_are_its_n_best_list(translator: Translator) -> None:
+    candidates = list(translate_candidates(translator, LINES, 4, **SETTINGS))
+    lists = list(translator.translate_nbest(LINES, 4, **SETTINGS))
+    for merged, hypotheses in zip(candidates, lists, strict=True):
+        assert {one.text for one in merged} == {one.text for one in hypotheses}
+        assert sum(one.probability for one in merged) == pytest.approx(1)
+        assert sorted((one.probability for one in merged), reverse=True) == [one.probability for one in merged]
+    assert [one.text for one in candidates[2]] == [""]  # a blank line
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_formats_have_the_same_candidates(translator: Translator, tmp_path: Path, chunked: bool) -> None:
+    def written(n_best_format: str, **more: Any) -> list[str]:
+        settings = SETTINGS | {"n_best": 3, "n_best_format": n_best_format, "batch_size": 1} | more
+        if not chunked:
+            return list(translated_lines(translator, LINES * 5, **settings))
+        process: Any = SimpleNamespace(process_index=0, num_processes=1, wait_for_everyone=lambda: None)
+        output = tmp_path / f"out.{n_best_format}"
+        translate_file(translator, LINES * 5, output, process, **settings)
+        return output.read_text(encoding="utf-8").splitlines()
+
+    for spellings in (1, 2):
+        candidates = list(translate_candidates(translator, LINES * 5, 3, spellings=spellings, **SETTINGS))
+        rows = [json.loads(line) for line in written("jsonl", spellings=spellings)]
+        assert [row["line"] for row in rows] == list(range(1, 20 // spellings + 1))
+        assert [[one["text"] for one in row["candidates"]] for row in rows] == [
+            [one.text for one in merged] for merged in candidates
+        ]
+        cells = [line.split("\t") for line in written("tsv", spellings=spellings)]
+        expected = [
+            (str(number), str(rank), one.text, one.score, one.probability)
+            for number, merged in enumerate(candidates, start=1)
+            for rank, one in enumerate(merged, start=1)
+        ]
+        assert [tuple(row[:3]) for row in cells] == [row[:3] for row in expected]
+        # batches of another size round differently
+        numbers = [(float(row[3]), float(row[4])) for row in cells]
+        assert numbers == [pytest.approx(row[3:], abs=2e-4) for row in expected]
+
+
+@pytest.mark.parametrize(
+    ("settings", "argument"),
+    [
+        ({"n_best": 2, "n_best_format": "csv"}, "n_best_format"),
+        ({"n_best_format": "tsv"}, "n_best_format"),
+        ({"n_best": 2, "spellings": 2}, "spellings"),
+        ({"n_best": 2, "normalize": str.lower}, "normalize"),
+        ({"n_best": 2, "n_best_format": "tsv", "spellings": 0}, "spellings"),
+        ({"n_best": 2, "n_best_format": "tsv", "alignment": True}, "n_best_format"),
+        ({"n_best": 9, "n_best_format": "tsv"}, "n_best"),
+    ],
+)
+def test_wrong_combinations_are_refused_early(translator: Translator, settings: Any, argument: str) -> None:
+    with pytest.raises(UserError, match=f"^{argument}: "):
+        translated_lines(translator, LINES, **SETTINGS, **settings)
+
+
+def test_missing_spelling_is_refused(translator: Translator) -> None:
+    with pytest.raises(UserError, match="^spellings: the last input has 1 lines of 3"):
+        list(translate_candidates(translator, LINES, 2, spellings=3, **SETTINGS))
+
+
+def test_command_normalizes_with_a_function_of_the_user(
+    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
+) -> None:
+    folder = save_model(tmp_path / "model", LINES * 2, vocab_size=290, tie_word_embeddings=False)
+    (tmp_path / "own_normalizer.py").write_text("def first(text):\n    return text[:1]\n", encoding="utf-8")
+    (tmp_path / "input").write_text("two hundred\nseven\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    flags = ["--model", folder, "--input", "input", "--n_best", 4, "--num_beams", 4, "--max_new_tokens", 4]
+    status, printed, errors = command("translate", *flags, "--format", "tsv", "--normalize", "own_normalizer:first")
+    assert status == 0, errors
+    texts = [line.split("\t")[2] for line in printed.splitlines()]
+    assert texts and max(map(len, texts)) <= 1
+    status, _, errors = command("translate", *flags, "--format", "tsv", "--normalize", "own_normalizer:second")
+    assert status != 0 and errors.startswith("error: normalize: own_normalizer:second: ") and errors.count("\n") == 1
