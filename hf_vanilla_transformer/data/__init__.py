@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .mixtures import MixtureReport, load_pairs
     from .numbers import number_pairs
     from .readers import read_lines
-    from .side_tokens import side_tokens
     from .tokenizer_training import load_tokenizers, save_tokenizers, train_tokenizer
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "parse_inputs",
     "read_lines",
     "save_tokenizers",
-    "side_tokens",
     "train_tokenizer",
     "with_augmentation",
     "with_bpe_dropout",
@@ -47,7 +45,6 @@ __getattr__ = lazy_names(
         "parse_inputs": ".corpora",
         "read_lines": ".readers",
         "save_tokenizers": ".tokenizer_training",
-        "side_tokens": ".side_tokens",
         "train_tokenizer": ".tokenizer_training",
         "with_augmentation": ".augmentation",
         "with_bpe_dropout": ".bpe_dropout",

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import FSMTTokenizer, M2M100Tokenizer, MarianTokenizer, PreTrainedTokenizerBase
 
-from hf_vanilla_transformer.data import save_tokenizers, side_tokens, train_tokenizer
-from hf_vanilla_transformer.data.side_tokens import side_decoder
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data.side_tokens import side_decoder, side_tokens
 from hf_vanilla_transformer.data.tokenizer_training import tokenizer_digest
 from hf_vanilla_transformer.data.word_vectors import load_word_vectors
 from hf_vanilla_transformer.evaluation.plots import cross_attention

@@ -11,7 +11,8 @@ import torch
 from transformers import GenerationConfig
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data import load_tokenizers, side_tokens
+from hf_vanilla_transformer.data import load_tokenizers
+from hf_vanilla_transformer.data.side_tokens import side_tokens
 from hf_vanilla_transformer.interop import argos, ctranslate2, transformers_js, translate_exported
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.search_settings import check_search
