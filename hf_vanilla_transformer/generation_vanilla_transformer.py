@@ -8,12 +8,15 @@ KV cache in slots, S source length, D d_model, H heads, R hypotheses returned, N
 """
 
 import copy
+import inspect
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
@@ -27,7 +30,6 @@ from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .layers_vanilla_transformer import check_ids
 from .search_vanilla_transformer import (
     REFILL_SHARE,
-    Advance,
     BeamSearch,
     BeamState,
     Decoder,
@@ -42,26 +44,29 @@ from .search_vanilla_transformer import (
 
 logger = logging.get_logger(__name__)
 
-BEAMS, ALPHA = 4, 0.6
+BEAMS = 4
+ALPHA = 0.6
 MAX_LENGTH_OVER_SOURCE = 50  # tokens
 NextBatch: TypeAlias = Callable[[int], tuple[Tensor, ...] | None]  # ids and mask (B, S), perhaps prefixes (B, P)
 
 # Arguments of `generate`, and fields of a generation config, that `beam_search` covers.
-COVERED = frozenset(
-    {
-        *("inputs", "input_ids", "inputs_embeds", "attention_mask", "encoder_outputs", "decoder_input_ids"),
-        *("num_beams", "length_penalty", "paper_length_penalty", "counted_prefix", "early_stopping", "use_cache"),
-        *("max_length", "max_new_tokens", "max_length_over_source", "num_return_sequences", "bos_token_id"),
-        *("pad_token_id", "eos_token_id", "decoder_start_token_id", "transformers_version", "return_dict_in_generate"),
-        # logits processors
-        *("logits_processor", "prefix_allowed_tokens_fn", "min_length", "min_new_tokens", "no_repeat_ngram_size"),
-        *("encoder_no_repeat_ngram_size", "repetition_penalty", "encoder_repetition_penalty", "bad_words_ids"),
-        *("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"),
-        *("renormalize_logits", "remove_invalid_values", "exponential_decay_length_penalty"),
-        # without effect where nothing is sampled
-        *("temperature", "top_k", "top_p"),
-    }
-)
+_INPUTS = """
+    inputs input_ids inputs_embeds attention_mask encoder_outputs decoder_input_ids
+    bos_token_id pad_token_id eos_token_id decoder_start_token_id
+"""
+_SETTINGS = """
+    num_beams length_penalty paper_length_penalty counted_prefix early_stopping use_cache
+    max_length max_new_tokens max_length_over_source num_return_sequences
+    transformers_version return_dict_in_generate
+"""
+_PROCESSORS = """
+    logits_processor prefix_allowed_tokens_fn min_length min_new_tokens no_repeat_ngram_size
+    encoder_no_repeat_ngram_size repetition_penalty encoder_repetition_penalty bad_words_ids
+    forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens sequence_bias
+    renormalize_logits remove_invalid_values exponential_decay_length_penalty
+"""
+_OF_SAMPLING = "temperature top_k top_p"  # without effect where nothing is sampled
+COVERED = frozenset(f"{_INPUTS} {_SETTINGS} {_PROCESSORS} {_OF_SAMPLING}".split())
 
 # Settings with logits processors that are bound to the first batch or to row indices: incompatible with refill.
 _OF_FIRST_BATCH = frozenset({"encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "prefix_allowed_tokens_fn"})
@@ -121,18 +126,20 @@ def plan_search(
         beam search. The names of settings that are not covered.
     """
     requested = model.generation_config.to_diff_dict()
-    requested |= {} if generation_config is None else generation_config.to_diff_dict()
+    if generation_config is not None:
+        requested |= generation_config.to_diff_dict()
     requested |= {name: value for name, value in kwargs.items() if value is not None}
+
     settings: dict[str, Any] = {}
     over = None
     if requested.get("max_length") is None and requested.get("max_new_tokens") is None:
         over = requested.get("max_length_over_source", MAX_LENGTH_OVER_SOURCE)
-        states, prefix = (kwargs.get("encoder_outputs") or [None])[0], kwargs.get("decoder_input_ids")
-        sources = (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), states)
-        width = next((source.shape[1] for source in sources if source is not None), None)
+        width = _source_width(inputs, kwargs)
         if width is not None:
-            length = (1 if prefix is None else prefix.shape[1]) + max(width + over, 1)
-            settings["max_length"] = min(length, position_limit(model.config))
+            prefix = kwargs.get("decoder_input_ids")
+            given = 1 if prefix is None else prefix.shape[1]
+            settings["max_length"] = min(given + max(width + over, 1), position_limit(model.config))
+
     alpha = requested.get("length_penalty", requested.get("paper_length_penalty", ALPHA))
     formula = "power" if "length_penalty" in requested else "gnmt"
     penalty = LengthPenalty(alpha, formula, requested.get("counted_prefix", 0))
@@ -146,27 +153,45 @@ def plan_search(
     return None, settings, uncovered
 
 
+def _source_width(inputs: Tensor | None, kwargs: dict[str, Any]) -> int | None:
+    """The padded length S of the source, however it is given. None if it is not."""
+    states = (kwargs.get("encoder_outputs") or [None])[0]
+    for source in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), states):
+        if source is not None:
+            return source.shape[1]
+    return None
+
+
 def position_limit(config: VanillaTransformerConfig) -> int:
     """The most tokens of a hypothesis. Only learned positions end, and the last token needs none."""
-    return config.max_position_embeddings + 1 if config.position_encoding_type == "learned" else sys.maxsize
+    if config.position_encoding_type == "learned":
+        return config.max_position_embeddings + 1
+    return sys.maxsize
 
 
 def _uncovered(model: PreTrainedModel, requested: dict[str, Any], covered: frozenset[str]) -> list[str]:
     """Requested settings that only transformers' loops support."""
     names = [name for name, value in requested.items() if isinstance(value, Tensor) or value]
     names = [name for name in names if name not in covered and not name.startswith("_")]
-    prepare, backend = GenerationMixin.prepare_inputs_for_generation, model.config._attn_implementation
+    prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
+    backend = model.config._attn_implementation
     training = [module for module in model.modules() if module.training]
-    caller = getattr(model.forward, "__globals__", {}).get("__name__", "")  # an exporter records the usual loop
     conditions = {
         "use_cache=False": not requested.get("use_cache", True),
         f"attn_implementation={backend!r}": backend not in ("eager", "sdpa"),
-        "prepare_inputs_for_generation": getattr(model.prepare_inputs_for_generation, "__func__", None) is not prepare,
-        "an export": caller.startswith("transformers.exporters"),
+        "prepare_inputs_for_generation": prepare is not GenerationMixin.prepare_inputs_for_generation,
+        "an export": _is_recorded(model),
         "gradient checkpointing": any(getattr(module, "gradient_checkpointing", False) for module in training),
         "a model sharded over processes": _is_sharded(model),
     }
     return names + [name for name, holds in conditions.items() if holds]
+
+
+def _is_recorded(model: PreTrainedModel) -> bool:
+    """Return whether an exporter of transformers records the calls of `forward`. It expects the usual loop."""
+    forward = vars(model).get("forward")
+    exporters = Path(transformers.__file__).parent / "exporters"
+    return inspect.isfunction(forward) and exporters in Path(inspect.getfile(forward)).parents
 
 
 def _is_sharded(model: PreTrainedModel) -> bool:
@@ -180,12 +205,26 @@ def _is_sharded(model: PreTrainedModel) -> bool:
 
 def check_coverage(uncovered: list[str], **arguments: Any) -> None:
     """Warn once about a fallback to transformers' loop. Raise a ValueError if an argument requires this package's."""
+    if not uncovered:
+        return
     reasons = ", ".join(uncovered)
-    for name in (name for name, value in arguments.items() if value and uncovered):
-        raise ValueError(f"{name}: only this package's search has it, and it does not cover {reasons}")
-    if uncovered:
-        scored = "a beam search then scores log P / length^length_penalty"
-        logger.warning_once(f"generate: transformers' loop decodes, because of {reasons}; {scored}")
+    for name, value in arguments.items():
+        if value:
+            raise ValueError(f"{name}: only this package's search has it, and it does not cover {reasons}")
+    scored = "a beam search then scores log P / length^length_penalty"
+    logger.warning_once(f"generate: transformers' loop decodes, because of {reasons}; {scored}")
+
+
+# The encoded source
+
+
+class EncodedSource(NamedTuple):
+    """What a decoder gets of the source."""
+
+    states: Tensor  # (B, S, D), the encoder's output
+    mask: Tensor  # (B, S), 0 for padding
+    ids: Tensor | None = None  # (B, S), unless the source was given as embeddings or states
+    others: tuple[Tensor, ...] = ()  # the states of the other models of an ensemble
 
 
 # The decoder that calls the model
@@ -207,16 +246,24 @@ class BeamCacheSlots:
 
     def show_all(self, length: int) -> None:
         """Resize the cache to `length` slots, and let every beam see all of them."""
-        self.visible, self.bound = self.visible.new_ones(*self.visible.shape[:2], length), length
+        self.visible = self.visible.new_ones(*self.visible.shape[:2], length)
+        self.bound = length
+
+    def used(self, parents: Tensor) -> Tensor:
+        """The slots (B, C), Boolean, that are visible to the beams `parents` (B, K)."""
+        past = self.visible.gather(1, parents[..., None].expand(-1, -1, self.visible.shape[2]))
+        return past.any(dim=1)
 
     def reserve(self, parents: Tensor) -> int:
         """The capacity C, enough to go on from `parents` (B, K). The host waits if it may have to grow."""
-        beams, size = parents.shape[1], self.visible.shape[2]
+        beams = parents.shape[1]
+        size = self.visible.shape[2]
         if self.bound + beams > size:
-            used = self.visible.gather(1, parents[..., None].expand(-1, -1, size)).any(dim=1)  # (B, C)
+            used = self.used(parents)
             self.bound = max(used.sum(dim=1).tolist(), default=0)
             capacity = -(-(self.bound + beams * self.steps_at_once) // SLOTS) * SLOTS
-            if capacity > size or (capacity + SLOTS < size and not used[:, capacity:].any()):
+            shrinks = capacity + SLOTS < size and not used[:, capacity:].any()
+            if capacity > size or shrinks:
                 self.visible = resized(self.visible, capacity, 2)
         self.bound += beams
         return self.visible.shape[2]
@@ -232,7 +279,8 @@ class BeamCacheSlots:
 
     def replace(self, rows: Tensor, other: "BeamCacheSlots") -> None:
         theirs = other.visible.expand(-1, self.visible.shape[1], -1)
-        self.visible, self.bound = replace_rows(self.visible, rows, theirs, 2), max(self.bound, other.bound)
+        self.visible = replace_rows(self.visible, rows, theirs, 2)
+        self.bound = max(self.bound, other.bound)
 
 
 def take_slots(visible: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
@@ -263,52 +311,60 @@ class SlotCache(DynamicCache):
             super().update(key_states[:, :, :0], value_states[:, :, :0], layer_idx)
         layer = self.layers[layer_idx]
         rows = torch.arange(len(key_states), device=key_states.device)[:, None]  # (B, 1)
-        layer.keys, layer.values = (resized(each, self.capacity, 2) for each in (layer.keys, layer.values))
+        layer.keys = resized(layer.keys, self.capacity, 2)
+        layer.values = resized(layer.values, self.capacity, 2)
         layer.keys.transpose(1, 2)[rows, self.slots] = key_states.transpose(1, 2)
         layer.values.transpose(1, 2)[rows, self.slots] = value_states.transpose(1, 2)
         return layer.keys, layer.values
 
 
-class ModuleDecoder:
-    """A `Decoder` that calls the model: the beams of a sentence as one sequence, with a mask that parts them.
+class ModuleDecoder(Decoder):
+    """A `Decoder` that calls the model: the beams of a sentence as one sequence, with a mask that parts them."""
 
-    `states` (B, S, D) are its encoder's, `mask` (B, S) has 0 for padding.
-    """
-
-    initial_beams = 1
-
-    def __init__(self, model: PreTrainedModel, states: Tensor, mask: Tensor):
-        self.model, self.states = model, states
+    def __init__(self, model: PreTrainedModel, source: EncodedSource):
+        self.model = model
+        self.states = source.states
         self.cache = EncoderDecoderCache(SlotCache(), DynamicCache())
-        self.slots = BeamCacheSlots(len(states), states.device)
+        self.slots = BeamCacheSlots(len(self.states), self.states.device)
         self.has_one_beam = True  # so far: it sees all tokens, without slots and mask
-        self._set_mask(mask.to(states.device).ne(0))
+        self._set_mask(source.mask.to(self.states.device).ne(0))
 
     def _set_mask(self, visible: Tensor) -> None:
-        self.visible, self.mask = visible, None  # (B, S), (B, 1, 1, S)
-        if not bool(visible.all()):
-            eager = self.model.config._attn_implementation == "eager"  # a Boolean mask hides whole rows, by zeros
-            self.mask = (additive_mask(visible, self.states.dtype) if eager else visible)[:, None, None]
+        self.visible = visible  # (B, S)
+        self.mask: Tensor | None = None  # (B, 1, 1, S)
+        if visible.device.type == "cpu" and bool(visible.all()):  # a GPU would have to be waited for
+            return
+        if self.model.config._attn_implementation == "eager":  # a Boolean mask hides whole rows, by zeros
+            visible = additive_mask(visible, self.states.dtype)
+        self.mask = visible[:, None, None]
 
     def prefill(self, tokens: Tensor) -> None:
         self._forward(tokens)
         self.slots.show_all(tokens.shape[1])
 
-    def step(self, state: BeamState, advance: Advance) -> BeamState:
-        cache, mask = self.cache.self_attention_cache, None
+    def logits(self, state: BeamState) -> Tensor:
+        cache = self.cache.self_attention_cache
+        mask = None
         self.has_one_beam = self.has_one_beam and state.parents.shape[1] == 1
         if self.has_one_beam:
             self.slots.show_all(self.slots.bound + 1)
         else:
-            cache.slots, cache.capacity = self.slots.append(state.parents), self.slots.visible.shape[2]
+            cache.slots = self.slots.append(state.parents)
+            cache.capacity = self.slots.visible.shape[2]
             mask = additive_mask(self.slots.visible, self.states.dtype)[:, None]  # (B, 1, K, C)
-        inputs = {"decoder_attention_mask": mask, "decoder_position_ids": state.positions[:, None]}  # (B, 1)
-        return advance(state, self._forward(state.next_tokens, **inputs))
+        positions = state.positions[:, None]  # (B, 1)
+        return self._forward(state.next_tokens, decoder_attention_mask=mask, decoder_position_ids=positions)
 
     def _forward(self, tokens: Tensor, **kwargs: Any) -> Tensor:
-        encoded = BaseModelOutput(last_hidden_state=self.states)
-        kwargs |= {"past_key_values": self.cache, "use_cache": True, "return_dict": True}
-        return self.model(encoder_outputs=encoded, attention_mask=self.mask, decoder_input_ids=tokens, **kwargs).logits
+        return self.model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=self.states),
+            attention_mask=self.mask,
+            decoder_input_ids=tokens,
+            past_key_values=self.cache,
+            use_cache=True,
+            return_dict=True,
+            **kwargs,
+        ).logits
 
     def select(self, rows: Tensor) -> None:
         self.states = self.states[rows]
@@ -319,14 +375,18 @@ class ModuleDecoder:
     def replace(self, rows: Tensor, other: "ModuleDecoder") -> None:
         if not other.cache.is_updated:
             other._forward(torch.zeros_like(rows)[:, None])  # any token: a first call caches the source
-        self.states, self.has_one_beam = replace_rows(self.states, rows, other.states, 1), False
+        self.has_one_beam = False
+        self.states = replace_rows(self.states, rows, other.states, 1)
         self.slots.replace(rows, other.slots)
         self._set_mask(replace_rows(self.visible, rows, other.visible, 1))
-        for name in ("self_attention_cache", "cross_attention_cache"):
-            layers = (getattr(decoder.cache, name).layers for decoder in (self, other))
-            for mine, theirs in zip(*layers, strict=True):
-                mine.keys = replace_rows(mine.keys, rows, theirs.keys, 2)
-                mine.values = replace_rows(mine.values, rows, theirs.values, 2)
+        self._replace_layers(rows, self.cache.self_attention_cache, other.cache.self_attention_cache)
+        self._replace_layers(rows, self.cache.cross_attention_cache, other.cache.cross_attention_cache)
+
+    @staticmethod
+    def _replace_layers(rows: Tensor, cache: DynamicCache, other: DynamicCache) -> None:
+        for mine, theirs in zip(cache.layers, other.layers, strict=True):
+            mine.keys = replace_rows(mine.keys, rows, theirs.keys, 2)
+            mine.values = replace_rows(mine.values, rows, theirs.values, 2)
 
 
 # The loop of `generate`
@@ -339,6 +399,7 @@ def beam_search(
     generation_config: GenerationConfig,
     penalty: LengthPenalty,
     over: int | None = None,
+    source: EncodedSource | None = None,
     next_batch: NextBatch | None = None,
     **model_kwargs: Any,
 ) -> Any:
@@ -348,16 +409,18 @@ def beam_search(
         input_ids: (B · K, P), the prefix of each target.
         generation_config: with all defaults filled in.
         over: see `BeamSearch`. None: `generation_config` has the limit.
+        source: the batch. None: `model_kwargs` have it.
         next_batch: as in `generate`.
         model_kwargs: encoded source and mask, B · K times too, and criteria for the end, known to the search.
     """
-    beams, count = generation_config.num_beams, generation_config.num_return_sequences or 1
-    states, mask = model_kwargs["encoder_outputs"][0][::beams], model_kwargs.get("attention_mask")  # (B, S, D)
-    mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device) if mask is None else mask[::beams]
-    prefix = input_ids[::beams].to(states.device, torch.long)  # an offloaded model has no device
+    beams = generation_config.num_beams
+    given = _given_source(model_kwargs, beams)
+    source = given if source is None else source._replace(mask=given.mask)
+    prefix = input_ids[::beams].to(source.states.device, torch.long)  # an offloaded model has no device
     check_ids(prefix, model.config.target_vocab_size, "decoder_input_ids")
+    rows = len(prefix)
     # Processors may know a sentence by its row. New sentences then join when all are done.
-    rows, fixed_rows = len(prefix), bool(logits_processor)
+    fixed_rows = bool(logits_processor)
     search = BeamSearch(
         SearchConfig.of(generation_config, penalty),
         penalty,
@@ -368,12 +431,19 @@ def beam_search(
     )
     results: dict[int, Hypotheses] = {}
 
-    def join(states: Tensor, mask: Tensor, prefix: Tensor) -> None:
-        keys = [len(results) + len(search) + index for index in range(len(prefix))]
-        decoder, lengths = model.make_decoder(states, mask, beams, rows), mask.long().sum(dim=1).to(prefix.device)
-        search.join(SearchBatch(decoder, prefix, lengths, keys, [count] * len(keys)))
+    def join(source: EncodedSource, prefix: Tensor) -> None:
+        first = len(results) + len(search)
+        batch = SearchBatch(
+            decoder=model.make_decoder(source, beams, rows),
+            prefix=prefix,
+            source_lengths=source.mask.long().sum(dim=1).to(prefix.device),
+            longest_source=source.mask.shape[1],
+            keys=range(first, first + len(prefix)),
+            wanted=[generation_config.num_return_sequences or 1] * len(prefix),
+        )
+        search.join(batch)
 
-    join(states, mask, prefix)
+    join(source, prefix)
     while len(search):
         results |= search.step()
         free = rows - len(search)
@@ -383,20 +453,37 @@ def beam_search(
         if batch is None:
             next_batch = None
             continue
-        if not 0 < len(batch[0]) <= free:
-            raise ValueError(f"next_batch: asked for 1 to {free} sentences, it brought {len(batch[0])}; None ends")
-        ids, mask, first = (*(part.to(prefix.device) for part in batch), prefix[:1].expand(len(batch[0]), -1))[:3]
-        if first.shape[1] != prefix.shape[1]:
-            raise ValueError(f"next_batch: its prefixes have width {first.shape[1]}, not {prefix.shape[1]}")
-        join(model.encode(ids, mask).last_hidden_state, mask, first)
+        ids, mask, first_tokens = _checked_batch(batch, free, prefix)
+        join(model.encode(ids, mask), first_tokens)
     return _output([results[sentence] for sentence in range(len(results))], generation_config)
+
+
+def _given_source(model_kwargs: dict[str, Any], beams: int) -> EncodedSource:
+    """The source (B · K, S, ·) of a `custom_generate`, without its repetition for each beam."""
+    states = model_kwargs["encoder_outputs"][0][::beams]  # (B, S, D)
+    mask = model_kwargs.get("attention_mask")
+    if mask is None:
+        return EncodedSource(states, torch.ones(states.shape[:2], dtype=torch.long, device=states.device))
+    return EncodedSource(states, mask[::beams])
+
+
+def _checked_batch(batch: tuple[Tensor, ...], free: int, prefix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, mask and prefixes of a `next_batch` for `free` rows. By default the prefix is the first batch's."""
+    if not 0 < len(batch[0]) <= free:
+        raise ValueError(f"next_batch: asked for 1 to {free} sentences, it brought {len(batch[0])}; None ends")
+    ids, mask, *own = (part.to(prefix.device) for part in batch)
+    first_tokens = own[0] if own else prefix[:1].expand(len(ids), -1)
+    if first_tokens.shape[1] != prefix.shape[1]:
+        raise ValueError(f"next_batch: its prefixes have width {first_tokens.shape[1]}, not {prefix.shape[1]}")
+    return ids, mask, first_tokens
 
 
 def _output(hypotheses: list[Hypotheses], generation_config: GenerationConfig) -> Any:
     """The output of `generate` for the translations of all sentences."""
-    lengths, scores = (torch.cat(parts) for parts in list(zip(*hypotheses, strict=True))[1:])  # (N · R,)
+    lengths = torch.cat([each.lengths for each in hypotheses])  # (N · R,)
+    scores = torch.cat([each.scores for each in hypotheses])
     width = int(lengths.max())
-    tokens = torch.cat([resized(part.tokens, width, 1) for part in hypotheses])  # (N · R, T)
+    tokens = torch.cat([resized(each.tokens, width, 1) for each in hypotheses])  # (N · R, T)
     padding = torch.arange(width, device=tokens.device) >= lengths[:, None]
     tokens = tokens.masked_fill(padding, generation_config.pad_token_id or 0)
     if not generation_config.return_dict_in_generate:
@@ -404,6 +491,11 @@ def _output(hypotheses: list[Hypotheses], generation_config: GenerationConfig) -
     if generation_config.num_beams == 1:
         return GenerateEncoderDecoderOutput(sequences=tokens)
     return GenerateBeamEncoderDecoderOutput(sequences=tokens, sequences_scores=scores)
+
+
+def as_list(token_ids: int | list[int] | None) -> list[int | None]:
+    """The ids of a field of a configuration with one id or several."""
+    return list(token_ids) if isinstance(token_ids, list) else [token_ids]
 
 
 class VanillaTransformerGenerationMixin(GenerationMixin):
@@ -424,16 +516,20 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
         `Trainer` aligns them with its tokenizer, the source's. This undoes it.
         """
-        defaults, config = self._generation_config, self.config
-        pad, end = config.decoder_pad_token_id, config.decoder_eos_token_id
+        defaults = self._generation_config
+        config = self.config
+        pad = config.decoder_pad_token_id
         if pad is not None and defaults.pad_token_id == config.pad_token_id:
             defaults.pad_token_id = pad
-        if end is not None:
-            fields = end, config.eos_token_id, defaults.eos_token_id
-            targets, sources, ends = (field if isinstance(field, list) else [field] for field in fields)
-            kept = [token for token in ends if token in targets or token not in sources]
-            if kept != ends:
-                defaults.eos_token_id = kept[0] if len(kept) == 1 else kept or end
+        end = config.decoder_eos_token_id
+        if end is None:
+            return defaults
+        targets = as_list(end)
+        sources = as_list(config.eos_token_id)
+        ends = as_list(defaults.eos_token_id)
+        kept = [token for token in ends if token in targets or token not in sources]
+        if kept != ends:
+            defaults.eos_token_id = kept[0] if len(kept) == 1 else kept or end
         return defaults
 
     @generation_config.setter
@@ -442,15 +538,20 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             value = VanillaTransformerGenerationConfig.from_dict(value.to_dict())
         self._generation_config = value
 
-    def encode(self, input_ids: Tensor, mask: Tensor) -> BaseModelOutput:
-        """The source (B, S) as states (B, S, D), by the encoder or the inference engine's."""
-        engine = self.inference_engine
-        return self.get_encoder()(input_ids, mask) if engine is None else engine.encode(self, input_ids, mask)
+    def encode(self, input_ids: Tensor, mask: Tensor | None) -> EncodedSource:
+        """Encode the source (B, S) with the encoder, or with the inference engine's. Without a mask all is read."""
+        if mask is None:
+            mask = torch.ones_like(input_ids)
+        if self.inference_engine is not None:
+            return self.inference_engine.encode(self, input_ids, mask)
+        states = self.get_encoder()(input_ids, mask).last_hidden_state
+        return EncodedSource(states, mask, input_ids)
 
-    def make_decoder(self, states: Tensor, mask: Tensor, beams: int, rows: int | None = None) -> Decoder:
-        """A decoder of encoded sentences (B, S, D) and their mask (B, S), 0 for padding, for a search of `rows`."""
-        engine, rows = self.inference_engine, len(states) if rows is None else rows
-        return ModuleDecoder(self, states, mask) if engine is None else engine.decoder(self, states, mask, beams, rows)
+    def make_decoder(self, source: EncodedSource, beams: int, rows: int | None = None) -> Decoder:
+        """A decoder of encoded sentences, for a search of `rows`. None: so many sentences."""
+        if self.inference_engine is None:
+            return ModuleDecoder(self, source)
+        return self.inference_engine.decoder(self, source, beams, len(source.states) if rows is None else rows)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "inference_engine": None}  # a copied or pickled model is not optimized
@@ -485,13 +586,16 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         kwargs["attention_mask"] = self.source_mask(input_ids, kwargs.get("attention_mask"))
         search, settings, uncovered = plan_search(self, inputs, generation_config, kwargs, next_batch is not None)
         check_coverage(uncovered, ensemble=getattr(self.inference_engine, "search_only", False), next_batch=next_batch)
+
+        source = None
         if kwargs.get("encoder_outputs") is not None:
             kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])  # it is repeated for each beam in place
         elif search is not None and input_ids is not None and self.inference_engine is not None:
-            kwargs["encoder_outputs"] = self.encode(input_ids, kwargs["attention_mask"])
+            source = self.encode(input_ids, kwargs["attention_mask"])
+            kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=source.states)
         if search is not None:
-            # the search has its cache, and to make one transformers copies configurations
-            kwargs |= {"custom_generate": partial(search, next_batch=next_batch), "use_cache": False}
+            kwargs["custom_generate"] = partial(search, source=source, next_batch=next_batch)
+            kwargs["use_cache"] = False  # the search has its own, and to make one transformers copies configurations
         if generation_config is None:
             kwargs.update(settings)
         else:  # transformers warns of one beside the other

@@ -1,15 +1,23 @@
 """Beam search (§6.1 of the paper): `BeamSearch` chooses the tokens, a `Decoder` computes their logits.
 
+Who calls whom, from `generate` to a token:
+
+    generate -> plan_search, encode, transformers' generate -> beam_search                 generation_…
+    beam_search -> make_decoder, BeamSearch.join -> BeamState.start, Decoder.prefill       once, and at each refill
+    beam_search -> BeamSearch.step -> Decoder.step -> Decoder.logits, SearchConfig.advance for each token
+    SearchConfig.advance -> force_eos, topk_log_probs, extend                              chooses the tokens
+    BeamSearch.step -> Decoder.read_done -> Hypotheses                                     for finished sentences
+
 The state of a search is tensors of fixed shape, which the host reads only every few steps. A step of search and
 decoder can therefore be compiled as one, or captured as a CUDA graph.
 
 Shapes: B sentences in the batch, K beams, P tokens of the prefix, T capacity of a hypothesis in tokens, V target
-vocabulary, R hypotheses returned, n best candidates of a beam.
+vocabulary, R hypotheses returned, n best candidates of a beam, N of a sentence.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +29,8 @@ _COMPACT_SHARE = 0.2  # of free rows that are removed at once: this copies the K
 _CAPACITY_UNIT = 32  # the capacity of hypotheses is a multiple of it: few shapes
 _NO_BEAM = -1e9  # log-probability of a beam without a hypothesis
 _CHUNK = 2**19  # logits that `topk_log_probs` reads at a time on a CPU: two megabytes stay in the cores' caches
-_BLOCK, _LARGE = 64, 2**14  # `topk` searches blocks of so many tokens, in a vocabulary from that size on
+_BLOCK = 64  # `topk` searches blocks of so many tokens,
+_LARGE = 2**14  # in a vocabulary from this size on
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,13 @@ class LengthPenalty:
     counted: int = 0  # tokens of the prefix that count, such as one of a language
 
     def __call__(self, lengths: Tensor) -> Tensor:
-        return ((5 + lengths) / 6 if self.formula == "gnmt" else lengths) ** self.alpha
+        base = (5 + lengths) / 6 if self.formula == "gnmt" else lengths
+        return base**self.alpha
+
+    def table(self, capacity: int, prefix: int, device: torch.device) -> Tensor:
+        """The penalties of hypotheses of 0 … `capacity` tokens, of which `prefix` were given: (capacity + 1,)."""
+        lengths = torch.arange(capacity + 1, device=device) - prefix + self.counted
+        return self(lengths.clamp(min=1).float())
 
 
 class BeamState(NamedTuple):
@@ -52,14 +67,16 @@ class BeamState(NamedTuple):
     ended_lengths: Tensor  # (B, K)
     ended_scores: Tensor  # (B, K), -inf where none has ended
     done: Tensor  # (B,), bool: the ended hypotheses are final
-    penalties: Tensor  # (T + 1,), by length: data, so that one compiled step serves every α
 
     @classmethod
     def start(
-        cls, prefix: Tensor, limits: Tensor, enough: Tensor, running: int, ended: int, penalties: Tensor
+        cls, prefix: Tensor, limits: Tensor, enough: Tensor, running: int, ended: int, capacity: int
     ) -> "BeamState":
-        """Start `running` beams with the prefix (B, P), one of them a hypothesis, and room for `ended` hypotheses."""
-        (batch, length), capacity = prefix.shape, len(penalties) - 1
+        """Start hypotheses of up to T = `capacity` tokens with the prefix (B, P).
+
+        Of the `running` beams one is a hypothesis. There is room for `ended` hypotheses.
+        """
+        batch, length = prefix.shape
         log_probs = torch.zeros(batch, running, dtype=torch.float32, device=prefix.device)
         log_probs[:, 1:] = _NO_BEAM
         return cls(
@@ -74,7 +91,6 @@ class BeamState(NamedTuple):
             ended_lengths=prefix.new_zeros(batch, ended),
             ended_scores=log_probs.new_full((batch, ended), -torch.inf),
             done=torch.zeros_like(limits, dtype=torch.bool),
-            penalties=penalties,
         )
 
     @property
@@ -84,18 +100,17 @@ class BeamState(NamedTuple):
 
     def select(self, rows: Tensor) -> "BeamState":
         """Keep these sentences."""
-        return BeamState(*(each[rows] for each in self[:-1]), self.penalties)  # type: ignore[call-arg]
+        return BeamState(*(part[rows] for part in self))
 
     def replace(self, rows: Tensor, other: "BeamState") -> "BeamState":
         """Replace these sentences by the sentences of `other`."""
-        both = ((mine, rows, theirs) for mine, theirs in zip(self[:-1], other[:-1], strict=True))
-        penalties = max(self.penalties, other.penalties, key=len)
-        return BeamState(*(replace_rows(*each, -1) for each in both), penalties)  # type: ignore[call-arg]
+        pairs = zip(self, other, strict=True)
+        return BeamState(*(replace_rows(mine, rows, theirs, -1) for mine, theirs in pairs))
 
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """The constants of a search, a key for compiled steps. Called, it extends all beams by a token (ibid., §7)."""
+    """The constants of a search. Compiled and captured steps belong to one."""
 
     num_beams: int
     early_stopping: bool | str
@@ -111,26 +126,41 @@ class SearchConfig:
         The paper's search ends when no beam can win any more. With Hugging Face's penalty `early_stopping` decides: by
         default transformers compares at the present length, and may miss a longer hypothesis.
         """
-        ends, forced = generation_config.eos_token_id, generation_config.forced_eos_token_id
+        ends = generation_config.eos_token_id
+        if ends is None:
+            ends = []
+        elif isinstance(ends, int):
+            ends = [ends]
+        forced = generation_config.forced_eos_token_id
+        until_no_beam_can_win = penalty.formula == "gnmt" or generation_config.early_stopping == "never"
         return cls(
             num_beams=generation_config.num_beams,
             early_stopping=generation_config.early_stopping,
-            eos_token_ids=() if ends is None else (ends,) if isinstance(ends, int) else tuple(ends),
+            eos_token_ids=tuple(ends),
             pad_token_id=generation_config.pad_token_id or 0,
             forced_eos_token_id=forced[0] if isinstance(forced, list) else forced,
-            can_grow=penalty.alpha > 0 and (penalty.formula == "gnmt" or generation_config.early_stopping == "never"),
+            can_grow=penalty.alpha > 0 and until_no_beam_can_win,
         )
 
     @property
     def num_candidates(self) -> int:
         """Candidates per step: up to K may end with each end token, and K more must be able to continue."""
-        return 1 if self.num_beams == 1 else self.num_beams * max(2, 1 + len(self.eos_token_ids))
+        if self.num_beams == 1:
+            return 1
+        return self.num_beams * max(2, 1 + len(self.eos_token_ids))
 
-    def __call__(self, state: BeamState, logits: Tensor) -> BeamState:
-        """The next state, from the logits (B, K, V) of the next tokens."""
+    def advance(self, state: BeamState, logits: Tensor, penalties: Tensor) -> BeamState:
+        """Extend all hypotheses by a token (Wu et al. 2016, §7).
+
+        Args:
+            state: of the hypotheses without the token.
+            logits: (B, K, V), of the token.
+            penalties: (T + 1,), by length. They are data, so that one compiled step serves every α.
+        """
         logits = self.force_eos(state, logits)
         count = min(self.num_candidates, logits.shape[2])
-        return self.extend(state, *topk_log_probs(logits, count, normalize=self.num_beams > 1))
+        log_probs, tokens = topk_log_probs(logits, count, normalize=self.num_beams > 1)
+        return self.extend(state, log_probs, tokens, penalties)
 
     def force_eos(self, state: BeamState, logits: Tensor) -> Tensor:
         """`forced_eos_token_id` at the limit of each sentence. The processor of that name knows only the batch's."""
@@ -138,38 +168,38 @@ class SearchConfig:
             return logits
         forced = torch.full_like(logits, -torch.inf)
         forced[..., self.forced_eos_token_id] = 0
-        return torch.where((state.lengths + 1 == state.limits)[:, None, None], forced, logits)
+        at_limit = state.lengths + 1 == state.limits
+        return torch.where(at_limit[:, None, None], forced, logits)
 
-    def extend(self, state: BeamState, log_probs: Tensor, tokens: Tensor) -> BeamState:
+    def extend(self, state: BeamState, log_probs: Tensor, tokens: Tensor, penalties: Tensor) -> BeamState:
         """Continue with the best candidates (B, K, n) that do not end. Of the best K, keep the ones that end."""
         if self.num_beams == 1:
             return self._extend_greedily(state, tokens[:, :, 0])
-        beams, (running, each) = self.num_beams, log_probs.shape[1:]
-        total, tokens = (log_probs + state.log_probs[..., None]).flatten(1), tokens.flatten(1)  # (B, K · n)
-        missing = self.num_candidates - total.shape[1]
-        if missing > 0:  # in a vocabulary smaller than the beam
-            total, tokens = F.pad(total, (0, missing), value=2 * _NO_BEAM), F.pad(tokens, (0, missing))
-        log_probs, index = total.topk(self.num_candidates, dim=1)
-        tokens = tokens.gather(1, index)  # (B, 2 K), as are all candidates, the best first
-        parents = (index // each).clamp(max=running - 1)
-        length = state.lengths + 1
+        beams = self.num_beams
+        length = state.lengths + 1  # (B,)
         at_limit = length == state.limits
+        log_probs, parents, tokens = self._best(state, log_probs, tokens)  # (B, N) each
         ends = at_limit[:, None].expand_as(tokens)
         for eos in self.eos_token_ids:
             ends = ends | (tokens == eos)
 
         # Only the K best may end. The rest can only continue.
-        scores = log_probs[:, :beams] / state.penalties[length][:, None]
+        scores = log_probs[:, :beams] / penalties[length][:, None]
         scores = scores.masked_fill(~ends[:, :beams] | state.done[:, None], -torch.inf)
+        new_tokens = _append(state, parents[:, :beams], tokens[:, :beams])
+        new_lengths = length[:, None].expand(-1, beams)
         ended_scores, best = torch.cat([state.ended_scores, scores], dim=1).topk(beams, dim=1)  # (B, K)
-        new, new_lengths = _append(state, parents[:, :beams], tokens[:, :beams]), length[:, None].expand(-1, beams)
-        ended_tokens = torch.cat([state.ended_tokens, new], dim=1).gather(1, best[..., None].expand_as(new))
+        ended_tokens = torch.cat([state.ended_tokens, new_tokens], dim=1)
+        ended_tokens = ended_tokens.gather(1, best[..., None].expand_as(new_tokens))
+        ended_lengths = torch.cat([state.ended_lengths, new_lengths], dim=1).gather(1, best)
 
+        # The best K that go on. A sentence without so many is at its limit.
         log_probs, going = log_probs.masked_fill(ends, _NO_BEAM).topk(beams, dim=1)  # (B, K)
-        parents, tokens = parents.gather(1, going), tokens.gather(1, going)
-        bound = log_probs[:, 0] / state.penalties[state.limits if self.can_grow else length]
-        last = ended_scores.gather(1, state.enough[:, None] - 1)[:, 0]  # (B,)
-        done = state.done | at_limit | (bound <= last)
+        parents = parents.gather(1, going)
+        tokens = tokens.gather(1, going)
+        bound = log_probs[:, 0] / penalties[state.limits if self.can_grow else length]
+        worst = ended_scores.gather(1, state.enough[:, None] - 1)[:, 0]  # (B,)
+        done = state.done | at_limit | (bound <= worst)
         if self.early_stopping is True:
             done = done | (ended_scores[:, beams - 1] > -torch.inf)
         return state._replace(
@@ -179,10 +209,25 @@ class SearchConfig:
             log_probs=log_probs,
             lengths=torch.where(state.done, state.lengths, length),
             ended_tokens=ended_tokens,
-            ended_lengths=torch.cat([state.ended_lengths, new_lengths], dim=1).gather(1, best),
+            ended_lengths=ended_lengths,
             ended_scores=ended_scores,
             done=done,
         )
+
+    def _best(self, state: BeamState, log_probs: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The best N candidates of each sentence, of the n of each beam: log P of the hypothesis, beam and token."""
+        running, each = log_probs.shape[1:]
+        total = (log_probs + state.log_probs[..., None]).flatten(1)  # (B, K, n) -> (B, K · n)
+        tokens = tokens.flatten(1)
+        missing = self.num_candidates - total.shape[1]
+        if missing > 0:  # in a vocabulary smaller than the beam
+            total = F.pad(total, (0, missing), value=2 * _NO_BEAM)
+            tokens = F.pad(tokens, (0, missing))
+        total, index = total.topk(self.num_candidates, dim=1)  # (B, N), the best first
+        parents = index // each
+        if missing > 0:
+            parents = parents.clamp(max=running - 1)
+        return total, parents, tokens.gather(1, index)
 
     def _extend_greedily(self, state: BeamState, tokens: Tensor) -> BeamState:
         """Append the most probable tokens (B, 1). Tokens after the end of a hypothesis do not count."""
@@ -190,60 +235,91 @@ class SearchConfig:
         ends = [tokens[:, 0] == eos for eos in self.eos_token_ids]
         done = torch.stack([state.done, lengths == state.limits, *ends]).any(dim=0)
         written = state.tokens.scatter(2, state.lengths[:, None, None], tokens[..., None])  # (B, 1, T)
-        ended = {"ended_tokens": written, "ended_lengths": lengths[:, None]}
-        return state._replace(tokens=written, next_tokens=tokens, lengths=lengths, done=done, **ended)
+        return state._replace(
+            tokens=written,
+            next_tokens=tokens,
+            lengths=lengths,
+            ended_tokens=written,
+            ended_lengths=lengths[:, None],
+            done=done,
+        )
 
 
 def _append(state: BeamState, parents: Tensor, tokens: Tensor) -> Tensor:
     """Hypotheses (B, K, T) that extend these beams by these tokens, (B, K) each."""
     past = state.tokens.gather(1, parents[..., None].expand(-1, -1, state.tokens.shape[2]))
-    return past.scatter(2, state.lengths[:, None, None].expand(-1, parents.shape[1], 1), tokens[..., None])
+    places = state.lengths[:, None, None].expand(-1, parents.shape[1], 1)
+    return past.scatter(2, places, tokens[..., None])
 
 
 def topk_log_probs(logits: Tensor, count: int, normalize: bool = True) -> tuple[Tensor, Tensor]:
     """The highest log-probabilities (without `normalize`: logits) and their tokens, (…, count) each, of (…, V)."""
     rows = logits.flatten(0, -2)
-    at_once = max(1, _CHUNK // rows.shape[1]) if rows.device.type == "cpu" else len(rows)
-    found = []
-    for chunk in rows.split(at_once):
-        scores = chunk.log_softmax(dim=-1, dtype=torch.float32) if normalize else chunk.float()
-        found.append(topk(scores, count) if count > 1 else scores.max(dim=1, keepdim=True))  # which is faster
-    values, tokens = (torch.cat(parts).unflatten(0, logits.shape[:-1]) for parts in zip(*found, strict=True))
-    return values, tokens
+    if rows.device.type != "cpu":
+        values, tokens = _topk_of_rows(rows, count, normalize)
+    else:
+        at_once = max(1, _CHUNK // rows.shape[1])
+        chunks = [_topk_of_rows(chunk, count, normalize) for chunk in rows.split(at_once)]
+        values, tokens = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+    shape = logits.shape[:-1]
+    return values.unflatten(0, shape), tokens.unflatten(0, shape)
+
+
+def _topk_of_rows(rows: Tensor, count: int, normalize: bool) -> tuple[Tensor, Tensor]:
+    scores = rows.log_softmax(dim=-1, dtype=torch.float32) if normalize else rows.float()
+    if count == 1:
+        return scores.max(dim=1, keepdim=True)  # faster than `topk`
+    return topk(scores, count)
 
 
 def topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`scores.topk(count)` of (N, V). On a CPU only the blocks with the highest maxima are searched."""
-    size, device = scores.shape[1], scores.device
-    if device.type != "cpu" or size < max(_LARGE, 2 * count * _BLOCK):
+    """`scores.topk(count)` of (N, V). In a large vocabulary only the blocks with the highest maxima are searched."""
+    size = scores.shape[1]
+    if size < max(_LARGE, 2 * count * _BLOCK):
         return scores.topk(count)
     whole = size // _BLOCK * _BLOCK  # tokens in blocks. The rest are always read
-    blocks = scores[:, :whole].unflatten(1, (-1, _BLOCK)).amax(dim=2).topk(count).indices  # (N, n)
-    tokens = (blocks[..., None] * _BLOCK + torch.arange(_BLOCK)).flatten(1)  # (N, n, 64) -> (N, n · 64)
-    tokens = torch.cat([tokens, torch.arange(whole, size).expand(len(scores), -1)], dim=1)
+    maxima = scores[:, :whole].unflatten(1, (-1, _BLOCK)).amax(dim=2)  # (N, blocks)
+    blocks = maxima.topk(count).indices  # (N, n)
+    inside = torch.arange(_BLOCK, device=scores.device)
+    tokens = (blocks[..., None] * _BLOCK + inside).flatten(1)  # (N, n, 64) -> (N, n · 64)
+    rest = torch.arange(whole, size, device=scores.device).expand(len(scores), -1)
+    tokens = torch.cat([tokens, rest], dim=1)
     values, index = scores.gather(1, tokens).topk(count)
     return values, tokens.gather(1, index)
 
 
-Advance: TypeAlias = Callable[[BeamState, Tensor], BeamState]
-
-
-class Decoder(Protocol):
+class Decoder:
     """The interface between a search and its decoder: next-token logits and KV caches of a batch."""
 
-    initial_beams: int  # K of the first step
+    initial_beams = 1  # K of the first step
 
     def prefill(self, tokens: Tensor) -> None:
         """Read the first tokens (B, P - 1) of every beam: the prefix but for its last token."""
+        raise NotImplementedError
 
-    def step(self, state: BeamState, advance: Advance) -> BeamState:
-        """Read `state.next_tokens` and pass their logits (B, K, V) to `advance`. Compiled as one."""
+    def logits(self, state: BeamState) -> Tensor:
+        """Read `state.next_tokens` and return the logits (B, K, V) of the tokens after them."""
+        raise NotImplementedError
+
+    def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
+        """Extend all hypotheses by a token. A decoder may compile or capture this as a whole."""
+        return config.advance(state, self.logits(state), penalties)
 
     def select(self, rows: Tensor) -> None:
         """Keep these sentences."""
+        raise NotImplementedError
 
     def replace(self, rows: Tensor, other: Any) -> None:
         """Replace these sentences by the sentences of `other`, after its prefill."""
+        raise NotImplementedError
+
+    def read_done(self, state: BeamState) -> list[bool]:
+        """`state.done` on the host, which waits for the device. A decoder may read its own numbers with it."""
+        return state.done.tolist()
+
+    def computed_rows(self, count: int) -> int:
+        """The rows that are computed for so many sentences. Compaction has to reduce them."""
+        return count
 
 
 class SearchBatch(NamedTuple):
@@ -252,6 +328,7 @@ class SearchBatch(NamedTuple):
     decoder: Decoder
     prefix: Tensor  # (n, P), the first tokens of their translations
     source_lengths: Tensor  # (n,)
+    longest_source: int  # no source has more tokens. Known without waiting for the device
     keys: Sequence[Any]  # returned with their translations
     wanted: Sequence[int]  # hypotheses to return, K at most
 
@@ -299,9 +376,12 @@ class BeamSearch:
         """Drop all sentences, and free their caches."""
         self.state: BeamState | None = None
         self.decoder: Decoder | None = None
+        self.penalties: Tensor | None = None  # (T + 1,)
         self.length = 0  # tokens of the sentences that started first
         self.keys: list[Any] = []  # of the sentence in each row, None in a free row
         self.wanted: list[int] = []
+
+    # Sentences come
 
     def join(self, batch: SearchBatch) -> None:
         """Start sentences in free rows, and in new ones if these are too few."""
@@ -309,70 +389,83 @@ class BeamSearch:
             self.clear()
         state = self._start(batch)
         if self.state is None or self.decoder is None:
-            self.state, self.decoder, self.length = state, batch.decoder, batch.prefix.shape[1]
-            self.keys, self.wanted = list(batch.keys), list(batch.wanted)
+            self.state = state
+            self.decoder = batch.decoder
+            self.length = batch.prefix.shape[1]
+            self.keys = list(batch.keys)
+            self.wanted = list(batch.wanted)
             return
-        missing = len(batch.keys) - (len(self.keys) - len(self))
-        if missing > 0:
-            self._select([*range(len(self.keys)), *[0] * missing])  # copies of the first row, to be replaced
-            self.keys[-missing:] = [None] * missing
+        self._add_rows(len(batch.keys) - (len(self.keys) - len(self)))
         free = [row for row, key in enumerate(self.keys) if key is None][: len(batch.keys)]
         rows = torch.tensor(free, device=batch.prefix.device)
         self.state = self.state.replace(rows, state)
         self.decoder.replace(rows, batch.decoder)
         for row, key, wanted in zip(free, batch.keys, batch.wanted, strict=True):
-            self.keys[row], self.wanted[row] = key, wanted
+            self.keys[row] = key
+            self.wanted[row] = wanted
 
     def _start(self, batch: SearchBatch) -> BeamState:
-        prefix, given, beams = batch.prefix, batch.prefix.shape[1], self.config.num_beams
-        limits = torch.full_like(prefix[:, 0], self.max_length)
-        if self.over is not None:
-            limits = (given + (batch.source_lengths + self.over).clamp(min=1)).clamp(max=self.max_length)
-        running, longest = batch.decoder.initial_beams, int(limits.max())
-        if self.state is not None:
-            running, longest = beams, max(longest, self.state.tokens.shape[2] - 1)
+        """Feed the prefix of new sentences to their decoder, and return their state."""
+        prefix = batch.prefix
+        given = prefix.shape[1]  # P
+        beams = self.config.num_beams
         if given > 1:
             batch.decoder.prefill(prefix[:, :-1])
+
+        limits = torch.full_like(prefix[:, 0], self.max_length)
+        longest = self.max_length
+        if self.over is not None:
+            own = (batch.source_lengths + self.over).clamp(min=1)
+            limits = (given + own).clamp(max=self.max_length)
+            longest = min(given + max(batch.longest_source + self.over, 1), self.max_length)
+        running = batch.decoder.initial_beams
+        if self.state is not None:
+            running = beams
+            longest = max(longest, self.state.tokens.shape[2] - 1)
         capacity = -(-(longest + 1) // _CAPACITY_UNIT) * _CAPACITY_UNIT
-        lengths = torch.arange(capacity + 1, device=prefix.device) - given + self.penalty.counted
-        penalties = self.penalty(lengths.clamp(min=1).float())
+        if self.penalties is None or len(self.penalties) <= capacity:
+            self.penalties = self.penalty.table(capacity, given, prefix.device)
+
         # The paper's search ends when no beam can beat the wanted hypotheses, Hugging Face's with K of them.
-        enough = batch.wanted if self.penalty.formula == "gnmt" else [beams] * len(prefix)
-        return BeamState.start(prefix, limits, torch.tensor(enough, device=prefix.device), running, beams, penalties)
+        enough = list(batch.wanted) if self.penalty.formula == "gnmt" else [beams] * len(prefix)
+        if len(set(enough)) == 1:
+            enough_of_each = torch.full_like(limits, enough[0])  # without a copy from the host
+        else:
+            enough_of_each = torch.tensor(enough, device=prefix.device)
+        return BeamState.start(prefix, limits, enough_of_each, running, beams, capacity)
+
+    def _add_rows(self, count: int) -> None:
+        """Add free rows, copies of the first one."""
+        if count > 0:
+            self._select([*range(len(self.keys)), *[0] * count])
+            self.keys[-count:] = [None] * count
+
+    # Sentences run
 
     def step(self) -> list[tuple[Any, Hypotheses]]:
         """Decode the next token of every sentence. Return keys and translations of those that are done."""
         self._compact()
-        if self.state is None or self.decoder is None:
+        if self.state is None or self.decoder is None or self.penalties is None:
             return []
-        advance = self._process_and_extend if self.processors else self.config
-        for _ in range(steps_at_once(self.state.done.device)):
-            self.state = self.decoder.step(self.state, advance)
+        state = self.state
+        for _ in range(steps_at_once(state.done.device)):
+            if self.processors:
+                state = self._process_and_extend(state, self.decoder.logits(state), self.penalties)
+            else:
+                state = self.decoder.step(state, self.config, self.penalties)
             self.length += 1
-        done = self.state.done.tolist()  # synchronises with the host
-        finished = [row for row, key in enumerate(self.keys) if done[row] and key is not None]
-        if not finished:
-            return []
-        rows = torch.tensor(finished, device=self.state.done.device)
-        ended = self.state.ended_tokens[rows], self.state.ended_lengths[rows], self.state.ended_scores[rows]
-        results = []
-        for row, *hypotheses in zip(finished, *ended, strict=True):
-            best = slice(self.wanted[row])
-            results.append((self.keys[row], Hypotheses(*(part[best] for part in hypotheses))))
-            self.keys[row] = None
-        if not len(self):
-            self.clear()
-        return results
+        self.state = state
+        done = self.decoder.read_done(state)
+        return self._take([row for row, key in enumerate(self.keys) if done[row] and key is not None])
 
-    def drop(self, keys: set[Any]) -> None:
-        """Give up sentences and free their rows."""
-        self.keys = [None if key in keys else key for key in self.keys]
-
-    def _process_and_extend(self, state: BeamState, logits: Tensor) -> BeamState:
-        """`SearchConfig.__call__` with logits processors. They take hypotheses of one length: one call for each."""
-        beams, running = self.config.num_beams, logits.shape[1]
+    def _process_and_extend(self, state: BeamState, logits: Tensor, penalties: Tensor) -> BeamState:
+        """`SearchConfig.advance` with logits processors. They take hypotheses of one length: one call for each."""
+        beams = self.config.num_beams
+        running = logits.shape[1]
         # transformers shows them logits in a greedy search, log-probabilities in a beam search
-        scores = logits.float() if beams == 1 else logits.float().log_softmax(dim=-1)  # (B, K, V)
+        scores = logits.float()  # (B, K, V)
+        if beams > 1:
+            scores = scores.log_softmax(dim=-1)
         groups: dict[int, Any] = {self.length: slice(None)}
         if not self.fixed_rows:
             groups = {length: state.lengths == length for length in set(state.lengths.tolist())}
@@ -383,15 +476,46 @@ class BeamSearch:
             shown = self.processors(tokens, shown)  # type: ignore[misc]
             processed[rows] = shown.unflatten(0, (-1, beams))[:, :running]
         scores = self.config.force_eos(state, processed)
-        return self.config.extend(state, *scores.topk(min(self.config.num_candidates, scores.shape[2]), dim=2))
+        count = min(self.config.num_candidates, scores.shape[2])
+        log_probs, tokens = scores.topk(count, dim=2)
+        return self.config.extend(state, log_probs, tokens, penalties)
+
+    # Sentences go
+
+    def _take(self, rows: list[int]) -> list[tuple[Any, Hypotheses]]:
+        """Free these rows, and return their keys and translations."""
+        if not rows or self.state is None:
+            return []
+        state = self.state
+        index = torch.tensor(rows, device=state.done.device)
+        tokens = state.ended_tokens[index]
+        lengths = state.ended_lengths[index]
+        scores = state.ended_scores[index]
+        results = []
+        for place, row in enumerate(rows):
+            best = slice(self.wanted[row])
+            hypotheses = Hypotheses(tokens[place, best], lengths[place, best], scores[place, best])
+            results.append((self.keys[row], hypotheses))
+            self.keys[row] = None
+        if not len(self):
+            self.clear()
+        return results
+
+    def drop(self, keys: set[Any]) -> None:
+        """Give up sentences and free their rows."""
+        self.keys = [None if key in keys else key for key in self.keys]
 
     def _compact(self) -> None:
         """Remove the free rows once they are many."""
         kept = [row for row, key in enumerate(self.keys) if key is not None]
-        free = len(self.keys) - len(kept)
-        if not kept:
+        if not kept or self.decoder is None:
             self.clear()
-        elif free and not self.fixed_rows and free >= _COMPACT_SHARE * len(self.keys):
+            return
+        if self.fixed_rows:
+            return
+        now = self.decoder.computed_rows(len(self.keys))
+        then = self.decoder.computed_rows(len(kept))
+        if then < now and now - then >= _COMPACT_SHARE * now:
             self._select(kept)
 
     def _select(self, rows: list[int]) -> None:
@@ -409,12 +533,16 @@ class BeamSearch:
 def resized(states: Tensor, size: int, dim: int) -> Tensor:
     """Resize `dim` to `size`, padding with zeros (or False)."""
     missing = size - states.shape[dim]
-    return F.pad(states, (0, 0) * (states.dim() - 1 - dim % states.dim()) + (0, missing)) if missing else states
+    if not missing:
+        return states
+    later = states.dim() - 1 - dim % states.dim()  # dimensions after it
+    return F.pad(states, (0, 0) * later + (0, missing))
 
 
 def replace_rows(mine: Tensor, rows: Tensor, theirs: Tensor, dim: int) -> Tensor:
     """Replace `rows` of `mine` by `theirs`. `dim` is padded to the longer of the two."""
     if mine.dim() > 1:
         size = max(mine.shape[dim], theirs.shape[dim])
-        mine, theirs = resized(mine, size, dim), resized(theirs, size, dim)
+        mine = resized(mine, size, dim)
+        theirs = resized(theirs, size, dim)
     return mine.index_copy(0, rows, theirs)

@@ -24,9 +24,9 @@ from torch.export import Dim
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
-from ..generation_vanilla_transformer import BeamCacheSlots, additive_mask, take_slots
+from ..generation_vanilla_transformer import BeamCacheSlots, EncodedSource, additive_mask, take_slots
 from ..layers_vanilla_transformer import check_ids
-from ..search_vanilla_transformer import Advance, BeamState, SearchConfig, resized
+from ..search_vanilla_transformer import BeamState, Decoder, SearchConfig, resized
 from .kernels import compile_graph, has_compiler
 from .packed_decoder import CrossKV, PackedWeights, PositionEncodings
 
@@ -123,17 +123,21 @@ def _encode(encoder: nn.Module, tensors: list[Tensor]) -> Tensor:
     return encoder(inputs_embeds=embeds, attention_mask=visible).last_hidden_state
 
 
-def _step(advance: SearchConfig | None) -> Callable[[PackedWeights, list[Tensor]], tuple[Tensor, ...]]:
+def _step(config: SearchConfig | None) -> Callable[[PackedWeights, list[Tensor]], tuple[Tensor, ...]]:
     """A decoding step, up to the logits or, with a `SearchConfig`, to the next state. See `PackedWeights.forward`."""
 
     def step(weights: PackedWeights, tensors: list[Tensor]) -> tuple[Tensor, ...]:
-        (embeds, visible, encodings), tensors, layers = tensors[:3], tensors[3:], len(weights.layers)
-        state = BeamState(*tensors[2 * layers :])
+        layers = len(weights.layers)
+        embeds, visible, encodings, penalties = tensors[:4]
+        self_kv = tensors[4 : 4 + layers]
+        cross_kv = tensors[4 + layers : 4 + 2 * layers]
+        state = BeamState(*tensors[4 + 2 * layers :])
         visible, slots = take_slots(visible, state.parents)  # (1, K, C), (1, K)
         mask = additive_mask(visible, torch.float32)[:, None]  # (1, 1, K, C)
-        kv = tensors[:layers], mask, tensors[layers : 2 * layers], None
-        logits = weights(embeds, state.positions, encodings, slots, *kv)
-        return visible, *((logits,) if advance is None else advance(state, logits))
+        logits = weights(embeds, state.positions, encodings, slots, self_kv, mask, cross_kv, None)
+        if config is None:
+            return visible, logits
+        return visible, *config.advance(state, logits, penalties)
 
     return step
 
@@ -173,54 +177,57 @@ class CompiledWeights:
             states = states.new_zeros(*ids.shape, states.shape[2]).masked_scatter(visible[..., None], states)
         return BaseModelOutput(last_hidden_state=states)
 
-    def step(self, advance: SearchConfig | None) -> CompiledModule:
-        if advance not in self.steps:
+    def step(self, config: SearchConfig | None) -> CompiledModule:
+        """The compiled `_step`."""
+        if config not in self.steps:
             layers = len(self.cross_kv.projections)
-            varying = {"tokens": (2, "T"), "ended_tokens": (2, "T"), "penalties": (0, "T1")}
+            varying = {"tokens": (2, "T"), "ended_tokens": (2, "T")}
             kv: list[Dynamic] = [*[(1, "C")] * layers, *[(1, "S")] * layers]
-            dynamic = [None, (2, "C"), (0, "N"), *kv, *map(varying.get, BeamState._fields)]
-            self.steps[advance] = CompiledModule(self._decoder, _step(advance), dynamic)
-        return self.steps[advance]
+            dynamic = [None, (2, "C"), (0, "N"), (0, "T1"), *kv, *map(varying.get, BeamState._fields)]
+            self.steps[config] = CompiledModule(self._decoder, _step(config), dynamic)
+        return self.steps[config]
 
 
-class CompiledDecoder:
-    """A `Decoder` of one sentence, compiled together with the search: `states` (1, S, D), `mask` (1, S), K `beams`."""
+class CompiledDecoder(Decoder):
+    """A `Decoder` of one sentence, compiled together with the search for K `beams`."""
 
-    def __init__(self, weights: CompiledWeights, states: Tensor, mask: Tensor, beams: int):
-        states = states[mask.ne(0)][None]
+    def __init__(self, weights: CompiledWeights, source: EncodedSource, beams: int):
+        states = source.states[source.mask.ne(0)][None]
         if states.shape[1] == 1:  # a token that is there twice is attended to as if it were there once
             states = states.repeat(1, 2, 1)
-        self.weights, self.initial_beams = weights, beams
+        self.weights = weights
+        self.initial_beams = beams
         self.cross_kv = weights.cross_kv(states)
         self.slots = BeamCacheSlots(1, states.device, beams)
         self.self_kv = [kv[:, :0] for kv in self.cross_kv]
         self.embed_tokens = weights.model.get_decoder().embed_tokens
-        self.code: dict[SearchConfig, Callable[[list[Tensor]], Any]] = {}  # of this search, whose fixed sizes stay
+        self.code: dict[SearchConfig | None, Callable[[list[Tensor]], Any]] = {}  # of this search: fixed sizes stay
 
     def prefill(self, tokens: Tensor) -> None:
+        beams = self.initial_beams
         for position in range(tokens.shape[1]):
-            prefix, limits = tokens[:, : position + 1], tokens.new_full((1,), position + 2)
-            penalties = torch.ones(position + 4, dtype=torch.float32)
-            state = BeamState.start(prefix, limits, limits, self.initial_beams, self.initial_beams, penalties)
-            self._run(None, state._replace(parents=torch.arange(self.initial_beams)[None]))
+            prefix = tokens[:, : position + 1]
+            limits = tokens.new_full((1,), position + 2)
+            state = BeamState.start(prefix, limits, limits, beams, beams, position + 3)
+            self.logits(state._replace(parents=torch.arange(beams)[None]))
 
-    def step(self, state: BeamState, advance: Advance) -> BeamState:
-        if isinstance(advance, SearchConfig):
-            return BeamState(*self._run(advance, state))
-        return advance(state, *self._run(None, state))
+    def logits(self, state: BeamState) -> Tensor:
+        penalties = torch.ones(state.tokens.shape[2] + 1)  # not read
+        (logits,) = self._run(None, state, penalties)
+        return logits
 
-    def _run(self, advance: SearchConfig | None, state: BeamState) -> list[Tensor]:
+    def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
+        return BeamState(*self._run(config, state, penalties))
+
+    def _run(self, config: SearchConfig | None, state: BeamState, penalties: Tensor) -> list[Tensor]:
         capacity = self.slots.reserve(state.parents)
         self.self_kv = [resized(kv, capacity, 1) for kv in self.self_kv]
         encodings = self.weights.position_encodings(state.tokens.shape[2])
         embeds = self.embed_tokens(state.next_tokens)  # (1, K, D)
-        tensors = [embeds, self.slots.visible, encodings, *self.self_kv, *self.cross_kv, *state]
-        if advance is None:
-            self.slots.visible, *found = self.weights.step(None)(tensors)
-            return found
-        if advance not in self.code:
-            self.code[advance] = self.weights.step(advance).code(tensors)
-        self.slots.visible, *found = self.code[advance](tensors)
+        tensors = [embeds, self.slots.visible, encodings, penalties, *self.self_kv, *self.cross_kv, *state]
+        if config not in self.code:
+            self.code[config] = self.weights.step(config).code(tensors)
+        self.slots.visible, *found = self.code[config](tensors)
         return found
 
     def select(self, rows: Tensor) -> None:

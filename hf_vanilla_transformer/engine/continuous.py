@@ -116,10 +116,15 @@ class ContinuousSearch:
         ids = torch.tensor([source + [pad] * (longest - len(source)) for source in sources], device=device)  # (n, S)
         lengths = torch.tensor([len(source) for source in sources], device=device)
         mask = (torch.arange(longest, device=device) < lengths[:, None]).long()  # (n, S)
-        states = self.model.encode(ids, mask).last_hidden_state
-        prefix = torch.tensor([[start, *prefix] for prefix in prefixes], device=device)  # (n, P)
-        decoder = self.model.make_decoder(states, mask, self.search.config.num_beams, self.batch_size)
-        return SearchBatch(decoder, prefix, lengths, keys, wanted)
+        source = self.model.encode(ids, mask)
+        return SearchBatch(
+            decoder=self.model.make_decoder(source, self.search.config.num_beams, self.batch_size),
+            prefix=torch.tensor([[start, *prefix] for prefix in prefixes], device=device),  # (n, P)
+            source_lengths=lengths,
+            longest_source=longest,
+            keys=keys,
+            wanted=wanted,
+        )
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Any, list[FoundHypothesis]]]:

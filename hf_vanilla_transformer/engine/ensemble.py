@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_outputs import BaseModelOutput
 
-from ..generation_vanilla_transformer import ModuleDecoder
+from ..generation_vanilla_transformer import EncodedSource, ModuleDecoder
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration as Model
-from ..search_vanilla_transformer import Advance, BeamState, Decoder
+from ..search_vanilla_transformer import BeamState, Decoder
 
 
 class EnsembleEngine:
@@ -18,8 +17,7 @@ class EnsembleEngine:
 
     Args:
         model: the first model.
-        members: the other models. The states of all encoders are concatenated, (B, S, D + …). Every model may be
-            optimized.
+        members: the other models. Every model may be optimized.
 
     Raises:
         ValueError: vocabularies of different sizes.
@@ -41,45 +39,43 @@ class EnsembleEngine:
         models = (self.model, *self.members)
         return [(model, self.engine if model is self.model else model.inference_engine) for model in models]
 
-    def encode(self, model: Model, ids: Tensor, mask: Tensor) -> BaseModelOutput:
+    def encode(self, model: Model, ids: Tensor, mask: Tensor) -> EncodedSource:
         encoded = [
-            each.get_encoder()(ids, mask) if engine is None else engine.encode(each, ids, mask)
+            each.get_encoder()(ids, mask).last_hidden_state
+            if engine is None
+            else engine.encode(each, ids, mask).states
             for each, engine in self._models()
         ]
-        return BaseModelOutput(last_hidden_state=torch.cat([each.last_hidden_state for each in encoded], dim=-1))
+        return EncodedSource(encoded[0], mask, ids, others=tuple(encoded[1:]))
 
-    def decoder(self, model: Model, states: Tensor, mask: Tensor, beams: int, rows: int) -> Decoder:
-        models = self._models()
-        widths = [each.config.d_model for each, _ in models]
-        if states.shape[-1] != sum(widths):
+    def decoder(self, model: Model, source: EncodedSource, beams: int, rows: int) -> Decoder:
+        if len(source.others) != len(self.members):
             raise ValueError("ensemble: each model encodes the source itself; give input_ids, not encoder outputs")
-        parts = zip(models, states.split(widths, dim=-1), strict=True)
-        return EnsembleDecoder(
-            [
-                ModuleDecoder(each, part, mask) if engine is None else engine.decoder(each, part, mask, beams, rows)
-                for (each, engine), part in parts
-            ]
-        )
+        decoders: list[Decoder] = []
+        for (each, engine), states in zip(self._models(), (source.states, *source.others), strict=True):
+            own = source._replace(states=states, others=())
+            decoders.append(ModuleDecoder(each, own) if engine is None else engine.decoder(each, own, beams, rows))
+        return EnsembleDecoder(decoders)
 
 
-class EnsembleDecoder:
+class EnsembleDecoder(Decoder):
     """A `Decoder` that asks several."""
 
     def __init__(self, decoders: Sequence[Decoder]):
-        self.decoders, self.initial_beams = decoders, max(decoder.initial_beams for decoder in decoders)
-
-    def _call(self, name: str, *args: Any) -> list[Any]:
-        return [getattr(decoder, name)(*args) for decoder in self.decoders]
+        self.decoders = decoders
+        self.initial_beams = max(decoder.initial_beams for decoder in decoders)
 
     def prefill(self, tokens: Tensor) -> None:
-        self._call("prefill", tokens)
+        for decoder in self.decoders:
+            decoder.prefill(tokens)
 
-    def step(self, state: BeamState, advance: Advance) -> BeamState:
-        logits = torch.stack(self._call("step", state, lambda _, logits: logits.float())).log_softmax(dim=-1)
-        return advance(state, logits.logsumexp(dim=0) - math.log(len(self.decoders)))
+    def logits(self, state: BeamState) -> Tensor:
+        logits = torch.stack([decoder.logits(state).float() for decoder in self.decoders])
+        return logits.log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(self.decoders))
 
     def select(self, rows: Tensor) -> None:
-        self._call("select", rows)
+        for decoder in self.decoders:
+            decoder.select(rows)
 
     def replace(self, rows: Tensor, other: "EnsembleDecoder") -> None:
         for mine, theirs in zip(self.decoders, other.decoders, strict=True):

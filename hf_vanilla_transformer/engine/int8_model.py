@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from ..layers_vanilla_transformer import VanillaTransformerAttention, check_ids, token_positions
-from ..search_vanilla_transformer import Advance, BeamState, SearchConfig, resized
+from ..search_vanilla_transformer import BeamState, SearchConfig, resized
 from .int8_kernels import Rows, View, attend, best, finish, write_cache
 from .linear import INT8, packed_linear
 from .packed_decoder import KV, PackedDecoder, PositionEncodings, packed_norm
@@ -141,17 +141,19 @@ class Int8Decoder(PackedDecoder):
     def _source_kv(self, states: Tensor, visible: Tensor) -> list[KV]:
         return self.weights.cross_kv(states, visible)
 
-    def step(self, state: BeamState, advance: Advance) -> BeamState:
-        if not isinstance(advance, SearchConfig) or advance.forced_eos_token_id is not None:
-            return super().step(state, advance)
+    def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
+        if config.forced_eos_token_id is not None:
+            return super().step(state, config, penalties)
         rows = self._rows(state.next_tokens, state.positions, state.parents, state.tokens.shape[2])
-        head, shape = self._head, state.next_tokens.shape
+        head = self._head
         product = rows.times(head)  # (R, V) or (R, n)
         hidden = None if self.output is None else self.output.hidden
-        count = min(advance.num_candidates, product.shape[1])
-        log_probs, tokens = best(product, rows.scales, head.bias, hidden, count, normalize=advance.num_beams > 1)
-        tokens = tokens if self.output is None else self.output.ids[tokens]
-        return advance.extend(state, log_probs.view(*shape, count), tokens.view(*shape, count))
+        count = min(config.num_candidates, product.shape[1])
+        log_probs, tokens = best(product, rows.scales, head.bias, hidden, count, normalize=config.num_beams > 1)
+        if self.output is not None:
+            tokens = self.output.ids[tokens]
+        shape = (*state.next_tokens.shape, count)  # (R, n) -> (B, K, n)
+        return config.extend(state, log_probs.view(shape), tokens.view(shape), penalties)
 
     @property
     def _head(self) -> Any:

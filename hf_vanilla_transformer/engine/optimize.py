@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from ..generation_vanilla_transformer import ModuleDecoder
+from ..generation_vanilla_transformer import EncodedSource, ModuleDecoder
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import Decoder
+from . import captured
 from .compiled import CompiledDecoder, CompiledWeights, compile_error
 from .int8_kernels import library
 from .int8_model import Int8Decoder, Int8Weights
@@ -158,30 +158,45 @@ class InferenceEngine:
     ) -> PackedWeights | Int8Weights | CompiledWeights:
         if compiled:
             return CompiledWeights(model, dtype, self.quantization)
-        return Int8Weights(model) if self._is_fused else PackedWeights(model, dtype, self.quantization)
+        if self._is_fused:
+            return Int8Weights(model)
+        weights = PackedWeights(model, dtype, self.quantization)
+        recorder = captured.recorder_of(model.device)
+        if recorder is not None:
+            weights.steps = captured.CapturedSteps(recorder)
+        return weights
 
     @property
     def _is_fused(self) -> bool:
         """True if this package's int8 kernels run. Their encoder is faster than a compiled one."""
         return self.quantization == INT8 and library() is not None
 
-    def encode(self, model: PreTrainedModel, ids: Tensor, mask: Tensor) -> BaseModelOutput:
-        """The source (B, S) as states (B, S, D): by modules, packed weights or compiled code."""
-        packed = self._is_fused or (model.dtype == torch.float32 and mkl_is_slow())  # faster than compiled
-        compiled, weights = self.compile and len(ids) == 1 and not packed, None
-        if (packed or compiled) and mask is not None and mask.shape == ids.shape and bool(mask.any()):
+    def encode(self, model: PreTrainedModel, ids: Tensor, mask: Tensor) -> EncodedSource:
+        """Encode the source (B, S) with modules, packed weights or compiled code."""
+        on_slow_mkl = model.device.type == "cpu" and model.dtype == torch.float32 and mkl_is_slow()
+        packed = self._is_fused or on_slow_mkl  # faster than compiled
+        compiled = self.compile and len(ids) == 1 and not packed
+        weights = None
+        if (packed or compiled) and mask.shape == ids.shape and bool(mask.any()):
             weights = self.weights(model, compiled, for_encoder=True)
-        encoder: Any = model.get_encoder()
-        return encoder(ids, mask) if weights is None or weights.encoder is None else weights.encode(ids, mask)
+        if weights is None or weights.encoder is None:
+            encode: Any = model.get_encoder()
+        else:
+            encode = weights.encode
+        return EncodedSource(encode(ids, mask).last_hidden_state, mask, ids)
 
-    def decoder(self, model: PreTrainedModel, states: Tensor, mask: Tensor, beams: int, rows: int) -> Decoder:
-        """A decoder of encoded sentences (B, S, D), for a search of so many rows."""
-        weights = self.weights(model, compiled=self.compile and rows == 1 and bool(mask.any()))
+    def decoder(self, model: PreTrainedModel, source: EncodedSource, beams: int, rows: int) -> Decoder:
+        """A decoder of encoded sentences, for a search of so many rows."""
+        weights = self.weights(model, compiled=self.compile and rows == 1 and bool(source.mask.any()))
         if weights is None:
-            return ModuleDecoder(model, states, mask)
+            return ModuleDecoder(model, source)
         if isinstance(weights, CompiledWeights):
-            return CompiledDecoder(weights, states, mask, beams)
-        return (Int8Decoder if isinstance(weights, Int8Weights) else PackedDecoder)(weights, states, mask)
+            return CompiledDecoder(weights, source, beams)
+        if isinstance(weights, Int8Weights):
+            return Int8Decoder(weights, source)
+        if weights.steps is not None:
+            return captured.CapturedDecoder(weights, source, weights.steps)
+        return PackedDecoder(weights, source)
 
 
 def _state(model: PreTrainedModel, of_encoder: bool) -> list[Any]:

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
-from ..generation_vanilla_transformer import BeamCacheSlots, additive_mask
-from ..layers_vanilla_transformer import VanillaTransformerDecoderLayer
-from ..search_vanilla_transformer import Advance, BeamState, SearchConfig, replace_rows, resized, topk_log_probs
+from ..generation_vanilla_transformer import BeamCacheSlots, EncodedSource, additive_mask
+from ..layers_vanilla_transformer import VanillaTransformerDecoderLayer, attention_kernels
+from ..search_vanilla_transformer import BeamState, Decoder, SearchConfig, replace_rows, resized, topk_log_probs
 from .linear import PlainLinear, mkl_is_slow, packed_linear
 
 KV = Tensor  # keys and values side by side, (B, N, H · (d_k + d_v))
@@ -89,7 +89,8 @@ class PackedLayer(nn.Module):
 def packed_encoder(model: PreTrainedModel, dtype: torch.dtype) -> nn.Module | None:
     """A copy of the encoder with packed float32 weights and the same embeddings. None if that gains nothing."""
     encoder: Any = model.get_encoder()
-    if dtype != torch.float32 or encoder.embed_tokens.weight.dtype != dtype or not mkl_is_slow():
+    weight = encoder.embed_tokens.weight
+    if dtype != torch.float32 or weight.dtype != dtype or weight.device.type != "cpu" or not mkl_is_slow():
         return None
     linears = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
     packed: dict[int, Any] = {id(linear): packed_linear([linear], dtype) for linear in linears}
@@ -175,6 +176,7 @@ class PackedWeights(nn.Module):
         self.lm_head = packed_linear([model.lm_head], dtype, quantization, compiled)
         self.cross_kv, self.position_encodings = CrossKV(model, dtype, quantization), PositionEncodings(decoder)
         self.encoder: Any = None if compiled or quantization else packed_encoder(model, dtype)
+        self.steps: Any = None  # see `engine.captured`
 
     def encode(self, ids: Tensor, mask: Tensor) -> BaseModelOutput:
         """The source (B, S) as states (B, S, D)."""
@@ -204,8 +206,9 @@ class PackedWeights(nn.Module):
         x = x.to(self.dtype).flatten(0, 1)  # (B, K, D) -> (R, D)
         first = self_kv[0].shape[1] * torch.arange(len(embeds), device=embeds.device)[:, None]  # (B, 1)
         rows = (slots + first).flatten()  # (B, K) -> (R,)
-        for layer, kv, source_kv in zip(self.layers, self_kv, cross_kv, strict=True):
-            x = layer(x, rows, kv, mask, source_kv, source_mask)
+        with attention_kernels(self.config.attention_kernels, x.device):
+            for layer, kv, source_kv in zip(self.layers, self_kv, cross_kv, strict=True):
+                x = layer(x, rows, kv, mask, source_kv, source_mask)
         head = self.lm_head if lm_head is None else lm_head
         return head(x if self.norm is None else self.norm(x)).unflatten(0, embeds.shape[:2])
 
@@ -219,27 +222,32 @@ class OutputRows:
     hidden: Tensor  # (B, 1, n), Boolean: not a candidate of the sentence
     size: int  # V
 
-    def advance(self, state: BeamState, logits: Tensor, advance: Advance) -> BeamState:
-        """`advance` with the logits (B, K, n) of these rows, as if all others were -inf."""
+    def advance(self, state: BeamState, logits: Tensor, config: SearchConfig, penalties: Tensor) -> BeamState:
+        """`SearchConfig.advance` with the logits (B, K, n) of these rows, as if all others were -inf."""
+        if config.forced_eos_token_id is not None:
+            return config.advance(state, self.whole(logits), penalties)
         logits.masked_fill_(self.hidden, -torch.inf)
-        if isinstance(advance, SearchConfig) and advance.forced_eos_token_id is None:
-            count = min(advance.num_candidates, logits.shape[2])
-            scores, index = topk_log_probs(logits, count, normalize=advance.num_beams > 1)
-            return advance.extend(state, scores, self.ids[index])
+        count = min(config.num_candidates, logits.shape[2])
+        log_probs, index = topk_log_probs(logits, count, normalize=config.num_beams > 1)
+        return config.extend(state, log_probs, self.ids[index], penalties)
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """The logits (B, K, V) of all tokens, -inf without a row."""
+        logits.masked_fill_(self.hidden, -torch.inf)
         whole = logits.new_full((*logits.shape[:2], self.size), -torch.inf)
-        return advance(state, whole.scatter_reduce_(2, self.ids.expand_as(logits), logits, "amax"))
+        return whole.scatter_reduce_(2, self.ids.expand_as(logits), logits, "amax")
 
 
-class PackedDecoder:
-    """A `Decoder` with packed weights, and the KV caches of a batch: `states` (B, S, D), `mask` (B, S)."""
+class PackedDecoder(Decoder):
+    """A `Decoder` with packed weights, and the KV caches of a batch."""
 
-    initial_beams = 1
     output: OutputRows | None = None  # None computes all tokens
 
-    def __init__(self, weights: Any, states: Tensor, mask: Tensor):
-        self.weights, self.slots = weights, BeamCacheSlots(len(states), states.device)
-        visible = mask.to(states.device).ne(0)
-        cross_kv = self._source_kv(states, visible)
+    def __init__(self, weights: Any, source: EncodedSource):
+        self.weights = weights
+        self.slots = BeamCacheSlots(len(source.states), source.states.device)
+        visible = source.mask.to(source.states.device).ne(0)
+        cross_kv = self._source_kv(source.states, visible)
         self.self_kv = [kv[:, :0] for kv in cross_kv]  # (B, C, ·)
         self._hold_source(visible, cross_kv)
 
@@ -248,11 +256,22 @@ class PackedDecoder:
 
     def _hold_source(self, visible: Tensor, cross_kv: list[KV]) -> None:
         """Trim padding shared by all rows. The longest sentence may have left the batch."""
-        length = max(1, length_of(visible.any(dim=0)))
-        self.visible, self.source_mask = visible[:, :length].contiguous(), None  # (B, S), (B, 1, 1, S)
+        trims = self._trims(visible)
+        length = max(1, length_of(visible.any(dim=0))) if trims else visible.shape[1]
+        self.visible = visible[:, :length].contiguous()  # (B, S)
         self.cross_kv = [resized(kv, length, 1).contiguous() for kv in cross_kv]  # (B, S, ·)
-        if not bool(self.visible.all()):
-            self.source_mask = self.visible[:, None, None]  # Boolean: zeros where nothing is visible
+        self.source_mask: Tensor | None = None  # (B, 1, 1, S)
+        if not trims or not bool(self.visible.all()):
+            self.source_mask = self._mask_of(self.visible)
+
+    def _trims(self, visible: Tensor) -> bool:
+        """Whether to trim and to leave out masks without effect. A GPU would have to be waited for."""
+        return visible.device.type == "cpu"
+
+    def _mask_of(self, visible: Tensor) -> Tensor:
+        """As torch makes one of a Boolean mask at each call: attention is zero where nothing is visible."""
+        mask = torch.zeros_like(visible, dtype=self.weights.dtype).masked_fill_(~visible, -torch.inf)
+        return mask[:, None, None]
 
     def prefill(self, tokens: Tensor) -> None:
         for position in range(tokens.shape[1]):
@@ -260,19 +279,32 @@ class PackedDecoder:
             positions = torch.full_like(tokens[:, 0], position)
             self._logits(next_tokens, positions, torch.zeros_like(next_tokens), tokens.shape[1])
 
-    def step(self, state: BeamState, advance: Advance) -> BeamState:
+    def logits(self, state: BeamState) -> Tensor:
         logits = self._logits(state.next_tokens, state.positions, state.parents, state.tokens.shape[2])
-        return advance(state, logits) if self.output is None else self.output.advance(state, logits, advance)
+        return logits if self.output is None else self.output.whole(logits)
+
+    def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
+        logits = self._logits(state.next_tokens, state.positions, state.parents, state.tokens.shape[2])
+        if self.output is not None:
+            return self.output.advance(state, logits, config, penalties)
+        return config.advance(state, logits, penalties)
 
     def _logits(self, tokens: Tensor, positions: Tensor, parents: Tensor, longest: int) -> Tensor:
         """Logits (B, K, V), or (B, K, n) of the rows in `output`. All positions are below `longest`."""
         slots = self.slots.append(parents)
-        self.self_kv = [resized(kv, self.slots.visible.shape[2], 1) for kv in self.self_kv]
-        mask = additive_mask(self.slots.visible, self.weights.dtype)[:, None]  # (B, 1, K, C)
-        embeds = F.embedding(tokens, self.weights.embedding)  # (B, K, D)
-        encodings = self.weights.position_encodings(longest)
-        kv, head = (self.self_kv, mask, self.cross_kv, self.source_mask), self.output and self.output.head
-        return self.weights(embeds, positions, encodings, slots, *kv, head)
+        capacity = self.slots.visible.shape[2]
+        self.self_kv = [resized(kv, capacity, 1) for kv in self.self_kv]
+        return self.weights(
+            embeds=F.embedding(tokens, self.weights.embedding),  # (B, K, D)
+            positions=positions,
+            encodings=self.weights.position_encodings(longest),
+            slots=slots,
+            self_kv=self.self_kv,
+            mask=additive_mask(self.slots.visible, self.weights.dtype)[:, None],  # (B, 1, K, C)
+            cross_kv=self.cross_kv,
+            source_mask=self.source_mask,
+            lm_head=None if self.output is None else self.output.head,
+        )
 
     def select(self, rows: Tensor) -> None:
         self.slots.select(rows)
@@ -280,14 +312,28 @@ class PackedDecoder:
         self._hold_source(self.visible[rows], [kv[rows] for kv in self.cross_kv])
 
     def replace(self, rows: Tensor, other: "PackedDecoder") -> None:
-        def replaced(caches: list[KV], others: list[KV]) -> list[KV]:
-            """Put `others` (n, C', ·) into rows of (B, C, ·), in the same memory unless a cache has to grow."""
-            pairs = ((kv, new, max(kv.shape[1], new.shape[1])) for kv, new in zip(caches, others, strict=True))
-            return [resized(kv, size, 1).index_copy_(0, rows, resized(new, size, 1)) for kv, new, size in pairs]
-
         self.slots.replace(rows, other.slots)
-        self.self_kv, cross_kv = replaced(self.self_kv, other.self_kv), replaced(self.cross_kv, other.cross_kv)
-        self._hold_source(replace_rows(self.visible, rows, other.visible, 1), cross_kv)
+        self.self_kv = _replaced(self.self_kv, rows, other.self_kv)
+        visible = replace_rows(self.visible, rows, other.visible, 1)
+        self._hold_source(visible, _replaced(self.cross_kv, rows, other.cross_kv))
+
+    def read_done(self, state: BeamState) -> list[bool]:
+        """`state.done` on the host. On a GPU the slots in use are read with it, so that `reserve` need not wait."""
+        if state.done.device.type == "cpu":
+            return super().read_done(state)
+        used = self.slots.used(state.parents).sum(dim=1)  # (B,)
+        done, counts = torch.stack([state.done.long(), used]).tolist()
+        self.slots.bound = max(counts)
+        return [bool(each) for each in done]
+
+
+def _replaced(caches: list[KV], rows: Tensor, others: list[KV]) -> list[KV]:
+    """Put `others` (n, C', ·) into rows of (B, C, ·), in the same memory unless a cache has to grow."""
+    replaced = []
+    for kv, other in zip(caches, others, strict=True):
+        size = max(kv.shape[1], other.shape[1])
+        replaced.append(resized(kv, size, 1).index_copy_(0, rows, resized(other, size, 1)))
+    return replaced
 
 
 def length_of(visible: Tensor) -> int:

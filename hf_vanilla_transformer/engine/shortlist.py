@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_outputs import BaseModelOutput
 
-from ..search_vanilla_transformer import Advance, BeamState, Decoder
+from ..generation_vanilla_transformer import EncodedSource
+from ..search_vanilla_transformer import BeamState, Decoder, SearchConfig
 from .int8_model import Int8Decoder
 from .linear import packed_linear
 from .packed_decoder import OutputRows, PackedDecoder
@@ -22,7 +22,6 @@ from .shared_copy import shared_copy
 
 _ROW_UNIT = 256  # rows are a multiple of it: oneDNN compiles a kernel for each shape
 _LEAST_SELECTED = 2**23  # elements of the output layer. The rows of a smaller one take longer to pack than to compute
-_DIGITS = (2**16, 2**8, 1)  # three digits of a token id are exact in every dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,66 +48,77 @@ def with_shortlist(model: Any, shortlist: Shortlist) -> Any:
 
 
 class ShortlistEngine:
-    """A wrapper of an inference engine. The ids of the source travel with its states, as three features."""
+    """A wrapper of an inference engine. Its decoders need the ids of the source."""
 
     search_only = True  # transformers' loops would compute all tokens
 
     def __init__(self, model: Any, shortlist: Shortlist):
-        self.model, self.shortlist = model, shortlist
+        self.model = model
+        self.shortlist = shortlist
         self.quantization = getattr(model.inference_engine, "quantization", None)
         self.compile = getattr(model.inference_engine, "compile", False)
 
-    def encode(self, model: Any, ids: Tensor, mask: Tensor) -> BaseModelOutput:
-        states = self.model.encode(ids, mask).last_hidden_state
-        digits = torch.stack([ids // digit % 256 for digit in _DIGITS], dim=-1)  # (B, S, 3)
-        return BaseModelOutput(last_hidden_state=torch.cat([states, digits.to(states.dtype)], dim=-1))
+    def encode(self, model: Any, ids: Tensor, mask: Tensor) -> EncodedSource:
+        return self.model.encode(ids, mask)
 
-    def decoder(self, model: Any, states: Tensor, mask: Tensor, beams: int, rows: int) -> Decoder:
-        states, digits = states.tensor_split([-3], dim=-1)
-        ids = (digits.long() * torch.tensor(_DIGITS, device=digits.device)).sum(dim=-1)  # (B, S)
-        decoder = self.model.make_decoder(states.contiguous(), mask, beams, rows)
-        return ShortlistDecoder(self, decoder, self.shortlist.allowed(ids, mask))
+    def decoder(self, model: Any, source: EncodedSource, beams: int, rows: int) -> Decoder:
+        if source.ids is None:
+            raise ValueError("shortlist: it depends on the tokens of the source; give input_ids")
+        allowed = self.shortlist.allowed(source.ids, source.mask)
+        return ShortlistDecoder(self, self.model.make_decoder(source, beams, rows), allowed)
 
 
-class ShortlistDecoder:
+class ShortlistDecoder(Decoder):
     """A `Decoder` whose logits are -inf for all but the candidates of each sentence, `allowed` (B, V).
 
     With packed weights only the rows of the output layer that the batch needs are computed.
     """
 
     def __init__(self, engine: ShortlistEngine, decoder: Any, allowed: Tensor):
-        self.engine, self.decoder, self.initial_beams = engine, decoder, decoder.initial_beams
+        self.engine = engine
+        self.decoder = decoder
+        self.initial_beams = decoder.initial_beams
         self._allow(allowed)
 
     def _allow(self, allowed: Tensor) -> None:
-        self.allowed, self.decoder.output = allowed, None
+        self.allowed = allowed
+        self.decoder.output = None
 
     def _rows(self) -> OutputRows:
+        """The rows of the output layer for the candidates of all sentences of the batch."""
         allowed = self.allowed
-        if self.engine.model.lm_head.weight.numel() < _LEAST_SELECTED:
-            whole = torch.arange(allowed.shape[1], device=allowed.device)
-            return OutputRows(self.decoder.weights.lm_head, whole, ~allowed[:, None], len(whole))
+        size = allowed.shape[1]
+        lm_head = self.engine.model.lm_head
+        if lm_head.weight.numel() < _LEAST_SELECTED:
+            whole = torch.arange(size, device=allowed.device)
+            return OutputRows(self.decoder.weights.lm_head, whole, ~allowed[:, None], size)
         ids = allowed.any(dim=0).nonzero()[:, 0]
         padded = torch.cat([ids, ids.new_zeros(-len(ids) % _ROW_UNIT)])  # (n,)
         hidden = ~allowed[:, None, padded]  # (B, 1, n)
         hidden[..., len(ids) :] = True
-        head, quantization = self.engine.model.lm_head, self.engine.quantization
-        rows: Any = SimpleNamespace(weight=head.weight[padded], bias=None if head.bias is None else head.bias[padded])
+        bias = None if lm_head.bias is None else lm_head.bias[padded]
+        rows: Any = SimpleNamespace(weight=lm_head.weight[padded], bias=bias)
         dtype = torch.float32 if isinstance(self.decoder, Int8Decoder) else self.decoder.weights.dtype
-        return OutputRows(packed_linear([rows], dtype, quantization), padded, hidden, allowed.shape[1])
+        return OutputRows(packed_linear([rows], dtype, self.engine.quantization), padded, hidden, size)
 
     def prefill(self, tokens: Tensor) -> None:
         self.decoder.prefill(tokens)
 
-    def step(self, state: BeamState, advance: Advance) -> BeamState:
-        def masked(state: BeamState, logits: Tensor) -> BeamState:
-            return advance(state, logits.masked_fill(~self.allowed[:, None], -torch.inf))
+    def logits(self, state: BeamState) -> Tensor:
+        if isinstance(self.decoder, PackedDecoder):
+            self._select_rows()
+            return self.decoder.logits(state)
+        return self.decoder.logits(state).masked_fill(~self.allowed[:, None], -torch.inf)
 
+    def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
         if not isinstance(self.decoder, PackedDecoder):
-            return self.decoder.step(state, masked)
+            return super().step(state, config, penalties)
+        self._select_rows()
+        return self.decoder.step(state, config, penalties)
+
+    def _select_rows(self) -> None:
         if self.decoder.output is None:
             self.decoder.output = self._rows()
-        return self.decoder.step(state, advance)
 
     def select(self, rows: Tensor) -> None:
         self.decoder.select(rows)

@@ -13,6 +13,7 @@ from hf_vanilla_transformer.engine.int8_kernels import Rows, View, attend, best,
 from hf_vanilla_transformer.engine.int8_model import Int8Decoder, Int8Weights
 from hf_vanilla_transformer.engine.linear import INT8, int8_error, packed_linear
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder, PackedWeights
+from hf_vanilla_transformer.generation_vanilla_transformer import EncodedSource
 from hf_vanilla_transformer.inference import optimize_for_inference
 from tests.engine.test_packed_decoder import OPTIONS, Walk, encoded
 from tests.model_helpers import PAD, assert_near, padded, sentences, tiny_model
@@ -115,14 +116,14 @@ def test_int8_computes_every_kind_of_model(fields: dict[str, Any]) -> None:
     assert not states[mask == 0].count_nonzero()
     found = []
     for decoder in (
-        Int8Decoder(weights, exact, mask),
-        PackedDecoder(PackedWeights(model, torch.float32, None), exact, mask),
+        Int8Decoder(weights, EncodedSource(exact, mask)),
+        PackedDecoder(PackedWeights(model, torch.float32, None), EncodedSource(exact, mask)),
     ):
         walk = Walk(decoder, 3, beams=4, prefix=2)
         logits = walk.steps(5)
         walk.select([2, 0])
         logits += walk.steps(3)
-        other = Walk(type(decoder)(decoder.weights, *encoded(model, [9], 1)), 1, beams=4, prefix=2, seed=1)
+        other = Walk(type(decoder)(decoder.weights, encoded(model, [9], 1)), 1, beams=4, prefix=2, seed=1)
         walk.replace([1], other)
         found.append(torch.cat([part.flatten() for part in logits + walk.steps(4)]))
     assert (found[0] - found[1]).norm() < 0.06 * found[1].norm()

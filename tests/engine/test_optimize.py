@@ -47,7 +47,7 @@ def test_packed_encoder_computes_the_modules_states(monkeypatch: pytest.MonkeyPa
     model = optimize_for_inference(varied_model())
     ids = padded(sentences([5, 9, 1], model.config.vocab_size))
     for _ in range(2):
-        states = model.encode(ids, ids.ne(PAD).long()).last_hidden_state
+        states = model.encode(ids, ids.ne(PAD).long()).states
         assert_near(states, model.get_encoder()(ids, ids.ne(PAD).long()).last_hidden_state, 1e-5)
         weights = model.inference_engine.weights(model, compiled=False)
         assert isinstance(weights.encoder.layers[0].fc1, linear.PrepackedLinear)

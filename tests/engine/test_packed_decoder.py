@@ -10,7 +10,7 @@ from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.engine import linear
 from hf_vanilla_transformer.engine.compiled import CompiledDecoder, CompiledWeights
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder, PackedWeights
-from hf_vanilla_transformer.generation_vanilla_transformer import ModuleDecoder
+from hf_vanilla_transformer.generation_vanilla_transformer import EncodedSource, ModuleDecoder
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import BeamState, Decoder
 from tests.model_helpers import PAD, START, TYING_MODES, assert_near, padded, sentences, tiny_model
@@ -29,17 +29,17 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def encoded(model: Model, lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
-    """States of random sentences, and their mask."""
+def encoded(model: Model, lengths: list[int], seed: int = 0) -> EncodedSource:
+    """Random sentences, encoded by the modules."""
     ids = padded(sentences(lengths, seed=seed))
     mask = ids.ne(PAD).long()
-    return model.get_encoder()(ids, mask).last_hidden_state, mask
+    return EncodedSource(model.get_encoder()(ids, mask).last_hidden_state, mask)
 
 
 def decoders(model: Model, lengths: list[int], seed: int = 0) -> tuple[PackedDecoder, ModuleDecoder]:
-    states, mask = encoded(model, lengths, seed)
+    source = encoded(model, lengths, seed)
     weights = PackedWeights(model, model.dtype, None)
-    return PackedDecoder(weights, states, mask), ModuleDecoder(model, states, mask)
+    return PackedDecoder(weights, source), ModuleDecoder(model, source)
 
 
 class Walk:
@@ -51,16 +51,15 @@ class Walk:
         tokens[:, 0] = START
         if prefix > 1:
             decoder.prefill(tokens[:, :-1])
-        limits, penalties = torch.full((batch,), capacity), torch.ones(capacity + 1)
-        self.state = BeamState.start(
-            tokens, limits, torch.full_like(limits, beams), decoder.initial_beams, beams, penalties
-        )
+        limits = torch.full((batch,), capacity)
+        enough = torch.full_like(limits, beams)
+        self.state = BeamState.start(tokens, limits, enough, decoder.initial_beams, beams, capacity)
 
     def steps(self, count: int) -> list[Tensor]:
         """The logits (B, K, V) of so many steps."""
         found = []
         for _ in range(count):
-            self.decoder.step(self.state, lambda state, logits: found.append(logits) or state)
+            found.append(self.decoder.logits(self.state))
             batch = len(self.state.lengths)
             running = self.state.next_tokens.shape[1]
             self.state = self.state._replace(
@@ -154,14 +153,14 @@ def test_packed_decoder_computes_in_the_models_dtype(dtype: torch.dtype, toleran
 @torch.no_grad()
 def test_packed_decoder_computes_in_autocasts_dtype() -> None:
     model = optimize_for_inference(tiny_model(2))
-    states, mask = encoded(model, [5, 2])
-    full = Walk(model.make_decoder(states, mask, 3), 2, 3).steps(6)
+    source = encoded(model, [5, 2])
+    full = Walk(model.make_decoder(source, 3), 2, 3).steps(6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        half = Walk(model.make_decoder(states, mask, 3), 2, 3).steps(6)
+        half = Walk(model.make_decoder(source, 3), 2, 3).steps(6)
     for a, b in zip(full, half, strict=True):
         assert (a.dtype, b.dtype) == (torch.float32, torch.bfloat16)
         assert (a - b).abs().max() < 0.1
-    assert_same_walk(Walk(model.make_decoder(states, mask, 3), 2, 3).steps(6), full, 0.0)
+    assert_same_walk(Walk(model.make_decoder(source, 3), 2, 3).steps(6), full, 0.0)
 
 
 @torch.no_grad()
@@ -171,7 +170,7 @@ def test_fully_masked_sources_do_not_attend_to_their_neighbours() -> None:
         model = tiny_model(1)
         states, mask = others * torch.ones(4, 16, 32), torch.ones(4, 16)
         states[2], mask[2] = 1.0, 0
-        decoder = PackedDecoder(PackedWeights(model, torch.float32, None), states, mask)
+        decoder = PackedDecoder(PackedWeights(model, torch.float32, None), EncodedSource(states, mask))
         found.append(Walk(decoder, 4, 4).steps(4))
     for first, second in zip(*found, strict=True):
         assert_near(first[2], second[2], 1e-6)
@@ -220,11 +219,11 @@ def test_position_encodings_grow_with_the_longest_hypothesis() -> None:
 @torch.no_grad()
 def test_compiled_decoder_computes_every_kind_of_model(length, fields, compilations):
     model = tiny_model(3, **fields)
-    states, mask = encoded(model, [length])
+    source = encoded(model, [length])
     for prefix in (1, 3):
-        decoder = CompiledDecoder(CompiledWeights(model, torch.float32, None), states, mask, 4)
+        decoder = CompiledDecoder(CompiledWeights(model, torch.float32, None), source, 4)
         # the beams of a compiled search are K from its beginning on
-        walk, other = Walk(decoder, 1, 4, prefix), Walk(ModuleDecoder(model, states, mask), 1, 4, prefix)
+        walk, other = Walk(decoder, 1, 4, prefix), Walk(ModuleDecoder(model, source), 1, 4, prefix)
         ours, theirs = [logits[:, :1] for logits in walk.steps(1)], [logits[:, :1] for logits in other.steps(1)]
         walk.state = walk.state._replace(parents=walk.state.parents * 0)
         other.draw.set_state(walk.draw.get_state())

@@ -16,8 +16,8 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -33,12 +33,13 @@ from hf_vanilla_transformer.engine import linear, optimize
 from hf_vanilla_transformer.engine.compiled import CompiledModule
 from hf_vanilla_transformer.inference import deoptimize, optimize_for_inference
 from tests.engine.model_changes import CHANGES, TEMPORARY_CHANGES
+from tests.engine.recorded_steps import Recorder, recording
 from tests.model_helpers import EOS, FIRST_WORD, PAD, START, TYING_MODES
 from tests.search_helpers import AS_DICT, Model, by_transformers, source, varied_model
 
 VOCABULARY = 24  # tokens that `source` draws from
 LONGEST = 9  # tokens of a source
-ENGINES = ["modules", "packed", "prepacked", "compiled"]
+ENGINES = ["modules", "packed", "prepacked", "compiled", "captured"]
 # The difference allowed of scores, relative to the largest, and the change of weights to find ties.
 # In bfloat16 kernels differ by so much that tokens do: tests/engine/test_packed_decoder.py compares its logits.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
@@ -254,6 +255,7 @@ def engine(name: str) -> Iterator[None]:
         mock.patch.object(linear, "_LEAST_PREPACKED", 0 if name == "prepacked" else linear._LEAST_PREPACKED),
         mock.patch.object(CompiledModule, "_compile", lambda self, tensors: self.module().forward),
         mock.patch.object(optimize, "compile_error", lambda device: None),
+        recording(Recorder(), steps_at_once=3) if name == "captured" else nullcontext(),
     ):
         yield
 
@@ -401,8 +403,8 @@ def is_tie(model: Model, request: Request, row: int, both: list[list[int]]) -> b
     return all(each in found for each in both)
 
 
-def run(count: int, number: int | None) -> Tally:
-    """Check so many cases, always the same without a number."""
+def run(count: int, number: int | None, chosen: str | None = None) -> Tally:
+    """Check so many cases, always the same without a number. `chosen` is the engine of all of them."""
     tally = Tally()
 
     @settings(
@@ -416,7 +418,7 @@ def run(count: int, number: int | None) -> Tally:
     @given(case=cases())
     def trial(case: Case) -> None:
         try:
-            check(case, tally)
+            check(case if chosen is None else replace(case, engine=chosen), tally)
         except Exception as error:
             where = "".join(traceback.format_exception(error)[-3:])
             tally.differences.append(f"{case}\n{where}")
@@ -435,10 +437,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", choices=ENGINES, help="by default random")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # threads wait for each other longer than such small products take
     start = time.monotonic()
-    tally = run(arguments.cases, arguments.seed)
+    tally = run(arguments.cases, arguments.seed, arguments.engine)
     seconds = time.monotonic() - start
     found = f"{len(tally.differences)} differences, {tally.ties} ties"
     print(f"{tally.cases} cases, {tally.requests} requests in {seconds:.0f} s: {found}")

@@ -1,0 +1,357 @@
+"""Captured steps: a decoding step on a GPU, its search included, is recorded once and repeated with one launch.
+
+A step of the base model launches over a hundred kernels of a few microseconds each, so that the GPU waits for the
+host. A CUDA graph repeats recorded kernels on the same memory. A step therefore runs on static memory: the state of
+the search, the slots and the caches. Their sizes are rounded up to few. A graph is recorded at the first use of a
+size, and the most recently used graphs are kept.
+
+What a recorded step cannot do takes the step of `PackedDecoder`. `CapturedDecoder` logs the reason at debug level.
+
+Shapes: B sentences, B' rows of static memory, K beams, C slots of a sentence's KV cache, S source length, T capacity
+of a hypothesis.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..generation_vanilla_transformer import EncodedSource, additive_mask, take_slots
+from ..search_vanilla_transformer import BeamState, SearchConfig, resized, steps_at_once
+from .packed_decoder import KV, PackedDecoder, PackedWeights
+
+logger = logging.getLogger(__name__)
+
+#: Bytes of the static memory of all steps of a model, at most. A larger step is not captured. The graphs have one more
+#: pool in common, for the largest step's intermediate results: about 8 B' K V bytes.
+MAX_BYTES = 4 * 2**30
+MAX_STEPS = 16  # kept for a model
+
+# Sizes are rounded up to one of these, and beyond to a multiple of the last.
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
+SLOTS = (32, 64, 96, 128, 192, 256, 384, 512)
+SOURCE_LENGTHS = (16, 32, 64, 128, 256, 512)
+CAPACITIES = (64, 128, 256, 512)  # of hypotheses
+
+
+def rounded_up(size: int, sizes: tuple[int, ...]) -> int:
+    """The smallest of `sizes` that is not below `size`."""
+    for each in sizes:
+        if size <= each:
+            return each
+    return -(-size // sizes[-1]) * sizes[-1]
+
+
+class Recorder(Protocol):
+    """Records what a function does to the memory of a device."""
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Run the function, and return a function that repeats its operations on the same memory."""
+
+
+class CudaGraphs:
+    """A `Recorder` with CUDA graphs, which have one pool of memory for their intermediate results."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        with torch.cuda.device(self.device):
+            current = torch.cuda.current_stream()
+            stream = torch.cuda.Stream()
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                function()  # libraries allocate their own memory at a first call
+            current.wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                function()
+        return graph.replay
+
+
+def recorder_of(device: torch.device) -> Recorder | None:
+    """The recorder of a device, or None if its steps cannot be recorded."""
+    return CudaGraphs(device) if device.type == "cuda" else None
+
+
+class Sizes(NamedTuple):
+    """Sizes of static memory."""
+
+    rows: int  # B'
+    slots: int  # C
+    source: int  # S
+    tokens: int  # T
+
+
+class CapturedStep:
+    """Static memory, and the recorded step on it. A search has it for itself."""
+
+    def __init__(self, weights: PackedWeights, config: SearchConfig, sizes: Sizes, like: list[KV], recorder: Recorder):
+        self.config = config
+        self.sizes = sizes
+        device = like[0].device
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
+            # Any state will do for the recording, if no index of it is out of range.
+            prefix = torch.zeros(sizes.rows, 1, dtype=torch.long, device=device)
+            ones = torch.ones_like(prefix[:, 0])
+            beams = config.num_beams
+            self.state = BeamState.start(prefix, 2 * ones, ones, beams, beams, sizes.tokens)
+            self.penalties = torch.ones(sizes.tokens + 1, device=device)
+            self.visible = torch.zeros(sizes.rows, beams, sizes.slots, dtype=torch.bool, device=device)
+            self.self_kv = [kv.new_zeros(sizes.rows, sizes.slots, kv.shape[2]) for kv in like]
+            self.cross_kv = [kv.new_zeros(sizes.rows, sizes.source, kv.shape[2]) for kv in like]
+            self.source_mask = torch.zeros(sizes.rows, 1, 1, sizes.source, dtype=weights.dtype, device=device)
+            self.encodings = weights.position_encodings(sizes.tokens)
+            self.repeat = recorder.record(lambda: self._step(weights))
+
+    def _step(self, weights: PackedWeights) -> None:
+        """`PackedDecoder.step` on the static memory."""
+        state = self.state
+        visible, slots = take_slots(self.visible, state.parents)
+        logits = weights(
+            embeds=F.embedding(state.next_tokens, weights.embedding),
+            positions=state.positions,
+            encodings=self.encodings,
+            slots=slots,
+            self_kv=self.self_kv,
+            mask=additive_mask(visible, weights.dtype)[:, None],  # (B', 1, K, C)
+            cross_kv=self.cross_kv,
+            source_mask=self.source_mask,
+        )
+        after = self.config.advance(state, logits, self.penalties)
+        for old, new in zip(state, after, strict=True):
+            if old is not new:
+                old.copy_(new)
+        self.visible.copy_(visible)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the static memory."""
+        tensors = (*self.state, self.penalties, self.visible, *self.self_kv, *self.cross_kv, self.source_mask)
+        return sum(tensor.nbytes for tensor in tensors)
+
+
+def static_bytes(sizes: Sizes, config: SearchConfig, like: list[KV]) -> int:
+    """The static memory that a step will take, but for its smallest tensors."""
+    widths = sum(kv.shape[2] * kv.element_size() for kv in like)
+    caches = sizes.rows * (sizes.slots + sizes.source) * widths
+    return caches + sizes.rows * config.num_beams * (2 * 8 * sizes.tokens + sizes.slots)
+
+
+class CapturedSteps:
+    """The captured steps of packed weights. Thread-safe."""
+
+    def __init__(self, recorder: Recorder):
+        self.recorder = recorder
+        self.idle: dict[tuple[SearchConfig, Sizes], CapturedStep] = {}  # the most recently used last
+        self.in_use = 0  # bytes
+        self.lock = threading.RLock()  # a collection may return a step anywhere
+
+    def take(self, weights: PackedWeights, config: SearchConfig, sizes: Sizes, like: list[KV]) -> CapturedStep | str:
+        """A step for a search, recorded if there is none. If there is no memory for it, the reason.
+
+        Args:
+            like: the source's keys and values of each layer. Those of the static memory have their width and dtype.
+        """
+        with self.lock:
+            step = self.idle.pop((config, sizes), None)
+            if step is None:
+                needed = static_bytes(sizes, config, like)
+                if needed + self.in_use > MAX_BYTES:
+                    return f"static memory of {needed + self.in_use:,} bytes exceeds {MAX_BYTES:,}"
+                self._keep(MAX_STEPS - 1, MAX_BYTES - needed)
+                try:
+                    step = CapturedStep(weights, config, sizes, like, self.recorder)
+                except torch.OutOfMemoryError:
+                    self.idle.clear()
+                    return "out of memory"
+            self.in_use += step.nbytes
+            return step
+
+    def give_back(self, step: CapturedStep) -> None:
+        """End the use of a step."""
+        with self.lock:
+            self.in_use -= step.nbytes
+            self.idle[step.config, step.sizes] = step
+            self._keep(MAX_STEPS, MAX_BYTES)
+
+    def _keep(self, count: int, nbytes: int) -> None:
+        """Free the steps that were not used for the longest time."""
+        while self.idle and (len(self.idle) > count or self.in_use + self._idle_bytes() > nbytes):
+            del self.idle[next(iter(self.idle))]
+
+    def _idle_bytes(self) -> int:
+        return sum(step.nbytes for step in self.idle.values())
+
+
+class CapturedDecoder(PackedDecoder):
+    """A `PackedDecoder` whose steps are captured.
+
+    It starts as a `PackedDecoder`. From the first step of all beams on, its caches and the state of the search are
+    views of static memory.
+    """
+
+    def __init__(self, weights: Any, source: EncodedSource, steps: CapturedSteps):
+        self.longest_source = source.states.shape[1]  # of a sentence that is being translated
+        self.highest_slot = 0  # no slot from this one on is visible
+        self.steps = steps
+        self.captured: CapturedStep | None = None
+        self.view: BeamState | None = None  # of the static memory: the rows of the B sentences
+        self.penalties: Tensor | None = None  # in the static memory
+        self.reasons: set[str] = set()  # that were logged
+        super().__init__(weights, source)
+
+    def __del__(self) -> None:
+        if self.captured is not None:
+            self.steps.give_back(self.captured)
+
+    # A step
+
+    def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
+        moved = state is not self.view or penalties is not self.penalties
+        if moved or self.captured is None or self.slots.bound + config.num_beams > self.captured.sizes.slots:
+            reason = self._eager_reason(state, config) or self._move(state, config, penalties)
+            if reason is not None:
+                self._log(reason)
+                return super().step(self._leave(state), config, penalties)
+        assert self.captured is not None and self.view is not None
+        self.captured.repeat()
+        self.slots.bound += config.num_beams
+        return self.view
+
+    def logits(self, state: BeamState) -> Tensor:
+        self._log("logits processors, constraints or an ensemble read the logits")
+        return super().logits(state)
+
+    def _eager_reason(self, state: BeamState, config: SearchConfig) -> str | None:
+        """Why this step cannot be captured, or None."""
+        if self.output is not None:
+            return "a shortlist selects rows of the output layer"
+        if state.parents.shape[1] != config.num_beams:
+            return "the first step goes from one beam to all"
+        return None
+
+    def _log(self, reason: str) -> None:
+        if reason not in self.reasons:
+            self.reasons.add(reason)
+            logger.debug("decoding without a captured step: %s", reason)
+
+    # Into static memory and out of it
+
+    def _move(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> str | None:
+        """Put everything into static memory that has room for the next steps. If there is none, return the reason."""
+        rows, beams = state.parents.shape
+        slots = max(self.slots.bound + beams * steps_at_once(state.done.device), self.highest_slot)
+        needed = Sizes(
+            rows=rounded_up(rows, ROWS),
+            slots=rounded_up(slots, SLOTS),
+            source=rounded_up(self.longest_source, SOURCE_LENGTHS),
+            tokens=rounded_up(state.tokens.shape[2], CAPACITIES),
+        )
+        step = self.captured
+        if step is None or step.config != config or not _is_right(step.sizes, needed):
+            taken = self.steps.take(self.weights, config, needed, self.cross_kv)
+            if isinstance(taken, str):
+                return taken
+            step = taken
+        self._fill(step, state, penalties, rows)
+        if self.captured is not None and self.captured is not step:
+            self.steps.give_back(self.captured)
+        self.captured = step
+        self._see(step, rows, penalties)
+        return None
+
+    def _fill(self, step: CapturedStep, state: BeamState, penalties: Tensor, rows: int) -> None:
+        """Copy what is not yet there into the first rows, and end the others."""
+        for static, part in zip(step.state, state, strict=True):
+            _copy_into(static[:rows], part, 0)
+        step.state.done[rows:] = True
+        _copy_into(step.visible[:rows], self.slots.visible, False)
+        step.visible[rows:] = False
+        for static, kv in zip(step.self_kv, self.self_kv, strict=True):
+            _copy_into(static[:rows], kv, 0)
+        for static, kv in zip(step.cross_kv, self.cross_kv, strict=True):
+            _copy_into(static[:rows], kv, 0)
+        _copy_into(step.source_mask[:rows], self.source_mask, -torch.inf)
+        _copy_into(step.penalties, penalties, 1)
+
+    def _see(self, step: CapturedStep, rows: int, penalties: Tensor) -> None:
+        """Let the attributes of a `PackedDecoder` be views of the static memory."""
+        self.view = BeamState(*(part[:rows] for part in step.state))
+        self.penalties = penalties
+        self.slots.visible = step.visible[:rows]
+        self.self_kv = [kv[:rows] for kv in step.self_kv]
+        self.cross_kv = [kv[:rows] for kv in step.cross_kv]
+        self.source_mask = step.source_mask[:rows]
+        self.visible = resized(self.visible, step.sizes.source, 1)
+
+    def _leave(self, state: BeamState) -> BeamState:
+        """Give the static memory back, and return the state in memory of its own."""
+        step = self.captured
+        if step is None:
+            return state
+        self.captured = None
+        self.view = None
+        self.slots.visible = self.slots.visible.clone()
+        self.self_kv = [kv.clone() for kv in self.self_kv]
+        self.cross_kv = [kv.clone() for kv in self.cross_kv]
+        state = BeamState(*(part.clone() for part in state))
+        self.steps.give_back(step)
+        return state
+
+    # Between steps
+
+    def _hold_source(self, visible: Tensor, cross_kv: list[KV]) -> None:
+        super()._hold_source(visible, cross_kv)
+        places = torch.arange(1, self.visible.shape[1] + 1, device=visible.device)
+        self.source_lengths = (self.visible * places).amax(dim=1)  # (B,), up to the last visible token
+
+    def _trims(self, visible: Tensor) -> bool:
+        return False
+
+    def computed_rows(self, count: int) -> int:
+        return rounded_up(count, ROWS)
+
+    def replace(self, rows: Tensor, other: PackedDecoder) -> None:
+        self.longest_source = max(self.longest_source, other.visible.shape[1])
+        self.highest_slot = max(self.highest_slot, other.slots.visible.shape[2])
+        super().replace(rows, other)
+
+    def read_done(self, state: BeamState) -> list[bool]:
+        """`state.done` on the host, and with it how much room the sentences need that are not done."""
+        done = state.done
+        self.slots.visible.masked_fill_(done[:, None, None], False)  # or they would take slots for ever
+        used = self.slots.used(state.parents)  # (B, C)
+        places = torch.arange(1, used.shape[1] + 1, device=used.device)
+        highest = (used * places).amax(dim=1)
+        sources = self.source_lengths.masked_fill(done, 1)
+        numbers = torch.stack([done.long(), used.sum(dim=1), highest, sources]).tolist()
+        self.slots.bound = max(numbers[1])
+        self.highest_slot = max(numbers[2])
+        self.longest_source = max(numbers[3])
+        step = self.captured
+        if step is not None and 2 * rounded_up(self.longest_source, SOURCE_LENGTHS) <= step.sizes.source:
+            self.view = None  # the next step moves to smaller memory
+        return [bool(each) for each in numbers[0]]
+
+
+def _is_right(sizes: Sizes, needed: Sizes) -> bool:
+    """Return whether there is room, and not too much: rows are computed whether there are sentences in them or not."""
+    if sizes.rows != needed.rows or sizes.slots < needed.slots or sizes.tokens < needed.tokens:
+        return False
+    return needed.source <= sizes.source < 2 * needed.source
+
+
+def _copy_into(static: Tensor, part: Tensor, rest: float) -> None:
+    """Copy a tensor that is smaller in one dimension at most, and fill the rest, unless it is there already."""
+    if part.data_ptr() == static.data_ptr() and part.shape == static.shape:
+        return
+    place = tuple(slice(min(own, new)) for own, new in zip(static.shape, part.shape, strict=True))
+    if part.shape != static.shape:
+        static.fill_(rest)
+    static[place].copy_(part[place])

@@ -1,0 +1,87 @@
+"""A recorder of steps on a CPU, in place of CUDA graphs: it repeats recorded operations on the same memory."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hf_vanilla_transformer import generation_vanilla_transformer as generation
+from hf_vanilla_transformer import search_vanilla_transformer as search
+from hf_vanilla_transformer.engine import captured
+
+STEPS_AT_ONCE = 16  # as on a GPU
+
+Operation = tuple[Any, tuple, dict[str, Any], Any]  # with its arguments and its result
+
+
+class _Recording(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "equal"), f"{name} waits for a GPU"
+        result = func(*args, **(kwargs or {}))
+        self.operations.append((func, args, kwargs or {}, result))
+        return result
+
+
+class Recorder:
+    """Records like a CUDA graph, which knows no Python: only operations on tensors, at their addresses."""
+
+    def __init__(self) -> None:
+        self.recorded = 0  # steps
+        self.repeated = 0
+        self.operations: list[Operation] = []  # of the last step
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        function()  # a CUDA graph warms up, too
+        with _Recording() as recording:
+            function()
+        self.recorded += 1
+        self.operations = operations = recording.operations
+
+        def repeat() -> None:
+            self.repeated += 1
+            for func, args, kwargs, result in operations:
+                _write(result, func(*args, **kwargs))
+
+        return repeat
+
+
+def _write(recorded: Any, repeated: Any) -> None:
+    """Put a result where the recording had it. Views and results of in-place operations are there already."""
+    for old, new in zip(tree_leaves(recorded), tree_leaves(repeated), strict=True):
+        if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+            assert old.shape == new.shape
+            old.copy_(new)
+
+
+class Eager:
+    """A `Recorder` that runs the function each time."""
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        function()
+        return function
+
+
+@contextmanager
+def recording(recorder: Any, steps_at_once: int = STEPS_AT_ONCE) -> Iterator[None]:
+    """Let every search of a packed model on a CPU take captured steps by this recorder."""
+
+    def at_once(device: torch.device) -> int:
+        return steps_at_once
+
+    with (
+        mock.patch.object(captured, "recorder_of", lambda device: recorder),
+        mock.patch.object(captured, "steps_at_once", at_once),
+        mock.patch.object(generation, "steps_at_once", at_once),
+        mock.patch.object(search, "steps_at_once", at_once),
+    ):
+        yield
