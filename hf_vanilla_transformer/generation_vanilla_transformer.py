@@ -50,23 +50,54 @@ MAX_LENGTH_OVER_SOURCE = 50  # tokens
 NextBatch: TypeAlias = Callable[[int], tuple[Tensor, ...] | None]  # ids and mask (B, S), perhaps prefixes (B, P)
 
 # Arguments of `generate`, and fields of a generation config, that `beam_search` covers.
-_INPUTS = """
-    inputs input_ids inputs_embeds attention_mask encoder_outputs decoder_input_ids
-    bos_token_id pad_token_id eos_token_id decoder_start_token_id
-"""
-_SETTINGS = """
-    num_beams length_penalty paper_length_penalty counted_prefix early_stopping use_cache
-    max_length max_new_tokens max_length_over_source num_return_sequences
-    transformers_version return_dict_in_generate
-"""
-_PROCESSORS = """
-    logits_processor prefix_allowed_tokens_fn min_length min_new_tokens no_repeat_ngram_size
-    encoder_no_repeat_ngram_size repetition_penalty encoder_repetition_penalty bad_words_ids
-    forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens sequence_bias
-    renormalize_logits remove_invalid_values exponential_decay_length_penalty
-"""
-_OF_SAMPLING = "temperature top_k top_p"  # without effect where nothing is sampled
-COVERED = frozenset(f"{_INPUTS} {_SETTINGS} {_PROCESSORS} {_OF_SAMPLING}".split())
+COVERED = frozenset(
+    {
+        "inputs",
+        "input_ids",
+        "inputs_embeds",
+        "attention_mask",
+        "encoder_outputs",
+        "decoder_input_ids",
+        "bos_token_id",
+        "pad_token_id",
+        "eos_token_id",
+        "decoder_start_token_id",
+        "num_beams",
+        "length_penalty",
+        "paper_length_penalty",
+        "counted_prefix",
+        "early_stopping",
+        "use_cache",
+        "max_length",
+        "max_new_tokens",
+        "max_length_over_source",
+        "num_return_sequences",
+        "transformers_version",
+        "return_dict_in_generate",
+        # logits processors
+        "logits_processor",
+        "prefix_allowed_tokens_fn",
+        "min_length",
+        "min_new_tokens",
+        "no_repeat_ngram_size",
+        "encoder_no_repeat_ngram_size",
+        "repetition_penalty",
+        "encoder_repetition_penalty",
+        "bad_words_ids",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+        "sequence_bias",
+        "renormalize_logits",
+        "remove_invalid_values",
+        "exponential_decay_length_penalty",
+        # without effect where nothing is sampled
+        "temperature",
+        "top_k",
+        "top_p",
+    }
+)
 
 # Settings with logits processors that are bound to the first batch or to row indices: incompatible with refill.
 _OF_FIRST_BATCH = frozenset({"encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "prefix_allowed_tokens_fn"})
@@ -260,7 +291,7 @@ class BeamCacheSlots:
         size = self.visible.shape[2]
         if self.bound + beams > size:
             used = self.used(parents)
-            self.bound = max(used.sum(dim=1).tolist(), default=0)
+            self.bound = max(used.sum(dim=1).tolist(), default=0) if size else 0
             capacity = -(-(self.bound + beams * self.steps_at_once) // SLOTS) * SLOTS
             shrinks = capacity + SLOTS < size and not used[:, capacity:].any()
             if capacity > size or shrinks:

@@ -41,13 +41,27 @@ MUTATORS = {
 }
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*|__all__")
 
+# Private names of other objects that the bundle reads or sets, because the libraries have no public ones.
+PERMITTED_PRIVATE = {
+    "_attn_implementation": "the attention that `set_attn_implementation` chose",
+    "_commit_hash": "of the revision that a pipeline loads",
+    "_from_model_config": "set to False, so that `generate` does not make the generation config anew",
+    "_generation_config": "the field of the mixin's own property `generation_config`",
+    "_get_resized_embeddings": "called by the override of `resize_token_embeddings`",
+    "_get_resized_lm_head": "likewise",
+    "_registered_impl": "the documented attribute of custom pipelines, which `save_pretrained` writes",
+    "_tied_weights_keys": "a subclass declares them",
+    "_replace": "documented method of named tuples",
+    "_fields": "documented attribute of named tuples",
+}
+
 Found = Iterator[tuple[ast.AST, str]]
 
 
 def violations(source: str) -> list[str]:
     """Every violation in the text of a file, as "line N: what", in the order of the lines."""
     tree = ast.parse(source)
-    checks = (_imports, _private_names, _code_objects, _module_state, _mutations)
+    checks = (_imports, _private_names, _private_attributes, _code_objects, _module_state, _mutations)
     found = {(getattr(node, "lineno", 1), message) for check in checks for node, message in check(tree)}
     return [f"line {line}: {message}" for line, message in sorted(found)]
 
@@ -140,6 +154,29 @@ def _private_names(tree: ast.Module) -> Found:
             name = node.args[1].value if isinstance(node.args[1], ast.Constant) else ""
             if root in libraries and _is_private(str(name)):
                 yield node, f"private name of {libraries[root].split('.')[0]}: getattr(…, {name!r})"
+
+
+def _private_attributes(tree: ast.Module) -> Found:
+    """Private attributes that the file does not define itself, of any object."""
+    imported = _imported(tree)
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for definition in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        for statement in definition.body:
+            targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+            own |= {target.id for target in targets if isinstance(target, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            name = node.attr
+            if _chain(node)[0] in imported:
+                continue  # `_private_names` judges it
+        elif isinstance(node, ast.Call) and _called(node) in ("getattr", "setattr", "hasattr") and len(node.args) > 1:
+            name = node.args[1].value if isinstance(node.args[1], ast.Constant) else ""
+        else:
+            continue
+        if name in CODE_OBJECTS and isinstance(node, ast.Call):
+            yield node, f"code object: {name}"
+        elif _is_private(str(name)) and name not in own and name not in PERMITTED_PRIVATE:
+            yield node, f"private attribute: {name}"
 
 
 def _code_objects(tree: ast.Module) -> Found:

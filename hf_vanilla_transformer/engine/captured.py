@@ -88,6 +88,29 @@ class Sizes(NamedTuple):
     tokens: int  # T
 
 
+class Memory(NamedTuple):
+    """What a step reads and writes, of B sentences."""
+
+    state: BeamState
+    visible: Tensor  # (B, K, C)
+    self_kv: list[KV]  # of each layer, (B, C, ·)
+    cross_kv: list[KV]  # (B, S, ·)
+    source_mask: Tensor  # (B, 1, 1, S)
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.state, self.visible, *self.self_kv, *self.cross_kv, self.source_mask]
+
+    def first(self, rows: int) -> "Memory":
+        """Views of the first rows."""
+        return Memory(
+            BeamState(*(part[:rows] for part in self.state)),
+            self.visible[:rows],
+            [kv[:rows] for kv in self.self_kv],
+            [kv[:rows] for kv in self.cross_kv],
+            self.source_mask[:rows],
+        )
+
+
 class CapturedStep:
     """Static memory, and the recorded step on it. A search has it for itself."""
 
@@ -100,40 +123,37 @@ class CapturedStep:
             prefix = torch.zeros(sizes.rows, 1, dtype=torch.long, device=device)
             ones = torch.ones_like(prefix[:, 0])
             beams = config.num_beams
-            self.state = BeamState.start(prefix, 2 * ones, ones, beams, beams, sizes.tokens)
+            self.memory = Memory(
+                state=BeamState.start(prefix, 2 * ones, ones, beams, beams, sizes.tokens),
+                visible=torch.zeros(sizes.rows, beams, sizes.slots, dtype=torch.bool, device=device),
+                self_kv=[kv.new_zeros(sizes.rows, sizes.slots, kv.shape[2]) for kv in like],
+                cross_kv=[kv.new_zeros(sizes.rows, sizes.source, kv.shape[2]) for kv in like],
+                source_mask=torch.zeros(sizes.rows, 1, 1, sizes.source, dtype=weights.dtype, device=device),
+            )
             self.penalties = torch.ones(sizes.tokens + 1, device=device)
-            self.visible = torch.zeros(sizes.rows, beams, sizes.slots, dtype=torch.bool, device=device)
-            self.self_kv = [kv.new_zeros(sizes.rows, sizes.slots, kv.shape[2]) for kv in like]
-            self.cross_kv = [kv.new_zeros(sizes.rows, sizes.source, kv.shape[2]) for kv in like]
-            self.source_mask = torch.zeros(sizes.rows, 1, 1, sizes.source, dtype=weights.dtype, device=device)
+            self.nbytes = sum(tensor.nbytes for tensor in (*self.memory.tensors(), self.penalties))
             self.encodings = weights.position_encodings(sizes.tokens)
             self.repeat = recorder.record(lambda: self._step(weights))
 
     def _step(self, weights: PackedWeights) -> None:
         """`PackedDecoder.step` on the static memory."""
-        state = self.state
-        visible, slots = take_slots(self.visible, state.parents)
+        state, visible, self_kv, cross_kv, source_mask = self.memory
+        seen, slots = take_slots(visible, state.parents)
         logits = weights(
             embeds=F.embedding(state.next_tokens, weights.embedding),
             positions=state.positions,
             encodings=self.encodings,
             slots=slots,
-            self_kv=self.self_kv,
-            mask=additive_mask(visible, weights.dtype)[:, None],  # (B', 1, K, C)
-            cross_kv=self.cross_kv,
-            source_mask=self.source_mask,
+            self_kv=self_kv,
+            mask=additive_mask(seen, weights.dtype)[:, None],  # (B', 1, K, C)
+            cross_kv=cross_kv,
+            source_mask=source_mask,
         )
         after = self.config.advance(state, logits, self.penalties)
         for old, new in zip(state, after, strict=True):
             if old is not new:
                 old.copy_(new)
-        self.visible.copy_(visible)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the static memory."""
-        tensors = (*self.state, self.penalties, self.visible, *self.self_kv, *self.cross_kv, self.source_mask)
-        return sum(tensor.nbytes for tensor in tensors)
+        visible.copy_(seen)
 
 
 def static_bytes(sizes: Sizes, config: SearchConfig, like: list[KV]) -> int:
@@ -201,8 +221,9 @@ class CapturedDecoder(PackedDecoder):
         self.highest_slot = 0  # no slot from this one on is visible
         self.steps = steps
         self.captured: CapturedStep | None = None
-        self.view: BeamState | None = None  # of the static memory: the rows of the B sentences
+        self.view: Memory | None = None  # of the static memory: the rows of the B sentences
         self.penalties: Tensor | None = None  # in the static memory
+        self.moves = True  # the next step looks for memory, and finds a smaller one
         self.reasons: set[str] = set()  # that were logged
         super().__init__(weights, source)
 
@@ -213,8 +234,7 @@ class CapturedDecoder(PackedDecoder):
     # A step
 
     def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
-        moved = state is not self.view or penalties is not self.penalties
-        if moved or self.captured is None or self.slots.bound + config.num_beams > self.captured.sizes.slots:
+        if not self._is_in_place(state, config, penalties):
             reason = self._eager_reason(state, config) or self._move(state, config, penalties)
             if reason is not None:
                 self._log(reason)
@@ -222,7 +242,15 @@ class CapturedDecoder(PackedDecoder):
         assert self.captured is not None and self.view is not None
         self.captured.repeat()
         self.slots.bound += config.num_beams
-        return self.view
+        return self.view.state
+
+    def _is_in_place(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> bool:
+        """Return whether everything is in static memory with room for another token."""
+        if self.captured is None or self.view is None or self.moves:
+            return False
+        if state is not self.view.state or penalties is not self.penalties or self.captured.config != config:
+            return False
+        return self.slots.bound + config.num_beams <= self.captured.sizes.slots
 
     def logits(self, state: BeamState) -> Tensor:
         self._log("logits processors, constraints or an ensemble read the logits")
@@ -259,36 +287,37 @@ class CapturedDecoder(PackedDecoder):
             if isinstance(taken, str):
                 return taken
             step = taken
-        self._fill(step, state, penalties, rows)
+        if step is not self.captured or self.view is None or len(self.view.visible) != rows:
+            view = step.memory.first(rows)
+        else:
+            view = self.view
+        held = Memory(state, self.slots.visible, self.self_kv, self.cross_kv, self.source_mask)
+        self._fill(step, view, held)
+        _copy_into(step.penalties, penalties, 1)
         if self.captured is not None and self.captured is not step:
             self.steps.give_back(self.captured)
         self.captured = step
-        self._see(step, rows, penalties)
+        self.penalties = penalties
+        self._see(view)
         return None
 
-    def _fill(self, step: CapturedStep, state: BeamState, penalties: Tensor, rows: int) -> None:
-        """Copy what is not yet there into the first rows, and end the others."""
-        for static, part in zip(step.state, state, strict=True):
-            _copy_into(static[:rows], part, 0)
-        step.state.done[rows:] = True
-        _copy_into(step.visible[:rows], self.slots.visible, False)
-        step.visible[rows:] = False
-        for static, kv in zip(step.self_kv, self.self_kv, strict=True):
-            _copy_into(static[:rows], kv, 0)
-        for static, kv in zip(step.cross_kv, self.cross_kv, strict=True):
-            _copy_into(static[:rows], kv, 0)
-        _copy_into(step.source_mask[:rows], self.source_mask, -torch.inf)
-        _copy_into(step.penalties, penalties, 1)
+    def _fill(self, step: CapturedStep, view: Memory, held: Memory) -> None:
+        """Copy what is not yet there into the rows of the sentences, and end the other rows."""
+        for static, part in zip(view.tensors(), held.tensors(), strict=True):
+            _copy_into(static, part, -torch.inf if static is view.source_mask else 0)
+        rows = len(view.visible)
+        step.memory.state.done[rows:] = True
+        step.memory.visible[rows:] = False
 
-    def _see(self, step: CapturedStep, rows: int, penalties: Tensor) -> None:
+    def _see(self, view: Memory) -> None:
         """Let the attributes of a `PackedDecoder` be views of the static memory."""
-        self.view = BeamState(*(part[:rows] for part in step.state))
-        self.penalties = penalties
-        self.slots.visible = step.visible[:rows]
-        self.self_kv = [kv[:rows] for kv in step.self_kv]
-        self.cross_kv = [kv[:rows] for kv in step.cross_kv]
-        self.source_mask = step.source_mask[:rows]
-        self.visible = resized(self.visible, step.sizes.source, 1)
+        self.view = view
+        self.moves = False
+        self.slots.visible = view.visible
+        self.self_kv = view.self_kv
+        self.cross_kv = view.cross_kv
+        self.source_mask = view.source_mask
+        self.visible = resized(self.visible, view.source_mask.shape[3], 1)
 
     def _leave(self, state: BeamState) -> BeamState:
         """Give the static memory back, and return the state in memory of its own."""
@@ -297,6 +326,7 @@ class CapturedDecoder(PackedDecoder):
             return state
         self.captured = None
         self.view = None
+        self.moves = True
         self.slots.visible = self.slots.visible.clone()
         self.self_kv = [kv.clone() for kv in self.self_kv]
         self.cross_kv = [kv.clone() for kv in self.cross_kv]
@@ -308,6 +338,7 @@ class CapturedDecoder(PackedDecoder):
 
     def _hold_source(self, visible: Tensor, cross_kv: list[KV]) -> None:
         super()._hold_source(visible, cross_kv)
+        self.moves = True
         places = torch.arange(1, self.visible.shape[1] + 1, device=visible.device)
         self.source_lengths = (self.visible * places).amax(dim=1)  # (B,), up to the last visible token
 
@@ -336,7 +367,7 @@ class CapturedDecoder(PackedDecoder):
         self.longest_source = max(numbers[3])
         step = self.captured
         if step is not None and 2 * rounded_up(self.longest_source, SOURCE_LENGTHS) <= step.sizes.source:
-            self.view = None  # the next step moves to smaller memory
+            self.moves = True
         return [bool(each) for each in numbers[0]]
 
 
@@ -349,7 +380,7 @@ def _is_right(sizes: Sizes, needed: Sizes) -> bool:
 
 def _copy_into(static: Tensor, part: Tensor, rest: float) -> None:
     """Copy a tensor that is smaller in one dimension at most, and fill the rest, unless it is there already."""
-    if part.data_ptr() == static.data_ptr() and part.shape == static.shape:
+    if part is static:
         return
     place = tuple(slice(min(own, new)) for own, new in zip(static.shape, part.shape, strict=True))
     if part.shape != static.shape:

@@ -1,0 +1,324 @@
+"""Captured steps. On a CPU a recorder repeats operations on the same memory, as a CUDA graph does."""
+
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.engine import captured, optimize
+from hf_vanilla_transformer.engine.captured import CapturedDecoder, CapturedSteps, rounded_up
+from hf_vanilla_transformer.engine.continuous import ContinuousSearch
+from hf_vanilla_transformer.engine.ensemble import EnsembleEngine
+from hf_vanilla_transformer.inference import optimize_for_inference
+from hf_vanilla_transformer.search_vanilla_transformer import (
+    BeamSearch,
+    BeamState,
+    LengthPenalty,
+    SearchBatch,
+    SearchConfig,
+)
+from tests.engine.recorded_steps import Eager, Recorder, recording
+from tests.model_helpers import EOS, PAD, START, padded, sentences
+from tests.pretended_gpu import counted, on_gpu
+from tests.search_helpers import AS_DICT, LENGTHS, Model, batches, source, varied_model
+
+LONG = [3 + 5 * i % 9 for i in range(24)]  # sources of a batch that is compacted
+
+
+def packed(recorder: Any, **fields: Any) -> Model:
+    """A packed model with captured steps."""
+    model = varied_model(**fields)
+    optimize_for_inference(model)
+    model.inference_engine.weights(model, compiled=False).steps = CapturedSteps(recorder)
+    return model
+
+
+def steps_of(model: Model) -> CapturedSteps:
+    return model.inference_engine.weights(model, compiled=False).steps
+
+
+# The same as without
+
+
+@pytest.fixture
+def states(monkeypatch: pytest.MonkeyPatch) -> list[BeamState]:
+    """Copies of the states between the steps of a search."""
+    seen: list[BeamState] = []
+    read_done = CapturedDecoder.read_done
+
+    def spy(self: CapturedDecoder, state: BeamState) -> list[bool]:
+        seen.append(BeamState(*(part.clone() for part in state)))
+        return read_done(self, state)
+
+    monkeypatch.setattr(CapturedDecoder, "read_done", spy)
+    return seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("early_stopping", [False, True])
+@pytest.mark.parametrize("formula", ["gnmt", "power"])
+@pytest.mark.parametrize("beams", [1, 4, 8])
+def test_repeated_steps_have_every_field_of_eager_steps(
+    beams: int, formula: str, early_stopping: bool, dtype: torch.dtype, states: list[BeamState]
+) -> None:
+    settings: dict[str, Any] = {"num_beams": beams, "early_stopping": early_stopping}
+    if formula == "power":
+        settings["length_penalty"] = 0.8
+    found = []
+    for recorder in (Recorder(), Eager()):
+        with recording(recorder, steps_at_once=3):
+            model = packed(recorder).to(dtype)
+            optimize_for_inference(model)
+            next_batch = batches([4, 30, 2, 6, 5, 3], [])
+            tokens = model.generate(**source(LONG), next_batch=next_batch, **settings)
+        found.append((tokens, list(states)))
+        states.clear()
+    (tokens, ours), (expected, theirs) = found
+    assert tokens.equal(expected)
+    assert len(ours) == len(theirs) > 3
+    for mine, other in zip(ours, theirs, strict=True):
+        for name, part, its in zip(BeamState._fields, mine, other, strict=True):
+            assert part.equal(its), name
+    rows = [len(state.done) for state in ours]
+    assert min(rows) < max(rows), "the batch was compacted"
+
+
+@pytest.mark.parametrize("beams", [1, 4, 8])
+@pytest.mark.parametrize("settings", [{}, {"length_penalty": 0.8, "early_stopping": True}], ids=["gnmt", "power"])
+def test_captured_search_finds_what_a_packed_one_finds(beams: int, settings: dict[str, Any]) -> None:
+    def translate(model: Model) -> Any:
+        next_batch = batches([4, 30, 2, 6, 5, 3], [])
+        return model.generate(**source(LONG), num_beams=beams, next_batch=next_batch, **settings, **AS_DICT)
+
+    expected = translate(optimize_for_inference(varied_model()))
+    recorder = Recorder()
+    with recording(recorder):
+        model = optimize_for_inference(varied_model())
+        found = translate(model)
+        assert recorder.repeated > 16
+        recorded = recorder.recorded
+        again = translate(model)
+    assert found.sequences.tolist() == again.sequences.tolist() == expected.sequences.tolist()
+    if beams > 1:
+        torch.testing.assert_close(found.sequences_scores, expected.sequences_scores)
+    assert recorder.recorded == recorded, "the same sizes are recorded once"
+
+
+def test_server_joins_a_captured_batch_while_it_runs() -> None:
+    rows = sentences(LONG, 24)
+
+    def translate(model: Model) -> dict[int, list[Any]]:
+        search = ContinuousSearch(model, batch_size=8, num_beams=4)
+        waiting = [(number, row, 2, []) for number, row in enumerate(rows)]
+        found: dict[int, list[Any]] = {}
+        while waiting or search:
+            count = min(3, 8 - len(search))
+            search.join(waiting[:count])
+            del waiting[:count]
+            found |= dict(search.step())
+        return found
+
+    expected = translate(optimize_for_inference(varied_model()))
+    recorder = Recorder()
+    with recording(recorder, steps_at_once=4):
+        found = translate(optimize_for_inference(varied_model()))
+    assert recorder.repeated > recorder.recorded
+    for number, hypotheses in expected.items():
+        assert [each.tokens for each in found[number]] == [each.tokens for each in hypotheses]
+
+
+def test_sentences_that_are_done_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sentence that never ends runs next to one that ends at once, whose row stays."""
+    monkeypatch.setattr(captured, "ROWS", (8,))
+    recorder = Recorder()
+    with recording(recorder):
+        model = optimize_for_inference(varied_model(end=-1e4))
+        search = ContinuousSearch(model, batch_size=2, num_beams=4, max_new_tokens=200)
+        search.join([(0, [5, EOS], 1, []), (1, [7, 8, EOS], 1, [])])
+        search.step()
+        search.drop({0})
+        search.search.state.done[0] = True
+        for _ in range(6):
+            search.step()
+        decoder: Any = search.search.decoder
+        assert decoder.captured is not None
+        assert decoder.slots.visible[0].sum(dim=1).max() <= 4 * 16
+        assert decoder.slots.visible[1].sum(dim=1).max() > 4 * 16
+
+
+# Memory
+
+
+def test_sizes_are_few() -> None:
+    assert [rounded_up(size, (4, 8)) for size in (1, 4, 5, 8, 9, 17)] == [4, 4, 8, 8, 16, 24]
+    recorder = Recorder()
+    with recording(recorder):
+        model = optimize_for_inference(varied_model())
+        for seed in range(6):
+            model.generate(**source([3 + seed, 5, 2], seed=seed), num_beams=4, max_new_tokens=20)
+    assert recorder.recorded <= 3
+
+
+def test_static_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    with recording(recorder):
+        model = optimize_for_inference(varied_model())
+        translate = lambda count: model.generate(**source([5] * count), num_beams=2, max_new_tokens=20)  # noqa: E731
+        translate(1)
+        gc.collect()
+        steps = steps_of(model)
+        assert steps.in_use == 0
+        held = sum(step.nbytes for step in steps.idle.values())
+        assert len(steps.idle) == recorder.recorded
+        monkeypatch.setattr(captured, "MAX_BYTES", 2 * held)
+        for count in (2, 4, 8):
+            translate(count)
+            gc.collect()
+            assert steps.in_use == 0
+            assert sum(step.nbytes for step in steps.idle.values()) <= 2 * held
+        monkeypatch.setattr(captured, "MAX_BYTES", 2**30)
+        monkeypatch.setattr(captured, "MAX_STEPS", 2)
+        for count in (1, 2, 4):
+            translate(count)
+        gc.collect()
+        assert len(steps.idle) == 2
+
+
+def test_two_searches_at_once_have_memory_of_their_own() -> None:
+    expected = optimize_for_inference(varied_model()).generate(**source(LENGTHS), num_beams=4).tolist()
+    recorder = Recorder()
+    with recording(recorder, steps_at_once=2):
+        model = optimize_for_inference(varied_model())
+        searches = [ContinuousSearch(model, num_beams=4), ContinuousSearch(model, num_beams=4)]
+        rows = sentences(LENGTHS, 24)
+        found: list[dict] = [{}, {}]
+        for search in searches:
+            search.join([(number, row, 1, []) for number, row in enumerate(rows)])
+        while any(searches):
+            for search, results in zip(searches, found, strict=True):
+                results |= dict(search.step())
+    for results in found:
+        for number, row in enumerate(expected):
+            tokens = results[number][0].tokens
+            assert row[1 : 1 + len(tokens)] == tokens
+
+
+class OutOfMemory(Recorder):
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.fixture
+def reasons(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], str]]:
+    caplog.set_level(logging.DEBUG, logger=captured.__name__)
+    yield lambda: caplog.text
+
+
+def test_search_without_memory_for_a_capture_is_eager(reasons: Callable[[], str]) -> None:
+    settings = {"num_beams": 4, "max_new_tokens": 30}
+    expected = varied_model().generate(**source(LENGTHS), **settings)
+    with recording(OutOfMemory()):
+        model = optimize_for_inference(varied_model())
+        assert model.generate(**source(LENGTHS), **settings).equal(expected)
+    assert "out of memory" in reasons()
+
+
+def test_search_that_outgrows_the_memory_goes_on_eagerly(
+    reasons: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"num_beams": 4, "max_new_tokens": 120}
+    expected = varied_model(end=-1e4).generate(**source(LENGTHS), **settings)
+    recorder = Recorder()
+    with recording(recorder, steps_at_once=4):
+        model = optimize_for_inference(varied_model(end=-1e4))
+        record = recorder.record
+
+        def record_once(function: Callable[[], None]) -> Callable[[], None]:
+            monkeypatch.setattr(captured, "MAX_BYTES", 1)
+            return record(function)
+
+        monkeypatch.setattr(recorder, "record", record_once)
+        assert model.generate(**source(LENGTHS), **settings).equal(expected)
+        assert 0 < recorder.repeated < 100
+    assert "exceeds" in reasons()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"no_repeat_ngram_size": 2}, {"min_new_tokens": 3}, {"prefix_allowed_tokens_fn": lambda *_: [EOS, 7]}]
+)
+def test_processors_and_constraints_take_the_eager_step(settings: dict[str, Any], reasons: Callable[[], str]) -> None:
+    recorder = Recorder()
+    with recording(recorder):
+        optimize_for_inference(varied_model()).generate(**source(LENGTHS), num_beams=2, **settings)
+    assert recorder.recorded == 0
+    assert "logits processors" in reasons()
+
+
+def test_ensembles_take_the_eager_step(reasons: Callable[[], str]) -> None:
+    recorder = Recorder()
+    with recording(recorder):
+        model = optimize_for_inference(varied_model())
+        model.inference_engine = EnsembleEngine(model, [optimize_for_inference(varied_model(1))])
+        model.generate(**source(LENGTHS), num_beams=2)
+    assert recorder.recorded == 0
+    assert "ensemble" in reasons()
+
+
+# What a GPU is asked to do, counted on a pretended one
+
+LAUNCHES = 182  # of a step with four beams and six layers, ten of them copies into static memory
+WAITS = 9  # of a request of 64 steps: four of transformers, one for each 16 steps, one for the width of the result
+NO_END = 1499  # a token that the model never writes
+
+
+def six_layers() -> VanillaTransformerForConditionalGeneration:
+    """The base model in bfloat16 with narrow layers, because widths launch nothing."""
+    config = VanillaTransformerConfig.from_preset(
+        "base", vocab_size=1500, d_model=64, encoder_ffn_dim=128, decoder_ffn_dim=128
+    )
+    torch.manual_seed(0)
+    return VanillaTransformerForConditionalGeneration(config).eval().to(torch.bfloat16)
+
+
+@pytest.fixture
+def gpu_model(monkeypatch: pytest.MonkeyPatch) -> VanillaTransformerForConditionalGeneration:
+    monkeypatch.setattr(optimize, "not_optimizable", lambda model: None)  # its parameters are of another class
+    monkeypatch.setattr(captured, "recorder_of", lambda device: Eager())
+    return optimize_for_inference(on_gpu(six_layers()))
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@torch.no_grad()
+def test_captured_step_launches_few_kernels_and_waits_for_none(beams: int, gpu_model: Any) -> None:
+    ids = padded(sentences([9, 4, 12]))
+    mask = ids.ne(PAD).long()
+    with counted():
+        encoded = gpu_model.encode(on_gpu(ids), on_gpu(mask))
+        decoder = gpu_model.make_decoder(encoded, beams, 3)
+        assert isinstance(decoder, CapturedDecoder)
+        config = SearchConfig(beams, False, (NO_END,), PAD, None, True)
+        search = BeamSearch(config, LengthPenalty(0.6, "gnmt"), max_length=100, over=50)
+        prefix = on_gpu(torch.full((3, 1), START))
+        search.join(SearchBatch(decoder, prefix, on_gpu(mask.sum(1)), 12, range(3), [1] * 3))
+        search.step()
+        assert decoder.captured is not None
+        with counted() as count:
+            search.state = decoder.step(search.state, config, search.penalties)
+    assert count.launches <= LAUNCHES, count.operations.most_common()
+    assert not count.waits
+    assert not count.copies
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@torch.no_grad()
+def test_request_of_64_steps_waits_a_few_times(beams: int, gpu_model: Any) -> None:
+    ids = padded(sentences([9, 4, 12, 6, 3, 8]))
+    batch = on_gpu({"input_ids": ids, "attention_mask": ids.ne(PAD).long()})
+    with counted() as count:
+        tokens = gpu_model.generate(**batch, num_beams=beams, max_new_tokens=64, eos_token_id=NO_END)
+    assert tokens.shape == (6, 65)
+    assert sum(count.waits.values()) <= WAITS, count.waits
