@@ -112,11 +112,23 @@ def test_lesson_runs_and_its_exercises_judge(
             assert len(output.pictures) == len(stored[number].pictures)
 
 
-def test_first_cell_installs_a_missing_package(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_cell_installs_a_missing_package(build: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     commands: list[Any] = []
     monkeypatch.setattr("subprocess.run", lambda command, check: commands.append(command))
     exec(build.INSTALL, {})
     assert commands == []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.chdir(LESSONS / "en")
     exec(build.INSTALL, {})
-    assert commands[0][:4] == [sys.executable, "-m", "pip", "install"]
+    assert commands[0] == [sys.executable, "-m", "pip", "install", "-q", f"{REPOSITORY}[plot,serve]"]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="clone"):
+        exec(build.INSTALL, {})
+
+
+def test_chinese_text_has_chinese_quotation_marks() -> None:
+    for name in NAMES:
+        for cell in edition(name, "zh")["cells"]:
+            text = re.sub(r"`[^`]*`|\$[^$]*\$", "", "".join(cell["source"]))
+            marks = re.findall('["“”]', text) if cell["cell_type"] == "markdown" else []
+            assert marks == ["“", "”"] * (len(marks) // 2), name

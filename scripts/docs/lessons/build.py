@@ -20,14 +20,17 @@ os.environ |= {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1
 FOLDER = Path(__file__).parent
 LANGUAGES = ("en", "zh")
 INSTALL = """\
-# Installs the package if it is missing, as in Colab. Put the address of your clone for ADDRESS_OF_THIS_REPOSITORY.
+# Installs the package from the clone that this notebook lies in, if it is missing.
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 if importlib.util.find_spec("hf_vanilla_transformer") is None:
-    package = "hf_vanilla_transformer[plot,serve] @ git+ADDRESS_OF_THIS_REPOSITORY"
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", package], check=True)"""
+    clones = [folder for folder in Path.cwd().parents if (folder / "hf_vanilla_transformer").is_dir()]
+    if not clones:
+        raise SystemExit("Open this notebook in a clone of the repository: clone it first, also in Colab.")
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", f"{clones[0]}[plot,serve]"], check=True)"""
 _CELLS = re.compile(r"^```python *(\w*)\n(.*?)\n```$|((?:(?!^```python).)+)", re.MULTILINE | re.DOTALL)
 
 
