@@ -149,8 +149,11 @@ def _grouped(
 def candidate_lines(candidates: Sequence[Candidate], number: int, file_format: str) -> Iterator[str]:
     """Write the candidates of an input as lines.
 
-    "tsv" has a line for each candidate: the number of the input and the rank, both from 1, the text, the score and
-    the probability. "jsonl" has one line for the input, with a list of candidates.
+    Args:
+        candidates: of `translate_candidates`.
+        number: of the input, from 1.
+        file_format: "tsv" gives a line for each candidate: the number of the input, the rank from 1, the text, the
+            score and the probability. "jsonl" gives one line for the input, with a list of candidates.
     """
     if file_format == "jsonl":
         rows = [
