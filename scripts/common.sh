@@ -32,6 +32,24 @@ installation_key() {
   { printf '%s\n' "$root"; "$python" -V; cat -- "$root/pyproject.toml" "$root/scripts/constraints.txt"; } | cksum
 }
 
+# An installed package, as the README installs it, may be in use: docs.sh and test.sh would replace it by an editable one
+# under a running training. They get an environment of their own then.
+use_own_environment_beside_an_installed_package() {
+  local installed
+  [ -x "$python" ] || return 0
+  installed=$("$python" - <<'PYTHON' 2>/dev/null || true
+from importlib.metadata import distribution
+from json import loads
+source = loads(distribution("hf_vanilla_transformer").read_text("direct_url.json") or "{}")
+print("" if source.get("dir_info", {}).get("editable") else "installed")
+PYTHON
+  )
+  [ -n "$installed" ] || return 0
+  venv=$root/.venv-dev
+  python=$venv/bin/python
+  echo "leaving the package in .venv as it is, and using $venv"
+}
+
 # ensure_environment EXTRA: the stamp is written last. A stamp that agrees means that no network is needed.
 # An interrupted installation leaves its mark and starts again: pip takes half a package for a whole one.
 ensure_environment() {

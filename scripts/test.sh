@@ -7,6 +7,7 @@
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
+use_own_environment_beside_an_installed_package
 ensure_environment dev
 cd -- "$root"
 [ "$#" -gt 0 ] || set -- -n auto --dist loadfile

@@ -200,7 +200,8 @@ def save_model_folder(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers
         return
     model.config.use_cache = True  # the trainer switches it off
     with staged(run, "the model was not saved") as staging, original_class(model):
-        model.save_pretrained(staging, state_dict=weights)
+        with trainer.kept_code.in_place():
+            model.save_pretrained(staging, state_dict=weights)
         save_tokenizers(staging, *tokenizers)
         if not _same_weights(staging, run):
             for name in RESULTS:

@@ -56,6 +56,7 @@ from .fingerprint import (
     read_run_state,
     require_same,
 )
+from .kept_code import KeptCode
 from .stages import StageSchedule
 
 NOTHING_TRAINED = "no update was trained: the stream has no pair within max_source_length and max_target_length"
@@ -94,6 +95,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         self.data_facts = dict(data_facts or {})
         self.fixed_facts = dict(fixed_facts or {})
         self.other_facts = dict(other_facts or {})
+        self.kept_code = KeptCode(self._base_model())
         self._teachers: list[dict[str, Any]] = []  # the contents of their folders when training started
         # Batches per update without `tokens_per_update`. A resumed run takes the number from the checkpoint.
         self.batches_per_update = self.args.world_size
@@ -452,7 +454,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         return str(self._staging or super()._get_output_dir(trial))
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        with original_class(self.model):
+        with original_class(self.model), self.kept_code.in_place():
             super()._save(output_dir, state_dict)
         if self.args.should_save and self.target_tokenizer is not None:
             save_tokenizers(output_dir or self.args.output_dir, self.processing_class, self.target_tokenizer)
@@ -488,7 +490,8 @@ class ResumableTrainer(Seq2SeqTrainer):
     def _write_run_state(self, checkpoint: Path) -> None:
         """Write the files of a checkpoint that `Trainer` does not write."""
         if not (checkpoint / CONFIG_NAME).is_file():  # SHARDED_STATE_DICT writes weights only
-            self.model.config.save_pretrained(checkpoint)
+            with self.kept_code.in_place():
+                self.model.config.save_pretrained(checkpoint)
             if self.processing_class is not None:
                 save_tokenizers(checkpoint, self.processing_class, self.target_tokenizer)
         state = RunState(

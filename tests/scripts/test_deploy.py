@@ -208,3 +208,17 @@ def test_requeued_training_of_slurm_ends_in_the_same_weights(slurm: dict[str, st
     wait(submit("undisturbed"), lambda: False)
     assert "resuming from" in (tmp_path / "log_requeued").read_text()
     assert_same_model(tmp_path / "requeued", tmp_path / "undisturbed")
+
+
+@pytest.mark.parametrize(("installed", "folder"), [("installed", ".venv-dev"), ("", ".venv")])
+def test_scripts_leave_an_installed_package_alone(repository, tmp_path, installed, folder):
+    """A training may use it: test.sh and docs.sh would put an editable one in its place."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copyfile(repository / "scripts" / "common.sh", tmp_path / "scripts" / "common.sh")
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\necho {installed}\n")
+    python.chmod(0o755)
+    lines = "source scripts/common.sh; use_own_environment_beside_an_installed_package >/dev/null; echo $venv $python"
+    printed = subprocess.run(["bash", "-c", lines], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert printed.split() == [str(tmp_path / folder), str(tmp_path / folder / "bin" / "python")]

@@ -52,9 +52,12 @@ def test_default_run_chooses_the_checkpoint_of_its_languages_bleu(language: str,
 
 def test_samples_and_cards_isolate_text_from_right_to_left() -> None:
     texts = ["שלום, עולם!", "مرحبا (abc) بالعالم؟", "abc, 日本!"]
-    samples = SampleTranslations([{"source": text, "target": text} for text in texts], 3)
-    samples.translations = texts
-    printed, table = "\n".join(samples.lines()), _examples([[text] * 3 for text in texts])
+    printed = ""
+    for text in texts:
+        samples = SampleTranslations([{"source": text, "target": text}])
+        samples._sample = (0, text)
+        printed += "\n".join(samples.lines())
+    table = _examples([[text] * 3 for text in texts])
     for text in texts[:2]:
         assert isolated(text) == f"\u2068{text}\u2069"
         assert printed.count(f"  \u2068{text}\u2069") == 3 and table.count(f"| \u2068{text}\u2069 |") >= 1
