@@ -42,6 +42,8 @@ COMMANDS = [
     *("publish {0}/model --repo-id me/x --dry-run --space", "translate --model {0}/model --input {0}/a.md"),
     *("publish {0}/model --repo-id me/x --dry-run", "average {0}/model {0}/model --output {0}/averaged"),
     "attention --model {0}/model --sentence one --output {0}/attention.png",
+    "predict --model {0}/model --input {0}/a.en",
+    "train --train cmudict --max_steps 1 --output_dir {0}/phonemes --source_tokens chars --target_tokens words",
     "shortlist --model {0}/model --source {0}/a.en --target {0}/a.de --output {0}/shortlist",
     *("tokenizer {0}/a.en --vocab_size 280 --output_dir {0}/t", "recipes"),
     "tokenizer {0}/a.en --vocab_size 270 --output_dir {0}/t2 --sentencepiece",

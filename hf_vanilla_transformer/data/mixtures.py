@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, IterableDataset, concatenate_datasets
+from datasets import Dataset, DatasetDict, IterableDataset, concatenate_datasets
 
 from ..utils.errors import UserError
 from .corpora import (
+    BUILT_IN,
     FEATURES,
-    NUMBERS,
     Columns,
     PairReport,
     Source,
@@ -27,7 +27,9 @@ from .corpora import (
     open_dataset,
     parse_inputs,
 )
+from .derivatives import derivative_pairs
 from .numbers import number_pairs
+from .phonemes import phoneme_pairs
 
 #: The column of a table of several inputs, or directions, with the number of each row's.
 PART = "part"
@@ -90,7 +92,7 @@ def load_pairs(
         source_column, target_column: names of columns. If none of the four is given: `source` and `target`.
         languages: of a model, for tables without these columns and for memories if none of the four is given.
         streaming: read while iterating, without a table on disk. Errors and the report come during iteration.
-        numbers_size, seed: of the built-in corpus.
+        numbers_size, seed: of the built-in corpora `numbers` and `derivatives`.
 
     Returns:
         The pairs, with columns `source`, `target` and `line`, and the report. `line` is the line or row of the input,
@@ -133,12 +135,21 @@ def open_sources(
     sources = []
     for chosen in parse_inputs(inputs, *languages, field):
         data: Any = None
-        if chosen.dataset == NUMBERS:
-            data = number_pairs(numbers_size, seed, languages[0] or "en", languages[1] or "de")[split]
+        if chosen.dataset in BUILT_IN:
+            data = _built_in(str(chosen.dataset), numbers_size, seed, languages)[split]
         elif chosen.dataset is not None:
             data = open_dataset(chosen, split, streaming, field)
-        sources.append(Source(chosen, Columns() if chosen.dataset == NUMBERS else columns, data))
+        sources.append(Source(chosen, Columns() if chosen.dataset in BUILT_IN else columns, data))
     return sources
+
+
+def _built_in(name: str, size: int, seed: int, languages: tuple[str | None, str | None]) -> DatasetDict:
+    """The splits of a built-in corpus."""
+    if name == "cmudict":
+        return phoneme_pairs()
+    if name == "derivatives":
+        return derivative_pairs(size, seed)
+    return number_pairs(size, seed, languages[0] or "en", languages[1] or "de")
 
 
 def concatenated(tables: Iterable[tuple[int, Dataset]], fingerprint: str) -> Dataset:

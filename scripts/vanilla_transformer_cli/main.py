@@ -10,13 +10,14 @@ import os
 import sys
 from types import ModuleType
 
-from .models import use_model_code
+from .models import use_model_code, use_shipped_models
 from .parsing import Parser, did_you_mean
 
 # subcommand and name of its module -> description
 SUBCOMMANDS = {
     "train": "train a translation model from a recipe",
     "translate": "translate text, line by line",
+    "predict": "predict sequences that are no languages, line by line",
     "merge": "join the shards of a translation",
     "serve": "serve translations over HTTP, with a page",
     "distil": "translate training text for a student with a teacher",
@@ -40,7 +41,7 @@ SHARED = ("train", "translate", "distil")
 
 # oneDNN compiles kernels for every shape of a product, and almost every batch has a new one. Its default is to keep
 # 1,024: 150 MB after 10,000 sentences of a tiny model. In training they also divide the heap into small pieces.
-KERNELS_KEPT = {**dict.fromkeys(("translate", "serve", "distil", "evaluate"), 128), "train": 64}
+KERNELS_KEPT = {**dict.fromkeys(("translate", "predict", "serve", "distil", "evaluate"), 128), "train": 64}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -96,6 +97,8 @@ def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:
     from torch import distributed
 
     from hf_vanilla_transformer.utils.errors import run_command
+
+    use_shipped_models(parsed)
 
     def command() -> int | None:
         if name not in NOT_SILENT:

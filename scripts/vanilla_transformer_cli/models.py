@@ -24,6 +24,17 @@ def use_model_code(arguments: argparse.Namespace) -> None:
             trust_code(Path(name if Path(name).is_dir() else name.partition("=")[2] or name))  # SOURCE-TARGET=DIR
 
 
+def use_shipped_models(arguments: Any) -> None:
+    """Replace the names of models of this package in --model, such as `g2p_en`, by their folders."""
+    from hf_vanilla_transformer.utils.shipped_models import model_folder
+
+    models = getattr(arguments, "model", None)
+    if isinstance(models, list):
+        arguments.model = [model_folder(name) for name in models]
+    elif models is not None:
+        arguments.model = model_folder(models)
+
+
 def load_translator(arguments: argparse.Namespace, models: Sequence[str], device: str | None = None) -> Any:
     """The translator of a model, or of several as an ensemble, with the flags of the subcommand.
 

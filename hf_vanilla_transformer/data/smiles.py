@@ -1,0 +1,156 @@
+"""SMILES of molecules and reactions, with RDKit: one canonical form, and spellings for `train --rewrite`."""
+
+import hashlib
+from collections.abc import Iterator
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+from ..utils.errors import naming_extras
+
+_RADIUS = 8  # bonds around an atom that its environment covers
+
+
+def canonical(smiles: str) -> str:
+    """The canonical SMILES, by which two spellings of a molecule are equal.
+
+    Raises:
+        ValueError: the text is no SMILES.
+    """
+    chem = _rdkit()
+    return chem.MolToSmiles(_molecule(smiles))
+
+
+def random_order(source: str, target: str, draw: Random) -> tuple[str, str]:
+    """Spell both sides with their atoms in random orders, each by itself."""
+    sides = []
+    for smiles in (source, target):
+        order = list(range(_molecule(smiles).GetNumAtoms()))
+        draw.shuffle(order)
+        sides.append(_spelled(_molecule(smiles), order))
+    return sides[0], sides[1]
+
+
+def aligned(source: str, target: str, draw: Random) -> tuple[str, str]:
+    """Spell the target with its atoms in the order of the source, which stays as it is.
+
+    Most atoms of a product are in its reactants too. If both are spelt in the same order, a model need not learn
+    another order of the same atoms. `draw` is not used: the spelling is the same in every epoch.
+
+    Source: root alignment, Zhong et al. 2022 (arXiv 2203.11444). Here the order of all common atoms is aligned, and
+    the atoms are found by their environments, because the text has no atom numbers.
+    """
+    return source, _in_order_of(source, target)
+
+
+@lru_cache(maxsize=200_000)  # the pairs of a corpus, again in every epoch
+def _in_order_of(source: str, target: str) -> str:
+    product, reactants = _molecule(source), _molecule(target)
+    common = common_atoms(product, reactants)
+    first = [common[atom] for atom in range(product.GetNumAtoms()) if atom in common]
+    place = {atom: number for number, atom in enumerate(first)}
+    others = [atom for atom in range(reactants.GetNumAtoms()) if atom not in place]
+
+    def nearest(atom: int) -> int:
+        neighbours = reactants.GetAtomWithIdx(atom).GetNeighbors()
+        return min((place[each.GetIdx()] for each in neighbours if each.GetIdx() in place), default=len(place))
+
+    spelled = _spelled(reactants, [*first, *sorted(others, key=nearest)])
+    return spelled if canonical(spelled) == canonical(target) else target
+
+
+def common_atoms(product: Any, reactants: Any) -> dict[int, int]:
+    """The atoms of `reactants` that the atoms of `product` come from, by number.
+
+    Atoms with the same environment are paired, the largest environments first, and then their neighbours.
+    """
+    sides = (_environments(product), _environments(reactants))
+    pairs: dict[int, int] = {}
+    taken: set[int] = set()
+
+    def pair(atom: int, other: int) -> None:
+        stack = [(atom, other)]
+        while stack:
+            atom, other = stack.pop()
+            pairs[atom] = other
+            taken.add(other)
+            for neighbour in _neighbours(product, atom):
+                if neighbour in pairs:
+                    continue
+                free = [each for each in _neighbours(reactants, other) if each not in taken]
+                same = [each for each in free if sides[0][0][neighbour] == sides[1][0][each]]
+                if same:
+                    best = max(same, key=lambda each: _agreement(sides, neighbour, each))
+                    pairs[neighbour] = best
+                    taken.add(best)
+                    stack.append((neighbour, best))
+
+    for radius in range(_RADIUS, 0, -1):
+        for atom, environment in enumerate(sides[0][radius]):
+            if atom in pairs:
+                continue
+            others = (other for other, its in enumerate(sides[1][radius]) if its == environment and other not in taken)
+            other = next(others, None)
+            if other is not None:
+                pair(atom, other)
+    return pairs
+
+
+def _environments(molecule: Any) -> list[list[str]]:
+    """A name of each atom's environment, by radius in bonds and atom."""
+    names = [f"{atom.GetSymbol()}{atom.GetFormalCharge()}{atom.GetIsAromatic()}" for atom in molecule.GetAtoms()]
+    rows = [names]
+    numbers: dict[str, str] = {}
+    for _ in range(_RADIUS):
+        last = rows[-1]
+        row = []
+        for atom in molecule.GetAtoms():
+            number = atom.GetIdx()
+            around = sorted(
+                f"{bond.GetBondTypeAsDouble()}{last[bond.GetOtherAtomIdx(number)]}" for bond in atom.GetBonds()
+            )
+            row.append(_digest(f"{last[number]} {' '.join(around)}", numbers))
+        rows.append(row)
+    return rows
+
+
+def _digest(text: str, known: dict[str, str]) -> str:
+    """A short name of a text, the same for every molecule."""
+    if text not in known:
+        known[text] = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+    return known[text]
+
+
+def _agreement(sides: tuple[list[list[str]], list[list[str]]], atom: int, other: int) -> int:
+    """The largest radius at which two atoms have the same environment."""
+    radius = 0
+    while radius < _RADIUS and sides[0][radius + 1][atom] == sides[1][radius + 1][other]:
+        radius += 1
+    return radius
+
+
+def _neighbours(molecule: Any, atom: int) -> Iterator[int]:
+    return (each.GetIdx() for each in molecule.GetAtomWithIdx(atom).GetNeighbors())
+
+
+def _spelled(molecule: Any, order: list[int]) -> str:
+    """The SMILES that visits the atoms in an order, as far as bonds permit."""
+    chem = _rdkit()
+    text: str = chem.MolToSmiles(chem.RenumberAtoms(molecule, order), canonical=False)
+    return text
+
+
+def _molecule(smiles: str) -> Any:
+    chem = _rdkit()
+    molecule = chem.MolFromSmiles(smiles)
+    if molecule is None or not molecule.GetNumAtoms():
+        raise ValueError(f"{smiles!r} is no SMILES")
+    return molecule
+
+
+def _rdkit() -> Any:
+    """RDKit's module, without its log of invalid SMILES."""
+    with naming_extras():
+        from rdkit import Chem, RDLogger
+    RDLogger.DisableLog("rdApp.*")
+    return Chem

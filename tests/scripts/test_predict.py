@@ -1,0 +1,77 @@
+"""`predict` with the shipped model: a first success without any training or network."""
+
+import subprocess
+import sys
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vanilla_transformer.utils.shipped_models import model_folder, shipped_models
+from vanilla_transformer_cli.main import main
+
+WORDS = {"cat": "K AE T", "world": "W ER L D", "kitten": "K IH T AH N"}
+
+
+def predict(capsys, *flags):
+    with pytest.raises(SystemExit) as end:
+        main(["predict", "--model", "g2p_en", *flags])
+    return end.value.code, *capsys.readouterr()
+
+
+@pytest.fixture
+def words(tmp_path):
+    file = tmp_path / "words.txt"
+    file.write_text("\n".join(WORDS) + "\n")
+    return str(file)
+
+
+def test_shipped_model_predicts_phonemes(capsys, words):
+    status, output, errors = predict(capsys, "--input", words)
+    assert status == 0 and output.splitlines() == list(WORDS.values())
+    assert "BLEU" not in output + errors and "language" not in output + errors
+
+
+def test_n_best_and_scores(capsys, words, tmp_path):
+    _, output, _ = predict(capsys, "--input", words, "--n_best", "3")
+    rows = [line.split(" ||| ") for line in output.splitlines()]
+    assert [row[1] for row in rows[::3]] == list(WORDS.values())
+    assert all(len(row) == 3 and float(row[2]) < 0 for row in rows)
+    targets = tmp_path / "targets.txt"
+    targets.write_text("\n".join(WORDS.values()) + "\n")
+    _, output, _ = predict(capsys, "--input", words, "--score", str(targets))
+    assert [len(line.split("\t")[1].split()) for line in output.splitlines()] == [4, 5, 6]  # and the end
+    status, _, errors = predict(capsys, "--input", words, "--score", str(targets), "--n_best", "2")
+    assert status == 2 and errors.startswith("error: --score")
+
+
+def test_lines_and_odd_input(capsys, tmp_path):
+    file = tmp_path / "odd.txt"
+    file.write_text("cat\n\nc日t\n" + "a" * 1000 + "\ncat\n", encoding="utf-8")
+    status, output, _ = predict(capsys, "--input", str(file), "--num_beams", "1")
+    lines = output.splitlines()
+    assert status == 0 and len(lines) == 5
+    assert lines[0] == lines[4] == "K AE T" and lines[1] == ""
+
+
+def test_shipped_model_loads_by_the_auto_classes():
+    folder = model_folder("g2p_en")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    target_tokenizer = AutoTokenizer.from_pretrained(folder, subfolder="target_tokenizer")
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    outputs = model.generate(**tokenizer(["world"], return_tensors="pt"))
+    assert target_tokenizer.batch_decode(outputs, skip_special_tokens=True) == ["W ER L D"]
+
+
+def test_names_of_shipped_models(tmp_path, monkeypatch):
+    assert shipped_models() == ["g2p_en"]
+    assert model_folder("runs/other") == "runs/other"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "g2p_en").mkdir()
+    assert model_folder("g2p_en") == "g2p_en"  # a folder of the user wins
+
+
+@pytest.mark.slow
+def test_predict_reads_a_pipe(repository):
+    command = [sys.executable, "-m", "vanilla_transformer_cli", "predict", "--model", "g2p_en"]
+    done = subprocess.run(command, input="world\n", capture_output=True, text=True, cwd=repository)
+    assert done.stdout == "W ER L D\n", done.stderr

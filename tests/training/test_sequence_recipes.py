@@ -1,0 +1,49 @@
+"""Recipes that are not about languages: they are parsed, and train on a few pairs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hf_vanilla_transformer.data.token_kinds import tokenizer_task
+from hf_vanilla_transformer.data.tokenizer_training import load_tokenizers
+from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.training.run import run_training
+
+FOLDER = Path(__file__).parents[2] / "scripts" / "recipes"
+TINY = {
+    **{"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16},
+    **{"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_steps": 2, "eval_steps": 1, "save_steps": 1},
+    **{"max_train_samples": 40, "max_eval_samples": 4, "max_test_samples": 4, "test_num_beams": 2},
+    **{"generation_max_length": 8, "auto_bf16": "false"},
+}
+TOKENS = {
+    "g2p_en": ("chars", "words"),
+    "retrosynthesis": ("smiles", "smiles"),
+    "retrosynthesis_gpu": ("smiles", "smiles"),
+    "derivatives": ("[a-z]+|.", "[a-z]+|."),
+}
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_sequence_recipes_are_parsed(name):
+    _, data, _ = parse_recipe([str(FOLDER / f"{name}.yaml"), "--train", "x.tsv"])
+    assert (data.source_tokens or data.tokens, data.target_tokens or data.tokens) == TOKENS[name]
+
+
+@pytest.mark.parametrize("name", ["derivatives", "retrosynthesis"])
+def test_sequence_recipes_train(name, tmp_path):
+    flags = ["--output_dir", str(tmp_path / "run"), *(f"--{name}={value}" for name, value in TINY.items())]
+    if name == "derivatives":
+        flags += ["--numbers_size", "30"]
+    else:
+        pytest.importorskip("rdkit", reason="needs the extra `chemistry`")
+        rows = "".join(f"{'C' * n}(=O)O\t{'C' * n}(=O)OC\n" for n in range(1, 20))
+        table = tmp_path / "reactions.tsv"
+        table.write_text("source\ttarget\n" + rows)
+        flags += ["--train", str(table), "--validation", str(table), "--test", str(table)]
+    results = run_training(*parse_recipe([str(FOLDER / f"{name}.yaml"), *flags]))
+    assert results["train_updates"] == 2 and 0 <= results["test_exact_match"] <= 100
+    assert tokenizer_task(*load_tokenizers(tmp_path / "run")) == "sequence"
+    stored = json.loads((tmp_path / "run" / "tokenizer_config.json").read_text())
+    assert stored["tokens"] == TOKENS[name][0]
