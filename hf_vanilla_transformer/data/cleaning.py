@@ -56,11 +56,9 @@ class PairRow(NamedTuple):
 
     @property
     def language(self) -> Direction:
-        """The codes, or the mark of the target language at the start of the source, `>>de<< …`."""
-        if self.direction != ("", ""):
-            return self.direction
+        """The codes, with the mark of the target language at the start of the source, `>>de<< …`."""
         mark = _MARK.match(self.source)
-        return ("", mark[1]) if mark else ("", "")
+        return (self.direction[0], mark[1]) if mark else self.direction
 
     @property
     def group(self) -> Group:

@@ -1,6 +1,6 @@
 """Comparison of systems on one test set: significance, groups of sentences, and the largest differences."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,11 +8,9 @@ from sacrebleu.metrics import CHRF
 from sacrebleu.significance import PairedTest, estimate_ci
 
 from ..data.words import words
-from ..utils.errors import UserError
-from .metrics import make_metrics, reference_lists
-
-#: A metric of one's own: sources, hypotheses and references (the first of each) to one number for each sentence.
-SentenceMetric = Callable[[list[str], list[str], list[str]], Sequence[float]]
+from .metric_names import DEFAULT, SIGNED
+from .metrics import Groups, Metrics, compute_metric, make_metrics, reference_lists
+from .normalization import Normalizer, normalized_hypotheses, normalized_references
 
 SAMPLES, TRIALS, SEED = 1000, 10000, 12345  # sacreBLEU's
 LENGTHS = 10, 20, 30, 50  # words, the ends of the groups
@@ -23,19 +21,20 @@ def compare_systems(
     references: Sequence[str] | Sequence[Sequence[str]],
     *,
     sources: Sequence[str] | None = None,
-    metrics: Sequence[str] = ("bleu", "chrf"),
-    functions: Mapping[str, SentenceMetric] | None = None,
+    metrics: Metrics = DEFAULT,
     tokenize: str | None = None,
     lowercase: bool = False,
+    normalize: Normalizer | None = None,
 ) -> dict[str, Any]:
     """Compare systems with the first of them, the baseline.
 
     Args:
         systems: hypotheses by the name of the system.
         references: one for each hypothesis, or several such lists.
-        sources: for `functions`.
-        metrics, tokenize, lowercase: as of `score_translations`.
-        functions: further metrics by name. Their score is the mean over the sentences.
+        sources: for metrics that need them.
+        metrics, tokenize, lowercase, normalize: as of `score_translations`. The score of a function is the mean over
+            the sentences. A metric of `evaluate.load` has a score without an interval, because it does not tell those
+            of sentences.
 
     Returns:
         `signatures` by metric, and `systems`: by system and metric `score`, `mean` and `interval` (half of the 95 %
@@ -43,75 +42,99 @@ def compare_systems(
 
     Source: sacreBLEU's paired bootstrap (Koehn 2004) and approximate randomization (Riezler and Maxwell 2005).
     """
-    references = reference_lists(references)
+    columns = normalized_references(reference_lists(references), normalize)
+    named = {system: normalized_hypotheses(texts, normalize)[0] for system, texts in systems.items()}
     results: dict[str, dict[str, Any]] = {system: {} for system in systems}
-    named: list[tuple[str, Sequence[str]]] = [(system, list(hypotheses)) for system, hypotheses in systems.items()]
-    signatures = {}
-    if metrics:
-        bootstrap, by_metric = _paired_test(named, references, "bs", metrics, tokenize, lowercase)
-        _, trials = _paired_test(named, references, "ar", metrics, tokenize, lowercase)
-        for metric, (name, outcomes) in zip(metrics, by_metric.items(), strict=True):
-            signatures[metric] = f"{name}|{bootstrap[name]}"
-            for system, outcome, trial in zip(systems, outcomes, trials[name], strict=True):
-                results[system][metric] = _result(
-                    outcome.score, outcome.mean, outcome.ci, outcome.p_value, trial.p_value
-                )
-    for name, function in (functions or {}).items():
-        signatures[name] = f"{name}|mean of {len(references[0])} sentences|bs:{SAMPLES}|ar:{TRIALS}|seed:{SEED}"
-        scores = [_sentence_scores(name, function, sources, list(texts), references[0]) for _, texts in named]
-        for system, values in zip(systems, scores, strict=True):
-            results[system][name] = _compare_means(scores[0], values)
+    signatures: dict[str, str] = {}
+    made = make_metrics(metrics, tokenize, lowercase)
+    signed = {name: metric for name, metric in made.items() if name in SIGNED}
+    if signed:
+        scorers = {name: metric.scorer(columns) for name, metric in signed.items()}  # type: ignore[attr-defined]
+        outcomes, signatures = _paired_tests(named, columns, scorers)
+        for system, by_metric in outcomes.items():
+            results[system] |= by_metric
+    sampled = f"bs:{SAMPLES}|ar:{TRIALS}|seed:{SEED}"
+    for name, metric in made.items():
+        if name in signed:
+            continue
+        statistics = {system: _statistics(metric, texts, columns, sources) for system, texts in named.items()}
+        first = next(iter(statistics.values()))
+        if first is None:
+            signatures[name] = name
+            for system, texts in named.items():
+                for score, value in compute_metric(name, metric, texts, columns, sources)[0].items():
+                    results[system][score] = {"score": value}
+                    signatures[score] = name
+            if name not in results[system]:
+                del signatures[name]
+            continue
+        signatures[name] = f"{name}|mean of {len(columns[0])} sentences|{sampled}"
+        for system, values in statistics.items():
+            results[system][name] = _compare_means(first, values)
     return {"signatures": signatures, "systems": results}
 
 
-def _paired_test(
-    systems: list[tuple[str, Sequence[str]]],
-    references: list[list[str]],
-    kind: str,
-    metrics: Sequence[str],
-    tokenize: str | None,
-    lowercase: bool,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """sacreBLEU's signatures and outcomes, by its name of the metric."""
-    made = make_metrics(metrics, references, tokenize, lowercase)
-    samples = SAMPLES if kind == "bs" else TRIALS
-    signatures, scores = PairedTest(systems, made, references, test_type=kind, n_samples=samples)()
-    return signatures, {name: outcomes for name, outcomes in scores.items() if name != "System"}
+def _paired_tests(
+    systems: Mapping[str, Sequence[str]], references: list[list[str]], scorers: Mapping[str, Any]
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """sacreBLEU's results by system and metric, and its signatures by metric."""
+    named = list(systems.items())
+    tests = []
+    for kind, samples in (("bs", SAMPLES), ("ar", TRIALS)):
+        tests.append(PairedTest(named, scorers, references, test_type=kind, n_samples=samples)())
+    (bootstrap, by_metric), (_, trials) = tests
+    results: dict[str, dict[str, Any]] = {system: {} for system in systems}
+    signatures = {}
+    names = [name for name in by_metric if name != "System"]  # sacreBLEU's
+    for metric, name in zip(scorers, names, strict=True):
+        signatures[metric] = f"{name}|{bootstrap[name]}"
+        for system, outcome, trial in zip(systems, by_metric[name], trials[name], strict=True):
+            results[system][metric] = _result(outcome.score, outcome.mean, outcome.ci, outcome.p_value, trial.p_value)
+    return results, signatures
+
+
+def _statistics(
+    metric: Any, hypotheses: list[str], references: list[list[str]], sources: Sequence[str] | None
+) -> np.ndarray | None:
+    """Counts and units of each sentence, (N, 2), whose score is the ratio of their sums. None if a metric has none."""
+    rows = [list(row) for row in zip(*references, strict=True)]
+    if hasattr(metric, "statistics"):
+        return metric.statistics(hypotheses, rows) * (100, 1)
+    if hasattr(metric, "values"):
+        values = metric.values(sources or [""] * len(rows), hypotheses, rows)
+        return np.stack([values, np.ones(len(values))], axis=1)
+    return None
 
 
 def _result(
     score: float, mean: float, interval: float, bootstrap: float | None, trials: float | None
 ) -> dict[str, Any]:
-    result = {"score": score, "mean": float(mean), "interval": float(interval)}
+    result = {"score": float(score), "mean": float(mean), "interval": float(interval)}
     return result if bootstrap is None else result | {"p_bootstrap": bootstrap, "p_randomization": trials}
 
 
-def _sentence_scores(
-    name: str, function: SentenceMetric, sources: Sequence[str] | None, hypotheses: list[str], references: list[str]
-) -> np.ndarray:
-    """The scores (N,) of a metric of one's own."""
-    scores = np.asarray(function(list(sources or [""] * len(hypotheses)), hypotheses, references), dtype=np.float64)
-    if scores.shape != (len(hypotheses),):
-        raise UserError(
-            f"{name}: it returned shape {scores.shape}; one number for each of {len(hypotheses)} is needed"
-        )
-    return scores
-
-
 def _compare_means(baseline: np.ndarray, values: np.ndarray) -> dict[str, Any]:
-    """sacreBLEU's two tests, for scores (N,) of sentences."""
-    draw, difference = np.random.default_rng(SEED), abs(values.mean() - baseline.mean())
+    """sacreBLEU's two tests, for counts and units (N, 2) of sentences."""
+    draw = np.random.default_rng(SEED)
     samples = draw.integers(len(values), size=(SAMPLES, len(values)))
-    means = values[samples].mean(axis=1)
+    score = _ratio(values.sum(axis=0))
+    means = _ratio(values[samples].sum(axis=1))
     mean, interval = estimate_ci(means)
     if values is baseline:
-        return _result(float(values.mean()), mean, interval, None, None)
-    spread = np.abs(means - baseline[samples].mean(axis=1))
-    signs = draw.choice((-1.0, 1.0), size=(TRIALS, len(values)))
-    shuffled = np.abs(signs @ (values - baseline)) / len(values)
+        return _result(score, mean, interval, None, None)
+    difference = abs(score - _ratio(baseline.sum(axis=0)))
+    spread = np.abs(means - _ratio(baseline[samples].sum(axis=1)))
+    exchanged = draw.random((TRIALS, len(values))) < 0.5
+    total, change = values.sum(axis=0), exchanged @ (values - baseline)
+    shuffled = np.abs(_ratio(total - change) - _ratio(baseline.sum(axis=0) + change))
     bootstrap = (np.sum(spread - spread.mean() > difference) + 1) / (SAMPLES + 1)
     trials = (np.sum(shuffled > difference) + 1) / (TRIALS + 1)
-    return _result(float(values.mean()), mean, interval, float(bootstrap), float(trials))
+    return _result(score, mean, interval, float(bootstrap), float(trials))
+
+
+def _ratio(sums: np.ndarray) -> Any:
+    """The scores of sums (…, 2) of counts and units."""
+    return sums[..., 0] / np.maximum(sums[..., 1], 1e-12)
 
 
 def scores_by_group(
@@ -119,27 +142,56 @@ def scores_by_group(
     references: Sequence[str] | Sequence[Sequence[str]],
     labels: Sequence[str],
     *,
-    metrics: Sequence[str] = ("bleu", "chrf"),
+    metrics: Metrics = DEFAULT,
     tokenize: str | None = None,
     lowercase: bool = False,
+    sources: Sequence[str] | None = None,
+    n_best: Mapping[str, Sequence[Sequence[str]]] | None = None,
+    normalize: Normalizer | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Score the sentences of each label, in the order in which labels occur.
 
+    Each label has its own tokenizer of BLEU, as a language needs it.
+
     Returns:
-        By label `sentences`, and by system the score of each metric.
+        By label `sentences`, `signatures` by metric, and by system the scores.
     """
-    references = reference_lists(references)
-    made = make_metrics(metrics, references, tokenize, lowercase)
+    columns = reference_lists(references)
+    made = make_metrics(metrics, tokenize, lowercase)
     groups: dict[str, dict[str, Any]] = {}
-    for label in dict.fromkeys(labels):
-        rows = [row for row, each in enumerate(labels) if each == label]
-        columns = [[column[row] for row in rows] for column in references]
-        groups[label] = {"sentences": len(rows)}
+    for label, rows in Groups(labels, False).rows().items():
+        groups[label] = {"sentences": len(rows), "signatures": {}}
         for system, texts in systems.items():
-            hypotheses = [texts[row] for row in rows]
-            scores = {name: metric.corpus_score(hypotheses, columns).score for name, metric in made.items()}
+            scores, signatures = _scores_of_rows(
+                rows, texts, columns, made, sources, (n_best or {}).get(system), normalize
+            )
             groups[label][system] = scores
+            groups[label]["signatures"] |= signatures
     return groups
+
+
+def _scores_of_rows(
+    rows: Sequence[int],
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    metrics: Mapping[str, Any],
+    sources: Sequence[str] | None,
+    n_best: Sequence[Sequence[str]] | None,
+    normalize: Normalizer | None,
+) -> tuple[dict[str, float], dict[str, str]]:
+    """The scores of some sentences, and the signatures by metric."""
+    texts, _ = normalized_hypotheses([hypotheses[row] for row in rows], normalize)
+    columns = normalized_references([[column[row] for row in rows] for column in references], normalize)
+    lists = None if n_best is None else [normalized_hypotheses(n_best[row], normalize)[0] for row in rows]
+    chosen = None if sources is None else [sources[row] for row in rows]
+    scores: dict[str, float] = {}
+    signatures: dict[str, str] = {}
+    for name, metric in metrics.items():
+        its_scores, details = compute_metric(name, metric, texts, columns, chosen, lists)
+        scores |= its_scores
+        if f"{name}_signature" in details:
+            signatures[name] = details[f"{name}_signature"]
+    return scores, signatures
 
 
 def length_labels(texts: Sequence[str]) -> list[str]:

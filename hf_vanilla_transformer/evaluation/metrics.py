@@ -1,108 +1,128 @@
-"""BLEU, chrF, TER and exact match, with the signatures of sacreBLEU."""
+"""Scores of translations: built-in ones with the signatures of sacreBLEU, and every metric of `evaluate.load`."""
 
-import logging
-import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from datasets import Dataset
-from sacrebleu.metrics import BLEU, CHRF, TER
 from transformers import EvalPrediction, PreTrainedTokenizerBase, Seq2SeqTrainer
 
 from ..data.language_tokens import language_tokens
 from ..data.side_tokens import AS_TEXT
 from ..inference.loading import import_object
 from ..loss_vanilla_transformer import IGNORED
-from ..utils.errors import UserError
+from ..utils.errors import UserError, did_you_mean
 from ..utils.untrusted import one_line
+from .metric_names import DEFAULT, SIGNED, TITLES, TOP, title_of
+from .normalization import Normalizer, normalized_hypotheses, normalized_references
 
-#: sacreBLEU's tokenizers for scripts in which its default, 13a, finds no words. Thai, Lao, Tibetan, Burmese and Khmer
-#: have none that works without a download.
-_SCRIPTS = {
-    "ja-mecab": re.compile("[\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f]"),  # kana
-    "ko-mecab": re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7af]"),
-    "zh": re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"),
-    "char": re.compile("[\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff]"),
-}
-_LETTER = re.compile(r"[^\W\d_]")
+if TYPE_CHECKING:
+    from evaluate import EvaluationModule
 
-
-def fitting_tokenizer(references: Sequence[str]) -> str:
-    """Return sacreBLEU's tokenizer for the script of the references: 13a, zh, ja-mecab, ko-mecab or char.
-
-    If the package of a tokenizer is missing, a warning names it, and the tokenizer is char.
-    """
-    name = _of_script(references)
-    try:
-        check_tokenizer(name)
-    except UserError as error:
-        _warn_once(f"{error}; BLEU is of characters until then")
-        return "char"
-    return name
-
-
-def _of_script(references: Sequence[str]) -> str:
-    text = "".join(references[:1000])
-    counts = {name: len(script.findall(text)) for name, script in _SCRIPTS.items()}
-    # A fifth is enough: one such letter stands for several Latin ones, and 13a is right for the rest in each of them.
-    if 5 * sum(counts.values()) <= len(_LETTER.findall(text)):
-        return "13a"
-    # Japanese text has Chinese characters too, but no other text has kana.
-    return "ja-mecab" if counts["ja-mecab"] > 0.1 * counts["zh"] else max(counts, key=lambda each: counts[each])
-
-
-#: sacreBLEU's metrics, made from a tokenizer for BLEU and whether case is ignored. `force`: no warning that the text
-#: looks tokenised, as "none" expects.
-METRICS: dict[str, Callable[[str | None, bool], Any]] = {
-    "bleu": lambda tokenize, lowercase: BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none"),
-    "chrf": lambda _, lowercase: CHRF(lowercase=lowercase),
-    "chrf++": lambda _, lowercase: CHRF(lowercase=lowercase, word_order=2),
-    "ter": lambda _, lowercase: TER(case_sensitive=not lowercase),
-}
+#: Names (`metric_names.TITLES`, MODULE:FUNCTION, or whatever `evaluate.load` takes) or metrics of `evaluate`. A
+#: mapping names the metrics.
+Metrics: TypeAlias = "Sequence[str | EvaluationModule] | Mapping[str, EvaluationModule]"
 
 
 def make_metrics(
-    names: Sequence[str], references: Sequence[Sequence[str]], tokenize: str | None = None, lowercase: bool = False
-) -> dict[str, Any]:
-    """Return sacreBLEU's metrics by name.
+    metrics: Metrics, tokenize: str | None = None, lowercase: bool = False
+) -> "dict[str, EvaluationModule]":
+    """Return metrics of `evaluate` by name.
 
     Args:
-        names: of `METRICS`.
-        references, tokenize, lowercase: as of `score_translations`. The references choose the tokenizer.
+        metrics: names or metrics.
+        tokenize, lowercase: as of `score_translations`.
 
     Raises:
-        UserError: a name or a tokenizer that sacreBLEU does not know or cannot load.
+        UserError: a name that is neither built in nor found by `evaluate.load`, or an unknown tokenizer.
     """
-    unknown = [name for name in names if name not in METRICS]
-    if unknown:
-        raise UserError(f"metrics: {unknown[0]!r} is unknown; choose from {', '.join(METRICS)}, or MODULE:FUNCTION")
-    if "bleu" in names:
-        tokenize, chosen = tokenize or fitting_tokenizer(references[0]), tokenize
-        fitting = _of_script(references[0])
-        if chosen in ("13a", "intl") and fitting not in ("13a", "ko-mecab"):
-            _warn_once(f"tokenize={chosen!r} counts whole sentences of this script as words; take {fitting!r}")
-        elif chosen in _SCRIPTS and chosen not in ("char", fitting):
-            _warn_once(f"tokenize={chosen!r} is for a different script than that of the references; take {fitting!r}")
-        check_tokenizer(tokenize)
-    return {name: METRICS[name](tokenize, lowercase) for name in names}
+    if isinstance(metrics, Mapping):
+        return dict(metrics)
+    made: dict[str, Any] = {}
+    for metric in metrics:
+        if isinstance(metric, str):
+            made[metric] = _load_metric(metric, tokenize, lowercase)
+        else:
+            made[getattr(metric, "key", None) or metric.name] = metric
+    return made
 
 
-def import_metrics(names: Sequence[str]) -> tuple[list[str], dict[str, Callable]]:
-    """Split the names of metrics into those of `METRICS` and functions, which are imported as MODULE:FUNCTION."""
-    functions = {}
-    for name in (name for name in names if ":" in name):
+def _load_metric(name: str, tokenize: str | None, lowercase: bool) -> "EvaluationModule":
+    from . import metric_classes
+
+    if name == "bleu":
+        return metric_classes.Bleu(tokenize, lowercase)
+    if name in metric_classes.CLASSES:
+        return metric_classes.CLASSES[name](lowercase)
+    if ":" in name:
         try:
-            functions[name] = import_object(name)
+            return metric_classes.FunctionMetric(name, import_object(name))
         except Exception as error:  # the code of the user
             raise UserError(f"metrics: {name}: {one_line(error)}; give MODULE:FUNCTION") from error
-    metrics = [name for name in names if name not in functions]
-    make_metrics(metrics, [[""]])  # refuses an unknown name
-    return metrics, functions
+    import evaluate
+
+    try:
+        return evaluate.load(name, keep_in_memory=True)
+    # the code of a metric, which raises ImportError for a package that is missing, or the network
+    except Exception as error:
+        remedy = did_you_mean(name, TITLES) or f"built in are {', '.join(TITLES)}"
+        raise UserError(f"metrics: {name!r}: evaluate.load cannot load it ({one_line(error)}); {remedy}") from error
+
+
+def compute_metric(
+    name: str,
+    metric: "EvaluationModule",
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    sources: Sequence[str] | None = None,
+    n_best: Sequence[Sequence[str]] | None = None,
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Compute one metric.
+
+    Returns:
+        The scores by name, and further results. A metric of `evaluate.load` with one number has its own name. Several
+        numbers have theirs, such as `rouge1`, after the name of the metric if they do not start with it.
+    """
+    features = metric.features if isinstance(metric.features, Mapping) else metric.features[0]
+    rows = [list(row) for row in zip(*references, strict=True)]
+    inputs: dict[str, Any] = {"predictions": list(hypotheses), "references": rows}
+    if name == "top_k":
+        if n_best is None:
+            raise UserError("top_k: it scores n-best lists: give n_best")
+        inputs["predictions"] = [list(texts) for texts in n_best]
+    if "sources" in features:
+        own = type(metric).__name__ == "FunctionMetric"
+        if sources is None and not own:
+            raise UserError(f"metrics: {name} needs the sources: give them")
+        inputs["sources"] = list(sources or [""] * len(rows))
+    if name not in TITLES and ":" not in name and len(references) == 1:
+        inputs["references"] = list(references[0])
+    try:
+        results = metric.compute(**inputs)
+    except UserError:
+        raise
+    except ValueError as error:
+        if name in TITLES:
+            raise
+        raise UserError(f"metrics: {name}: {one_line(error)}") from error
+    return _scores_and_details(name, results)
+
+
+def _scores_and_details(name: str, results: Any) -> tuple[dict[str, float], dict[str, Any]]:
+    if name == "top_k":
+        return dict(results), {}
+    if name in TITLES or ":" in name:
+        return {name: results.pop(name)}, results
+    short = Path(name).name.removesuffix(".py")
+    results = results if isinstance(results, Mapping) else {short: results}
+    numbers = {key: float(value) for key, value in results.items() if isinstance(value, int | float | np.number)}
+    if len(numbers) == 1:
+        return {short: next(iter(numbers.values()))}, {}
+    return {key if key.startswith(short) else f"{short}_{key}": value for key, value in numbers.items()}, {}
 
 
 def score_translations(
@@ -111,7 +131,10 @@ def score_translations(
     *,
     tokenize: str | None = None,
     lowercase: bool = False,
-    metrics: Sequence[str] = ("bleu", "chrf"),
+    metrics: Metrics = DEFAULT,
+    sources: Sequence[str] | None = None,
+    n_best: Sequence[Sequence[str]] | None = None,
+    normalize: Normalizer | None = None,
 ) -> dict[str, Any]:
     """Score translations.
 
@@ -119,14 +142,20 @@ def score_translations(
         hypotheses: the translations, detokenised unless `tokenize` is "none".
         references: one reference per hypothesis, or several such lists.
         tokenize: sacreBLEU's tokenizer for BLEU. None is the one that fits the references' script, such as zh for
-            Chinese. The other metrics have none.
+            Chinese, and char for a mixture of scripts. The other metrics have none.
         lowercase: ignore case.
-        metrics: names of `METRICS`.
+        metrics: names, or metrics of `evaluate`. A name is built in (`metric_names.TITLES`), MODULE:FUNCTION, or one
+            that `evaluate.load` finds: a folder, or a metric on the Hub.
+        sources: for metrics that need them, such as COMET.
+        n_best: for `top_k`, the n-best list of each sentence.
+        normalize: brings texts to one form before they are compared. Texts for which it raises or returns None are
+            invalid.
 
     Returns:
-        Each metric, such as `bleu`, and its signature, `bleu_signature`. With BLEU `brevity_penalty`, `precisions`
-        (percent, n = 1 … 4), `hypothesis_length` and `reference_length` (tokens). `exact_match`, the percentage that
-        equals a reference, and `sentences`.
+        Each score, such as `bleu`, and the signature of those of sacreBLEU, `bleu_signature`. With BLEU
+        `brevity_penalty`, `precisions` (percent, n = 1 … 4), `hypothesis_length` and `reference_length` (tokens).
+        `exact_match`, the percentage that equals a reference, and `sentences`. With `normalize` the percentage
+        `invalid` of the hypotheses.
 
     Raises:
         UserError: empty lists, lists of different lengths, an item that is no string, or an unknown metric or
@@ -135,33 +164,51 @@ def score_translations(
     Source: BLEU, Papineni et al. 2002. chrF, Popović 2015. TER, Snover et al. 2006. sacreBLEU, Post 2018, computes
     them.
     """
-    hypotheses, references = _text_list(hypotheses, "hypotheses"), reference_lists(references)
-    for column in references:
+    scores, details = _score(
+        hypotheses,
+        references,
+        make_metrics(metrics, tokenize, lowercase),
+        lowercase=lowercase,
+        sources=sources,
+        n_best=n_best,
+        normalize=normalize,
+    )
+    return details | scores
+
+
+def _score(
+    hypotheses: Sequence[str],
+    references: Sequence[str] | Sequence[Sequence[str]],
+    metrics: "Mapping[str, EvaluationModule]",
+    *,
+    lowercase: bool = False,
+    sources: Sequence[str] | None = None,
+    n_best: Sequence[Sequence[str]] | None = None,
+    normalize: Normalizer | None = None,
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """The scores of `score_translations`, and the rest of its results."""
+    hypotheses = text_list(hypotheses, "hypotheses")
+    columns = reference_lists(references)
+    for column in columns:
         if len(hypotheses) != len(column):
             raise UserError(f"{len(hypotheses)} hypotheses, but {len(column)} references: each needs one")
     if not hypotheses:
         raise UserError("hypotheses and references are empty: there is nothing to score")
-    results: dict[str, Any] = {}
-    for name, metric in make_metrics(metrics, references, tokenize, lowercase).items():
-        score = metric.corpus_score(hypotheses, references)
-        results |= {name: score.score, f"{name}_signature": f"{score.name}|{metric.get_signature()}"}
-        if name == "bleu":
-            results |= {"brevity_penalty": score.bp, "precisions": list(score.precisions)}
-            results |= {"hypothesis_length": score.sys_len, "reference_length": score.ref_len}
-    # spaces at the ends do not count, as in sacreBLEU
-    normalise = (lambda text: text.strip().lower()) if lowercase else str.strip
-    rows = zip(hypotheses, *references, strict=True)
-    equal = sum(normalise(hypothesis) in map(normalise, alternatives) for hypothesis, *alternatives in rows)
-    exact_match = 100 * equal / len(hypotheses)
-    if results.get("bleu") == 0 and exact_match > 0:
-        _warn_once(
-            "BLEU is 0 although some lines equal their references: with this tokenizer no matching line has a 4-gram; "
-            "use tokenize='char' or chrF for such text"
-        )
-    return results | {"exact_match": exact_match, "sentences": len(hypotheses)}
-
-
-_BY_GROUP = "bleu", "chrf", "exact_match"
+    hypotheses, invalid = normalized_hypotheses(hypotheses, normalize)
+    columns = normalized_references(columns, normalize)
+    if n_best is not None:
+        n_best = [normalized_hypotheses(texts, normalize)[0] for texts in n_best]
+    scores: dict[str, float] = {}
+    details: dict[str, Any] = {"sentences": len(hypotheses)}
+    if "exact_match" not in metrics:
+        metrics = {**metrics, **make_metrics(["exact_match"], lowercase=lowercase)}
+    for name, metric in metrics.items():
+        its_scores, its_details = compute_metric(name, metric, hypotheses, columns, sources, n_best)
+        scores |= its_scores
+        details |= its_details
+    if normalize is not None:
+        scores["invalid"] = 100 * invalid / len(hypotheses)
+    return scores, details
 
 
 @dataclass(frozen=True)
@@ -171,23 +218,98 @@ class Groups:
     names: Sequence[str]  #: the group of each sentence
     mean: bool  #: whether the score of all is the mean of the groups, such as directions, and not that of one corpus
 
-    def score(self, hypotheses: Sequence[str], references: Sequence[str], **options: Any) -> dict[str, Any]:
-        """As `score_translations`, and each metric of each group, such as `bleu_en-de`."""
-        apart = {}
-        for name in dict.fromkeys(self.names):
-            rows = [row for row, other in enumerate(self.names) if other == name]
-            sides = ([side[row] for row in rows] for side in (hypotheses, references))
-            apart[name] = score_translations(*sides, **options)
+    def score(
+        self,
+        hypotheses: Sequence[str],
+        references: Sequence[str] | Sequence[Sequence[str]],
+        *,
+        tokenize: str | None = None,
+        lowercase: bool = False,
+        metrics: Metrics = DEFAULT,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """As `score_translations`, and each score of each group, such as `bleu_en-de`."""
+        made = make_metrics(metrics, tokenize, lowercase)
+        scores, details = self.scores_and_details(hypotheses, references, made, lowercase=lowercase, **options)
+        return details | scores
+
+    def scores_and_details(
+        self,
+        hypotheses: Sequence[str],
+        references: Sequence[str] | Sequence[Sequence[str]],
+        metrics: "Mapping[str, EvaluationModule]",
+        *,
+        sources: Sequence[str] | None = None,
+        n_best: Sequence[Sequence[str]] | None = None,
+        **options: Any,
+    ) -> tuple[dict[str, float], dict[str, Any]]:
+        """The scores, of all and of each group, and the rest of the results of `score`."""
+        columns = reference_lists(references)
+        apart: dict[str, tuple[dict[str, float], dict[str, Any]]] = {}
+        for name, rows in self.rows().items():
+            apart[name] = _score(
+                [hypotheses[row] for row in rows],
+                [[column[row] for row in rows] for column in columns],
+                metrics,
+                sources=None if sources is None else [sources[row] for row in rows],
+                n_best=None if n_best is None else [n_best[row] for row in rows],
+                **options,
+            )
         if self.mean:
-            together: dict[str, Any] = {
-                metric: fmean(scores[metric] for scores in apart.values()) for metric in _BY_GROUP
-            }
-            for metric in ("bleu_signature", "chrf_signature"):
-                together[metric] = "; ".join(dict.fromkeys(scores[metric] for scores in apart.values()))
-            together["sentences"] = len(hypotheses)
+            scores, details = _mean_of_groups(apart)
+            details["sentences"] = len(hypotheses)
         else:
-            together = score_translations(hypotheses, references, **options)
-        return together | {f"{metric}_{name}": each[metric] for name, each in apart.items() for metric in _BY_GROUP}
+            scores, details = _score(hypotheses, columns, metrics, sources=sources, n_best=n_best, **options)
+        for name, (its_scores, _) in apart.items():
+            scores |= {f"{metric}_{name}": value for metric, value in its_scores.items()}
+        return scores, details
+
+    def rows(self) -> dict[str, list[int]]:
+        """The sentences of each group, in the order of the first of each."""
+        rows: dict[str, list[int]] = {}
+        for row, name in enumerate(self.names):
+            rows.setdefault(name, []).append(row)
+        return rows
+
+
+def _mean_of_groups(
+    apart: Mapping[str, tuple[dict[str, float], dict[str, Any]]],
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """The mean of each score that all groups have, and the signatures of all groups."""
+    all_scores = [scores for scores, _ in apart.values()]
+    common = [name for name in all_scores[0] if all(name in scores for scores in all_scores)]
+    means = {name: fmean(scores[name] for scores in all_scores) for name in common}
+    signatures: dict[str, Any] = {}
+    for name in SIGNED:
+        of_groups = [details.get(f"{name}_signature") for _, details in apart.values()]
+        if any(of_groups):
+            signatures[f"{name}_signature"] = "; ".join(dict.fromkeys(filter(None, of_groups)))
+    return means, signatures
+
+
+def score_names(metrics: "Mapping[str, EvaluationModule]") -> list[str]:
+    """The names of the scores of metrics. Those of `evaluate.load` compute a sentence to tell theirs."""
+    names = []
+    for name, metric in metrics.items():
+        if name == "top_k":
+            names += [f"top_{k}" for k in TOP]
+        elif name in TITLES or ":" in name:
+            names.append(name)
+        else:
+            trial = ["a trial of five words"]
+            names += compute_metric(name, metric, trial, [trial], trial)[0]
+    return list(dict.fromkeys([*names, "exact_match"]))
+
+
+def signatures_of(
+    references: Sequence[str], groups: Groups | None = None, metrics: Metrics = DEFAULT, **options: Any
+) -> dict[str, str]:
+    """The signatures of sacreBLEU that scores with these references have, such as `bleu_signature`."""
+    signed = [name for name in metrics if name in SIGNED]
+    options = {name: options[name] for name in ("tokenize", "lowercase") if name in options}
+    score = groups.score if groups else score_translations
+    results = score([""] * len(references), references, metrics=signed, **options)
+    return {name: value for name, value in results.items() if name.endswith("_signature")}
 
 
 def example_translations(
@@ -204,6 +326,9 @@ def translation_metrics(
     tokenize: str | None = None,
     lowercase: bool = False,
     groups: Groups | None = None,
+    metrics: Metrics = DEFAULT,
+    sources: Sequence[str] | None = None,
+    normalize: Normalizer | None = None,
 ) -> Callable[[EvalPrediction], dict[str, float]]:
     """Return a function for the `compute_metrics` argument of any `Seq2SeqTrainer`.
 
@@ -212,12 +337,14 @@ def translation_metrics(
 
     Args:
         tokenizer: the tokenizer of the target language.
-        tokenize, lowercase: see `score_translations`.
+        tokenize, lowercase, metrics, normalize: see `score_translations`.
         groups: of predictions of as many sentences. Others are scored without groups.
+        sources: of predictions of as many sentences, for metrics that need them.
 
     Returns:
-        A function from predicted ids (N, T) and label ids (N, T'), padded with -100, to `bleu`, `chrf`, `exact_match`
-        (percent) and `gen_len` (mean number of tokens without padding, as in Hugging Face's `run_translation.py`).
+        A function from predicted ids (N, T) and label ids (N, T'), padded with -100, to the scores, such as `bleu`,
+        `chrf` and `exact_match` (percent), and `gen_len` (mean number of tokens without padding, as in Hugging Face's
+        `run_translation.py`).
 
     Raises:
         UserError: the tokenizer has no pad token, or sacreBLEU does not know `tokenize`.
@@ -225,8 +352,7 @@ def translation_metrics(
     pad_id = tokenizer.pad_token_id
     if pad_id is None:
         raise UserError("tokenizer: it has no pad token, so predictions cannot be distinguished from padding; set one")
-    if tokenize:
-        check_tokenizer(tokenize)
+    made = make_metrics(metrics, tokenize, lowercase)
 
     def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
         predicted, labels = _token_ids(prediction.predictions, pad_id), _token_ids(prediction.label_ids, pad_id)
@@ -234,12 +360,16 @@ def translation_metrics(
         for ids, start in ((predicted, 1), (labels, 0)):
             ended = np.cumsum(ids[:, start:] == tokenizer.eos_token_id, axis=1)
             ids[:, start + 1 :][ended[:, :-1] > 0] = pad_id
-        score = groups.score if groups and len(groups.names) == len(predicted) else score_translations
-        texts = decode_ids(tokenizer, predicted), decode_ids(tokenizer, labels)
-        scores = score(*texts, tokenize=tokenize, lowercase=lowercase)
+        hypotheses, references = decode_ids(tokenizer, predicted), decode_ids(tokenizer, labels)
+        options: dict[str, Any] = {"lowercase": lowercase, "normalize": normalize}
+        if sources is not None and len(sources) == len(predicted):
+            options["sources"] = sources
+        if groups and len(groups.names) == len(predicted):
+            scores, _ = groups.scores_and_details(hypotheses, references, made, **options)
+        else:
+            scores, _ = _score(hypotheses, references, made, **options)
         gen_len = np.count_nonzero(predicted != pad_id, axis=1).mean()
-        names = [name for name in scores if name.startswith(_BY_GROUP) and "signature" not in name]
-        return {name: float(scores[name]) for name in names} | {"gen_len": float(gen_len)}
+        return {name: float(value) for name, value in scores.items()} | {"gen_len": float(gen_len)}
 
     return compute_metrics
 
@@ -278,45 +408,43 @@ def score_test_split(
     seconds = time.monotonic() - start
     hypotheses = decode_ids(tokenizer, predicted.predictions)
     sources, references = pairs["source"], pairs["target"]
-    scores = (groups.score if groups else score_translations)(hypotheses, references, **options)
-    report(f"{split}: BLEU {scores['bleu']:.2f} ({scores['bleu_signature']}), chrF {scores['chrf']:.2f}", flush=True)
+    made = make_metrics(options.get("metrics", DEFAULT), options.get("tokenize"), options.get("lowercase", False))
+    settings = {name: value for name, value in options.items() if name not in ("metrics", "tokenize")}
+    settings["sources"] = list(sources)
+    if groups:
+        values, details = groups.scores_and_details(hypotheses, references, made, **settings)
+    else:
+        values, details = _score(hypotheses, references, made, **settings)
+    scores = details | values
+    report(f"{split}: {_shown(values, details)}", flush=True)
     for name in dict.fromkeys(groups.names) if groups else ():
-        report(f"  {name}: BLEU {scores[f'bleu_{name}']:.2f}, chrF {scores[f'chrf_{name}']:.2f}", flush=True)
-    computed = tuple(f"{split}_{name}" for name in _BY_GROUP)  # with the groups of another split
+        of_group = {key.removesuffix(f"_{name}"): value for key, value in values.items() if key.endswith(f"_{name}")}
+        report(f"  {name}: {_shown(of_group, {})}", flush=True)
+    computed = tuple(f"{split}_{name}" for name in values)  # with the groups of another split
     metrics = {name: value for name, value in predicted.metrics.items() if name.startswith(f"{split}_")}
     metrics = {name: value for name, value in metrics.items() if not name.startswith(computed)}
     scores |= {"seconds": seconds, "examples": example_translations(sources, references, hypotheses)}
     return metrics | {f"{split}_{name}": value for name, value in scores.items()}
 
 
-@lru_cache
-def check_tokenizer(name: str) -> None:
-    """Check that sacreBLEU can load a tokenizer, before hours of decoding."""
-    if name not in BLEU.TOKENIZERS:
-        raise UserError(f"tokenize: sacreBLEU has no tokenizer {name!r}; choose one of {', '.join(BLEU.TOKENIZERS)}")
-    try:
-        BLEU(tokenize=name)
-    # if a tokenizer needs a package or a download, sacreBLEU raises exceptions of many types
-    except Exception as error:
-        reason = one_line(error)
-        raise UserError(
-            f"tokenize: sacreBLEU cannot use {name!r} here ({reason}); install it or take 'char'"
-        ) from error
-
-
-@lru_cache  # not at every evaluation of a training run
-def _warn_once(message: str) -> None:
-    logging.getLogger(__name__).warning("%s", message)
+def _shown(scores: Mapping[str, float], details: Mapping[str, Any]) -> str:
+    """Scores of all in one line, such as `BLEU 34.10 (BLEU|…), chrF 60.20`."""
+    plain = [name for name in scores if name in TITLES or not any(name.startswith(f"{each}_") for each in TITLES)]
+    texts = []
+    for name in plain:
+        signature = details.get(f"{name}_signature") if name == "bleu" else None
+        texts.append(f"{title_of(name)} {scores[name]:.2f}" + (f" ({signature})" if signature else ""))
+    return ", ".join(texts)
 
 
 def reference_lists(references: Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
     """Return the lists of references. One list may stand alone."""
     several = bool(references) and all(isinstance(item, list | tuple) for item in references)
     columns: Any = references if several else [references]
-    return [_text_list(column, "references") for column in columns]
+    return [text_list(column, "references") for column in columns]
 
 
-def _text_list(texts: Sequence[str], name: str) -> list[str]:
+def text_list(texts: Sequence[str], name: str) -> list[str]:
     if isinstance(texts, str):
         raise UserError(f"{name}: a list of strings is needed, not one string")
     texts = list(texts)

@@ -7,8 +7,8 @@ from typing import Any
 from ..utils.html_page import html_page, html_table, html_texts
 from ..utils.markdown import markdown_table
 from .comparison import SAMPLES, TRIALS
+from .metric_names import title_of
 
-TITLES = {"bleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER", "exact_match": "exact match"}
 _LATEX = str.maketrans({character: f"\\{character}" for character in "&%$#_{}"})
 Table = tuple[list[str], list[list[str]]]
 
@@ -20,26 +20,40 @@ def comparison_table(comparison: Mapping[str, Any]) -> Table:
     for system, results in comparison["systems"].items():
         rows.append([system])
         for result in (results[name] for name in names):
-            cell = f"{result['score']:.2f} ± {result['interval']:.2f}"
+            cell = f"{result['score']:.2f}"
+            if "interval" in result:
+                cell += f" ± {result['interval']:.2f}"
             if "p_bootstrap" in result:
                 cell += f" (p = {result['p_bootstrap']:.4f}, {result['p_randomization']:.4f})"
             rows[-1].append(cell)
-    return ["system", *(TITLES.get(name, name) for name in names)], rows
+    return ["system", *map(title_of, names)], rows
 
 
 def group_table(title: str, groups: Mapping[str, Mapping[str, Any]]) -> Table:
     """Head and rows of `scores_by_group`."""
     first = next(iter(groups.values()))
-    systems = [name for name in first if name != "sentences"]
+    systems = [name for name in first if name not in ("sentences", "signatures")]
     metrics = list(first[systems[0]])
     several = len(systems) > 1
     columns = [(system, metric) for metric in metrics for system in systems]
-    head = [TITLES.get(metric, metric) + (f", {system}" if several else "") for system, metric in columns]
+    head = [title_of(metric) + (f", {system}" if several else "") for system, metric in columns]
     rows = [
         [label, f"{group['sentences']:,}", *(f"{group[system][metric]:.2f}" for system, metric in columns)]
         for label, group in groups.items()
     ]
     return [title, "sentences", *head], rows
+
+
+def group_signatures(groups: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The signatures of `scores_by_group`, each once, after the labels that have it if they are not all."""
+    labels: dict[str, list[str]] = {}
+    for label, group in groups.items():
+        for signature in group.get("signatures", {}).values():
+            labels.setdefault(signature, []).append(label)
+    return [
+        signature if len(names) == len(groups) else f"{', '.join(names)}: {signature}"
+        for signature, names in labels.items()
+    ]
 
 
 def render(table: Table, form: str) -> str:

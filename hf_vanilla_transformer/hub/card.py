@@ -19,6 +19,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..data.language_tokens import DIRECTIONS, MARKS
 from ..data.tokenizer_training import TARGET_FOLDER
+from ..evaluation.metric_names import TITLES
 from ..utils.atomic_write import atomic_file
 from ..utils.errors import UserError
 from ..utils.markdown import isolated, markdown_table
@@ -27,6 +28,7 @@ from ..utils.untrusted import read_json_object
 TEMPLATE = Path(__file__).with_name("card_template.md")
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "Exact match, %"}
+METRICS |= {name: title for name, title in TITLES.items() if name not in METRICS}
 # prefix in all_results.json: prefix in the recipe
 SPLITS = {"test": "test", "base_test": "base_test", "eval": "validation"}
 PLOTS = {"Loss and validation score over the updates": "curve.png", "Cross-attention": "attention.png"}

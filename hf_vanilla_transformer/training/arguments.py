@@ -3,7 +3,7 @@
 import importlib.util
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
 from enum import Enum
@@ -17,7 +17,9 @@ from transformers.integrations import get_available_reporting_integrations
 from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
 from ..data.augmentation import parse_augment
 from ..data.directions import parse_directions
-from ..data.token_kinds import TASKS, check_tokens
+from ..data.token_kinds import TASKS, check_tokens, task_of
+from ..evaluation.metric_names import DEFAULT, LOWER_IS_BETTER, OF_SEQUENCES, TITLES
+from ..evaluation.normalization import import_normalizer
 from ..utils.errors import UserError, did_you_mean, missing_extra
 from .stages import parse_stages
 
@@ -134,6 +136,15 @@ class DataArguments:
     stages: list[str] | None = _optional(
         "Mixtures of the inputs of train, or of directions, one after the other: fractions of the pairs, and epochs, "
         "updates or patience (evaluations without a new best score): '{fractions: [0.8, 0.2], epochs: 3}'"
+    )
+    metrics: list[str] | None = _optional(
+        "The scores of evaluations: bleu, chrf, chrf++, ter, exact_match, token_error_rate, character_error_rate, "
+        "sequence_error_rate, MODULE:FUNCTION, or what evaluate.load finds, a folder or a name on the Hub (default: "
+        "bleu chrf; of sequences that are no language character_error_rate; always exact_match)"
+    )
+    normalize: str | None = _optional(
+        "A function that brings translations and references to one form before they are scored, and returns None for "
+        "invalid ones: MODULE:FUNCTION"
     )
     bleu_tokenize: str | None = _optional(
         "sacreBLEU's tokenizer: 13a, none, intl, zh …; None: the one that fits the script of the target"
@@ -327,7 +338,7 @@ class RunArguments(VanillaTransformerTrainingArguments):
         if selects and not self.metric_for_best_model:
             self.metric_for_best_model = "bleu"
             self.greater_is_better = True
-        if self.greater_is_better is None and str(self.metric_for_best_model).endswith("perplexity"):
+        if self.greater_is_better is None and str(self.metric_for_best_model).endswith(LOWER_IS_BETTER):
             self.greater_is_better = False  # the base class knows this of "loss" only
         check_run_arguments(self)
         super().__post_init__()
@@ -342,9 +353,34 @@ def model_config(
     return config_class.from_preset(preset, **chosen) if preset else config_class(**chosen)
 
 
-def bleu_options(data_args: DataArguments) -> dict[str, Any]:
-    """The options of BLEU in evaluations and in the test."""
-    return {"tokenize": data_args.bleu_tokenize, "lowercase": data_args.bleu_lowercase}
+def score_options(data_args: DataArguments) -> dict[str, Any]:
+    """The arguments of `score_translations` in evaluations and in the test."""
+    tokens = (data_args.source_tokens or data_args.tokens, data_args.target_tokens or data_args.tokens)
+    is_language = (data_args.task or task_of(*tokens)) == "language"
+    return {
+        "metrics": data_args.metrics or list(DEFAULT if is_language else OF_SEQUENCES),
+        "normalize": import_normalizer(data_args.normalize),
+        "tokenize": data_args.bleu_tokenize,
+        "lowercase": data_args.bleu_lowercase,
+    }
+
+
+def check_selection(args: RunArguments, names: Sequence[str]) -> None:
+    """Refuse to select by a score that is not measured. Without BLEU the default is the first score."""
+    if args.metric_for_best_model is None:
+        return
+    metric = args.metric_for_best_model.removeprefix("eval_")
+    if metric in names or metric in _OF_TRAINER:
+        if metric in LOWER_IS_BETTER:
+            args.greater_is_better = False
+        return
+    if metric == "bleu":
+        args.metric_for_best_model = names[0]
+        args.greater_is_better = names[0] not in LOWER_IS_BETTER
+        return
+    measured = [*names, *_OF_TRAINER]
+    hint = did_you_mean(metric, measured) or f"choose among {', '.join(measured)}"
+    raise UserError(f"metric_for_best_model: {args.metric_for_best_model!r} is not measured; {hint}")
 
 
 def set_decoding(config: GenerationConfig, args: RunArguments) -> None:
@@ -398,8 +434,8 @@ _AT_MOST = {
     "numbers_size": 10**8,
     **dict.fromkeys(("seed", "data_seed"), 2**32 - 1),  # NumPy's
 }
-# The metrics of an evaluation, by `translation_metrics` and `Trainer`.
-_METRICS = "bleu", "chrf", "exact_match", "loss", "perplexity", "gen_len"
+# Further scores of an evaluation.
+_OF_TRAINER = "loss", "perplexity", "gen_len"
 
 
 def check_ranges(arguments: Any) -> None:
@@ -446,11 +482,16 @@ def check_training_arguments(arguments: Any) -> None:
 
 
 def check_run_arguments(arguments: Any) -> None:
-    """Refuse arguments that would make the evaluations of a run fail."""
-    metric = arguments.metric_for_best_model
-    if metric is not None and metric.removeprefix("eval_") not in _METRICS:
-        hint = did_you_mean(metric.removeprefix("eval_"), _METRICS) or f"choose among {', '.join(_METRICS)}"
-        raise UserError(f"metric_for_best_model: {metric!r} is not measured; {hint}")
+    """Refuse arguments that would make the evaluations of a run fail.
+
+    `check_selection` checks the score that selects, when the metrics are known. Here it is refused if it looks like a
+    typo.
+    """
+    metric = str(arguments.metric_for_best_model or "loss").removeprefix("eval_")
+    known = [*TITLES, *_OF_TRAINER]
+    hint = did_you_mean(metric, known, cutoff=0.7)
+    if metric not in known and not metric.startswith(tuple(TITLES)) and hint:
+        raise UserError(f"metric_for_best_model: {arguments.metric_for_best_model!r} is not measured; {hint}")
     if not arguments.predict_with_generate:
         raise UserError("predict_with_generate: False: a run scores generated translations: leave it out")
     if arguments.use_liger_kernel:

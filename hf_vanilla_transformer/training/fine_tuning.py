@@ -21,7 +21,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..utils.atomic_write import atomic_file
 from ..utils.errors import UserError
 from ..utils.untrusted import read_json_object
-from .arguments import DataArguments, RunArguments, bleu_options, set_decoding
+from .arguments import DataArguments, RunArguments, score_options, set_decoding
 from .checkpoints import SCORES_BEFORE
 from .corpus import Run, Tokenizers
 from .distributed import is_main_rank, print_main
@@ -168,7 +168,7 @@ def score_before(trainer: Any, run: Run) -> dict[str, Any]:
         for split in ("test", "base_test"):
             if split in run.encoded:
                 print_main(f"before fine-tuning, {split}:")
-                pairs, options = run.corpus.pairs[split], bleu_options(run.data_args)
+                pairs, options = run.corpus.pairs[split], score_options(run.data_args)
                 results = score_test_split(trainer, run.encoded[split], pairs, split, options, run.groups(split))
                 scores |= {f"before_{name}": value for name, value in results.items()}
         model.generation_config = saved

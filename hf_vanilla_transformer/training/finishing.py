@@ -17,13 +17,14 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from ..data import save_tokenizers
 from ..data.mixtures import PART
-from ..evaluation.metrics import score_test_split, score_translations
+from ..evaluation.metric_names import title_of
+from ..evaluation.metrics import score_test_split, signatures_of
 from ..evaluation.plots import cross_attention, plot_attention, plot_curve
 from ..hub.card import CardFacts, write_model_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import DiskFull, Interrupted, UserError
 from ..utils.system_info import describe_hardware, versions
-from .arguments import RunArguments, bleu_options, chosen_values, set_decoding
+from .arguments import RunArguments, chosen_values, score_options, set_decoding
 from .callbacks import StopWithCheckpoint
 from .checkpoints import (
     STAGING_FOLDER,
@@ -52,7 +53,7 @@ def score_and_save(
     The end of training was saved as a checkpoint before, so a failure or a signal here loses nothing: a resumed run
     continues with the scores. Return `results` with the scores.
     """
-    args, folder, bleu = run.args, Path(run.args.output_dir), bleu_options(run.data_args)
+    args, folder, bleu = run.args, Path(run.args.output_dir), score_options(run.data_args)
     saved = f"the last update is saved, and a resumed run continues with the scores: {resume_hint(folder)}"
     stop.signals.message = f"the scores are left out; {saved}"
     with _scoring("the validation split", stop, args.device, saved):
@@ -98,9 +99,8 @@ def _validation_facts(trainer: VanillaTransformerTrainer, run: Run, bleu: dict[s
     groups, references = run.groups("validation"), run.corpus.pairs["validation"]["target"]
     if groups is None:
         references = references[:1000]
-    score = groups.score if groups else score_translations
-    signatures = score([""] * len(references), references, **bleu).items()
-    return facts | {f"eval_{name}": value for name, value in signatures if name.endswith("_signature")}
+    signatures = signatures_of(references, groups, **bleu)
+    return facts | {f"eval_{name}": value for name, value in signatures.items()}
 
 
 # Selecting the weights
@@ -150,7 +150,7 @@ def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArgum
     scores = {name: scored[name][f"eval_{metric}"] for name in _WEIGHTS if name in scored}
     sign = -1 if args.metric_for_best_model and not args.greater_is_better else 1
     chosen = max(reversed(scores), key=lambda name: sign * scores[name])  # of equals an average: it generalises better
-    shown = "BLEU" if metric == "bleu" else metric
+    shown = title_of(metric)
     print_main(
         f"validation {shown}: {', '.join(f'{score:.2f} {name}' for name, score in scores.items())}; "
         f"kept: {_WEIGHTS[chosen]}"

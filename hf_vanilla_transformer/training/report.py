@@ -13,6 +13,7 @@ from transformers import EvalPrediction, PreTrainedTokenizerBase, TrainerCallbac
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging
 
+from ..evaluation.metric_names import TITLES, title_of
 from ..evaluation.metrics import decode_ids
 from ..loss_vanilla_transformer import IGNORED
 from ..utils.markdown import isolated
@@ -167,14 +168,23 @@ def hide_bars_without_terminal() -> None:
 
 def log_line(logs: dict[str, Any], state: TrainerState) -> str:
     """Format a log entry of `Trainer` as one line. The summary at the end gives an empty line: the run prints it."""
-    if "eval_loss" in logs or "eval_bleu" in logs:
+    if any(name.startswith("eval_") for name in logs):
         apart = {name: f"{name.removeprefix('eval_bleu_')} {{:.2f}}" for name in logs if name.startswith("eval_bleu_")}
+        apart = _other_scores(logs) | apart
         return f"update {state.global_step:,}  validation  {_fields(logs, _EVALUATION | apart)}"
     if "loss" not in logs:
         return ""
     total = f" of {state.max_steps:,}" if state.max_steps > 0 else ""
     left = f"  {duration(60 * logs['minutes_left'])} left" if logs.get("minutes_left") else ""
     return f"update {state.global_step:,}{total}  {_fields(logs, _TRAINING)}{left}"
+
+
+def _other_scores(logs: dict[str, Any]) -> dict[str, str]:
+    """The formats of scores that `metrics` adds."""
+    names = [name.removeprefix("eval_") for name in logs if name.startswith("eval_") and name not in _EVALUATION]
+    shown = [name for name in names if name in TITLES or not name.startswith((*TITLES, "gen_len", "samples", "steps"))]
+    unshown = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+    return {f"eval_{name}": f"{title_of(name)} {{:.2f}}" for name in shown if name not in unshown}
 
 
 def duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, set_seed
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.token_kinds import tokenizer_task
-from ..evaluation.metrics import translation_metrics
+from ..evaluation.metrics import make_metrics, score_names, translation_metrics
 from ..hub.publishing import destination, publish_run
 from ..inference.languages import name_languages
 from ..inference.loading import import_class, trust_code
@@ -27,11 +27,12 @@ from .adapters import add_lora, merge_lora
 from .arguments import (
     DataArguments,
     RunArguments,
-    bleu_options,
     check_optimizer,
+    check_selection,
     check_size,
     model_config,
     refused_as_one_line,
+    score_options,
 )
 from .callbacks import FitThreads, ReleaseFreeMemory, StopWithCheckpoint
 from .checkpoints import find_checkpoint, one_run_at_a_time, report_failed_save, resume_hint
@@ -254,6 +255,17 @@ def make_trainer(run: Run, signals: StopSignals) -> tuple[VanillaTransformerTrai
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
     callbacks.append(stop)  # last: it saves a run that a callback before it ends
+    options = score_options(run.data_args)
+    metrics = make_metrics(options.pop("metrics"), options["tokenize"], options["lowercase"])
+    check_selection(args, score_names(metrics))
+    validation = run.corpus.pairs.get("validation")
+    compute_metrics = translation_metrics(
+        tokenizers[1],
+        groups=run.groups("validation"),
+        metrics=metrics,
+        sources=None if validation is None else validation["source"],
+        **options,
+    )
     with refused_as_one_line("training arguments"):
         trainer = VanillaTransformerTrainer(
             model=run.model,
@@ -263,9 +275,7 @@ def make_trainer(run: Run, signals: StopSignals) -> tuple[VanillaTransformerTrai
             data_collator=DataCollatorForSeq2Seq(tokenizers[0], model=run.model),
             processing_class=tokenizers[0],
             target_tokenizer=tokenizers[1],
-            compute_metrics=translation_metrics(
-                tokenizers[1], groups=run.groups("validation"), **bleu_options(run.data_args)
-            ),
+            compute_metrics=compute_metrics,
             callbacks=callbacks,
             data_facts=data_facts(run),
             fixed_facts=fixed_facts(run),

@@ -40,9 +40,15 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "--format", choices=["text", "markdown", "latex"], default="text", help="of the tables (default: text)"
     )
     parser.add_argument(
-        "--metrics", nargs="+", default=["bleu", "chrf"], metavar="NAME",
-        help="bleu, chrf, chrf++, ter, or MODULE:FUNCTION that returns one number per sentence for the lists of "
-        "sources, hypotheses and references (default: bleu chrf)",
+        "--metrics", nargs="+", metavar="NAME",
+        help="bleu, chrf, chrf++, ter, exact_match, top_k (with --n_best), token_error_rate, character_error_rate, "
+        "sequence_error_rate, MODULE:FUNCTION that returns one number per sentence for the lists of sources, "
+        "hypotheses and references, or what evaluate.load finds: a folder, or a metric on the Hub such as comet "
+        "(default: bleu chrf, or top_k)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--normalize", metavar="MODULE:FUNCTION",
+        help="brings translations and references to one form before they are scored; None is an invalid one",
     )  # fmt: skip
     parser.add_argument("--by", metavar="NAME", help="scores by length, or by the value of this column of --source")
     parser.add_argument(
@@ -153,30 +159,43 @@ def score_perturbed(
 ) -> dict[str, Any]:
     """Scores by perturbation and system, as of `scores_by_group`. `clean` has the scores of the text as it is."""
     from hf_vanilla_transformer.data.perturbations import perturb_all
-    from hf_vanilla_transformer.evaluation.metrics import score_translations
+    from hf_vanilla_transformer.evaluation.bleu_tokenizers import fitting_tokenizer
+    from hf_vanilla_transformer.evaluation.comparison import scores_by_group
 
     groups: dict[str, Any] = {"none": clean}
+    # one for all rows of the table, although foreign letters are among the perturbations
+    tokenize = options["tokenize"] or fitting_tokenizer([reference for _, reference in pairs])
+    options = options | {"tokenize": tokenize}
     for name in perturbations:
         sources, references = map(list, zip(*perturb_all(name, pairs), strict=True))
-        groups[name] = {"sentences": len(sources)}
+        hypotheses = {}
         for system, translator in systems.items():
             settings = given_values(arguments, *DECODING) | codes_of(arguments, translator, arguments.source)
-            hypotheses = list(translator.translate(sources, **settings))
-            scores = score_translations(hypotheses, references, **options)
-            groups[name][system] = {metric: scores[metric] for metric in options["metrics"]}
+            hypotheses[system] = list(translator.translate(sources, **settings))
+        labels = [name] * len(sources)
+        groups |= scores_by_group(hypotheses, references, labels, sources=sources, **options)
     return groups
 
 
-def print_scores(results: dict[str, Any], metrics: list[str], tables: list[Any], form: str) -> None:
+def print_scores(
+    results: dict[str, Any], scores: dict[str, float], tables: list[Any], signatures: list[str], form: str
+) -> None:
+    """Print scores with their signatures, then tables with the signatures of groups."""
+    from hf_vanilla_transformer.evaluation.metric_names import title_of
     from hf_vanilla_transformer.evaluation.score_tables import render
 
-    for metric in metrics if "comparison" not in results else ():
-        print(f"{results[f'{metric}_signature']} = {results[metric]:.2f}")
+    for name, score in scores.items() if "comparison" not in results else ():
+        if name not in ("exact_match", "invalid"):
+            print(f"{results.get(f'{name}_signature') or title_of(name)} = {score:.2f}")
     for table in tables:
         print(render(table, form), end="\n\n")
+    for signature in signatures:
+        print(signature)
     for signature in results.get("comparison", {}).get("signatures", {}).values():
         print(signature)
     print(f"exact match = {results['exact_match']:.2f} % of {results['sentences']} sentences")
+    if "invalid" in scores:
+        print(f"invalid = {scores['invalid']:.2f} % of {results['sentences']} sentences")
     if "seconds" in results:
         print(f"{results['seconds']:.1f} seconds, {results['sentences_per_second']:.1f} sentences per second")
 
@@ -184,14 +203,21 @@ def print_scores(results: dict[str, Any], metrics: list[str], tables: list[Any],
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.data.perturbations import perturbation_names
     from hf_vanilla_transformer.evaluation import comparison, score_tables
-    from hf_vanilla_transformer.evaluation.metrics import check_tokenizer, import_metrics, score_translations
+    from hf_vanilla_transformer.evaluation.metric_names import DEFAULT
+    from hf_vanilla_transformer.evaluation.metrics import make_metrics, score_names, score_translations
+    from hf_vanilla_transformer.evaluation.normalization import import_normalizer
     from hf_vanilla_transformer.inference.text_io import line_writer
 
-    if arguments.bleu_tokenize:
-        check_tokenizer(arguments.bleu_tokenize)  # before the model translates for an hour
-    metrics, functions = import_metrics(arguments.metrics)
+    # before the model translates for an hour
+    metrics = make_metrics(arguments.metrics or DEFAULT, arguments.bleu_tokenize, arguments.bleu_lowercase)
+    names = score_names(metrics)
     perturbations = perturbation_names(arguments.perturb or [])
-    options = {"metrics": metrics, "tokenize": arguments.bleu_tokenize, "lowercase": arguments.bleu_lowercase}
+    options = {
+        "metrics": metrics,
+        "tokenize": arguments.bleu_tokenize,
+        "lowercase": arguments.bleu_lowercase,
+        "normalize": import_normalizer(arguments.normalize),
+    }
     with (
         line_writer(arguments.output) if arguments.output else nullcontext() as write,
         line_writer(arguments.report) if arguments.report else nullcontext() as write_page,
@@ -207,27 +233,31 @@ def main(arguments: argparse.Namespace) -> None:
             if translator is not None:
                 hypotheses[name], settings = translate_source(arguments, translator, sources or [])
                 origin = settings if name == first else origin
-        results = score_translations(hypotheses[first], references, **options)
+        results = score_translations(hypotheses[first], references, sources=sources, **options)
+        scores = {name: results[name] for name in (*names, "invalid") if name in results}
+        signatures: list[str] = []
         results |= origin
         results["reference"] = arguments.reference if len(references) > 1 else arguments.reference[0]
         tables = []
+        functions = any(":" in name for name in metrics)
         if arguments.compare or functions:
-            compared = comparison.compare_systems(
-                hypotheses, references, sources=sources, functions=functions, **options
-            )
+            compared = comparison.compare_systems(hypotheses, references, sources=sources, **options)
             results |= {"comparison": compared}
             results["differences"] = comparison.largest_differences(hypotheses, references, sources)
             tables.append(score_tables.comparison_table(compared))
         if labels is not None:
-            groups = comparison.scores_by_group(hypotheses, references, labels, **options)
+            groups = comparison.scores_by_group(hypotheses, references, labels, sources=sources, **options)
+            signatures += score_tables.group_signatures(groups)
             results["groups"] = groups
             tables.append(score_tables.group_table(arguments.by, groups))
         if perturbations:
             pairs = list(zip(sources or [], references[0], strict=True))
-            clean = comparison.scores_by_group(hypotheses, references, ["none"] * len(pairs), **options)["none"]
+            labels = ["none"] * len(pairs)
+            clean = comparison.scores_by_group(hypotheses, references, labels, sources=sources, **options)["none"]
             results["perturbations"] = score_perturbed(arguments, systems, clean, pairs, perturbations, options)
             tables.append(score_tables.group_table("perturbation", results["perturbations"]))
-        print_scores(results, metrics, tables, arguments.format)
+            signatures += score_tables.group_signatures(results["perturbations"])
+        print_scores(results, scores, tables, list(dict.fromkeys(signatures)), arguments.format)
         if write:
             write(json.dumps(results, indent=2, ensure_ascii=False))
         if write_page:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from random import Random
 
+import jiwer
 import numpy as np
 import pytest
 import sacrebleu
@@ -18,8 +19,9 @@ from hf_vanilla_transformer.evaluation.comparison import (
     length_labels,
     scores_by_group,
 )
-from hf_vanilla_transformer.evaluation.metrics import import_metrics, score_translations
-from hf_vanilla_transformer.evaluation.score_tables import comparison_table, group_table, render
+from hf_vanilla_transformer.evaluation.metric_classes import FunctionMetric
+from hf_vanilla_transformer.evaluation.metrics import Groups, make_metrics, score_translations
+from hf_vanilla_transformer.evaluation.score_tables import comparison_table, group_signatures, group_table, render
 from hf_vanilla_transformer.utils.errors import UserError
 
 WORDS = ["ein", "kleiner", "großer", "Hund", "läuft", "springt", "über", "die", "Straße", "und", "bellt", "laut", "."]
@@ -93,13 +95,13 @@ def test_metric_of_ones_own_is_tested_like_the_others(texts):
         pairs = zip(hypotheses, references, strict=True)
         return [sum(a == b for a, b in zip(h.split(), r.split(), strict=True)) / len(r.split()) for h, r in pairs]
 
-    compared = compare_systems(systems, references, sources=references, metrics=(), functions={"m:overlap": overlap})
+    compared = compare_systems(systems, references, sources=references, metrics=[FunctionMetric("m:overlap", overlap)])
     baseline, better, equal = (each["m:overlap"] for each in compared["systems"].values())
     assert baseline["score"] == pytest.approx(np.mean(overlap(references, systems["system 0.4"], references)))
     assert better["p_bootstrap"] < 0.05 and better["p_randomization"] < 0.05 and "p_bootstrap" not in baseline
     assert equal["p_bootstrap"] > 0.05 and equal["p_randomization"] > 0.05
     with pytest.raises(UserError, match="m:one"):
-        compare_systems(systems, references, metrics=(), functions={"m:one": lambda *_: [1.0]})
+        compare_systems(systems, references, metrics=[FunctionMetric("m:one", lambda *_: [1.0])])
 
 
 def test_comet_of_the_guide_scores_each_sentence(texts, tmp_path, monkeypatch):
@@ -120,11 +122,9 @@ def test_comet_of_the_guide_scores_each_sentence(texts, tmp_path, monkeypatch):
     python.chmod(0o755)
     (tmp_path / "comet_metric.py").write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    names, functions = import_metrics(["bleu", "comet_metric:scores"])
+    metrics = make_metrics(["bleu", "comet_metric:scores"])
     references, _, systems = texts
-    compared = compare_systems(
-        systems, references, sources=["x"] * len(references), metrics=names, functions=functions
-    )["systems"]
+    compared = compare_systems(systems, references, sources=["x"] * len(references), metrics=metrics)["systems"]
     for name, hypotheses in systems.items():
         equal = np.mean([a == b for a, b in zip(hypotheses, references, strict=True)])
         assert compared[name]["comet_metric:scores"]["score"] == pytest.approx(equal) and "bleu" in compared[name]
@@ -148,6 +148,39 @@ def test_groups_and_differences(texts):
     scores = [sacrebleu.sentence_chrf(best[name], [best["reference"]]).score for name in ("hypothesis", "baseline")]
     assert best["difference"] == pytest.approx(scores[0] - scores[1])
     assert render(group_table("length", groups), "text").count("\n") == len(groups)
+
+
+def test_each_group_has_the_tokenizer_of_its_language(texts):
+    """The Chinese sentences are the fewer ones and come last, so that a tokenizer of the whole table would be 13a."""
+    german, _, systems = texts
+    chinese = ["一个男人在公园里遛狗，旁边有两个孩子。", "两只狗在雪地里奔跑，天气很冷。"] * 4
+    thai = ["ผู้ชายในสวน", "สุนัขวิ่งบนถนนสายยาว"] * 4
+    references = [*german, *chinese, *thai]
+    changed = [*systems["system 0.3"], *(text.replace("在", "正在") for text in chinese), *thai]
+    labels = ["de"] * len(german) + ["zh"] * 8 + ["th"] * 8
+    groups = scores_by_group({"a": changed}, references, labels)
+    apart = Groups(labels, True).score(changed, references)
+    for label, tokenize in (("de", "13a"), ("zh", "zh"), ("th", "char")):
+        rows = [row for row, each in enumerate(labels) if each == label]
+        sides = [[texts[row] for row in rows] for texts in (changed, references)]
+        expected = sacrebleu.corpus_bleu(sides[0], [sides[1]], tokenize=tokenize).score
+        assert groups[label]["a"]["bleu"] == apart[f"bleu_{label}"] == pytest.approx(expected, abs=1e-9)
+        assert f"tok:{tokenize}" in groups[label]["signatures"]["bleu"]
+    shown = group_signatures(groups)
+    assert [line for line in shown if line.startswith("zh: BLEU") and "tok:zh" in line]
+    assert [line for line in shown if line.startswith("chrF2|")]  # one for all labels
+
+
+def test_rates_are_compared_by_their_sums(texts):
+    """An error rate is the ratio of two sums, and its interval that of resampled sums."""
+    references, _, systems = texts
+    compared = compare_systems(systems, references, metrics=["token_error_rate", "exact_match"])["systems"]
+    for name, hypotheses in systems.items():
+        expected = 100 * jiwer.wer(references, hypotheses)
+        assert compared[name]["token_error_rate"]["score"] == pytest.approx(expected, abs=1e-9)
+    baseline, better, equal = (each["token_error_rate"] for each in compared.values())
+    assert better["p_bootstrap"] < 0.05 < equal["p_bootstrap"] and better["p_randomization"] < 0.05
+    assert abs(baseline["mean"] - baseline["score"]) < baseline["interval"]
 
 
 def test_tables_of_a_paper(texts):

@@ -9,9 +9,9 @@ import pytest
 import sacrebleu
 from transformers import EvalPrediction
 
-from hf_vanilla_transformer.evaluation import metrics
+from hf_vanilla_transformer.evaluation import bleu_tokenizers
+from hf_vanilla_transformer.evaluation.bleu_tokenizers import check_tokenizer
 from hf_vanilla_transformer.evaluation.metrics import (
-    check_tokenizer,
     score_test_split,
     score_translations,
     translation_metrics,
@@ -140,7 +140,7 @@ def test_tokenizer_that_cannot_be_loaded_is_a_one_line_error(monkeypatch):
 
 
 def test_lines_too_short_for_bleu_give_one_warning(caplog):
-    metrics._warn_once.cache_clear()
+    bleu_tokenizers.warn_once.cache_clear()
     words = ["zweihunderteins", "siebentausenddreizehn"]
     for _ in range(2):
         assert score_translations(words, words)["bleu"] == 0  # no 4-gram exists

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 from transformers import EvalPrediction
 
-from hf_vanilla_transformer.evaluation import metrics
+from hf_vanilla_transformer.evaluation import metric_classes
 from hf_vanilla_transformer.training.report import SampleTranslations
 from tests.model_helpers import SPECIAL_TOKENS, word_tokenizer
 from tests.trainer_helpers import run_tiny, write_pairs
@@ -32,7 +32,7 @@ def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(tmp_path, cap
 def test_last_update_is_validated_once_and_averages_are_named(tmp_path, capsys, monkeypatch):
     """One validation line for each update that is evaluated. The candidates have one line without samples."""
     warnings: list[str] = []
-    monkeypatch.setattr(metrics, "_warn_once", warnings.append)
+    monkeypatch.setattr(metric_classes, "warn_once", warnings.append)
     pairs = [f"text {number}" for number in range(12)]
     for side in ("en", "de"):
         (tmp_path / f"text.{side}").write_text("\n".join(pairs) + "\n")

@@ -9,7 +9,7 @@ from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer.data import load_tokenizers
-from hf_vanilla_transformer.evaluation.metrics import fitting_tokenizer
+from hf_vanilla_transformer.evaluation.bleu_tokenizers import fitting_tokenizer
 from hf_vanilla_transformer.hub.card import _examples
 from hf_vanilla_transformer.training.report import SampleTranslations
 from hf_vanilla_transformer.utils.markdown import isolated

@@ -1,0 +1,319 @@
+"""The package's scores as `evaluate.Metric`s.
+
+They are used directly, without `evaluate.load`: they keep the text in memory, and make no file, folder, lock or
+download. `evaluate.combine` takes them. Importing this module imports `evaluate`, which takes a while.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import datasets
+import evaluate
+import numpy as np
+from sacrebleu.metrics import BLEU, CHRF, TER
+
+from ..utils.errors import UserError
+from .bleu_tokenizers import check_tokenizer, fitting_tokenizer, warn_of_tokenizer, warn_once
+from .edit_distance import edit_distance
+from .metric_names import TOP
+
+#: A metric of one's own: sources, hypotheses and references (the first of each) to one number for each sentence.
+SentenceMetric: TypeAlias = Callable[[list[str], list[str], list[str]], Sequence[float]]
+
+_STRING = datasets.Value("string")
+_STRINGS = datasets.Sequence(_STRING)
+
+
+class TextMetric(evaluate.Metric):
+    """A metric of texts.
+
+    Args:
+        lowercase: ignore case.
+
+    `compute(predictions=…, references=…)` takes a text for each prediction, and a text or a list of texts for each
+    reference.
+    """
+
+    key = ""  #: the name of the score in the results and on the command line
+    description = ""
+
+    def __init__(self, lowercase: bool = False) -> None:
+        self.lowercase = lowercase
+        super().__init__(keep_in_memory=True)
+
+    def _build_data_dir(self) -> str:
+        """The folder for cached predictions. None is made, because they stay in memory."""
+        return self._data_dir_root
+
+    def _info(self) -> evaluate.MetricInfo:
+        several = datasets.Features({"predictions": self._prediction_type(), "references": _STRINGS})
+        one = datasets.Features({"predictions": self._prediction_type(), "references": _STRING})
+        return evaluate.MetricInfo(
+            description=self.description, citation="", inputs_description="", features=[several, one]
+        )
+
+    def _prediction_type(self) -> Any:
+        return _STRING
+
+    def cased(self, text: str) -> str:
+        """The text as it is compared."""
+        return text.lower() if self.lowercase else text
+
+
+class FunctionMetric(TextMetric):
+    """The mean of a function's numbers for the sentences.
+
+    Args:
+        name: of the score.
+        function: from the lists of sources, predictions and first references to one number for each.
+    """
+
+    description = "mean of a function of sources, predictions and references"
+
+    def __init__(self, name: str, function: SentenceMetric) -> None:
+        self.key = name
+        self.function = function
+        super().__init__()
+
+    def _info(self) -> evaluate.MetricInfo:
+        features = datasets.Features(sources=_STRING, predictions=_STRING, references=_STRINGS)
+        return evaluate.MetricInfo(description=self.description, citation="", inputs_description="", features=features)
+
+    def values(self, sources: Sequence[str], predictions: Sequence[str], references: Iterable[Any]) -> np.ndarray:
+        """The numbers (N,) of the sentences."""
+        first = [alternatives(row)[0] for row in references]
+        numbers = np.asarray(self.function(list(sources), list(predictions), first), dtype=np.float64)
+        if numbers.shape != (len(first),):
+            raise UserError(
+                f"{self.key}: it returned shape {numbers.shape}; one number for each of {len(first)} is needed"
+            )
+        return numbers
+
+    def _compute(
+        self, predictions: Any = None, references: Any = None, sources: Any = None, **options: Any
+    ) -> dict[str, Any]:
+        return {self.key: float(self.values(sources, predictions, references).mean())}
+
+
+class SacrebleuMetric(TextMetric):
+    """A metric that sacreBLEU computes (Post 2018)."""
+
+    def scorer(self, references: Sequence[Sequence[str]]) -> Any:
+        """sacreBLEU's object for these lists of references."""
+        raise NotImplementedError
+
+    def _compute(self, predictions: Any = None, references: Any = None, **options: Any) -> dict[str, Any]:
+        columns = reference_columns(references)
+        scorer = self.scorer(columns)
+        score = scorer.corpus_score(list(predictions), columns)
+        signature = f"{score.name}|{scorer.get_signature()}"
+        return {self.key: score.score, f"{self.key}_signature": signature} | self._details(score)
+
+    def _details(self, score: Any) -> dict[str, Any]:
+        return {}
+
+
+class Bleu(SacrebleuMetric):
+    """BLEU (Papineni et al. 2002).
+
+    Args:
+        tokenize: sacreBLEU's tokenizer. None is the one that fits the script of the references.
+        lowercase: ignore case.
+    """
+
+    key = "bleu"
+    description = "BLEU of sacreBLEU"
+
+    def __init__(self, tokenize: str | None = None, lowercase: bool = False) -> None:
+        if tokenize:
+            check_tokenizer(tokenize)
+        self.tokenize = tokenize
+        super().__init__(lowercase)
+
+    def scorer(self, references: Sequence[Sequence[str]]) -> BLEU:
+        texts = [text for text in references[0] if text is not None]
+        if self.tokenize:
+            warn_of_tokenizer(self.tokenize, texts)
+        tokenize = self.tokenize or fitting_tokenizer(texts)
+        # `force`: no warning that the text looks tokenised, as "none" expects
+        return BLEU(tokenize=tokenize, lowercase=self.lowercase, force=tokenize == "none")
+
+    def _compute(self, predictions: Any = None, references: Any = None, **options: Any) -> dict[str, Any]:
+        results = super()._compute(predictions, references)
+        if results["bleu"] == 0 and ExactMatch(self.lowercase).statistics(predictions, references)[:, 0].any():
+            warn_once(
+                "BLEU is 0 although some lines equal their references: with this tokenizer no matching line has a "
+                "4-gram; use tokenize='char' or chrF for such text"
+            )
+        return results
+
+    def _details(self, score: Any) -> dict[str, Any]:
+        return {
+            "brevity_penalty": score.bp,
+            "precisions": list(score.precisions),
+            "hypothesis_length": score.sys_len,
+            "reference_length": score.ref_len,
+        }
+
+
+class Chrf(SacrebleuMetric):
+    """chrF (Popović 2015)."""
+
+    key = "chrf"
+    description = "chrF of sacreBLEU"
+    word_order = 0
+
+    def scorer(self, references: Sequence[Sequence[str]]) -> CHRF:
+        return CHRF(lowercase=self.lowercase, word_order=self.word_order)
+
+
+class ChrfPlusPlus(Chrf):
+    """chrF++ (Popović 2017): chrF with words and pairs of words."""
+
+    key = "chrf++"
+    description = "chrF++ of sacreBLEU"
+    word_order = 2
+
+
+class Ter(SacrebleuMetric):
+    """TER (Snover et al. 2006), with sacreBLEU's defaults, which ignore case."""
+
+    key = "ter"
+    description = "TER of sacreBLEU"
+
+    def scorer(self, references: Sequence[Sequence[str]]) -> TER:
+        return TER()
+
+
+class RateMetric(TextMetric):
+    """A metric in percent: of counts and of the units that they are counted in, both for each sentence."""
+
+    def statistics(self, predictions: Iterable[str], references: Iterable[Any]) -> np.ndarray:
+        """Counts and units, (N, 2)."""
+        raise NotImplementedError
+
+    def _compute(self, predictions: Any = None, references: Any = None, **options: Any) -> dict[str, Any]:
+        counts, units = self.statistics(predictions, references).sum(axis=0)
+        if not units:
+            raise UserError(f"{self.key}: the references are empty")
+        return {self.key: 100 * float(counts) / float(units)}
+
+
+class ExactMatch(RateMetric):
+    """The percentage of predictions that equal a reference. Spaces at the ends do not count, as in sacreBLEU."""
+
+    key = "exact_match"
+    description = "percentage of predictions that equal a reference"
+
+    def statistics(self, predictions: Iterable[str], references: Iterable[Any]) -> np.ndarray:
+        rows = zip(predictions, references, strict=True)
+        return np.array([(normal(text, self) in normals(row, self), 1) for text, row in rows], dtype=np.float64)
+
+
+class SequenceErrorRate(ExactMatch):
+    """The percentage of predictions that equal no reference: of pronunciations the word error rate."""
+
+    key = "sequence_error_rate"
+    description = "percentage of predictions that equal no reference"
+
+    def statistics(self, predictions: Iterable[str], references: Iterable[Any]) -> np.ndarray:
+        equal, one = super().statistics(predictions, references).T
+        return np.stack([one - equal, one], axis=1)
+
+
+class TopK(TextMetric):
+    """The percentage of n-best lists with a reference among their first k, for each k up to the longest list.
+
+    A prediction is a list of texts, best first.
+    """
+
+    key = "top_k"
+    description = "percentage of n-best lists with a reference among their first k"
+
+    def _prediction_type(self) -> Any:
+        return _STRINGS
+
+    def _compute(self, predictions: Any = None, references: Any = None, **options: Any) -> dict[str, Any]:
+        longest = max(map(len, predictions))
+        ranks = [self._rank(texts, row) for texts, row in zip(predictions, references, strict=True)]
+        reported = [k for k in TOP if k <= max(longest, 1)]
+        return {f"top_{k}": 100 * sum(rank <= k for rank in ranks) / len(ranks) for k in reported}
+
+    def _rank(self, texts: Sequence[str], references: Any) -> float:
+        """The place of the first reference in an n-best list, from 1."""
+        wanted = normals(references, self)
+        places = (place for place, text in enumerate(texts, start=1) if normal(text, self) in wanted)
+        return next(places, float("inf"))
+
+
+class TokenErrorRate(RateMetric):
+    """Edits of tokens between white space, in percent of the tokens of the references, as jiwer's `wer`.
+
+    It is the word error rate of text, and the phoneme error rate of phonemes. Of several references the nearest
+    counts.
+    """
+
+    key = "token_error_rate"
+    description = "edits of tokens in percent of the tokens of the references"
+
+    def tokens(self, text: str) -> Sequence[str]:
+        """The tokens of a text."""
+        words = re.sub(r"\s\s+", " ", self.cased(text)).strip().split(" ")
+        return [word for word in words if word]
+
+    def statistics(self, predictions: Iterable[str], references: Iterable[Any]) -> np.ndarray:
+        counts = []
+        for text, row in zip(predictions, references, strict=True):
+            tokens = self.tokens(text)
+            by_reference = [(edit_distance(each, tokens), len(each)) for each in map(self.tokens, alternatives(row))]
+            counts.append(min(by_reference))
+        return np.array(counts, dtype=np.float64)
+
+
+class CharacterErrorRate(TokenErrorRate):
+    """Edits of characters, in percent of the characters of the references, as jiwer's `cer`."""
+
+    key = "character_error_rate"
+    description = "edits of characters in percent of the characters of the references"
+
+    def tokens(self, text: str) -> Sequence[str]:
+        return self.cased(text).strip()
+
+
+CLASSES: dict[str, type[TextMetric]] = {
+    each.key: each
+    for each in (
+        Bleu,
+        Chrf,
+        ChrfPlusPlus,
+        Ter,
+        ExactMatch,
+        TopK,
+        TokenErrorRate,
+        CharacterErrorRate,
+        SequenceErrorRate,
+    )
+}
+
+
+def normal(text: str, metric: TextMetric) -> str:
+    """The text as a metric compares whole texts."""
+    return metric.cased(text).strip()
+
+
+def normals(references: Any, metric: TextMetric) -> set[str]:
+    """The references of one prediction as a metric compares whole texts."""
+    return {normal(text, metric) for text in alternatives(references)}
+
+
+def alternatives(references: Any) -> list[str]:
+    """The references of one prediction, which may be one text."""
+    return [references] if isinstance(references, str) else list(references)
+
+
+def reference_columns(references: Iterable[Any]) -> list[list[str]]:
+    """sacreBLEU's lists of references, from the references of each prediction."""
+    rows = [alternatives(row) for row in references]
+    count = max(map(len, rows))
+    return [[row[place] if place < len(row) else None for row in rows] for place in range(count)]  # type: ignore[misc]

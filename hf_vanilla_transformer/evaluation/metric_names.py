@@ -1,0 +1,29 @@
+"""The names of the package's scores, without the libraries that compute them."""
+
+#: name on the command line and in results -> title in tables
+TITLES = {
+    "bleu": "BLEU",
+    "chrf": "chrF",
+    "chrf++": "chrF++",
+    "ter": "TER",
+    "exact_match": "exact match",
+    "top_k": "top k",
+    "token_error_rate": "token error rate",
+    "character_error_rate": "character error rate",
+    "sequence_error_rate": "sequence error rate",
+}
+#: scores with a signature of sacreBLEU
+SIGNED = "bleu", "chrf", "chrf++", "ter"
+#: scores of which less is better
+LOWER_IS_BETTER = "ter", "token_error_rate", "character_error_rate", "sequence_error_rate", "loss", "perplexity"
+#: scores of text in a language
+DEFAULT = "bleu", "chrf"
+#: scores of other sequences
+OF_SEQUENCES = "exact_match", "character_error_rate"
+#: k of the scores top_1, top_3 … of `top_k`
+TOP = 1, 3, 5, 10, 50
+
+
+def title_of(name: str) -> str:
+    """The title of a score, such as "top 5" of `top_5`."""
+    return TITLES.get(name) or (name.replace("_", " ") if name.startswith("top_") else name)

@@ -1,0 +1,160 @@
+"""The scores as `evaluate.Metric`s: against jiwer and restated definitions, offline and without a file."""
+
+import random
+import subprocess
+import sys
+
+import evaluate
+import jiwer
+import numpy as np
+import pytest
+from transformers import EvalPrediction
+
+from hf_vanilla_transformer.evaluation import metric_classes, metrics
+from hf_vanilla_transformer.evaluation.edit_distance import edit_distance
+from hf_vanilla_transformer.evaluation.metric_classes import Bleu, CharacterErrorRate, Chrf, TokenErrorRate, TopK
+from hf_vanilla_transformer.evaluation.metric_names import TITLES
+from hf_vanilla_transformer.evaluation.metrics import (
+    make_metrics,
+    score_names,
+    score_translations,
+    translation_metrics,
+)
+from hf_vanilla_transformer.utils.errors import UserError
+from tests.model_helpers import SPECIAL_TOKENS, word_tokenizer
+
+
+def random_texts(draw, count, least):
+    return ["  ".join(draw.choice("abcdeé") for _ in range(draw.randint(least, 12))) for _ in range(count)]
+
+
+def plain_distance(first, second):
+    """Wagner and Fischer 1974."""
+    row = list(range(len(second) + 1))
+    for index, symbol in enumerate(first, start=1):
+        above, row[0] = row[0], index
+        for place, other in enumerate(second, start=1):
+            above, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, above + (symbol != other))
+    return row[-1]
+
+
+def test_edit_distance_equals_the_matrix():
+    draw = random.Random(0)
+    for _ in range(300):
+        first, second = (draw.choices("abc", k=draw.randint(0, 90)) for _ in range(2))
+        assert edit_distance(first, second) == plain_distance(first, second)
+
+
+@pytest.mark.parametrize(
+    ("metric", "judge"),
+    [(TokenErrorRate(), jiwer.wer), (CharacterErrorRate(), jiwer.cer)],
+    ids=["tokens", "characters"],
+)
+def test_error_rates_equal_jiwer(metric, judge):
+    draw = random.Random(1)
+    for _ in range(30):
+        references, hypotheses = random_texts(draw, 9, 1), random_texts(draw, 9, 0)
+        score = metric.compute(predictions=hypotheses, references=references)[metric.key]
+        assert score == pytest.approx(100 * judge(references, hypotheses), abs=1e-12)
+
+
+def test_top_k_counts_lists_with_the_reference_among_the_first_k():
+    draw = random.Random(2)
+    lists = [draw.sample([f"text {n}" for n in range(80)], 50) for _ in range(200)]
+    references = [f"text {draw.randrange(80)}" for _ in lists]
+    scores = TopK().compute(predictions=lists, references=references)
+    for k in (1, 3, 5, 10, 50):
+        hits = [reference in texts[:k] for texts, reference in zip(lists, references, strict=True)]
+        assert scores[f"top_{k}"] == pytest.approx(100 * np.mean(hits))
+    assert list(TopK().compute(predictions=[["a", "b", "c"]], references=["b"])) == ["top_1", "top_3"]
+
+
+def test_names_and_classes_agree():
+    assert list(metric_classes.CLASSES) == list(TITLES)
+
+
+def test_metrics_combine_with_others(tmp_path):
+    (tmp_path / "length.py").write_text(LENGTH, encoding="utf-8")
+    other = evaluate.load(str(tmp_path / "length.py"))
+    combined = evaluate.combine([Bleu("none"), Chrf(), other])
+    scores = combined.compute(predictions=["a b c d e", "f g"], references=["a b c d e", "f h"])
+    expected = score_translations(["a b c d e", "f g"], ["a b c d e", "f h"], tokenize="none")
+    assert scores["bleu"] == expected["bleu"] and scores["chrf"] == expected["chrf"] and scores["longest"] == 9
+    assert scores["bleu_signature"] == expected["bleu_signature"]
+
+
+LENGTH = """
+import datasets
+import evaluate
+
+
+class Length(evaluate.Metric):
+    def _info(self):
+        features = datasets.Features(predictions=datasets.Value("string"), references=datasets.Value("string"))
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+
+    def _compute(self, predictions, references):
+        lengths = [len(text) for text in predictions]
+        return {"longest": max(lengths), "shortest": min(lengths), "all": lengths}
+"""
+
+
+def test_metric_of_a_folder_joins_the_built_in_ones(tmp_path):
+    folder = tmp_path / "length"
+    folder.mkdir()
+    (folder / "length.py").write_text(LENGTH, encoding="utf-8")
+    scores = score_translations(["abc", "d"], ["abc", "e"], metrics=["chrf", str(folder)])
+    assert scores["length_longest"] == 3 and scores["length_shortest"] == 1 and scores["exact_match"] == 50
+    names = score_names(make_metrics(["chrf", str(folder)]))
+    assert names == ["chrf", "length_longest", "length_shortest", "exact_match"]
+
+
+def test_metric_that_cannot_be_loaded_is_a_one_line_error(tmp_path):
+    (tmp_path / "needs.py").write_text("import no_such_package\n" + LENGTH, encoding="utf-8")
+    for name in ("no-such-metric-anywhere", str(tmp_path / "needs.py")):
+        with pytest.raises(UserError, match="^metrics: ") as error:
+            make_metrics([name])
+        assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="did you mean bleu"):
+        make_metrics(["bleuu"])
+
+
+def test_scores_leave_no_file(tmp_path):
+    """In a process of its own, because `evaluate` reads the place of its cache when it is imported."""
+    code = (
+        "from hf_vanilla_transformer.evaluation.metrics import score_translations\n"
+        "score_translations(['a b'], ['a b'], metrics=['bleu', 'chrf', 'ter', 'token_error_rate'])\n"
+    )
+    environment = {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ":".join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    left = [path for path in tmp_path.rglob("*") if "evaluate" in path.name or "metrics" in path.name]
+    assert left == []
+
+
+def upper_or_invalid(text):
+    if text == "raise":
+        raise RuntimeError("no text")
+    return None if text == "none" else text.upper()
+
+
+def test_invalid_texts_are_counted_and_equal_nothing():
+    hypotheses, references = ["a", "none", "raise", "B"], ["A", "none", "x", "b"]
+    scores = score_translations(
+        hypotheses, references, metrics=["top_k"], n_best=[[text] for text in hypotheses], normalize=upper_or_invalid
+    )
+    assert scores["exact_match"] == scores["top_1"] == 50 and scores["invalid"] == 50
+
+
+def test_any_metric_goes_into_a_trainer(tmp_path):
+    (tmp_path / "length.py").write_text(LENGTH, encoding="utf-8")
+    tokenizer = word_tokenizer(["<s>", "<pad>", "</s>", "<unk>", "a", "b"], **SPECIAL_TOKENS)
+    compute = translation_metrics(tokenizer, metrics=["token_error_rate", str(tmp_path / "length.py")])
+    prediction = EvalPrediction(predictions=np.array([[0, 4, 5, 2]]), label_ids=np.array([[4, 4, 2]]))
+    scores = compute(prediction)
+    assert scores["token_error_rate"] == 50 and scores["length_longest"] == 3 and "bleu" not in scores
+
+
+def test_names_are_known_without_evaluate():
+    code = "import sys, hf_vanilla_transformer.evaluation.metrics; assert 'evaluate' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert metrics.TITLES is TITLES
