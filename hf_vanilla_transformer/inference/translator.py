@@ -343,7 +343,7 @@ class Translator:
         stop, models = threading.Event(), self._searched_models()
 
         def search(job: SearchJob) -> list[list[Hypothesis]]:
-            return self._search(models, [sentences[i] for i in job.indices], job.batch_size, request, stop)
+            return self._search_in_memory(models, [sentences[i] for i in job.indices], job.batch_size, request, stop)
 
         for job, translations in zip(jobs, map_in_threads(search, jobs, workers, stop), strict=True):
             for i, hypotheses in zip(job.indices, translations, strict=True):
@@ -402,6 +402,33 @@ class Translator:
             if not str(getattr(model.config, "position_encoding_type", "")).startswith("sinusoidal")
         )
         return min(filter(None, limits), default=None)
+
+    def _search_in_memory(
+        self,
+        models: list[Any],
+        sentences: list[EncodedSentence],
+        batch_size: int,
+        request: TranslationRequest,
+        stop: threading.Event,
+    ) -> list[list[Hypothesis]]:
+        """`_search` with half the batch as long as the memory of a GPU does not suffice."""
+        while True:
+            try:
+                if request.refill or batch_size >= len(sentences):
+                    return self._search(models, sentences, batch_size, request, stop)
+                hypotheses: list[list[Hypothesis]] = []
+                for start in range(0, len(sentences), batch_size):
+                    part = sentences[start : start + batch_size]
+                    hypotheses += self._search(models, part, len(part), request, stop)
+                return hypotheses
+            except torch.OutOfMemoryError:
+                if batch_size == 1:
+                    raise
+            smaller = batch_size // 2
+            logger.warning(
+                "%s has no memory for %d sentences at once: translating %d", self.model.device, batch_size, smaller
+            )
+            batch_size = smaller
 
     @torch.inference_mode()
     def _search(

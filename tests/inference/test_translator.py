@@ -62,6 +62,32 @@ def alone(model, tokenizer, sentence, **settings):
     return tokenizer.decode(model.generate(input_ids=ids, **settings)[0], skip_special_tokens=True)
 
 
+@pytest.mark.parametrize("settings", [{}, {"output_scores": True}], ids=["refilled", "transformers' loop"])
+def test_batch_without_memory_is_halved(translator, settings, monkeypatch, caplog):
+    lines = [line for line in SENTENCES if line.strip()] * 4
+    settings = {"num_beams": 1, "max_new_tokens": 8, "batch_size": 16, **settings}
+    expected = list(translator.translate(lines, **settings))
+    generate, sizes = type(translator.model).generate, []
+
+    def with_memory_for_five(self, **arguments):
+        sizes.append(len(arguments["input_ids"]))
+        if sizes[-1] > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return generate(self, **arguments)
+
+    monkeypatch.setattr(type(translator.model), "generate", with_memory_for_five)
+    assert list(translator.translate(lines, **settings)) == expected
+    assert [size for size in sizes if size > 5][:2] == [16, 8]
+    assert any("translating 4" in record.getMessage() for record in caplog.records)
+    monkeypatch.setattr(type(translator.model), "generate", lambda *_, **__: with_memory_for_none())
+    with pytest.raises(torch.OutOfMemoryError):
+        list(translator.translate(lines, **settings))
+
+
+def with_memory_for_none():
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 def test_translations_keep_the_order_of_their_sentences(translator, batch_size):
     expected = [
