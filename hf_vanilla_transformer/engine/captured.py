@@ -291,6 +291,7 @@ class CapturedDecoder(PackedDecoder):
             view = step.memory.first(rows)
         else:
             view = self.view
+        assert self.source_mask is not None  # nothing is trimmed
         held = Memory(state, self.slots.visible, self.self_kv, self.cross_kv, self.source_mask)
         self._fill(step, view, held)
         _copy_into(step.penalties, penalties, 1)
