@@ -45,6 +45,17 @@ def linear_add(x: Tensor, residual: Tensor, packed: Tensor, bias: Tensor | None)
     return torch.ops.mkldnn._linear_pointwise.binary(x, residual, packed, bias, "add")
 
 
+# Products on a GPU
+
+
+def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """max(0, x W^T + b) of x (R, D), (R, O), in one kernel. Without the name, in two."""
+    fused = getattr(torch, "_addmm_activation", None)
+    if fused is None:
+        return nn.functional.linear(x, weight, bias).relu_()
+    return fused(bias, x, weight.T)
+
+
 # oneDNN's int8 products
 
 

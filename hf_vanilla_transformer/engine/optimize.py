@@ -24,7 +24,7 @@ from .int8_kernels import library
 from .int8_model import Int8Decoder, Int8Weights
 from .kernels import has_global_hooks, has_hooks, version
 from .linear import INT8, int8_error, mkl_is_slow
-from .packed_decoder import PackedDecoder, PackedWeights
+from .packed_decoder import PackedDecoder, PackedWeights, fold_biases
 
 logger = logging.get_logger(__name__)
 
@@ -162,6 +162,8 @@ class InferenceEngine:
             return Int8Weights(model)
         weights = PackedWeights(model, dtype, self.quantization)
         recorder = captured.recorder_of(model.device)
+        if model.device.type != "cpu" and not self.quantization:
+            fold_biases(weights)
         if recorder is not None:
             weights.steps = captured.CapturedSteps(recorder)
         return weights

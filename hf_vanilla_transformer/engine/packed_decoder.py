@@ -146,6 +146,7 @@ class PositionEncodings:
     def __init__(self, decoder: Any):
         self.decoder = decoder
         self.encodings = decoder.embed_tokens.weight.new_empty(0, decoder.config.d_model)
+        self.shift: Tensor | None = None  # (D,), added to all. See `fold_biases`
 
     def __call__(self, count: int) -> Tensor:
         """Encodings of at least `count` positions (n, D). Thread-safe."""
@@ -155,7 +156,10 @@ class PositionEncodings:
             count = config.max_position_embeddings if learned else max(64, 2 * count)
             ids = torch.arange(count, device=encodings.device)[None]  # (1, n)
             nothing = encodings.new_zeros(1, count, config.d_model)
-            self.encodings = encodings = self.decoder.embed(nothing, ids)[0]
+            encodings = self.decoder.embed(nothing, ids)[0]
+            if self.shift is not None:
+                encodings = encodings + self.shift
+            self.encodings = encodings
         return encodings
 
 
@@ -211,6 +215,32 @@ class PackedWeights(nn.Module):
                 x = layer(x, rows, kv, mask, source_kv, source_mask)
         head = self.lm_head if lm_head is None else lm_head
         return head(x if self.norm is None else self.norm(x)).unflatten(0, embeds.shape[:2])
+
+
+def fold_biases(weights: PackedWeights) -> None:
+    """Let the residual of each sub-layer contain the bias of its last product. A GPU then launches a kernel less.
+
+    A post-norm sub-layer computes LayerNorm(x + W s + b). Here the LayerNorm before it, or the encodings of positions,
+    give x + b, and its first product W' subtracts W' b.
+    """
+    before: Any = weights.position_encodings
+    for layer in weights.layers:
+        if layer.pre_norm:
+            return  # x is no output of a LayerNorm
+        sublayers = (
+            (layer.qkv_proj, layer.self_out_proj, layer.self_norm),
+            (layer.cross_q_proj, layer.cross_out_proj, layer.cross_norm),
+            (layer.fc1, layer.fc2, layer.final_norm),
+        )
+        for first, last, norm in sublayers:
+            if last.bias is not None and first.bias is not None:
+                first.bias = (first.bias.double() - first.weight.double() @ last.bias.double()).to(first.bias.dtype)
+                if isinstance(before, PositionEncodings):
+                    before.shift = last.bias.to(before.encodings.dtype)
+                else:
+                    before.bias = nn.Parameter(before.bias + last.bias, requires_grad=False)
+                last.bias = None
+            before = norm
 
 
 @dataclass(frozen=True)

@@ -270,7 +270,7 @@ def test_ensembles_take_the_eager_step(reasons: Callable[[], str]) -> None:
 
 # What a GPU is asked to do, counted on a pretended one
 
-LAUNCHES = 182  # of a step with four beams and six layers, ten of them copies into static memory
+LAUNCHES = 158  # of a step with four beams and six layers, ten of them copies into static memory
 WAITS = 9  # of a request of 64 steps: four of transformers, one for each 16 steps, one for the width of the result
 NO_END = 1499  # a token that the model never writes
 

@@ -126,3 +126,13 @@ def test_code_is_compiled_without_the_cache_of_modules(monkeypatch: pytest.Monke
     monkeypatch.setattr(kernels, "import_module", modules.get)
     graph: Any = None
     assert kernels.compile_graph(graph, [], {"freezing": True, "unknown": 1}) == {"freezing": True}
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_linear_relu_is_a_product_and_a_relu(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not fused:
+        monkeypatch.delattr(torch, "_addmm_activation")
+    draw = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(shape, generator=draw) for shape in ((5, 8), (6, 8), (6,)))
+    expected = (x @ weight.T + bias).clamp(min=0)
+    torch.testing.assert_close(kernels.linear_relu(x, weight, bias), expected)

@@ -9,7 +9,7 @@ from torch import Tensor
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.engine import linear
 from hf_vanilla_transformer.engine.compiled import CompiledDecoder, CompiledWeights
-from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder, PackedWeights
+from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder, PackedWeights, fold_biases
 from hf_vanilla_transformer.generation_vanilla_transformer import EncodedSource, ModuleDecoder
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import BeamState, Decoder
@@ -98,6 +98,21 @@ def test_packed_decoder_computes_every_kind_of_model(fields: dict[str, Any]) -> 
         walk.select([0, 2])
         found[-1] += walk.steps(4)
     assert_same_walk(*found)
+
+
+@pytest.mark.parametrize("fields", OPTIONS, ids=lambda fields: ",".join(fields))
+@torch.no_grad()
+def test_folded_biases_change_no_logits(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_can_prepack", lambda weight: False)
+    model = tiny_model(3, **fields)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.normal_()
+    packed, modules = decoders(model, [5, 2, 7])
+    fold_biases(packed.weights)
+    folded = [layer.fc2.bias is None for layer in packed.weights.layers]
+    assert folded == [fields.get("layer_norm_position") != "pre"] * len(folded)
+    assert_same_walk(*(Walk(decoder, 3, beams=4, prefix=2).steps(5) for decoder in (packed, modules)), 1e-4)
 
 
 @pytest.mark.parametrize("least", [0, 2**19])
