@@ -52,5 +52,6 @@ def norms_and_positions(stack: Any, hidden_states: tuple[Tensor, ...], past: int
     """
     states = hidden_states[0][:1]  # (1, T, D)
     positions = past + torch.arange(states.shape[1], device=states.device)
-    norms = torch.stack([state.norm(dim=-1) for state in hidden_states], dim=1)
-    return norms, stack.embed(torch.zeros_like(states), positions[None])[0]
+    # in float32, because bfloat16 has three digits
+    norms = torch.stack([state.float().norm(dim=-1) for state in hidden_states], dim=1)
+    return norms, stack.embed(torch.zeros_like(states, dtype=torch.float32), positions[None])[0]

@@ -149,7 +149,8 @@ class LanguagePair:
 
         The picture is of the sentence at position `caret`, None for the end.
         """
-        (parts,), prepared = await self._split([request.text])
+        notes = Notes()
+        (parts,), prepared = await self._split([request.text], notes)
         starts = list(accumulate((len(part.text) for part in parts), initial=0))
         numbers = [number for number, part in enumerate(parts) if part.is_sentence]
         before = [number for number in numbers if request.caret is None or starts[number] <= request.caret]
@@ -160,7 +161,7 @@ class LanguagePair:
         picture = await self.inspector.run(self.inspector.picture, own.text if own else sentence, beams, request)
         shown = number if picture["tokens"] else None
         others = [part for n, part in enumerate(parts) if n != shown]
-        (translated,) = await self._search([others], prepared, [False], 1)
+        (translated,) = await self._search([others], prepared, [False], 1, notes)
         texts = [hypotheses[0][0] for hypotheses in translated]
         if shown is not None:
             target = picture["text"]
@@ -174,7 +175,11 @@ class LanguagePair:
             {"source": part.source, "target": part.target, "is_sentence": part.links is not None} for part in joined
         ]
         sentences = [index for index, pair in enumerate(pairs) if pair["is_sentence"]]
-        return {**picture, "parts": pairs, "sentence": None if number is None else sentences[numbers.index(number)]}
+        sentence_number = None if number is None else sentences[numbers.index(number)]
+        remarks = [picture["note"]] if "note" in picture else []
+        if lines := [*remarks, *dict.fromkeys(notes.warnings)]:
+            picture["note"] = "\n".join(lines)
+        return {**picture, "parts": pairs, "sentence": sentence_number}
 
     async def translate_aligned(
         self, texts: Sequence[str], aligned: list[bool], notes: Notes | None = None

@@ -103,6 +103,9 @@ def test_sentences_that_are_cut_or_do_not_end_are_reported(q: str | list[str]) -
                 warnings = client.post("/translate", json=GOOD | {"q": q, "format": form}).json()["warnings"]
                 assert sum("training" in warning for warning in warnings) == 1
                 assert any("did not end" in warning for warning in warnings) is (limit is None)
+            if isinstance(q, str):
+                note = client.post("/page/translate", json={"text": q}).json()["note"]
+                assert note.count("training") == 1
 
 
 def test_html_keeps_its_tags(client: Any, translator: Translator) -> None:

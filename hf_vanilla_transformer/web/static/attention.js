@@ -1,5 +1,7 @@
 // Pictures of attention. `attention` is layers × heads × T × S weights. A head is "mean" or [layer, head].
 
+import { shownText } from "./tokens.js";
+
 const MOST_CELLS = 6000; // of the table. Longer sentences have only the small maps
 
 /** The weights (T × S) of a head, or their mean over all layers and heads. */
@@ -93,6 +95,6 @@ export function drawWeights(table, weights, tokens, source, look) {
 function heading(text, scope) {
   const cell = document.createElement("th");
   cell.scope = scope;
-  cell.textContent = (text.trim() || "·").slice(0, 20);
+  cell.textContent = shownText(text).slice(0, 20);
   return cell;
 }

@@ -1,5 +1,7 @@
 // The tree of a beam search: a column for each step, the best hypothesis of a step at the top.
 
+import { shownText } from "./tokens.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 const ROW = 30, GAP = 26, PADDING = 9, CHARACTER = 7.2; // pixels
 const LONGEST = 14; // characters of a label
@@ -70,7 +72,7 @@ function arrange(nodes) {
 }
 
 function label({ text }) {
-  const shown = text.trim() || "·";
+  const shown = shownText(text);
   return shown.length > LONGEST ? `${shown.slice(0, LONGEST - 1)}…` : shown;
 }
 

@@ -1,7 +1,7 @@
 // The numbers on the way to a token: scores and weights of an attention, the residual stream, the position vector.
 
 import { drawHeads, drawWeights, map, softmax } from "./attention.js";
-import { nameOf } from "./tokens.js";
+import { nameOf, shownText } from "./tokens.js";
 
 const byId = (id) => document.getElementById(id);
 const START = { text: "<start>" }; // the decoder's first input
@@ -10,6 +10,7 @@ let shown; // the translation
 let view; // of it, the chosen attention
 
 const number = (value) => value.toFixed(5);
+const short = (value) => value.toFixed(3); // scores of a model in bfloat16 have no more digits
 
 /** Draw the inside of a translation. Without `translation.inside` only say that it is missing. */
 export function drawInside(translation) {
@@ -76,7 +77,7 @@ function drawNumbers() {
   byId("inside-row").replaceChildren(
     ...visible(scores[layer][head][token], token).map((score, k) => {
       const weight = weights[layer][head][token][k];
-      return line(nameOf(keys[k]), [number(score), number(weight)], weight);
+      return line(shownText(keys[k].text), [short(score), number(weight)], weight);
     }),
   );
   const norms = stack.norms.map((lengths) => lengths[token]);

@@ -243,7 +243,7 @@ function show(translation, prefix) {
   byId("note").textContent = translation.note ?? "";
   const empty = tokens.length === 0;
   for (const id of ["attention", "inside", "search"]) byId(id).hidden = empty;
-  byId("examples").hidden = byId("source").value !== "";
+  for (const id of ["examples", "hint"]) byId(id).hidden = byId("source").value !== "";
   byId("copy").hidden = byId("translation").textContent.trim() === "" || !navigator.clipboard;
   look(null);
   if (empty) return;

@@ -24,23 +24,26 @@ export function nameOf({ text }) {
   return shortened(text.trim()) || (text ? "space" : "part of a character");
 }
 
+/** The text of a token, with a space and a part of a character made visible. */
+export const shownText = (text) => shortened(text.trim()) || (text ? "␣" : "·");
+
 /** A token as a small box. A wider gap stands where its text starts with a space. */
 export function chip(token, tag) {
   const box = document.createElement(tag);
   box.className = "token";
   box.classList.toggle("special", isSpecial(token));
   box.classList.toggle("apart", /^\s/.test(token.text));
-  box.textContent = shortened(token.text.trim()) || (token.text ? "␣" : "·");
+  box.textContent = shownText(token.text);
   return box;
 }
 
 /** The text of an alternative, with its space made visible. */
 export function alternativeLabel(text) {
   const space = document.createElement("i");
-  space.textContent = /^\s/.test(text) ? "␣" : "";
+  space.textContent = /^\s/.test(text) && text.trim() ? "␣" : "";
   space.setAttribute("aria-hidden", "true");
   const label = document.createElement("bdi");
-  label.textContent = shortened(text.trim()) || (text ? "space" : "part of a character");
+  label.textContent = shownText(text);
   label.prepend(space);
   return [label];
 }
