@@ -2,19 +2,16 @@
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from transformers import PreTrainedTokenizerBase
-
 from ..data.tokenizer_training import save_tokenizers
-from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.atomic_write import new_folder, require_new
 from ..utils.errors import UserError
 from ..utils.untrusted import shown
+from .lora import merged_adapter
 from .sources import local_files
 
 #: The module of this package, and its function, that reads each format.
@@ -29,18 +26,6 @@ FORMATS = {
     "opennmt": ("opennmt", "from_opennmt"),
     "eole": ("eole", "from_eole"),
 }
-
-
-@dataclass
-class Converted:
-    """A translation model read from a toolkit's files."""
-
-    model: VanillaTransformerForConditionalGeneration  #: with the toolkit's generation settings, if the files have any
-    #: for source and target. None if the files have no tokenizer, or if one serves both.
-    tokenizer: PreTrainedTokenizerBase | None = None
-    target_tokenizer: PreTrainedTokenizerBase | None = None
-    #: for the user: how the model translates differently from the toolkit, or what its tokenizer needs
-    notes: list[str] = field(default_factory=list)
 
 
 def convert(
@@ -69,7 +54,7 @@ def convert(
         options[name] = _parsed(name, value, get_args(types[name]) or (types[name],))
     output = Path(output)
     require_new(output, overwrite)
-    with local_files(source) as files:
+    with local_files(source) as found, merged_adapter(found) as files:
         try:
             converted = read(files, **options)
         except UserError as error:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..utils.errors import UserError
 from ..utils.untrusted import read_json_object, shown
 from . import opennmt, state_dicts
-from .converting import Converted
+from .converted import Converted
 from .options import Options, Unsupported
 from .sources import read_parts
 from .state_dicts import STACKS, Renames

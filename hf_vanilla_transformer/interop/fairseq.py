@@ -13,7 +13,7 @@ from ..inference.languages import name_languages
 from ..utils.errors import UserError
 from ..utils.untrusted import shown
 from . import state_dicts, vocabularies
-from .converting import Converted
+from .converted import Converted
 from .options import Options, Unsupported
 from .state_dicts import STACKS, Renames
 from .transformers_folders import set_generation_config

@@ -8,7 +8,7 @@ from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 from ..utils.errors import UserError
 from ..utils.untrusted import read_json_object, shown
-from .converting import Converted
+from .converted import Converted
 from .transformers_folders import from_peer, load_tokenizer, read_folder
 
 _NLLB_PIECES = ("sentencepiece.bpe.model",)

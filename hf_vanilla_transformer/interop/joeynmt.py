@@ -8,7 +8,7 @@ from typing import Any
 from ..utils.errors import UserError
 from ..utils.untrusted import parse_yaml_mapping, require_file, shown
 from . import state_dicts, vocabularies
-from .converting import Converted
+from .converted import Converted
 from .options import Options
 from .state_dicts import STACKS, Renames
 

@@ -10,7 +10,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.tokenizer_training import load_tokenizers
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
-from .converting import Converted
+from .converted import Converted
 from .search_settings import refuse_fields
 from .state_dicts import TensorRef, position_layout
 from .transformers_folders import POSITION_TABLES, SAME_FIELDS, from_peer, load_tokenizer, read_folder

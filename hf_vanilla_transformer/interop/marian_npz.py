@@ -19,7 +19,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line, parse_yaml_mapping, require_file, shown
 from . import state_dicts, vocabularies
-from .converting import Converted
+from .converted import Converted
 from .options import Options, Unsupported
 from .state_dicts import STACKS, TensorRef
 from .transformers_folders import set_generation_config

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..utils.errors import UserError
 from ..utils.untrusted import require_file, shown
 from . import state_dicts, vocabularies
-from .converting import Converted
+from .converted import Converted
 from .options import Options, Unsupported
 from .state_dicts import STACKS, Renames
 from .transformers_folders import set_generation_config

@@ -1,6 +1,5 @@
-"""The input of a conversion as files: a file or folder, a zip archive, a name on the Hub, or an adapter of PEFT."""
+"""The input of a conversion as files: a file or folder, a zip archive, or a name on the Hub."""
 
-import math
 import re
 import shutil
 import stat
@@ -10,13 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..utils.atomic_write import report_full_disk
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line, read_json_object, refuse_special_files, shown
-from .options import Options
 from .state_dicts import STACKS, find_weights, read_torch_file, require_tensors
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -24,11 +21,11 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 EMBEDDINGS = ("model.shared.weight", *(f"model.{stack}.embed_tokens.weight" for stack in STACKS))
 _MODEL_FILES = ("*.json", "*.txt", "*.spm", "*.model", "*.safetensors")
 _OTHER_WEIGHTS = ("pytorch_model*.bin", "adapter_model.bin")
-_HUB_NAME, _PARAMETER = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*"), re.compile(r".*(weight|bias)")
-_MAX_EXPANSION, _MAX_MEMBERS = 20, 1000  # of a zip archive: weights hardly shrink
-_ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
-# Options of PEFT's LoRA that add something else than B A, with the values that do not.
-_NOT_MERGED = {"use_dora": False, "lora_bias": False, "megatron_config": None, "trainable_token_indices": None}
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_PARAMETER = re.compile(r".*(weight|bias)")
+# Of a zip archive. Weights hardly shrink.
+_MAX_EXPANSION = 20
+_MAX_MEMBERS = 1000
 
 
 @contextmanager
@@ -41,19 +38,19 @@ def local_files(source: str | Path) -> Iterator[Path]:
             path = _unzipped(path, Path(folder))
         elif not path.exists() and _HUB_NAME.fullmatch(str(source)):
             path = from_hub(str(source))
-        yield _merged(path, Path(folder) / "merged") if (path / _ADAPTER).is_file() else path
+        yield path
 
 
-def from_hub(name: str, argument: str = "") -> Path:
+def from_hub(name: str, argument: str = "", revision: str | None = None) -> Path:
     """The folder of a model on the Hub, in the cache of `huggingface_hub`. `argument` is put before messages."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         with report_full_disk(constants.HF_HUB_CACHE):
-            folder = Path(snapshot_download(name, allow_patterns=list(_MODEL_FILES)))
+            folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(_MODEL_FILES)))
             if not any(folder.glob("*.safetensors")):
-                snapshot_download(name, allow_patterns=list(_OTHER_WEIGHTS))
+                snapshot_download(name, revision=revision, allow_patterns=list(_OTHER_WEIGHTS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = f"there is no such folder, and the Hub has none that can be fetched ({one_line(error)})"
         raise UserError(f"{argument}{name}: {reason}") from None
@@ -83,66 +80,6 @@ def _unzipped(archive: Path, folder: Path) -> Path:
         raise UserError(f"{archive}: a damaged or encrypted zip archive ({one_line(error)})") from None
     entries = list(folder.iterdir())
     return entries[0] if len(entries) == 1 and entries[0].is_dir() else folder
-
-
-def _merged(adapter: Path, folder: Path) -> Path:
-    """A folder of the base model with a LoRA adapter, and with the tokenizer of the adapter if it has one."""
-    options = Options(read_json_object(adapter / _ADAPTER), f"{adapter / _ADAPTER}: ")
-    if options.text("peft_type") != "LORA":
-        raise options.error("peft_type", "only LORA is merged")
-    options.refuse({name: ((value,), "adds more than a matrix product") for name, value in _NOT_MERGED.items()})
-    named = options.text("base_model_name_or_path")
-    base = Path(named) if Path(named).is_dir() else from_hub(named, f"{options.where}base_model_name_or_path=")
-    refuse_special_files(base)
-    file = next((adapter / name for name in _ADAPTER_WEIGHTS if (adapter / name).is_file()), None)
-    if file is None:
-        raise UserError(f"{adapter}: there is none of {', '.join(_ADAPTER_WEIGHTS)}")
-    weights = read_parts(weight_files(base), base, *EMBEDDINGS)
-    merged = _with_adapter(weights, require_tensors(read_torch_file(file), str(file)), options)
-    folder.mkdir()
-    for source in (base, adapter):
-        for path in source.glob("*"):
-            if path.is_file() and path.suffix in (".json", ".txt", ".spm", ".model") and "index" not in path.name:
-                shutil.copy(path, folder / path.name)
-    (folder / _ADAPTER).unlink()
-    save_file({name: tensor.clone().contiguous() for name, tensor in merged.items()}, folder / "model.safetensors")
-    return folder
-
-
-def _with_adapter(weights: dict[str, Tensor], adapter: Mapping[str, Tensor], options: Options) -> dict[str, Tensor]:
-    """W + scale B A for each pair of matrices, and the tensors that the adapter has whole."""
-    merged, parts = dict(weights), {}
-    for name, tensor in adapter.items():
-        name = re.sub(r"\.(modules_to_save|default)\b", "", name.removeprefix("base_model.model."))
-        parts[name] = tensor
-        match = re.fullmatch(r"(.*)\.lora_(?:embedding_)?[AB](?:\.weight)?", name)
-        target = f"{match[1]}.weight" if match else name
-        if target not in weights:
-            raise UserError(f"{options.where}the base model has no tensor {shown(target)}")
-        if match is None:
-            merged[name] = tensor
-    for name in (name for name in parts if re.search(r"\.lora_(embedding_)?A", name)):
-        module, is_embedding = name.partition(".lora_")[0], ".lora_embedding" in name
-        target, other = f"{module}.weight", parts.get(re.sub(r"(\.lora_(?:embedding_)?)A", r"\1B", name))
-        try:
-            delta = other.float() @ parts[name].float() * _scale(module, options)  # type: ignore[union-attr]
-            delta = delta.T if is_embedding else delta
-            merged[target] = (weights[target].float() + delta).to(weights[target].dtype)
-        except (RuntimeError, AttributeError) as error:
-            raise UserError(f"{options.where}{shown(name)} does not fit the base model ({one_line(error)})") from None
-    return merged
-
-
-def _scale(module: str, options: Options) -> float:
-    """The factor of B A in a module: alpha / r, or alpha / sqrt(r)."""
-    values = {name: options.values.get(name) for name in ("r", "lora_alpha")}
-    for name, pattern in zip(values, ("rank_pattern", "alpha_pattern"), strict=True):
-        for key, value in options.section(pattern).values.items():
-            if f".{module}".endswith(f".{key}"):
-                values[name] = value
-    numbers = Options(values, options.where)
-    rank = numbers.integer("r", 8, 1)
-    return numbers.number("lora_alpha", 8) / (math.sqrt(rank) if options.flag("use_rslora") else rank)
 
 
 def weight_files(folder: Path) -> list[Path]:

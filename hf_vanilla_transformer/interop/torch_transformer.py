@@ -18,7 +18,7 @@ from ..configuration_vanilla_transformer import POSITION_ENCODING_TYPES
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
 from . import state_dicts, vocabularies
-from .converting import Converted
+from .converted import Converted
 from .state_dicts import STACKS, TensorRef
 from .torch_roles import Around, around_layers, is_transformer, layer_refs, one_model, with_around
 

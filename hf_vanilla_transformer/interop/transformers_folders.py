@@ -12,13 +12,21 @@ from typing import Any, NamedTuple
 import transformers
 from safetensors import safe_open
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    FSMTForConditionalGeneration,
+    GenerationConfig,
+    M2M100ForConditionalGeneration,
+    MarianMTModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ..inference.loading import load_whole
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError, naming_extras
 from ..utils.untrusted import one_line, read_json_object, reading_weights, shown
-from .converting import Converted
+from .converted import Converted
 from .sources import EMBEDDINGS, read_parts, weight_files
 from .state_dicts import STACKS, TensorRef, build_model, find_sizes, find_tying, same
 
@@ -29,11 +37,27 @@ SAME_FIELDS = (
     *("dropout", "attention_dropout", "activation_dropout", "max_position_embeddings"),
     *("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"),
 )
+#: The classes whose folders are converted, by model type.
+MODEL_CLASSES: dict[str, type[PreTrainedModel]] = {
+    "marian": MarianMTModel,
+    "fsmt": FSMTForConditionalGeneration,
+    "m2m_100": M2M100ForConditionalGeneration,
+}
 #: The names of their tables of positions.
 POSITION_TABLES = {f"model.{stack}.embed_positions.weight" for stack in STACKS}
 
 _SHARED, *_EMBEDDINGS = EMBEDDINGS
 _MAX_LAYERS = 1000
+_MAX_POSITIONS = 100_000
+# The numbers of rows of matrices with d_model columns, as these classes and this package's name them.
+_ROWS = (
+    "vocab_size",
+    "decoder_vocab_size",
+    "src_vocab_size",
+    "tgt_vocab_size",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+)
 # Types of the settings that `generate` uses without checking them.
 _SEARCH_TYPES: dict[str, Any] = {
     **dict.fromkeys(("num_beams", "max_length", "max_new_tokens", "min_length", "min_new_tokens"), int),
@@ -146,9 +170,15 @@ def _check_sizes(config: Any, folder: Path) -> None:
     for name in (f"{stack}_layers" for stack in STACKS):
         if (value := getattr(config, name)) > _MAX_LAYERS:
             raise UserError(f"{folder / 'config.json'}: {name}={shown(value)}: {_MAX_LAYERS} is the most")
-    rows = [config.vocab_size, config.target_vocab_size, config.encoder_ffn_dim, config.decoder_ffn_dim]
-    rows += [config.max_position_embeddings] * (config.position_encoding_type == "learned")
-    largest, available = config.d_model * max(rows), max(map(_numbers, weight_files(folder)))
+    rows = [getattr(config, name, None) or 0 for name in _ROWS]
+    positions = config.max_position_embeddings
+    if getattr(config, "position_encoding_type", "") == "learned":
+        rows.append(positions)
+    elif type(config).model_type in MODEL_CLASSES and positions > _MAX_POSITIONS:  # their classes make a table
+        reason = f"{_MAX_POSITIONS} is the most"
+        raise UserError(f"{folder / 'config.json'}: max_position_embeddings={shown(positions)}: {reason}")
+    largest = config.d_model * max(rows)
+    available = max(map(_numbers, weight_files(folder)))
     if largest > available:
         reason = f"its sizes need a matrix of {shown(largest)} numbers, and the weights have {available}"
         raise UserError(f"{folder / 'config.json'}: {reason}")

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from ..data.tokenizer_training import fast_tokenizer, load_tokenizers
 from ..utils.errors import UserError, naming_extras
 from ..utils.untrusted import one_line, read_json_object, require_file
-from .converting import Converted
+from .converted import Converted
 
 _PIECES, _BYTE = (1, 4), 6  # the types of normal and user-defined pieces, and of bytes
 _START, _END, _HIDDEN = "\ue001", "\ue002", "\ue003"

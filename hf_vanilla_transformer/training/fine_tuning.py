@@ -15,7 +15,7 @@ from ..data.vocabulary import extend_languages
 from ..evaluation.metrics import score_test_split
 from ..inference.directions import Directions
 from ..inference.loading import load_model, registered_class
-from ..interop.converting import Converted
+from ..interop.converted import Converted
 from ..interop.sources import from_hub
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.atomic_write import atomic_file

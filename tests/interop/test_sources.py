@@ -1,7 +1,6 @@
-"""What can be converted besides a toolkit's files: a zip archive, a name on the Hub, a LoRA adapter of PEFT."""
+"""What can be converted besides a toolkit's files: a zip archive or a name on the Hub."""
 
 import errno
-import json
 import shutil
 import stat
 import zipfile
@@ -11,10 +10,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-import torch
 import yaml
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import MarianMTModel, MarianTokenizer
 
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.utils.errors import DiskFull, UserError
@@ -104,59 +100,6 @@ def test_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for source in (tmp_path / "opus.zip", "Helsinki-NLP/opus-mt-en-de"):
         with pytest.raises(DiskFull, match="no space left"):
             convert("marian-npz", source, tmp_path / "ours")
-
-
-def write_adapter(folder: Path, base: Path, **settings: Any) -> PeftModel:
-    config = LoraConfig(**{"r": 3, "lora_alpha": 5, "init_lora_weights": False, **settings})
-    model: Any = get_peft_model(MarianMTModel.from_pretrained(base), config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora" in name or "modules_to_save" in name:
-                parameter.normal_(0, 0.3)
-    model.save_pretrained(folder)
-    return model
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"target_modules": ["q_proj", "v_proj"]},
-        {"target_modules": ["fc1", "out_proj"], "use_rslora": True, "rank_pattern": {"fc1": 2}},
-        {"target_modules": ["k_proj"], "alpha_pattern": {"encoder.layers.0.self_attn.k_proj": 9}, "bias": "none"},
-    ],
-    ids=["attention", "rslora", "alpha"],
-)
-def test_lora_adapter_is_merged_into_its_base(settings: dict, tmp_path: Path) -> None:
-    write_opus_folder(tmp_path / "opus")
-    theirs: Any = write_adapter(tmp_path / "adapter", tmp_path / "opus", **settings).merge_and_unload()
-    ours, tokenizer, _ = converted("marian", tmp_path / "adapter", tmp_path / "ours")
-    assert_same_logits(ours, theirs.eval())
-    assert tokenizer(SOURCES)["input_ids"] == MarianTokenizer.from_pretrained(tmp_path / "opus")(SOURCES)["input_ids"]
-    assert ours.generation_config.num_beams == 4
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        ({"peft_type": "IA3"}, "peft_type"),
-        ({"use_dora": True}, "use_dora"),
-        ({"r": "x"}, "r="),
-        ({"r": 0}, "r="),
-        ({"base_model_name_or_path": "no/such"}, "no/such"),
-        ({"base_model_name_or_path": ["x"]}, "base_model_name_or_path"),
-        ({"lora_alpha": float("inf")}, "lora_alpha"),
-    ],
-)
-def test_hostile_adapters_give_one_line(change: dict, name: str, tmp_path: Path) -> None:
-    write_opus_folder(tmp_path / "opus")
-    write_adapter(tmp_path / "adapter", tmp_path / "opus", target_modules=["q_proj"])
-    file = tmp_path / "adapter" / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    with pytest.raises(UserError, match=name) as raised:
-        convert("marian", tmp_path / "adapter", tmp_path / "ours")
-    assert "\n" not in str(raised.value) and not (tmp_path / "ours").exists()
 
 
 def test_name_on_the_hub_is_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

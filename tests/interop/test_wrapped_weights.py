@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hf_vanilla_transformer.interop.converting import Converted
+from hf_vanilla_transformer.interop.converted import Converted
 from hf_vanilla_transformer.interop.eole import from_eole
 from hf_vanilla_transformer.interop.fairseq import from_fairseq
 from hf_vanilla_transformer.interop.fairseq_folders import from_fsmt, from_m2m100
