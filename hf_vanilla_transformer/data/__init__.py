@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .encoding import EncodingReport, encode_pairs
     from .mixtures import MixtureReport, load_pairs
     from .numbers import number_pairs
+    from .packing import PackedCollator, packed_forward
     from .readers import read_lines
     from .tokenizer_training import load_tokenizers, save_tokenizers, train_tokenizer
 
@@ -18,11 +19,13 @@ __all__ = [
     "EncodingReport",
     "Input",
     "MixtureReport",
+    "PackedCollator",
     "PairReport",
     "encode_pairs",
     "load_pairs",
     "load_tokenizers",
     "number_pairs",
+    "packed_forward",
     "parse_inputs",
     "read_lines",
     "save_tokenizers",
@@ -37,11 +40,13 @@ __getattr__ = lazy_names(
         "EncodingReport": ".encoding",
         "Input": ".corpora",
         "MixtureReport": ".mixtures",
+        "PackedCollator": ".packing",
         "PairReport": ".corpora",
         "encode_pairs": ".encoding",
         "load_pairs": ".mixtures",
         "load_tokenizers": ".tokenizer_training",
         "number_pairs": ".numbers",
+        "packed_forward": ".packing",
         "parse_inputs": ".corpora",
         "read_lines": ".readers",
         "save_tokenizers": ".tokenizer_training",

@@ -185,6 +185,10 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     tokens_per_update: int | None = _optional(
         "Target tokens per update, about, over all batches and ranks (§5.1: 25000); None: one batch per device"
     )
+    pack: bool | None = _optional(
+        "Pack several pairs into each row of a token batch, so that all batches have one shape and little padding; "
+        "default: on a GPU"
+    )
     stream_window: int = HfArg(default=20_000, help="Pairs of a stream that are buffered to build token batches from")
     simcut_alpha: float = HfArg(
         default=0.0, help="SimCut (Gao et al. 2022): weight α of its divergence (in the paper 3)"
@@ -239,6 +243,8 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             name = "dataloader_drop_last" if self.dataloader_drop_last else "auto_find_batch_size"
             raise ValueError(f"{name}=True does not go with max_tokens_per_batch")
         super().__post_init__()
+        if self.dataloader_pin_memory and torch.cuda.is_available():
+            self.accelerator_config.non_blocking = True  # the host goes on while a batch is copied
         if self.accelerator_config.dispatch_batches is None:
             # Every rank reads a stream and takes its share of the batches. accelerate's default would let the main
             # rank read for all, and concatenate batches that are padded to different lengths.

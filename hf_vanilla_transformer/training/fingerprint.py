@@ -51,7 +51,7 @@ OPTIMIZATION = (
 # Fixed if both runs have them: the best score so far is of this metric.
 SELECTION = ("metric_for_best_model", "greater_is_better")
 # Data: the pairs of an update.
-PLAN = ("max_tokens_per_batch", "tokens_per_update", "seed", "data_seed")
+PLAN = ("max_tokens_per_batch", "tokens_per_update", "pack", "seed", "data_seed")
 # Objective: a run may change it at a checkpoint, as Bi-SimCut does.
 OBJECTIVE = (
     "simcut_alpha",

@@ -230,10 +230,11 @@ class ThroughputMeter:
         if target_tokens is not None:
             self._target_tokens = self._target_tokens + target_tokens
         for batch in batches:
-            if not {"labels", "attention_mask"} <= batch.keys():
+            mask = batch.get("segment_ids", batch.get("attention_mask"))
+            if mask is None or "labels" not in batch:
                 continue
-            labels, mask = batch["labels"], batch["attention_mask"]
-            self._tokens = self._tokens + labels.ne(IGNORED).sum() + mask.sum()
+            labels = batch["labels"]
+            self._tokens = self._tokens + labels.ne(IGNORED).sum() + mask.ne(0).sum()
             self._positions += labels.numel() + mask.numel()
 
     def add_nll(self, nll: torch.Tensor) -> None:

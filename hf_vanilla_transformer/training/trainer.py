@@ -1,6 +1,7 @@
 """`Seq2SeqTrainer` for sentence pairs: token batches, exact updates, atomic checkpoints."""
 
 import inspect
+import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,6 +27,7 @@ from ..data.batching import (
     pair_lengths,
 )
 from ..data.language_tokens import language_tokens
+from ..data.packing import BACKENDS, PackedBatchSampler, PackedLayout, PackedPairs, packed_inputs
 from ..data.redrawing import RedrawnDataset
 from ..engine.optimize import optimize_if_possible
 from ..layers_vanilla_transformer import attention_kernels
@@ -86,6 +88,11 @@ class VanillaTransformerTrainer(ResumableTrainer):
         self.consistency: ConsistencyObjective | None = consistency_objective(self.args, mark)
         if self.by_tokens:
             self._check_token_batches()
+        self._decide_packing()
+        # (update, batch, loss) of losses on a GPU that the host has not read yet
+        self._unread_losses: list[tuple[int, int, torch.Tensor]] = []
+        if self.args.device.type != "cpu":
+            self.args.logging_nan_inf_filter = False  # it reads each loss, and a loss that is not finite is an error
         if self.consistency is not None:
             names = ("simcut_alpha", "r_drop_alpha", "crossconst_alpha")
             name = next(name for name in names if getattr(self.args, name))
@@ -134,6 +141,38 @@ class VanillaTransformerTrainer(ResumableTrainer):
             why = "shards sentences over ranks and excludes tensor, context and sequence parallelism"
         if why:
             raise UserError(f"max_tokens_per_batch={args.max_tokens_per_batch} {why}")
+
+    def _decide_packing(self) -> None:
+        """Refuse packed rows where they cannot be, and choose them on a GPU where they can."""
+        if not hasattr(self.args, "pack"):
+            return
+        why_not = self._why_not_packed()
+        if self.args.pack and why_not:
+            raise UserError(f"pack=True {why_not}")
+        if self.args.pack is None:
+            self.args.pack = self.args.device.type == "cuda" and why_not is None
+
+    def _why_not_packed(self) -> str | None:
+        args = self.args
+        model = self._base_model()
+        if not self.by_tokens:
+            return "needs max_tokens_per_batch"
+        if not isinstance(model, VanillaTransformerForConditionalGeneration):
+            return f"needs a VanillaTransformerForConditionalGeneration, not {type(model).__name__}"
+        if model.config._attn_implementation not in BACKENDS:
+            name = model.config._attn_implementation
+            return f"does not go with attn_implementation={name!r}: choose one of {', '.join(BACKENDS)}"
+        if isinstance(self.train_dataset, torch.utils.data.IterableDataset):
+            return "does not go with a stream, whose pairs are not known beforehand"
+        for name in ("crossconst_alpha", "teacher_top"):
+            if getattr(args, name):
+                return f"does not go with {name}={getattr(args, name)}, which reads pairs one by one"
+        return None
+
+    @property
+    def packs(self) -> bool:
+        """True if batches are packed rows."""
+        return bool(getattr(self.args, "pack", False))
 
     def _check_objective(self, setting: str) -> None:
         model = self._base_model()
@@ -211,8 +250,10 @@ class VanillaTransformerTrainer(ResumableTrainer):
             return DataLoader(updates, batch_size=None, **options)
         if len(dataset) == 0:
             raise UserError("there is no pair to train on")
-        if getattr(dataset, "grows", False):
+        if getattr(dataset, "grows", False) and not self.packs:
             plan |= {"world_size": 1, "rank": 0}  # the dataset shards the batches
+        if self.packs:
+            return self._packed_loader(dataset, plan, options)
         sampler = TokenBatchSampler(*pair_lengths(self.train_dataset), **plan)
         too_long = int((sampler.lengths > args.max_tokens_per_batch).sum())
         self._warn_of_long_pairs(int(sampler.lengths.max()), f"{too_long:,}")
@@ -220,6 +261,20 @@ class VanillaTransformerTrainer(ResumableTrainer):
             options[name] = getattr(args, f"dataloader_{name}")
         loader = DataLoader(self._token_batches(dataset, sampler), batch_sampler=sampler, **options)
         return leave_signals_to_main_process(loader)
+
+    def _packed_loader(self, dataset: Any, plan: dict[str, Any], options: dict[str, Any]) -> DataLoader:
+        """Make the loader of packed rows. It packs in the main process, in a microsecond a pair."""
+        sampler = PackedBatchSampler(*pair_lengths(self.train_dataset), **plan)
+        longest = max(sampler.places)
+        if longest > self.args.max_tokens_per_batch:
+            self._warn_of_long_pairs(longest)
+        pairs = self._packed_pairs(dataset, sampler)
+        options["collate_fn"] = _unchanged
+        return DataLoader(pairs, batch_sampler=sampler, **options)
+
+    def _packed_pairs(self, dataset: Any, sampler: PackedBatchSampler) -> PackedPairs:
+        layout = PackedLayout.of(self._base_model().config, sampler.places)
+        return PackedPairs(dataset, layout, sampler)
 
     def _token_batches(self, dataset: Any, sampler: TokenBatchSampler) -> TokenBatchDataset:
         return TokenBatchDataset(dataset, sampler.limit, self.args.world_size, self.args.process_index)
@@ -284,8 +339,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
             last = part == len(batches) - 1
             with self._attention_kernels(), nullcontext() if last else self.accelerator.no_sync(model):
                 loss = super().training_step(model, batch, num_items_in_batch)
-            if not torch.isfinite(loss):
-                raise UserError(self._non_finite_loss(loss.item(), index))
+            self._unread_losses.append((self.state.global_step, index, loss.detach().clone()))
+            if loss.device.type == "cpu":
+                self._require_finite_losses()
             total += loss
         return total
 
@@ -301,6 +357,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Compute the loss of the objective, and log the loss without label smoothing if the model returns it."""
+        if "segment_ids" in inputs:
+            inputs = packed_inputs(inputs, self._base_model().config, self.model.dtype)
         if model.training and (consistency := self._due_consistency()):
             inputs = consistency.inputs(self._base_model(), inputs)
         elif model.training and self.teacher is not None:
@@ -366,10 +424,20 @@ class VanillaTransformerTrainer(ResumableTrainer):
             if forward is not None:
                 self.model.forward = forward
 
-    def _non_finite_loss(self, loss: float, batch: int) -> str:
+    def _require_finite_losses(self) -> None:
+        """Read the losses since the last call. A GPU is waited for: this is called when a loss is logged or saved."""
+        losses, self._unread_losses = self._unread_losses, []
+        if not losses:
+            return
+        values = torch.stack([loss for _, _, loss in losses]).tolist()
+        for (update, batch, _), value in zip(losses, values, strict=True):
+            if not math.isfinite(value):
+                raise UserError(self._non_finite_loss(value, batch, update))
+
+    def _non_finite_loss(self, loss: float, batch: int, update: int) -> str:
         """The error message for a loss that is not finite: the update, and the lines of the batch if known."""
-        message = f"the loss of update {self.state.global_step + 1} is {loss}"
-        rows = self._rows_of_batch(batch)
+        message = f"the loss of update {update + 1} is {loss}"
+        rows = self._rows_of_batch(batch, update) if update >= self._epoch_start else None
         if rows is None:
             return message
         data = _plain_dataset(self.train_dataset)
@@ -379,17 +447,19 @@ class VanillaTransformerTrainer(ResumableTrainer):
             rows = [row + 1 for row in rows]
         return f"{message}; its batch contains the lines {', '.join(map(str, sorted(rows)))}"
 
-    def _rows_of_batch(self, batch: int) -> list[int] | None:
-        """The dataset rows of a batch of the current update, without token batches of the whole update, or None."""
+    def _rows_of_batch(self, batch: int, update: int) -> list[int] | None:
+        """The dataset rows of a batch of an update of this epoch, or None. Without token batches of the update."""
         if isinstance(self._updates, TokenBatchSampler):
-            planned = self._updates.batches(self.state.global_step - self._epoch_start)
+            planned = self._updates.batches(update - self._epoch_start)
+            if isinstance(self._updates, PackedBatchSampler):
+                return self._packed_pairs(self.train_dataset, self._updates).numbers(planned)[batch]
             _, batches = self._token_batches(self.train_dataset, self._updates).read(planned)
             return [max(row, ~row) for row in batches[batch]]
         sampler = None if self.by_tokens else self._get_train_sampler()
         if not isinstance(sampler, LengthGroupedSampler):
             return None
         sampler.set_epoch(self._epoch)
-        start = (self.state.global_step - self._epoch_start) * sampler.batch_size
+        start = (update - self._epoch_start) * sampler.batch_size
         return list(islice(sampler, start, start + sampler.batch_size))
 
     def create_optimizer(self, model: Any = None) -> Any:
@@ -432,6 +502,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         """Add throughput, padding and the loss without label smoothing (`nll_loss`) to the training loss, and a
         perplexity to each unsmoothed loss."""
         if "loss" in logs:
+            self._require_finite_losses()
             limit = self._minutes_left()
             logs.update(self.meter.read(self.state, lambda number: self.accelerator.reduce(number, "mean"), limit))
         if not self.args.label_smoothing_factor:  # it smooths the evaluation loss, too
@@ -493,6 +564,10 @@ class VanillaTransformerTrainer(ResumableTrainer):
             print_main(f"teacher: distributions of the training pairs computed in {time.monotonic() - start:.0f} s")
         self.meter.reset()
 
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self._require_finite_losses()
+        super()._save_checkpoint(*args, **kwargs)
+
     def _write_run_state(self, checkpoint: Path) -> None:
         super()._write_run_state(checkpoint)
         if self.ema is not None:
@@ -507,6 +582,10 @@ class _WithoutPrefix:
 
     def __call__(self, decoder_input_ids: Any = None, **batch: Any) -> Any:
         return self.model(**batch)
+
+
+def _unchanged(batches: Any) -> Any:
+    return batches
 
 
 def _plain_dataset(dataset: Any) -> Any:

@@ -67,8 +67,11 @@ class ConsistencyObjective(Objective):
         twice = {name: torch.cat([each, each]) for name, each in batch.items() if isinstance(each, Tensor)}
         if self.cutoff:
             source, target = batch["input_ids"], batch["decoder_input_ids"]
-            start = torch.zeros_like(target, dtype=torch.bool)  # (B, T)
-            start[:, 0] = True
+            if "decoder_position_ids" in batch:  # several pairs in a row
+                start = batch["decoder_position_ids"] == 0  # (B, T)
+            else:
+                start = torch.zeros_like(target, dtype=torch.bool)
+                start[:, 0] = True
             del twice["input_ids"], twice["decoder_input_ids"]
             end = torch.isin(source, torch.tensor(model.config.eos_token_id, device=source.device))  # (B, S)
             twice["inputs_embeds"] = self._embed(model.get_encoder().embed_tokens, source, keep=end)

@@ -177,6 +177,18 @@ def _key(source: Any, target: Any) -> bytes:
 CPU_CACHE = 2**18  # logits that are differentiated at once, so that they stay in a core's cache
 
 
+# Fields of a batch that a teacher reads, those of packed rows included
+TEACHER_ARGUMENTS = (
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "decoder_input_ids",
+    "decoder_attention_mask",
+    "decoder_position_ids",
+    "cross_attention_mask",
+)
+
+
 class Teacher:
     """One translator, or an ensemble, that teaches a student its distributions with the weight λ.
 
@@ -207,15 +219,10 @@ class Teacher:
     def _distributions(self, batch: Mapping[str, Any]) -> FullDistributions:
         device = self.models[0].device
         batch = {name: each.to(device) for name, each in batch.items() if isinstance(each, Tensor)}
-        target = batch.get("decoder_input_ids")
-        if target is None:
-            target = self.models[0].prepare_decoder_input_ids_from_labels(batch["labels"])
-        return FullDistributions(
-            [
-                (each.model(batch["input_ids"], batch.get("attention_mask"), target).last_hidden_state, each.lm_head)
-                for each in self.models
-            ]
-        )
+        if batch.get("decoder_input_ids") is None:
+            batch["decoder_input_ids"] = self.models[0].prepare_decoder_input_ids_from_labels(batch["labels"])
+        arguments = {name: each for name, each in batch.items() if name in TEACHER_ARGUMENTS}
+        return FullDistributions([(each.model(**arguments).last_hidden_state, each.lm_head) for each in self.models])
 
 
 def _load_teacher(

@@ -1,0 +1,499 @@
+"""Packed rows: several whole sentence pairs in a row, so that all batches have one shape and little padding.
+
+A batch is R rows with S source places and T target places. Each pair of a row is a segment: it has a number, and its
+positions start at 0. Attention sees the places of its own segment only, so that loss and gradients are those of
+padded pairs. Decoder-only models are packed with `DataCollatorWithFlattening` of transformers, whose kernels have no
+place for a cross-attention. Here three masks come from the numbers of the segments, and the layers do not change:
+
+  ┌ source ──────────────┐   ┌ target ─────────────┐
+  │ a a a a b b c c c · · │   │ a a a b b b c c · · │      segments 1 1 1 1 2 2 3 3 3 0 0
+  └──────────────────────┘   └─────────────────────┘      positions 0 1 2 3 0 1 0 1 2 0 1
+
+Free places are a segment of their own, 0, so that no row of a mask is empty.
+`PackedBatchSampler` plans the rows of an epoch, `PackedPairs` makes their tensors, and `packed_inputs` the arguments
+of a `VanillaTransformer` model. `PackedCollator` and `packed_forward` serve other encoder-decoders with tables of
+positions, such as `MarianMTModel` and `BartForConditionalGeneration`.
+
+Shapes: N pairs, R rows, S and T places of a row.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+
+from ..loss_vanilla_transformer import IGNORED
+from ..utils.errors import UserError
+from .batching import TokenBatchSampler
+
+ROW = 128  # places of a row, if no pair is longer
+UNIT = 8  # places are a multiple of it, for the kernels of products
+WINDOW = 2_000  # pairs that are fitted into rows together
+BACKENDS = ("sdpa", "eager")  # of attention, which take such masks
+
+
+# Which pairs share a row
+
+
+def row_lengths(source: np.ndarray, target: np.ndarray, max_tokens: int) -> tuple[int, int]:
+    """S and T for pairs with these lengths, each (N,), and batches of at most `max_tokens` places on a side.
+
+    The side with more tokens has 128 places, or the next multiple of 128 that its longest sentence fits into. The
+    other side has as many as its share of the tokens needs.
+    """
+    longest = int(max(source.max(), target.max()))
+    places = -(-longest // ROW) * ROW
+    if max_tokens < places:
+        places = max(longest, max_tokens)
+    totals = np.maximum([source.sum(), target.sum()], 1)
+    shares = -(-(places * totals / totals.max()) // UNIT).astype(np.int64) * UNIT
+    lengths = np.maximum(np.minimum(shares, places), [source.max(), target.max()])
+    return int(lengths[0]), int(lengths[1])
+
+
+def fill_rows(source: np.ndarray, target: np.ndarray, places: tuple[int, int]) -> list[np.ndarray]:
+    """Fit pairs with these lengths, each (N,), into rows with S and T places: the numbers of the pairs of each row.
+
+    Best fit of decreasing lengths: a pair goes into the row that it fills best. A pair that is longer than a row is a
+    row by itself.
+    """
+    order = np.argsort(-np.maximum(source / places[0], target / places[1]), kind="stable")
+    free_source = np.empty(len(order), dtype=np.int64)
+    free_target = np.empty(len(order), dtype=np.int64)
+    rows: list[list[int]] = []
+    for pair in order.tolist():
+        count = len(rows)
+        left_source = free_source[:count] - source[pair]
+        left_target = free_target[:count] - target[pair]
+        left = np.minimum(left_source, left_target)
+        left[left < 0] = np.iinfo(np.int64).max
+        best = int(left.argmin()) if count else 0
+        if not count or left[best] == np.iinfo(np.int64).max:
+            best = count
+            rows.append([])
+            free_source[best] = places[0]
+            free_target[best] = places[1]
+        rows[best].append(pair)
+        free_source[best] -= source[pair]
+        free_target[best] -= target[pair]
+    return [np.array(row) for row in rows]
+
+
+class PackedBatchSampler(TokenBatchSampler):
+    """Yields the updates of an epoch, each as this rank's batches of packed rows. Every pair occurs in one row.
+
+    The rows are planned once. Each epoch, drawn from `seed` and its number, shuffles the rows, and pairs of equal
+    lengths among them, so that all epochs have the same number of updates. An update consists of the same pairs for
+    any number of ranks, and its batches have the same number of rows. Some rows of its last batch may be empty.
+
+    Args: as in `TokenBatchSampler`. `max_tokens` limits the places of a batch on each side.
+    """
+
+    def __init__(
+        self,
+        source_lengths: np.ndarray,
+        target_lengths: np.ndarray,
+        max_tokens: int,
+        *,
+        tokens_per_update: int | None = None,
+        batches_per_update: int = 1,
+        seed: int | Sequence[int] = 0,
+        world_size: int = 1,
+        rank: int = 0,
+    ):
+        self.lengths = np.maximum(source_lengths, target_lengths)
+        self.seed = seed
+        self.world_size = world_size
+        self.rank = rank
+        self.limit = min(max_tokens, tokens_per_update or max_tokens)
+        self.places = row_lengths(source_lengths, target_lengths, self.limit)
+        self._plan(source_lengths, target_lengths)
+
+        most_rows = max(1, self.limit // max(self.places))  # of a batch
+        if tokens_per_update:
+            self.updates = min(max(1, round(int(target_lengths.sum()) / tokens_per_update)), self.rows)
+            batches = -(-self.rows // self.updates // most_rows)
+        else:
+            self.updates = -(-self.rows // (most_rows * batches_per_update))
+            batches = batches_per_update
+        self.batches_of_update = -(-batches // world_size) * world_size
+        most = -(-self.rows // self.updates)  # rows of an update
+        self.rows_of_batch = -(-most // self.batches_of_update)
+        self.epoch = -1
+        self.set_epoch(0)
+
+    def _plan(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Fit all pairs into rows, in windows of random pairs."""
+        rng = np.random.default_rng([*np.atleast_1d(self.seed), len(source)])
+        order = rng.permutation(len(source))
+        rows = []
+        for start in range(0, len(order), WINDOW):
+            window = order[start : start + WINDOW]
+            rows += [window[row] for row in fill_rows(source[window], target[window], self.places)]
+        self.rows = len(rows)
+        self.row_starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])])  # (rows + 1,)
+        self.planned = np.concatenate(rows)  # (N,), the pairs of all rows
+        # the places in the plan, grouped by the lengths of their pairs
+        self.by_length = np.lexsort((target[self.planned], source[self.planned]))
+        sorted_source = source[self.planned][self.by_length]
+        sorted_target = target[self.planned][self.by_length]
+        changes = (np.diff(sorted_source, prepend=0) != 0) | (np.diff(sorted_target, prepend=0) != 0)
+        self.equal_lengths = np.cumsum(changes)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the order of an epoch. The trainer calls it."""
+        if epoch == self.epoch:
+            return
+        self.epoch = epoch
+        rng = np.random.default_rng([*np.atleast_1d(self.seed), epoch])
+        shuffled = self.by_length[np.argsort(self.equal_lengths + rng.random(len(self.equal_lengths)))]
+        self.pairs = np.empty_like(self.planned)  # (N,), as `planned`, with other pairs of the same lengths
+        self.pairs[self.by_length] = self.planned[shuffled]
+        self.order = rng.permutation(self.rows)
+        self.starts = np.arange(self.updates + 1) * self.rows // self.updates
+
+    def update(self, number: int) -> list[np.ndarray]:
+        """The rows of an update, for all ranks together: the numbers of the pairs of each."""
+        chosen = self.order[self.starts[number] : self.starts[number + 1]]
+        return [self.pairs[self.row_starts[row] : self.row_starts[row + 1]] for row in chosen]
+
+    def batches(self, number: int) -> list[list[np.ndarray]]:  # type: ignore[override]
+        """This rank's batches of an update: rows of the numbers of pairs."""
+        return deal(self.update(number), self.rows_of_batch, self.batches_of_update)[self.rank :: self.world_size]
+
+
+def deal(rows: list[np.ndarray], rows_of_batch: int, batches: int) -> list[list[np.ndarray]]:
+    """Deal rows to batches in turn, and fill each with empty rows."""
+    empty = np.zeros(0, dtype=np.int64)
+    dealt = [rows[first::batches] for first in range(batches)]
+    return [batch + [empty] * (rows_of_batch - len(batch)) for batch in dealt]
+
+
+# The tensors of packed rows
+
+
+@dataclass
+class FlatPairs:
+    """The token ids of pairs in one array for each side, which is read faster than the rows of a table."""
+
+    source: np.ndarray  #: the ids of all sources, one after the other
+    target: np.ndarray
+    source_starts: np.ndarray  #: (N + 1,), where each source starts, and the end of the last
+    target_starts: np.ndarray
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> "FlatPairs":
+        """The pairs of rows with `input_ids` and `labels`."""
+        sides = []
+        for name in ("input_ids", "labels"):
+            ids = [np.asarray(row[name], dtype=np.int64) for row in rows]
+            starts = np.concatenate([[0], np.cumsum([len(each) for each in ids])]).astype(np.int64)
+            sides.append((np.concatenate(ids) if ids else np.zeros(0, np.int64), starts))
+        (source, source_starts), (target, target_starts) = sides
+        return cls(source, target, source_starts, target_starts)
+
+    @classmethod
+    def of_table(cls, dataset: Dataset, rows_per_read: int = 50_000) -> "FlatPairs":
+        """The pairs of a dataset with the columns `input_ids` and `labels`."""
+        columns = []
+        for name in ("input_ids", "labels"):
+            ids = []
+            lengths = []
+            for table in dataset.select_columns([name]).with_format("arrow").iter(batch_size=rows_per_read):
+                for chunk in table[name].chunks:
+                    part = chunk.flatten().to_numpy(zero_copy_only=False)
+                    fits = not len(part) or int(part.max()) < 2**16
+                    ids.append(part.astype(np.uint16 if fits else np.int32))
+                    lengths.append(chunk.value_lengths().to_numpy(zero_copy_only=False))
+            starts = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
+            columns.append((np.concatenate(ids), starts))
+        (source, source_starts), (target, target_starts) = columns
+        return cls(source, target, source_starts, target_starts)
+
+    @property
+    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """Source and target lengths, each (N,)."""
+        return np.diff(self.source_starts), np.diff(self.target_starts)
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """The shape of packed rows and the tokens of free places."""
+
+    source_places: int  #: S
+    target_places: int  #: T
+    pad_token_id: int
+    decoder_pad_token_id: int
+    decoder_start_token_id: int
+
+    @classmethod
+    def of(cls, config: Any, places: tuple[int, int]) -> "PackedLayout":
+        """The layout for a model's configuration."""
+        pad = getattr(config, "target_pad_token_id", config.pad_token_id)
+        return cls(*places, config.pad_token_id, pad, config.decoder_start_token_id)
+
+    def pack(self, pairs: FlatPairs, rows: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        """The tensors of a batch, from the numbers of the pairs of each row.
+
+        Returns:
+            `input_ids`, `segment_ids` and `position_ids` (R, S), `decoder_input_ids`, `decoder_segment_ids`,
+            `decoder_position_ids` and `labels` (R, T).
+        """
+        counts = np.array([len(row) for row in rows])
+        numbers = np.concatenate([*rows, np.zeros(0, np.int64)]).astype(np.int64)  # (n,)
+        row_of = np.repeat(np.arange(len(rows)), counts)  # (n,)
+        first_of_row = np.cumsum(counts) - counts
+        segment = np.arange(len(numbers)) - first_of_row[row_of] + 1  # (n,), 1 for the first of a row
+
+        lengths = np.diff(pairs.source_starts)[numbers]
+        self._check(lengths, row_of, self.source_places)
+        place, position, owner = _places(lengths, row_of, first_of_row, self.source_places)
+        ids = pairs.source[pairs.source_starts[numbers][owner] + position]
+        shape = (len(rows), self.source_places)
+        batch = {
+            "input_ids": _scattered(shape, self.pad_token_id, place, ids),
+            "segment_ids": _scattered(shape, 0, place, segment[owner]),
+            "position_ids": _scattered(shape, 0, place, position),
+        }
+
+        lengths = np.diff(pairs.target_starts)[numbers]
+        self._check(lengths, row_of, self.target_places)
+        place, position, owner = _places(lengths, row_of, first_of_row, self.target_places)
+        ids = pairs.target[pairs.target_starts[numbers][owner] + position]
+        shape = (len(rows), self.target_places)
+        # shifted right within each pair (§3.1)
+        is_first = position == 0
+        inputs = np.where(is_first, self.decoder_start_token_id, np.roll(ids.astype(np.int64), 1))
+        batch |= {
+            "decoder_input_ids": _scattered(shape, self.decoder_pad_token_id, place, inputs),
+            "decoder_segment_ids": _scattered(shape, 0, place, segment[owner]),
+            "decoder_position_ids": _scattered(shape, 0, place, position),
+            "labels": _scattered(shape, IGNORED, place, ids),
+        }
+        return batch
+
+    @staticmethod
+    def _check(lengths: np.ndarray, row_of: np.ndarray, places: int) -> None:
+        used = np.bincount(row_of, weights=lengths).max(initial=0)
+        if used > places:
+            raise ValueError(f"{used:.0f} tokens in a row of {places} places")
+
+
+def _places(
+    lengths: np.ndarray, row_of: np.ndarray, first_of_row: np.ndarray, places: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Place in the batch, position in the pair and number of the pair of every token, each (tokens,)."""
+    ends = np.cumsum(lengths)
+    starts = ends - lengths  # (n,), in the tokens of all rows
+    before_row = np.concatenate([starts, ends[-1:], [0]])[first_of_row]  # tokens of the rows before
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    token = np.arange(len(owner))
+    position = token - starts[owner]
+    place = (row_of * places - before_row[row_of])[owner] + token
+    return place, position, owner
+
+
+def _scattered(shape: tuple[int, int], value: int, places: np.ndarray, values: np.ndarray) -> Tensor:
+    tensor = np.full(shape[0] * shape[1], value, dtype=np.int64)
+    tensor[places] = values
+    return torch.from_numpy(tensor.reshape(shape))
+
+
+class PackedPairs(torch.utils.data.Dataset):
+    """Makes the packed batches of an update, given the rows of `PackedBatchSampler`.
+
+    If the pairs of a dataset change in each epoch (BPE-dropout, augmentation), their new lengths are packed again, for
+    all ranks alike. The rows keep their places, and a pair that has become longer than a row gets a row of several
+    times their number.
+
+    Args:
+        dataset: of pairs.
+        layout: of the rows.
+        sampler: the plan of the rows.
+    """
+
+    def __init__(self, dataset: Any, layout: PackedLayout, sampler: PackedBatchSampler):
+        self.dataset = dataset
+        self.layout = layout
+        self.sampler = sampler
+        self.flat = FlatPairs.of_table(dataset) if isinstance(dataset, Dataset) else None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, batches: list[list[np.ndarray]]) -> list[dict[str, Tensor]]:
+        if self.flat is not None:
+            return [self.layout.pack(self.flat, rows) for rows in batches]
+        numbers, pairs = self._read(batches)
+        if not self.changes:
+            places = {number: place for place, number in enumerate(numbers)}
+            return [
+                self.layout.pack(pairs, [np.array([places[int(n)] for n in row], dtype=np.int64) for row in rows])
+                for rows in batches
+            ]
+        return [layout.pack(pairs, rows) for layout, rows in self._packed_again(pairs)]
+
+    @property
+    def changes(self) -> bool:
+        """True if the pairs change in each epoch, so that the batches of all ranks are needed to pack them."""
+        return hasattr(self.dataset, "encoded")
+
+    def numbers(self, batches: list[list[np.ndarray]]) -> list[list[int]]:
+        """The numbers of the pairs of each of this rank's batches."""
+        if not self.changes:
+            return [np.concatenate(rows).tolist() for rows in batches]
+        numbers, pairs = self._read(batches)
+        return [[numbers[place] for row in rows for place in row] for _, rows in self._packed_again(pairs)]
+
+    def _read(self, batches: list[list[np.ndarray]]) -> tuple[list[int], FlatPairs]:
+        """The numbers of the pairs of some batches, and the pairs."""
+        numbers = [int(number) for rows in batches for row in rows for number in row]
+        read = getattr(self.dataset, "__getitems__", lambda some: [self.dataset[number] for number in some])
+        return numbers, FlatPairs.of_rows(read(numbers))
+
+    def _packed_again(self, pairs: FlatPairs) -> list[tuple[PackedLayout, list[np.ndarray]]]:
+        """This rank's batches: layout and rows of places in `pairs`."""
+        sampler = self.sampler
+        places = (self.layout.source_places, self.layout.target_places)
+        source, target = pairs.lengths
+        times = np.maximum(-(-source // places[0]), -(-target // places[1])).clip(1)  # rows that a pair would need
+        batches = []
+        for time in np.unique(times):
+            chosen = np.flatnonzero(times == time)
+            longer = (places[0] * int(time), places[1] * int(time))
+            rows = [chosen[row] for row in fill_rows(source[chosen], target[chosen], longer)]
+            layout = PackedLayout(
+                *longer,
+                self.layout.pad_token_id,
+                self.layout.decoder_pad_token_id,
+                self.layout.decoder_start_token_id,
+            )
+            rows_of_batch = max(1, sampler.rows_of_batch // int(time))
+            count = -(-len(rows) // rows_of_batch)
+            count = -(-count // sampler.world_size) * sampler.world_size
+            dealt = deal(rows, rows_of_batch, count)
+            batches += [(layout, each) for each in dealt[sampler.rank :: sampler.world_size]]
+        return batches
+
+
+# Masks and arguments of the models
+
+
+def packed_masks(batch: Mapping[str, Tensor], backend: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """The masks of the encoder (R, 1, S, S), the decoder (R, 1, T, T) and its attention to the source (R, 1, T, S).
+
+    Args:
+        batch: with `segment_ids` (R, S) and `decoder_segment_ids` (R, T).
+        backend: of attention. "sdpa" gets Boolean masks, "eager" 0 and the lowest number of `dtype`.
+        dtype: of the hidden states.
+
+    Raises:
+        UserError: the backend takes no such masks.
+    """
+    if backend not in BACKENDS:
+        raise UserError(f"attn_implementation={backend!r} takes no packed rows: choose one of {', '.join(BACKENDS)}")
+    source = batch["segment_ids"]
+    target = batch["decoder_segment_ids"]
+    encoder = source[:, None, :, None] == source[:, None, None, :]
+    same = target[:, None, :, None] == target[:, None, None, :]
+    place = torch.arange(target.shape[1], device=target.device)
+    decoder = same & (place[:, None] >= place)
+    cross = target[:, None, :, None] == source[:, None, None, :]
+    # A free target place of a row without a free source place looks at everything. Nothing depends on it.
+    cross = cross | (target == 0)[:, None, :, None]
+    masks = encoder, decoder, cross
+    if backend == "sdpa":
+        return masks
+    lowest = torch.finfo(dtype).min
+    added = [torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, lowest) for mask in masks]
+    return added[0], added[1], added[2]
+
+
+def packed_inputs(batch: Mapping[str, Any], config: Any, dtype: torch.dtype) -> dict[str, Any]:
+    """The arguments of a `VanillaTransformerForConditionalGeneration` for packed rows, with other fields of the batch.
+
+    Args:
+        batch: of `PackedPairs` or `PackedCollator`.
+        config: the model's configuration.
+        dtype: of its weights.
+    """
+    encoder, decoder, cross = packed_masks(batch, config._attn_implementation, dtype)
+    others = {name: each for name, each in batch.items() if name not in ("segment_ids", "decoder_segment_ids")}
+    return others | {
+        "attention_mask": encoder,
+        "decoder_attention_mask": decoder,
+        "cross_attention_mask": cross,
+    }
+
+
+# Other encoder-decoders
+
+
+class PackedCollator:
+    """A data collator that packs pairs into rows, for `Trainer` and `packed_forward`.
+
+    Args:
+        config: of the model: its pad token and decoder start token.
+        source_places, target_places: S and T.
+        rows: R. None makes as many as the pairs of a batch need. With a number all batches have one shape, and pairs
+            that do not fit raise a ValueError.
+    """
+
+    def __init__(self, config: Any, source_places: int = ROW, target_places: int = ROW, rows: int | None = None):
+        self.layout = PackedLayout.of(config, (source_places, target_places))
+        self.rows = rows
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Pack features with `input_ids` and `labels`. Returns: as `PackedLayout.pack`."""
+        pairs = FlatPairs.of_rows(features)
+        places = self.layout.source_places, self.layout.target_places
+        rows = fill_rows(*pairs.lengths, places)
+        if self.rows is not None:
+            if len(rows) > self.rows:
+                raise ValueError(f"{len(features)} pairs need {len(rows)} rows of {places} places, not {self.rows}")
+            rows = deal(rows, self.rows, 1)[0]
+        return self.layout.pack(pairs, rows)
+
+
+@contextmanager
+def packed_positions(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let the tables of positions of encoder and decoder look up the positions of a packed batch."""
+    encoder, decoder = model.get_encoder(), model.get_decoder()
+    positions = ((encoder, batch["position_ids"]), (decoder, batch["decoder_position_ids"]))
+
+    def look_up(position_ids: Tensor, module: Any, args: tuple, output: Tensor) -> Tensor:
+        return nn.functional.embedding(position_ids + getattr(module, "offset", 0), module.weight)  # BART's offset
+
+    with ExitStack() as hooks:
+        for stack, position_ids in positions:
+            hook = partial(look_up, position_ids)
+            handle = stack.embed_positions.register_forward_hook(hook)
+            hooks.callback(handle.remove)
+        yield
+
+
+def packed_forward(model: Any, batch: Mapping[str, Tensor], **kwargs: Any) -> Any:
+    """The outputs of an encoder-decoder with tables of positions, such as Marian or BART, for packed rows.
+
+    Args:
+        model: of transformers, with `embed_positions` in both stacks.
+        batch: of `PackedCollator`.
+        kwargs: further arguments of the model.
+    """
+    encoder, decoder, cross = packed_masks(batch, model.config._attn_implementation, model.dtype)
+    with packed_positions(model, batch):
+        source = model.get_encoder()(input_ids=batch["input_ids"], attention_mask=encoder)
+        return model(
+            encoder_outputs=source,
+            attention_mask=cross,
+            decoder_input_ids=batch["decoder_input_ids"],
+            decoder_attention_mask=decoder,
+            labels=batch.get("labels"),
+            **kwargs,
+        )

@@ -1,0 +1,170 @@
+"""Packed rows: the loss and gradients of padded pairs, in one shape, with every pair once."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from torch.nn import functional as F
+from transformers import BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel
+
+from hf_vanilla_transformer.data import PackedCollator, packed_forward
+from hf_vanilla_transformer.data.batching import pair_lengths
+from hf_vanilla_transformer.data.packing import (
+    FlatPairs,
+    PackedBatchSampler,
+    PackedLayout,
+    PackedPairs,
+    fill_rows,
+    packed_inputs,
+)
+from tests.model_helpers import PAD, START, padded, tiny_model
+
+ROWS: list[dict[str, list[int]]] = []
+_rng = np.random.default_rng(1)
+for _ in range(60):
+    source, target = (_rng.integers(4, 40, _rng.integers(1, 20)).tolist() for _ in range(2))
+    ROWS.append({"input_ids": source, "labels": target})
+LENGTHS = [np.array([len(row[name]) for row in ROWS]) for name in ("input_ids", "labels")]
+
+
+def padded_batch(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    source = padded([row["input_ids"] for row in rows])
+    labels = padded([row["labels"] for row in rows], value=-100)
+    return {"input_ids": source, "attention_mask": source.ne(PAD).long(), "labels": labels}
+
+
+def exact_gradients(model: Any, batch: dict[str, Any], forward: Any = None) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients in float64, where the models' own losses are float32."""
+    model.zero_grad()
+    labels = batch.pop("labels")
+    if forward is None and "decoder_input_ids" not in batch:
+        batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
+    logits = (forward or model)(**batch).logits
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"layer_norm_position": "pre"},
+    {"position_encoding_type": "learned"},
+    {"position_encoding_type": "sinusoidal_split"},
+    {"position_encoding_type": "sinusoidal_fairseq"},
+    {
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+        "decoder_vocab_size": 41,
+        "lm_head_bias": True,
+    },
+    {"attn_implementation": "eager"},
+]
+
+
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_packed_rows_have_the_gradients_of_padded_pairs(fields: dict[str, Any]) -> None:
+    model = tiny_model(**fields).train().double()
+    rows = ROWS[:23]
+    loss, expected = exact_gradients(model, padded_batch(rows))
+    batch = PackedCollator(model.config, 32, 40, rows=16)(rows)
+    assert batch["input_ids"].shape == (16, 32)
+    assert batch["labels"].shape == (16, 40)
+    found, actual = exact_gradients(model, packed_inputs(batch, model.config, torch.float64))
+    # Sinusoids are float32, and equal in both.
+    assert found == pytest.approx(loss, rel=1e-9)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-9, atol=1e-9, msg=name)
+
+
+OTHERS = {
+    "Marian": (MarianMTModel, MarianConfig, {"decoder_start_token_id": START}),
+    "BART": (BartForConditionalGeneration, BartConfig, {"decoder_start_token_id": START, "forced_eos_token_id": None}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_packed_rows_serve_other_models(name: str, backend: str) -> None:
+    model_class, config_class, fields = OTHERS[name]
+    sizes: dict[str, Any] = {"d_model": 32, "vocab_size": 40, "max_position_embeddings": 64, "pad_token_id": PAD}
+    for stack in ("encoder", "decoder"):
+        sizes |= {f"{stack}_layers": 2, f"{stack}_attention_heads": 4, f"{stack}_ffn_dim": 48}
+    torch.manual_seed(0)
+    config = config_class(**sizes, **fields, dropout=0.0, attn_implementation=backend)
+    model = model_class(config).train().double()
+    rows = ROWS[:23]
+    plain = padded_batch(rows)
+    model.zero_grad()
+    loss = model(**plain).loss
+    loss.backward()
+    expected = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    packed = packed_forward(model, PackedCollator(config, 32, 40)(rows)).loss
+    packed.backward()
+    assert packed.item() == pytest.approx(loss.item(), rel=1e-9)
+    for key, gradient in expected.items():
+        torch.testing.assert_close(model.get_parameter(key).grad, gradient, rtol=1e-9, atol=1e-9, msg=key)
+    assert model(**plain).loss.item() == pytest.approx(loss.item(), rel=1e-12)  # positions are its own again
+
+
+def test_rows_hold_whole_pairs_within_their_places() -> None:
+    rows = fill_rows(*LENGTHS, (32, 24))
+    assert sorted(np.concatenate(rows)) == list(range(len(ROWS)))
+    for row in rows:
+        assert LENGTHS[0][row].sum() <= 32
+        assert LENGTHS[1][row].sum() <= 24
+
+
+@pytest.mark.parametrize("plan", [{"batches_per_update": 4}, {"tokens_per_update": 150}])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_every_pair_occurs_once_in_an_epoch_and_updates_are_those_of_one_rank(
+    plan: dict[str, int], world_size: int
+) -> None:
+    def updates(world_size: int, rank: int, epoch: int) -> list[set[int]]:
+        sampler = PackedBatchSampler(*LENGTHS, 64, seed=3, world_size=world_size, rank=rank, **plan)
+        sampler.set_epoch(epoch)
+        shapes = {len(batch) for update in sampler for batch in update}
+        assert shapes == {sampler.rows_of_batch}
+        assert len(list(sampler)) == len(sampler)
+        return [{int(pair) for batch in update for row in batch for pair in row} for update in sampler]
+
+    for epoch in (0, 1):
+        together = updates(1, 0, epoch)
+        assert sorted(pair for update in together for pair in update) == list(range(len(ROWS)))
+        ranks = [updates(world_size, rank, epoch) for rank in range(world_size)]
+        assert [set().union(*parts) for parts in zip(*ranks, strict=True)] == together
+    assert updates(1, 0, 0) != updates(1, 0, 1)
+    assert updates(1, 0, 1) == updates(1, 0, 1)
+
+
+def test_table_and_rows_make_the_same_tensors() -> None:
+    table = Dataset.from_list(ROWS).select(range(5, 50))  # its ids are read through an index
+    sampler = PackedBatchSampler(*pair_lengths(table), 120, seed=1)
+    places, target_places = sampler.places
+    layout = PackedLayout(places, target_places, PAD, PAD, START)
+    planned = next(iter(sampler))
+    of_table = PackedPairs(table, layout, sampler).__getitems__(planned)
+    of_rows = PackedPairs(ROWS[5:50], layout, sampler).__getitems__(planned)
+    flat = FlatPairs.of_table(table)
+    assert flat.source.dtype == np.uint16
+    for one, other in zip(of_table, of_rows, strict=True):
+        for name, tensor in one.items():
+            assert torch.equal(tensor, other[name]), name
+    # the tokens of the pairs, written down one by one
+    batch = of_table[0]
+    for row, pairs in enumerate(planned[0]):
+        ids = [token for pair in pairs for token in table[int(pair)]["input_ids"]]
+        assert batch["input_ids"][row].tolist() == ids + [PAD] * (places - len(ids))
+        inputs = [token for pair in pairs for token in [START, *table[int(pair)]["labels"][:-1]]]
+        assert batch["decoder_input_ids"][row].tolist() == inputs + [PAD] * (target_places - len(inputs))
+
+
+def test_natural_lengths_leave_few_places_free() -> None:
+    rng = np.random.default_rng(0)
+    source = np.clip(rng.lognormal(2.6, 0.5, 6_000).astype(int), 1, 100)
+    target = np.clip((source * rng.normal(1.1, 0.15, 6_000)).astype(int), 1, 100)
+    sampler = PackedBatchSampler(source, target, 16_384)
+    places = sampler.updates * sampler.batches_of_update * sampler.rows_of_batch * sum(sampler.places)
+    assert 1 - (source.sum() + target.sum()) / places <= 0.05

@@ -1,0 +1,67 @@
+"""Training on packed rows: exact updates, exact resumes, and the objectives."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_vanilla_transformer.utils.errors import UserError
+from tests import trainer_helpers
+from tests.model_helpers import tiny_model
+from tests.trainer_helpers import DESCENT, random_pairs
+
+
+def trained(folder: Path, steps: int = 2, resume: Path | None = None, dropout: float = 0.0, **settings: Any) -> Any:
+    settings = {"max_tokens_per_batch": 60, "max_steps": steps, "pack": True, **settings}
+    model = tiny_model(dropout=dropout, label_smoothing=0.1)
+    return trainer_helpers.trained(folder, random_pairs(64), model, resume=resume, seed=3, **settings)
+
+
+def weights(trainer: Any) -> torch.Tensor:
+    return torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize("objective", [{}, {"r_drop_alpha": 5.0}])
+def test_packed_update_of_all_pairs_is_that_of_padded_batches(objective: dict[str, float], tmp_path: Path) -> None:
+    whole = {"tokens_per_update": 100_000, **DESCENT, **objective}  # all pairs
+    padded = trained(tmp_path / "padded", pack=False, **whole)
+    packed = trained(tmp_path / "packed", **whole)
+    assert torch.allclose(weights(padded), weights(packed), atol=1e-5)
+    assert not torch.allclose(weights(padded), weights(trained(tmp_path / "one", 1, **whole)), atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"simcut_alpha": 3.0}, {"muon": True, "ema_decay": 0.9}], ids=str)
+def test_packed_run_resumes_to_the_same_bytes(settings: dict[str, Any], tmp_path: Path) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 2, "dropout": 0.3, "learning_rate": 0.01, **settings}
+    trained(tmp_path / "whole", 4, **settings)
+    trained(tmp_path / "resumed", 4, tmp_path / "whole" / "checkpoint-2", **settings)
+    one, other = (load_file(tmp_path / name / "checkpoint-4" / "model.safetensors") for name in ("whole", "resumed"))
+    assert all(torch.equal(other[name], each) for name, each in one.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"max_tokens_per_batch": None}, "pack=True needs max_tokens_per_batch"),
+        ({"crossconst_alpha": 1.0}, "pack=True does not go with crossconst_alpha"),
+    ],
+)
+def test_packing_is_refused_where_it_cannot_be(settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises((UserError, ValueError), match=reason):
+        trained(tmp_path, **settings)
+
+
+def test_packing_is_the_default_of_gpus_only(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, pack=None)
+    assert trainer.args.pack is False
+
+
+def test_losses_of_a_gpu_are_read_when_one_is_logged(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, dropout=0.1)
+    losses = [torch.tensor(value) for value in (1.0, float("nan"))]
+    trainer._unread_losses = [(0, 0, losses[0]), (trainer._epoch_start, 0, losses[1])]
+    with pytest.raises(UserError, match=r"the loss of update \d+ is nan; its batch contains the lines \d+"):
+        trainer.log({"loss": 1.0})
+    trainer.log({"loss": 1.0})  # they have been read
