@@ -6,10 +6,8 @@ Sentence pairs are validated row by row, and become a memory-mapped table or a s
 import hashlib
 import json
 import re
-import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from glob import escape
 from itertools import islice
@@ -24,6 +22,7 @@ from ..utils.atomic_write import atomic_file
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line
 from . import translation_memories
+from .cache import cache_file, remove_leftovers
 from .readers import (
     NEEDS_HEADER,
     TABLES_WITH_HEADER,
@@ -165,7 +164,6 @@ FEATURES = Features({"source": Value("string"), "target": Value("string"), "line
 # part of every cached table's name: increase it when the same input would give a different table
 _CACHE_VERSION = 4
 _ROWS_PER_WRITE = 10_000
-_LEFTOVER_SECONDS = 3600
 REPORTED_LINES = 5
 
 #: A larger share of rows that are not UTF-8 means a different encoding. Checked after 1,000 rows, and at the end of an
@@ -486,21 +484,6 @@ def load_table(source: Source, report: PairReport) -> Dataset:
     else:
         report.restore(PairReport(**json.loads(saved_report.read_text(encoding="utf-8"))))
     return Dataset.from_file(str(path))
-
-
-def cache_file(name: str) -> Path:
-    """Path of a file in the cache of `datasets`. Creates the folder."""
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "hf_vanilla_transformer"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / name
-
-
-def remove_leftovers() -> None:
-    """Delete temporary files of `atomic_file` and `datasets` that nobody has written to for an hour."""
-    for path in cache_file("").iterdir():
-        with suppress(OSError):  # a parallel process was faster, or a different user owns it
-            if path.name.startswith((".", "tmp")) and time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS:
-                path.unlink()
 
 
 def _write_table(pairs: Iterator[RawPair], path: str) -> None:

@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from ..utils.atomic_write import atomic_file, report_full_disk
 from ..utils.errors import UserError, check_at_least_one, missing_extra, naming_extras
 from ..utils.untrusted import one_line
-from .corpora import cache_file, remove_leftovers
+from .cache import cache_file, remove_leftovers
 from .language_tokens import language_tokens
 from .side_tokens import target_vocabulary
 from .token_kinds import describe_tokenizer

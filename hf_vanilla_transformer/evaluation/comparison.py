@@ -8,9 +8,9 @@ from sacrebleu.metrics import CHRF
 from sacrebleu.significance import PairedTest, estimate_ci
 
 from ..data.words import words
+from ..utils.normalization import Normalizer, normalized_hypotheses, normalized_references
 from .metric_names import DEFAULT, SIGNED
 from .metrics import Groups, Metrics, compute_metric, make_metrics, reference_lists
-from .normalization import Normalizer, normalized_hypotheses, normalized_references
 
 SAMPLES, TRIALS, SEED = 1000, 10000, 12345  # sacreBLEU's
 LENGTHS = 10, 20, 30, 50  # words, the ends of the groups

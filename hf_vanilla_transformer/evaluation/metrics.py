@@ -13,12 +13,12 @@ from transformers import EvalPrediction, PreTrainedTokenizerBase, Seq2SeqTrainer
 
 from ..data.language_tokens import language_tokens
 from ..data.side_tokens import AS_TEXT
-from ..inference.loading import import_object
 from ..loss_vanilla_transformer import IGNORED
 from ..utils.errors import UserError, did_you_mean
+from ..utils.normalization import Normalizer, normalized_hypotheses, normalized_references
 from ..utils.untrusted import one_line
+from ..utils.user_code import import_object
 from .metric_names import DEFAULT, SIGNED, TITLES, TOP, title_of
-from .normalization import Normalizer, normalized_hypotheses, normalized_references
 
 if TYPE_CHECKING:
     from evaluate import EvaluationModule

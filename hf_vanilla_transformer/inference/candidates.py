@@ -7,21 +7,19 @@ Their probabilities are added. An input can also have several spellings, each wi
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..utils.errors import UserError, check_at_least_one
+from ..utils.normalization import Normalizer, normal_form
 from .hypothesis import Hypothesis
 
 if TYPE_CHECKING:
     from .translator import Translator
 
 logger = logging.getLogger(__name__)
-
-#: The text that stands for all texts of the same meaning, or None for one that means nothing.
-Normalizer = Callable[[str], "str | None"]
 
 #: Formats of n-best lists. "moses" is `i ||| text ||| score` of Moses, Marian and fairseq.
 FORMATS = ("moses", "tsv", "jsonl")
@@ -82,10 +80,7 @@ class Merger:
         self.texts += 1
         if self.normalize is None:
             return text
-        try:
-            normalized = self.normalize(text)
-        except Exception:  # the code of the user
-            normalized = None
+        normalized = normal_form(text, self.normalize)
         if normalized is None:
             self.invalid += 1
         return normalized

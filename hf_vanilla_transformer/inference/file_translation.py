@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 from ..data.readers import file_format
 from ..utils.atomic_write import atomic_file
 from ..utils.errors import UserError, check_at_least_one
+from ..utils.normalization import Normalizer
 from .batching import MAX_TOKENS, with_prefixes
-from .candidates import FORMATS, Normalizer, candidate_lines, translate_candidates
+from .candidates import FORMATS, candidate_lines, translate_candidates
 from .fingerprints import text_fingerprint, translator_fingerprint
 from .ray_workers import RayPool
 from .text_io import TABLES, line_writer, open_to_write, read_lines, row_writer

@@ -1,13 +1,11 @@
 """Load a model folder on a device and in a precision, and refuse incomplete weights."""
 
 import copy
-import importlib
 import inspect
 import json
 import os
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ from ..utils.cpu_time import measured_cpu_time, on_fitting_threads
 from ..utils.errors import UserError
 from ..utils.system_info import describe_hardware, versions
 from ..utils.untrusted import one_line, read_json_object, reading_weights
+from ..utils.user_code import import_object
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -192,34 +191,6 @@ def load_whole(model_class: Any, folder: Path, **settings: Any) -> PreTrainedMod
 
 
 # Classes of the user
-
-
-def import_object(name: str) -> Any:
-    """Import MODULE:NAME, also from the working directory. Raises any error of that module."""
-    module, _, attribute = name.partition(":")
-    sys.path.insert(0, os.getcwd())
-    return getattr(importlib.import_module(module), attribute)
-
-
-def import_function(name: str, argument: str) -> Callable[..., Any]:
-    """Import the function MODULE:FUNCTION of a user.
-
-    Args:
-        name: the function.
-        argument: what it is given for, such as "normalize".
-
-    Raises:
-        UserError: it cannot be imported, or is no function.
-    """
-    try:
-        function = import_object(name)
-    except Exception as error:  # the code of the user
-        raise UserError(
-            f"{argument}: {name}: {one_line(error)}; give MODULE:FUNCTION, such as smiles:canonical"
-        ) from error
-    if not callable(function):
-        raise UserError(f"{argument}: {name}: it is no function; give MODULE:FUNCTION, such as smiles:canonical")
-    return function
 
 
 def import_class(name: str) -> type[PreTrainedModel]:

@@ -19,8 +19,8 @@ from ..data.augmentation import parse_augment
 from ..data.directions import parse_directions
 from ..data.token_kinds import TASKS, check_tokens, task_of
 from ..evaluation.metric_names import DEFAULT, LOWER_IS_BETTER, OF_SEQUENCES, TITLES
-from ..evaluation.normalization import import_normalizer
 from ..utils.errors import UserError, did_you_mean, missing_extra
+from ..utils.normalization import import_normalizer
 from .stages import parse_stages
 
 # Configuration fields that the tokenizers decide, or that a translation model does not use.

@@ -39,11 +39,11 @@ from ..data.tokenizer_training import tokenizer_digest
 from ..data.translation_memories import FORMATS, memory_languages
 from ..evaluation.metrics import Groups
 from ..inference.languages import NAMES, language_code, model_languages
-from ..inference.loading import import_object
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
 from ..utils.system_info import counted
 from ..utils.untrusted import one_line
+from ..utils.user_code import import_object
 from .arguments import DataArguments, RunArguments
 from .distributed import print_main
 from .held_out import Overlap, hold_out

@@ -12,7 +12,7 @@ from typing import Any
 from datasets import IterableDataset
 
 from ..data.tokenizer_training import tokenizer_digest
-from ..inference.loading import import_object
+from ..utils.user_code import import_object
 from .adapters import adapter_settings
 from .arguments import DataArguments, RunArguments
 from .corpus import Corpus, Run, split_inputs

@@ -205,8 +205,8 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.evaluation import comparison, score_tables
     from hf_vanilla_transformer.evaluation.metric_names import DEFAULT
     from hf_vanilla_transformer.evaluation.metrics import make_metrics, score_names, score_translations
-    from hf_vanilla_transformer.evaluation.normalization import import_normalizer
     from hf_vanilla_transformer.inference.text_io import line_writer
+    from hf_vanilla_transformer.utils.normalization import import_normalizer
 
     # before the model translates for an hour
     metrics = make_metrics(arguments.metrics or DEFAULT, arguments.bleu_tokenize, arguments.bleu_lowercase)

@@ -134,9 +134,9 @@ def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     settings = given_values(arguments, *DECODING, "n_best", "alignment", "alignment_layer", "probabilities")
     settings |= given_values(arguments, "n_best_format", "spellings")
     if arguments.normalize is not None:
-        from hf_vanilla_transformer.inference.loading import import_function
+        from hf_vanilla_transformer.utils.normalization import import_normalizer
 
-        settings["normalize"] = import_function(arguments.normalize, "normalize")
+        settings["normalize"] = import_normalizer(arguments.normalize)
     settings["protect"] = not arguments.raw
     if arguments.paragraphs:
         from hf_vanilla_transformer.documents.documents import Paragraphs

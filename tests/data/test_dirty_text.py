@@ -12,7 +12,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from hf_vanilla_transformer.data import load_pairs
-from hf_vanilla_transformer.data.corpora import cache_file
+from hf_vanilla_transformer.data.cache import cache_file
 from hf_vanilla_transformer.utils.errors import UserError
 
 GOOD = [(f"sentence {number}", f"Satz {number}") for number in range(40)]

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from ..inference.loading import import_object
-from ..utils.errors import UserError
-from ..utils.untrusted import one_line
+from .errors import UserError
+from .untrusted import one_line
+from .user_code import import_object
 
 #: The form of a text, or None if the text is invalid. An exception says the same.
 Normalizer: TypeAlias = Callable[[str], str | None]
