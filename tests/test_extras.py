@@ -54,6 +54,7 @@ ALONE = {
     **dict.fromkeys(("fastapi", "uvicorn", "pydantic", "python_multipart"), "serve --model en-de={0}/model"),
     **{"sentencepiece": "convert --from marian {0}/opus {0}/m", "sacremoses": "convert --from fsmt {0}/fsmt {0}/f"},
     **{"sentencex": "translate --model {0}/model --input {0}/a.en --paragraphs"},
+    **{"markdown_it": "translate --model {0}/model --input {0}/a.md --output {0}/b.md"},
     **dict.fromkeys(("onnx", "onnxscript"), "export --to onnx {0}/model {0}/onnx"),
     **{
         "ctranslate2": "export --to ctranslate2 {0}/model {0}/ct2",
@@ -88,7 +89,7 @@ def test_extras_are_those_of_the_project(repository: Path) -> None:
     project = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     optional = {
-        name.replace("-", "_"): extra
+        name.replace("-", "_").removesuffix("_py"): extra  # markdown-it-py is imported as markdown_it
         for extra, requirements in extras.items()
         if extra not in ("dev", "docs")
         for name in re.findall(r"^([\w-]+)>=", "\n".join(requirements), re.MULTILINE)

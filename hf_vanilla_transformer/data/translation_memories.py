@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..utils.errors import UserError
+from ..utils.safe_xml import SAFE, refuse_entities
 from ..utils.untrusted import one_line
 from .language_detection import base_language
 from .readers import BadRow, open_binary
@@ -20,9 +21,9 @@ _UNITS = {"tmx": {"tu"}, "xliff": {"trans-unit", "segment"}}
 # Elements that contain units or name languages, or are units.
 _ELEMENTS = "tmx", "header", "xliff", "file", "group", "unit", "tu", "trans-unit", "segment"
 #: Inline elements that contain markup of the original document. `hi`, `g`, `pc` and `mrk` contain text.
-_MARKUP = {"bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sc", "ec"}
+MARKUP = frozenset(["bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sc", "ec"])
 _STANDALONE = {"ph", "x", "it", "ut"}  # such as a line break. All the rest is in pairs, also within a word.
-_UNTRANSLATED = {"new", "needs-translation", "initial"}  # states of XLIFF 1.2 and 2.x
+UNTRANSLATED = frozenset(["new", "needs-translation", "initial"])  # states of XLIFF 1.2 and 2.x
 _REFERENCE = re.compile(rb"&#(x[0-9a-fA-F]{1,6}|[0-9]{1,7});")
 _NOT_ALLOWED = "\U0010fffd"  # for private use: represents a character that XML does not allow
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
@@ -102,10 +103,15 @@ def _units(path: Path, header: dict[str, str] | None = None) -> Iterator[list[tu
     from lxml import etree
 
     with open_binary(path) as handle:
-        # `huge_tree` stays off: it would lift the limits on depth and on the length of one text (10 MB)
-        safe: dict[str, Any] = {"resolve_entities": False, "load_dtd": False, "no_network": True}
-        safe |= {"tag": [f"{{*}}{name}" for name in _ELEMENTS], "remove_comments": True, "remove_pis": True}
-        events = etree.iterparse(_AllowedCharacters(handle), events=("start", "end"), **safe)
+        tags = [f"{{*}}{name}" for name in _ELEMENTS]
+        events = etree.iterparse(
+            _AllowedCharacters(handle),
+            events=("start", "end"),
+            tag=tags,
+            remove_comments=True,
+            remove_pis=True,
+            **SAFE,
+        )
         kind, defaults = "", dict[str, str]()
         try:
             for event, element in events:
@@ -158,11 +164,8 @@ def _allowed(reference: re.Match[bytes]) -> bytes:
 
 
 def _checked_root(path: Path, root: Any) -> str:
-    """The kind of document. Refuses entities: they can refer to other files or grow without bound."""
-    dtd = root.getroottree().docinfo.internalDTD
-    declared = [] if dtd is None else [entity.name for entity in dtd.iterentities()]
-    if declared:
-        raise UserError(f"{path} declares the entity {declared[0]!r}, which is refused: write its text in its place")
+    """The kind of document. Refuses entities."""
+    refuse_entities(root, path)
     name = root.tag.rpartition("}")[2]
     if name not in _UNITS:
         raise UserError(f"{path} is no translation memory: its root element is <{name}>, not <tmx> or <xliff>")
@@ -203,7 +206,7 @@ def _not_translated(unit: Any) -> str | None:
         return 'not translated (translate="no")'
     target = unit.find("{*}target")  # 1.2 states it for the target, 2.x for the segment
     for state in (unit.get("state"), None if target is None else target.get("state")):
-        if state in _UNTRANSLATED:
+        if state in UNTRANSLATED:
             return f'not translated (state="{state}")'
     return None
 
@@ -225,6 +228,6 @@ def _text(element: Any) -> str:
     parts = [element.text or ""]
     for child in element:
         name = child.tag.rpartition("}")[2]
-        parts.append("\0" if name in _STANDALONE else "" if name in _MARKUP else _text(child))
+        parts.append("\0" if name in _STANDALONE else "" if name in MARKUP else _text(child))
         parts.append(child.tail or "")
     return "".join(parts)

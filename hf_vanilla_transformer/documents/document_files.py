@@ -11,7 +11,7 @@ from ..inference.translator import Translator
 from ..utils.errors import UserError
 from .documents import SentenceCutter, sentence_splitter, sentences_of, split_text, translated_parts
 from .html_text import split_html, translate_pieces
-from .markdown_text import split_markdown
+from .markdown_text import translate_markdown
 from .office_files import translate_docx, translate_odt
 from .subtitles import translate_subtitles
 from .translation_files import translate_po, translate_tmx, translate_xliff
@@ -128,9 +128,7 @@ _FORMATS: dict[str, Callable[[bytes, TranslateTexts], bytes]] = {
         (".html", ".htm", ".xhtml"),
         _text_format(lambda text, translate: translate_pieces(split_html(text), translate), _CHARSET),
     ),
-    **dict.fromkeys(
-        _MARKDOWN, _text_format(lambda text, translate: translate_pieces(split_markdown(text), translate))
-    ),
+    **dict.fromkeys(_MARKDOWN, _text_format(translate_markdown)),
     **dict.fromkeys((".srt", ".vtt"), _text_format(translate_subtitles)),
     **dict.fromkeys((".po", ".pot"), _text_format(translate_po, _PO_CHARSET)),
     **dict.fromkeys((".xlf", ".xliff"), _text_format(translate_xliff, _ENCODING)),

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any
 
 from ..data.words import UNSPACED
 from ..inference.placement import Element, Place, Placement, TranslatedPart, TranslateTexts
-from .html_scanner import scan
+from .html_scanner import Token, scan
 
 
 def names(text: str) -> frozenset[str]:
@@ -54,10 +53,6 @@ _MAX_SCRIPT = 8  # events of a subscript or superscript. A longer one is an ordi
 _MAX_DEPTH = 64  # of inline elements. Deeper tags are elements without an end
 
 
-#: Whether an element is not translated, by its tag and its attributes.
-IsKept = Callable[[str, Mapping[str, str]], bool]
-
-
 @dataclass(frozen=True)
 class Event:
     """A tag, a text, or other markup, verbatim."""
@@ -67,6 +62,7 @@ class Event:
     raw: str
     kept: bool = False  # the start tag of an element that is not translated
     block: bool = False
+    written: str | None = None  # in a translation, if it is not `raw`
 
 
 def _is_kept(tag: str, attributes: Mapping[str, str]) -> bool:
@@ -82,32 +78,49 @@ class Passage:
     text: str
     elements: list[Element]
     raw: str
-    escape: Callable[[str], str] = partial(html.escape, quote=False)  # of a piece of the translation
-    finish: Callable[[str], str] = str  # of the whole, tags included
+    escape: Callable[[str], str] = partial(html.escape, quote=False)  #: for the pieces of the translation
 
-    def html(self, parts: Sequence[TranslatedPart]) -> str:
+    def translated(self, parts: Sequence[TranslatedPart]) -> str:
         """The escaped translation with every inline tag exactly once, or the passage verbatim if it has not changed.
 
         The joined sources of the parts are its text. Their links matter only if there are inline elements.
         """
         if all(part.target == part.source for part in parts):
             return self.raw
-        placement, escape = Placement(self.text, parts, self.elements), self.escape
+        return joined_pieces(self.text, self.elements, parts, self.escape)
 
-        def inside(outer: Place | None, position: int, end: int) -> str:
-            pieces = []
-            for place in placement.places(outer):
-                element, inner = place.element, inside(place, place.opens, place.closes)
-                pieces += [escape(placement.target[position : place.opens]), element.opening, inner, element.closing]
-                position = place.closes
-            return "".join(pieces) + escape(placement.target[position:end])
 
-        return self.finish(inside(None, 0, len(placement.target)))
+def joined_pieces(
+    text: str, elements: list[Element], parts: Sequence[TranslatedPart], escape: Callable[[str], str]
+) -> str:
+    """The translation of a text with its inline elements, each exactly once, where the alignment places it."""
+    placement = Placement(text, parts, elements)
+
+    def inside(outer: Place | None, position: int, end: int) -> str:
+        pieces = []
+        for place in placement.places(outer):
+            element = place.element
+            inner = inside(place, place.opens, place.closes)
+            pieces += [escape(placement.target[position : place.opens]), element.opening, inner, element.closing]
+            position = place.closes
+        return "".join(pieces) + escape(placement.target[position:end])
+
+    return inside(None, 0, len(placement.target))
 
 
 def split_html(document: str) -> list["str | Passage"]:
     """Split a document into verbatim markup and passages to translate."""
-    return split_events(_with_scripts_whole(markup_events(document, _is_kept, _BLOCK.__contains__)), passage_of)
+    events = whole_elements(html_event(token) for token in scan(document))
+    return split_events(with_scripts_whole(events), passage_of)
+
+
+def html_event(token: Token) -> Event:
+    """The event of a piece of HTML."""
+    block = token.tag in _BLOCK
+    if token.kind == "empty":
+        return Event("other" if block else "point", token.tag, token.raw, block=block)
+    kept = token.kind == "start" and _is_kept(token.tag, token.attributes)
+    return Event("point" if token.kind == "comment" else token.kind, token.tag, token.raw, kept, block)
 
 
 def split_events(
@@ -128,19 +141,13 @@ def split_events(
     return [piece for piece in pieces + passages(run) if piece != ""]
 
 
-def markup_events(document: str, is_kept: IsKept, is_block: Callable[[str], bool]) -> Iterator[Event]:
-    """The events of a document, with each element that is not translated as one of them: a point if it is inline.
-
-    Their `raw` joined is the document.
-    """
-    events, index = list[Event](), 0
-    for kind, tag, raw, attributes in scan(document):
-        if kind == "empty":
-            kind = "other" if is_block(tag) else "point"
-        kept = kind == "start" and is_kept(tag, attributes)
-        events.append(Event("point" if kind == "comment" else kind, tag, raw, kept, is_block(tag)))
+def whole_elements(found: Iterable[Event]) -> Iterator[Event]:
+    """The events, with each element that is not translated as one of them: a point if it is inline."""
+    events = list(found)
+    index = 0
     while index < len(events):
-        event, stop = events[index], index + 1
+        event = events[index]
+        stop = index + 1
         if event.kept and event.tag not in _VOID:
             stop = _end_of_element(events, index)
             raw = "".join(inner.raw for inner in events[index:stop])
@@ -176,7 +183,7 @@ def passages_of(documents: Iterable[Sequence["str | Passage"]]) -> list[Passage]
 
 def join_html(pieces: Sequence["str | Passage"], translated: Iterator[Sequence[TranslatedPart]]) -> str:
     """Join a document, with the translated parts of its passages in place of these."""
-    return "".join(piece if isinstance(piece, str) else piece.html(next(translated)) for piece in pieces)
+    return "".join(piece if isinstance(piece, str) else piece.translated(next(translated)) for piece in pieces)
 
 
 def translate_pieces(pieces: Sequence["str | Passage"], translate: TranslateTexts) -> str:
@@ -184,7 +191,7 @@ def translate_pieces(pieces: Sequence["str | Passage"], translate: TranslateText
     return join_html(pieces, iter(translate([passage.text for passage in passages_of([pieces])])))
 
 
-def _with_scripts_whole(events: Iterable[Event]) -> list[Event]:
+def with_scripts_whole(events: Iterable[Event]) -> list[Event]:
     """The events, with each `sub` and `sup` directly after text as a point, such as a footnote's mark.
 
     If the word goes on after it, as in H<sub>2</sub>O, the word is part of the point.
@@ -224,12 +231,15 @@ def _script_length(following: "deque[Event]", tag: str) -> int:
 
 
 def passage_of(
-    run: list[Event], unescape: Callable[[str], str] = html.unescape, collapse: bool = True, **functions: Any
+    run: list[Event],
+    unescape: Callable[[str], str] = html.unescape,
+    collapse: bool = True,
+    passage: Callable[[str, list[Element], str], Passage] = Passage,
 ) -> list["str | Passage"]:
     """A passage between its outer white space and tags, or only the markup if there is no text.
 
-    With `collapse`, white space on both sides of a tag collapses, and becomes part of the tag. `functions` are
-    `escape` and `finish` of the passage.
+    With `collapse`, white space on both sides of a tag collapses, and becomes part of the tag. `passage` makes the
+    passage of its text, its outermost elements and its markup.
     """
     texts = [index for index, event in enumerate(run) if event.kind == "text" and unescape(event.raw).strip()]
     if not texts:
@@ -260,10 +270,10 @@ def passage_of(
             continue
         if open_elements and open_elements[-1][0] == index:
             _, element = open_elements.pop()
-            element.closing, element.end = event.raw, len(text)
+            element.closing, element.end = event.raw if event.written is None else event.written, len(text)
             last_tag = element, "closing"
         else:
-            element = Element(event.raw, len(text), end=len(text))
+            element = Element(event.raw if event.written is None else event.written, len(text), end=len(text))
             (open_elements[-1][1].children if open_elements else roots).append(element)
             last_tag = element, "opening"
             if index in ends:
@@ -280,7 +290,7 @@ def passage_of(
     if not (raw.startswith(before) and raw.endswith(last_space)):  # white space as an entity
         before = last_space = ""
     inner = raw[len(before) : len(raw) - len(last_space)]
-    return [outer_before + before, Passage(text, roots, inner, **functions), last_space + outer_after]
+    return [outer_before + before, passage(text, roots, inner), last_space + outer_after]
 
 
 def extent(run: list[Event], first: int, last: int) -> tuple[int, int]:

@@ -1,165 +1,652 @@
-"""Split Markdown into passages of text and markup. Code, formulas, front matter, rules and targets of links stay."""
+"""Split Markdown into passages of text and markup. Code, formulas, front matter, rules and targets of links stay.
+
+markdown-it-py finds the blocks and the inline markup: CommonMark with tables, strikethrough, definitions, footnotes,
+and the admonitions, tabs and formulas of common site generators. The lines of a block and the positions that its
+rules read lead back to the characters of the file. Everything outside of a translation keeps its bytes.
+
+A translation is parsed again before it is used. It must have the markup of its source. Otherwise more of its
+characters are escaped.
+"""
 
 import re
-from collections.abc import Iterator
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from html import unescape
+from typing import Any
 
-from .html_text import Event, Passage, passage_of, split_html
+from ..inference.placement import Element, TranslatedPart, TranslateTexts
+from ..utils.errors import UserError, naming_extras
+from .html_scanner import scan
+from .html_text import (
+    Event,
+    Passage,
+    html_event,
+    joined_pieces,
+    passage_of,
+    split_events,
+    split_html,
+    translate_pieces,
+    whole_elements,
+    with_scripts_whole,
+)
 
-_FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.MULTILINE | re.DOTALL)
-#: Blocks that stay, by their first line after quotation marks, and their last line.
-_MATH_BLOCK = re.compile(r"[ \t]*\\begin\{(\w+\*?)\}")
-_FENCE, _MATH = re.compile(r"[ \t]*(?:[-*+][ \t]+|\d{1,9}[.)][ \t]+)*(`{3,}|~{3,})"), re.compile(r"[ \t]*\$\$")
-#: HTML, as CommonMark starts it: what ends with a certain mark, and what ends at a blank line.
-_HTML_START = re.compile(r" {0,3}(?:<(pre|script|style|textarea)\b|<!--|<\?|<!\[CDATA\[)", re.IGNORECASE)
-_HTML_BLOCK = re.compile(
-    r" {0,3}</?(?:address|article|aside|blockquote|body|center|dd|details|dialog|dir|div|dl|dt|fieldset|figcaption"
-    r"|figure|footer|form|h[1-6]|head|header|hr|html|iframe|legend|li|link|main|menu|nav|ol|optgroup|option|p|section"
-    r"|summary|table|tbody|td|tfoot|th|thead|title|tr|track|ul)(?=[\s/>])| {0,3}</?[a-z][^<>]*>\s*$",
-    re.IGNORECASE,
+_LINE_BREAK = re.compile(r"[ \t]*\n[ \t]*")
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|[\r\n]|\Z)")
+_FRONT_MATTER = re.compile(
+    r"\A(---|\+\+\+)[ \t]*(?:\r\n|[\r\n]).*?(?<=[\r\n])(?:\1|\.\.\.)[ \t]*(?:\r\n|[\r\n]|\Z)", re.DOTALL
 )
-#: Marks of quotations, lists, definitions, footnotes and headings.
-_MARKS = re.compile(
-    r"[ \t]*(?:>[ \t]*|(?:!!!|\?\?\?\+?)[ \t]+\w[\w-]*[ \t]*|===[ \t]+(?=\")|\*\[[^\]]+\]:[ \t]*"
-    r"|(?:[-*+:]|\d{1,9}[.)]|#{1,6}|\[\^[^\]]+\]:)(?:[ \t]+|(?=\r?\n|\Z))(?:\[[ xX]\][ \t]+)?)*"
-)
-_QUOTE = re.compile(r"[ \t]*(?:>[ \t]*)*")
-_QUOTED_LINE, _UNDERLINE = re.compile(r"\n[ \t]*(?:>[ \t]*)+"), re.compile(r"[ \t]*(?:=+|-+)[ \t]*\r?\n?")
-#: Lines that stay: definitions of links, marks of containers, rules, tables of contents, imports and code.
-_VERBATIM = re.compile(
-    r"[ \t]*(?:\[(?!\^)[^\]]+\]:\s|:{3}|(?:>[ \t]*)+\[!\w+\]\s*$|(?:(?:\*[ \t]*){3,}|(?:_[ \t]*){3,})$"
-    r"|\[\[?_?TOC_?\]?\]\s*$)|import\s.*\sfrom\s+[\"'][^\"']+[\"'];?\s*$|(?: {4}|\t)"
-)
-_TABLE_RULE = re.compile(r"[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-*:?[ \t]*)+\r?\n?")
-_CELL_END = re.compile(r"((?<!\\)\|)")
-_HARD_BREAK = re.compile(r"(?:  +|\\)\r?\n|<br\s*/?>|[ \t]+#+[ \t]*(?:\r?\n)?\Z", re.IGNORECASE)
-_BLOCK_MARK = re.compile(r"\A(\s*(?:(?=(?:[-+*>]|#{1,6})(?:\s|$))|\d{1,9}(?=[.)](?:\s|$))))")
 
-_TARGET = r"(?:\(<[^<>\n]*>(?:\s+[\"'][^)]*)?\)|\([^()\s]*(?:\([^()]*\)[^()\s]*)*(?:\s+[\"'][^)]*)?\)|\[[^\]]*\])"
-_INLINE = re.compile(
-    rf"(?P<point>(`+)(?!`).+?(?<!`)\2(?!`)|!\[[^\]]*\]{_TARGET}|\[\^[^\]]+\]|<[a-zA-Z!/][^<>]*>"
-    r"|\$\$[^$]+\$\$|\$(?! )(?:\w{1,2}|(?=[^$\n]*[\\^_={}])[^$\n]+(?<! ))\$(?!\d))"
-    r"|(?P<outer>(?<=[\s)\]`])\{(?:[#.:]|\w+=)[^{}\n]*\}(?=\s*$))"
-    rf"|(?P<open>\[)(?=[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\](?:\(|\[))|(?P<close>\]{_TARGET})"
-    r"|(?P<left>(?<![\w\\])(?:\*{1,3}|_{1,3}|~~|==|\+\+)(?=[^\s*_~=+]))|(?P<right>(?<=[^\s*_~=+\\])(?:\*{1,3}|_{1,3}|~~|==|\+\+)(?!\w))",
-    re.DOTALL,
+#: Lines that are no text: marks of containers, tables of contents, kinds of GitHub's alerts, and imports of MDX.
+_FIXED_LINE = re.compile(
+    r":{3}|\[\[?_?TOC_?\]?\]\s*$|\[!\w+\][+-]?\s*$|(?:import\s.*\sfrom|export\s.*\sfrom|import)\s+[\"'][^\"']+[\"'];?\s*$"
 )
+_ABBREVIATION = re.compile(r"\*\[[^\]]+\]:[ \t]*(?=\S)")
+_CONTAINER = re.compile(r"(?:!!!|\?\?\?\+?)[ \t]+\w[\w-]*[ \t]*|===[!+]*[ \t]+(?=\")")
+_DEFINITION = re.compile(r"[:~][ \t]+(?=\S)|\[\^[^\]\s]+\]:[ \t]*")
+_COMMENTS = re.compile(r"(?:\s*<!--.*?-->)+", re.DOTALL)
+_GRID_TABLE = re.compile(r"\+(?:[-=:]{3,}\+)+\s*$")
+_FORMULA_START = re.compile(r"\$\$|\\begin\{(\w+\*?)\}")
+
+#: Inline text that stays: roles of MyST, footnote marks and formulas.
+_FIXED_TEXT = re.compile(
+    r":[A-Za-z][\w.:+-]*:`[^`\n]+`|\[\^[^\]\s]+\]|\$\$[^$]+\$\$"
+    r"|\$(?! )(?:\w{1,2}|(?=[^$\n]*[\\^_={}])[^$\n]+(?<! ))\$(?!\d)"
+    r"|\\\((?=[^\n]*[\\^_={}])(?:[^\\\n]|\\(?!\))){1,80}\\\)"
+)
+_CHECKBOX = re.compile(r"\[[ xX]\](?=[ \t])")
+_ATTRIBUTES = re.compile(r"\{(?:[#.:]|\w+=)[^{}\n]*\}(?=\s*\Z)")
+_LEFT_MARK, _RIGHT_MARK = re.compile(r"(?:==|\+\+)(?=[^\s=+])"), re.compile(r"(?<=[^\s=+])(?:==|\+\+)(?!\w)")
+
+_ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])|(&(?:#[xX][0-9a-fA-F]{1,6}|#\d{1,7}|[A-Za-z][A-Za-z0-9]{0,31});)")
+_TAG_OR_ENTITY = re.compile(r"<(?=[A-Za-z/!?])|&(?=#|[A-Za-z][A-Za-z0-9]*;)")
+_PUNCTUATION = re.compile(r"[\\`*_\[\]<>#~&$|!{}=+^]")
+_BLOCK_MARK = re.compile(r"\A(?:(?=[-*+>#=~`:|!?])|\d{1,9}(?=[.)](?:\s|\Z)))")
+
+_NO_MARKUP = frozenset(["text", "text_special", "softbreak"])
+_RUNS = frozenset(["emphasis", "strikethrough"])
+_TAG_OF_MARK = {"*": "em", "_": "em", "**": "strong", "__": "strong", "~~": "del"}
+
+
+@dataclass
+class _Mark:
+    """Inline markup that a rule has found, at positions of the content."""
+
+    rule: str
+    start: int
+    end: int
+    tokens: list[tuple[Any, int]]  # with the characters of each
+    label_end: int = 0  # of a link
+
+
+@dataclass(frozen=True)
+class _Content:
+    """The content of a block without the marks of its lines, and where each of its characters is in the file."""
+
+    text: str
+    positions: list[int]
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        return self.positions[start], self.positions[end - 1] + 1
+
+
+@dataclass(frozen=True)
+class MarkdownPassage(Passage):
+    """A passage of Markdown."""
+
+    content: str = ""  #: the markup, without the marks of its lines in the file, such as `>`
+    references: dict[str, Any] = field(default_factory=dict)  #: the link definitions of the file
+    in_paragraph: bool = True
+    in_table: bool = False
+
+    def translated(self, parts: Sequence[TranslatedPart]) -> str:
+        """The translation with the markup of the passage, with as few escapes as keep it.
+
+        Raises:
+            UserError: no escapes do.
+        """
+        if all(part.target == part.source for part in parts):
+            return self.raw
+        expected = self._markup(self.content)
+        kept = {match[1] for match in _ESCAPED.finditer(self.content) if match[1]}
+        escape_kept: Callable[[str], str] = partial(_escaped, kept=kept)
+        attempts: list[tuple[Callable[[str], str], bool, bool]] = [
+            (escape_kept, False, False),
+            (escape_kept, True, False),
+            (_all_escaped, True, False),
+            (_all_escaped, True, True),
+        ]
+        for escape, escapes_start, as_tags in attempts:
+            elements = [_with_tags(element) for element in self.elements] if as_tags else self.elements
+            text = _LINE_BREAK.sub(" ", joined_pieces(self.text, elements, parts, escape))
+            if escapes_start and self.in_paragraph:
+                text = _start_escaped(text)
+            if self._markup(text, as_tags) == (_tags_counted(expected) if as_tags else expected):
+                return text.replace("|", r"\|") if self.in_table else text
+        raise UserError(f"documents: the translation of {self.text[:60]!r} would lose its Markdown")
+
+    def _markup(self, text: str, as_tags: bool = False) -> Counter[tuple[str, str]] | None:
+        """The inline markup of a text, or None if it would not stay one paragraph."""
+        parser = _parser()
+        if self.in_paragraph:
+            blocks = parser.parse(text, {"references": dict(self.references)})
+            inner = [block for block in blocks if block.type == "inline"]
+            if [block.type for block in blocks] != ["paragraph_open", "inline", "paragraph_close"]:
+                return None
+            if inner[0].content != text.strip():
+                return None
+        counted = _inline_markup(text, self.references)
+        return _tags_counted(counted) if as_tags else counted
 
 
 def split_markdown(text: str) -> list[str | Passage]:
-    """Split a document into verbatim markup and passages to translate. Their `raw` joined is the document.
-
-    The lines of a paragraph are one passage. Its translation is one line.
-    """
-    front = _FRONT_MATTER.match(text)
-    start = front.end() if front else 0
-    pieces: list[str | Passage] = [text[:start]]
-    paragraph, in_list, in_table, blank, quotes = "", False, False, True, 0
-    lines, index = text[start:].splitlines(keepends=True), 0
-    while index < len(lines):
-        line = lines[index]
-        marks, quote = _MARKS.match(line)[0], _QUOTE.match(line)[0]  # type: ignore[index]
-        content, depth = line[len(quote) :].strip(), quote.count(">")
-        stop = _end_of_block(lines, index, len(quote))
-        in_table = "|" in line and (in_table or _is_rule(lines, index))
-        is_table = in_table or ("|" in line and _is_rule(lines, index + 1))
-        indented = _VERBATIM.match(line) is not None and not (line[:1].isspace() and (in_list or not blank))
-        underline = bool(paragraph) and _UNDERLINE.fullmatch(line) is not None
-        is_layout = not content or indented or underline
-        if stop > index or is_layout or is_table or marks.strip(" >\t") or depth > quotes:
-            pieces += _passages(paragraph)
-            paragraph = ""
-        if stop > index:
-            block = "".join(lines[index:stop])
-            pieces += split_html(block) if content.startswith("<") else [block]
-            index, blank = stop, False
-            continue
-        if is_layout:
-            pieces.append(line)
-        elif is_table:
-            for number, cell in enumerate(_CELL_END.split(line)):
-                pieces += [cell] if number % 2 or _is_rule(lines, index) else _passages(cell)
-        elif paragraph:
-            paragraph += line
-        else:
-            pieces.append(marks)
-            quotes, paragraph = depth, line[len(marks) :]
-        if "#" in marks or marks.lstrip().startswith(("!!!", "???", "===")):
-            pieces += _passages(paragraph)
-            paragraph = ""
-        in_list = bool(marks.strip(" >\t#")) or (in_list and (not content or line[:1].isspace()))
-        blank, index = not content, index + 1
-    return [piece for piece in [*pieces, *_passages(paragraph)] if piece != ""]
-
-
-def _end_of_block(lines: list[str], start: int, quote: int) -> int:
-    """The index after a block of code, mathematics or HTML that starts at a line, or `start` if none does."""
-    line = lines[start][quote:]
-    if fence := _FENCE.match(line):
-        if fence[1][0] == "`" and "`" in line[fence.end() :]:
-            return start
-        end = re.compile(rf"[ \t>]*{fence[1]}{fence[1][0]}*\s*$")
-    elif _MATH.match(line):
-        if line.count("$$") > 1:
-            return start + line.rstrip().endswith("$$")
-        end = re.compile(r".*\$\$")
-    elif block := _MATH_BLOCK.match(line):
-        end = re.compile(rf".*\\end\{{{re.escape(block[1])}\}}")
-        if end.match(line):
-            return start + 1
-    elif html := _HTML_START.match(line):
-        end = re.compile(rf".*(?:</{html[1]}>)" if html[1] else r".*(?:-->|\?>|\]\]>)", re.IGNORECASE)
-        if end.match(line):
-            return start + 1
-    elif _HTML_BLOCK.match(line):
-        end = re.compile(r"[ \t>]*$")
-    else:
-        return start
-    return next((index + 1 for index in range(start + 1, len(lines)) if end.match(lines[index])), len(lines))
-
-
-def _is_rule(lines: list[str], index: int) -> bool:
-    return index < len(lines) and _TABLE_RULE.fullmatch(lines[index]) is not None
-
-
-def _passages(paragraph: str) -> Iterator[str | Passage]:
-    """The passages between the hard line breaks of a paragraph."""
-    marked = _BLOCK_MARK.match(paragraph) is not None
-
-    def finish(translation: str) -> str:
-        """No translation becomes a heading, a list or a quotation."""
-        return translation if marked else _BLOCK_MARK.sub(r"\1\\", translation, count=1)
-
+    """Split a document into markup, verbatim, and passages. Raise a UserError if a passage is not found in it."""
+    with naming_extras():
+        _parser()
+    start = len(text) - len(text.removeprefix("\ufeff"))
+    front = _FRONT_MATTER.match(text, start) or _FRONT_MATTER.match(text[start:])
+    if front:
+        start += len(front[0])
+    pieces: list[str | Passage] = []
     position = 0
-    for match in [*_HARD_BREAK.finditer(paragraph), None]:
-        part = paragraph[position : match.start() if match else None]
-        unescape = partial(_QUOTED_LINE.sub, "\n")
-        yield from passage_of(list(_events(part)), unescape, escape=str, finish=finish) if part else []
-        if match:
-            yield match[0]
-            position = match.end()
+    for begin, end, passage in _passages(text, start):
+        if begin < position:
+            raise UserError(f"documents: {passage.text[:60]!r} is no separate passage of this Markdown")
+        pieces += [text[position:begin], passage]
+        position = end
+    return [piece for piece in [*pieces, text[position:]] if piece != ""]
 
 
-def _events(text: str) -> Iterator[Event]:
+def translate_markdown(text: str, translate: TranslateTexts) -> str:
+    """Translate a document. Raise a UserError if the result has other blocks, links or code than the source."""
+    translated = translate_pieces(split_markdown(text), translate)
+    before = markdown_structure(text)
+    after = markdown_structure(translated)
+    if before != after:
+        number = next((i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), -1)
+        raise UserError(f"documents: the translation would change this Markdown: {before[number][0]} {number + 1}")
+    return translated
+
+
+def markdown_structure(text: str) -> list[tuple[Any, ...]]:
+    """The blocks of a document without its texts, to compare documents."""
+    blocks, _, references = _blocks(text.removeprefix("\ufeff"))
+    structure: list[tuple[Any, ...]] = []
+    for block in blocks:
+        content = block.content if block.type in ("fence", "code_block", "verbatim") else ""
+        inline = _inline_markup(block.content, references) if block.type == "inline" else Counter()
+        plain = {key: number for key, number in _tags_counted(inline).items() if key[0] != "image"}
+        structure.append((block.type, block.nesting, block.level, block.info, content, sorted(plain.items())))
+    return structure
+
+
+def _blocks(text: str) -> tuple[list[Any], list[str], dict[str, Any]]:
+    """The tokens of the blocks of a text, its lines, and its link definitions."""
+    environment: dict[str, Any] = {}
+    lines = [match[0] for match in _LINE.finditer(text)]
+    normal = "\n".join(line.rstrip("\r\n") for line in lines)
+    blocks = _parser().parse(normal, environment)
+    return blocks, lines, environment.get("references", {})
+
+
+def _passages(text: str, start: int) -> Iterator[tuple[int, int, Passage]]:
+    """The passages after a position, with their places in the text."""
+    blocks, lines, references = _blocks(text[start:])
+    starts = [start]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+    kept_tag = ""  # of HTML that goes on in the next block
+    cell = 0
+    for number, block in enumerate(blocks):
+        if block.type == "tr_open":
+            cell = 0
+        if block.type == "html_block":
+            content = _content(block.content, lines, starts, *block.map)
+            pieces, kept_tag = _html_pieces(content.text, kept_tag)
+        elif block.type == "inline" and not kept_tag:
+            parent = blocks[number - 1].type
+            if parent in ("th_open", "td_open"):
+                content = _cell(block.content, lines[block.map[0]], starts[block.map[0]], cell)
+                cell += 1
+            else:
+                content = _content(block.content, lines, starts, *block.map)
+            pieces = _inline_pieces(content.text, references, parent)
+        else:
+            continue
+        offset = 0
+        for piece in pieces:
+            raw = piece if isinstance(piece, str) else piece.raw
+            if isinstance(piece, Passage):
+                begin, end = content.span(offset, offset + len(raw))
+                if isinstance(piece, MarkdownPassage):
+                    piece = replace(piece, content=raw)
+                yield begin, end, replace(piece, raw=text[begin:end])
+            offset += len(raw)
+
+
+def _content(content: str, lines: list[str], starts: list[int], first: int, last: int) -> _Content:
+    """Where the characters of a block's content are. Each of its lines is a part of a line of the file."""
+    positions: list[int] = []
+    number = first
+    for row in content.removesuffix("\n").split("\n"):
+        inner = row.strip(" \t")
+        line = lines[number].replace("\0", "\ufffd") if number < len(lines) else ""
+        column = line.rstrip("\r\n \t").rfind(inner) if inner else len(line.rstrip("\r\n"))
+        if column < 0:
+            raise UserError(f"documents: {inner[:60]!r} is not found in line {number + 1} of this Markdown")
+        begin = starts[number] + column
+        indent = len(row) - len(row.lstrip(" \t")) if inner else len(row)
+        positions += [begin] * indent
+        positions += range(begin, begin + len(inner))
+        positions += [begin + len(inner)] * (len(row) - indent - len(inner) + 1)
+        number += 1
+    return _Content(content.removesuffix("\n"), positions)
+
+
+def _cell(content: str, line: str, start: int, number: int) -> _Content:
+    """Where the characters of a cell are. A cell is the text between two "|" that are not escaped."""
+    text = line.rstrip("\r\n \t").replace("\0", "\ufffd")
+    for column in _columns_before(text, content, number):
+        positions: list[int] = []
+        for character in content:
+            if character == "|" and text[column : column + 2] == r"\|":
+                column += 1
+            if text[column : column + 1] != character:
+                break
+            positions.append(start + column)
+            column += 1
+        if len(positions) == len(content):
+            return _Content(content, [*positions, start + column])
+    raise UserError(f"documents: the cell {content[:60]!r} is not found in its row of this Markdown")
+
+
+def _columns_before(row: str, content: str, number: int) -> Iterator[int]:
+    """The column where the text of a cell starts."""
+    bars = [match.start() for match in re.finditer(r"(?<!\\)\|", row)]
+    lead = len(row) - len(row.lstrip(" \t>"))
+    begins = [lead, *(bar + 1 for bar in bars)]
+    first = 1 if bars and not row[lead : bars[0]].strip() else 0
+    order = begins[first + number :] + begins[: first + number]
+    for begin in order:
+        yield begin + len(row[begin:]) - len(row[begin:].lstrip(" \t"))
+
+
+def _html_pieces(content: str, kept_tag: str) -> tuple[list[str | Passage], str]:
+    """The pieces of a block of HTML, and the tag of a verbatim element that its last line leaves open."""
+    if kept_tag:
+        end = re.search(rf"</{kept_tag}\s*>", content, re.IGNORECASE)
+        if end is None:
+            return [content], kept_tag
+        pieces, kept_tag = _html_pieces(content[end.end() :], "")
+        return [content[: end.end()], *pieces], kept_tag
+    open_tags = Counter[str]()
+    for token in scan(content):
+        if token.tag in ("pre", "code", "textarea", "svg", "math"):
+            open_tags[token.tag] += {"start": 1, "end": -1}.get(token.kind, 0)
+    opened = next((tag for tag, count in open_tags.items() if count > 0), "")
+    comments = _COMMENTS.match(content)  # they start the block, and stay there
+    start = comments.end() if comments else 0
+    return [piece for piece in (content[:start], *split_html(content[start:])) if piece != ""], opened
+
+
+def _inline_pieces(content: str, references: dict[str, Any], parent: str) -> list[str | Passage]:
+    make = partial(
+        MarkdownPassage,
+        references=references,
+        in_paragraph=parent in ("paragraph_open", "abbreviation_open"),
+        in_table=parent in ("th_open", "td_open"),
+    )
+    events = with_scripts_whole(whole_elements(_with_known_ends(list(_events(content, references)))))
+    return split_events(events, partial(passage_of, unescape=_unescaped, passage=make))
+
+
+def _with_known_ends(events: list[Event]) -> Iterator[Event]:
+    """The events. A start tag of code without an end tag is no code."""
+    ends = Counter(event.tag for event in events if event.kind == "end")
+    for event in events:
+        if event.kept and not ends[event.tag]:
+            yield Event(event.kind, event.tag, event.raw, False, event.block)
+        else:
+            yield event
+
+
+def _events(content: str, references: dict[str, Any]) -> Iterator[Event]:
     """Text and inline markup."""
     position = 0
-    stack: list[str] = []
-    for match in _INLINE.finditer(text):
-        if match.start() > position:
-            yield Event("text", "", text[position : match.start()])
-        kind, raw = str(match.lastgroup), match[0]
-        position = match.end()
-        if kind in ("open", "outer"):  # the attributes of a heading have no partner
-            yield Event("start", "[" if kind == "open" else "{", raw)
-        elif kind == "close":
-            yield Event("end", "[", raw)
-        elif kind == "left" and not (stack and stack[-1] == raw and not text[position : position + 1].strip()):
-            stack.append(raw)
-            yield Event("start", raw, raw)
-        elif kind == "right" and raw in stack:
-            stack.remove(raw)
-            yield Event("end", raw, raw)
-        else:
-            yield Event("point", "", raw)
-    if position < len(text):
-        yield Event("text", "", text[position:])
+    for start, end, event in sorted(_marked(content, references), key=lambda marked: marked[:2]):
+        if start < position:
+            continue
+        if start > position:
+            yield Event("text", "", content[position:start])
+        yield event
+        position = end
+    if position < len(content):
+        yield Event("text", "", content[position:])
+
+
+def _marked(content: str, references: dict[str, Any]) -> Iterator[tuple[int, int, Event]]:
+    """The inline markup of a content with its positions."""
+    marks, _ = _parsed(content, references)
+    toggles: list[_Mark] = []
+    for mark in marks:
+        raw = content[mark.start : mark.end]
+        kinds = [token.type for token, _ in mark.tokens]
+        if mark.rule in _RUNS:
+            yield from _delimiters(mark)
+        elif mark.rule == "link":
+            yield mark.start, mark.start + 1, Event("start", "[", "[")
+            closing = content[mark.label_end : mark.end]
+            label = content[mark.start : mark.label_end + 1].replace("\n", " ")
+            # `[text][]` and `[text]` name their definition by their text
+            written = f"]{label}" if closing in ("]", "][]") else None
+            yield mark.label_end, mark.end, Event("end", "[", closing, written=written)
+        elif "hardbreak" in kinds:
+            before = content[: mark.start]
+            yield len(before.rstrip(" ")), mark.end, Event("other", "", content[len(before.rstrip(" ")) : mark.end])
+        elif mark.rule == "html_inline":
+            for token in scan(raw):
+                yield mark.start, mark.end, html_event(token)
+                break
+        elif mark.rule in ("code", "image", "autolink", "fixed_text"):
+            yield mark.start, mark.end, Event("point", "", raw)
+        elif mark.rule == "loose":
+            yield mark.start, mark.end, Event("start", "{", raw)
+        elif mark.rule == "toggle":
+            toggles.append(mark)
+    yield from _paired(toggles, content)
+
+
+def _paired(toggles: list[_Mark], content: str) -> Iterator[tuple[int, int, Event]]:
+    """Pairs of `==` and `++`."""
+    opened: dict[str, _Mark] = {}
+    for mark in sorted(toggles, key=lambda toggle: toggle.start):
+        raw = content[mark.start : mark.end]
+        if raw in opened and _RIGHT_MARK.match(content, mark.start):
+            first = opened.pop(raw)
+            yield first.start, first.end, Event("start", raw, raw)
+            yield mark.start, mark.end, Event("end", raw, raw)
+        elif raw not in opened and _LEFT_MARK.match(content, mark.start):
+            opened[raw] = mark
+
+
+def _delimiters(mark: _Mark) -> Iterator[tuple[int, int, Event]]:
+    """The runs of `*`, `_` and `~~` that are markup. The second `*` of a `**` has an empty token."""
+    position = mark.start
+    pending = 0  # an empty token before the one of its pair
+    for number, (token, length) in enumerate(mark.tokens):
+        start, position = position, position + length
+        if token.type == "text" and token.content:
+            continue
+        if token.type == "text":
+            before = mark.tokens[number - 1][0].type if number else ""
+            if before == "strong_close":
+                continue
+            pending = length
+            continue
+        kind = "start" if token.type.endswith("_open") else "end"
+        begin = start - pending
+        end = position
+        pending = 0
+        follows = mark.tokens[number + 1][0] if number + 1 < len(mark.tokens) else None
+        if token.type == "strong_close" and follows is not None and follows.type == "text" and not follows.content:
+            end += mark.tokens[number + 1][1]
+        tag = token.type.rpartition("_")[0]
+        yield begin, end, Event(kind, tag, token.markup)
+
+
+def _parsed(content: str, references: dict[str, Any]) -> tuple[list[_Mark], list[Any]]:
+    """The inline markup of a content, and its tokens."""
+    tokens: list[Any] = []
+    marks: list[_Mark] = []
+    parser = _parser()
+    parser.inline.parse(content, parser, {"references": references, "marks": marks, "inline": tokens}, tokens)
+    return marks, tokens
+
+
+def _inline_markup(text: str, references: dict[str, Any]) -> Counter[tuple[str, str]]:
+    """The kinds of inline markup, with the content or the target of each."""
+    found = Counter[tuple[str, str]]()
+    for token in _parsed(text, references)[1]:
+        if token.type not in _NO_MARKUP and not token.type.endswith("_close"):
+            target = token.attrs.get("href") or token.attrs.get("src") or token.content
+            found[token.type, " ".join(str(target).split())] += 1
+    return found
+
+
+def _tags_counted(markup: "Counter[tuple[str, str]] | None") -> Counter[tuple[str, str]]:
+    """The markup with tags of emphasis as emphasis."""
+    found = Counter[tuple[str, str]]()
+    names = {"<em>": "em_open", "<strong>": "strong_open", "<del>": "s_open"}
+    for (kind, target), count in (markup or Counter()).items():
+        if kind == "html_inline" and target in names:
+            found[names[target], ""] += count
+        elif kind != "html_inline" or target not in ("</em>", "</strong>", "</del>"):
+            found[kind, target] += count
+    return found
+
+
+def _with_tags(element: Element) -> Element:
+    """An element with tags of HTML for emphasis, which need no white space around them, and space around code."""
+    opening, closing = element.opening, element.closing
+    mark = opening.strip()
+    if not closing and mark[:1] in ("`", "$", ":"):
+        opening = f" {opening} "
+    if mark and mark == closing.strip() and mark in _TAG_OF_MARK:
+        opening = opening.replace(mark, f"<{_TAG_OF_MARK[mark]}>")
+        closing = closing.replace(mark, f"</{_TAG_OF_MARK[mark]}>")
+    return Element(opening, element.start, closing, element.end, [_with_tags(child) for child in element.children])
+
+
+def _unescaped(raw: str) -> str:
+    return _ESCAPED.sub(lambda match: match[1] or unescape(match[2]), raw)
+
+
+def _escaped(text: str, kept: Iterable[str]) -> str:
+    """A text with escapes for the characters that its source escapes, for tags and for entities."""
+    if "\\" in kept:
+        text = text.replace("\\", "\\\\")
+    for character in sorted(set(kept) - {"\\", "<", "&"}):
+        text = text.replace(character, f"\\{character}")
+    return _TAG_OR_ENTITY.sub(lambda match: f"\\{match[0]}", text)
+
+
+def _all_escaped(text: str) -> str:
+    return _PUNCTUATION.sub(lambda match: f"\\{match[0]}", text)
+
+
+def _start_escaped(text: str) -> str:
+    """A paragraph that starts no other block. An entity for a space stands before a tag or a comment."""
+    if text.startswith("<"):
+        return f"&#32;{text}"
+    mark = _BLOCK_MARK.match(text)
+    return text if mark is None else f"{mark[0]}\\{text[mark.end() :]}"
+
+
+@cache
+def _parser() -> Any:
+    """CommonMark with tables, strikethrough, definitions, footnotes, admonitions, tabs and formulas."""
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt("commonmark", {"maxNesting": 100}).enable(["table", "strikethrough"])
+    interrupting: Any = {"alt": ["paragraph", "reference", "blockquote", "list", "table"]}
+    parser.block.ruler.before("fence", "fixed_line", _fixed_line, interrupting)
+    parser.block.ruler.before("fence", "verbatim", _verbatim, interrupting)
+    parser.block.ruler.before("fence", "definition", _definition, interrupting)
+    parser.block.ruler.before("fence", "container", _container, interrupting)
+    parser.inline.ruler.before("escape", "fixed_text", _fixed_text)
+    parser.inline.ruler.before("escape", "loose", _loose)
+    parser.inline.ruler.before("escape", "toggle", _toggle)
+    active = parser.inline.ruler.get_active_rules()
+    rules = parser.inline.ruler.getRules("")
+    for name, rule in zip(active, rules, strict=True):
+        parser.inline.ruler.at(name, _recording("code" if name == "backticks" else name, rule))
+    parser.inline.ruler2.disable("fragments_join")
+    parser.core.ruler.disable(["inline", "text_join"])
+    return parser
+
+
+def _recording(name: str, rule: Callable[[Any, bool], bool]) -> Callable[[Any, bool], bool]:
+    """A rule that also records where it has found markup. The text of an image has tokens of its own."""
+
+    def recorded(state: Any, silent: bool) -> bool:
+        start, before = state.pos, len(state.tokens)
+        # the first token of a run of `*` is that of the text before, if there is any
+        skipped = 1 if state.pending and name in _RUNS else 0
+        if not rule(state, silent):
+            return False
+        if silent or state.env.get("inline") is not state.tokens:
+            return True
+        tokens = [(token, len(token.content)) for token in state.tokens[before:][skipped:]]
+        mark = _Mark(name, start, state.pos, tokens)
+        if name == "link":
+            mark.label_end = state.md.helpers.parseLinkLabel(state, start, True)
+        state.env["marks"].append(mark)
+        return True
+
+    return recorded
+
+
+def _match_at(pattern: "re.Pattern[str]") -> Callable[[Any, bool], bool]:
+    """An inline rule that keeps text which a pattern matches."""
+
+    def rule(state: Any, silent: bool) -> bool:
+        match = pattern.match(state.src, state.pos, state.posMax)
+        if match is None:
+            return False
+        if not silent:
+            state.push("fixed_text", "", 0).content = match[0]
+        state.pos = match.end()
+        return True
+
+    return rule
+
+
+_fixed_text = _match_at(_FIXED_TEXT)
+_attributes, _checkbox = _match_at(_ATTRIBUTES), _match_at(_CHECKBOX)
+
+
+def _loose(state: Any, silent: bool) -> bool:
+    """Attributes at the end of a text, and the box of a task at its start."""
+    return _attributes(state, silent) or (state.pos == 0 and _checkbox(state, silent))
+
+
+def _toggle(state: Any, silent: bool) -> bool:
+    """A mark of highlighted or inserted text: `==` or `++`."""
+    if state.src[state.pos : state.pos + 2] not in ("==", "++"):
+        return False
+    if not silent:
+        state.pending += state.src[state.pos : state.pos + 2]
+    state.pos += 2
+    return True
+
+
+def _line_of(state: Any, line: int) -> str:
+    return state.src[state.bMarks[line] + state.tShift[line] : state.eMarks[line]]
+
+
+def _fixed_line(state: Any, start: int, end: int, silent: bool) -> bool:
+    """A line without text, or the text of an abbreviation."""
+    if state.is_code_block(start):
+        return False
+    line = _line_of(state, start)
+    abbreviation = _ABBREVIATION.match(line)
+    if abbreviation is None and not _FIXED_LINE.match(line):
+        return False
+    if silent:
+        return True
+    state.line = start + 1
+    if abbreviation is None:
+        state.push("fixed_line", "", 0).map = [start, start + 1]
+        return True
+    _push_text(state, "abbreviation", line[abbreviation.end() :], start)
+    return True
+
+
+def _push_text(state: Any, name: str, text: str, line: int) -> None:
+    """The tokens of a block with the text of one line."""
+    state.push(f"{name}_open", "", 1)
+    token = state.push("inline", "", 0)
+    token.content, token.map, token.children = text.strip(), [line, line + 1], []
+    state.push(f"{name}_close", "", -1)
+
+
+def _verbatim(state: Any, start: int, end: int, silent: bool) -> bool:
+    """A formula in `$$`, an environment of LaTeX, or a grid table of pandoc."""
+    if state.is_code_block(start):
+        return False
+    last = _end_of_verbatim(state, start, end)
+    if last is None:
+        return False
+    if not silent:
+        token = state.push("verbatim", "", 0)
+        token.content, token.map = state.getLines(start, last + 1, state.blkIndent, True), [start, last + 1]
+        state.line = last + 1
+    return True
+
+
+def _end_of_verbatim(state: Any, start: int, end: int) -> int | None:
+    """The last line of a block that stays as it is, if one starts at a line."""
+    line = _line_of(state, start)
+    if _GRID_TABLE.match(line):
+        after = (number for number in range(start + 1, end) if not _line_of(state, number).startswith(("+", "|")))
+        return next(after, end) - 1
+    opening = _FORMULA_START.match(line)
+    if opening is None:
+        return None
+    closing = rf"\end{{{opening[1]}}}" if opening[1] else "$$"
+    if closing in line[opening.end() :]:
+        return start if line.rstrip().endswith(closing) else None
+    return next((number for number in range(start + 1, end) if closing in _line_of(state, number)), None)
+
+
+def _definition(state: Any, start: int, end: int, silent: bool) -> bool:
+    """A definition, the caption of a table, or a footnote: blocks after a mark, as in a list."""
+    if state.is_code_block(start):
+        return False
+    marker = _DEFINITION.match(_line_of(state, start))
+    if marker is None:
+        return False
+    if silent:
+        return True
+    column = state.sCount[start]
+    for character in marker[0]:
+        column += 4 - column % 4 if character == "\t" else 1
+    indent = state.sCount[start] + 4 if marker[0].startswith("[") else column
+    before = state.bMarks[start], state.tShift[start], state.sCount[start], state.blkIndent, state.parentType
+    opened = state.push("definition_open", "", 1)
+    state.bMarks[start] += state.tShift[start] + marker.end()
+    state.tShift[start] = 0
+    state.sCount[start] = state.blkIndent = indent
+    state.parentType = "definition"
+    state.md.block.tokenize(state, start, end)
+    state.bMarks[start], state.tShift[start], state.sCount[start], state.blkIndent, state.parentType = before
+    state.push("definition_close", "", -1)
+    opened.map = [start, state.line]
+    return True
+
+
+def _container(state: Any, start: int, end: int, silent: bool) -> bool:
+    """An admonition (`!!! note "Title"`) or a tab (`=== "Title"`) with the indented lines after it."""
+    if state.is_code_block(start):
+        return False
+    line = _line_of(state, start)
+    opening = _CONTAINER.match(line)
+    if opening is None:
+        return False
+    if silent:
+        return True
+    indent, last = state.sCount[start] + 4, start + 1
+    while last < end and (state.isEmpty(last) or state.sCount[last] >= indent):
+        last += 1
+    parent, block_indent, line_max = state.parentType, state.blkIndent, state.lineMax
+    state.push("container_open", "", 1).map = [start, last]
+    title = line[opening.end() :].strip().strip('"')
+    if title:
+        _push_text(state, "title", title, start)
+    state.parentType, state.blkIndent, state.lineMax = "container", indent, last
+    state.md.block.tokenize(state, start + 1, last)
+    state.parentType, state.blkIndent, state.lineMax = parent, block_indent, line_max
+    state.push("container_close", "", -1)
+    state.line = last
+    return True

@@ -1,29 +1,27 @@
-"""Translate word processor documents: DOCX (Office Open XML) and ODT (OpenDocument). Only their text changes."""
+"""Translate word processor documents: DOCX (Office Open XML) and ODT (OpenDocument). Only their text changes.
 
-import html
+The text of a paragraph is a passage. The formats of its words, its links and its notes are elements of the passage,
+placed by word alignment. A paragraph whose translation is equal to it keeps its elements as they are.
+"""
+
+import copy
 import io
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from ..inference.placement import TranslateTexts
 from ..utils.errors import UserError
-from .html_text import (
-    Event,
-    Passage,
-    extent,
-    markup_events,
-    matching_ends,
-    names,
-    passage_of,
-    split_events,
-    translate_pieces,
-)
+from ..utils.safe_xml import local_name, parse_xml
+from .html_text import Event, Passage, join_html, names, passage_of, passages_of, split_events
+from .xml_text import Inline, Mark, Marks, element_events, fill, joined_markup, xml_characters
 
-_MAX_BYTES = 2**28  # of a part, so that a small archive cannot fill the memory
+#: Bytes of all parts of a file when they are unpacked, so that a small archive cannot fill the memory.
+MAX_UNPACKED = 2**30
 
 #: Styles of code by the names that Word, LibreOffice and pandoc give them, without case and spaces.
 _CODE = names(
@@ -31,240 +29,419 @@ _CODE = names(
     "verbatimchar"
 )
 
-#: Texts inside a sentence that are no part of it: notes, comments, text boxes and ruby.
-_INNER = r"<({})(?=[\s>])[^>]*>(?:(?!<\1[\s>]).)*?</\1>"
-_BETWEEN = "<office:section/>"
+_HEAD = 65_536  # bytes of a part before its first element, at most
+_FIRST_ELEMENT = re.compile(r"\ufeff?(?:\s+|<\?.*?\?>|<!--.*?-->)*<(?:[\w.-]+:)?([\w.-]+)", re.DOTALL)
 
-_ODT_PARTS = re.compile(r"content\.xml|styles\.xml")
-_ODT_INNER = re.compile(_INNER.format("text:note-body|draw:text-box|office:annotation|text:ruby"), re.DOTALL)
-_ODT_INLINE = names(
-    "text:span text:a text:s text:meta text:bookmark text:bookmark-start text:bookmark-end text:soft-page-break "
-    "text:reference-mark text:reference-mark-start text:reference-mark-end text:change text:change-start "
-    "text:change-end text:toc-mark-start text:toc-mark-end text:alphabetical-index-mark-start "
-    "text:alphabetical-index-mark-end inner-text"
-)
+_ODT_ROOTS = names("document-content document-styles")
+_ODT_PARAGRAPHS = names("p h")
+_ODT_CONTAINERS = names("span a meta")
 #: Notes, text boxes, and fields, which a program fills.
 _ODT_KEPT = names(
-    "text:note draw:frame text:page-number text:page-count text:date text:time text:chapter text:title "
-    "text:sequence text:bookmark-ref text:reference-ref text:note-ref text:sequence-ref text:user-defined "
-    "text:author-name text:file-name text:variable-get text:expression text:tracked-changes office:annotation-end "
-    "number:text dc:creator dc:date"
+    "note frame page-number page-count date time chapter title sequence bookmark bookmark-ref reference-ref note-ref "
+    "sequence-ref user-defined author-name file-name variable-get variable-set expression annotation annotation-end "
+    "change soft-page-break reference-mark toc-mark alphabetical-index-mark ruby subject keywords description "
+    "initial-creator creator creation-date user-field-get custom-shape g line rect database-display placeholder"
 )
-_ODT_SPACES, _WIDE_SPACE = re.compile(r"<text:s\b[^<>]*>"), re.compile(r'<text:s\s[^<>]*text:c="(?!1")')
-_ODT_STYLE = re.compile(r'<style:style\b[^>]*\bstyle:name="([^"]+)"[^>]*\bstyle:parent-style-name="([^"]+)"')
 
-_WORD_PARTS = re.compile(r"word/(?:document|header\d*|footer\d*|footnotes|endnotes|comments)\.xml")
-_WORD_INNER = re.compile(_INNER.format("w:txbxContent|w:ruby"), re.DOTALL)
-#: Hyphens that are elements, and as characters.
+_WORD_ROOTS = names("document hdr ftr footnotes endnotes comments")
+_WORD_CONTAINERS = names("hyperlink ins moveTo smartTag sdt customXml bdo dir")
+#: Marks that a program writes again when it lays out or checks the text.
+_DROPPED = names("proofErr lastRenderedPageBreak")
+_BREAKS = names("tab ptab br cr")
 _HYPHENS = {"noBreakHyphen": "\u2011", "softHyphen": "\u00ad"}
-_WORD_INLINE = names(
-    "w:hyperlink w:ins w:moveto w:smarttag w:sdt w:sdtcontent w:customxml w:bdo w:dir w:r w:bookmarkstart "
-    "w:bookmarkend w:commentrangestart w:commentrangeend w:permstart w:permend w:prooferr w:del w:movefrom "
-    "w:fldsimple w:sdtpr w:sdtendpr m:omath inner-text"
+#: Properties that set words apart. A font and a size do not.
+_EMPHASIS = names(
+    "b i u strike dstrike vertAlign highlight shd caps smallCaps rStyle em bdr color emboss outline shadow effect "
+    "rPrChange"
 )
-_WORD_KEPT = names(
-    "w:r w:ppr w:tblpr w:trpr w:tcpr w:sectpr w:del w:movefrom w:fldsimple w:sdtpr w:sdtendpr m:omath m:omathpara"
-)
-_FORMAT = r"<w:rPr/>|<w:rPr>(?:(?!</?w:r[> ]).)*?(?:<w:rPrChange\b.*?</w:rPrChange>)?</w:rPr>"
-_RUN = re.compile(rf"(<w:r(?=[\s>])(?![^>]*/>)[^>]*>)\s*({_FORMAT})?((?:(?!<w:r[\s>]).)*?)</w:r>", re.DOTALL)
-_TEXT = re.compile(r"<w:t(?=[\s>])[^>]*>(.*?)</w:t>", re.DOTALL)
-_RUN_PART = re.compile(rf"({_TEXT.pattern.replace('(.*?)', '.*?')}|<w:(?:p?tab|br|cr)\b[^>]*/>)", re.DOTALL)
-_NO_FORMAT = ("<w:rPr></w:rPr>", "<w:rPr/>")
-_EMPTY_RUN = re.compile(rf'<w:r>(?:{_FORMAT})?<w:t xml:space="preserve"></w:t></w:r>', re.DOTALL)
-_STYLE = re.compile(r'<w:[pr]Style\b[^>]*\bw:val="([^"]*)"')
+_SAME_FORMAT = names("lang noProof")
+_TRANSLATED_FIELD = re.compile(r"\s*(?:HYPERLINK|TOC|XE)\b")
 
-_FIELD_MARK = re.compile(r'w:fldCharType="(begin|separate|end)"')
-_TRANSLATED_FIELD = re.compile(r"<w:instrText\b[^>]*>\s*(?:HYPERLINK|TOC|XE)\b")
+#: The text elements of a root element, as (element, pieces, write), where `write` puts a translation in its place.
+Texts = list[tuple[Any, list["str | Passage"], Callable[[str], None]]]
 
 
-def translate_docx(data: bytes, translate: TranslateTexts) -> bytes:
+def translate_docx(data: bytes, translate: TranslateTexts, max_unpacked: int = MAX_UNPACKED) -> bytes:
     """Translate the paragraphs, tables, headers, footers, notes, comments and text boxes of a DOCX file.
 
     The formatting of a run of text goes with its words. Code and the results of fields stay.
     """
-    return _with_parts(data, _WORD_PARTS, _WORD_INNER, _split_word, translate)
+    return _with_parts(data, _WORD_ROOTS, _word_texts, translate, max_unpacked)
 
 
-def translate_odt(data: bytes, translate: TranslateTexts) -> bytes:
+def translate_odt(data: bytes, translate: TranslateTexts, max_unpacked: int = MAX_UNPACKED) -> bytes:
     """Translate the paragraphs, tables, headers, footers, notes, comments and text boxes of an ODT file."""
-    return _with_parts(data, _ODT_PARTS, _ODT_INNER, _split_odt, translate)
+    return _with_parts(data, _ODT_ROOTS, _odt_texts, translate, max_unpacked)
 
 
 def _with_parts(
     data: bytes,
-    parts: "re.Pattern[str]",
-    inner: "re.Pattern[str]",
-    split: Callable[[str], list[str | Passage]],
+    roots: frozenset[str],
+    texts_of: Callable[[Any], Texts],
     translate: TranslateTexts,
+    max_unpacked: int,
 ) -> bytes:
-    """An archive with the text of some of its files translated, and the rest as they are."""
+    """An archive with the text of some of its parts translated, and the rest as they are."""
     target = io.BytesIO()
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(target, "w") as output:
-            if not any(parts.fullmatch(name) for name in archive.namelist()):
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+            if unpacked > max_unpacked:
+                raise UserError(f"documents: the file has {unpacked} bytes unpacked; at most {max_unpacked} are read")
+            parts = {name: part for name in archive.namelist() if (part := _part(archive, name, roots)) is not None}
+            if not parts:
                 raise UserError("documents: this archive is no document of a word processor of its suffix")
+            translated = _translated(parts, texts_of, translate)
             for entry in archive.infolist():
-                if entry.file_size > _MAX_BYTES:
-                    raise UserError(f"documents: {entry.filename} has {entry.file_size} bytes; {_MAX_BYTES} are read")
-                content = archive.read(entry)
-                if parts.fullmatch(entry.filename):
-                    content = _translated(content.decode(), inner, split, translate).encode()
-                output.writestr(entry, content)
-    except (zipfile.BadZipFile, UnicodeDecodeError, RuntimeError) as error:
+                content = translated.get(entry.filename)
+                output.writestr(entry, archive.read(entry) if content is None else content)
+    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as error:
         raise UserError(f"documents: this is no document of a word processor ({error})") from error
     return target.getvalue()
 
 
+def _part(archive: zipfile.ZipFile, name: str, roots: frozenset[str]) -> Any:
+    """The root element of a part with text. Parts of any name are known by their root element."""
+    if not name.endswith(".xml"):
+        return None
+    content = archive.read(name)
+    start = content[:_HEAD].decode("utf-8", "ignore")
+    first = _FIRST_ELEMENT.match(start)
+    return parse_xml(content, f"documents: {name}") if first and first[1] in roots else None
+
+
 def _translated(
-    document: str, inner: "re.Pattern[str]", split: Callable[[str], list[str | Passage]], translate: TranslateTexts
-) -> str:
-    """An XML document with its passages translated. Texts inside a sentence are translated apart from it."""
-    texts: list[str] = []
+    parts: dict[str, Any], texts_of: Callable[[Any], Texts], translate: TranslateTexts
+) -> dict[str, bytes]:
+    """The parts that a translation changes. All their passages are translated in one call."""
+    from lxml import etree
 
-    def taken_out(text: "re.Match[str]") -> str:
-        texts.append(text[0])
-        return f'<inner-text n="{len(texts)}"/>'
-
-    outer, count = document, 1
-    while count:  # the innermost ones first
-        outer, count = inner.subn(taken_out, outer)
-    pieces = split(_BETWEEN.join([outer, *texts]))
-    translated = translate_pieces(pieces, translate)
-    if translated == "".join(piece if isinstance(piece, str) else piece.raw for piece in pieces):
-        return document
-    outer, *texts = translated.split(_BETWEEN)
-    for number in range(len(texts), 0, -1):
-        place, text = f'<inner-text n="{number}"/>', texts[number - 1]
-        outer = outer.replace(place, text)
-        texts = [other.replace(place, text) for other in texts[: number - 1]]
-    return outer
-
-
-def _is_code(style: str) -> bool:
-    return re.sub("_20_|[ _]", "", style).lower() in _CODE
-
-
-def _paired(events: Iterable[Event]) -> Iterator[Event]:
-    """The events, with the marks of a bookmark, or of a similar range, as the tags of an element."""
-    for event in events:
-        for kind in ("start", "end") if event.kind == "point" else ():
-            if event.tag.endswith(kind):
-                event = replace(event, kind=kind, tag=event.tag.removesuffix(kind))
-                break
-        yield event
+    texts = {name: texts_of(root) for name, root in parts.items()}
+    passages = passages_of(pieces for of_part in texts.values() for _, pieces, _ in of_part)
+    translations = iter(translate([passage.text for passage in passages]))
+    changed: dict[str, bytes] = {}
+    for name, of_part in texts.items():
+        before = _paragraphs(parts[name])
+        is_changed = False
+        for _, pieces, write in of_part:
+            markup = join_html(pieces, translations)
+            if markup != joined_markup(pieces):
+                write(markup)
+                is_changed = True
+        if is_changed:
+            document = parts[name].getroottree()
+            content = etree.tostring(
+                document, xml_declaration=True, encoding="UTF-8", standalone=document.docinfo.standalone
+            )
+            if _paragraphs(parse_xml(content, f"documents: the translation of {name}")) != before:
+                raise UserError(f"documents: the translation of {name} would lose a paragraph")
+            changed[name] = content
+    return changed
 
 
-def _split_odt(document: str) -> list[str | Passage]:
-    code = {name for name, parent in _ODT_STYLE.findall(document) if _is_code(parent)}
+def _paragraphs(root: Any) -> tuple[int, int]:
+    """The number of paragraphs, and of those with text."""
+    paragraphs = [element for element in root.iter("{*}p", "{*}h")]
+    return len(paragraphs), sum(1 for paragraph in paragraphs if "".join(paragraph.itertext()).strip())
 
-    def is_kept(tag: str, attributes: Mapping[str, str]) -> bool:
-        style = attributes.get("text:style-name", "")
-        return tag in _ODT_KEPT or style in code or _is_code(style)
 
-    events = markup_events(document, is_kept, lambda tag: tag not in _ODT_INLINE and tag not in _ODT_KEPT)
-    kinds = {"text:s": "text"}
-    spaced = (
-        replace(event, kind="other" if _WIDE_SPACE.match(event.raw) else kinds.get(event.tag, event.kind))
-        for event in events
+def _is_code(style: str | None) -> bool:
+    return style is not None and re.sub("_20_|[ _]", "", style).lower() in _CODE
+
+
+def _attribute(element: Any, name: str) -> str | None:
+    """An attribute, whatever the prefix of its namespace is."""
+    return next((value for key, value in element.attrib.items() if key.rpartition("}")[2] == name), None)
+
+
+def _odt_texts(root: Any) -> Texts:
+    code = {
+        _attribute(style, "name")
+        for style in root.iter("{*}style")
+        if _is_code(_attribute(style, "parent-style-name"))
+    }
+
+    def has_code_style(element: Any) -> bool:
+        style = _attribute(element, "style-name")
+        return style in code - {None} or _is_code(style)
+
+    def as_text(element: Any) -> str | None:
+        if local_name(element) != "s":
+            return None
+        return " " if _attribute(element, "c") in (None, "1") else None
+
+    inline = Inline(
+        is_container=lambda element: local_name(element) in _ODT_CONTAINERS and not has_code_style(element),
+        is_kept=lambda element: local_name(element) in _ODT_KEPT or has_code_style(element),
+        as_text=as_text,
     )
-    return split_events(
-        _paired(spaced), partial(passage_of, unescape=lambda raw: html.unescape(_ODT_SPACES.sub(" ", raw)))
-    )
-
-
-def _split_word(document: str) -> list[str | Passage]:
-    """Split a document of Word. Runs with several contents become several runs."""
-
-    def divided(run: "re.Match[str]") -> str:
-        return "".join(f"{run[1]}{run[2] or ''}{part}</w:r>" for part in _RUN_PART.split(run[3]) if part)
-
-    hyphens = rf"<w:({'|'.join(_HYPHENS)})\s*/>"
-    document = _RUN.sub(divided, re.sub(hyphens, lambda tag: f"<w:t>{_HYPHENS[tag[1]]}</w:t>", document))
-    events = markup_events(document, lambda tag, _: tag in _WORD_KEPT, lambda tag: tag not in _WORD_INLINE)
-    return split_events(_paired(_with_fields(_without_code(events))), _word_passage)
-
-
-def _without_code(events: Iterable[Event]) -> Iterator[Event]:
-    """The events, with texts as such: their tags are their formats. Code stays, and so do line breaks and tabs."""
-    in_code = False
-    for event in events:
-        if event.tag == "w:ppr":
-            style = _STYLE.search(event.raw)
-            in_code = style is not None and _is_code(style[1])
-        elif event.tag == "w:p":
-            in_code = False
-        run = _RUN.fullmatch(event.raw) if event.tag == "w:r" and not in_code else None
-        style = _STYLE.search(run[2] or "") if run else None
-        if style and _is_code(style[1]):
-            run = None
-        if run and _TEXT.fullmatch(run[3]):
-            event = replace(event, kind="text", tag="" if run[2] in _NO_FORMAT else run[2] or "")
-        elif run and _RUN_PART.fullmatch(run[3]):
-            event = replace(event, kind="other")
-        elif event.kind == "text":  # white space between elements
-            event = replace(event, kind="point")
-        yield event
-
-
-def _with_fields(events: Iterable[Event]) -> Iterator[Event]:
-    """The events, with a field as one of them. A link is an element, and so is a table of contents."""
-    field: list[Event] = []
-    depth = 0
-    for event in events:
-        match = _FIELD_MARK.search(event.raw) if event.tag == "w:r" else None
-        mark = match[1] if match else None
-        depth += mark == "begin"
-        if not depth:
-            yield replace(event, kind="end", tag="field") if mark == "end" else event
+    texts: Texts = []
+    for paragraph in root.iter("{*}p", "{*}h"):
+        outer = {local_name(ancestor) for ancestor in paragraph.iterancestors()}
+        if has_code_style(paragraph) or "tracked-changes" in outer:
             continue
-        field.append(event)
-        raw = "".join(part.raw for part in field) if mark else ""
-        if mark == "separate" and depth == 1 and _TRANSLATED_FIELD.search(raw):
-            yield Event("start", "field", raw)
-        elif mark != "end" or depth > 1:
-            depth -= mark == "end"
+        marks = Marks()
+        pieces = split_events(element_events(paragraph, marks, inline), partial(_passage, collapse=True))
+        texts.append((paragraph, pieces, partial(fill, paragraph, marks=marks)))
+    return texts
+
+
+def _passage(run: list[Event], collapse: bool) -> list[str | Passage]:
+    plain = partial(Passage, escape=xml_characters)
+    return passage_of(run, unescape=str, collapse=collapse, passage=plain)
+
+
+def _word_texts(root: Any) -> Texts:
+    roles = _field_roles(root)
+    texts: Texts = []
+    for paragraph in root.iter("{*}p"):
+        if not _is_word(paragraph) or _is_code(_style(paragraph, "pPr", "pStyle")):
             continue
+        reader = _WordReader(roles)
+        pieces = split_events(reader.paragraph(paragraph), partial(_passage, collapse=False))
+        texts.append((paragraph, pieces, partial(reader.write, paragraph)))
+    return texts
+
+
+def _is_word(element: Any) -> bool:
+    return "wordprocessingml" in element.tag
+
+
+def _child(element: Any, name: str) -> Any:
+    return next((child for child in element if local_name(child) == name), None)
+
+
+def _style(element: Any, properties: str, name: str) -> str | None:
+    found = _child(element, properties)
+    style = None if found is None else _child(found, name)
+    return None if style is None else _attribute(style, "val")
+
+
+@dataclass
+class _Field:
+    """A field: its instruction, then its result."""
+
+    instruction: str = ""
+    runs: list[Any] = field(default_factory=list)
+    shows_text: bool = False  # its result is translated, as that of a link
+
+
+def _field_roles(root: Any) -> dict[Any, str]:
+    """The runs of fields: "kept", or the "start" and the "end" around a result that is translated."""
+    roles: dict[Any, str] = {}
+    stack: list[_Field] = []
+    for run in root.iter("{*}r"):
+        if not _is_word(run):
+            continue
+        kinds = [_attribute(child, "fldCharType") for child in run if local_name(child) == "fldChar"]
+        if "begin" in kinds:
+            stack.append(_Field())
+        if not stack:
+            continue
+        top = stack[-1]
+        top.instruction += "".join(child.text or "" for child in run if local_name(child) == "instrText")
+        keeping = next((one for one in stack if not one.shows_text), None)
+        if keeping is not None:
+            keeping.runs.append(run)
+            roles[run] = "kept"
+        if "separate" in kinds and keeping is top and _TRANSLATED_FIELD.match(top.instruction):
+            top.shows_text = True
+            roles.update(dict.fromkeys(top.runs, "start"))
+        if "end" in kinds:
+            stack.pop()
+            if top.shows_text and keeping is None:
+                roles[run] = "end"
+    return roles
+
+
+@dataclass(frozen=True)
+class _Format:
+    """The properties of a run."""
+
+    key: bytes
+    properties: Any
+    emphasis: int
+
+
+class _WordReader:
+    """Reads the runs of a paragraph as events, and writes their translation."""
+
+    def __init__(self, roles: dict[Any, str]):
+        self._roles = roles
+        self._marks = Marks()
+        self._base: _Format | None = None  # of the paragraph
+
+    def paragraph(self, paragraph: Any) -> list[Event]:
+        events, self._base = self._content(paragraph)
+        return events
+
+    def _content(self, container: Any) -> tuple[list[Event], _Format | None]:
+        """The events of a container, and the format of its words without an element."""
+        items: list[tuple[Event, _Format | None]] = []
+        for role, nodes in self._grouped(container):
+            if role in ("start", "kept"):
+                kind = "point" if role == "kept" else role
+                items.append((self._marks.event(kind, "field", Mark("nodes", nodes)), None))
+                continue
+            for child in nodes:
+                items += self._child(child)
+        sizes: Counter[bytes] = Counter()
+        formats: dict[bytes, _Format] = {}
+        for event, form in items:
+            if form is not None:
+                formats.setdefault(form.key, form)
+                sizes[form.key] += sum(map(str.isalnum, event.raw))
+        with_words = [form for form in formats.values() if sizes[form.key]] or list(formats.values())
+        base = min(with_words, key=lambda form: (form.emphasis, -sizes[form.key]), default=None)
+        events: list[Event] = []
+        previous: _Format | None = None  # of a format that is open
+        for event, form in [*items, (Event("", "", ""), None)]:
+            own = None if form is None or base is None or form.key == base.key else form
+            if previous is not None and (own is None or own.key != previous.key):
+                events.append(self._marks.event("end", "format", Mark("end", form=previous)))
+                previous = None
+            if own is not None and previous is None:
+                events.append(self._marks.event("start", "format", Mark("start", form=own)))
+                previous = own
+            events += [event] if event.kind else []
+        return _joined(events), base
+
+    def _grouped(self, container: Any) -> Iterator[tuple[str | None, list[Any]]]:
+        """The children of a container. The runs of a field are together."""
+        group: list[Any] = []
+        role: str | None = None
+        for child in container:
+            own = self._roles.get(child)
+            if group and own != role:
+                yield role, group
+                group = []
+            role = own
+            group.append(child)
+        if group:
+            yield role, group
+
+    def _child(self, child: Any) -> Iterable[tuple[Event, _Format | None]]:
+        name = local_name(child)
+        role = self._roles.get(child)
+        pair = re.fullmatch(r"(.*)(Start|End)", name)
+        if name in _DROPPED or (name.endswith("Pr") and name != "sdtPr"):
+            return
+        if role == "end":
+            yield self._marks.event("end", "field", Mark("nodes", [child])), None
+        elif name == "r":
+            yield from self._run(child)
+        elif pair is not None:
+            key = f"{pair[1]} {_attribute(child, 'id')}"
+            yield self._marks.event(pair[2].lower(), key, Mark("nodes", [child])), None
+        elif name in _WORD_CONTAINERS:
+            inner = _child(child, "sdtContent") if name == "sdt" else child
+            if inner is None:
+                inner = child
+            events, base = self._content(inner)
+            yield self._marks.event("start", name, Mark("start", [child], base)), None
+            yield from ((event, None) for event in events)
+            yield self._marks.event("end", name, Mark("end")), None
         else:
-            yield Event("other" if "</w:p>" in raw else "point", "", raw)
-        field, depth = [], 0
-    yield from field
+            kind = "other" if name == "oMathPara" else "point"
+            yield self._marks.event(kind, name, Mark("nodes", [child])), None
 
-
-def _word_passage(run: list[Event]) -> list[str | Passage]:
-    """A passage of a paragraph. Its most frequent format is the format of words without one."""
-    texts = [(event.tag, _TEXT.search(event.raw)[1]) if event.kind == "text" else ("", "") for event in run]  # type: ignore[index]
-    ends = matching_ends(run)
-
-    def in_runs(start: int, stop: int) -> list[Event]:
-        """The events between two tags, with all texts in runs: a format is an element, and so is the whole."""
-        sizes: Counter[str] = Counter()
-        index = start
-        while index < stop:
-            sizes[texts[index][0]] += len(texts[index][1])
-            index = ends.get(index, index) + 1
-        own = max(sizes, key=sizes.__getitem__, default="")
-        if not sizes[own]:
-            own = next((form for form, text in texts[start:stop] if text), "")
-        opening, closing = f'<w:r>{own}<w:t xml:space="preserve">', "</w:t></w:r>"
-        events, index = [Event("start", "w:r", opening)], start
-        while index < stop:
-            event, (form, text) = run[index], texts[index]
-            if index in ends:
-                inner, index = in_runs(index + 1, ends[index]), ends[index]
-                end = run[index]
-                events += [replace(event, raw=closing + event.raw), *inner, replace(end, raw=end.raw + opening)]
-            elif event.kind != "text":
-                events.append(Event("point", "", closing + event.raw + opening))
-            elif form == own:
-                events.append(Event("text", "", text))
+    def _run(self, run: Any) -> Iterator[tuple[Event, _Format | None]]:
+        """The texts of a run, and each of its other children in a run of its own."""
+        form = _format(run)
+        children = [child for child in run if local_name(child) not in ("rPr", *_DROPPED)]
+        if _is_code(_style(run, "rPr", "rStyle")):
+            yield self._marks.event("point", "r", Mark("nodes", [run])), None
+            return
+        for child in children:
+            name = local_name(child)
+            if name == "t":
+                if child.text:
+                    yield Event("text", "", child.text), form
+            elif name in _HYPHENS:
+                yield Event("text", "", _HYPHENS[name]), form
             else:
-                raw = f'{closing}<w:r>{form}<w:t xml:space="preserve">'
-                events += [Event("start", "w:t", raw), Event("text", "", text), Event("end", "w:t", closing + opening)]
-            index += 1
-        return [*events, Event("end", "w:r", closing)]
+                own = run if len(children) == 1 else _copy_of_run(run, child)
+                kind = "other" if name in _BREAKS else "point"
+                yield self._marks.event(kind, "r", Mark("nodes", [own])), None
 
-    filled = [index for index, (_, text) in enumerate(texts) if text.strip()]
-    start, stop = extent(run, filled[0], filled[-1]) if filled else (0, 0)
-    before, raw, after = ("".join(event.raw for event in part) for part in (run[:start], run[start:stop], run[stop:]))
-    pieces = passage_of(in_runs(start, stop), collapse=False, finish=lambda text: _EMPTY_RUN.sub("", text))
-    return [before, *(replace(piece, raw=raw) for piece in pieces if isinstance(piece, Passage)), after]
+    def write(self, paragraph: Any, markup: str) -> None:
+        """Replace the runs of a paragraph by those of its translation."""
+        pieces = list(self._marks.read(markup))
+        _empty(paragraph)
+        open_elements: list[tuple[Any, _Format | None]] = [(paragraph, self._base)]
+        formats: list[_Format] = []
+        for piece in pieces:
+            parent, base = open_elements[-1]
+            if isinstance(piece, str):
+                _add_run(parent, paragraph, formats[-1] if formats else base, piece)
+            elif piece.kind == "nodes":
+                for node in piece.nodes:
+                    node.tail = None
+                    parent.append(node)
+            elif piece.kind == "start" and piece.nodes:
+                container = piece.nodes[0]
+                inner = _child(container, "sdtContent") if local_name(container) == "sdt" else container
+                inner = container if inner is None else inner
+                parent.append(container)
+                container.tail = None
+                _empty(inner)
+                open_elements.append((inner, piece.form))
+            elif piece.kind == "start":
+                formats.append(piece.form)
+            elif piece.form is not None:
+                formats = [form for form in formats if form is not piece.form]
+            elif len(open_elements) > 1:
+                open_elements.pop()
+
+
+def _joined(events: list[Event]) -> list[Event]:
+    """The events, with neighbouring texts as one."""
+    joined: list[Event] = []
+    for event in events:
+        if event.kind == "text" and joined and joined[-1].kind == "text":
+            event = Event("text", "", joined.pop().raw + event.raw)
+        joined.append(event)
+    return joined
+
+
+def _format(run: Any) -> _Format:
+    from lxml import etree
+
+    properties = _child(run, "rPr")
+    if properties is None:
+        return _Format(b"", None, 0)
+    compared = copy.deepcopy(properties)
+    compared.tail = None
+    for child in list(compared):
+        if local_name(child) in _SAME_FORMAT:
+            compared.remove(child)
+    key = etree.tostring(compared, method="c14n") if len(compared) else b""
+    return _Format(key, properties, sum(1 for child in compared if local_name(child) in _EMPHASIS))
+
+
+def _copy_of_run(run: Any, child: Any) -> Any:
+    own = run.makeelement(run.tag, run.attrib, run.nsmap)
+    properties = _child(run, "rPr")
+    if properties is not None:
+        own.append(copy.deepcopy(properties))
+    own.append(copy.deepcopy(child))
+    return own
+
+
+def _empty(container: Any) -> None:
+    """Remove the children of an element but its properties."""
+    for child in list(container):
+        if not local_name(child).endswith("Pr"):
+            container.remove(child)
+
+
+def _add_run(parent: Any, paragraph: Any, form: _Format | None, text: str) -> None:
+    namespace = paragraph.tag.rpartition("}")[0] + "}"
+    run = parent.makeelement(f"{namespace}r", nsmap=paragraph.nsmap)
+    if form is not None and form.properties is not None:
+        run.append(copy.deepcopy(form.properties))
+    content = parent.makeelement(f"{namespace}t", nsmap=paragraph.nsmap)
+    content.text = xml_characters(text)
+    content.set("{http://www.w3.org/XML/1998/namespace}space", "preserve")
+    run.append(content)
+    parent.append(run)

@@ -1,28 +1,29 @@
 """Fill the translations of files for translators: PO, XLIFF and TMX. Translations that are there stay."""
 
-import html
+import copy
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
-from ..data.translation_memories import language_match
-from ..inference.placement import TranslateTexts
+from ..data.translation_memories import MARKUP, UNTRANSLATED, language_match
+from ..inference.placement import TranslatedPart, TranslateTexts
+from ..inference.protected import has_words
 from ..utils.errors import UserError
-from .html_scanner import scan
-from .html_text import Passage, markup_events, names, passage_of, split_events, translate_pieces
+from ..utils.safe_xml import local_name, parse_xml
+from .html_text import Event, Passage, join_html, passage_of, passages_of, split_events, translate_pieces
+from .xml_text import Inline, Marks, element_events, fill, xml_characters
 
-#: Elements of XLIFF and TMX that contain markup of the original document.
-_CODES = names("bpt ept ph it ut x bx ex sc ec")
-_CDATA = re.compile(r"<!\[CDATA\[(.*?)\]\]>", re.DOTALL)
 #: Codes in place of line ends, tabs or spaces. They separate words.
-_BREAK = re.compile(
-    r"<[^<>]*?(?:\b(?:c?type|subType)\s*=\s*[\"'](?:x-|xlf:)?(?:[lp]b|br|linebreak|newline|tab)\b"
-    r"|\b(?:equiv(?:-text)?|disp)\s*=\s*[\"'](?:\s|&#(?:10|13|9|x[9ad]|xa0|160);|\\[nrt]|(?:<|&lt;)br\s*/?(?:>|&gt;))+[\"']"
-    r"|>(?:\s|\\[nrt]|&lt;br\s*/?(?:>|&gt;))+</)",
-    re.IGNORECASE,
-)
-_UNTRANSLATED = re.compile(r"(\bstate\s*=\s*[\"'])(?:new|needs-translation|initial)(?=[\"'])")
+_BREAK_TYPE = re.compile(r"(?:x-|xlf:)?(?:[lp]b|br|linebreak|newline|tab)\b", re.IGNORECASE)
+_BREAK_TEXT = re.compile(r"(?:\s|\\[nrt]|<br\s*/?>)+", re.IGNORECASE)
+_TYPES = frozenset(["ctype", "type", "subType"])
+_EQUIVALENTS = frozenset(["equiv", "equiv-text", "disp"])
+_CONTAINERS = frozenset(["g", "pc", "mrk", "hi", "sub"])
+_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
+
+#: The declaration, comments and document type before the first element.
+_PROLOG = re.compile(r"\ufeff?(?:\s+|<\?.*?\?>|<!--.*?-->|<!DOCTYPE(?:[^\[>]|\[.*?\])*>)*", re.DOTALL)
 
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _PO_ENTRY = re.compile(
@@ -31,21 +32,48 @@ _PO_ENTRY = re.compile(
     re.MULTILINE,
 )
 _PO_TARGET = re.compile(r'^(msgstr(?:\[(\d+)\])?[ \t]+)""(?!\s*")', re.MULTILINE)
+_PLURAL_FORMS = re.compile(r'^"Plural-Forms:\s*nplurals\s*=\s*(\d+)', re.MULTILINE | re.IGNORECASE)
+_CHOICE = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\\": "\\", '"': '"'}
 _ESCAPED = {character: f"\\{letter}" for letter, character in _ESCAPES.items()}
 
 
 def translate_po(text: str, translate: TranslateTexts) -> str:
-    """Fill the empty `msgstr` of a PO or POT file. The first form of a plural is the singular."""
+    """Fill the empty `msgstr` of a PO or POT file.
+
+    The first form of a plural is the singular. A language with one form, such as Japanese, has the plural.
+    """
     pieces: list[str | Passage] = []
     position = 0
+    forms = _PLURAL_FORMS.search(text)
+    has_one_form = forms is not None and int(forms[1]) == 1
     for entry in _PO_ENTRY.finditer(text):
         singular, plural = (_po_text(entry[number] or '""') for number in (1, 2))
-        for target in _PO_TARGET.finditer(text, entry.start(3), entry.end(3)) if singular else ():
-            source = plural if int(target[2] or 0) and plural else singular
-            pieces += [text[position : target.end() - 2], Passage(source, [], _po_string(source), str, _po_string)]
+        if not singular:  # the header
+            continue
+        for target in _PO_TARGET.finditer(text, entry.start(3), entry.end(3)):
+            is_plural = target[2] is not None and (has_one_form or int(target[2]) > 0)
+            source = plural if is_plural and plural else singular
+            if _is_choice_only(source):
+                continue
+            pieces += [text[position : target.end() - 2], _PoPassage(source, [], _po_string(source))]
             position = target.end()
     return translate_pieces([*pieces, text[position:]], translate)
+
+
+class _PoPassage(Passage):
+    """A message, written as a string of PO."""
+
+    def translated(self, parts: Sequence[TranslatedPart]) -> str:
+        return _po_string("".join(part.target for part in parts))
+
+
+def _is_choice_only(text: str) -> bool:
+    """Whether all words of a message are in a choice of ICU, as in `{n, plural, one {vote} other {votes}}`.
+
+    A choice stays as it is, so that the message has no translation.
+    """
+    return _CHOICE.search(text) is not None and not has_words(text)
 
 
 def _po_text(strings: str) -> str:
@@ -63,113 +91,180 @@ def _po_string(text: str) -> str:
     return f'"{"".join(escaped)}"'
 
 
-@dataclass
-class _Node:
-    """An element, without the prefix of its name, and its positions in the text."""
-
-    name: str
-    attributes: dict[str, str]
-    start: int
-    opened: int  # the end of its start tag
-    closed: int = 0  # the start of its end tag
-    end: int = 0
-    children: list["_Node"] = field(default_factory=list)
-
-    def child(self, name: str) -> "_Node | None":
-        return next((child for child in self.children if child.name == name), None)
-
-
-def _parse(text: str) -> _Node:
-    """The elements of an XML document."""
-    root = _Node("", {}, 0, 0, len(text), len(text))
-    stack, position = [root], 0
-    for kind, tag, raw, attributes in scan(text):
-        end, name = position + len(raw), tag.rpartition(":")[2]
-        if kind in ("start", "empty"):
-            stack[-1].children.append(_Node(name, attributes, position, end, end, end))
-            stack += stack[-1].children[-1:] if kind == "start" else []
-        elif kind == "end" and name == stack[-1].name:
-            node = stack.pop()
-            node.closed, node.end = position, end
-        position = end
-    return root
-
-
 def translate_xliff(text: str, translate: TranslateTexts) -> str:
     """Fill the targets of XLIFF 1.2 and 2 that are empty or marked as untranslated. Inline markup stays."""
-    pieces: list[str | Passage] = []
-    position = 0
-    units = [(_parse(text), "yes")]
-    while units:
-        unit, translated = units.pop()
-        translated = unit.attributes.get("translate", translated)
-        source, target = unit.child("source"), unit.child("target")
-        if unit.name not in ("trans-unit", "segment") or source is None:
-            units += ((child, translated) for child in reversed(unit.children))
+    document = _Document(text)
+    for unit in document.root.iter("{*}trans-unit", "{*}segment"):
+        source = _child(unit, "source")
+        content = "" if source is None else "".join(source.itertext())
+        if not content.strip() or _is_kept_unit(unit) or _is_choice_only(content):
             continue
-        if translated == "no" or not text[source.opened : source.closed].strip():
-            continue
-        tags = text[unit.start : unit.opened], text[target.start : target.opened] if target else ""
-        if target and text[target.opened : target.closed].strip() and not any(map(_UNTRANSLATED.search, tags)):
-            continue
-        tag, opening = (_UNTRANSLATED.sub(r"\1translated", raw) for raw in tags)
-        before = unit.child("seg-source") or source
-        start, end = (target.start, target.end) if target else (before.end, before.end)
-        prefix = re.match(r"<([^\s>]*)source", text[source.start : source.opened])[1]  # type: ignore[index]
-        opening = opening.removesuffix("/>").rstrip(">") or f"{_indent(text, source.start)}<{prefix}target"
-        pieces += [text[position : unit.start], tag, text[unit.opened : start], f"{opening}>"]
-        pieces += [*_passages(text[source.opened : source.closed]), f"</{prefix}target>"]
-        position = end
-    return translate_pieces([*pieces, text[position:]], translate)
+        target = _child(unit, "target")
+        states = [unit.get("state"), None if target is None else target.get("state")]
+        is_marked = any(state in UNTRANSLATED for state in states)
+        segments = _child(unit, "seg-source")
+        if segments is not None:
+            missing = _missing_segments(segments, target, is_marked)
+            document.add_segments(unit, segments, target, missing)
+        elif target is None or is_marked or not "".join(target.itertext()).strip():
+            document.add_target(unit, source, target)
+    return document.translated(translate)
+
+
+def _is_kept_unit(unit: Any) -> bool:
+    """Whether `translate="no"` stands at a unit or around it."""
+    flags = (element.get("translate") for element in (unit, *unit.iterancestors()))
+    return next((flag for flag in flags if flag is not None), "yes") == "no"
+
+
+def _segments_of(element: Any) -> dict[str, Any]:
+    return {mark.get("mid", ""): mark for mark in element.iter("{*}mrk") if mark.get("mtype") == "seg"}
+
+
+def _missing_segments(segments: Any, target: Any, is_marked: bool) -> set[str]:
+    """The numbers of the segments without a translation."""
+    sources = _segments_of(segments)
+    filled = {} if target is None or is_marked else _segments_of(target)
+    return {number for number, mark in sources.items() if _has_text(mark) and not _has_text(filled.get(number))}
+
+
+def _has_text(element: Any) -> bool:
+    return element is not None and bool("".join(element.itertext()).strip())
 
 
 def translate_tmx(text: str, translate: TranslateTexts, source: str | None, target: str | None) -> str:
     """Add a variant in the target language to every unit that has one in the source language only."""
     if source is None or target is None:
         raise UserError("documents: a TMX file needs source_lang and target_lang")
-    pieces: list[str | Passage] = []
-    position = 0
-    for unit in _named(_parse(text), "tu"):
-        variants = [child for child in unit.children if child.name == "tuv" and child.child("seg")]
-        codes = [variant.attributes.get("xml:lang", variant.attributes.get("lang")) for variant in variants]
+    document = _Document(text)
+    for unit in document.root.iter("{*}tu"):
+        variants = [child for child in unit if local_name(child) == "tuv" and _child(child, "seg") is not None]
+        codes = [variant.get(_LANGUAGE) or variant.get("lang") for variant in variants]
         fits = [language_match(source, code) for code in codes]
-        if not any(fits) or any(language_match(target, code) for code in codes):
-            continue
-        segment, last = variants[fits.index(max(fits))].child("seg"), variants[-1]
-        pieces += [text[position : last.end], f'{_indent(text, last.start)}<tuv xml:lang="{target}"><seg>']
-        pieces += [*_passages(text[segment.opened : segment.closed]), "</seg></tuv>"]  # type: ignore[union-attr]
-        position = last.end
-    return translate_pieces([*pieces, text[position:]], translate)
+        if any(fits) and not any(language_match(target, code) for code in codes):
+            document.add_variant(variants, _child(variants[fits.index(max(fits))], "seg"), target)
+    return document.translated(translate)
 
 
-def _indent(text: str, start: int) -> str:
-    """The line end and the white space before an element, or "" if other text is on its line."""
-    indent = re.search(r"(?:\r?\n[ \t]*)?\Z", text[max(0, start - 200) : start])
-    return indent[0] if indent else ""
+class _Document:
+    """An XML document with elements to fill. What stands before and after its root element keeps its characters."""
+
+    def __init__(self, text: str):
+        start = _PROLOG.match(text).end()  # type: ignore[union-attr]
+        if "<!ENTITY" in text[:start]:
+            raise UserError("documents: the file declares an entity, which is refused: write its text in its place")
+        self.prolog = text[:start]
+        self.root = parse_xml(text[start:].encode("utf-8", "replace"), "documents: the file")
+        self.epilog = text[len(text.rstrip()) :]
+        self.has_crlf = "\r\n" in text and "\n" not in text.replace("\r\n", "")
+        self._fillings: list[tuple[list[str | Passage], Callable[[str], None]]] = []
+
+    def add_target(self, unit: Any, source: Any, target: Any) -> None:
+        """Fill the target of a unit, which is made if it is missing."""
+        _set_translated(unit)
+        if target is None:
+            target = _new_after(source, source, "target")
+        _set_translated(target)
+        self._fill(target, source)
+
+    def add_segments(self, unit: Any, segments: Any, target: Any, missing: set[str]) -> None:
+        """Fill the missing segments of a unit that is cut into segments."""
+        if not missing:
+            return
+        _set_translated(unit)
+        if target is None or missing == _segments_of(segments).keys():
+            content = copy.deepcopy(segments)
+            if target is None:
+                target = _new_after(segments, segments, "target")
+            for child in list(target):
+                target.remove(child)
+            target.text = content.text
+            target.extend(list(content))
+        _set_translated(target)
+        sources = _segments_of(segments)
+        places = _segments_of(target)
+        for number in missing:
+            if number not in places:
+                raise UserError(f"documents: segment {number} of a target is missing; delete the target to fill it")
+            self._fill(places[number], sources[number])
+
+    def add_variant(self, variants: list[Any], segment: Any, language: str) -> None:
+        """Add a variant after the last one."""
+        variant = _new_after(variants[-1], variants[-1], "tuv")
+        variant.set(_LANGUAGE, language)
+        filled = variant.makeelement(segment.tag, nsmap=segment.nsmap)
+        variant.append(filled)
+        self._fill(filled, segment)
+
+    def _fill(self, target: Any, source: Any) -> None:
+        marks = Marks()
+        events = list(element_events(source, marks, _INLINE))
+        pieces = split_events(events, _passage)
+        self._fillings.append((pieces, partial(fill, target, marks=marks)))
+
+    def translated(self, translate: TranslateTexts) -> str:
+        """The document with its translations. Raise a UserError if one is lost."""
+        from lxml import etree
+
+        if not self._fillings:
+            return self.prolog + self._text(etree.tostring(self.root, encoding="unicode", with_tail=False))
+        passages = passages_of(pieces for pieces, _ in self._fillings)
+        translations = iter(translate([passage.text for passage in passages]))
+        for pieces, write in self._fillings:
+            write(join_html(pieces, translations))
+        body = etree.tostring(self.root, encoding="unicode", with_tail=False)
+        again = parse_xml(body.encode(), "documents: the translation")
+        if sum(1 for _ in again.iter()) != sum(1 for _ in self.root.iter()):
+            raise UserError("documents: the translation would lose an element of the file")
+        return self.prolog + self._text(body)
+
+    def _text(self, body: str) -> str:
+        body = body.replace("\n", "\r\n") if self.has_crlf else body
+        return body + self.epilog
 
 
-def _named(node: _Node, name: str) -> Iterator[_Node]:
-    """The outermost elements of a name, in their order."""
-    nodes = [node]
-    while nodes:
-        node = nodes.pop()
-        if node.name == name:
-            yield node
-        else:
-            nodes += reversed(node.children)
+def _child(element: Any, name: str) -> Any:
+    return next((child for child in element if local_name(child) == name), None)
 
 
-def _passages(markup: str) -> list[str | Passage]:
-    """The content of a source. Its white space has a meaning."""
-    markup = _CDATA.sub(lambda match: html.escape(match[1], quote=False), markup)
-    events = markup_events(markup, _is_code, lambda tag: False)
-    breaks = (
-        replace(event, kind="other") if event.kind == "point" and _BREAK.match(event.raw) else event
-        for event in events
-    )
-    return split_events(breaks, partial(passage_of, collapse=False))
+def _new_after(element: Any, like: Any, name: str) -> Any:
+    """A new element after another one, indented as that is."""
+    namespace = like.tag.rpartition("}")[0] + "}" if "}" in like.tag else ""
+    new = element.makeelement(namespace + name, nsmap=like.nsmap)
+    previous = element.getprevious()
+    indent = element.getparent().text if previous is None else previous.tail
+    element.addnext(new)  # takes the tail of the element with it
+    new.tail, element.tail = new.tail or element.tail, indent if indent and not indent.strip() else None
+    return new
 
 
-def _is_code(tag: str, attributes: Mapping[str, str]) -> bool:
-    kept = {"translate": "no", "mtype": "protected"}
-    return tag in _CODES or bool(kept.items() & attributes.items())
+def _set_translated(element: Any) -> None:
+    if element.get("state") in UNTRANSLATED:
+        element.set("state", "translated")
+
+
+def _is_break(element: Any) -> bool:
+    """Whether a code stands for a line end, a tab or spaces."""
+    attributes = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
+    if any(_BREAK_TYPE.match(value) for key, value in attributes.items() if key in _TYPES):
+        return True
+    equivalents = [value for key, value in attributes.items() if key in _EQUIVALENTS]
+    content = "".join(element.itertext())
+    return any(_BREAK_TEXT.fullmatch(text) for text in (*equivalents, content) if text)
+
+
+def _is_protected(element: Any) -> bool:
+    return element.get("translate") == "no" or element.get("mtype") == "protected"
+
+
+_INLINE = Inline(
+    is_container=lambda element: local_name(element) not in MARKUP and not _is_protected(element),
+    is_kept=lambda element: _is_protected(element) or not _is_break(element),
+    copies=True,
+)
+
+
+def _passage(run: list[Event]) -> list[str | Passage]:
+    """A passage. Its white space has a meaning."""
+    plain = partial(Passage, escape=xml_characters)
+    return passage_of(run, unescape=str, collapse=False, passage=plain)

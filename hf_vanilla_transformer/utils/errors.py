@@ -34,7 +34,8 @@ class DiskFull(UserError):
 #: optional library -> the extra of pyproject.toml that installs it
 EXTRAS = {
     **{"sentencepiece": "convert", "sacremoses": "convert", "protobuf": "convert", "ctranslate2": "ctranslate2"},
-    **{"sentencex": "documents", "py3langid": "detect", "python_multipart": "serve"},
+    **{"sentencex": "documents", "markdown_it": "documents"},
+    **{"py3langid": "detect", "python_multipart": "serve"},
     **{"onnxscript": "onnx", "onnxruntime": "onnx", "onnx": "onnx", "matplotlib": "plot", "torchao": "int8"},
     **{"fastapi": "serve", "uvicorn": "serve", "httptools": "serve", "uvloop": "serve", "pydantic": "serve"},
     **{"optuna": "search", "peft": "lora", "tensorboard": "tensorboard"},

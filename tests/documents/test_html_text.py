@@ -91,7 +91,7 @@ def test_inline_elements_follow_their_words(document, translation, links, expect
         assert filled(document) == expected
         return
     (piece,) = split_html(document)
-    assert piece.html([TranslatedPart(piece.text, translation, links)]) == expected
+    assert piece.translated([TranslatedPart(piece.text, translation, links)]) == expected
 
 
 @pytest.mark.parametrize(
@@ -139,14 +139,14 @@ def test_links_count_within_their_sentence() -> None:
         TranslatedPart(" ", " "),
         TranslatedPart("C d.", "Z w.", [(0, 1), (1, 0)]),
     ]
-    assert piece.html(parts) == "X y. <i>Z w.</i>"
+    assert piece.translated(parts) == "X y. <i>Z w.</i>"
 
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", '"><img onerror=x>', "a & b &lt;"])
 def test_translations_are_escaped(text: str) -> None:
     for document in ("plain", "with <b>bold</b> words"):
         (piece,) = split_html(document)
-        found = piece.html([TranslatedPart(piece.text, text, [(0, 0), (1, 1)])])
+        found = piece.translated([TranslatedPart(piece.text, text, [(0, 0), (1, 1)])])
         assert found.replace("<b>", "").replace("</b>", "").count("<") == 0
         assert "&amp;" in found or "&" not in text
 

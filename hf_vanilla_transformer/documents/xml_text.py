@@ -1,0 +1,126 @@
+"""Text with inline elements in a tree of XML, as events for passages, and the tree of its translation.
+
+In the markup of a passage each element is a mark: two control characters that XML does not allow, with a number
+between them. So a translation cannot contain or break one.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..utils.safe_xml import local_name
+from .html_text import Event, Passage
+
+_MARK = re.compile("\x01(\\d+)\x02")
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def xml_characters(text: str) -> str:
+    """A text without the characters that XML does not allow."""
+    return _NOT_XML.sub("", text)
+
+
+@dataclass
+class Mark:
+    """A start tag, an end tag, or whole elements of a passage."""
+
+    kind: str  # "start", "end" or "nodes"
+    nodes: list[Any] = field(default_factory=list)
+    form: Any = None  # for the format of runs
+
+
+class Marks:
+    """The marks of a document."""
+
+    def __init__(self) -> None:
+        self._marks: list[Mark] = []
+
+    def event(self, kind: str, tag: str, mark: Mark) -> Event:
+        """An event of `html_text` for a mark."""
+        self._marks.append(mark)
+        return Event(kind, tag, f"\x01{len(self._marks) - 1}\x02")
+
+    def read(self, markup: str) -> Iterator["str | Mark"]:
+        """The texts and marks of a translated passage."""
+        for number, piece in enumerate(_MARK.split(markup)):
+            if number % 2:
+                yield self._marks[int(piece)]
+            elif piece:
+                yield piece
+
+
+@dataclass(frozen=True)
+class Inline:
+    """How the children of an element with text are read."""
+
+    is_container: Callable[[Any], bool]  #: whether it encloses words, as a link does
+    is_kept: Callable[[Any], bool]  #: whether it stays as it is, inside a sentence
+    as_text: Callable[[Any], str | None] = lambda element: None  #: the text that an element stands for
+    copies: bool = False  #: for a translation beside its source
+
+
+def element_events(element: Any, marks: Marks, inline: Inline) -> Iterator[Event]:
+    """The events of the content of an element. Elements that are neither kept nor containers end a passage."""
+    if element.text:
+        yield Event("text", "", xml_characters(element.text) if inline.copies else element.text)
+    for child in element:
+        text = inline.as_text(child)
+        name = local_name(child)
+        tail = child.tail
+        pair = re.fullmatch(r"(.*)-(start|end)", name)
+        nodes = [copy.deepcopy(child) if inline.copies else child]
+        nodes[0].tail = None if inline.copies else nodes[0].tail
+        if text is not None:
+            yield Event("text", "", text)
+        elif pair is not None:
+            key = f"{pair[1]} {sorted(child.attrib.values())[:1]}"
+            yield marks.event(pair[2], key, Mark("nodes", nodes))
+        elif inline.is_container(child):
+            yield marks.event("start", name, Mark("start", [child]))
+            yield from element_events(child, marks, inline)
+            yield marks.event("end", name, Mark("end"))
+        elif inline.is_kept(child) or not name:
+            yield marks.event("point", name, Mark("nodes", nodes))
+        else:
+            yield marks.event("other", name, Mark("nodes", nodes))
+        if tail:
+            yield Event("text", "", tail)
+
+
+def fill(element: Any, markup: str, marks: Marks) -> None:
+    """Replace the content of an element by a translated one."""
+    pieces = list(marks.read(markup))
+    for child in list(element):
+        element.remove(child)
+    element.text = None
+    open_elements = [element]
+    for piece in pieces:
+        parent = open_elements[-1]
+        if isinstance(piece, str):
+            add_text(parent, xml_characters(piece))
+        elif piece.kind == "start":
+            shallow = parent.makeelement(piece.nodes[0].tag, piece.nodes[0].attrib, piece.nodes[0].nsmap)
+            parent.append(shallow)
+            open_elements.append(shallow)
+        elif piece.kind == "end":
+            if len(open_elements) > 1:
+                open_elements.pop()
+        else:
+            for node in piece.nodes:
+                node.tail = None
+                parent.append(node)
+
+
+def add_text(parent: Any, text: str) -> None:
+    """Add a text at the end of an element."""
+    if len(parent):
+        parent[-1].tail = (parent[-1].tail or "") + text
+    else:
+        parent.text = (parent.text or "") + text
+
+
+def joined_markup(pieces: Sequence["str | Passage"]) -> str:
+    """The markup of pieces without a translation."""
+    return "".join(piece if isinstance(piece, str) else piece.raw for piece in pieces)

@@ -1,0 +1,207 @@
+"""A translation that changes every word leaves the structure: nothing of a document is lost, joined or invented."""
+
+import io
+import zipfile
+
+import pytest
+
+from hf_vanilla_transformer.documents.document_files import translate_document
+from hf_vanilla_transformer.inference.placement import TranslatedPart
+from hf_vanilla_transformer.utils.errors import UserError
+
+pytest.importorskip("markdown_it", reason="needs the extra `documents`")
+docx = pytest.importorskip("docx", reason="needs python-docx")
+
+
+def upper(texts):
+    return [[TranslatedPart(text, text.upper())] for text in texts]
+
+
+def joined(texts):
+    """Translations of one word, linked to all words, as German number words are."""
+    counts = [len(text.split()) for text in texts]
+    return [
+        [TranslatedPart(text, "".join(text.title().split()), [(i, 0) for i in range(count)])]
+        for text, count in zip(texts, counts, strict=True)
+    ]
+
+
+def in_upper_case(document: str, suffix: str) -> str:
+    return translate_document(document.encode(), suffix, upper, "en", "de").decode()
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ("Run:\n\n    make clean\n    make all\n\n\tls -l\n", "RUN:\n\n    make clean\n    make all\n\n\tls -l\n"),
+        ("See [it][a].\n\n  [a]: x.md\n  [b c]: y.md#z\n", "SEE [IT][a].\n\n  [a]: x.md\n  [b c]: y.md#z\n"),
+        ('<p align="x">\n  <img src="a">\n</p>\n\n# One\n\n```sh\ntwo\n```\n\n- three\n',
+         '<p align="x">\n  <img src="a">\n</p>\n\n# ONE\n\n```sh\ntwo\n```\n\n- THREE\n'),
+        ("See [the guide][] or [the guide].\n\n[the guide]: http://x\n",
+         "SEE [THE GUIDE][the guide] OR [THE GUIDE][the guide].\n\n[the guide]: http://x\n"),
+        ("## [Unreleased]\n\n[unreleased]: http://x\n", "## [UNRELEASED][Unreleased]\n\n[unreleased]: http://x\n"),
+        ("Press <kbd>Enter</kbd> or <code>some code</code>.\n", "PRESS <kbd>Enter</kbd> OR <code>some code</code>.\n"),
+        ("> a **b\n> c**\n\nd\n", "> A **B C**\n\nD\n"),
+        ("- a\n\n  ```\n  b\n\n  c\n  ```\n\n      code\n", "- A\n\n  ```\n  b\n\n  c\n  ```\n\n      code\n"),
+        ("| a | b \\| `c\\|d` |\n|---|---|\n| e |\n", "| A | B \\| `c\\|d` |\n|---|---|\n| E |\n"),
+        ("See \\*this\\* &amp; &lt;that\n", "SEE \\*THIS\\* & \\<THAT\n"),
+        ("+---+---+\n| a | b |\n+---+---+\n\nc\n", "+---+---+\n| a | b |\n+---+---+\n\nC\n"),
+        ("---\ntitle: a\n---\n\nb\n", "---\ntitle: a\n---\n\nB\n"),
+    ],
+)  # fmt: skip
+def test_markdown_is_read_as_commonmark_reads_it(document: str, expected: str, newline: str) -> None:
+    source, wanted = (text.replace("\n", newline) for text in (document, expected))
+    assert in_upper_case(source, ".md") == wanted
+    assert in_upper_case("\ufeff" + source, ".md") == "\ufeff" + wanted
+
+
+def test_translation_that_looks_like_markdown_is_escaped() -> None:
+    def instead(translation: str) -> str:
+        return translate_document(
+            b"one two\n", ".md", lambda texts: [[TranslatedPart(text, translation)] for text in texts]
+        ).decode()
+
+    assert instead("# one") == "\\# one\n"
+    assert instead("1. one") == "1\\. one\n"
+    assert instead("a *b* c") == "a \\*b\\* c\n"
+    assert instead("[a](b)") == "\\[a\\](b)\n"
+    assert instead("a <b> c") == "a \\<b> c\n"
+    assert instead("[a]: b") == "\\[a\\]: b\n"
+
+
+def document_of(paragraphs) -> bytes:
+    document = docx.Document()
+    for fill in paragraphs:
+        fill(document.add_paragraph())
+    data = io.BytesIO()
+    document.save(data)
+    return data.getvalue()
+
+
+def translated_docx(data: bytes, translate=upper):
+    return docx.Document(io.BytesIO(translate_document(data, ".docx", translate)))
+
+
+def runs_of(paragraph) -> list[tuple[str, bool | None]]:
+    return [(run.text, run.bold) for run in paragraph.runs]
+
+
+WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+
+
+def element(xml: str):
+    return docx.oxml.parse_xml(f'<w:x xmlns:w="{WORD}">{xml}</w:x>')[0]
+
+
+def test_tracked_formats_lose_no_text() -> None:
+    def fill(paragraph) -> None:
+        bold = paragraph.add_run("seven hundred.")
+        bold.bold = True
+        change = '<w:rPrChange w:id="1" w:author="A"><w:rPr></w:rPr></w:rPrChange>'
+        bold._r.rPr.append(element(change))
+        paragraph.add_run(" twelve.")
+
+    (paragraph,) = translated_docx(document_of([fill])).paragraphs
+    assert runs_of(paragraph) == [("SEVEN HUNDRED.", True), (" TWELVE.", None)]
+    assert len(paragraph._p.findall(f".//{{{WORD}}}rPrChange")) == 1
+
+
+def test_emoji_of_word_stays_in_its_run() -> None:
+    emoji = (
+        '<w:r><mc:AlternateContent xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006">'
+        '<mc:Choice Requires="w16se"><w:t>x</w:t></mc:Choice><mc:Fallback><w:t>y</w:t></mc:Fallback>'
+        "</mc:AlternateContent><w:t>one</w:t></w:r>"
+    )
+    data = document_of([lambda paragraph: paragraph._p.append(element(emoji))])
+    (paragraph,) = translated_docx(data).paragraphs
+    assert paragraph.text == "ONE"
+    assert [text.text for text in paragraph._p.iter(f"{{{WORD}}}t")] == ["x", "y", "ONE"]
+
+
+def test_empty_and_literal_texts_of_word() -> None:
+    run = '<w:r><w:t xml:space="preserve"/><w:br/><w:t><![CDATA[one & two]]></w:t></w:r>'
+    data = document_of([lambda paragraph: paragraph._p.append(element(run))])
+    (paragraph,) = translated_docx(data).paragraphs
+    assert paragraph.text == "\nONE & TWO"
+
+
+def test_bold_of_a_run_is_placed_as_in_html() -> None:
+    def fill(paragraph) -> None:
+        paragraph.add_run("two hundred ")
+        paragraph.add_run("and thirty-four").bold = True
+
+    (paragraph,) = translated_docx(document_of([fill]), joined).paragraphs
+    page = "<p>two hundred <b>and thirty-four</b></p>"
+    assert translate_document(page.encode(), ".html", joined).decode() == "<p><b>TwoHundredAndThirty-Four</b></p>"
+    assert runs_of(paragraph) == [("TwoHundredAndThirty-Four", True)]
+
+
+def test_main_part_of_word_has_any_name_and_prefix() -> None:
+    source = zipfile.ZipFile(io.BytesIO(document_of([lambda paragraph: paragraph.add_run("one")])))
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name in source.namelist():
+            content = source.read(name)
+            if name in ("[Content_Types].xml", "_rels/.rels"):
+                content = content.replace(b"word/document.xml", b"word/document2.xml")
+            if name == "word/document.xml":
+                name = "word/document2.xml"
+                content = content.replace(b"<w:", b"<n:").replace(b"</w:", b"</n:").replace(b"xmlns:w=", b"xmlns:n=")
+                content = content.replace(b" w:", b" n:")
+            archive.writestr(name.replace("word/_rels/document.xml", "word/_rels/document2.xml"), content)
+    assert [paragraph.text for paragraph in translated_docx(data.getvalue()).paragraphs] == ["ONE"]
+
+
+def test_archives_that_unpack_to_much_are_refused_before_they_are_read() -> None:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(11):
+            archive.writestr(f"word/{number}.xml", b" " * 100_000_000)
+    with pytest.raises(UserError, match="1100000000 bytes"):
+        translate_document(data.getvalue(), ".docx", upper)
+
+
+UNITS = "".join(f'<trans-unit id="{i}"><source>one {word}</source></trans-unit>\n' for i, word in enumerate("abcdef"))
+XLIFF = f'<xliff version="1.2"><file><body>\n{UNITS}</body></file></xliff>'
+TMX = '<tmx><body><tu><tuv xml:lang="en"><seg>one</seg></tuv></tu></body></tmx>'
+
+
+@pytest.mark.parametrize(("suffix", "document"), [(".xlf", XLIFF), (".tmx", TMX)])
+def test_cut_translation_files_are_refused(suffix: str, document: str) -> None:
+    assert "ONE" in in_upper_case(document, suffix)
+    for end in (len(document) // 3, len(document) * 2 // 3, len(document) - 1):
+        with pytest.raises(UserError, match="no well-formed XML"):
+            in_upper_case(document[:end], suffix)
+    entity = f'<!DOCTYPE x [<!ENTITY a "b">]>{document}'
+    with pytest.raises(UserError, match="entity"):
+        in_upper_case(entity, suffix)
+
+
+SEGMENTS = '<mrk mtype="seg" mid="1">{}</mrk> <mrk mtype="seg" mid="2">{}</mrk>'
+
+
+@pytest.mark.parametrize(
+    "target", ["", f"<target>{SEGMENTS.format('', '')}</target>", f"<target>{SEGMENTS.format('EINS.', '')}</target>"]
+)
+def test_segmented_targets_are_filled_segment_by_segment(target: str) -> None:
+    sources = SEGMENTS.format("One.", "Two.")
+    unit = f"<trans-unit><source>One. Two.</source><seg-source>{sources}</seg-source>{{}}</trans-unit>"
+    first = "EINS." if "EINS." in target else "ONE."
+    filled = f"<target>{SEGMENTS.format(first, 'TWO.')}</target>"
+    assert in_upper_case(unit.format(target), ".xlf") == unit.format(filled)
+
+
+ONE_FORM = 'msgid ""\nmsgstr ""\n"Plural-Forms: nplurals=1; plural=0;\\n"\n\n'
+
+
+def test_language_with_one_plural_form_gets_the_plural() -> None:
+    message = 'msgid "one file"\nmsgid_plural "many files"\nmsgstr[0] ""\n'
+    assert in_upper_case(ONE_FORM + message, ".po").endswith('msgstr[0] "MANY FILES"\n')
+    two = ONE_FORM.replace("nplurals=1", "nplurals=2")
+    assert in_upper_case(two + message, ".po").endswith('msgstr[0] "ONE FILE"\n')
+
+
+def test_message_that_is_a_choice_of_icu_stays_empty() -> None:
+    message = 'msgid "{count, plural, one {Vote} other {Votes}}"\nmsgstr ""\n'
+    assert in_upper_case(message, ".po") == message
