@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..utils.errors import UserError
 from .mixtures import PART
-from .perturbations import PERTURBATIONS
+from .perturbations import PERTURBATIONS, Languages
 from .redrawing import CHECKED_ROWS, TextChange, redrawn
 
 
@@ -38,6 +38,7 @@ def with_augmentation(
     augment: Mapping[str, float],
     seed: int = 0,
     limits: tuple[int | None, int | None] = (None, None),
+    languages: Sequence[Languages] = (),
 ) -> Any:
     """Perturb random training pairs, chosen anew in every epoch.
 
@@ -50,6 +51,7 @@ def with_augmentation(
         augment: the probability of each of `PERTURBATIONS`. A pair has one at most.
         seed: of the random numbers.
         limits: tokens of source and target. A pair that would become longer stays as it is.
+        languages: codes of source and target, for capitals, of all pairs or of each part.
 
     Returns:
         The rows as `with_bpe_dropout` returns them.
@@ -82,6 +84,11 @@ class _Augment(TextChange):
             return pair
         other = self._other(pair, draw) if name == "merge" else ("", "")
         return self.changed(pair, PERTURBATIONS[name](self.texts(pair), other, draw))
+
+    def _languages(self, pair: dict[str, Any]) -> Languages:
+        if not self.languages:
+            return None, None
+        return self.languages[pair.get(PART, 0) if len(self.languages) > 1 else 0]
 
     def _other(self, pair: dict[str, Any], draw: Random) -> tuple[str, str]:
         """The text of a random pair of the same input or direction."""

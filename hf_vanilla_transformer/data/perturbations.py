@@ -4,70 +4,206 @@ A perturbation changes both sides, so that the pair stays a translation. OpusTra
 arXiv 2311.14838) has the same kinds.
 """
 
-from collections.abc import Callable, Iterable
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
 from typing import TypeAlias
 
+import regex
+
 from ..utils.errors import UserError
+from .words import UNSPACED, graphemes
 
 Pair: TypeAlias = tuple[str, str]
 
-_MARKS = ".!?。！？"
+#: Marks that end a sentence, in all scripts. A Greek question mark looks like a semicolon.
+_MARKS = ".!?…。！？．｡।॥؟۔።፧፨։՜՞။၊។៕།\u037e"
+#: Script, by the start of the name of a letter -> its full stop. Thai and Lao have none.
+_FULL_STOPS = {
+    "CJK": "。",
+    "HIRAGANA": "。",
+    "KATAKANA": "。",
+    "DEVANAGARI": "।",
+    "BENGALI": "।",
+    "GURMUKHI": "।",
+    "ORIYA": "।",
+    "ETHIOPIC": "።",
+    "ARMENIAN": "։",
+    "MYANMAR": "။",
+    "KHMER": "។",
+    "TIBETAN": "།",
+    "THAI": "",
+    "LAO": "",
+}
+_URDU = re.compile("[ٹڈڑںےۓ]")
+_URDU_FULL_STOP = "۔"
+_INVERTED = "¿¡"  # Spanish sentences start with these
+# Words with their punctuation at the ends
+_PUNCTUATION = ".,;:!?'\"()«»„“”‘’…،؛؟।。、，！？：；「」『』（）"
 _TYPOS = 0.15  # of the words, at least one in each sentence
-# First letters of blocks of foreign letters: Greek, Cyrillic, Armenian, Georgian, Hangul, Hiragana, Devanagari.
-_BLOCKS = 0x3B1, 0x430, 0x561, 0x10D0, 0xAC00, 0x3042, 0x915
+_WORD = 5  # letters of a text without spaces, where a sentence looks like a word
+_MIN_LETTERS = 4  # with vowel signs, of a word that can have a typo
+#: First letters of blocks of foreign letters, by the start of their names.
+_BLOCKS = {
+    "GREEK": 0x3B1,
+    "CYRILLIC": 0x430,
+    "ARMENIAN": 0x561,
+    "GEORGIAN": 0x10D0,
+    "HANGUL": 0xAC00,
+    "HIRAGANA": 0x3042,
+    "DEVANAGARI": 0x915,
+}
+_LETTERS = regex.compile(r"(?:\p{L}\p{M}*[\u200c\u200d]*)+")
+_UNSPACED = regex.compile(rf"(?:(?=[{UNSPACED}])\p{{L}}\p{{M}}*)+")
+_JOINED = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff9f]")
+_GEORGIAN = re.compile("[\u10d0-\u10ff]")  # its capitals are for whole words of headlines, and few fonts have them
+_TURKIC = ("tr", "az", "crh", "gag", "tur", "aze", "azj")
+
+Languages: TypeAlias = tuple[str | None, str | None]
 
 
-def upper(pair: Pair, other: Pair, draw: Random) -> Pair:
-    """Both sides in capitals, but for words that contain more than letters, such as addresses and placeholders."""
-    source, target = (_map_words(text, str.upper) for text in pair)
-    return source, target
+def upper(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, None)) -> Pair:
+    """Both sides in capitals, but for words that contain more than letters, such as addresses and placeholders.
+
+    A pair whose source has no capitals, such as a Chinese one, stays as it is.
+    """
+    return _cased(pair, languages, _capitals)
 
 
-def title(pair: Pair, other: Pair, draw: Random) -> Pair:
-    """The first letter of every word in capitals, on both sides."""
-    source, target = (_map_words(text, lambda word: word[:1].upper() + word[1:]) for text in pair)
-    return source, target
+def title(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, None)) -> Pair:
+    """The first letter of every word in capitals, on both sides, unless the source has no capitals."""
+    return _cased(pair, languages, _capitalised)
 
 
-def typos(pair: Pair, other: Pair, draw: Random) -> Pair:
-    """Letters of the source that are exchanged, doubled, missing or replaced by one of their word."""
-    words = pair[0].split(" ")
-    candidates = [index for index, word in enumerate(words) if len(word) > 3 and word.isalpha()]
-    if candidates:
-        for index in draw.sample(candidates, max(1, round(_TYPOS * len(candidates)))):
-            words[index] = _misspell(words[index], draw)
-    return " ".join(words), pair[1]
+def _cased(pair: Pair, languages: Languages, change: Callable[[str, str | None], str]) -> Pair:
+    source, target = (
+        _map_words(text, lambda word, language=language: change(word, language))  # type: ignore[misc]
+        for text, language in zip(pair, languages, strict=True)
+    )
+    # the same source with another target would teach a contradiction
+    return pair if source == pair[0] else (source, target)
 
 
-def end_punctuation(pair: Pair, other: Pair, draw: Random) -> Pair:
-    """Without the mark at the end, on both sides, or with a full stop if there was none."""
+def _capitals(word: str, language: str | None) -> str:
+    if _GEORGIAN.search(word):
+        return word
+    return _dotted(word, language).upper()
+
+
+def _capitalised(word: str, language: str | None) -> str:
+    start = next((index for index, letter in enumerate(word) if letter.isalpha()), 0)
+    first = _dotted(word[start : start + 1], language)
+    return word[:start] + first.title() + word[start + 1 :]
+
+
+def _dotted(text: str, language: str | None) -> str:
+    """The text with the capital of "i" that Turkish has."""
+    base = (language or "").lower().replace("_", "-").split("-")[0]
+    return text.replace("i", "İ") if base in _TURKIC else text
+
+
+def typos(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, None)) -> Pair:
+    """Letters of the source that are exchanged, doubled, missing or replaced by one of their word.
+
+    A letter keeps its vowel signs and tones. Some letters are a word of a script without spaces.
+    """
+    source = pair[0]
+    spans = list(_words_with_typos(source))
+    if not spans:
+        return pair
+    for start, end in sorted(draw.sample(spans, max(1, round(_TYPOS * len(spans)))), reverse=True):
+        source = source[:start] + _misspell(graphemes(source[start:end]), draw) + source[end:]
+    return source, pair[1]
+
+
+def _words_with_typos(text: str) -> Iterator[tuple[int, int]]:
+    """Starts and ends of words of letters alone, and of stretches of letters in scripts without spaces."""
+    for word in re.finditer(r"[^ ]+", text):
+        core = word[0].strip(_PUNCTUATION)
+        runs = list(_UNSPACED.finditer(text, word.start(), word.end()))
+        if not runs and _LETTERS.fullmatch(core) and len(core) >= _MIN_LETTERS and len(graphemes(core)) > 1:
+            start = text.index(core, word.start())
+            yield start, start + len(core)
+        for run in runs:
+            letters = graphemes(run[0])
+            start = run.start()
+            for first in range(0, len(letters) - _MIN_LETTERS + 1, _WORD):
+                piece = letters[first : first + _WORD]
+                begin = start + sum(map(len, letters[:first]))
+                if len(piece) >= _MIN_LETTERS:
+                    yield begin, begin + sum(map(len, piece))
+
+
+def end_punctuation(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, None)) -> Pair:
+    """Without the mark at the end, on both sides, or with the full stop of its script if there was none.
+
+    A pair with a side in a script without a full stop, such as Thai, stays without.
+    """
     source, target = (text.rstrip() for text in pair)
-    if source[-1:] in _MARKS and target[-1:] in _MARKS:
-        return source.rstrip(_MARKS).rstrip(), target.rstrip(_MARKS).rstrip()
-    return (f"{source}.", f"{target}.") if source[-1:].isalnum() and target[-1:].isalnum() else pair
+    if _ends_with_mark(source) and _ends_with_mark(target):
+        return _without_mark(source), _without_mark(target)
+    if not (_ends_with_letter(source) and _ends_with_letter(target)):
+        return pair
+    stops = [_full_stop(text) for text in (source, target)]
+    return (source + stops[0], target + stops[1]) if all(stops) else pair
 
 
-def merge(pair: Pair, other: Pair, draw: Random) -> Pair:
-    """Two pairs as one."""
-    return f"{pair[0]} {other[0]}".strip(), f"{pair[1]} {other[1]}".strip()
+def _ends_with_mark(text: str) -> bool:
+    return text[-1:] in _MARKS if text else False
 
 
-def copy(pair: Pair, other: Pair, draw: Random) -> Pair:
+def _without_mark(text: str) -> str:
+    shorter = text.rstrip(_MARKS).rstrip()
+    # "¿" opens the question that has lost its end, unless another question stands before it
+    start = max(shorter.rfind(mark) for mark in _INVERTED)
+    return shorter[:start] + shorter[start + 1 :] if start >= 0 and not set(shorter[start:]) & set(_MARKS) else shorter
+
+
+def _ends_with_letter(text: str) -> bool:
+    return bool(text) and unicodedata.category(text[-1])[0] in "LMN"
+
+
+def _full_stop(text: str) -> str:
+    """The full stop of the script of the last letter. A text with letters of Urdu has its own."""
+    letter = next((each for each in reversed(text) if each.isalpha()), "a")
+    if _URDU.search(text):
+        return _URDU_FULL_STOP
+    return _FULL_STOPS.get(_script(letter), ".")
+
+
+def _script(letter: str) -> str:
+    return unicodedata.name(letter, "?").split(" ")[0]
+
+
+def merge(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, None)) -> Pair:
+    """Two pairs as one. No space stands between Chinese or Japanese sentences."""
+    source, target = (_joined(*texts) for texts in zip(pair, other, strict=True))
+    return source, target
+
+
+def _joined(first: str, second: str) -> str:
+    ends = first[-1:] + second[:1]
+    space = "" if len(ends) == 2 and all(map(_JOINED.match, ends)) else " "
+    return f"{first}{space}{second}".strip()
+
+
+def copy(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, None)) -> Pair:
     """The target as the source: text that is in the right language already stays as it is."""
     return pair[1], pair[1]
 
 
-def noise(pair: Pair, other: Pair, draw: Random) -> Pair:
+def noise(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, None)) -> Pair:
     """The pair with a word of random foreign letters in it, the same on both sides."""
-    first = draw.choice(_BLOCKS)
+    own = {_script(letter) for text in pair for letter in text if letter.isalpha()}
+    first = draw.choice([start for script, start in _BLOCKS.items() if script not in own])
     word = "".join(chr(first + draw.randrange(20)) for _ in range(draw.randint(2, 8)))
     if draw.random() < 0.5:
         return f"{word} {pair[0]}", f"{word} {pair[1]}"
     return f"{pair[0]} {word}", f"{pair[1]} {word}"
 
 
-PERTURBATIONS: dict[str, Callable[[Pair, Pair, Random], Pair]] = {
+PERTURBATIONS: dict[str, Callable[[Pair, Pair, Random, Languages], Pair]] = {
     each.__name__: each for each in (upper, title, typos, end_punctuation, merge, copy, noise)
 }
 
@@ -81,22 +217,31 @@ def perturbation_names(names: Iterable[str]) -> list[str]:
     return list(chosen)
 
 
-def perturb_all(name: str, pairs: list[Pair]) -> list[Pair]:
-    """Return all pairs with one of `PERTURBATIONS`, drawn from its name and the number of the pair."""
-    others = pairs[1:] + pairs[:1]
-    rows = enumerate(zip(pairs, others, strict=True))
-    return [PERTURBATIONS[name](pair, other, Random(f"{name} {number}")) for number, (pair, other) in rows]
+def perturb_all(name: str, pairs: list[Pair], languages: Sequence[Languages] | Languages = (None, None)) -> list[Pair]:
+    """Return all pairs with one of `PERTURBATIONS`, drawn from its name and the number of the pair.
+
+    `languages` are those of all pairs, or of each. A pair is merged with the next one in the same languages.
+    """
+    of_each: list[Languages] = [languages] * len(pairs) if isinstance(languages, tuple) else list(languages)
+    rows: dict[Languages, list[int]] = {}
+    for row, codes in enumerate(of_each):
+        rows.setdefault(codes, []).append(row)
+    following = {
+        row: after for group in rows.values() for row, after in zip(group, group[1:] + group[:1], strict=True)
+    }
+    perturbed = []
+    for row, (pair, codes) in enumerate(zip(pairs, of_each, strict=True)):
+        draw = Random(f"{name} {row}")
+        perturbed.append(PERTURBATIONS[name](pair, pairs[following[row]], draw, codes))
+    return perturbed
 
 
 def _map_words(text: str, change: Callable[[str], str]) -> str:
-    return " ".join(change(word) if word.strip(".,;:!?'\"()«»„“”").isalpha() else word for word in text.split(" "))
+    return " ".join(change(word) if _LETTERS.fullmatch(word.strip(_PUNCTUATION)) else word for word in text.split(" "))
 
 
-def _misspell(word: str, draw: Random) -> str:
-    index = draw.randrange(len(word) - 1)
-    before, letter, following, after = word[:index], word[index], word[index + 1], word[index + 2 :]
-    return (
-        before
-        + draw.choice((following + letter, letter, letter * 2 + following, draw.choice(word) + following))
-        + after
-    )
+def _misspell(letters: list[str], draw: Random) -> str:
+    index = draw.randrange(len(letters) - 1)
+    letter, following = letters[index], letters[index + 1]
+    changed = draw.choice((following + letter, letter, letter * 2 + following, draw.choice(letters) + following))
+    return "".join(letters[:index]) + changed + "".join(letters[index + 2 :])

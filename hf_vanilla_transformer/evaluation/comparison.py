@@ -49,7 +49,7 @@ def compare_systems(
     made = make_metrics(metrics, tokenize, lowercase)
     signed = {name: metric for name, metric in made.items() if name in SIGNED}
     if signed:
-        scorers = {name: metric.scorer(columns) for name, metric in signed.items()}  # type: ignore[attr-defined]
+        scorers = {name: metric.scorer(columns) for name, metric in signed.items()}
         outcomes, signatures = _paired_tests(named, columns, scorers)
         for system, by_metric in outcomes.items():
             results[system] |= by_metric
@@ -70,7 +70,8 @@ def compare_systems(
             continue
         signatures[name] = f"{name}|mean of {len(columns[0])} sentences|{sampled}"
         for system, values in statistics.items():
-            results[system][name] = _compare_means(first, values)
+            if values is not None:
+                results[system][name] = _compare_means(first, values)
     return {"signatures": signatures, "systems": results}
 
 
@@ -79,7 +80,7 @@ def _paired_tests(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """sacreBLEU's results by system and metric, and its signatures by metric."""
     named = list(systems.items())
-    tests = []
+    tests: list[Any] = []
     for kind, samples in (("bs", SAMPLES), ("ar", TRIALS)):
         tests.append(PairedTest(named, scorers, references, test_type=kind, n_samples=samples)())
     (bootstrap, by_metric), (_, trials) = tests

@@ -380,7 +380,8 @@ def encode_corpus(
             data = with_rewriting(data, *tokenizers, rewrite=rewrite, seed=seed, limits=limits)
         if training and data_args.augment:
             augment = parse_augment(data_args.augment)
-            data = with_augmentation(data, *tokenizers, augment=augment, seed=seed, limits=limits)
+            languages = corpus.directions.get("train") or [(data_args.source_lang, data_args.target_lang)]
+            data = with_augmentation(data, *tokenizers, augment=augment, seed=seed, limits=limits, languages=languages)
         if training and data_args.bpe_dropout:
             data = with_bpe_dropout(data, *tokenizers, dropout=data_args.bpe_dropout, seed=seed)
         encoded[split], reports[split] = data, report

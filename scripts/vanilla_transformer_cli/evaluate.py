@@ -50,6 +50,10 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "--normalize", metavar="MODULE:FUNCTION",
         help="brings translations and references to one form before they are scored; None is an invalid one",
     )  # fmt: skip
+    parser.add_argument(
+        "--n_best", type=int, metavar="N",
+        help="score lists of N translations, which top_k needs; a translation is then a file of `translate --n_best`",
+    )  # fmt: skip
     parser.add_argument("--by", metavar="NAME", help="scores by length, or by the value of this column of --source")
     parser.add_argument(
         "--perturb", nargs="+", metavar="NAME",
@@ -66,6 +70,10 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add_shared_flags(group, *DECODING, "workers", "device", "dtype")
     add_shared_flags(parser, *MODEL_CODE)
     parsed = parser.parse_args(arguments)
+    if "top_k" in (parsed.metrics or []) and not parsed.n_best:
+        parser.error("--metrics top_k scores n-best lists: give --n_best N")
+    if parsed.n_best and parsed.perturb:
+        parser.error("--perturb scores single translations: leave --n_best out")
     models = [*(parsed.model or []), *(name for name in parsed.compare if Path(name).is_dir())]
     if models and parsed.source is None:
         parser.error(f"{models[0]} is a model: --source is the text that it translates")
@@ -103,14 +111,34 @@ def read_hypotheses(file: str, references: list[str], name: str) -> list[str]:
     return lines
 
 
+def read_n_best(file: str, references: list[str], name: str) -> list[list[str]]:
+    """The n-best lists of a file of `translate --n_best`: `i ||| translation ||| score`, best first."""
+    from hf_vanilla_transformer.data.readers import read_lines
+    from hf_vanilla_transformer.utils.errors import UserError
+
+    lists: list[list[str]] = [[] for _ in references]
+    for number, line in enumerate(read_lines(file), start=1):
+        index, *cells = line.split(" ||| ")
+        if not cells or not index.strip().isdecimal():
+            raise UserError(f"{file}, line {number}: it is no line of an n-best list: i ||| translation ||| score")
+        if int(index) >= len(lists):
+            raise UserError(f"{file}, line {number}: sentence {index}, but {name} has {len(lists)} lines, from 0")
+        lists[int(index)].append(cells[0])
+    if missing := [number for number, texts in enumerate(lists) if not texts]:
+        raise UserError(f"{file}: sentence {missing[0]} of {name} has no translation")
+    return lists
+
+
 def translate_source(
     arguments: argparse.Namespace, translator: Any, sources: list[str]
-) -> tuple[list[str], dict[str, Any]]:
-    """The translations of --source, and the settings that produced them."""
+) -> tuple[list[list[str]], dict[str, Any]]:
+    """The n-best lists of --source, and the settings that produced them."""
     settings = given_values(arguments, *DECODING)
     start = time.perf_counter()
     codes = codes_of(arguments, translator, arguments.source)
-    translations = list(translator.translate(sources, **settings, **codes))
+    n_best = arguments.n_best or 1
+    found = translator.translate_nbest(sources, n_best, scores=False, **settings, **codes)
+    translations = [[hypothesis.text for hypothesis in hypotheses] for hypotheses in found]
     seconds = time.perf_counter() - start
     models = arguments.model or []
     return translations, {
@@ -166,8 +194,12 @@ def score_perturbed(
     # one for all rows of the table, although foreign letters are among the perturbations
     tokenize = options["tokenize"] or fitting_tokenizer([reference for _, reference in pairs])
     options = options | {"tokenize": tokenize}
+    languages: Any = (arguments.source_lang, arguments.target_lang)
+    codes = codes_of(arguments, next(iter(systems.values())), arguments.source)
+    if {"source_lang", "target_lang"} <= codes.keys():
+        languages = list(zip(codes["source_lang"], codes["target_lang"], strict=True))
     for name in perturbations:
-        sources, references = map(list, zip(*perturb_all(name, pairs), strict=True))
+        sources, references = map(list, zip(*perturb_all(name, pairs, languages), strict=True))
         hypotheses = {}
         for system, translator in systems.items():
             settings = given_values(arguments, *DECODING) | codes_of(arguments, translator, arguments.source)
@@ -208,8 +240,9 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.inference.text_io import line_writer
     from hf_vanilla_transformer.utils.normalization import import_normalizer
 
+    default = ["top_k"] if arguments.n_best else DEFAULT
     # before the model translates for an hour
-    metrics = make_metrics(arguments.metrics or DEFAULT, arguments.bleu_tokenize, arguments.bleu_lowercase)
+    metrics = make_metrics(arguments.metrics or default, arguments.bleu_tokenize, arguments.bleu_lowercase)
     names = score_names(metrics)
     perturbations = perturbation_names(arguments.perturb or [])
     options = {
@@ -224,16 +257,23 @@ def main(arguments: argparse.Namespace) -> None:
     ):
         sources, references, labels = read_texts(arguments)
         systems = translators(arguments)
-        hypotheses = {
-            name: [] if model else read_hypotheses(name, references[0], arguments.reference[0])
-            for name, model in systems.items()
-        }
+        lists: dict[str, list[list[str]]] = {}
+        for name, model in systems.items():
+            if model is None and arguments.n_best:
+                lists[name] = read_n_best(name, references[0], arguments.reference[0])
+            elif model is None:
+                lines = read_hypotheses(name, references[0], arguments.reference[0])
+                lists[name] = [[line] for line in lines]
         first, origin = next(iter(systems)), {"hypothesis": arguments.hypothesis}
         for name, translator in systems.items():
             if translator is not None:
-                hypotheses[name], settings = translate_source(arguments, translator, sources or [])
+                lists[name], settings = translate_source(arguments, translator, sources or [])
                 origin = settings if name == first else origin
-        results = score_translations(hypotheses[first], references, sources=sources, **options)
+        hypotheses = {name: [texts[0] for texts in lists[name]] for name in systems}
+        n_best = {name: lists[name] for name in systems} if arguments.n_best else None
+        results = score_translations(
+            hypotheses[first], references, sources=sources, n_best=lists[first] if n_best else None, **options
+        )
         scores = {name: results[name] for name in (*names, "invalid") if name in results}
         signatures: list[str] = []
         results |= origin
@@ -241,12 +281,15 @@ def main(arguments: argparse.Namespace) -> None:
         tables = []
         functions = any(":" in name for name in metrics)
         if arguments.compare or functions:
-            compared = comparison.compare_systems(hypotheses, references, sources=sources, **options)
+            of_sentences = options | {"metrics": {name: each for name, each in metrics.items() if name != "top_k"}}
+            compared = comparison.compare_systems(hypotheses, references, sources=sources, **of_sentences)
             results |= {"comparison": compared}
             results["differences"] = comparison.largest_differences(hypotheses, references, sources)
             tables.append(score_tables.comparison_table(compared))
         if labels is not None:
-            groups = comparison.scores_by_group(hypotheses, references, labels, sources=sources, **options)
+            groups = comparison.scores_by_group(
+                hypotheses, references, labels, sources=sources, n_best=n_best, **options
+            )
             signatures += score_tables.group_signatures(groups)
             results["groups"] = groups
             tables.append(score_tables.group_table(arguments.by, groups))

@@ -143,3 +143,20 @@ def test_wrong_arguments_are_refused_before_translation(command, work, model_fol
 def test_incompatible_flags_are_one_line(command, work, arguments):
     status, _, errors = command("evaluate", "--reference", "references", *arguments.split())
     assert status == 2 and errors.startswith("error: ")
+
+
+def test_lists_of_translations_are_scored(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "best.txt").write_text(
+        "0 ||| b ||| -1\n0 ||| a ||| -2\n1 ||| c ||| -1\n1 ||| d ||| -2\n1 ||| e ||| -3\n"
+    )
+    (tmp_path / "references").write_text("a\nc\n")
+    status, printed, errors = command(
+        "evaluate", "--hypothesis", "best.txt", "--reference", "references", "--n_best", "3"
+    )
+    assert (status, errors) == (0, "")
+    assert printed.splitlines()[:2] == ["top 1 = 50.00", "top 3 = 100.00"]
+    (tmp_path / "best.txt").write_text("0 ||| b ||| -1\n")
+    for flags in (["--n_best", "3"], ["--metrics", "top_k"]):
+        status, _, errors = command("evaluate", "--hypothesis", "best.txt", "--reference", "references", *flags)
+        assert status == 2 and "error: " in errors
