@@ -88,3 +88,14 @@ def test_losses_are_told_apart(loss, place, note):
 def test_shifts_are_told_apart(shift, option):
     shift.__name__ = "shift_right"
     assert [mistake.option for mistake in check(shift, {}).mistakes] == ([option] if option else [])
+
+
+@pytest.mark.parametrize("has_right_count", [True, False])
+def test_loss_may_be_a_pair_of_a_sum_and_a_count(has_right_count):
+    def pair_loss(logits, target):
+        total = functional.cross_entropy(logits.flatten(0, -2), target.flatten(), ignore_index=PAD, reduction="sum")
+        return total, int(target.ne(PAD).sum()) if has_right_count else target.numel()
+
+    report = check(pair_loss, {})
+    assert [each.option for each in report.mistakes] == ([] if has_right_count else ["positions"])
+    assert "pair" in report.notes[0]

@@ -11,7 +11,7 @@ from torch import nn
 from hf_vanilla_transformer.utils.errors import UserError
 from scripts.docs.lessons.check.checker import check
 from scripts.docs.lessons.check.conventions import own_convention
-from scripts.docs.lessons.check.sandbox import _imported
+from scripts.docs.lessons.check.sandbox import _imported, check_file
 from tests.check import more_styles, styles, unusual
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested.tensor", "ignore:.*norm_first", "ignore:.*mismatched")
@@ -293,3 +293,22 @@ def test_imports_are_searched_in_the_folders_above(tmp_path, monkeypatch):
     (inner / "relative.py").write_text("from .model import build\n")
     assert _imported(inner / "model.py").build() == 3
     assert _imported(inner / "relative.py").build() == 3
+
+
+def test_mask_functions_count_next_to_other_mistakes(tmp_path):
+    text = SOURCES[styles].replace("mask.unsqueeze(1) == 0", "mask.unsqueeze(1) == 1")
+    text = text.replace("self.lut(x) * math.sqrt(self.d_model)", "self.lut(x)")
+    path = tmp_path / "mine.py"
+    path.write_text(f"{text}\n\ndef nopeak_mask(size, opt):\n    return torch.ones(1, size, size).tril()\n", "utf-8")
+    space: dict = {"__name__": "mine"}
+    exec(compile(path.read_text("utf-8"), str(path), "exec"), space)
+    places = [each.place for each in check(space["make_model"], {}).mistakes]
+    assert places == ["embedding scale", "masks"]
+
+
+@pytest.mark.slow
+def test_folders_that_an_import_makes_are_skipped(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import os\nos.makedirs('checkpoints')\n" + SOURCES[unusual], "utf-8")
+    assert check_file(path, "Letters", {})["mistakes"] == []
+    assert not (tmp_path / "checkpoints").exists()

@@ -239,7 +239,7 @@ def _with_notes(checked: _Subject, report: Report, build: Any) -> Report:
         notes.append(f"forward gives the decoder's states (B, T, d_model): {module} was applied to them")
     encodings = dict.fromkeys(call.encoding for call in checked.calls if call.encoding)
     matching = [note for note in notes if note in _MASKS.values()]
-    if encodings and matching and not mistakes:
+    if encodings and matching:
         own = own_convention(build)
         encoding = next(name for name, note in _MASKS.items() if note == matching[0])
         encoding = "visible" if encoding == "number" else encoding

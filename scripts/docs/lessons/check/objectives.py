@@ -56,7 +56,8 @@ def check_loss(build: Any, given: Mapping[str, Any]) -> Report:
     errors: list[BaseException] = []
     for scores, flat in itertools.product((logits, logits.log_softmax(-1)), (True, False)):
         try:
-            loss = float(function(scores.flatten(0, 1), labels.flatten()) if flat else function(scores, labels))
+            result = function(scores.flatten(0, 1), labels.flatten()) if flat else function(scores, labels)
+            loss, is_pair = _number(result)
         except Exception as error:
             errors.append(error)
             continue
@@ -65,12 +66,22 @@ def check_loss(build: Any, given: Mapping[str, Any]) -> Report:
                 options = [mean, "twice" * twice]
                 options += ["unsmoothed"] if smoothing == "none" and EPSILON in settings.values() else []
                 notes = ["the loss is a sum, to be divided by the number of tokens"] if mean == "sum" else []
+                if is_pair:
+                    notes = ["the loss is a pair of a sum and the number that divides it"]
                 if _OTHERS[smoothing]:
                     notes.append(f"ε is divided among {smoothing} tokens, where §5.4's reference has all V")
                 return Report([_MISTAKES[each] for each in options if each in _MISTAKES], abs(loss - expected), notes)
     if len(errors) == 4:
         raise UserError(f"{build.__name__} cannot be called with (scores, labels): {describe_failure(errors)}")
     return Report([UNKNOWN._replace(place="loss", section="§5.4")], float("inf"), [])
+
+
+def _number(result: Any) -> tuple[float, bool]:
+    """A loss, and whether it was a pair of a sum and a count, which is divided here."""
+    if not isinstance(result, tuple | list):
+        return float(result), False
+    total, count, *_ = (float(each) for each in result)
+    return total / count, True
 
 
 def _losses(scores: Tensor, labels: Tensor) -> Iterator[tuple[str, str, bool, float]]:
