@@ -1,6 +1,7 @@
 """The command for a GPU, on a CPU with tiny sizes: every section ends in a file, and existing files are kept."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,22 @@ def test_gpu_check_needs_a_gpu_or_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="device.*'cuda'"):
         run(Check(tmp_path, "cuda"))
+
+
+def test_gpu_check_stops_a_section_that_takes_the_time_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs() -> dict:
+        time.sleep(30)
+        raise AssertionError
+
+    named = {"machine": hangs, "memory_base": lambda: {"hardware": "a"}}
+    monkeypatch.setattr(gpu_check, "sections", lambda check: named)
+    monkeypatch.setitem(gpu_check.LIMITS, "machine", 0.2)
+    start = time.monotonic()
+    figures = run(Check(tmp_path, "cpu"))
+    assert time.monotonic() - start < 5
+    assert "not done in" in figures["machine"]["not measured"]
+    assert figures["memory_base"]["hardware"] == "a"
+    monkeypatch.setattr(gpu_check, "MINUTES", 0)
+    assert run(Check(tmp_path / "other", "cpu"))["memory_base"]["not measured"] == "no time was left"
