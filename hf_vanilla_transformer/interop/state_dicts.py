@@ -335,6 +335,7 @@ def build_model(
             model = VanillaTransformerForConditionalGeneration(config)
     except (ValueError, TypeError) as error:
         raise UserError(f"the settings do not fit together: {one_line(error)}") from None
+    _check_special_values(config)
     parameters = dict(model.named_parameters())
     located = {name: locate(name) for name in parameters}
     refs = {name: TensorRef(ref) if isinstance(ref, str) else ref for name, ref in located.items()}
@@ -360,6 +361,23 @@ def build_model(
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
     return model.eval()
+
+
+def _check_special_values(config: VanillaTransformerConfig) -> None:
+    """Refuse ids outside the vocabularies, because no sequence would end with them, and a useless epsilon."""
+    larger = max(config.vocab_size, config.target_vocab_size)
+    sizes = dict.fromkeys(("bos_token_id", "unk_token_id"), larger)
+    sizes |= dict.fromkeys(("pad_token_id", "eos_token_id"), config.vocab_size)
+    targets = ("decoder_start_token_id", "target_pad_token_id", "target_eos_token_id")
+    sizes |= dict.fromkeys(targets, config.target_vocab_size)
+    for name, size in sizes.items():
+        value = getattr(config, name)
+        for token in value if isinstance(value, list) else [value]:
+            if token is not None and not 0 <= token < size:
+                known = name.replace("target_", "")
+                raise UserError(f"{known}={token}: the vocabulary has {size} tokens, from 0 to {size - 1}")
+    if config.layer_norm_eps < 0:
+        raise UserError(f"layer_norm_eps={config.layer_norm_eps}: a number of at least 0 is needed")
 
 
 def _some(names: Iterable[str]) -> str:

@@ -92,9 +92,15 @@ def _read_config(folder: Path, model_type: str) -> dict[str, Any]:
     values = read_json_object(folder / "config.json")
     if values.get("quantization_config"):
         raise UserError(f"{folder}: its weights are quantised (quantization_config); use the unquantised model")
-    if (found := values.get("model_type")) != model_type:
-        raise UserError(f"{folder}: its config.json has model_type={shown(found)}, not {model_type}")
-    return values
+    found = values.get("model_type")
+    if found == model_type:
+        return values
+    reason = f"{folder}: its config.json has model_type={shown(found)}, not {model_type}"
+    if model_type not in MODEL_CLASSES:
+        raise UserError(reason)
+    if found in MODEL_CLASSES:
+        raise UserError(f"{reason}; take --from {str(found).replace('_', '')}")
+    raise UserError(f"{reason}; of transformers' models {', '.join(MODEL_CLASSES)} can be converted, no other family")
 
 
 def from_peer(

@@ -111,3 +111,16 @@ def test_name_on_the_hub_is_converted(tmp_path: Path, monkeypatch: pytest.Monkey
     ours, tokenizer, _ = converted("marian", Path("Helsinki-NLP/opus"), tmp_path / "ours")
     assert_same_logits(ours, theirs)
     assert tokenizer is not None
+
+
+@pytest.mark.parametrize(
+    ("source_format", "model_type", "advice"),
+    [("marian", "m2m_100", "--from m2m100"), ("m2m100", "marian", "--from marian"), ("marian", "mbart", "no other")],
+)
+def test_folder_of_another_family_says_what_fits(
+    source_format: str, model_type: str, advice: str, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(f'{{"model_type": "{model_type}"}}')
+    with pytest.raises(UserError, match=f"{model_type}.*{advice}"):
+        convert(source_format, tmp_path / "model", tmp_path / "ours")

@@ -227,6 +227,24 @@ def test_torch_options_that_are_missing_or_unknown_are_named(names: dict, option
         from_torch(AroundTorch(names).state_dict(), **options)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("eos_token_id", 99),
+        ("pad_token_id", 99),
+        ("bos_token_id", -1),
+        ("bos_token_id", 99),
+        ("layer_norm_eps", -1.0),
+    ],
+)
+def test_torch_values_that_no_model_can_have_are_refused(name: str, value: float) -> None:
+    weights = AroundTorch(OWN).state_dict()
+    options: dict[str, Any] = OWN_OPTIONS | {name: value}
+    with pytest.raises(UserError, match=f"={value}: ") as raised:
+        from_torch(weights, 4, **options)
+    assert "\n" not in str(raised.value)
+
+
 class AnnotatedNorm(nn.Module):
     """The Annotated Transformer's LayerNorm: the unbiased standard deviation, and epsilon added to it."""
 
