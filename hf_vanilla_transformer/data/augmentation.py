@@ -62,7 +62,7 @@ def with_augmentation(
     table = encoded if isinstance(encoded, Dataset) else None
     if table is None and augment.get("merge"):
         raise UserError("augment: merge joins a pair with another, and a stream has none at hand: leave it out")
-    change = _Augment((tokenizer, target_tokenizer or tokenizer), limits, table, augment, seed)
+    change = _Augment((tokenizer, target_tokenizer or tokenizer), limits, table, augment, seed, languages)
     if table is not None:
         rows = table.with_format(None).take(min(CHECKED_ROWS, len(table))).to_list()
         change.require_round_trip(rows, "augment")
@@ -74,6 +74,7 @@ class _Augment(TextChange):
     table: Dataset | None
     augment: Mapping[str, float]
     seed: int
+    languages: Sequence[Languages]
 
     grows = True  # two pairs in one, and capitals in single letters
 
@@ -83,7 +84,9 @@ class _Augment(TextChange):
         if name is None:
             return pair
         other = self._other(pair, draw) if name == "merge" else ("", "")
-        return self.changed(pair, PERTURBATIONS[name](self.texts(pair), other, draw))
+        texts = self.texts(pair)
+        perturbed = PERTURBATIONS[name](texts, other, draw, self._languages(pair))
+        return pair if perturbed == texts else self.changed(pair, perturbed)
 
     def _languages(self, pair: dict[str, Any]) -> Languages:
         if not self.languages:

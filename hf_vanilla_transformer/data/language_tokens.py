@@ -86,11 +86,21 @@ class LanguageTokens:
         return ", ".join([*self.ids][:_SHOWN]) + (", …" if len(self.ids) > _SHOWN else "")
 
     def check(self, code: str, name: str) -> str:
-        """Return a code of the tokenizer, or raise a UserError that names the argument."""
+        """Return a code of the tokenizer, or raise a UserError that names the argument.
+
+        Case and the sign between language and region may differ, so that TH is th and pt-br is pt_BR.
+        """
         if code not in self.ids:
+            spelled = [each for each in self.ids if _spelling(each) == _spelling(code)]
+            if len(spelled) == 1:
+                return spelled[0]
             hint = did_you_mean(code, self.ids) or f"it has {self.listed}"
             raise UserError(f"{name}: the model has no language {shown(code)}; {hint}")
         return code
+
+
+def _spelling(code: str) -> str:
+    return code.replace("_", "-").lower()
 
 
 def language_tokens(tokenizer: PreTrainedTokenizerBase, side: Side = "source") -> LanguageTokens | None:

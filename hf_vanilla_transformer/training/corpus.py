@@ -31,6 +31,7 @@ from ..data.directions import Pair, inputs_of, load_directions, parse_directions
 from ..data.encoding import name_end_token
 from ..data.language_tokens import add_language_tokens
 from ..data.mixtures import PART
+from ..data.perturbations import Languages
 from ..data.readers import file_format
 from ..data.rewriting import Rewrite, with_rewriting
 from ..data.symbol_tokenizers import train_any_tokenizer
@@ -380,7 +381,9 @@ def encode_corpus(
             data = with_rewriting(data, *tokenizers, rewrite=rewrite, seed=seed, limits=limits)
         if training and data_args.augment:
             augment = parse_augment(data_args.augment)
-            languages = corpus.directions.get("train") or [(data_args.source_lang, data_args.target_lang)]
+            languages: list[Languages] = [(data_args.source_lang, data_args.target_lang)]
+            if corpus.directions:
+                languages = list(corpus.directions["train"])
             data = with_augmentation(data, *tokenizers, augment=augment, seed=seed, limits=limits, languages=languages)
         if training and data_args.bpe_dropout:
             data = with_bpe_dropout(data, *tokenizers, dropout=data_args.bpe_dropout, seed=seed)

@@ -118,3 +118,11 @@ def test_impossible_augmentation_is_refused(encoded, tokenizer):
     pairs = Dataset.from_dict({"source": ["one two", "three four"], "target": ["eins", "zwei"]})
     with pytest.raises(UserError, match="augment: "):
         with_augmentation(encode_pairs(pairs, poor, drop_too_long=True)[0], poor, augment={"upper": 0.1})
+
+
+def test_capitals_are_those_of_the_language():
+    texts = ["istanbul ilk"] * 20
+    tokenizer = train_tokenizer([*texts, "İSTANBUL İLK", "ISTANBUL ILK"] * 3, vocab_size=300)
+    pairs = encode_pairs(Dataset.from_dict({"source": texts, "target": texts}), tokenizer, drop_too_long=True)[0]
+    data = with_augmentation(pairs, tokenizer, augment={"upper": 1.0}, languages=[("tr", "en")])
+    assert set(texts_of(data, tokenizer, 0)) == {("İSTANBUL İLK", "ISTANBUL ILK")}
