@@ -26,7 +26,6 @@ SMALL = (
 HEADS = " --encoder_attention_heads 2 --decoder_attention_heads 2"
 COMMANDS = [
     *(TRAIN + "run" + SMALL, TRAIN + "board --report_to tensorboard" + SMALL),
-    TRAIN + "found --search dropout=0,0.1 --search_trials 1 --validation {0}/a.en {0}/a.de" + SMALL,
     TRAIN + "lora --lora_r 2 --model_name_or_path {0}/model",
     *(TRAIN + "opus_tuned --model_name_or_path {0}/opus", TRAIN + "fsmt_tuned --model_name_or_path {0}/fsmt"),
     *("translate --model {0}/model --input {0}/a.en", "translate --model {0}/model --input {0}/a.en --paragraphs"),
@@ -59,8 +58,7 @@ ALONE = {
     **{
         "ctranslate2": "export --to ctranslate2 {0}/model {0}/ct2",
         "tensorboard": COMMANDS[1],
-        "optuna": COMMANDS[2],
-        "peft": COMMANDS[3],
+        "peft": COMMANDS[2],
     },
     **{"ray": "translate --model {0}/model --input {0}/a.en --output {0}/o --ray local"},
     **{"matplotlib": "attention --model {0}/model --sentence one --output {0}/attention.png"},

@@ -21,7 +21,6 @@ from ..data.token_kinds import TASKS, check_tokens, task_of
 from ..evaluation.metric_names import DEFAULT, LOWER_IS_BETTER, OF_SEQUENCES, TITLES
 from ..utils.errors import UserError, did_you_mean, missing_extra
 from ..utils.normalization import import_normalizer
-from .stages import parse_stages
 
 # Configuration fields that the tokenizers decide, or that a translation model does not use.
 _NOT_ARGUMENTS = {"decoder_vocab_size", "is_encoder_decoder", "use_cache", "position_offset"}
@@ -133,10 +132,6 @@ class DataArguments:
         "Perturb random training pairs, with a probability for each kind: upper=0.05 title=0.05 typos=0.12 "
         "end_punctuation=0.08 merge=0.05 copy=0.02 noise=0.01"
     )
-    stages: list[str] | None = _optional(
-        "Mixtures of the inputs of train, or of directions, one after the other: fractions of the pairs, and epochs, "
-        "updates or patience (evaluations without a new best score): '{fractions: [0.8, 0.2], epochs: 3}'"
-    )
     metrics: list[str] | None = _optional(
         "The scores of evaluations: bleu, chrf, chrf++, ter, exact_match, token_error_rate, character_error_rate, "
         "sequence_error_rate, MODULE:FUNCTION, or what evaluate.load finds, a folder or a name on the Hub (default: "
@@ -160,14 +155,12 @@ class DataArguments:
                 check_tokens(value, field_name)
         if self.task not in (None, *TASKS):
             raise UserError(f"task: {self.task!r}: choose from {', '.join(TASKS)}")
-        self.stages = [stage.text for stage in parse_stages(self.stages or [])] or None
         if self.language_token not in ("source", "target"):
             raise UserError(f"language_token: {self.language_token} is neither source nor target")
         taken = ("source_lang", "target_lang", "train_weights", "streaming", "bidirectional")
-        for owner, names in ("directions", taken), ("stages", ("train_weights", "streaming")):
-            for name in names if getattr(self, owner) else ():
-                if value := getattr(self, name):
-                    raise UserError(f"{name}: {value}: leave it out, it does not go with {owner}")
+        for name in taken if self.directions else ():
+            if value := getattr(self, name):
+                raise UserError(f"{name}: {value}: leave it out, it does not go with directions")
 
 
 @dataclass
@@ -323,10 +316,6 @@ class RunArguments(VanillaTransformerTrainingArguments):
     average_last: int = HfArg(
         default=0, help="Average the last N checkpoints (§6.1), if that scores higher, or without validation data"
     )
-    search: list[str] | None = _optional(
-        "Search for the best values of these fields with whole runs: learning_rate=1e-4..1e-2 dropout=0.1,0.3"
-    )
-    search_trials: int = HfArg(default=10, help="Runs of a search")
     test_num_beams: int | None = _optional("Beams for the test split and in the saved generation_config.json")
     test_length_penalty: float | None = _optional("Exponent α of the length penalty, likewise")
     choices: dict[int, Choice] = field(init=False, default_factory=dict)  #: by the largest number of training pairs

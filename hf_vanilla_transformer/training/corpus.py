@@ -48,7 +48,6 @@ from ..utils.user_code import import_object
 from .arguments import DataArguments, RunArguments
 from .distributed import print_main
 from .held_out import Overlap, hold_out
-from .stages import parse_stages
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  # of source and target
 SPLITS = ("train", "validation", "test", "base_test")
@@ -167,16 +166,12 @@ def _load_split(corpus: Corpus, split: str, data_args: DataArguments, args: RunA
         corpus.directions[split] = list(of_directions)
         if not training:
             corpus.parts[split] = list(map("-".join, of_directions))
-        temperature = data_args.sampling_temperature if training and not data_args.stages else 1.0
+        temperature = data_args.sampling_temperature if training else 1.0
         pairs, report = load_directions(of_directions, load, temperature, args.seed)
     else:
         pairs, report = load(inputs, (data_args.source_lang, data_args.target_lang))
         if isinstance(report, MixtureReport) and not training:
             corpus.parts[split] = part_names(report.parts)
-    if training and data_args.stages:
-        names = [part.name for part in getattr(report, "parts", [report])]
-        if wrong := [stage.text for stage in parse_stages(data_args.stages) if len(stage.fractions) != len(names)]:
-            raise UserError(f"stages: {wrong[0]}: give {len(names)} fractions, for {', '.join(names)}")
     return pairs, report
 
 

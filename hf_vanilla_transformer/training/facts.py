@@ -27,7 +27,6 @@ _OF_DATA = (
     "bpe_dropout",
     "augment",
     "rewrite",
-    "stages",
 )
 # Those that determine the tokenizers and their tokens. A resumed run takes the tokenizers of its checkpoint.
 _OF_TOKENIZER = (

@@ -18,7 +18,11 @@ from .fingerprint import read_run_state
 CHOICE, UPDATES = "by_pairs", "planned updates"  # facts of a run that its checkpoints keep
 _ENDLESS = "constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"
 _WARM_UP = 10  # updates that are not timed
-_MEASURED, _TRAINED = 0.05, 0.9  # shares of the minutes: before the plan, and without evaluations
+# Shares of the minutes: before the plan, and without evaluations.
+_MEASURED = 0.05
+_TRAINED = 0.9
+_CHECKED = 0.05  # share of the planned updates after which the plan is checked again
+_SLOWER = 0.95  # a plan is shortened if fewer than this share of its updates is possible
 
 
 def choose_by_pairs(
@@ -76,7 +80,8 @@ class PlanUpdates(TrainerCallback):
     """Let a learning rate schedule that ends, such as `linear`, end with `max_minutes`.
 
     After a twentieth of the minutes `max_steps` is set from the time of the updates so far. `num_train_epochs` stays
-    a limit. A tenth of the minutes is left for evaluations (`EvaluationBudget`).
+    a limit. A tenth of the minutes is left for evaluations (`EvaluationBudget`). If the updates become slower, because
+    other processes use the machine, the plan is shortened, so that the rate still decays within the minutes.
     """
 
     def __init__(self, trainer: Any, stop: StopWithCheckpoint):
@@ -90,25 +95,37 @@ class PlanUpdates(TrainerCallback):
         return args.max_minutes is not None and args.max_steps < 0 and kind not in _ENDLESS
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        schedule, limit = self.trainer.lr_scheduler, self.stop.max_seconds
-        if UPDATES in self.trainer.fixed_facts or limit is None or not isinstance(schedule, LambdaLR):
+        schedule = self.trainer.lr_scheduler
+        limit = self.stop.max_seconds
+        if limit is None or not isinstance(schedule, LambdaLR):
             return
         step = state.global_step
         seconds = self.stop.seconds() - self.stop.evaluation_seconds
+        planned = self.trainer.fixed_facts.get(UPDATES)
         if self._start is None:
             if step >= _WARM_UP:
                 self._start = step, seconds
             return
-        per_update = (seconds - self._start[1]) / (step - self._start[0])
-        left = int((_TRAINED * limit - seconds) / max(per_update, 1e-9))
-        planned = broadcast_from_main(lambda: step + max(1, left) if seconds >= _MEASURED * limit else 0)
-        if not planned:
+        if planned is not None and (step - self._start[0] < planned * _CHECKED or step >= planned):
             return
-        updates = min(planned, state.max_steps)
+        per_update = (seconds - self._start[1]) / max(step - self._start[0], 1)
+        left = int((_TRAINED * limit - seconds) / max(per_update, 1e-9))
+        is_due = planned is not None or self.stop.seconds() >= _MEASURED * limit
+        possible = broadcast_from_main(lambda: step + max(1, left) if is_due else 0)
+        if not possible:
+            return
+        if planned is not None:
+            self._start = step, seconds
+            if possible >= _SLOWER * planned:
+                return
+        self._set_updates(args, state, schedule, min(possible, state.max_steps))
+        print_main(
+            f"schedule: {counted(state.max_steps, 'update')}, for {limit / 60:g} minutes and "
+            f"{args.num_train_epochs:g} epochs at {per_update:.3g} s an update"
+        )
+
+    def _set_updates(self, args: Any, state: Any, schedule: LambdaLR, updates: int) -> None:
+        """End the run, and with it the schedule, after this number of updates."""
         state.max_steps = args.max_steps = self.trainer.fixed_facts[UPDATES] = updates
         state.compute_steps(args, updates)  # shares such as eval_steps=0.1
         schedule.lr_lambdas = make_schedule(args, updates).lr_lambdas * len(schedule.lr_lambdas)
-        print_main(
-            f"schedule: {counted(updates, 'update')}, for {limit / 60:g} minutes and {args.num_train_epochs:g} epochs "
-            f"at {per_update:.3g} s an update"
-        )

@@ -6,7 +6,6 @@ checkpoint keeps the settings, the position in the data and the counters of its 
 
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 import torch
 from accelerate.utils import wait_for_everyone
-from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, Seq2SeqTrainer
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import rotate_checkpoints
@@ -57,7 +55,6 @@ from .fingerprint import (
     require_same,
 )
 from .kept_code import KeptCode
-from .stages import StageSchedule
 
 NOTHING_TRAINED = "no update was trained: the stream has no pair within max_source_length and max_target_length"
 
@@ -103,9 +100,6 @@ class ResumableTrainer(Seq2SeqTrainer):
         self._updates: TokenBatchSampler | StreamingTokenBatches | None = None
         self._epoch = 0
         self._epoch_start = 0  # the number of updates before this epoch
-        self._epoch_updates: float = math.inf  # in this epoch of a stage
-        self.stages = next((each for each in self.callback_handler.callbacks if isinstance(each, StageSchedule)), None)
-        self._all_pairs: Any = self.train_dataset  # with stages `train_dataset` has the pairs of an epoch
         self._resumed_from: Path | None = None
         self._resume_position: dict[str, Any] = {}  # `RunState.position` of that checkpoint
         self._staging: Path | None = None  # the folder that a checkpoint is being written to
@@ -177,8 +171,6 @@ class ResumableTrainer(Seq2SeqTrainer):
         print_changes("setting", saved.settings, self._settings())
         if self.args.ignore_data_skip:
             print_main("resuming at the start of the epoch, because of ignore_data_skip")
-            if self.stages is not None:  # restart the epoch, in its stage
-                self._resume_position = {**saved.position, "updates": 0}
             return
         require_same(checkpoint, saved.data, self._data(), DATA_REMEDY)
         self._resume_position = saved.position
@@ -233,43 +225,11 @@ class ResumableTrainer(Seq2SeqTrainer):
         position: dict[str, Any] = {"batches_per_update": self.batches_per_update} if self.by_tokens else {}
         if isinstance(self._updates, StreamingTokenBatches):
             position["stream"] = self._updates.state_dict()
-        elif self.stages is not None or not hasattr(self.train_dataset, "__len__"):
+        elif not hasattr(self.train_dataset, "__len__"):
             updates = self.state.global_step - self._epoch_start
-            ended = self.control.should_epoch_stop or updates >= self._epoch_updates
+            ended = self.control.should_epoch_stop
             position |= {"epoch": self._epoch + ended, "updates": 0 if ended else updates}
         return position
-
-    def set_initial_training_values(self, args: Any, dataloader: DataLoader) -> Any:
-        """Return the numbers of epochs and updates. Those of stages follow from the first epoch of each."""
-        values, stages = super().set_initial_training_values(args, dataloader), self.stages
-        if stages is None:
-            return values
-        last = args.max_steps if args.max_steps > 0 else math.inf
-        epochs = sys.maxsize if args.max_steps > 0 else args.num_train_epochs
-        epoch, total, updates = 0, 0.0, 0
-        stages.restart()
-        while epoch < epochs and total < last:
-            if stages.is_over(epoch, total):
-                if stages.is_last:
-                    break
-                stages.start_next(epoch, total)
-            if epoch == stages.first_epochs[-1]:
-                updates = super().set_initial_training_values(args, self._loader_of_epoch(stages, epoch))[1]
-            end = min(stages.first_update + stages.stage.updates, last)
-            total, epoch = min(total + updates * min(1, epochs - epoch), end), epoch + 1
-        if not stages.is_last and stages.stage.patience == math.inf and self._resumed_from is None:
-            limit = "num_train_epochs" if last == math.inf else "max_steps"
-            raise UserError(f"{limit}: {getattr(args, limit)}: the run would end in {stages}: raise it")
-        stages.restart()
-        return math.ceil(epochs), *values[1:-1], math.ceil(total)
-
-    def _loader_of_epoch(self, stages: StageSchedule, epoch: int) -> DataLoader:
-        """Draw the pairs of an epoch of the current stage, and make their loader."""
-        self.train_dataset = self._all_pairs.select(stages.rows(epoch))
-        loader: Any = self.get_train_dataloader()
-        if self.by_tokens:
-            self._updates = loader.batch_sampler
-        return loader
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
         epochs, updates = super()._init_training_state(max_steps, *args, **kwargs)
@@ -342,8 +302,6 @@ class ResumableTrainer(Seq2SeqTrainer):
         self._evaluate_if_due(kwargs["start_time"])
         if self._training_is_over():  # `Trainer` checks this only after an update
             self.control.should_training_stop = True
-        elif self.stages is not None and not self.control.should_training_stop:
-            kwargs |= self._follow_stages(self.stages, epoch, skipped)
         if self.control.should_training_stop or self.control.should_epoch_stop:
             return
         seeded_by_epoch: tuple[Any, ...] = (self._updates, self.train_dataset)
@@ -351,25 +309,6 @@ class ResumableTrainer(Seq2SeqTrainer):
             if hasattr(order, "set_epoch"):
                 order.set_epoch(epoch)
         super()._run_epoch(epoch=epoch, steps_trained_in_current_epoch=steps_trained_in_current_epoch, **kwargs)
-
-    def _follow_stages(self, stages: StageSchedule, epoch: int, skipped: int) -> dict[str, Any]:
-        """Start the next stage if the current one is over, and return the loader of the epoch and its numbers.
-
-        If an evaluation after a resume has ended the stage, the rest of its epoch is left out first.
-        """
-        update = self.state.global_step
-        if stages.is_over(epoch, update):
-            self.control.should_epoch_stop = skipped > 0
-            self.control.should_training_stop = stages.is_last
-            if skipped or stages.is_last:
-                return {}
-            stages.start_next(epoch, update)
-        if stages.first_update == update:
-            print_main(str(stages))
-            self.log({"stage": len(stages.first_epochs)})
-        loader = self._loader_of_epoch(stages, epoch)
-        updates = self._epoch_updates = max(1, -(-len(loader) // self.args.gradient_accumulation_steps))
-        return {"train_dataloader": loader, "steps_in_epoch": len(loader), "num_update_steps_per_epoch": updates}
 
     def _training_is_over(self) -> bool:
         """True if a resumed run had ended: at its last update, by early stopping or by the time limit."""

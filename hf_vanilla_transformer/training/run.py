@@ -1,6 +1,5 @@
 """A training run from arguments to a model folder: load data, train, select weights, save, test."""
 
-import math
 import signal
 import statistics
 import time
@@ -44,7 +43,6 @@ from .corpus import (
     encode_corpus,
     load_corpus,
     match_case,
-    part_numbers,
     run_languages,
 )
 from .distributed import (
@@ -61,7 +59,6 @@ from .fine_tuning import base_folder, describe_defaults, load_base_model, prepar
 from .fingerprint import REMEDY, read_run_state, require_same
 from .planning import PlanUpdates, check_schedule, choose_by_pairs
 from .report import duration, show_progress
-from .stages import StageSchedule, parse_stages
 from .trainer import VanillaTransformerTrainer
 
 
@@ -244,14 +241,6 @@ def make_trainer(run: Run, signals: StopSignals) -> tuple[VanillaTransformerTrai
     check_schedule(args)
     stop = StopWithCheckpoint(args.max_minutes, signals)
     callbacks: list[Any] = [ReleaseFreeMemory(), FitThreads()]
-    if stages := parse_stages(run.data_args.stages or []):
-        if any(stage.patience < math.inf for stage in stages):
-            if args.eval_strategy == "no":
-                raise UserError("stages: patience needs eval_strategy: steps or epoch")
-            if not args.metric_for_best_model:
-                args.metric_for_best_model, args.greater_is_better = "bleu", True
-        table = getattr(encoded["train"], "encoded", encoded["train"])
-        callbacks.append(StageSchedule(stages, part_numbers(table), args.seed))
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
     callbacks.append(stop)  # last: it saves a run that a callback before it ends
@@ -314,8 +303,6 @@ def train(
                 f"interrupted at step {step}; {resume_hint(run)}", stop.signals.received or signal.SIGINT
             )
     print_main(f"trained {counted(step, 'update')} in {duration(seconds)}")
-    if trainer.stages is not None and not trainer.stages.is_last:
-        print_main(f"warning: the run ended in {trainer.stages}")
     metrics = outcome.metrics if checkpoint is None else {}  # after a resume they cover only the part since then
     return metrics | {"train_updates": step, "train_seconds": seconds, "epoch": trainer.state.epoch}
 

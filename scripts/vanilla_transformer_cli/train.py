@@ -25,7 +25,6 @@ COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
         "held_out_pairs": ("N", "without validation: hold out N training pairs"),
         "test": ("INPUT", "text that is scored once, at the end"),
         "train_weights": ("N", "how often the pairs of each input occur in an epoch"),
-        "stages": ("STAGE", "mixtures, one after the other: '{fractions: [0.8, 0.2], epochs: 3}' ..."),
         "source_lang": ("CODE", "source language, such as en"),
         "target_lang": ("CODE", "target language, such as de"),
         "source_column": ("NAME", "column of the source in a table (target_column: of the target)"),
@@ -58,7 +57,6 @@ COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
         "learning_rate": ("R", "peak learning rate (default: the paper's)"),
         "warmup_steps": ("N", "updates of linear warm-up"),
         "auto_bf16": ("BOOL", "train in bfloat16 if that is faster here"),
-        "search": ("NAME=LOW..HIGH", "search for the best values with whole runs (search_trials; extra search)"),
         "seed": ("N", "of weights, order and dropout"),
         "resume_from_checkpoint": ("true", "go on with the run in output_dir"),
     },
@@ -105,7 +103,6 @@ def main(arguments: list[str]) -> None:
     from hf_vanilla_transformer.training.recipes import parse_recipe
     from hf_vanilla_transformer.training.report import hide_bars_without_terminal
     from hf_vanilla_transformer.training.run import run_training
-    from hf_vanilla_transformer.training.search import search
 
     hide_bars_without_terminal()
 
@@ -113,7 +110,4 @@ def main(arguments: list[str]) -> None:
     if not flags[0].startswith("-"):
         flags[0] = recipe_path(flags[0])
     parsed, command = parse_recipe(flags), shlex.join(["vanilla-transformer", "train", *arguments])
-    if parsed[-1].search:
-        search(flags, command)
-        return
     run_training(*parsed, command=command)

@@ -155,3 +155,19 @@ def test_resumed_run_keeps_its_schedule(tmp_path, pairs, monkeypatch):
     assert_same_model(tmp_path / "whole", tmp_path / "resumed")
     # a number that the user gives wins
     assert planned(tmp_path / "longer", files, **settings, max_steps=60)[0] == 60
+
+
+def test_plan_is_shortened_if_updates_become_slower(tmp_path, pairs, monkeypatch, capsys):
+    """Other processes use the machine: the rate still decays within the minutes."""
+    clock = Clock(monkeypatch, 3)
+    original = callbacks.FitThreads.on_step_begin
+
+    def slower(callback, args, state, control, **settings):
+        clock.now += 3 if state.global_step >= 30 else 0
+        original(callback, args, state, control, **settings)
+
+    monkeypatch.setattr(callbacks.FitThreads, "on_step_begin", slower)
+    updates, rates = planned(tmp_path / "run", pairs(12), **SCHEDULED | {"max_minutes": 5})
+    assert 30 < updates < 90 and clock.now <= 300
+    assert rates[-1] <= 2 * 0.01 / updates
+    assert capsys.readouterr().out.count("schedule: ") >= 2

@@ -55,6 +55,10 @@ def doubled(source: str, target: str, dice: Any) -> tuple[str, str]:
     return f"{source} {source}", f"{target} {target}"
 
 
+def folded(text: str) -> str:
+    return text.casefold()
+
+
 ACTIONS: dict[str, argparse.Action] = {
     action.dest: action
     for action in training_parser()._actions
@@ -190,6 +194,8 @@ def changed_value(name: str, runs: Runs, now: Any) -> Any:
         "lr_scheduler_kwargs": '{"timescale": 7}',
         "lr_scheduler_type": "constant",
         "metric_for_best_model": "bleu",
+        "metrics": ["ter"],
+        "normalize": f"{MODULE}:folded",
         "model_class": f"{MODULE}:Sharp",
         "model_name_or_path": runs.other_base,
         "optim": "sgd",
@@ -226,8 +232,6 @@ def changed_value(name: str, runs: Runs, now: Any) -> Any:
         "eval_accumulation_steps": 1,
         "greater_is_better": True,
         "ddp_backend": "gloo",
-        "stages": ["{fractions: [1.0]}"],
-        "search": ["learning_rate=0.1..0.2"],
         "save_strategy": "epoch",
         "logging_strategy": "epoch",
         "eval_strategy": "epoch",
