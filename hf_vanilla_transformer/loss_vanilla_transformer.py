@@ -226,7 +226,7 @@ def _all_positions(
         if grad_bias is not None:
             grad_bias = grad_bias + flat.sum(dim=0, dtype=torch.float32)
 
-    grad_tokens = torch.cat(chunks, dim=1) if grad else None  # (P, N, D)
+    grad_tokens: Any = torch.cat(chunks, dim=1) if grad else None  # (P, N, D)
     if any(uniform):
         mean_weight = weight.mean(dim=0, dtype=torch.float32)  # (D,)
         counted = (tokens * weights).float()  # (P, N, D)

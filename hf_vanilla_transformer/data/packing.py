@@ -117,13 +117,13 @@ class PackedBatchSampler(TokenBatchSampler):
 
         most_rows = max(1, self.limit // max(self.places))  # of a batch
         if tokens_per_update:
-            self.updates = min(max(1, round(int(target_lengths.sum()) / tokens_per_update)), self.rows)
-            batches = -(-self.rows // self.updates // most_rows)
+            self.updates = min(max(1, round(int(target_lengths.sum()) / tokens_per_update)), self.row_count)
+            batches = -(-self.row_count // self.updates // most_rows)
         else:
-            self.updates = -(-self.rows // (most_rows * batches_per_update))
+            self.updates = -(-self.row_count // (most_rows * batches_per_update))
             batches = batches_per_update
         self.batches_of_update = -(-batches // world_size) * world_size
-        most = -(-self.rows // self.updates)  # rows of an update
+        most = -(-self.row_count // self.updates)  # rows of an update
         self.rows_of_batch = -(-most // self.batches_of_update)
         self.epoch = -1
         self.set_epoch(0)
@@ -136,7 +136,7 @@ class PackedBatchSampler(TokenBatchSampler):
         for start in range(0, len(order), WINDOW):
             window = order[start : start + WINDOW]
             rows += [window[row] for row in fill_rows(source[window], target[window], self.places)]
-        self.rows = len(rows)
+        self.row_count = len(rows)
         self.row_starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])])  # (rows + 1,)
         self.planned = np.concatenate(rows)  # (N,), the pairs of all rows
         # the places in the plan, grouped by the lengths of their pairs
@@ -155,8 +155,8 @@ class PackedBatchSampler(TokenBatchSampler):
         shuffled = self.by_length[np.argsort(self.equal_lengths + rng.random(len(self.equal_lengths)))]
         self.pairs = np.empty_like(self.planned)  # (N,), as `planned`, with other pairs of the same lengths
         self.pairs[self.by_length] = self.planned[shuffled]
-        self.order = rng.permutation(self.rows)
-        self.starts = np.arange(self.updates + 1) * self.rows // self.updates
+        self.order = rng.permutation(self.row_count)
+        self.starts = np.arange(self.updates + 1) * self.row_count // self.updates
 
     def update(self, number: int) -> list[np.ndarray]:
         """The rows of an update, for all ranks together: the numbers of the pairs of each."""
@@ -462,7 +462,7 @@ class PackedCollator:
 
 
 @contextmanager
-def packed_positions(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[None]:
+def packed_positions(model: Any, batch: Mapping[str, Tensor]) -> Iterator[None]:
     """Let the tables of positions of encoder and decoder look up the positions of a packed batch."""
     encoder, decoder = model.get_encoder(), model.get_decoder()
     positions = ((encoder, batch["position_ids"]), (decoder, batch["decoder_position_ids"]))

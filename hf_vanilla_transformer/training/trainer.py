@@ -450,7 +450,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
     def _rows_of_batch(self, batch: int, update: int) -> list[int] | None:
         """The dataset rows of a batch of an update of this epoch, or None. Without token batches of the update."""
         if isinstance(self._updates, TokenBatchSampler):
-            planned = self._updates.batches(update - self._epoch_start)
+            planned: Any = self._updates.batches(update - self._epoch_start)
             if isinstance(self._updates, PackedBatchSampler):
                 return self._packed_pairs(self.train_dataset, self._updates).numbers(planned)[batch]
             _, batches = self._token_batches(self.train_dataset, self._updates).read(planned)
