@@ -12,7 +12,7 @@ from ..utils.errors import UserError
 from .documents import SentenceCutter, sentence_splitter, sentences_of, split_text, translated_parts
 from .html_text import split_html, translate_pieces
 from .markdown_text import translate_markdown
-from .office_files import translate_docx, translate_odt
+from .office_files import MAX_UNPACKED, translate_docx, translate_odt
 from .subtitles import translate_subtitles
 from .translation_files import translate_po, translate_tmx, translate_xliff
 
@@ -28,7 +28,12 @@ _DECLARED_IN = 8192  # bytes
 
 
 def translate_document(
-    data: bytes, suffix: str, translate: TranslateTexts, source: str | None = None, target: str | None = None
+    data: bytes,
+    suffix: str,
+    translate: TranslateTexts,
+    source: str | None = None,
+    target: str | None = None,
+    max_unpacked: int = MAX_UNPACKED,
 ) -> bytes:
     """Translate a document.
 
@@ -37,6 +42,7 @@ def translate_document(
         suffix: of its name, such as ".html". It decides the format, one of `SUFFIXES`.
         translate: translates texts, for example a function of `text_translator`.
         source, target: languages, for a translation memory (.tmx).
+        max_unpacked: bytes of all parts of an archive, such as a .docx file.
 
     Raises:
         UserError: another format, or data that is not in this format.
@@ -44,6 +50,8 @@ def translate_document(
     if suffix.lower() == ".tmx":
         filled = _text_format(lambda text, function: translate_tmx(text, function, source, target), _ENCODING)
         return filled(data, translate)
+    if suffix.lower() in _ARCHIVES:
+        return _ARCHIVES[suffix.lower()](data, translate, max_unpacked)
     if suffix.lower() not in _FORMATS:
         raise UserError(f"documents: {suffix or 'a name without a suffix'} is none of {', '.join(SUFFIXES)}")
     return _FORMATS[suffix.lower()](data, translate)
@@ -123,6 +131,8 @@ def decode(data: bytes, encoding: str = "utf-8") -> tuple[str, str]:
 
 _MARKDOWN = (".md", ".markdown")  # plain text may be named so
 
+_ARCHIVES = {".docx": translate_docx, ".odt": translate_odt}
+
 _FORMATS: dict[str, Callable[[bytes, TranslateTexts], bytes]] = {
     **dict.fromkeys(
         (".html", ".htm", ".xhtml"),
@@ -132,8 +142,7 @@ _FORMATS: dict[str, Callable[[bytes, TranslateTexts], bytes]] = {
     **dict.fromkeys((".srt", ".vtt"), _text_format(translate_subtitles)),
     **dict.fromkeys((".po", ".pot"), _text_format(translate_po, _PO_CHARSET)),
     **dict.fromkeys((".xlf", ".xliff"), _text_format(translate_xliff, _ENCODING)),
-    ".docx": translate_docx,
-    ".odt": translate_odt,
+    **_ARCHIVES,
 }
 
 #: Suffixes of the formats that `translate_document` knows.

@@ -37,7 +37,7 @@ _IN_WORDS = (
     r"(?<![A-Za-z0-9])(?:mailto:)?[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+",
     # {name}, {{ x }}, {n, plural, …}
     r"[$#@%€£¥]?(?:\{{2,3}[^{}]*\}{2,3}"
-    rf"|\{{\{{?\s*[\w.$@#/^\\ \[\]-]*(?:[:!,|]{_NESTED})?\}}\}}?)(?:[°€£¥]|%(?![A-Za-z0-9_%({{+#'*@-]|\.\d))?",
+    rf"|\{{(?!\\)\{{?\s*[\w.$@#/^\\ \[\]-]*(?:[:!,|]{_NESTED})?\}}\}}?)(?:[°€£¥]|%(?![A-Za-z0-9_%({{+#'*@-]|\.\d))?",
     r"\[\[[^\[\]]*\]\]",
     r"(?<![A-Za-z0-9])\$(?:[A-Za-z_]\w*(?:\([^()\s]*\))?|\([A-Za-z_]\w*\))",
     r"(?<![A-Za-z0-9_/@.])@[A-Za-z_](?:[A-Za-z0-9_./@-]*[A-Za-z0-9_])?(?::[A-Za-z0-9-]+\.[A-Za-z]+)?",
@@ -52,6 +52,7 @@ _IN_WORDS = (
     r"(?:(?<!\d)\d{4}-\d\d-\d\dT|(?<![\d:.]))\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?(?:Z\b|[+-]\d\d:\d\d)?(?![\d:])",
 )
 _BETWEEN_WORDS = (
+    r"\{\\[A-Za-z][^{}]*\}",  # a format of subtitles, such as {\i1}
     r"\[/[A-Za-z][\w-]*\]|\[[biusq]\]|\[[A-Za-z][\w-]*(?:=| [\w-]+=)[^\[\]]+\]",  # BBCode
     r"</?[A-Za-z][^<>]*>|</?\d+/?>|<[@#!:&][^<>\s]+>|<%[^%]*%>|<\?[^?]*\?>|\{%[^{}]*%\}|\*\|[^|\s]+\|\*",
     r"&lt;/?[A-Za-z][^<>&]*&gt;|&(?:#\d+|#[xX][\da-fA-F]+|[A-Za-z]\w*);",
@@ -66,7 +67,6 @@ _SPAN = re.compile("|".join([rf"\({_JOINED}\)", rf"\[{_JOINED}\]", rf"\"{_JOINED
 
 #: A character of every span, so that a sentence without spans costs no more than this search.
 _SIGN = re.compile(rf"[{{%<&@`:;#$/\\\ufe0f\u20e3{_EMOJI}]|\[[\[/A-Za-z]|\*\||\d\.\d+\.\d|[\da-fA-F]-[\da-fA-F]{{4}}-")
-_LETTER = re.compile(r"[^\W\d_]")
 
 #: Markup that separates words, and that of a block.
 BLOCK_TAG = r"</?(?:br|p|div|li|[uo]l|d[ltd]|h[1-6]|t[rdh]|hr|blockquote)(?![\w-])[^<>]*>"
@@ -77,7 +77,12 @@ _CLOSING, _OPENING = frozenset(".,;:!?)]}»”’'\"…。，、；：！？"), 
 
 def has_words(text: str) -> bool:
     """Return whether a text has a letter outside protected spans. A number alone, a rule or an address has none."""
-    return _LETTER.search(_SPAN.sub("", text) if _has_sign(text) else text) is not None
+    return _has_letter(_SPAN.sub("", text) if _has_sign(text) else text)
+
+
+def _has_letter(text: str) -> bool:
+    """Return whether a text has a letter. Numerals such as ½, ² and Ⅳ are none."""
+    return any(map(str.isalpha, text))
 
 
 def _has_sign(text: str) -> bool:
@@ -174,7 +179,7 @@ def protect(sentence: str, escaped: bool = False) -> Protected | None:
         lengths.append(len(opening) - len(blank))
         text += blank
     text += sentence[position:]
-    return Protected(sentence, text, spans, lengths) if spans and _LETTER.search(text) else None
+    return Protected(sentence, text, spans, lengths) if spans and _has_letter(text) else None
 
 
 def word_links(pairs: Iterable[tuple[int, int]], source: str, target: str, split: WordSplitter = words) -> list[Link]:

@@ -26,6 +26,9 @@ from .service import LanguagePair, Notes
 #: A shorter text is not taken for one in the target language.
 _SURE_CHARACTERS = 40
 
+#: Bytes of an uploaded archive when it is unpacked. Its tree in memory is several times as large.
+_MOST_UNPACKED = 30_000_000
+
 _KEPT_FILES = 32  # translated documents
 
 
@@ -165,7 +168,9 @@ class Server:
             for pair in route:
                 languages = (pair.source, pair.target) if pair else (request.source, request.target)
                 function = partial(translate, pair)
-                content = await asyncio.to_thread(translate_document, content, suffix, function, *languages)
+                content = await asyncio.to_thread(
+                    translate_document, content, suffix, function, *languages, max_unpacked=_MOST_UNPACKED
+                )
         finally:  # if this coroutine is cancelled, the thread and its sentences would go on
             for future in submitted:
                 future.cancel()

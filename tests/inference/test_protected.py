@@ -98,6 +98,12 @@ def test_letters_that_touch_a_placeholder_stay_with_it() -> None:
     assert protected.restore("Der von l' und hier", None)[0] == "Der {count}th von l'{name} und caf&eacute;s hier"
 
 
+def test_formats_of_subtitles_do_not_take_the_words_beside_them() -> None:
+    protected = protect("{\\i1}five{\\i0} six")
+    assert protected is not None and protected.text == "five six"
+    assert protected.restore("FIVE SIX", None)[0] == "{\\i1}FIVE{\\i0} SIX"
+
+
 def test_touching_spans_after_a_space_return() -> None:
     sentence = ':name dogs "</12>"5www.example.org/~me5@user'
     assert protect(sentence).restore("dogs", None)[0].split() == sentence.split()
@@ -162,6 +168,7 @@ def test_translator_and_server_lose_none_of_1000_placeholders(translator: Transl
 
 def test_text_without_words_does_not_reach_the_model(translator: Translator, monkeypatch) -> None:
     lines = ["---", "12:30", "\u200b", "😀 😀", "https://example.com", "{name}: %s", "", "42", "\x00"]
+    lines += ["½", "¼ ⅓", "²", "Ⅳ", "①", "五".replace("五", "〇"), "٣", "१२"]
     monkeypatch.setattr(translator, "encode", None)
     assert list(translator.translate(lines, protect=True)) == lines
     aligned = translator.translate_nbest(["--- 42"], protect=True, alignment=True)
