@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -247,3 +248,24 @@ def test_test_names_begin_with_their_subject() -> None:
     story = re.compile(r"def test_(?:what|whatever|who|whoever|it|its|they|nobody|somebody|there|that|those|this)_\w+")
     found = {path.name: story.findall(path.read_text(encoding="utf-8")) for path in (ROOT / "tests").rglob("*.py")}
     assert {name: names for name, names in found.items() if names} == {}
+
+
+#: files of the package that importing a module loads, at most
+LOADED = {
+    "data.words": 9,
+    "data.language_tokens": 13,
+    "inference.languages": 20,
+    "evaluation.metrics": 25,
+    "inference.translator": 35,
+    "training.trainer": 47,
+}
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_import_loads_few_files(name: str) -> None:
+    code = (
+        f"import sys, {PACKAGE.name}.{name}\n"
+        f"print(sum(module.split('.')[0] == {PACKAGE.name!r} for module in sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert int(found.stdout) <= LOADED[name]

@@ -1,12 +1,8 @@
 """Load a model folder on a device and in a precision, and refuse incomplete weights."""
 
-import copy
 import inspect
-import json
 import os
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +21,13 @@ from transformers.utils import logging
 
 from .. import modeling_vanilla_transformer
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..engine.int8_kernels import library
-from ..engine.kernels import has_fast_bfloat16
-from ..engine.linear import INT8, int8_error
-from ..engine.optimize import not_optimizable, optimize_for_inference, optimize_if_possible
-from ..utils.cpu_time import measured_cpu_time, on_fitting_threads
+from ..utils.cpu_time import measured_cpu_time
 from ..utils.errors import UserError
-from ..utils.system_info import describe_hardware, versions
 from ..utils.untrusted import one_line, read_json_object, reading_weights
 from ..utils.user_code import import_object
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-#: float32, bfloat16 or int8, whichever translates fastest on this machine (transformers' "auto" is the checkpoint's)
-FASTEST = "fastest"
+from .dtypes import FASTEST, INT8, torch_dtype
 
 logger = logging.get_logger(__name__)
-
-_TRIAL_SENTENCES, _TRIAL_TOKENS, _TRIAL_SECONDS = 32, 8, 1.5
-_MAX_ERROR = 0.05  # of a token's log-probability. 0.01 is usual in int8
-_OF_MODEL = {".json", ".safetensors", ".bin"}
 
 
 def load_model(
@@ -78,94 +61,23 @@ def load_model(
         )
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder}: this folder has no config.json, so it contains no model; give a run's output_dir")
-    target_device, target_dtype = _device(device), _dtype(dtype)
+    target_device, target_dtype = _device(device), torch_dtype(dtype)
     measured_cpu_time()  # while the model loads
     if trust_remote_code:
         trust_code(folder)
     model = _from_folder(folder, target_dtype, model_class).to(target_device)
     if dtype == INT8:
+        from ..engine.optimize import optimize_for_inference
+
         try:
             optimize_for_inference(model.eval(), quantization=INT8)
         except ValueError as error:
             raise UserError(f"dtype: {INT8!r} is not available here ({error}); take bfloat16") from error
-    return _in_fastest_dtype(model, folder) if dtype == FASTEST else model
+    if dtype == FASTEST:
+        from .fastest_dtype import in_fastest_dtype
 
-
-def _in_fastest_dtype(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """The model in float32, bfloat16 or int8, as measured once for this folder and machine.
-
-    The processor alone does not decide it: a small model loses more by conversions than it gains.
-    """
-    candidates = ["float32", "bfloat16"]
-    if not_optimizable(model) is None and int8_error(model.device, torch.float32) is None and library() is not None:
-        candidates.append(INT8)
-    files = sorted(
-        (path.name, path.stat().st_size, path.stat().st_mtime_ns)
-        for path in folder.iterdir()
-        if path.suffix in _OF_MODEL
-    )
-    key = json.dumps([files, str(model.device), describe_hardware(), versions()])
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / __package__ / "fastest_dtypes.json"
-    try:
-        choices = json.loads(path.read_text(encoding="utf-8"))
-        chosen = choices.get(key)
-    except (OSError, ValueError, AttributeError):  # none yet, or damaged
-        choices, chosen = {}, None
-    if chosen not in candidates:
-        chosen = choices[key] = _fastest(model, candidates)
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(choices), encoding="utf-8")
-    logger.info("dtype: %s is the fastest of %s on this machine", chosen, ", ".join(candidates))
-    return _converted(model, chosen)
-
-
-def _converted(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
-    if dtype != INT8:
-        return model.to(DTYPES[dtype])
-    return optimize_for_inference(model.to(_dtype(INT8)).eval(), INT8)
-
-
-def _fastest(model: PreTrainedModel, candidates: list[str]) -> str:
-    """The candidate in which a few short translations take least time, measured for two seconds.
-
-    A dtype takes part if the log-probabilities of its translations are float32's, but for `_MAX_ERROR` per token.
-    """
-    tokens = torch.arange(_TRIAL_SENTENCES * _TRIAL_TOKENS, device=model.device) % max(4, model.config.vocab_size - 1)
-    tokens = tokens.view(_TRIAL_SENTENCES, _TRIAL_TOKENS)  # (B, S)
-    models = {dtype: _converted(copy.deepcopy(model), dtype) for dtype in candidates}
-    known = isinstance(model, modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration)
-    for dtype in candidates[1:] if known else ():
-        if not error_per_token(model, models[dtype], tokens) <= _MAX_ERROR:
-            del models[dtype]
-    for each in models.values():
-        optimize_if_possible(each)
-    with on_fitting_threads():
-        best = {dtype: _seconds(each, tokens) for dtype, each in models.items()}  # warms up
-        start = time.perf_counter()
-        best = {dtype: _seconds(each, tokens) for dtype, each in models.items()}
-        while time.perf_counter() - start < _TRIAL_SECONDS:
-            best = {dtype: min(best[dtype], _seconds(each, tokens)) for dtype, each in models.items()}
-    return min(best, key=best.__getitem__)
-
-
-@torch.inference_mode()
-def error_per_token(model: PreTrainedModel, other: PreTrainedModel, tokens: torch.Tensor) -> float:
-    """The mean difference between the log-probabilities of a token in translations of `tokens` (B, S) by `other`."""
-    length = {"min_new_tokens": _TRIAL_TOKENS, "max_new_tokens": _TRIAL_TOKENS, "length_penalty": 0.0, "num_beams": 2}
-    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    output = other.generate(**inputs, **length, return_dict_in_generate=True)
-    targets = output.sequences[:, 1:, None]  # (B, T, 1)
-    log_probs = model(**inputs, decoder_input_ids=output.sequences[:, :-1]).logits.float().log_softmax(dim=-1)
-    return float((output.sequences_scores - log_probs.gather(2, targets).sum(dim=(1, 2))).abs().mean() / _TRIAL_TOKENS)
-
-
-@torch.inference_mode()
-def _seconds(model: PreTrainedModel, tokens: torch.Tensor) -> float:
-    start = time.perf_counter()
-    output = model.generate(input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=_TRIAL_TOKENS)
-    output[0, 0].item()  # synchronises the device
-    return time.perf_counter() - start
+        return in_fastest_dtype(model, folder)
+    return model
 
 
 def _from_folder(folder: Path, dtype: torch.dtype | str, model_class: type[PreTrainedModel] | None) -> PreTrainedModel:
@@ -313,15 +225,3 @@ def _device(device: str | torch.device | None) -> torch.device:
             known += [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
         raise UserError(f"device: {str(device)!r} cannot be used here; there is {', '.join(known)}") from error
     return chosen
-
-
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype or "auto"
-    if dtype == FASTEST:
-        return torch.float32
-    if dtype == INT8:
-        return torch.bfloat16 if has_fast_bfloat16() else torch.float32
-    if dtype not in DTYPES:
-        raise UserError(f"dtype: {dtype!r} is none of {', '.join(DTYPES)}, {INT8}, {FASTEST}")
-    return DTYPES[dtype]

@@ -20,10 +20,7 @@ from ..data.side_tokens import AS_TEXT, readable_tokens
 from ..data.source_text import source_text
 from ..data.tokenizer_training import load_tokenizers, recognising_added_tokens, tokenizer_digest
 from ..data.words import WordSplitter, white_space_words, words
-from ..engine.ensemble import EnsembleEngine
-from ..engine.optimize import optimize_if_possible
 from ..engine.shared_copy import in_evaluation_mode, shared_copy
-from ..engine.shortlist import with_shortlist
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import LengthPenalty, is_hypothesis
@@ -43,7 +40,6 @@ from .directions import Codes, Directions, Place, next_places
 from .hypothesis import Hypothesis
 from .loading import load_model
 from .protected import has_words, knows_escapes, protect, white_space_links
-from .shortlist_files import read_shortlist
 from .token_probabilities import token_log_probabilities
 from .workers import map_in_threads, worker_count
 
@@ -87,7 +83,11 @@ class Translator:
         self.target_tokenizer = target_tokenizer or self.source_tokenizer
         #: whether the model reads text that Moses has escaped
         self.escaped = knows_escapes(source_tokenizer.get_vocab())
-        self.shortlist = None if shortlist is None else read_shortlist(shortlist, self)
+        self.shortlist = None
+        if shortlist is not None:
+            from .shortlist_files import read_shortlist
+
+            self.shortlist = read_shortlist(shortlist, self)
         forced = model.generation_config.forced_bos_token_id if model.can_generate() else None
         #: the languages of a model of many
         self.directions = Directions(self.source_tokenizer, self.target_tokenizer, forced)
@@ -359,14 +359,20 @@ class Translator:
 
         Other threads may use these models, so that their mode and engine are set on copies only.
         """
+        from ..engine.optimize import optimize_if_possible
+
         models = [in_evaluation_mode(model) for model in self.models]
         for model in models:
             optimize_if_possible(model)
         if len(models) > 1:
+            from ..engine.ensemble import EnsembleEngine
+
             first = shared_copy(models[0])
             first.inference_engine = EnsembleEngine(models[0], models[1:])
             models[0] = first
         if self.shortlist is not None:
+            from ..engine.shortlist import with_shortlist
+
             models[0] = with_shortlist(models[0], self.shortlist)
         return models
 

@@ -9,16 +9,18 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from datasets import Dataset
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
-from .arguments import RunArguments
 from .callbacks import StopWithCheckpoint
 from .distributed import broadcast_from_main
+
+if TYPE_CHECKING:
+    from .arguments import RunArguments
 
 SHARE = 0.1  # of the minutes
 PROBE = 4  # sentences that are translated before the first evaluation, to measure the time
@@ -61,7 +63,7 @@ class EvaluationBudget(TrainerCallback, ExportableState):
         self._sentences: int | None = None  # of all evaluations of a run that selects weights
 
     @staticmethod
-    def is_needed(args: RunArguments, dataset: Any) -> bool:
+    def is_needed(args: "RunArguments", dataset: Any) -> bool:
         """True for a run with a limit of minutes and evaluations."""
         return args.max_minutes is not None and args.eval_strategy != "no" and isinstance(dataset, Dataset)
 

@@ -29,7 +29,6 @@ from ..data.batching import (
 from ..data.language_tokens import language_tokens
 from ..data.packing import BACKENDS, PackedBatchSampler, PackedLayout, PackedPairs, packed_inputs
 from ..data.redrawing import RedrawnDataset
-from ..engine.optimize import optimize_if_possible
 from ..layers_vanilla_transformer import attention_kernels
 from ..loss_vanilla_transformer import ROW_UNIT
 from ..modeling_vanilla_transformer import (
@@ -385,6 +384,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
             kwargs = self._cut(inputs) | kwargs
         with self._attention_kernels(), self._autocast_around_the_step():
             if translates:
+                from ..engine.optimize import optimize_if_possible
+
                 optimize_if_possible(self.model)  # until the model trains again
                 if self.starts_with_language and "labels" in inputs:
                     inputs = self._with_first_token(inputs)

@@ -110,7 +110,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 def decode(arguments: argparse.Namespace) -> Iterator[Any]:
     """Read the text and translate it with every engine."""
-    from hf_vanilla_transformer.evaluation.metrics import check_tokenizer
+    from hf_vanilla_transformer.evaluation.bleu_tokenizers import check_tokenizer
     from hf_vanilla_transformer.inference.sentences import read_sentences
 
     from .decoding import compare

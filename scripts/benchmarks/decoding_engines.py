@@ -15,7 +15,8 @@ from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.engine.optimize import optimize_for_inference
 from hf_vanilla_transformer.engine.shortlist import with_shortlist
 from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, paper_generation_config
-from hf_vanilla_transformer.inference.loading import INT8, load_model
+from hf_vanilla_transformer.inference.dtypes import INT8
+from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.inference.shortlist_files import read_shortlist
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.inference.workers import map_in_threads, shard_evenly

@@ -13,7 +13,7 @@ from hf_vanilla_transformer.data.side_tokens import readable_tokens
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.engine.ensemble import EnsembleEngine
 from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
-from hf_vanilla_transformer.inference import deoptimize, loading, workers
+from hf_vanilla_transformer.inference import deoptimize, fastest_dtype, workers
 from hf_vanilla_transformer.inference.batching import BATCHES_AHEAD
 from hf_vanilla_transformer.inference.file_translation import translated_lines
 from hf_vanilla_transformer.inference.loading import load_model
@@ -374,15 +374,15 @@ def test_fastest_dtype_is_measured_once_for_a_model_and_a_machine(folder, tmp_pa
         measured.append(dtype)
         return seconds[dtype]
 
-    monkeypatch.setattr(loading, "_seconds", measure)
-    monkeypatch.setattr(loading, "_TRIAL_SECONDS", 0.0)
+    monkeypatch.setattr(fastest_dtype, "_seconds", measure)
+    monkeypatch.setattr(fastest_dtype, "_TRIAL_SECONDS", 0.0)
     first, again = (load_model(folder, "cpu", "fastest") for _ in range(2))
     candidates = len(set(measured))
     assert len(measured) == 2 * candidates and not first.training
     for model in (first, again):
         assert (getattr(model.inference_engine, "quantization", None) == "int8") is (candidates == 3)
-    (tmp_path / loading.__package__ / "fastest_dtypes.json").write_text("damaged")
-    monkeypatch.setattr(loading, "error_per_token", lambda *_: float("nan"))
+    (tmp_path / fastest_dtype.__package__ / "fastest_dtypes.json").write_text("damaged")
+    monkeypatch.setattr(fastest_dtype, "error_per_token", lambda *_: float("nan"))
     assert load_model(folder, "cpu", "fastest").dtype == torch.float32, "no other dtype passes the check"
 
 
