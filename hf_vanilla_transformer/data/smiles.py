@@ -152,5 +152,5 @@ def _rdkit() -> Any:
     """RDKit's module, without its log of invalid SMILES."""
     with naming_extras():
         from rdkit import Chem, RDLogger
-    RDLogger.DisableLog("rdApp.*")
+    RDLogger.DisableLog("rdApp.*")  # type: ignore[attr-defined]
     return Chem

@@ -528,7 +528,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
 
     def translate_rows(self, rows: np.ndarray) -> None:
         """Translate some evaluation sentences, to measure the time."""
-        compute_metrics, self.compute_metrics = self.compute_metrics, None
+        compute_metrics = self.compute_metrics  # type: ignore[has-type]
+        self.compute_metrics = None
         try:
             self.predict(self.eval_dataset.select(rows))
         finally:

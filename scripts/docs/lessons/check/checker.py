@@ -301,7 +301,7 @@ def _working_calls(model: nn.Module) -> tuple[Tensor, Tensor, list[Call], list[T
         errors: list[BaseException] = []
         source, target = _batch(model, pair)
         calls = []
-        outputs = []
+        outputs: list[Tensor] = []
         is_finite = True
         random: tuple[Tensor, Tensor] | None = None
         for call in subject.calls(model, source, target):
