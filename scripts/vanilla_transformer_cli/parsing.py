@@ -29,6 +29,7 @@ _HINTS = {
 
 COLUMNS = "source_lang", "target_lang", "source_column", "target_column"
 REPETITION = "no_repeat_ngram_size", "repetition_penalty"
+CANDIDATES = "format", "normalize", "spellings"  # of n-best lists
 DECODING = "num_beams", "length_penalty", "max_new_tokens", *REPETITION, "batch_size", "max_tokens_per_batch"
 
 
@@ -62,6 +63,21 @@ SHARED: dict[str, dict[str, Any]] = {
     "max_tokens_per_batch": {
         **{"type": int, "metavar": "N"},
         "help": "source tokens per batch, padding included, at most; fewer need less memory (default: 4096)",
+    },
+    "format": {
+        "choices": ["moses", "tsv", "jsonl"],
+        "dest": "n_best_format",
+        "help": "of --n_best: moses (default), or candidates with probabilities as tsv or jsonl",
+    },
+    "normalize": {
+        "metavar": "MODULE:FUNCTION",
+        "help": "with tsv and jsonl: makes texts of the same meaning equal, whose probabilities are then added; None "
+        "or an exception means an invalid text",
+    },
+    "spellings": {
+        "type": int,
+        "metavar": "M",
+        "help": "with tsv and jsonl: M lines in turn are spellings of one input",
     },
     "source_lang": {"metavar": "CODE", "help": "source language, such as en (default: the model's)"},
     "target_lang": {"metavar": "CODE", "help": "target language, such as de (default: the model's)"},
@@ -111,6 +127,16 @@ def given_values(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The values of the flags that are given."""
     values = {name: getattr(arguments, name) for name in names}
     return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+def candidate_values(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The values of the flags `CANDIDATES` that are given, with the function that --normalize names."""
+    values = given_values(arguments, "n_best_format", "spellings")
+    if arguments.normalize is not None:
+        from hf_vanilla_transformer.utils.normalization import import_normalizer
+
+        values["normalize"] = import_normalizer(arguments.normalize)
+    return values
 
 
 def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | None, prompted: bool = False) -> Any:

@@ -15,7 +15,10 @@ gets rows.
 
 --n_best N writes up to N lines for each line of the input, best first:
   i ||| target ||| score
-where i counts the lines of the input from 0 and the score is the log-probability over the length penalty.
+where i counts the lines of the input from 0 and the score is the log-probability over the length penalty. --format tsv
+writes instead the number of the line and the rank, both from 1, the text, the score and the probability among the
+candidates, --format jsonl a list of these for each line. The same texts are one candidate, also after --normalize.
+With --spellings M, each M lines of the input are spellings of one source and get one list.
 --probabilities adds " ||| " and each token with its probability.
 --score writes, for each pair of lines, the natural log-probability of the target, a tab, and one log-probability for
 each token, including the token of the end.
@@ -28,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from .models import MODEL_CODE, load_translator, ray_pool, shared_work
-from .parsing import DECODING, Parser, add_shared_flags, given_values
+from .parsing import CANDIDATES, DECODING, Parser, add_shared_flags, candidate_values, given_values
 
 _COLUMNS = ("source_column", "target_column")
 
@@ -40,6 +43,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add("--input", metavar="F", help="sequences, one a line, .gz too, or a table (default: standard input)")
     add("--output", metavar="F", help="file for the predictions (default: standard output)")
     add("--n_best", type=int, metavar="N", help="write N predictions for each line, with their scores")
+    add_shared_flags(parser, *CANDIDATES)
     add("--prefix", metavar="F", help="file with the start of each target, one per line; an empty line forces nothing")
     add("--probabilities", action="store_true", help="write the probability of each token, from 0 to 1")
     add("--score", metavar="F", help="existing targets, one per line: write their log-probabilities")
@@ -54,7 +58,8 @@ def check_combination(arguments: argparse.Namespace) -> None:
     """Refuse flags that would have no effect, and two files from one pipe."""
     from hf_vanilla_transformer.utils.errors import UserError
 
-    requested = [name for name in ("n_best", "prefix", "probabilities") if getattr(arguments, name)]
+    for_new_ones = ("n_best", "n_best_format", "normalize", "spellings", "prefix", "probabilities")
+    requested = [name for name in for_new_ones if getattr(arguments, name)]
     if arguments.score and requested:
         raise UserError(f"--score is for existing targets, --{requested[0]} is for new ones")
     for name in given_values(arguments, "shard", "ray"):
@@ -68,7 +73,9 @@ def check_combination(arguments: argparse.Namespace) -> None:
 def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `translated_lines` that are given."""
     settings = given_values(arguments, *DECODING, "n_best", "probabilities")
-    return settings | {"protect": False}
+    settings |= candidate_values(arguments)
+    settings["protect"] = False
+    return settings
 
 
 def columns_of(arguments: argparse.Namespace) -> Any:

@@ -38,7 +38,17 @@ from pathlib import Path
 from typing import Any
 
 from .models import MODEL_CODE, codes_of, load_translator, ray_pool, shared_work
-from .parsing import COLUMNS, COLUMNS_TITLE, DECODING, Parser, add_shared_flags, columns_of, given_values
+from .parsing import (
+    CANDIDATES,
+    COLUMNS,
+    COLUMNS_TITLE,
+    DECODING,
+    Parser,
+    add_shared_flags,
+    candidate_values,
+    columns_of,
+    given_values,
+)
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -48,19 +58,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add("--input", metavar="F", help="text to translate, .gz too, a table or a document (default: standard input)")
     add("--output", metavar="F", help="file for the translations (default: standard output)")
     add("--n_best", type=int, metavar="N", help="write N translations of each line, with their scores")
-    add(
-        "--format",
-        choices=["moses", "tsv", "jsonl"],
-        dest="n_best_format",
-        help="of --n_best: moses (default), or candidates with probabilities as tsv or jsonl",
-    )
-    add(
-        "--normalize",
-        metavar="MODULE:FUNCTION",
-        help="with tsv and jsonl: makes texts of the same meaning equal, whose probabilities are then added; None or "
-        "an exception means an invalid text",
-    )
-    add("--spellings", type=int, metavar="M", help="with tsv and jsonl: M lines in turn are spellings of one input")
+    add_shared_flags(parser, *CANDIDATES)
     add(
         "--prefix", metavar="F",
         help="file with the start of each translation, one per line; an empty line forces nothing, and the last word "
@@ -132,11 +130,7 @@ def check_combination(arguments: argparse.Namespace) -> None:
 def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `translated_lines` that are given."""
     settings = given_values(arguments, *DECODING, "n_best", "alignment", "alignment_layer", "probabilities")
-    settings |= given_values(arguments, "n_best_format", "spellings")
-    if arguments.normalize is not None:
-        from hf_vanilla_transformer.utils.normalization import import_normalizer
-
-        settings["normalize"] = import_normalizer(arguments.normalize)
+    settings |= candidate_values(arguments)
     settings["protect"] = not arguments.raw
     if arguments.paragraphs:
         from hf_vanilla_transformer.documents.documents import Paragraphs

@@ -1,5 +1,6 @@
 """`predict` with the shipped model: a first success without any training or network."""
 
+import json
 import subprocess
 import sys
 
@@ -42,6 +43,61 @@ def test_n_best_and_scores(capsys, words, tmp_path):
     assert [len(line.split("\t")[1].split()) for line in output.splitlines()] == [4, 5, 6]  # and the end
     status, _, errors = predict(capsys, "--input", words, "--score", str(targets), "--n_best", "2")
     assert status == 2 and errors.startswith("error: --score")
+
+
+def test_formats_of_n_best_lists(capsys, caplog, words, tmp_path, monkeypatch):
+    (tmp_path / "phoneme_normalizer.py").write_text(
+        "def first_phoneme(text):\n    return text.split()[0] if text != 'K AE T' else None\n", encoding="utf-8"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    flags = ["--input", words, "--n_best", "4", "--num_beams", "4"]
+    status, output, errors = predict(capsys, *flags, "--format", "tsv")
+    assert status == 0, errors
+    rows = [line.split("\t") for line in output.splitlines()]
+    assert [row[2] for row in rows if row[1] == "1"] == list(WORDS.values())
+    for number in ("1", "2", "3"):
+        shares = [float(row[4]) for row in rows if row[0] == number]
+        assert sum(shares) == pytest.approx(1, abs=1e-4) and shares == sorted(shares, reverse=True)
+
+    normalize = ["--format", "jsonl", "--normalize", "phoneme_normalizer:first_phoneme"]
+    _, output, _ = predict(capsys, *flags, *normalize)
+    cat, world, _ = [json.loads(line)["candidates"] for line in output.splitlines()]
+    assert cat[0]["text"] == "K AE T" and not cat[0]["valid"]
+    assert "1 of 12 hypotheses" in caplog.text
+    expected = {}  # the probability of each first phoneme, added here
+    for row in rows:
+        if row[0] == "2":
+            first = row[2].split()[0]
+            expected[first] = expected.get(first, 0) + float(row[4])
+    assert {one["text"]: one["probability"] for one in world} == pytest.approx(expected, abs=1e-4)
+
+
+def test_spellings_of_one_input_are_one_list(capsys, tmp_path):
+    file = tmp_path / "spellings.txt"
+    file.write_text("cat\nkat\nworld\nwurld\n")
+    flags = ["--input", str(file), "--n_best", "3", "--format", "jsonl", "--spellings", "2"]
+    _, output, _ = predict(capsys, *flags)
+    rows = [json.loads(line) for line in output.splitlines()]
+    assert [row["line"] for row in rows] == [1, 2]
+    assert [row["candidates"][0]["text"] for row in rows] == ["K AE T", "W ER L D"]
+    written = tmp_path / "written.jsonl"
+    assert predict(capsys, *flags, "--output", str(written))[0] == 0
+    assert [json.loads(line)["line"] for line in written.read_text().splitlines()] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "argument"),
+    [
+        (["--format", "tsv"], "n_best_format"),
+        (["--n_best", "2", "--spellings", "2"], "spellings"),
+        (["--n_best", "2", "--format", "tsv", "--normalize", "no_module:f"], "normalize"),
+        (["--score", "targets.txt", "--format", "tsv"], "--score"),
+    ],
+)
+def test_flags_of_n_best_lists_without_effect_are_refused(capsys, words, flags, argument):
+    status, _, errors = predict(capsys, "--input", words, *flags)
+    assert status == 2 and errors.startswith(f"error: {argument}") and errors.count("\n") == 1
 
 
 def test_lines_and_odd_input(capsys, tmp_path):
