@@ -51,8 +51,15 @@ _SYMBOLS = {
 }
 
 _POSITIVE = (
-    *("vocab_size", "decoder_vocab_size", "d_model", "head_dim", "value_head_dim", "max_position_embeddings"),
-    *(*_SYMBOLS["layers"], *_SYMBOLS["heads"], *_SYMBOLS["ffn_dim"]),
+    "vocab_size",
+    "decoder_vocab_size",
+    "d_model",
+    "head_dim",
+    "value_head_dim",
+    "max_position_embeddings",
+    *_SYMBOLS["layers"],
+    *_SYMBOLS["heads"],
+    *_SYMBOLS["ffn_dim"],
 )
 _PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
 

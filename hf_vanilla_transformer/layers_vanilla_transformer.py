@@ -57,13 +57,15 @@ def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinu
     tensor2tensor), with exponents i / (D/2 - 1) instead of 2i / D and, if D is odd, a 0 at the end.
     """
     dtype = torch.float32 if position_ids.device.type == "mps" else torch.float64  # MPS has no float64
-    half, device = d_model // 2, position_ids.device
+    half = d_model // 2
+    device = position_ids.device
     if layout == "sinusoidal_fairseq":
         exponents = torch.linspace(0, 1, half, dtype=dtype, device=device)  # i / (D/2 - 1)
     else:
         exponents = torch.arange(0, d_model, 2, dtype=dtype, device=device) / d_model  # 2i / D
     angles = position_ids[..., None].to(dtype) / 10000**exponents  # (B, T, D/2), one more if D is odd
-    sines, cosines = angles.sin(), angles[..., :half].cos()
+    sines = angles.sin()
+    cosines = angles[..., :half].cos()
     if layout != "sinusoidal":
         halves = torch.cat([sines, cosines], dim=-1)
         return F.pad(halves, (0, d_model - halves.shape[-1])).float()
@@ -154,7 +156,8 @@ class VanillaTransformerAttention(nn.Module):
         self.value_head_dim = config.value_head_dim or config.d_model // num_heads  # d_v
         self.scaling = self.head_dim**-0.5
         self.dropout = config.attention_dropout
-        self.is_causal, self.layer_idx = is_causal, layer_idx
+        self.is_causal = is_causal
+        self.layer_idx = layer_idx
         self.q_proj = nn.Linear(config.d_model, num_heads * self.head_dim, bias=config.attention_bias)
         self.k_proj = nn.Linear(config.d_model, num_heads * self.head_dim, bias=config.attention_bias)
         self.v_proj = nn.Linear(config.d_model, num_heads * self.value_head_dim, bias=config.attention_bias)
@@ -538,7 +541,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 def cast_once(x: Tensor) -> Tensor:
     """`x` in the dtype of autocast. Otherwise each projection would cast it again and keep the copy for backward."""
-    device_type, traced = x.device.type, torch.compiler.is_compiling()  # torch 2.9 cannot trace the next function
+    device_type = x.device.type
+    traced = torch.compiler.is_compiling()  # torch 2.9 cannot trace the next function
     if x.dtype != torch.float32 or not (traced or torch.amp.is_autocast_available(device_type)):
         return x
     return x.to(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else x

@@ -19,8 +19,10 @@ IGNORED = -100  # the label that Hugging Face's collators give to padding
 # Logits per chunk, at most. Each chunk accumulates a (V, D) gradient. With a few times D positions that is negligible,
 # and larger chunks only overflow the CPU's cache. In half precision the product needs a temporary tensor, so
 # that larger chunks pay.
-CPU_CHUNK, CPU_ROWS = 2**23, 4  # logits, and positions times D
-CPU_HALF_CHUNK, CPU_HALF_ROWS = 2**25, 8
+CPU_CHUNK = 2**23
+CPU_ROWS = 4  # logits, and positions times D
+CPU_HALF_CHUNK = 2**25
+CPU_HALF_ROWS = 8
 DEVICE_CHUNK = 2**26
 # positions are rounded up to a multiple of it: oneDNN compiles and keeps kernels for every shape of a product
 ROW_UNIT = 64
@@ -50,7 +52,8 @@ def translation_loss(
         num_items_in_batch: tokens of the whole update, if this batch is only a part of it (gradient accumulation,
             several processes). The parts then add up to the mean over all tokens, however they were split.
     """
-    logits, targets = logits.float().flatten(0, -2), labels.flatten()  # (N, V), (N,)
+    logits = logits.float().flatten(0, -2)
+    targets = labels.flatten()  # (N, V), (N,)
     total = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
     return total / target_tokens(labels, num_items_in_batch)
 
@@ -392,7 +395,8 @@ class UnreadLogits:
 
     def __init__(self, states: Tensor, lm_head: nn.Linear):
         kind = states.device.type
-        enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        enabled = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind)
         self.autocast: dict[str, Any] = {"device_type": kind, "enabled": enabled, "dtype": dtype}
         self.dtype = dtype if enabled else lm_head.weight.dtype
         self.kept: Any = KeptTensors.apply(states, lm_head.weight, lm_head.bias)

@@ -45,7 +45,8 @@ class TranslationPipeline(Pipeline):
             entry["pt"] = [getattr(each, "__name__", each) for each in entry.get("pt", ())]
 
     def _find_target_tokenizer(self) -> PreTrainedTokenizerBase:
-        config, name = self.model.config, self.model.name_or_path
+        config = self.model.config
+        name = self.model.name_or_path
         target_size = getattr(config, "decoder_vocab_size", None)
         if target_size is None:
             return self.tokenizer

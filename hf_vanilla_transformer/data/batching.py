@@ -49,7 +49,8 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
     """
 
     def __init__(self, source_lengths: np.ndarray, target_lengths: np.ndarray, batch_size: int, seed: int):
-        self.source_lengths, self.target_lengths = source_lengths, target_lengths
+        self.source_lengths = source_lengths
+        self.target_lengths = target_lengths
         self.batch_size = batch_size
         self.seed = seed
         self.epoch = 0
@@ -141,8 +142,9 @@ def shard_batches(batches: list[np.ndarray], lengths: np.ndarray, world_size: in
     parts += [~parts[0][:1]] * (total - len(parts))
     rounds = [parts[start : start + world_size] for start in range(0, total, world_size)]
     # alternate the direction: the rank with the largest batch of one round gets the smallest of the next
-    return [[each[rank if turn % 2 == 0 else -1 - rank] for turn, each in enumerate(rounds)]
-            for rank in range(world_size)]  # fmt: skip
+    return [
+        [each[rank if turn % 2 == 0 else -1 - rank] for turn, each in enumerate(rounds)] for rank in range(world_size)
+    ]
 
 
 class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
@@ -176,9 +178,12 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
         rank: int = 0,
     ):
         self.lengths = np.maximum(source_lengths, target_lengths)
-        self.seed, self.world_size, self.rank = seed, world_size, rank
+        self.seed = seed
+        self.world_size = world_size
+        self.rank = rank
         self.sorted = sort_by_length(source_lengths, target_lengths)
-        source, target = source_lengths[self.sorted], target_lengths[self.sorted]
+        source = source_lengths[self.sorted]
+        target = target_lengths[self.sorted]
         # number of each run of pairs with equal source and equal target length
         self.equal_lengths = np.cumsum((np.diff(source, prepend=0) != 0) | (np.diff(target, prepend=0) != 0))
         self.limit = min(max_tokens, tokens_per_update or max_tokens)
@@ -248,7 +253,8 @@ def split_grown_batches(batches: list[np.ndarray], lengths: np.ndarray, max_toke
         lengths: tokens of each row's longer side.
         max_tokens: limit of a batch, padding included. A pair over the limit is a batch.
     """
-    kept, moved = [], []
+    kept = []
+    moved = []
     for batch in batches:
         by_length = batch[np.argsort(lengths[batch], kind="stable")]
         padded = lengths[by_length] * np.arange(1, len(batch) + 1)  # of the shortest pairs: increasing
@@ -272,7 +278,9 @@ class TokenBatchDataset(torch.utils.data.Dataset):
 
     def __init__(self, dataset: Any, max_tokens: int = 0, world_size: int = 1, rank: int = 0):
         self.dataset = dataset
-        self.max_tokens, self.world_size, self.rank = max_tokens, world_size, rank
+        self.max_tokens = max_tokens
+        self.world_size = world_size
+        self.rank = rank
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -305,7 +313,10 @@ class StreamingTokenBatches(torch.utils.data.IterableDataset):
     """
 
     def __init__(self, stream: Any, window: int, seed: int, **plan: Any):
-        self.stream, self.window, self.seed, self.plan = stream, window, seed, plan
+        self.stream = stream
+        self.window = window
+        self.seed = seed
+        self.plan = plan
         self.epoch = 0
         self.longest = 0  # tokens, of the pairs read so far
         self._position = _start_of(0)
@@ -333,11 +344,14 @@ class StreamingTokenBatches(torch.utils.data.IterableDataset):
         rows = iter(self.stream)
         if not seekable:
             deque(islice(rows, start["window"] * self.window), maxlen=0)  # skip
-        number, done = start["window"], start["update"]
-        state, window = self._stream_state(), list(islice(rows, self.window))
+        number = start["window"]
+        done = start["update"]
+        state = self._stream_state()
+        window = list(islice(rows, self.window))
         while window:
             # one row ahead tells whether this window is the last
-            next_state, next_row = self._stream_state(), list(islice(rows, 1))
+            next_state = self._stream_state()
+            next_row = list(islice(rows, 1))
             sampler = TokenBatchSampler(*pair_lengths(window), seed=[self.seed, number], **self.plan)
             sampler.set_epoch(self.epoch)
             self.longest = max(self.longest, int(sampler.lengths.max()))
@@ -346,7 +360,9 @@ class StreamingTokenBatches(torch.utils.data.IterableDataset):
                 if update + 1 == len(sampler) and not next_row:
                     self._position = _start_of(self.epoch + 1)
                 yield select_rows(window.__getitem__, sampler.batches(update))
-            number, done, state = number + 1, 0, next_state
+            number = number + 1
+            done = 0
+            state = next_state
             window = next_row + list(islice(rows, self.window - 1))
         self._position = _start_of(self.epoch + 1)
 

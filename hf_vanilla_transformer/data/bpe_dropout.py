@@ -58,7 +58,8 @@ class _Resegment:
     ) -> None:
         self.sides = {"input_ids": tokenizer, "labels": target_tokenizer}
         self.kept = {side: set(each.added_tokens_decoder) for side, each in self.sides.items()}
-        self.dropout, self.seed = dropout, seed
+        self.dropout = dropout
+        self.seed = seed
         try:
             self.encoders = {side: BpeDropout(each) for side, each in self.sides.items()}
         except ValueError as error:
@@ -127,14 +128,16 @@ class BpeDropout:
         tokens = list(word)
         ranks = [self.rank.get(pair) for pair in zip(tokens, tokens[1:], strict=False)]
         while True:
-            best, position = None, -1
+            best = None
+            position = -1
             for index, rank in enumerate(ranks):
                 if rank is None or (best is not None and rank >= best and dropout == 0):
                     continue
                 if dropout and draw() < dropout:
                     continue
                 if best is None or rank < best:
-                    best, position = rank, index
+                    best = rank
+                    position = index
             if best is None:
                 return tokens
             tokens[position : position + 2] = [tokens[position] + tokens[position + 1]]

@@ -31,7 +31,9 @@ SAMPLE = 10_000  # pairs of each direction that its limits are taken from
 EXAMPLES = 10
 
 # pairs of a sample, and the number and share of damaged ones that are not worth a warning
-_CHECKED, _FEW, _WARNED = 2000, 5, 0.02
+_CHECKED = 2000
+_FEW = 5
+_WARNED = 0.02
 
 _MARK = re.compile(r"\s*>>(\S+)<<")
 Direction: TypeAlias = tuple[str, str]

@@ -146,7 +146,8 @@ def _copy(pair: Pair, limits: Limits) -> bool:
     """Most words are the same as in the source. Names may be, so that short pairs pass."""
     letters = [_NO_LETTERS.sub(" ", _ADDRESS.sub(" ", text).casefold()) for text in pair]
     source, target = (Counter(text[start:end] for start, end in words(text)) for text in letters)
-    common, longer = (source & target).total(), max(source.total(), target.total())
+    common = (source & target).total()
+    longer = max(source.total(), target.total())
     return (longer >= 4 and common >= 0.8 * longer) or (source == target and len(pair[0]) >= _MIN_LETTERS)
 
 

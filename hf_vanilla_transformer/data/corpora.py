@@ -168,7 +168,8 @@ REPORTED_LINES = 5
 
 #: A larger share of rows that are not UTF-8 means a different encoding. Checked after 1,000 rows, and at the end of an
 #: input that is read completely before training.
-_OTHER_ENCODING, _ROWS_FOR_ENCODING = 0.1, 1000
+_OTHER_ENCODING = 0.1
+_ROWS_FOR_ENCODING = 1000
 _NOT_UTF8 = "not UTF-8"
 
 RawPair = tuple[int, Any, Any]  # line number, source, target: not validated yet
@@ -252,7 +253,8 @@ class Columns:
 
     def key_in(self, side: str, columns: Sequence[str], where: str, hint: str = "") -> tuple[str | None, str]:
         """One side's key in the columns, after the column with a {language: text} or None. `hint` ends errors."""
-        column, language = getattr(self, f"{side}_column"), getattr(self, f"{side}_lang")
+        column = getattr(self, f"{side}_column")
+        language = getattr(self, f"{side}_lang")
         defaults = [side, *(self.languages or ())[SIDES.index(side) :][:1]]
         language = None if self.codes_in(columns) else language
         keys = [name for name in (column or language,) if name] or defaults
@@ -392,7 +394,8 @@ class Source:
 
     def pairs(self, repairs: Repairs) -> Iterator[tuple[Any, ...]]:
         """Read from the start and count repairs. Raises UserError if the input is malformed."""
-        name, files = self.input.name, self.input.files
+        name = self.input.name
+        files = self.input.files
         if self.data is not None:
             rows = self._rows_of(self.data)
             return select_columns(rows, self.columns, name, "", with_cells=self.with_cells)

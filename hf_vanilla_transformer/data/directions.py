@@ -88,7 +88,9 @@ def load_directions(
     """
     loaded = [(direction, *load(values, direction)) for direction, values in inputs.items()]
     rates = sampling_rates([len(table) for _, table, _ in loaded], temperature)
-    parts, weights, copies = list[PairReport](), list[float](), list[tuple[int, Dataset]]()
+    parts = list[PairReport]()
+    weights = list[float]()
+    copies = list[tuple[int, Dataset]]()
     for part, ((direction, table, report), rate) in enumerate(zip(loaded, rates, strict=True)):
         copies += [(part, table)] * int(rate)
         if again := round(len(table) * (rate % 1)):
@@ -106,7 +108,8 @@ def _merged(name: str, report: PairReport | MixtureReport) -> PairReport:
         return replace(report, name=f"{name}: {report.name}")
     merged = PairReport(f"{name}: {', '.join(part.name for part in report.parts)}", fingerprint=report.fingerprint)
     for part in report.parts:
-        merged.seen, merged.kept = merged.seen + part.seen, merged.kept + part.kept
+        merged.seen = merged.seen + part.seen
+        merged.kept = merged.kept + part.kept
         for reason, count in part.dropped.items():
             merged.dropped[reason] = merged.dropped.get(reason, 0) + count
             merged.first_lines.setdefault(reason, part.first_lines[reason])

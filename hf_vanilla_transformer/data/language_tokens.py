@@ -20,7 +20,9 @@ Direction: TypeAlias = tuple[str | None, str | None]  # the codes of source and 
 
 #: Entries of tokenizer_config.json: the pairs of the training, the languages that the sides are marked with, and the
 #: tokens by code, if their form does not tell.
-DIRECTIONS, MARKS, TOKENS = "directions", "language_marks", "language_tokens"
+DIRECTIONS = "directions"
+MARKS = "language_marks"
+TOKENS = "language_tokens"
 
 _TOKEN = re.compile(
     r">>(?P<target>[^\s<>]+)<<|__(?P<both>[a-z]{2,3}(?:[-_]\w+)?)__|(?P<nllb>[a-z]{3}_[A-Z][a-z]{3})|\[(?P<bart>\w{5})\]"
@@ -59,7 +61,8 @@ class LanguageTokens:
 
     def unmarked(self, ids: Sequence[int]) -> list[int]:
         """The ids of a sentence without marks at its ends."""
-        marks, text = set(self.ids.values()), list(ids)
+        marks = set(self.ids.values())
+        text = list(ids)
         while text and text[0] in marks:
             del text[0]
         while text and text[-1] in marks:
@@ -107,7 +110,8 @@ def language_tokens(tokenizer: PreTrainedTokenizerBase, side: Side = "source") -
     """The language tokens of a tokenizer, or None if it has none. `side` is of one with two vocabularies."""
     settings = tokenizer.init_kwargs
     directions = tuple((source, target) for source, target in settings.get(DIRECTIONS) or ())
-    ids, form = dict(getattr(tokenizer, "lang_code_to_id", None) or {}), "both"  # M2M-100
+    ids = dict(getattr(tokenizer, "lang_code_to_id", None) or {})
+    form = "both"  # M2M-100
     if names := settings.get(TOKENS):
         vocabulary = (side == "target" and target_vocabulary(tokenizer)) or {}
         numbers = {token: number for number, token in vocabulary.items()}
@@ -148,16 +152,19 @@ def add_language_tokens(
     Returns:
         The codes of the new languages.
     """
-    known, settings = language_tokens(tokenizer), tokenizer.init_kwargs
+    known = language_tokens(tokenizer)
+    settings = tokenizer.init_kwargs
     codes = {target for _, target in directions}
     if known is None:
-        form, recorded = ">>{}<<" if on_source else "__{}__", directions
+        form = ">>{}<<" if on_source else "__{}__"
+        recorded = directions
         settings[MARKS] = ["target", False] if on_source else [None, True]
     else:
         code, number = next(iter(known.ids.items()))
         form = str(tokenizer.convert_ids_to_tokens(number)).replace(code, "{}")
         codes |= {source for source, _ in directions if known.source_mark == "source"}
-        on_source, recorded = not known.target_mark, known.directions and (*known.directions, *directions)
+        on_source = not known.target_mark
+        recorded = known.directions and (*known.directions, *directions)
     new = sorted(codes - (known.ids.keys() if known else set()))
     # special tokens are left out of decoded text, but not recognised in a text
     tokens = [AddedToken(form.format(code), rstrip=on_source, normalized=False, special=not on_source) for code in new]

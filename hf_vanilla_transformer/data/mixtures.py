@@ -157,7 +157,8 @@ def concatenated(tables: Iterable[tuple[int, Dataset]], fingerprint: str) -> Dat
 
     `datasets` caches the results of `map` under the name of the fingerprint.
     """
-    copies, last_line = [], 0
+    copies = []
+    last_line = 0
     for part, table in tables:
         lines = np.asarray(table.with_format("numpy")["line"][:]) + last_line
         numbers = Dataset(pa.table({"line": lines, PART: np.full(len(lines), part, np.int16)}))
@@ -182,7 +183,8 @@ def _interleaved(streams: list[IterableDataset], counts: list[int]) -> IterableD
 
     def read() -> Iterator[dict[str, Any]]:
         readers = [iter(stream) for stream in streams]
-        finished, number = set[int](), 0
+        finished = set[int]()
+        number = 0
         while True:
             for index, count in enumerate(counts):
                 for _ in range(count):

@@ -195,7 +195,8 @@ def _multiplied(readings: list[Values], after: str) -> list[Values]:
 
 def _same_year(one: Decimal, other: Decimal) -> bool:
     """Return whether two values are one year, in two calendars or as "1990" and "90"."""
-    later, earlier = max(one, other), min(one, other)
+    later = max(one, other)
+    earlier = min(one, other)
     if later != int(later) or not 1000 <= later <= 2999 or earlier != int(earlier):
         return False
     return later - earlier in _CALENDARS or (earlier < 100 and later % 100 == earlier)

@@ -464,7 +464,8 @@ class PackedCollator:
 @contextmanager
 def packed_positions(model: Any, batch: Mapping[str, Tensor]) -> Iterator[None]:
     """Let the tables of positions of encoder and decoder look up the positions of a packed batch."""
-    encoder, decoder = model.get_encoder(), model.get_decoder()
+    encoder = model.get_encoder()
+    decoder = model.get_decoder()
     positions = ((encoder, batch["position_ids"]), (decoder, batch["decoder_position_ids"]))
 
     def look_up(position_ids: Tensor, module: Any, args: tuple, output: Tensor) -> Tensor:

@@ -242,6 +242,7 @@ def _map_words(text: str, change: Callable[[str], str]) -> str:
 
 def _misspell(letters: list[str], draw: Random) -> str:
     index = draw.randrange(len(letters) - 1)
-    letter, following = letters[index], letters[index + 1]
+    letter = letters[index]
+    following = letters[index + 1]
     changed = draw.choice((following + letter, letter, letter * 2 + following, draw.choice(letters) + following))
     return "".join(letters[:index]) + changed + "".join(letters[index + 2 :])

@@ -10,7 +10,8 @@ from ..utils.errors import naming_extras
 
 _STRESS = re.compile(r"\d")
 _BUCKETS = 40
-_TEST, _VALIDATION = 2, 1  # buckets
+_TEST = 2
+_VALIDATION = 1  # buckets
 
 
 def phoneme_pairs() -> DatasetDict:

@@ -126,10 +126,12 @@ def _count(repairs: Repairs, repair: str) -> None:
 
 def read_parallel(source_file: Path, target_file: Path, repairs: Repairs) -> Iterator[tuple[int, str, str]]:
     """Yield (line number from 1, source line, target line) of two files with as many lines."""
-    sources, targets = repaired_lines(source_file, repairs), repaired_lines(target_file, repairs)
+    sources = repaired_lines(source_file, repairs)
+    targets = repaired_lines(target_file, repairs)
     for line, (source, target) in enumerate(zip_longest(sources, targets), start=1):
         if source is None or target is None:
-            shorter, longer = line - 1, line + sum(1 for _ in (targets if source is None else sources))
+            shorter = line - 1
+            longer = line + sum(1 for _ in (targets if source is None else sources))
             counts = (shorter, longer) if source is None else (longer, shorter)
             raise UserError(
                 f"{source_file} has {counts[0]:,} lines and {target_file} has {counts[1]:,}: "

@@ -31,7 +31,8 @@ def redrawn(encoded: Any, change: Change) -> Any:
 
 class _Redrawn:
     def __init__(self, encoded: Any, *changes: Change):
-        self.encoded, self.changes = encoded, changes
+        self.encoded = encoded
+        self.changes = changes
         # In shared memory, so that running worker processes see the epoch too.
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 

@@ -71,7 +71,8 @@ def readable_tokens(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> l
 
 def target_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[int, str] | None:
     """The target's tokens of a tokenizer with two vocabularies, otherwise None."""
-    target, source = getattr(tokenizer, "decoder", None), tokenizer.get_vocab()
+    target = getattr(tokenizer, "decoder", None)
+    source = tokenizer.get_vocab()
     if not isinstance(target, Mapping) or all(source.get(token) == number for number, token in target.items()):
         return None
     return dict(target)

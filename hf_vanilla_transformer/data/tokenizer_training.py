@@ -95,7 +95,8 @@ def fast_tokenizer(
 
     It appends `eos_token` to a text if `ends`, and puts `bos_token` before it if `starts`.
     """
-    bos, eos = special["bos_token"] if starts else "", special["eos_token"] if ends else ""
+    bos = special["bos_token"] if starts else ""
+    eos = special["eos_token"] if ends else ""
     text = f"{bos} $A {eos}".strip()
     backend.post_processor = processors.TemplateProcessing(
         single=text,
@@ -146,7 +147,8 @@ def without_long_words(texts: Iterable[str]) -> Iterator[str]:
     if left_out:
         _LOGGER.warning(
             "tokenizer training left out %d words of more than %d characters, which no language has",
-            *(left_out, _LONGEST_WORD),
+            left_out,
+            _LONGEST_WORD,
         )
 
 
@@ -275,7 +277,8 @@ def unrecognised_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 def recognising_added_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """The tokenizer, or a copy that recognises tokens added by `add_special_tokens`."""
-    tokens, backend = unrecognised_tokens(tokenizer), getattr(tokenizer, "backend_tokenizer", None)
+    tokens = unrecognised_tokens(tokenizer)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
     if tokens and backend is None:
         kind = type(tokenizer).__name__
         _LOGGER.warning("a %s cannot recognise tokens that are added to it: %s is read as text", kind, tokens[0])
@@ -351,7 +354,8 @@ def train_sentencepiece_tokenizer(
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     vocabulary = {processor.id_to_piece(number): number for number in range(processor.get_piece_size())}
     with TemporaryDirectory() as folder:
-        spm, vocab = Path(folder) / "joint.spm", Path(folder) / "vocab.json"
+        spm = Path(folder) / "joint.spm"
+        vocab = Path(folder) / "vocab.json"
         spm.write_bytes(model.getvalue())
         vocab.write_text(json.dumps(vocabulary), encoding="utf-8")
         settings: dict[str, Any] = {f"{name}_token": token for name, token in special.items()}

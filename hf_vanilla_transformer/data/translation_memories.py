@@ -56,7 +56,8 @@ def read_memory(path: Path, source_lang: str | None, target_lang: str | None) ->
     """
     if not source_lang or not target_lang:
         source_lang, target_lang = memory_languages(path, source_lang, target_lang)
-    languages, occurs = dict[str, None](), [False, False]
+    languages = dict[str, None]()
+    occurs = [False, False]
     number = 0
     for number, texts in enumerate(_units(path), start=1):
         languages.update(dict.fromkeys(code for code, _ in texts))
@@ -112,7 +113,8 @@ def _units(path: Path, header: dict[str, str] | None = None) -> Iterator[list[tu
             remove_pis=True,
             **SAFE,
         )
-        kind, defaults = "", dict[str, str]()
+        kind = ""
+        defaults = dict[str, str]()
         try:
             for event, element in events:
                 name = element.tag.rpartition("}")[2]
@@ -139,7 +141,9 @@ class _AllowedCharacters:
     """A file of XML in which references to characters that XML does not allow are replaced, not to lose the file."""
 
     def __init__(self, handle: IO[bytes]):
-        self.handle, self.rest, self.wide = handle, b"", False
+        self.handle = handle
+        self.rest = b""
+        self.wide = False
 
     def read(self, size: int = -1) -> bytes:
         """The next bytes, at least one before the end of the file."""
@@ -152,7 +156,8 @@ class _AllowedCharacters:
             data = data if self.wide else _REFERENCE.sub(_allowed, data[: len(data) - len(self.rest)])
             if data:
                 return data
-        data, self.rest = self.rest, b""
+        data = self.rest
+        self.rest = b""
         return _REFERENCE.sub(_allowed, data)
 
 

@@ -52,7 +52,8 @@ def extend_tokenizer(
     if backend is None or not isinstance(backend.model, models.BPE):
         raise UserError(f"only a byte-pair encoding can learn more merges; this is a {type(tokenizer).__name__}")
     state = json.loads(backend.to_str())
-    vocabulary, merges = state["model"]["vocab"], state["model"]["merges"]
+    vocabulary = state["model"]["vocab"]
+    merges = state["model"]["merges"]
     next_id = len(tokenizer)
     for left, right in _learn_merges(_count_words(backend, texts), min_frequency):
         if next_id == len(tokenizer) + more:
@@ -85,7 +86,8 @@ def _learn_merges(frequencies: Counter[tuple[str, ...]], min_frequency: int) -> 
 
     `tokenizers` can only start from characters, and many of those merges would never apply after the old ones.
     """
-    words, counts = [list(tokens) for tokens in frequencies], list(frequencies.values())
+    words = [list(tokens) for tokens in frequencies]
+    counts = list(frequencies.values())
     pairs: Counter[tuple[str, str]] = Counter()
     words_with: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
     for index, word in enumerate(words):
@@ -217,7 +219,8 @@ def _token_matrices(model: PreTrainedModel, side: str) -> list[Tensor]:
 
 def _old_ids(old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase) -> dict[int, list[int]]:
     """Id of a new token -> the ids of the old tokens that it is merged from."""
-    vocabulary, halves = new.get_vocab(), dict[str, tuple[str, str]]()
+    vocabulary = new.get_vocab()
+    halves = dict[str, tuple[str, str]]()
     for left, right in json.loads(new.backend_tokenizer.to_str())["model"]["merges"]:
         halves.setdefault(left + right, (left, right))
 

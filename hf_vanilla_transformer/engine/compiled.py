@@ -56,7 +56,9 @@ class CompiledModule:
     def __init__(
         self, make: Callable[[], nn.Module], function: Callable[[Any, list[Tensor]], Any], dynamic: list[Dynamic]
     ):
-        self.make, self.function, self.dynamic = make, function, dynamic
+        self.make = make
+        self.function = function
+        self.dynamic = dynamic
         self.compiled: dict[Any, Any] = {}
         self.lock = threading.Lock()
 
@@ -110,7 +112,8 @@ def _sizes(tensor: Tensor, dynamic: Dynamic, sizes: dict[str, int] | None = None
 class _Call(nn.Module):
     def __init__(self, module: nn.Module, function: Callable[[Any, list[Tensor]], Any]):
         super().__init__()
-        self.module, self.function = module, function
+        self.module = module
+        self.function = function
 
     def forward(self, tensors: list[Tensor]) -> Any:
         return self.function(self.module, tensors)
@@ -151,7 +154,8 @@ class CompiledWeights:
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, quantization: str | None):
         self.owner = weakref.ref(model)  # which would stay alive until a collection
         self.settings = dtype, quantization
-        self.cross_kv, self.position_encodings = CrossKV(model, *self.settings), PositionEncodings(model.get_decoder())
+        self.cross_kv = CrossKV(model, *self.settings)
+        self.position_encodings = PositionEncodings(model.get_decoder())
         self.encoder = CompiledModule(self._encoder, _encode, [(1, "S")])
         self.steps: dict[SearchConfig | None, CompiledModule] = {}
 

@@ -62,7 +62,8 @@ class ContinuousSearch:
         self.batch_size = batch_size
         self.max_tokens = max_tokens
         generation_config, processors, planned = _prepared(model, prefix_length, settings)
-        penalty, over = planned["penalty"], planned["over"]
+        penalty = planned["penalty"]
+        over = planned["over"]
         limit = position_limit(model.config)
         self.search = BeamSearch(
             SearchConfig.of(generation_config, penalty),
@@ -111,8 +112,10 @@ class ContinuousSearch:
     def prepare(self, sentences: Sequence[NewSentence]) -> SearchBatch:
         """Encode sentences as in `join`. Those that run are not touched."""
         keys, sources, wanted, prefixes = zip(*sentences, strict=True)
-        device, longest = self.model.device, max(map(len, sources))
-        pad, start = self.model.config.pad_token_id, self.model.generation_config.decoder_start_token_id
+        device = self.model.device
+        longest = max(map(len, sources))
+        pad = self.model.config.pad_token_id
+        start = self.model.generation_config.decoder_start_token_id
         ids = torch.tensor([source + [pad] * (longest - len(source)) for source in sources], device=device)  # (n, S)
         lengths = torch.tensor([len(source) for source in sources], device=device)
         mask = (torch.arange(longest, device=device) < lengths[:, None]).long()  # (n, S)

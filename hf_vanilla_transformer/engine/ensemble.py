@@ -26,7 +26,9 @@ class EnsembleEngine:
     search_only = True  # transformers' loops would call the first model alone
 
     def __init__(self, model: Model, members: Sequence[Model]):
-        self.model, self.members, self.engine = model, members, model.inference_engine
+        self.model = model
+        self.members = members
+        self.engine = model.inference_engine
         size = model.config.target_vocab_size
         for other in (member.config.target_vocab_size for member in members):
             if other != size:

@@ -32,7 +32,9 @@ _PROCESSORS = {
     "AVX512": "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mprefer-vector-width=512",
     "AVX2": "-mavx2 -mfma",
 }
-_P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_P = ctypes.c_void_p
+_I = ctypes.c_int64
+_F = ctypes.c_float
 _ARGUMENTS = {
     "finish": [_P, _I, _I, _P, _P, _I, _P, _I, _P, _P, _F, _P, _P],
     "write_cache": [_P, _I, _I, _P, _P, _I, _P, _P],
@@ -62,7 +64,8 @@ def library() -> Any:
             return None
     for name, types in _ARGUMENTS.items():
         function = getattr(functions, name)
-        function.argtypes, function.restype = types, None
+        function.argtypes = types
+        function.restype = None
     return functions
 
 
@@ -112,9 +115,18 @@ def finish(
     rows = _empty_rows(*x.shape) if quantized else None
     gamma, beta, eps = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
     library().finish(
-        x.data_ptr(), *x.shape, _address(scales), _address(bias), relu, _address(residual), norm_first,
-        _address(gamma), _address(beta), eps, *((None, None) if rows is None else map(_address, rows)),
-    )  # fmt: skip
+        x.data_ptr(),
+        *x.shape,
+        _address(scales),
+        _address(bias),
+        relu,
+        _address(residual),
+        norm_first,
+        _address(gamma),
+        _address(beta),
+        eps,
+        *((None, None) if rows is None else map(_address, rows)),
+    )
     return rows
 
 
@@ -124,9 +136,14 @@ def write_cache(
     """Write the columns of a product (R, O) from `first` on into the rows `places` (R,) of a bfloat16 cache."""
     shift = None if bias is None else bias[first:]
     library().write_cache(
-        product[:, first:].data_ptr(), *product.shape, _address(scales), _address(shift), cache.shape[-1],
-        places.data_ptr(), cache.data_ptr(),
-    )  # fmt: skip
+        product[:, first:].data_ptr(),
+        *product.shape,
+        _address(scales),
+        _address(shift),
+        cache.shape[-1],
+        places.data_ptr(),
+        cache.data_ptr(),
+    )
 
 
 def attend(
@@ -142,9 +159,17 @@ def attend(
     heads, _, value = widths
     rows = _empty_rows(len(product), heads * value)
     library().attend(
-        product.data_ptr(), *product.shape, _address(scales), _address(bias), *widths, scaling, cache.data_ptr(),
-        *map(_address, view), view.visible.shape[-1], *map(_address, rows),
-    )  # fmt: skip
+        product.data_ptr(),
+        *product.shape,
+        _address(scales),
+        _address(bias),
+        *widths,
+        scaling,
+        cache.data_ptr(),
+        *map(_address, view),
+        view.visible.shape[-1],
+        *map(_address, rows),
+    )
     return rows
 
 
@@ -155,10 +180,18 @@ def best(
 
     `hidden` (B, 1, V) are the tokens that the rows of each sentence do not have.
     """
-    shape, beams = (len(product), count), 1 if hidden is None else len(product) // len(hidden)
-    values, tokens = torch.empty(shape), torch.empty(shape, dtype=torch.int64)
+    shape = (len(product), count)
+    beams = 1 if hidden is None else len(product) // len(hidden)
+    values = torch.empty(shape)
+    tokens = torch.empty(shape, dtype=torch.int64)
     library().best(
-        product.data_ptr(), *product.shape, *map(_address, (scales, bias, hidden)), beams, count, normalize,
-        values.data_ptr(), tokens.data_ptr(),
-    )  # fmt: skip
+        product.data_ptr(),
+        *product.shape,
+        *map(_address, (scales, bias, hidden)),
+        beams,
+        count,
+        normalize,
+        values.data_ptr(),
+        tokens.data_ptr(),
+    )
     return values, tokens

@@ -32,13 +32,15 @@ class Int8Attention:
     def __init__(self, attention: VanillaTransformerAttention, is_cross: bool):
         queries = attention.q_proj.out_features
         self.widths = queries // attention.head_dim, attention.head_dim, attention.value_head_dim
-        self.key_from, self.scaling = queries, attention.scaling
+        self.key_from = queries
+        self.scaling = attention.scaling
         own = () if is_cross else (attention.k_proj, attention.v_proj)
         self.projection = _pack(attention.q_proj, *own)
 
     def __call__(self, rows: Rows, cache: KV, view: View, places: Tensor | None) -> Rows:
         """The heads of all rows. Their keys and values go to these `places` (R,) of the cache (B, N, ·)."""
-        product, bias = rows.times(self.projection), self.projection.bias
+        product = rows.times(self.projection)
+        bias = self.projection.bias
         if places is not None:
             write_cache(product, self.key_from, rows.scales, bias, places, cache)
         return attend(product, rows.scales, bias, self.widths, self.scaling, cache, view)
@@ -48,10 +50,12 @@ class Int8FeedForward:
     """The first half of the feed-forward network, `activation` included."""
 
     def __init__(self, layer: Any):
-        self.fc1, self.activation = _pack(layer.fc1), layer.activation
+        self.fc1 = _pack(layer.fc1)
+        self.activation = layer.activation
 
     def __call__(self, rows: Rows) -> Any:
-        hidden, relu = rows.times(self.fc1), isinstance(self.activation, nn.ReLU)
+        hidden = rows.times(self.fc1)
+        relu = isinstance(self.activation, nn.ReLU)
         found = finish(hidden, rows.scales, self.fc1.bias, relu, quantized=relu)
         return found if relu else finish(self.activation(hidden))
 
@@ -61,7 +65,8 @@ class Int8Stack:
 
     def __init__(self, stack: Any):
         self.position_encodings = PositionEncodings(stack)
-        self.embedding, self.embed_scale = stack.embed_tokens.weight.detach(), stack.embed_scale
+        self.embedding = stack.embed_tokens.weight.detach()
+        self.embed_scale = stack.embed_scale
         self.pre_norm = stack.config.layer_norm_position == "pre"
         self.sublayers: list[tuple[Any, Any]] = []  # each with its last product
         norms: list[nn.LayerNorm | None] = []
@@ -102,8 +107,10 @@ class Int8Weights:
 
     def __init__(self, model: PreTrainedModel):
         decoder: Any = model.get_decoder()
-        self.dtype, self.vocab_size = model.dtype, model.config.vocab_size
-        self.encoder, self.decoder = Int8Stack(model.get_encoder()), Int8Stack(decoder)
+        self.dtype = model.dtype
+        self.vocab_size = model.config.vocab_size
+        self.encoder = Int8Stack(model.get_encoder())
+        self.decoder = Int8Stack(decoder)
         self.source_kv = [_pack(layer.cross_attn.k_proj, layer.cross_attn.v_proj) for layer in decoder.layers]
         self.lm_head = _pack(model.lm_head)
 
@@ -113,7 +120,8 @@ class Int8Weights:
         (batch, length), visible = ids.shape, mask.ne(0).contiguous()
         places = visible.flatten().nonzero()[:, 0]  # (R,)
         firsts = places // length * length
-        tokens, positions = ids.flatten()[places], token_positions(ids, mask).flatten()[places]
+        tokens = ids.flatten()[places]
+        positions = token_positions(ids, mask).flatten()[places]
         x = self.encoder.embed(tokens, positions, length)  # (R, D)
         attentions = [sub for sub, _ in self.encoder.sublayers if isinstance(sub, Int8Attention)]
         width = attentions[0].widths[0] * sum(attentions[0].widths[1:])
@@ -160,7 +168,8 @@ class Int8Decoder(PackedDecoder):
         return self.weights.lm_head if self.output is None else self.output.head
 
     def _logits(self, tokens: Tensor, positions: Tensor, parents: Tensor, longest: int) -> Tensor:
-        rows, head = self._rows(tokens, positions, parents, longest), self._head
+        rows = self._rows(tokens, positions, parents, longest)
+        head = self._head
         logits = rows.times(head)
         finish(logits, rows.scales, head.bias, quantized=False)
         return logits.view(*tokens.shape, -1)
@@ -168,7 +177,9 @@ class Int8Decoder(PackedDecoder):
     def _rows(self, tokens: Tensor, positions: Tensor, parents: Tensor, longest: int) -> Rows:
         """The decoder's states of the next tokens (B, K), quantised."""
         slots, (batch, beams) = self.slots.append(parents), tokens.shape
-        size, length, decoder = self.slots.visible.shape[2], self.visible.shape[1], self.weights.decoder
+        size = self.slots.visible.shape[2]
+        length = self.visible.shape[1]
+        decoder = self.weights.decoder
         self.self_kv = [resized(kv, size, 1) for kv in self.self_kv]
         rows = torch.arange(batch * beams)
         sentences = rows // beams  # (R,)

@@ -117,8 +117,10 @@ class DynamicInt8Linear(PlainLinear):
 @cache
 def largest_weight() -> int:
     """The largest integer of a weight whose products are exact on this CPU: 127, or 64 without VNNI."""
-    weight, scale = torch.full((1, 2), 127, dtype=torch.int8), torch.ones(1)
-    x, packed = torch.full((1, 2), 255, dtype=torch.uint8), kernels.prepack_int8(weight)
+    weight = torch.full((1, 2), 127, dtype=torch.int8)
+    scale = torch.ones(1)
+    x = torch.full((1, 2), 255, dtype=torch.uint8)
+    packed = kernels.prepack_int8(weight)
     product = kernels.int8_product(x, packed, scale, torch.zeros(1, dtype=torch.int32), None)  # (1, 1)
     return 127 if product.item() == 2 * 255 * 127 else 64  # 2 · 255 · 64 < 2^15
 

@@ -127,7 +127,8 @@ class InferenceEngine:
     """
 
     def __init__(self, quantization: str | None, compile: bool):
-        self.quantization, self.compile = quantization, compile
+        self.quantization = quantization
+        self.compile = compile
         self.lock = threading.Lock()
         self.states: dict[bool, list[Any]] = {}  # of encoder (True) and decoder (False), when they were packed
         self.held: list[Any] = []  # modules and weights of these states, so that no other gets their id or address
@@ -207,7 +208,8 @@ class InferenceEngine:
 def _state(model: PreTrainedModel, of_encoder: bool) -> list[Any]:
     """Everything that torch reports about changes of the encoder, or of the decoder. Every request pays for it."""
     stack: Any = model.get_encoder() if of_encoder else model.get_decoder()
-    modules, weights = [model, model.model, *stack.modules()], list(stack.parameters())
+    modules = [model, model.model, *stack.modules()]
+    weights = list(stack.parameters())
     if not of_encoder:
         modules += model.lm_head.modules()
         weights += model.lm_head.parameters()

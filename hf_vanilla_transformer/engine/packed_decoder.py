@@ -37,13 +37,19 @@ class PackedLayer(nn.Module):
         def pack(*linears: nn.Linear) -> PlainLinear:
             return packed_linear(linears, dtype, quantization, compiled)
 
-        attn, cross = layer.self_attn, layer.cross_attn
+        attn = layer.self_attn
+        cross = layer.cross_attn
         self.heads = attn.q_proj.out_features // attn.head_dim
-        self.key_width, self.scaling, self.cross_scaling = attn.k_proj.out_features, attn.scaling, cross.scaling
+        self.key_width = attn.k_proj.out_features
+        self.scaling = attn.scaling
+        self.cross_scaling = cross.scaling
         self.attend = attend_in_sums if compiled else attend
-        self.qkv_proj, self.self_out_proj = pack(attn.q_proj, attn.k_proj, attn.v_proj), pack(attn.out_proj)
-        self.cross_q_proj, self.cross_out_proj = pack(cross.q_proj), pack(cross.out_proj)
-        self.fc1, self.fc2 = pack(layer.fc1), pack(layer.fc2)
+        self.qkv_proj = pack(attn.q_proj, attn.k_proj, attn.v_proj)
+        self.self_out_proj = pack(attn.out_proj)
+        self.cross_q_proj = pack(cross.q_proj)
+        self.cross_out_proj = pack(cross.out_proj)
+        self.fc1 = pack(layer.fc1)
+        self.fc2 = pack(layer.fc2)
         self.self_norm = packed_norm(layer.self_attn_layer_norm, dtype)
         self.cross_norm = packed_norm(layer.cross_attn_layer_norm, dtype)
         self.final_norm = packed_norm(layer.final_layer_norm, dtype)
@@ -108,7 +114,8 @@ def attend(query: Tensor, kv: KV, mask: Tensor | None, heads: int, key_width: in
     def split_heads(states: Tensor) -> Tensor:
         return states.reshape(batch, -1, heads, states.shape[-1] // heads).transpose(1, 2)  # (B, H, ·, width)
 
-    key, value = split_heads(kv[..., :key_width]), split_heads(kv[..., key_width:])  # (B, H, N, ·)
+    key = split_heads(kv[..., :key_width])
+    value = split_heads(kv[..., key_width:])  # (B, H, N, ·)
     output = F.scaled_dot_product_attention(split_heads(query), key, value, attn_mask=mask, scale=scaling)
     return output.transpose(1, 2).flatten(2).flatten(0, 1)  # (B, H, K, d_v) -> (B, K, H · d_v) -> (R, H · d_v)
 
@@ -150,7 +157,8 @@ class PositionEncodings:
 
     def __call__(self, count: int) -> Tensor:
         """Encodings of at least `count` positions (n, D). Thread-safe."""
-        encodings, config = self.encodings, self.decoder.config
+        encodings = self.encodings
+        config = self.decoder.config
         if count > len(encodings):
             learned = config.position_encoding_type == "learned"
             count = config.max_position_embeddings if learned else max(64, 2 * count)
@@ -172,13 +180,16 @@ class PackedWeights(nn.Module):
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, quantization: str | None, compiled: bool = False):
         super().__init__()
         decoder: Any = model.get_decoder()
-        self.config, self.dtype, self.embed_scale = decoder.config, dtype, decoder.embed_scale
+        self.config = decoder.config
+        self.dtype = dtype
+        self.embed_scale = decoder.embed_scale
         self.embedding = decoder.embed_tokens.weight.detach()
         layers = (PackedLayer(layer, dtype, quantization, compiled) for layer in decoder.layers)
         self.layers: Any = nn.ModuleList(layers)
         self.norm = packed_norm(decoder.layer_norm, dtype) if self.config.final_layer_norm else None
         self.lm_head = packed_linear([model.lm_head], dtype, quantization, compiled)
-        self.cross_kv, self.position_encodings = CrossKV(model, dtype, quantization), PositionEncodings(decoder)
+        self.cross_kv = CrossKV(model, dtype, quantization)
+        self.position_encodings = PositionEncodings(decoder)
         self.encoder: Any = None if compiled or quantization else packed_encoder(model, dtype)
         self.steps: Any = None  # see `engine.captured`
 

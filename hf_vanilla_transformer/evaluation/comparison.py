@@ -12,7 +12,9 @@ from ..utils.normalization import Normalizer, normalized_hypotheses, normalized_
 from .metric_names import DEFAULT, SIGNED
 from .metrics import Groups, Metrics, compute_metric, make_metrics, reference_lists
 
-SAMPLES, TRIALS, SEED = 1000, 10000, 12345  # sacreBLEU's
+SAMPLES = 1000
+TRIALS = 10000
+SEED = 12345  # sacreBLEU's
 LENGTHS = 10, 20, 30, 50  # words, the ends of the groups
 
 
@@ -126,7 +128,8 @@ def _compare_means(baseline: np.ndarray, values: np.ndarray) -> dict[str, Any]:
     difference = abs(score - _ratio(baseline.sum(axis=0)))
     spread = np.abs(means - _ratio(baseline[samples].sum(axis=1)))
     exchanged = draw.random((TRIALS, len(values))) < 0.5
-    total, change = values.sum(axis=0), exchanged @ (values - baseline)
+    total = values.sum(axis=0)
+    change = exchanged @ (values - baseline)
     shuffled = np.abs(_ratio(total - change) - _ratio(baseline.sum(axis=0) + change))
     bootstrap = (np.sum(spread - spread.mean() > difference) + 1) / (SAMPLES + 1)
     trials = (np.sum(shuffled > difference) + 1) / (TRIALS + 1)
@@ -215,7 +218,8 @@ def largest_differences(
         For each other system `count` sentences where it is better and `count` where it is worse: `system`, `line`,
         `source`, `reference`, `baseline`, `hypothesis` and `difference`.
     """
-    columns, metric = reference_lists(references), CHRF()
+    columns = reference_lists(references)
+    metric = CHRF()
     scores = {
         system: [metric.sentence_score(text, list(row)).score for text, *row in zip(texts, *columns, strict=True)]
         for system, texts in systems.items()

@@ -15,7 +15,8 @@ def edit_distance(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
         positions[symbol] = positions.get(symbol, 0) | 1 << index
     every = (1 << len(first)) - 1
     last = 1 << (len(first) - 1)
-    larger, smaller = every, 0  # rows that are by 1 larger or smaller than the row above
+    larger = every
+    smaller = 0  # rows that are by 1 larger or smaller than the row above
     distance = len(first)
     for symbol in second:
         equal = positions.get(symbol, 0)

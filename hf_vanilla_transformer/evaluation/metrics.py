@@ -355,12 +355,14 @@ def translation_metrics(
     made = make_metrics(metrics, tokenize, lowercase)
 
     def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
-        predicted, labels = _token_ids(prediction.predictions, pad_id), _token_ids(prediction.label_ids, pad_id)
+        predicted = _token_ids(prediction.predictions, pad_id)
+        labels = _token_ids(prediction.label_ids, pad_id)
         # `Seq2SeqTrainer` pads with the source's token, which may be a word of the target. The first token may be EOS.
         for ids, start in ((predicted, 1), (labels, 0)):
             ended = np.cumsum(ids[:, start:] == tokenizer.eos_token_id, axis=1)
             ids[:, start + 1 :][ended[:, :-1] > 0] = pad_id
-        hypotheses, references = decode_ids(tokenizer, predicted), decode_ids(tokenizer, labels)
+        hypotheses = decode_ids(tokenizer, predicted)
+        references = decode_ids(tokenizer, labels)
         options: dict[str, Any] = {"lowercase": lowercase, "normalize": normalize}
         if sources is not None and len(sources) == len(predicted):
             options["sources"] = sources
@@ -400,14 +402,16 @@ def score_test_split(
     report = print if trainer.is_world_process_zero() else lambda *_, **__: None
     report(f"{split}: translating {len(dataset):,} sentences, {beams} beam{'s' if beams > 1 else ''}", flush=True)
     # The saved model translates without this limit of evaluations while training.
-    limit, trainer.args.generation_max_length = trainer.args.generation_max_length, None
+    limit = trainer.args.generation_max_length
+    trainer.args.generation_max_length = None
     try:
         predicted = trainer.predict(dataset, metric_key_prefix=split, num_beams=beams)
     finally:
         trainer.args.generation_max_length = limit
     seconds = time.monotonic() - start
     hypotheses = decode_ids(tokenizer, predicted.predictions)
-    sources, references = pairs["source"], pairs["target"]
+    sources = pairs["source"]
+    references = pairs["target"]
     made = make_metrics(options.get("metrics", DEFAULT), options.get("tokenize"), options.get("lowercase", False))
     settings = {name: value for name, value in options.items() if name not in ("metrics", "tokenize")}
     settings["sources"] = list(sources)
@@ -467,6 +471,7 @@ def _token_ids(ids: Any, pad_id: int) -> np.ndarray:
 
 def decode_ids(tokenizer: PreTrainedTokenizerBase, ids: Any) -> list[str]:
     """The texts of predictions or labels (N, T), without the tokens of languages, which M2M-100 decodes as text."""
-    ids, languages = _token_ids(ids, tokenizer.pad_token_id), language_tokens(tokenizer, "target")
+    ids = _token_ids(ids, tokenizer.pad_token_id)
+    languages = language_tokens(tokenizer, "target")
     marks = list(languages.ids.values()) if languages and languages.target_mark else []
     return tokenizer.batch_decode(np.where(np.isin(ids, marks), tokenizer.pad_token_id, ids), **AS_TEXT)

@@ -100,7 +100,8 @@ def plot_attention(
     columns = math.ceil(math.sqrt(len(panels)))
     rows = math.ceil(len(panels) / columns)
     # inches: a cell of 0.22 fits its token's label in the smallest legible type
-    width, height = max(1.8, 0.22 * len(source_tokens)), max(1.8, 0.22 * len(target_tokens))
+    width = max(1.8, 0.22 * len(source_tokens))
+    height = max(1.8, 0.22 * len(target_tokens))
     with figure_file(path, figsize=(columns * width + 1.8, rows * height + 2.2), layout="constrained") as figure:
         axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         for spare in axes[len(panels) :]:
@@ -126,7 +127,8 @@ def checked_layer(weights: torch.Tensor, layer: int | None) -> int:
 def _label(axis: Any, source_tokens: Sequence[str], target_tokens: Sequence[str], *, top: bool, left: bool) -> None:
     # a "$" in a token must not start math mode
     style = {"fontsize": 8, "parse_math": False}
-    columns, rows = len(source_tokens), len(target_tokens)
+    columns = len(source_tokens)
+    rows = len(target_tokens)
     axis.set_xticks(range(columns), source_tokens if top else [""] * columns, rotation=90, **style)
     axis.set_yticks(range(rows), target_tokens if left else [""] * rows, **style)
     axis.tick_params(top=top, labeltop=top, bottom=False, labelbottom=False, length=0)
@@ -144,7 +146,8 @@ def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int], side: Side) ->
     by_id = side_tokens(tokenizer, 1 + max(ids, default=0), side)
     tokens = [by_id[i] for i in ids]
     if "Ġ" in tokenizer.get_vocab():
-        special, byte_level = set(tokenizer.all_special_tokens), decoders.ByteLevel()
+        special = set(tokenizer.all_special_tokens)
+        byte_level = decoders.ByteLevel()
         tokens = [token if token in special else byte_level.decode([token]) for token in tokens]
     # control characters are escaped: "\x04"
     return ["".join(c if c.isprintable() else ascii(c)[1:-1] for c in token.translate(_PRINTABLE)) for token in tokens]
@@ -153,7 +156,9 @@ def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int], side: Side) ->
 # The training curve
 
 # A palette for colour-blind readers (Okabe and Ito 2008).
-TRAIN_COLOR, EVAL_COLOR, SCORE_COLOR = "#0072b2", "#d55e00", "#009e73"
+TRAIN_COLOR = "#0072b2"
+EVAL_COLOR = "#d55e00"
+SCORE_COLOR = "#009e73"
 _MARKED_LINE: dict[str, Any] = {"linewidth": 1.6, "marker": "o", "markersize": 4}
 
 Points = list[tuple[int, float]]
@@ -166,7 +171,8 @@ def plot_curve(log_history: Sequence[dict[str, Any]], path: Path) -> Path:
     Without BLEU only the loss is plotted. Return the path.
     """
     train = _points(log_history, "nll_loss") or _points(log_history, "loss")
-    evaluation, score = _during_training(log_history, "eval_loss"), _during_training(log_history, "eval_bleu")
+    evaluation = _during_training(log_history, "eval_loss")
+    score = _during_training(log_history, "eval_bleu")
     if not (train or evaluation or score):
         raise UserError("log_history: it has neither losses nor scores to draw; set logging_steps or eval_steps lower")
     panels = 1 + bool(score)

@@ -15,19 +15,40 @@ from ..data.tokenizer_training import TARGET_FOLDER
 from ..utils.errors import UserError
 from ..utils.untrusted import read_json_object
 
-WEIGHTS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"
-ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SHARDS = "model-?????-of-?????.safetensors"
+ADAPTER = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 CARD = "README.md"
 
 # BPE and WordPiece files, SentencePiece files and vocabularies of Marian and FSMT.
 _TOKENIZER = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
-    *("source.spm", "target.spm", "target_vocab.json", "vocab-src.json", "vocab-tgt.json"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+    "source.spm",
+    "target.spm",
+    "target_vocab.json",
+    "vocab-src.json",
+    "vocab-tgt.json",
 )
 # Files that `from_pretrained` reads: outdated ones in a repository must be deleted.
 _MODEL = (
-    *("config.json", "generation_config.json", WEIGHTS, INDEX, SHARDS, ADAPTER, ADAPTER_CONFIG),
+    "config.json",
+    "generation_config.json",
+    WEIGHTS,
+    INDEX,
+    SHARDS,
+    ADAPTER,
+    ADAPTER_CONFIG,
     *_TOKENIZER,
     *(f"{TARGET_FOLDER}/{name}" for name in _TOKENIZER),
     TARGET_FOLDER,  # a symbolic link, which is refused

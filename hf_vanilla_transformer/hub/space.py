@@ -32,7 +32,8 @@ def space_changes(
     site: str | os.PathLike, repo_id: str, model_id: str, *, title: str | None = None, private: bool | None = None
 ) -> SpaceChanges:
     """Compare a site with a Space, and change nothing. Arguments and errors as in `publish_space`."""
-    site, api = Path(site), HfApi()
+    site = Path(site)
+    api = HfApi()
     if not (site / "index.html").is_file():
         raise UserError(f"{site}: no site there (index.html is missing); write one with export --to web")
     check_repo_id(repo_id)
@@ -83,7 +84,8 @@ def publish_space(
         UserError: no site there, or a link in it, an invalid name, a Space that is not of this model, a public Space
             for a model that is not public, or a problem with the connection or the permissions of the token.
     """
-    changes, api = space_changes(site, repo_id, model_id, title=title, private=private), HfApi()
+    changes = space_changes(site, repo_id, model_id, title=title, private=private)
+    api = HfApi()
     with one_line_errors(changes.repo_id):
         space: dict[str, Any] = {"repo_type": "space", "space_sdk": "static", "exist_ok": True}
         with_retries(lambda: api.create_repo(changes.repo_id, private=changes.private, **space))
@@ -124,8 +126,14 @@ def _read(api: HfApi, repo_id: str, name: str, there: set[str]) -> str:
 def space_card(title: str, model_id: str) -> str:
     """The Space's README.md. `models` makes the Hub link the Space and the model to each other."""
     metadata = {
-        **{"title": title, "emoji": "🔤", "colorFrom": "indigo", "colorTo": "gray"},
-        **{"sdk": "static", "pinned": False, "models": [model_id], "tags": ["translation", "transformers.js"]},
+        "title": title,
+        "emoji": "🔤",
+        "colorFrom": "indigo",
+        "colorTo": "gray",
+        "sdk": "static",
+        "pinned": False,
+        "models": [model_id],
+        "tags": ["translation", "transformers.js"],
     }
     header = yaml.safe_dump(metadata, allow_unicode=True, sort_keys=False)
     text = (

@@ -92,11 +92,13 @@ def word_ranges(
     marks: Collection[int] = (),
 ) -> list[range]:
     """The words of each token of a side, counted from 0. Empty for special tokens, `marks` and white space."""
-    special, decode = {*tokenizer.all_special_ids, *marks}, side_decoder(tokenizer, side)
+    special = {*tokenizer.all_special_ids, *marks}
+    decode = side_decoder(tokenizer, side)
     text = decode([token for token in ids if token not in special])
     starts = [start for start, _ in words(text)]
     word_of = [bisect_right(starts, unit.start()) - 1 for unit in UNIT.finditer(text)]
-    ranges, seen = [], -1
+    ranges = []
+    seen = -1
     for unit in _last_units(ids, special, decode):
         if unit is None or not word_of:
             ranges.append(range(0))
@@ -111,7 +113,8 @@ def _last_units(ids: Sequence[int], special: set[int], decode: Decoder) -> list[
     """The last `UNIT` of each token, counted from 0. None for special tokens and white space."""
     numbers: list[int | None] = [None] * len(ids)
     span: list[int] = []  # the tokens since the first one of the current unit
-    unit, held = -1, 0  # the current unit, the number of units in `span`
+    unit = -1
+    held = 0  # the current unit, the number of units in `span`
     incomplete: list[int] = []  # positions of tokens since the last whole character
     for position, token in enumerate(ids):
         if token in special:
@@ -126,7 +129,8 @@ def _last_units(ids: Sequence[int], special: set[int], decode: Decoder) -> list[
             continue
         if (count := len(UNIT.findall(text))) > held:
             span = [ids[i] for i in incomplete]
-            unit, held = unit + count - held, len(UNIT.findall(decode(span)))
+            unit = unit + count - held
+            held = len(UNIT.findall(decode(span)))
         for i in incomplete:
             numbers[i] = unit
         incomplete = []

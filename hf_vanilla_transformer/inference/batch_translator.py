@@ -36,8 +36,12 @@ class BatchTranslator:
         **settings: Any,
     ):
         self.models = [str(one) for one in ([model] if isinstance(model, str | Path) else model)]
-        self.source, self.target, self.settings = source, target, settings
-        self.device, self.dtype, self.workers = device, dtype, workers
+        self.source = source
+        self.target = target
+        self.settings = settings
+        self.device = device
+        self.dtype = dtype
+        self.workers = workers
         # `datasets` caches by the pickled function. A retrained model in the same folder is a different one.
         files = sorted(file for one in self.models for file in Path(one).glob("*.safetensors"))
         self.stamp = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]

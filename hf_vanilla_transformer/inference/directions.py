@@ -27,7 +27,8 @@ class Directions:
         target_tokenizer: PreTrainedTokenizerBase,
         forced: int | None = None,
     ):
-        self.source, self.target = language_tokens(source_tokenizer), language_tokens(target_tokenizer, "target")
+        self.source = language_tokens(source_tokenizer)
+        self.target = language_tokens(target_tokenizer, "target")
         self.default: Direction = (None, None)
         self.unmarked = False  # whether a text needs no mark
         self._names = [
@@ -42,7 +43,8 @@ class Directions:
         target = codes.get(forced, target) if forced is not None else target
         # OPUS models of one target language, which has two letters, may have its token, or those of its scripts, and
         # translate without one. Groups of languages have more letters
-        is_converted, name = self.source.source_mark == "target" and not self.source.directions, self._names[1]
+        is_converted = self.source.source_mark == "target" and not self.source.directions
+        name = self._names[1]
         self.unmarked = is_converted and (len(self.source.ids) == 1 or len(name or "") == 2)
         self.default = source, target if target in self.target.ids and not self.unmarked else None
 

@@ -47,7 +47,8 @@ def in_fastest_dtype(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         choices = json.loads(path.read_text(encoding="utf-8"))
         chosen = choices.get(key)
     except (OSError, ValueError, AttributeError):  # none yet, or damaged
-        choices, chosen = {}, None
+        choices = {}
+        chosen = None
     if chosen not in candidates:
         chosen = choices[key] = _fastest(model, candidates)
         with suppress(OSError):

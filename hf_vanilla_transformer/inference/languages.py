@@ -45,7 +45,8 @@ def model_languages(folder: str | Path) -> tuple[str, str] | None:
     languages = card_languages(folder)
     if len(languages) == 2:
         return languages[0], languages[1]
-    name, opus = folder.resolve().name, folder.resolve().name.startswith("opus-mt-")
+    name = folder.resolve().name
+    opus = folder.resolve().name.startswith("opus-mt-")
     match = _NAME.search(name)
     hint = (match[1], match[2]) if match and (opus or {match[1], match[2]} <= NAMES.keys()) else None
     return _tokenizer_languages(folder) or hint

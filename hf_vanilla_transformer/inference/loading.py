@@ -61,7 +61,8 @@ def load_model(
         )
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder}: this folder has no config.json, so it contains no model; give a run's output_dir")
-    target_device, target_dtype = _device(device), torch_dtype(dtype)
+    target_device = _device(device)
+    target_dtype = torch_dtype(dtype)
     measured_cpu_time()  # while the model loads
     if trust_remote_code:
         trust_code(folder)

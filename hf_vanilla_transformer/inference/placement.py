@@ -88,8 +88,10 @@ class Placement:
         source_start = target_start = 0
         for part in parts:
             self._add(part, source_start, target_start, boundaries)
-            source_start, target_start = source_start + len(part.source), target_start + len(part.target)
-        self.starts, self.ends = [unit.start for unit in self.sources], [unit.end for unit in self.sources]
+            source_start = source_start + len(part.source)
+            target_start = target_start + len(part.target)
+        self.starts = [unit.start for unit in self.sources]
+        self.ends = [unit.end for unit in self.sources]
 
     def places(self, parent: Place | None = None) -> Iterator[Place]:
         """The children of an element, or the outermost elements, in the order of the translation."""
@@ -113,7 +115,8 @@ class Placement:
 
     def _add(self, part: TranslatedPart, source_start: int, target_start: int, boundaries: list[int]) -> None:
         """The units of a part, and the links between them."""
-        sources, targets = words(part.source), words(part.target)
+        sources = words(part.source)
+        targets = words(part.target)
         links: dict[int, list[int]] = {}
         for i, j in [(i, i) for i in range(len(sources))] if part.links is None else part.links:
             if i < len(sources) and j < len(targets):
@@ -121,7 +124,8 @@ class Placement:
         source_cuts: list[list[int]] = []
         target_cuts: list[set[int]] = [set() for _ in targets]
         for i, (begin, stop) in enumerate(sources):
-            start, end = source_start + begin, source_start + stop
+            start = source_start + begin
+            end = source_start + stop
             inside = boundaries[bisect_right(boundaries, start) : bisect_left(boundaries, end)]
             source_cuts.append([boundary - start for boundary in inside])
             for j in links.get(i, []):
@@ -165,7 +169,8 @@ class Placement:
 
     def _spans(self, outer: Place) -> list[tuple[Element, int, int]]:
         """Each child with its target units [first, last), in the order of the translation, without overlap."""
-        spans, points = [], []  # (first, whether it does not belong to the unit before, order, last)
+        spans = []
+        points = []  # (first, whether it does not belong to the unit before, order, last)
         for order, element in enumerate(outer.element.children):
             units = self._units_within(element)
             linked = (self.linked[unit] for unit in units)
@@ -184,7 +189,8 @@ class Placement:
                 at = first if order < other else last
             spans.append((at, right, order, at))
         spans.sort()
-        disjoint, position = [], outer.first
+        disjoint = []
+        position = outer.first
         for index, (first, _, order, last) in enumerate(spans):
             first = max(first, position)
             following = spans[index + 1][0] if index + 1 < len(spans) else outer.last
@@ -198,7 +204,8 @@ class Placement:
 
     def _sides(self, element: Element) -> tuple[bool, bool]:
         """Return whether an element follows the unit before it directly, and whether it ends after white space."""
-        before, after = self.source[: element.start][-1:], self.source[element.start :][:1]
+        before = self.source[: element.start][-1:]
+        after = self.source[element.start :][:1]
         if element.start < element.end:
             return after.isspace(), self.source[element.end - 1].isspace()
         between_words = is_letter(before) and is_letter(after)

@@ -72,7 +72,8 @@ _SIGN = re.compile(rf"[{{%<&@`:;#$/\\\ufe0f\u20e3{_EMOJI}]|\[[\[/A-Za-z]|\*\||\d
 BLOCK_TAG = r"</?(?:br|p|div|li|[uo]l|d[ltd]|h[1-6]|t[rdh]|hr|blockquote)(?![\w-])[^<>]*>"
 _SPACING = re.compile(rf"(?:&(?:nbsp|ensp|emsp|thinsp|#160|#xa0);|\\[nrt]|{BLOCK_TAG})+", re.IGNORECASE)
 _OF_MOSES = re.compile(r"(?:&(?:amp|apos|quot|lt|gt|#91|#93|#124);)+")
-_CLOSING, _OPENING = frozenset(".,;:!?)]}»”’'\"…。，、；：！？"), frozenset("([{«„“‘'\"¿¡")
+_CLOSING = frozenset(".,;:!?)]}»”’'\"…。，、；：！？")
+_OPENING = frozenset("([{«„“‘'\"¿¡")
 
 
 def has_words(text: str) -> bool:
@@ -113,18 +114,25 @@ class Protected:
         placement = Placement(self.text, [TranslatedPart(self.text, translation, links)], self.spans)
         numbers = {id(span): number for number, span in enumerate(self.spans)}
         removed = [0, *accumulate(self.lengths)]  # characters before each span
-        restored, position = "", 0
-        places, moved = list[int](), [0]  # of the spans in the translation, and characters inserted up to each
+        restored = ""
+        position = 0
+        places = list[int]()
+        moved = [0]  # of the spans in the translation, and characters inserted up to each
         pairs: list[tuple[int, int]] = []  # linked characters of the sentence and the restored translation
         placed = list(placement.places())
         for place, next_place in zip(placed, [*placed[1:], None], strict=True):
             restored += translation[position : place.opens]
-            position, length, opening = place.opens, len(restored), place.element.opening
-            number, core = numbers[id(place.element)], opening.strip()
+            position = place.opens
+            length = len(restored)
+            opening = place.element.opening
+            number = numbers[id(place.element)]
+            core = opening.strip()
             start = place.element.start + removed[number] + opening.index(core)
-            before, after = self.sentence[:start][-1:], self.sentence[start + len(core) :][:1]
+            before = self.sentence[:start][-1:]
+            after = self.sentence[start + len(core) :][:1]
             following = translation[position : position + 1]
-            left, right = self.sentence[:start].rstrip()[-1:], self.text[place.element.start :][:1]
+            left = self.sentence[:start].rstrip()[-1:]
+            right = self.text[place.element.start :][:1]
             if self.lengths[number] < len(opening):  # an entity for a space
                 position += following.isspace()
             elif restored[-1:].strip() and (restored[-1] not in _OPENING or restored[-1] == left):
@@ -138,7 +146,8 @@ class Protected:
             places.append(place.opens)
             moved.append(moved[-1] + len(restored) - length - (position - place.opens))
         restored += translation[position:]
-        sources, targets = _starts(self.text, words), _starts(translation, words)
+        sources = _starts(self.text, words)
+        targets = _starts(translation, words)
         starts = [span.start for span in self.spans]
         for i, j in links if links is not None else zip(range(len(sources)), range(len(targets)), strict=False):
             if i < len(sources) and j < len(targets):
@@ -160,20 +169,23 @@ def protect(sentence: str, escaped: bool = False) -> Protected | None:
     """
     if not _has_sign(sentence):
         return None
-    text, position = "", 0
+    text = ""
+    position = 0
     spans: list[Element] = []
     lengths: list[int] = []
     for match in _SPAN.finditer(sentence):
         if escaped and _OF_MOSES.fullmatch(match[0]):
             continue
         text += sentence[position : match.start()]
-        position, opening = match.end(), match[0]
+        position = match.end()
+        opening = match[0]
         after = sentence[position : position + 1]
         follows = spans and spans[-1].start == len(text)  # no space between this span and the one before
         if not follows and text[-1:].isspace() and (not after or after.isspace() or after in _CLOSING):
             text, opening = text[:-1], text[-1] + opening
         elif not text.strip() and after.isspace():
-            position, opening = position + 1, opening + after
+            position = position + 1
+            opening = opening + after
         spans.append(Element(opening, len(text), end=len(text)))
         blank = " " if _SPACING.fullmatch(opening) and text[-1:].strip() and after.strip() else ""
         lengths.append(len(opening) - len(blank))
@@ -184,13 +196,15 @@ def protect(sentence: str, escaped: bool = False) -> Protected | None:
 
 def word_links(pairs: Iterable[tuple[int, int]], source: str, target: str, split: WordSplitter = words) -> list[Link]:
     """The links between the words that contain linked characters."""
-    sources, targets = _starts(source, split), _starts(target, split)
+    sources = _starts(source, split)
+    targets = _starts(target, split)
     return sorted({(bisect_right(sources, i) - 1, bisect_right(targets, j) - 1) for i, j in pairs})
 
 
 def white_space_links(links: Iterable[Link], source: str, target: str) -> list[Link]:
     """Links between words of `data.words.words` as links between words that white space separates."""
-    sources, targets = _starts(source, words), _starts(target, words)
+    sources = _starts(source, words)
+    targets = _starts(target, words)
     return word_links([(sources[i], targets[j]) for i, j in links], source, target, white_space_words)
 
 

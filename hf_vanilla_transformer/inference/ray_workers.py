@@ -35,7 +35,10 @@ class RayPool:
     def __init__(
         self, address: str, load: Callable[[], Translator], workers: int | None = None, device: str | None = None
     ):
-        self.address, self.load, self.workers, self.device = address, load, workers or 1, device
+        self.address = address
+        self.load = load
+        self.workers = workers or 1
+        self.device = device
 
     def map(
         self, function: Callable[[Translator, Job], Result], jobs: Iterable[Job], fingerprint: str
@@ -54,7 +57,8 @@ class RayPool:
             )
             actors = [worker.remote(self.load, function, fingerprint) for _ in range(count)]
             # a second job for each worker, so that none waits for this process
-            idle, jobs = chain.from_iterable(repeat(actors, 2)), iter(jobs)
+            idle = chain.from_iterable(repeat(actors, 2))
+            jobs = iter(jobs)
             running = {actor.run.remote(job): actor for actor, job in zip(idle, jobs, strict=False)}
             del actors, idle  # Ray ends a worker without a handle, which frees its cores for one that is restarted
             while running:
@@ -103,7 +107,9 @@ class _Worker:
     """An actor with a translator."""
 
     def __init__(self, load: Callable[[], Translator], function: Callable[[Translator, Any], Any], fingerprint: str):
-        self.load, self.function, self.fingerprint = load, function, fingerprint
+        self.load = load
+        self.function = function
+        self.fingerprint = fingerprint
         self.translator: Translator | None = None
 
     def run(self, job: Any) -> Any:

@@ -47,8 +47,10 @@ def score_translations_of(
             positions.
     """
     check_at_least_one(batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch)
-    places, pairs = enumerate(translator.directions.each(source_lang, target_lang), start=1), iter(pairs)
-    directions, tokenizer = translator.directions, translator.target_tokenizer
+    places = enumerate(translator.directions.each(source_lang, target_lang), start=1)
+    pairs = iter(pairs)
+    directions = translator.directions
+    tokenizer = translator.target_tokenizer
     while window := list(islice(pairs, batch_size * BATCHES_AHEAD)):
         placed = next_places(places, len(window))
         with TOKENIZER_LOCK:
@@ -61,6 +63,7 @@ def score_translations_of(
             ids = [sources[i] for i in batch], [targets[i] for i in batch]
             rows = token_log_probabilities(translator.models, translator.source_tokenizer, *ids)
             for i, row in zip(batch, rows, strict=True):
-                tokens, mark = readable_tokens(tokenizer, targets[i]), directions.prefix_length
+                tokens = readable_tokens(tokenizer, targets[i])
+                mark = directions.prefix_length
                 scored[i] = ScoredTranslation(tokens[mark:], row[mark:])
         yield from (scored[i] for i in range(len(window)))

@@ -50,7 +50,8 @@ def line_writer(path: str | Path | None = None) -> Iterator[Callable[[str], None
     compressed if its name ends in `.gz`. None or "-" is standard output. While that is in use, everything else that is
     printed goes to standard error.
     """
-    to_stdout, stdout = path is None or str(path) == "-", sys.stdout
+    to_stdout = path is None or str(path) == "-"
+    stdout = sys.stdout
     opened: Any = redirect_stdout(sys.stderr) if to_stdout else open_to_write(cast(Path, path))
     with opened as file:
         stream = stdout.buffer if to_stdout else file

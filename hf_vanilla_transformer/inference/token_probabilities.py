@@ -28,7 +28,8 @@ def token_log_probabilities(
     with its end-of-sentence token but without a start token.
     """
     models = [in_evaluation_mode(model) for model in models]
-    longest, vocabulary = max(map(len, targets), default=1), models[0].get_output_embeddings().weight.shape[0]
+    longest = max(map(len, targets), default=1)
+    vocabulary = models[0].get_output_embeddings().weight.shape[0]
     step = max(1, _MAX_LOGITS // (longest * vocabulary))
     rows: list[list[float]] = []
     for start in range(0, len(targets), step):

@@ -47,7 +47,8 @@ def map_in_threads(
 
     `stop` is set on an error or an interrupt, so that running jobs can end early. Pending jobs are dropped.
     """
-    jobs, threads = list(jobs), torch.get_num_threads()
+    jobs = list(jobs)
+    threads = torch.get_num_threads()
     workers = min(workers, len(jobs))
     if workers <= 1:
         yield from map(function, jobs)

@@ -143,7 +143,8 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
 
 def _load_split(corpus: Corpus, split: str, data_args: DataArguments, args: RunArguments) -> tuple[Any, Any]:
     """The pairs of a split and the report. Directions, and several inputs for an evaluation, are parts of it."""
-    inputs, training = getattr(data_args, split), split == "train"
+    inputs = getattr(data_args, split)
+    training = split == "train"
 
     def load(inputs: list[str], direction: tuple[str | None, str | None]) -> tuple[Any, Any]:
         return load_pairs(
@@ -191,7 +192,8 @@ def _compare_sources(corpus: Corpus) -> None:
 
 def _limit(corpus: Corpus, split: str, data_args: DataArguments) -> None:
     """Keep the first pairs of a split. Validation is limited after it is encoded."""
-    limit, pairs = getattr(data_args, _LIMITS[split]) if split in _LIMITS else None, corpus.pairs[split]
+    limit = getattr(data_args, _LIMITS[split]) if split in _LIMITS else None
+    pairs = corpus.pairs[split]
     if limit is None:
         return
     if isinstance(pairs, IterableDataset):
@@ -243,7 +245,8 @@ def both_directions(batch: dict[str, list]) -> dict[str, list]:
 
 def split_inputs(data_args: DataArguments, split: str) -> list[Input]:
     """The inputs of a split, of all directions."""
-    inputs, languages = getattr(data_args, split) or [], (data_args.source_lang, data_args.target_lang)
+    inputs = getattr(data_args, split) or []
+    languages = (data_args.source_lang, data_args.target_lang)
     if not data_args.directions:
         return parse_inputs(inputs, *languages, field=split)
     of_directions = inputs_of(inputs, parse_directions(data_args.directions), split == "train")
@@ -277,7 +280,8 @@ def choose_tokenizers(
 ) -> Tokenizers:
     """Load the tokenizers, or train them on the training split. A resumed run loads them from its checkpoint."""
     if checkpoint is not None:
-        tokenizers, name = load_tokenizers(checkpoint), data_args.tokenizer_name
+        tokenizers = load_tokenizers(checkpoint)
+        name = data_args.tokenizer_name
         if name and tokenizer_digest(load_tokenizers(name)) != tokenizer_digest(tokenizers):
             raise UserError(
                 f"tokenizer_name: {name} is not the tokenizer of {checkpoint} that a resumed run keeps: "
@@ -443,7 +447,9 @@ def match_case(tokenizers: Tokenizers, data_args: DataArguments) -> None:
 
 def check_positions(run: Run) -> None:
     """Refuse sentences that learned positions cannot represent. Sinusoids have no end."""
-    config, data_args, encoded = run.model.config, run.data_args, run.encoded
+    config = run.model.config
+    data_args = run.data_args
+    encoded = run.encoded
     limit = config.max_position_embeddings
     if config.position_encoding_type != "learned":
         return
@@ -471,7 +477,8 @@ def check_positions(run: Run) -> None:
 
 def _longest_without_merges(data: Any, tokenizers: Tokenizers) -> float:
     """The largest number of tokens that BPE-dropout can make of a sentence: each symbol of its tokens is one."""
-    data, longest = getattr(data, "encoded", data), 0
+    data = getattr(data, "encoded", data)
+    longest = 0
     if not isinstance(data, Dataset):
         return math.inf  # a stream is not read before training
     for side, tokenizer in zip(("input_ids", "labels"), tokenizers, strict=True):

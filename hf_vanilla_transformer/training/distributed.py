@@ -64,7 +64,8 @@ def any_rank(*flags: bool, device: torch.device) -> list[bool]:
 
 def require_first_rank(seconds: float = 300) -> None:
     """Raise UserError if other ranks cannot reach the port of rank 0. torch would repeat warnings for 30 minutes."""
-    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "0")
+    host = os.environ.get("MASTER_ADDR", "")
+    port = os.environ.get("MASTER_PORT", "0")
     end = time.monotonic() + seconds
     while os.environ.get("RANK", "0") != "0" and host:
         try:
@@ -167,7 +168,8 @@ class StopSignals:
         """Make `received` the same on all ranks, which must all call it. Return which `flags` any rank has."""
         found = any_rank(*(self.received == each for each in STOPPING), *flags, device=device)
         received = max((each for each, flag in zip(STOPPING, found, strict=False) if flag), default=None)
-        first, self.received = self.received is None, received
+        first = self.received is None
+        self.received = received
         if received is not None and first:
             self._print()
         return found[len(STOPPING) :]
@@ -176,7 +178,8 @@ class StopSignals:
         if os.getpid() != self._process:  # a forked worker: the main process ends it
             return
         if self.received is None:
-            self.received, self._time = number, time.monotonic()
+            self.received = number
+            self._time = time.monotonic()
             self._print()
             if "TORCHELASTIC_RUN_ID" not in os.environ:
                 self._restore()

@@ -113,7 +113,8 @@ def prepare_model(base: PretrainedTranslator, model_args: Any, data_args: DataAr
     if changes:
         # Modules copy their dropout when they are made.
         config = type(base.model.config)(**{**base.model.config.to_dict(), **changes})
-        weights, generation_config = base.model.state_dict(), base.model.generation_config
+        weights = base.model.state_dict()
+        generation_config = base.model.generation_config
         base.model = type(base.model)(config)
         base.model.load_state_dict(weights)
         base.model.generation_config = generation_config
@@ -157,7 +158,8 @@ def describe_defaults(args: RunArguments) -> str:
 
 def score_before(trainer: Any, run: Run) -> dict[str, Any]:
     """Score the base model as `before_test_bleu` and so on. A resumed run takes its first scores."""
-    args, checkpoint = run.args, run.checkpoint
+    args = run.args
+    checkpoint = run.checkpoint
     scores: dict[str, Any] = {}
     if checkpoint is not None:
         scores = _kept_scores(checkpoint, trainer)
@@ -168,7 +170,8 @@ def score_before(trainer: Any, run: Run) -> dict[str, Any]:
         for split in ("test", "base_test"):
             if split in run.encoded:
                 print_main(f"before fine-tuning, {split}:")
-                pairs, options = run.corpus.pairs[split], score_options(run.data_args)
+                pairs = run.corpus.pairs[split]
+                options = score_options(run.data_args)
                 results = score_test_split(trainer, run.encoded[split], pairs, split, options, run.groups(split))
                 scores |= {f"before_{name}": value for name, value in results.items()}
         model.generation_config = saved

@@ -174,7 +174,8 @@ def print_changes(kind: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -
     """Print each value that differs from the checkpoint's. Only names in both are compared."""
     for name, value in now.items():
         if name in saved and not _equal(saved[name], value):
-            was, becomes = _shown(saved[name], value), _shown(value, saved[name])
+            was = _shown(saved[name], value)
+            becomes = _shown(value, saved[name])
             print_main(f"resuming with another {kind}: {name} was {was}, is now {becomes}")
 
 

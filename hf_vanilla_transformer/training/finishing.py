@@ -53,7 +53,9 @@ def score_and_save(
     The end of training was saved as a checkpoint before, so a failure or a signal here loses nothing: a resumed run
     continues with the scores. Return `results` with the scores.
     """
-    args, folder, bleu = run.args, Path(run.args.output_dir), score_options(run.data_args)
+    args = run.args
+    folder = Path(run.args.output_dir)
+    bleu = score_options(run.data_args)
     saved = f"the last update is saved, and a resumed run continues with the scores: {resume_hint(folder)}"
     stop.signals.message = f"the scores are left out; {saved}"
     with _scoring("the validation split", stop, args.device, saved):
@@ -67,7 +69,8 @@ def score_and_save(
     with _scoring("the test split", stop, args.device, saved):
         for split in ("test", "base_test"):
             if split in run.encoded:
-                data, pairs = run.encoded[split], run.corpus.pairs[split]
+                data = run.encoded[split]
+                pairs = run.corpus.pairs[split]
                 results |= score_test_split(trainer, data, pairs, split, bleu, run.groups(split))
     if is_main_rank():
         save_results(trainer, folder, results)
@@ -96,7 +99,8 @@ def _validation_facts(trainer: VanillaTransformerTrainer, run: Run, bleu: dict[s
     """Return how the validation split was scored: sentences, beams and the signatures of sacreBLEU."""
     beams = trainer.args.generation_num_beams or trainer.model.generation_config.num_beams or 1
     facts: dict[str, Any] = {"eval_sentences": len(trainer.eval_dataset), "eval_num_beams": beams}
-    groups, references = run.groups("validation"), run.corpus.pairs["validation"]["target"]
+    groups = run.groups("validation")
+    references = run.corpus.pairs["validation"]["target"]
     if groups is None:
         references = references[:1000]
     signatures = signatures_of(references, groups, **bleu)
@@ -254,7 +258,10 @@ def write_card(trainer: VanillaTransformerTrainer, run: Run, results: dict[str, 
     """Write the attention map and the training curve, if matplotlib is installed, and the model card."""
     if not is_main_rank():
         return
-    args, data_args, corpus, folder = run.args, run.data_args, run.corpus, Path(run.args.output_dir)
+    args = run.args
+    data_args = run.data_args
+    corpus = run.corpus
+    folder = Path(run.args.output_dir)
     base = args.model_name_or_path
     on_hub = {split: [each.name for each in split_inputs(data_args, split) if each.on_hub] for split in SPLITS}
     facts = CardFacts(

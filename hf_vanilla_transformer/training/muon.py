@@ -21,7 +21,8 @@ from torch.optim import AdamW, Optimizer
 
 MOMENTUM = 0.95  # Nesterov's
 ADAM_RMS = 0.2  # typical root mean square of an update of Adam, in learning rates (Liu et al., §2.2)
-COEFFICIENTS, STEPS = (3.4445, -4.7750, 2.0315), 5  # of the iteration, by Jordan et al.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+STEPS = 5  # of the iteration, by Jordan et al.
 
 
 class MuonAdamW(AdamW):
@@ -91,7 +92,8 @@ def muon_groups(model: nn.Module, weight_decay: float, decaying: Collection[str]
     groups: dict[tuple[bool, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            muon, decays = ".layers." in f".{name}" and id(parameter) in linear, name in decaying
+            muon = ".layers." in f".{name}" and id(parameter) in linear
+            decays = name in decaying
             empty = {"params": [], "muon": muon, "weight_decay": weight_decay if decays else 0.0}
             groups.setdefault((muon, decays), empty)["params"].append(parameter)
     return list(groups.values())

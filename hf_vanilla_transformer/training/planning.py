@@ -15,7 +15,8 @@ from .corpus import Corpus
 from .distributed import broadcast_from_main, print_main
 from .fingerprint import read_run_state
 
-CHOICE, UPDATES = "by_pairs", "planned updates"  # facts of a run that its checkpoints keep
+CHOICE = "by_pairs"
+UPDATES = "planned updates"  # facts of a run that its checkpoints keep
 _ENDLESS = "constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"
 _WARM_UP = 10  # updates that are not timed
 # Shares of the minutes: before the plan, and without evaluations.
@@ -85,7 +86,8 @@ class PlanUpdates(TrainerCallback):
     """
 
     def __init__(self, trainer: Any, stop: StopWithCheckpoint):
-        self.trainer, self.stop = trainer, stop
+        self.trainer = trainer
+        self.stop = stop
         self._start: tuple[int, float] | None = None
 
     @staticmethod

@@ -46,11 +46,20 @@ _TEXT = {
     and any(isinstance(kind, type) and issubclass(kind, str | Enum) for kind in _KINDS[name])
 } - {"resume_from_checkpoint"}  # a path or true
 
-BY_PAIRS, _WHY = "by_pairs", "why"
+BY_PAIRS = "by_pairs"
+_WHY = "why"
 # Fields that are read before the number of pairs is known.
 _BEFORE_PAIRS = {field.name for field in fields(DataArguments)} - {"bpe_dropout", "augment", "min_frequency"} | {
-    *("output_dir", "seed", "resume_from_checkpoint", "model_name_or_path", "model_class", "teacher"),
-    *("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"),
+    "output_dir",
+    "seed",
+    "resume_from_checkpoint",
+    "model_name_or_path",
+    "model_class",
+    "teacher",
+    "lora_r",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_target_modules",
 }
 
 # Names in other toolkits that are spelled very differently.
@@ -189,7 +198,8 @@ def _values(root: yaml.MappingNode, loader: yaml.SafeLoader, recipe: str) -> dic
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
     for key, value in root.value:
-        name, line = str(key.value), key.start_mark.line + 1
+        name = str(key.value)
+        line = key.start_mark.line + 1
         if name not in (BY_PAIRS, _WHY):
             _require_field(name, recipe)
         if name in values:

@@ -158,7 +158,8 @@ class ResumableTrainer(Seq2SeqTrainer):
 
     def _start_or_resume(self, checkpoint: Path | None) -> None:
         """Refuse a checkpoint that is damaged or of a different run, and read its position in the data."""
-        self._resumed_from, self._resume_position = checkpoint, {}
+        self._resumed_from = checkpoint
+        self._resume_position = {}
         self._teachers = [content_of(folder) for folder in getattr(self.args, "teacher", None) or ()]
         if checkpoint is None:
             return
@@ -209,7 +210,8 @@ class ResumableTrainer(Seq2SeqTrainer):
 
     def _data(self) -> dict[str, Any]:
         """Settings and facts that determine the batches."""
-        args, streaming = self.args, isinstance(self.train_dataset, torch.utils.data.IterableDataset)
+        args = self.args
+        streaming = isinstance(self.train_dataset, torch.utils.data.IterableDataset)
         pairs = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         return {
             **plain_values(args, PLAN),
@@ -381,7 +383,8 @@ class ResumableTrainer(Seq2SeqTrainer):
         """Keep the last checkpoint. With `save_total_limit=1`, `Trainer` would delete every checkpoint but the best,
         also the one that a resumed or interrupted run needs."""
         self._evaluate_if_due(start_time)
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        limit = self.args.save_total_limit
+        self.args.save_total_limit = None
         try:
             return super()._finalize_training(trial, num_train_samples, start_time)
         finally:
@@ -411,7 +414,8 @@ class ResumableTrainer(Seq2SeqTrainer):
                 remove_staging_folder(run)
             raise
         finally:
-            staged, self._staging = self._staging / name, None
+            staged = self._staging / name
+            self._staging = None
         if self.state.best_model_checkpoint == str(staged):
             self.state.best_model_checkpoint = str(run / name)
         wait_for_everyone()  # each rank writes its random state

@@ -86,7 +86,8 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
             set_seed(args.seed)
             with report_full_disk(datasets_config.HF_DATASETS_CACHE):
                 run = load_run(model_args, data_args, args, checkpoint)
-            data_args, args = run.data_args, run.args
+            data_args = run.data_args
+            args = run.args
             print_main(f"model: {run.model.num_parameters():,} parameters")
             published = destination(args)
             resolve_arguments(run.model, args, checkpoint)
@@ -168,7 +169,8 @@ def load_run(model_args: Any, data_args: DataArguments, args: RunArguments, chec
 
 def _record_length(run: Run) -> None:
     """Record the longest source that the model was trained on, for translation. An unknown base model stays one."""
-    config, length = run.model.config, run.encoding["train"].longest_source or run.data_args.max_source_length
+    config = run.model.config
+    length = run.encoding["train"].longest_source or run.data_args.max_source_length
     trained = getattr(config, "trained_source_length", None)
     if length and (trained or not run.args.model_name_or_path):
         config.trained_source_length = max(length, trained or 0)
@@ -235,7 +237,9 @@ def check_arguments(encoded: dict[str, Any], args: RunArguments) -> None:
 
 def make_trainer(run: Run, signals: StopSignals) -> tuple[VanillaTransformerTrainer, StopWithCheckpoint]:
     """Make the trainer and its time limit."""
-    args, encoded, tokenizers = run.args, run.encoded, run.tokenizers
+    args = run.args
+    encoded = run.encoded
+    tokenizers = run.tokenizers
     check_arguments(encoded, args)
     check_optimizer(args)
     check_schedule(args)
@@ -296,7 +300,8 @@ def train(
         pass
     finally:
         stop.on_train_end()  # `Trainer` omits it after an error
-    seconds, step = stop.seconds(), trainer.state.global_step
+    seconds = stop.seconds()
+    step = trainer.state.global_step
     if stop.interrupted:
         with errors_on_main_rank_only():
             raise Interrupted(
@@ -309,7 +314,8 @@ def train(
 
 # 3. Precision: chosen once, with `auto_bf16` by a measurement, and kept in every checkpoint
 
-WARM_UP, TIMED = 1, 3  # training steps of each precision
+WARM_UP = 1
+TIMED = 3  # training steps of each precision
 
 
 def resolve_precision(
@@ -320,13 +326,15 @@ def resolve_precision(
     if args.auto_bf16 and not (args.bf16 or args.fp16):
         if checkpoint is not None:
             precision = read_run_state(checkpoint).fixed.get("precision")
-            faster, reason = precision == "bf16", f" (as in {checkpoint})"
+            faster = precision == "bf16"
+            reason = f" (as in {checkpoint})"
         else:
             with on_fitting_threads():
                 faster = broadcast_from_main(lambda: bf16_is_faster(model.to(args.device)))
             reason = " (the faster one in a measurement)"
         if faster:
-            args.bf16, args.mixed_precision = True, "bf16"
+            args.bf16 = True
+            args.mixed_precision = "bf16"
     args.auto_bf16 = False  # the model card names the precision, for repeating the run elsewhere
     print_main(f"precision: {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'float32'}{reason}")
 
@@ -336,7 +344,8 @@ def bf16_is_faster(model: VanillaTransformerForConditionalGeneration, sentences:
 
     Weights and random state stay unchanged, gradients are cleared. About 1,000 tokens are enough for the ratio.
     """
-    device, was_training = model.device, model.training
+    device = model.device
+    was_training = model.training
     vocab_size = min(model.config.vocab_size, model.config.target_vocab_size)  # ids that both vocabularies have
     ids = torch.arange(sentences * length, device=device).view(sentences, length) % vocab_size
     seconds: dict[bool, list[float]] = {True: [], False: []}

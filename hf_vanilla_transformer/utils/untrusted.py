@@ -26,8 +26,18 @@ _UNSAFE = re.compile(r"(?:Unsupported (?:global|class)|GLOBAL)\W+(?:GLOBAL )?([A
 
 # Raised by torch, safetensors and transformers for truncated or overwritten files, and for inconsistent settings.
 _DAMAGE = (
-    *(RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError, AssertionError),
-    *(MemoryError, OSError, SafetensorError, StrictDataclassError, zipfile.BadZipFile),
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    TypeError,
+    AssertionError,
+    MemoryError,
+    OSError,
+    SafetensorError,
+    StrictDataclassError,
+    zipfile.BadZipFile,
 )
 
 
@@ -112,7 +122,9 @@ def parse_yaml_mapping(content: bytes, refusal: str, as_text: bool = False) -> d
 
 def _check_nesting(text: str, loader: Any, as_text: bool) -> None:
     """Raise a ValueError for YAML with deep nesting, aliases that multiply its size, or long numbers."""
-    depth, aliases, anchor_depth = 0, 0, None
+    depth = 0
+    aliases = 0
+    anchor_depth = None
     for event in yaml.parse(text, Loader=loader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1

@@ -25,7 +25,8 @@ from .page import model_facts, page_files
 
 # The libraries of the page, pinned: the npm package with its version, the file in it, and the hash (SRI) of that file.
 _HOST = "https://cdn.jsdelivr.net/npm"
-_ONNXRUNTIME, _TOKENIZERS = "onnxruntime-web@1.30.0", "@huggingface/tokenizers@0.2.0"
+_ONNXRUNTIME = "onnxruntime-web@1.30.0"
+_TOKENIZERS = "@huggingface/tokenizers@0.2.0"
 _RUNTIME = {
     "onnxruntime": (
         _ONNXRUNTIME,
@@ -74,12 +75,14 @@ def write_site(
         UserError: the folder is not empty, the model is damaged, the runtime has a different version, or
             `interop.transformers_js.write` refuses the model.
     """
-    source, output = Path(source), Path(output)
+    source = Path(source)
+    output = Path(output)
     if output.resolve() in (source.resolve(), *source.resolve().parents):
         raise UserError(f"output {output} contains the model itself: name a new folder")
     files = None if runtime is None else _local_runtime(Path(runtime))
     with new_folder(output, overwrite) as folder:
-        model, tokenizers = load_translator(source).to(torch.float32), load_tokenizers(source)
+        model = load_translator(source).to(torch.float32)
+        tokenizers = load_tokenizers(source)
         refuse_languages("web", tokenizers)
         sizes = write(model, source, folder / "model", dtypes)
         note = self_test("web", model, tokenizers, folder / "model", exact="fp32" in dtypes)
@@ -159,7 +162,8 @@ def describe(
 
 def search_settings(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
     """The settings of the page's search, equal to `generate` with the model's generation config."""
-    given, config = model.generation_config.to_diff_dict(), model.config
+    given = model.generation_config.to_diff_dict()
+    config = model.config
     given.setdefault("eos_token_id", config.target_eos_token_id)
     settings: dict[str, Any] = {
         "num_beams": given.get("num_beams", BEAMS),

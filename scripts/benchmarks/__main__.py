@@ -66,11 +66,14 @@ def add_decode(parser: argparse.ArgumentParser) -> None:
     add("--reference", metavar="F", help="reference translations, for the BLEU of each engine")
     add("--sentences", type=int, metavar="N", help="only the first N lines")
     add(
-        "--engines", nargs="+", default=["ours_fp32", "marian_fp32"], metavar="NAME",
+        "--engines",
+        nargs="+",
+        default=["ours_fp32", "marian_fp32"],
+        metavar="NAME",
         help="ours_, marian_ or ctranslate2_ with fp32, bf16 or (not marian_) int8; ours_workers_ and "
         "ctranslate2_workers_ run one search per thread, ours_compiled_ (bf16, int8) compiles the decoder for single "
         "sentences; the output of the others is compared with that of the first (default: %(default)s)",
-    )  # fmt: skip
+    )
     add("--batch_sizes", nargs="+", type=int, default=[1, 64], metavar="N")
     add("--num_beams", nargs="+", type=int, default=[1, 4], metavar="N")
     add("--shortlist", metavar="F", help="file of the command shortlist, for all engines")
@@ -84,9 +87,12 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("--source", metavar="F", help="raw text to train on, .gz too (default: random pairs)")
     add("--target", metavar="F", help="its translations, line by line")
     add(
-        "--engines", nargs="+", default=["ours_fp32", "marian_fp32", "marian_grouped_fp32"], metavar="NAME",
+        "--engines",
+        nargs="+",
+        default=["ours_fp32", "marian_fp32", "marian_grouped_fp32"],
+        metavar="NAME",
         help="ours_, marian_ or marian_grouped_ with fp32 or bf16 (default: %(default)s)",
-    )  # fmt: skip
+    )
     add("--preset", default="base", metavar="NAME", help="tiny (Multi30k's), or a row of Table 3")
     add("--vocab_size", type=int, default=16_000, metavar="N", help="(default: %(default)s)")
     add("--tokens", type=int, default=4096, metavar="N", help="max_tokens_per_batch of ours (default: %(default)s)")
@@ -94,9 +100,13 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("--updates", type=int, default=5, metavar="N", help="per turn (default: %(default)s)")
     add("--warm_up", type=int, default=2, metavar="N", help="updates before the first turn")
     add(
-        "--processes", nargs="+", type=int, default=[1], metavar="N",
+        "--processes",
+        nargs="+",
+        type=int,
+        default=[1],
+        metavar="N",
         help="measure every engine in N processes of --threads each: 1 2 compares (default: 1)",
-    )  # fmt: skip
+    )
     add_common(parser)
 
 
@@ -122,10 +132,19 @@ def decode(arguments: argparse.Namespace) -> Iterator[Any]:
         list(read_sentences(arguments.reference, "target"))[: arguments.sentences] if arguments.reference else None
     )
     yield from compare(
-        arguments.model, sentences, arguments.engines, arguments.batch_sizes, arguments.num_beams, arguments.rounds,
-        arguments.threads, references=references, device=arguments.device, shortlist=arguments.shortlist,
-        tokenize=arguments.bleu_tokenize, lowercase=arguments.bleu_lowercase,
-    )  # fmt: skip
+        arguments.model,
+        sentences,
+        arguments.engines,
+        arguments.batch_sizes,
+        arguments.num_beams,
+        arguments.rounds,
+        arguments.threads,
+        references=references,
+        device=arguments.device,
+        shortlist=arguments.shortlist,
+        tokenize=arguments.bleu_tokenize,
+        lowercase=arguments.bleu_lowercase,
+    )
 
 
 def check_gpu(arguments: argparse.Namespace) -> int:

@@ -85,7 +85,8 @@ def _measure(
     workers: dict[str, Worker], ids: Ids, size: int, beams: int, rounds: int, bleu: Callable[[Ids], dict[str, Any]]
 ) -> Iterator[Measurement]:
     order = sorted(range(len(ids)), key=lambda index: len(ids[index]), reverse=True)
-    ordered, first_outputs = [ids[index] for index in order], None
+    ordered = [ids[index] for index in order]
+    first_outputs = None
     measured = {name: Measurement(name, {"batch": size, "beams": beams}, {"sentences": len(ids)}) for name in workers}
     for name, worker in workers.items():
         caches = worker.ask("cache_bytes", ordered[:size], beams) if size > 1 else None
@@ -110,7 +111,8 @@ def _measure(
 
 def serve(pipe: Connection, name: str, folder: str, work: str, device: str, shortlist: str | None) -> None:
     """Run an engine in a worker process."""
-    engine, on_gpu = ENGINES[name](folder, work, device, shortlist), torch.device(device).type == "cuda"
+    engine = ENGINES[name](folder, work, device, shortlist)
+    on_gpu = torch.device(device).type == "cuda"
     pipe.send("ready")
     for request, args in requests(pipe):
         pipe.send(answer(engine, on_gpu, request, *args))

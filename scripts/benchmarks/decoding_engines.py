@@ -62,7 +62,8 @@ class GenerateEngine:
 
     def _padded(self, batch: Ids) -> tuple[torch.Tensor, torch.Tensor]:
         """Source ids (B, S) and their mask."""
-        longest, pad = max(map(len, batch)), self.model.config.pad_token_id
+        longest = max(map(len, batch))
+        pad = self.model.config.pad_token_id
         rows = torch.tensor([row + [pad] * (longest - len(row)) for row in batch])
         mask = (torch.arange(longest) < torch.tensor([[len(row)] for row in batch])).long()
         return rows.to(self.model.device), mask.to(self.model.device)
@@ -101,7 +102,8 @@ class OurEngine(GenerateEngine):
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
         limits: dict[str, Any] = {"length_penalty": LENGTH_PENALTY, "max_new_tokens": max_target_tokens(batch)}
-        search, largest = ContinuousSearch(self.model, len(batch), num_beams=beams, **limits), 0
+        search = ContinuousSearch(self.model, len(batch), num_beams=beams, **limits)
+        largest = 0
         search.join([(index, row, 1, []) for index, row in enumerate(batch)])
         while search:
             decoder: Any = search.search.decoder

@@ -159,10 +159,17 @@ def train_model(check: Check, preset: str) -> Figures:
     shutil.rmtree(check.output / preset, ignore_errors=True)  # an earlier check's
     fields: Figures = {
         **(TINY if preset == "tiny" else {"preset": preset, "label_smoothing": 0.1}),
-        **{"output_dir": check.output / preset, "vocab_size": 500 if check.quick else 10_000},
-        **{"max_steps": 5 if check.quick else 1500, "max_tokens_per_batch": 512 if check.quick else 8192},
-        **{"learning_rate": 0.001, "warmup_steps": 200, "eval_strategy": "no", "save_strategy": "no"},
-        **{"bf16": check.device == "cuda", "use_cpu": check.device == "cpu", "disable_tqdm": True},
+        "output_dir": check.output / preset,
+        "vocab_size": 500 if check.quick else 10_000,
+        "max_steps": 5 if check.quick else 1500,
+        "max_tokens_per_batch": 512 if check.quick else 8192,
+        "learning_rate": 0.001,
+        "warmup_steps": 200,
+        "eval_strategy": "no",
+        "save_strategy": "no",
+        "bf16": check.device == "cuda",
+        "use_cpu": check.device == "cpu",
+        "disable_tqdm": True,
     }
     flags = [part for name, value in fields.items() for part in (f"--{name}", str(value))]
     results = run_training(*parse_recipe(["--train", *map(str, check.text()), *flags]))
@@ -176,10 +183,18 @@ def decode(check: Check, preset: str) -> Figures:
     engines = ["ours_bf16", "ours_fp16", "marian_bf16", "marian_fp16", "ctranslate2_fp16"]
     if check.device == "cpu":
         engines = ["ours_fp32", "marian_fp32"]
-    return _figures(decoding.compare(
-        check.output / preset, sentences, engines, (1, 4) if check.quick else (1, 64, 512), (1, 4),
-        rounds=1 if check.quick else 2, device=check.device, limit_single=2 if check.quick else 20,
-    ))  # fmt: skip
+    return _figures(
+        decoding.compare(
+            check.output / preset,
+            sentences,
+            engines,
+            (1, 4) if check.quick else (1, 64, 512),
+            (1, 4),
+            rounds=1 if check.quick else 2,
+            device=check.device,
+            limit_single=2 if check.quick else 20,
+        )
+    )
 
 
 def _figures(measurements: Iterable[Measurement]) -> Figures:
@@ -198,7 +213,8 @@ def report(sections: dict[str, Figures]) -> str:
             rows.append([name, "", "", f"not measured: {figures['not measured']}"])
         engines = {engine: one for engine, one in figures.items() if isinstance(one, dict)}
         for engine, one in engines.items():
-            share, memory = one.get("share_of_peak_arithmetic"), one["peak_mib"]
+            share = one.get("share_of_peak_arithmetic")
+            memory = one["peak_mib"]
             notes = [f"{share:.0%} of the peak arithmetic"] if share else []
             notes += [f"{memory:,.0f} MiB"] if memory else []
             rows.append([name, engine, f"{one['tokens_per_second']:,.0f}", ", ".join(notes)])

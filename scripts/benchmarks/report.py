@@ -9,8 +9,12 @@ from hf_vanilla_transformer.utils.markdown import markdown_table
 
 #: Format of each additional column of the table.
 FORMATS = {
-    **{"ms per sentence": ".1f", "same output": ".1%", "BLEU": ".2f", "KV caches, MiB": ",.1f"},
-    **{"padding": ".1%", "peak MiB of the update": ",.0f"},
+    "ms per sentence": ".1f",
+    "same output": ".1%",
+    "BLEU": ".2f",
+    "KV caches, MiB": ",.1f",
+    "padding": ".1%",
+    "peak MiB of the update": ",.0f",
 }
 
 
@@ -67,7 +71,8 @@ def table(measurements: Sequence[Measurement]) -> str:
     more = [name for name in FORMATS if any(one.more.get(name) is not None for one in measurements)]
     rows = []
     for one in measurements:
-        ours, rate = _compared(measurements, one), one.tokens_per_second
+        ours = _compared(measurements, one)
+        rate = one.tokens_per_second
         row = {"engine": one.engine, **one.setting, "target tokens/s": f"{rate:,.0f}", "spread": f"{one.spread:.0%}"}
         row["ours / this"] = f"{ours.tokens_per_second / rate:.2f} ({ours.engine})" if ours else ""
         row["peak MiB"] = _number(one.peak_mib, ",.0f")

@@ -36,8 +36,15 @@ from .report import Measurement, family, precision
 
 #: Transformer-tiny of Wu et al. 2021, the size of scripts/recipes/multi30k_en_de_tiny.yaml
 TINY: dict[str, Any] = {
-    **{"d_model": 128, "encoder_layers": 4, "decoder_layers": 4, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256},
-    **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "dropout": 0.3, "label_smoothing": 0.1},
+    "d_model": 128,
+    "encoder_layers": 4,
+    "decoder_layers": 4,
+    "encoder_ffn_dim": 256,
+    "decoder_ffn_dim": 256,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "dropout": 0.3,
+    "label_smoothing": 0.1,
 }
 SIZES = ("tiny", *PRESETS)
 #: `train_sampling_strategy` of transformers' trainer by engine. None for this package
@@ -223,15 +230,19 @@ class TurnCallback(TrainerCallback):
     """Counts tokens, and pauses a training between updates until the main process requests more or closes the pipe."""
 
     def __init__(self, pipe: Connection, trainer: Any, on_gpu: bool):
-        self.pipe, self.on_gpu = pipe, on_gpu
-        self.updates_left, self.start = 0, 0.0
+        self.pipe = pipe
+        self.on_gpu = on_gpu
+        self.updates_left = 0
+        self.start = 0.0
         self.before_mib: float | None = None
         self.counts: Any = 0  # a tensor, so that counting does not synchronise the device
-        self.step, trainer.training_step = trainer.training_step, self._counted_step
+        self.step = trainer.training_step
+        trainer.training_step = self._counted_step
 
     def _counted_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         for batch in inputs if isinstance(inputs, list) else [inputs]:
-            labels, mask = batch["labels"], batch["attention_mask"]
+            labels = batch["labels"]
+            mask = batch["attention_mask"]
             target_tokens = labels.ne(IGNORED).sum()
             padded_tokens = torch.full_like(target_tokens, labels.numel() + mask.numel())
             self.counts = self.counts + torch.stack([target_tokens, target_tokens + mask.sum(), padded_tokens])
@@ -246,7 +257,8 @@ class TurnCallback(TrainerCallback):
         if self.updates_left:
             return
         self._synchronize()
-        seconds, peak = time.perf_counter() - self.start, peak_memory_mib(self.on_gpu)
+        seconds = time.perf_counter() - self.start
+        peak = peak_memory_mib(self.on_gpu)
         step = None if peak is None or self.before_mib is None else peak - self.before_mib
         target_tokens, tokens, padded_tokens = self.counts.tolist()
         self.pipe.send(Turn(seconds, target_tokens, tokens, padded_tokens, peak, step))
@@ -284,8 +296,15 @@ def make_trainer(engine: str, folder: Path, sizes: BatchSizes, device: str) -> S
         "use_cpu": device == "cpu",
         "dataloader_pin_memory": device != "cpu",
         "learning_rate": 4000**-0.5 * model.config.d_model**-0.5,
-        **{"lr_scheduler_type": "inverse_sqrt", "warmup_steps": 4000, "adam_beta2": 0.98, "adam_epsilon": 1e-9},
-        **{"save_strategy": "no", "logging_strategy": "no", "report_to": "none", "disable_tqdm": True, "seed": 1},
+        "lr_scheduler_type": "inverse_sqrt",
+        "warmup_steps": 4000,
+        "adam_beta2": 0.98,
+        "adam_epsilon": 1e-9,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "seed": 1,
         "ddp_find_unused_parameters": False,
     }
     args: Seq2SeqTrainingArguments

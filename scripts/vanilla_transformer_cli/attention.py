@@ -29,8 +29,10 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.evaluation.plots import checked_layer, cross_attention, plot_attention
     from hf_vanilla_transformer.inference.loading import load_model
 
-    model, tokenizers = load_model(arguments.model, arguments.device), load_tokenizers(arguments.model)
-    text, languages = (arguments.sentence, arguments.translation), (arguments.source_lang, arguments.target_lang)
+    model = load_model(arguments.model, arguments.device)
+    tokenizers = load_tokenizers(arguments.model)
+    text = (arguments.sentence, arguments.translation)
+    languages = (arguments.source_lang, arguments.target_lang)
     source_tokens, target_tokens, weights = cross_attention(model, *tokenizers, *text, *languages)
     if arguments.output:
         print(plot_attention(source_tokens, target_tokens, weights, arguments.output, layer=arguments.layer))

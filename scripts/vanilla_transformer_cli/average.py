@@ -17,8 +17,15 @@ from .parsing import Parser, add_shared_flags
 # Files of a checkpoint that do not apply to averaged weights: results, and the state for resuming.
 RESULTS = ("README.md", "all_results.json", "*.png", "runs")
 TRAINING_STATE = (
-    *("optimizer*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "training_args.bin"),
-    *("run_state.json", "ema.safetensors", "pytorch_model_fsdp*"),
+    "optimizer*",
+    "scheduler.pt",
+    "scaler.pt",
+    "rng_state*",
+    "trainer_state.json",
+    "training_args.bin",
+    "run_state.json",
+    "ema.safetensors",
+    "pytorch_model_fsdp*",
 )
 
 
@@ -43,7 +50,8 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.training.checkpoints import average_weights
     from hf_vanilla_transformer.utils.errors import UserError
 
-    checkpoints, output = chosen_checkpoints(arguments), Path(arguments.output)
+    checkpoints = chosen_checkpoints(arguments)
+    output = Path(arguments.output)
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise UserError(f"output {output} exists already: name a new one")
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -36,9 +36,10 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "--max_ratio", type=float, metavar="R", help="of the lengths in characters (default: fits the text)"
     )
     parser.add_argument(
-        "--detect", action="store_true",
+        "--detect",
+        action="store_true",
         help="drop other languages (extra detect); needs --source_lang and --target_lang, or their columns",
-    )  # fmt: skip
+    )
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     parsed = parser.parse_args(arguments)
     if len(parsed.output) > 2 or (len(parsed.output) == 1 and not parsed.output[0].endswith((".tsv", ".tsv.gz"))):

@@ -61,7 +61,8 @@ SHARED: dict[str, dict[str, Any]] = {
     "repetition_penalty": {"type": float, "metavar": "P", "help": "above 1, tokens rarely repeat"},
     "batch_size": {"type": int, "metavar": "N", "help": "sentences per batch, at most (default: 64)"},
     "max_tokens_per_batch": {
-        **{"type": int, "metavar": "N"},
+        "type": int,
+        "metavar": "N",
         "help": "source tokens per batch, padding included, at most; fewer need less memory (default: 4096)",
     },
     "format": {
@@ -82,21 +83,23 @@ SHARED: dict[str, dict[str, Any]] = {
     "source_lang": {"metavar": "CODE", "help": "source language, such as en (default: the model's)"},
     "target_lang": {"metavar": "CODE", "help": "target language, such as de (default: the model's)"},
     "source_column": {
-        **{"metavar": "NAME"},
+        "metavar": "NAME",
         "help": "column of the source in a CSV, TSV, JSON or Parquet file (default: source, or the language)",
     },
     "target_column": {"metavar": "NAME", "help": "column of the target (default: target, or the language)"},
     "shard": {
-        **{"type": _shard, "metavar": "I/N"},
+        "type": _shard,
+        "metavar": "I/N",
         "help": "translate the I-th of N shares of the lines only, for the jobs of a scheduler",
     },
     "ray": {
-        **{"metavar": "ADDRESS"},
+        "metavar": "ADDRESS",
         "help": 'translate on the cluster of Ray at this address, "auto", or "local" for all cores of this machine; '
         "each worker loads the model from the same path (extra: ray)",
     },
     "workers": {
-        **{"type": int, "metavar": "N"},
+        "type": int,
+        "metavar": "N",
         "help": "parallel searches on a CPU, each with a share of the threads (default: one per thread, up to 8)",
     },
     "shortlist": {

@@ -23,22 +23,31 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser = Parser(prog, __doc__)
     add = parser.add_argument
     add(
-        "--model", required=True, nargs="+", metavar="DIR",
+        "--model",
+        required=True,
+        nargs="+",
+        metavar="DIR",
         help="model folder, or SOURCE-TARGET=DIR if neither its card nor its name has the languages; several serve "
         "several pairs, and so does a model of many languages",
-    )  # fmt: skip
+    )
     add("--pivot", metavar="CODE", help="translate other pairs through this language: de to en, then en to fr")
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 is every one (default: %(default)s)")
     add("--port", type=int, default=5000, metavar="N", help="0 takes a free one (default: %(default)s)")
     add("--api_key_file", metavar="F", help="file with a key that requests must have as api_key or bearer token")
     add(
-        "--cors_origin", nargs="+", default=[], metavar="URL",
+        "--cors_origin",
+        nargs="+",
+        default=[],
+        metavar="URL",
         help="web sites whose pages may call this server; * is all (default: none)",
-    )  # fmt: skip
+    )
     add(
-        "--allowed_host", nargs="+", default=[], metavar="NAME",
+        "--allowed_host",
+        nargs="+",
+        default=[],
+        metavar="NAME",
         help="names of this server behind a proxy; on 127.0.0.1 requests for other names are refused",
-    )  # fmt: skip
+    )
     add("--translate_files", action="store_true", help="translate documents by POST /translate_file")
     add = parser.add_argument_group("limits").add_argument
     add("--max_characters", type=int, default=10_000, metavar="N", help="of a request (default: %(default)s)")

@@ -29,9 +29,12 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add("--alignment", metavar="F", help="links of the words of each pair, as in 0-0 1-2")
     add("--best", type=int, default=100, metavar="N", help="candidates of a source token (default: %(default)s)")
     add(
-        "--frequent", type=int, default=1000, metavar="N",
+        "--frequent",
+        type=int,
+        default=1000,
+        metavar="N",
         help="frequent target tokens, candidates of every sentence (default: %(default)s)",
-    )  # fmt: skip
+    )
     add_shared_flags(parser, "device", "dtype", *MODEL_CODE)
     return parser.parse_args(arguments)
 

@@ -109,5 +109,6 @@ def main(arguments: list[str]) -> None:
     flags = ["--help" if argument == "--help-all" else argument for argument in arguments]
     if not flags[0].startswith("-"):
         flags[0] = recipe_path(flags[0])
-    parsed, command = parse_recipe(flags), shlex.join(["vanilla-transformer", "train", *arguments])
+    parsed = parse_recipe(flags)
+    command = shlex.join(["vanilla-transformer", "train", *arguments])
     run_training(*parsed, command=command)

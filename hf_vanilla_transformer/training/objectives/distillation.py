@@ -44,7 +44,8 @@ from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGene
 from ...utils.errors import UserError
 from . import Objective
 
-PAIRS_AT_ONCE, POSITIONS_AT_ONCE = 128, 512  # of one call of the teacher, and of one `topk`
+PAIRS_AT_ONCE = 128
+POSITIONS_AT_ONCE = 512  # of one call of the teacher, and of one `topk`
 
 
 # In full
@@ -136,7 +137,8 @@ class TopOfCorpus:
     ):
         self.start: dict[bytes, int] = {}  # of a pair: the number of its first position
         lengths = pair_lengths(pairs)
-        order, end = np.lexsort(lengths), 0  # by target length, then source length
+        order = np.lexsort(lengths)
+        end = 0  # by target length, then source length
         # Allocated first: small tensors kept among the logits of all chunks would fragment the heap.
         self.tokens = torch.empty(int(lengths[1].sum()), count, dtype=torch.int32)
         self.probabilities = torch.empty(self.tokens.shape, dtype=torch.float16)
@@ -147,7 +149,8 @@ class TopOfCorpus:
                 end += len(row["labels"])
             batch = collator([{name: row[name] for name in ("input_ids", "labels")} for row in rows])
             positions = batch["labels"].flatten().ne(IGNORED).nonzero().squeeze(1)  # (n,)
-            taught, kept = distributions(batch), slice(end - len(positions), end)
+            taught = distributions(batch)
+            kept = slice(end - len(positions), end)
             parts = (each[kept].split(POSITIONS_AT_ONCE) for each in (self.tokens, self.probabilities))
             for some, tokens, probabilities in zip(positions.split(POSITIONS_AT_ONCE), *parts, strict=True):
                 best = taught.at(some, torch.float32).rows(slice(None)).t.topk(count)  # (n, K)
@@ -163,7 +166,8 @@ class TopOfCorpus:
             target = label[label != IGNORED]
             if len(target):
                 index[row, : len(target)] = self.start[_key(source[mask != 0], target)] + np.arange(len(target))
-        chosen, device = torch.from_numpy(index.ravel()), batch["labels"].device  # (B T,)
+        chosen = torch.from_numpy(index.ravel())
+        device = batch["labels"].device  # (B T,)
         probabilities = self.probabilities[chosen].to(device).float()  # (B T, K)
         return TopDistributions(self.tokens[chosen].to(device).long(), F.normalize(probabilities, p=1, dim=1))
 
@@ -202,7 +206,8 @@ class Teacher:
         student: VanillaTransformerForConditionalGeneration,
         tokenizers: Sequence[PreTrainedTokenizerBase] | None = None,
     ):
-        self.models, self.weight = [_load_teacher(folder, student, tokenizers) for folder in folders], weight
+        self.models = [_load_teacher(folder, student, tokenizers) for folder in folders]
+        self.weight = weight
         self.top: TopOfCorpus | None = None
 
     def keep_top(self, count: int, pairs: Any, collator: Callable[[list[dict[str, Any]]], Any]) -> None:
@@ -235,7 +240,8 @@ def _load_teacher(
         raise UserError(f"teacher {folder} is a {type(model).__name__}: convert it, or use `distil` for its text")
     names = ("vocab_size", "target_vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
     for name in (*names, "target_pad_token_id", "target_eos_token_id"):
-        theirs, ours = getattr(model.config, name), getattr(student.config, name)
+        theirs = getattr(model.config, name)
+        ours = getattr(student.config, name)
         if theirs != ours:
             raise UserError(
                 f"teacher {folder} has {name}={theirs}, the student {ours}: give the student the teacher's "
@@ -268,7 +274,8 @@ class DistillationObjective(Objective):
 
     def from_logits(self, logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         counted = labels.ne(IGNORED)  # (B, T)
-        scores, targets = logits[counted].float(), labels[counted]  # (N', V), (N',)
+        scores = logits[counted].float()
+        targets = labels[counted]  # (N', V), (N',)
         positions = counted.flatten().nonzero().squeeze(1)  # (N',)
         taught = self.taught.at(positions, scores.dtype)
         smoothed, plain = (

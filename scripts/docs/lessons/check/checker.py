@@ -336,7 +336,8 @@ def _working_calls(model: nn.Module) -> tuple[Tensor, Tensor, list[Call], list[T
 
 def _compare(checked: _Subject, reference: Reference) -> Report:
     smallest = float("inf")
-    source, target = checked.source, checked.target
+    source = checked.source
+    target = checked.target
     pairs = list(zip(checked.calls, checked.outputs, strict=True))
     for choice, mistake in choices({each.place for each in MISTAKES}, checked.norms):
         try:

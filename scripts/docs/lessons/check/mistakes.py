@@ -41,8 +41,10 @@ MISTAKES = (
     _position("2i twice", "the exponent is 4i / d_model: i already counts by 2, and is doubled again"),
     _position("no 2", "the exponent is i / d_model, not 2i / d_model"),
     _position("every dimension", "a sine and its cosine have different frequencies: the exponent counts dimensions"),
-    _position("every dimension twice",
-              "the exponents are 4i / d_model for a sine, (4i + 4) / d_model for its cosine: 2i is doubled again"),
+    _position(
+        "every dimension twice",
+        "the exponents are 4i / d_model for a sine, (4i + 4) / d_model for its cosine: 2i is doubled again",
+    ),
     _position("multiplied", "positions are multiplied by 10000^(2i / d_model), not divided by it"),
     _position("from 1", "positions start at 1, not at 0"),
     _position("base 1000", "the base of the wavelengths is 1000, not 10000"),
@@ -62,8 +64,10 @@ MISTAKES = (
     _causal("none", "the decoder sees later target tokens: the causal mask is missing or has no effect"),
     _causal("one too many", "each position sees the next token too: the mask's diagonal is off by one"),
     _causal("without itself", "a position does not see itself: the mask's diagonal is off by one"),
-    _causal("without itself, the first sees none",
-            "a position does not see itself, and the first sees none: the diagonal is off by one"),
+    _causal(
+        "without itself, the first sees none",
+        "a position does not see itself, and the first sees none: the diagonal is off by one",
+    ),
     _causal("inverted", "a position sees later tokens alone: the causal mask is inverted"),
     _causal("reversed", "a position sees itself and later ones: the causal mask is transposed or inverted"),
     _padding("ignored", "padding of the source is attended to"),
@@ -105,4 +109,4 @@ MISTAKES = (
     _sublayer("no self-attention", "self-attention is not called"),
     _sublayer("no cross-attention", "the decoder has no cross-attention"),
     _sublayer("no feed-forward", "the feed-forward network is not called"),
-)  # fmt: skip
+)

@@ -86,11 +86,13 @@ def _number(result: Any) -> tuple[float, bool]:
 
 def _losses(scores: Tensor, labels: Tensor) -> Iterator[tuple[str, str, bool, float]]:
     """Smoothing, mean, whether the softmax is computed twice, and the loss. The paper's first."""
-    real, size = labels != PAD, scores.shape[-1]
+    real = labels != PAD
+    size = scores.shape[-1]
     for twice in (False, True):
         logs = (scores.softmax(-1) if twice else scores).log_softmax(-1)
         label = -logs.gather(-1, labels[..., None])[..., 0]
-        total, padding = -logs.sum(-1), -logs[..., PAD]
+        total = -logs.sum(-1)
+        padding = -logs[..., PAD]
         sums = {"V": total, "V - 1": total - label, "V - 2": total - label - padding}
         for smoothing, constant in itertools.product(_OTHERS, (False, True)):
             count = size - _OTHERS[smoothing]
@@ -98,8 +100,13 @@ def _losses(scores: Tensor, labels: Tensor) -> Iterator[tuple[str, str, bool, fl
             if constant:  # KLDivLoss subtracts the entropy of the smoothed target
                 each = each + (1 - EPSILON) * math.log(1 - EPSILON) + EPSILON * math.log(EPSILON / count)
             tokens = each * real
-            means = {"tokens": tokens.sum() / real.sum(), "sum": tokens.sum(), "padding": each.mean(),
-                     "positions": tokens.mean(), "sentences": (tokens.sum(1) / real.sum(1)).mean()}  # fmt: skip
+            means = {
+                "tokens": tokens.sum() / real.sum(),
+                "sum": tokens.sum(),
+                "padding": each.mean(),
+                "positions": tokens.mean(),
+                "sentences": (tokens.sum(1) / real.sum(1)).mean(),
+            }
             yield from ((smoothing, name, twice, float(loss)) for name, loss in means.items())
 
 

@@ -23,11 +23,21 @@ _PARTS = {
     r"norm|^ln$": ("norm", ("norm",)),
     r"layer|block": (
         "encoder layer",
-        ("heads", "attention scale", "softmax", "mask value", "residual", "norm", "activation", "feed-forward",
-         "attention output", "sublayers"),
+        (
+            "heads",
+            "attention scale",
+            "softmax",
+            "mask value",
+            "residual",
+            "norm",
+            "activation",
+            "feed-forward",
+            "attention output",
+            "sublayers",
+        ),
     ),
     r"att|mha": ("attention", ("heads", "attention scale", "softmax", "mask value", "attention output")),
-}  # fmt: skip
+}
 
 
 def part_of(name: str) -> tuple[str, tuple[str, ...]] | None:

@@ -187,8 +187,10 @@ class Reference:
         return self.norm(function(x) if missing else x + function(x), norm, choice)
 
     def norm(self, x: Tensor, name: str, choice: Mapping[str, Any]) -> Tensor:
-        gain, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias", torch.zeros(()))
-        kind, epsilon = choice.get("norm", "biased"), choice.get("epsilon", self.epsilon)
+        gain = self.weights[f"{name}.weight"]
+        bias = self.weights.get(f"{name}.bias", torch.zeros(()))
+        kind = choice.get("norm", "biased")
+        epsilon = choice.get("epsilon", self.epsilon)
         if kind == "none":
             return x
         axes = {"over positions": (1,), "over positions and features": (1, 2)}.get(kind, (-1,))

@@ -85,7 +85,8 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event in _REFUSED:
         raise _Refused(f"the code tried to call {event} {one_line(arguments[:2])}")
     if event == "open" and arguments[0] != os.devnull:
-        mode, flags = arguments[1] or "", arguments[2] or 0
+        mode = arguments[1] or ""
+        flags = arguments[2] or 0
         if set(mode) & set("wax+") or flags & (os.O_WRONLY | os.O_RDWR):
             raise _Refused(f"the code tried to write {arguments[0]}")
 
@@ -170,7 +171,8 @@ def _run(path: str, name: str, given: dict[str, Any], roles: dict[str, str]) -> 
 
 def main() -> None:
     """Read a task from standard input, and print the answer as a line of JSON."""
-    answer_to, sys.stdout = sys.stdout, sys.stderr  # what the code prints is no answer
+    answer_to = sys.stdout
+    sys.stdout = sys.stderr  # what the code prints is no answer
     path, name, given, roles = json.load(sys.stdin)
     try:
         answer = _run(path, name, given, roles)

@@ -13,8 +13,16 @@ from torch import Tensor, nn
 from hf_vanilla_transformer.utils.errors import UserError
 from hf_vanilla_transformer.utils.untrusted import one_line
 
-WIDTH, HEADS, FFN, LAYERS, SOURCE_TOKENS, TARGET_TOKENS, POSITIONS = 32, 4, 48, 2, 23, 29, 40
-PAD, BOS, EOS = 0, 1, 2
+WIDTH = 32
+HEADS = 4
+FFN = 48
+LAYERS = 2
+SOURCE_TOKENS = 23
+TARGET_TOKENS = 29
+POSITIONS = 40
+PAD = 0
+BOS = 1
+EOS = 2
 
 _TARGET = r"decoder_input(_id)?s|(tgt|trg|target)s?(_\w+)?|dec(oder)?_in\w*|y"  # names of the decoder's input
 _MASK = r"mask|pad|valid_?len|lengths?$"  # in names of masks, or of the numbers of words
@@ -25,26 +33,41 @@ _ARGUMENTS: tuple[tuple[str, Any], ...] = (
     (r"dropout.*|drop_?(prob|rate|p)?|p_?drop|p|.*_dropout", 0.0),
     (r"device", "cpu"),
     (r"batch_first", True),
-    (r"max_?(seq(uence)?_?)?(len(gth)?|pos(itions?)?)|max_?(src|tgt|trg|source|target)_?len|seq_?len(gth)?|max_position\w*"
-     r"|(src|tgt|trg|source|target)_seq_?len|context_(len|size)|block_size|n_positions", POSITIONS),
+    (
+        r"max_?(seq(uence)?_?)?(len(gth)?|pos(itions?)?)|max_?(src|tgt|trg|source|target)_?len|seq_?len(gth)?|max_position\w*"
+        r"|(src|tgt|trg|source|target)_seq_?len|context_(len|size)|block_size|n_positions",
+        POSITIONS,
+    ),
     (r".*pad.*", PAD),
     (r".*(bos|sos|start).*", BOS),
     (r".*eos.*", EOS),
     (r"(n|num|nb|number_of)?_?(attention_|attn_)?heads?(_(count|size|num))?|h|nhead|.*_n?_?heads", HEADS),
     (r"(d|dim)_(k|v|q|head)|head_dim|(key|value|query)_(dim|size)", WIDTH // HEADS),
-    (r"d_?ff|ff(n|w)?(_?(dim|size|hidden))?|d_?ffn|dim_?feedforward|feed_?forward\w*|pf_dim|d_inner\w*|d_hid|ffn_hidden|inner\w*|"
-     r"intermediate_size|hidden_ff|mlp_dim|filter_size|ffn_num_hiddens", FFN),
+    (
+        r"d_?ff|ff(n|w)?(_?(dim|size|hidden))?|d_?ffn|dim_?feedforward|feed_?forward\w*|pf_dim|d_inner\w*|d_hid|ffn_hidden|inner\w*|"
+        r"intermediate_size|hidden_ff|mlp_dim|filter_size|ffn_num_hiddens",
+        FFN,
+    ),
     (r"forward_expansion|expansion\w*|mlp_ratio|ff_mult", 2),
-    (r"(n|num|nb)?_?(enc(oder)?_|dec(oder)?_|hidden_)?(layers?|blocks?|blks?)|n|depth|number_of_layers|layers?_count|(num_)?(encoder|decoder)_(layers|blocks|depth)",
-     LAYERS),
-    (r"d_?model|(dim_?)?model(_?(dim|size))?|emb(ed(ding)?)?s?_?(dim|size)|n_embd?|d_embed\w*|dim|d|hidden(_?(dim|size))?|features|size|normalized_shape|"
-     r"hid_dim|width|num_hiddens|features_count|ffn_num_outputs|norm_shape|model_dimension|d_word_vec", WIDTH),
-    (r".*(src|source|enc|inp|from).*(voc|tok|dim|size|words).*|.*(voc|tok|words).*(src|source|enc|in(put)?)\w*|input_dim|src",
-     SOURCE_TOKENS),
-    (r".*(tgt|trg|target|dec|out|to_).*(voc|tok|dim|size|words).*|.*(voc|tok|words).*(tgt|trg|target|dec|out(put)?)\w*|output_dim",
-     TARGET_TOKENS),
+    (
+        r"(n|num|nb)?_?(enc(oder)?_|dec(oder)?_|hidden_)?(layers?|blocks?|blks?)|n|depth|number_of_layers|layers?_count|(num_)?(encoder|decoder)_(layers|blocks|depth)",
+        LAYERS,
+    ),
+    (
+        r"d_?model|(dim_?)?model(_?(dim|size))?|emb(ed(ding)?)?s?_?(dim|size)|n_embd?|d_embed\w*|dim|d|hidden(_?(dim|size))?|features|size|normalized_shape|"
+        r"hid_dim|width|num_hiddens|features_count|ffn_num_outputs|norm_shape|model_dimension|d_word_vec",
+        WIDTH,
+    ),
+    (
+        r".*(src|source|enc|inp|from).*(voc|tok|dim|size|words).*|.*(voc|tok|words).*(src|source|enc|in(put)?)\w*|input_dim|src",
+        SOURCE_TOKENS,
+    ),
+    (
+        r".*(tgt|trg|target|dec|out|to_).*(voc|tok|dim|size|words).*|.*(voc|tok|words).*(tgt|trg|target|dec|out(put)?)\w*|output_dim",
+        TARGET_TOKENS,
+    ),
     (r".*vocab.*|n?_?tokens?|num_(tokens|embeddings)|n_words", TARGET_TOKENS),
-)  # fmt: skip
+)
 
 
 def constructor_arguments(build: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
