@@ -1,9 +1,9 @@
 """Training text for sequence-level knowledge distillation (Kim & Rush 2016, arXiv 1606.07947, §3.2), and by
 back-translation (Sennrich et al. 2016, arXiv 1511.06709).
 
-A teacher, any sequence-to-sequence model that `AutoModelForSeq2SeqLM` loads, an ensemble of this package's models or
-a language model, translates the source text. A student is trained on its translations, alone or with the references.
-In back-translation it translates text in the target language, and its translations become the source.
+A teacher, any sequence-to-sequence model that `AutoModelForSeq2SeqLM` loads or an ensemble of this package's
+models, translates the source text. A student is trained on its translations, alone or with the references. In
+back-translation it translates text in the target language, and its translations become the source.
 """
 
 import logging

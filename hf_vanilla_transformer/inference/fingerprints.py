@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from ..data.tokenizer_training import tokenizer_digest
-from .llm_teacher import CausalTeacher
 from .translator import Translator
 
 #: Fields of a configuration that do not change the outputs of a model.
@@ -34,8 +33,6 @@ def translator_fingerprint(translator: Translator) -> str:
     digest.update(json.dumps([tokenizer_digest(tokenizers), special_ids]).encode())
     if any(translator.directions.default):
         digest.update(json.dumps(translator.directions.default).encode())
-    if isinstance(translator, CausalTeacher):
-        digest.update(translator.prompt.encode())
     if translator.shortlist is not None:
         digest.update(translator.shortlist.table.numpy().tobytes() + translator.shortlist.always.numpy().tobytes())
     return digest.hexdigest()

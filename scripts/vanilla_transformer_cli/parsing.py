@@ -142,10 +142,10 @@ def candidate_values(arguments: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
-def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | None, prompted: bool = False) -> Any:
+def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | None) -> Any:
     """The columns or languages that the flags `COLUMNS` name, with the languages of the model folder as defaults.
 
-    For a model of many languages, the languages are also the direction of plain text, and if `prompted` in a prompt.
+    For a model of many languages, the languages are also the direction of plain text.
     """
     from hf_vanilla_transformer.data.corpora import Columns, has_pairs
     from hf_vanilla_transformer.inference.languages import has_language_tokens, model_languages
@@ -153,8 +153,7 @@ def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | N
 
     used = getattr(arguments, "paragraphs", False) or any(has_pairs(Path(file)) for file in files if file)
     given = {} if used else given_values(arguments, *COLUMNS)
-    named = prompted or bool(given and model and has_language_tokens(model))
-    if given and not (named and given.keys() <= {"source_lang", "target_lang"}):
+    if given and not (given.keys() <= {"source_lang", "target_lang"} and model and has_language_tokens(model)):
         raise UserError(f"--{next(iter(given))} has no effect: plain text has no columns and one language")
     languages = model_languages(model) if model else None
     return Columns(**{name: getattr(arguments, name) for name in COLUMNS}, languages=languages)

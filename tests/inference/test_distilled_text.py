@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import sacrebleu
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.inference import distilled_text
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET, TRANSLATIONS, distil
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.model_helpers import tiny_marian, tiny_model
+from tests.model_helpers import tiny_marian, tiny_model, word_tokenizer
 
 ALONE = SimpleNamespace(process_index=0, num_processes=1, wait_for_everyone=lambda: None)
 LINES = ["one two three", "", "two two", "three one one two"]
@@ -134,3 +135,15 @@ def test_distilled_text_refuses_references_of_another_length(teacher, source, tm
         distil(teacher, source, tmp_path / "out", ALONE, references=references)
     with pytest.raises(UserError, match="is a file"):
         distil(teacher, source, references, ALONE)
+
+
+def test_language_model_without_an_encoder_is_refused_in_one_line(source, tmp_path, command):
+    config = GPT2Config(vocab_size=5, n_embd=8, n_layer=1, n_head=1)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    word_tokenizer(["<unk>", "one", "two", "three"]).save_pretrained(tmp_path / "model")
+    flags = ["--teacher", tmp_path / "model", "--source_file", source, "--output_dir", tmp_path / "out"]
+    status, _, errors = command("distil", *flags)
+    assert status == 2
+    assert str(tmp_path / "model") in errors
+    assert errors.strip().count("\n") == 0
+    assert not (tmp_path / "out").exists()
