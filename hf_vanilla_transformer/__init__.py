@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTextEncoding,
@@ -20,6 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .modeling_vanilla_transformer import (
     VanillaTransformerEncoderModel,
+    VanillaTransformerForCausalLM,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerForSequenceClassification,
     VanillaTransformerModel,
@@ -49,6 +51,7 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], obje
 _AUTO_CLASSES = {
     AutoModel: VanillaTransformerModel,
     AutoModelForSeq2SeqLM: VanillaTransformerForConditionalGeneration,
+    AutoModelForCausalLM: VanillaTransformerForCausalLM,
     AutoModelForTextEncoding: VanillaTransformerEncoderModel,
     AutoModelForSequenceClassification: VanillaTransformerForSequenceClassification,
 }
@@ -75,6 +78,7 @@ __all__ = [
     "Translator",
     "VanillaTransformerConfig",
     "VanillaTransformerEncoderModel",
+    "VanillaTransformerForCausalLM",
     "VanillaTransformerForConditionalGeneration",
     "VanillaTransformerForSequenceClassification",
     "VanillaTransformerModel",

@@ -21,6 +21,7 @@ AUTO_MAP = {
     "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
     "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
     "AutoModelForSeq2SeqLM": f"modeling_vanilla_transformer.{_TRANSLATOR}",
+    "AutoModelForCausalLM": "modeling_vanilla_transformer.VanillaTransformerForCausalLM",
     "AutoModelForTextEncoding": "modeling_vanilla_transformer.VanillaTransformerEncoderModel",
     "AutoModelForSequenceClassification": "modeling_vanilla_transformer.VanillaTransformerForSequenceClassification",
 }

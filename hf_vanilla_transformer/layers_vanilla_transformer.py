@@ -248,7 +248,7 @@ class VanillaTransformerEncoderLayer(VanillaTransformerLayer):
 
 
 class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
-    """Masked self-attention, cross-attention and feed-forward network (§3.1)."""
+    """Masked self-attention, cross-attention and feed-forward network (§3.1). Without a source no cross-attention."""
 
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
         heads = config.decoder_attention_heads
@@ -257,12 +257,13 @@ class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
         self.cross_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def forward(
-        self, x: Tensor, source: Tensor, mask: Tensor | None, source_mask: Tensor | None, **kwargs: Any
+        self, x: Tensor, source: Tensor | None, mask: Tensor | None, source_mask: Tensor | None, **kwargs: Any
     ) -> Tensor:
         x = self.add_and_norm(x, lambda x: self.self_attn(x, None, mask, **kwargs)[0], self.self_attn_layer_norm)
-        x = self.add_and_norm(
-            x, lambda x: self.cross_attn(x, source, source_mask, **kwargs)[0], self.cross_attn_layer_norm
-        )
+        if source is not None:
+            x = self.add_and_norm(
+                x, lambda x: self.cross_attn(x, source, source_mask, **kwargs)[0], self.cross_attn_layer_norm
+            )
         return self.add_and_norm(x, self.feed_forward, self.final_layer_norm)
 
 
@@ -479,7 +480,8 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             input_ids: (B, T), the tokens after those in the cache.
             attention_mask: (B, P + T), 0 for padding, needed only for padding on the left. Or (B, 1, T, P + T), in
                 the form that the attention's backend takes.
-            encoder_hidden_states: (B, S, D), the encoder's output.
+            encoder_hidden_states: (B, S, D), the encoder's output. None skips cross-attention, in a model without an
+                encoder only.
             encoder_attention_mask: (B, S) or (B, 1, T, S).
             past_key_values: keys and values of P earlier tokens.
             inputs_embeds: (B, T, D), before scaling, instead of ids.
@@ -487,12 +489,15 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             use_cache: return `past_key_values` with these T tokens added.
         """
         inputs_embeds = self.look_up(input_ids, inputs_embeds, "decoder_")
-        if encoder_hidden_states is None:
-            raise ValueError("encoder_hidden_states is missing: this decoder always reads a source")
+        if self.config.is_encoder_decoder and encoder_hidden_states is None:
+            raise ValueError("encoder_hidden_states is missing: a translator's decoder always reads a source")
         batch, length = inputs_embeds.shape[:2]
-        self.check_mask(encoder_attention_mask, (batch, encoder_hidden_states.shape[1]), "attention_mask")
+        if encoder_hidden_states is not None:
+            self.check_mask(encoder_attention_mask, (batch, encoder_hidden_states.shape[1]), "attention_mask")
         if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
+            past_key_values = DynamicCache()
+            if encoder_hidden_states is not None:
+                past_key_values = EncoderDecoderCache(past_key_values, DynamicCache())
         past = past_key_values.get_seq_length() if past_key_values is not None else 0  # P
         self.check_mask(attention_mask, (batch, past + length), "decoder_attention_mask")
 
@@ -502,9 +507,11 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         x = self.embed(inputs_embeds, position_ids)
         cache = getattr(past_key_values, "self_attention_cache", past_key_values)
         mask = create_causal_mask(self.config, inputs_embeds, attention_mask, cache)  # (B, 1, T, P + T)
-        source_mask = self.bidirectional_mask(
-            inputs_embeds, encoder_attention_mask, encoder_hidden_states
-        )  # (B, 1, T, S)
+        source_mask = None
+        if encoder_hidden_states is not None:
+            source_mask = self.bidirectional_mask(
+                inputs_embeds, encoder_attention_mask, encoder_hidden_states
+            )  # (B, 1, T, S)
         for layer in self.layers:
             x = layer(x, encoder_hidden_states, mask, source_mask, past_key_values=past_key_values, **kwargs)
         x = self.layer_norm(x) if self.config.final_layer_norm else x

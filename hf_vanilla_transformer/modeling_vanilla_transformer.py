@@ -11,8 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqModelOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    CausalLMOutputWithCrossAttentions,
+    Seq2SeqModelOutput,
+    SequenceClassifierOutput,
+)
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
@@ -32,6 +39,7 @@ from .loss_vanilla_transformer import (
     VanillaTransformerOutput,
     VanillaTransformerTrainingOutput,
     shift_right,
+    translation_loss,
     translation_losses,
 )
 
@@ -121,18 +129,10 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         )
 
 
-class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMixin, VanillaTransformerPreTrainedModel):
-    """The whole of Figure 1: the model that translates (`AutoModelForSeq2SeqLM`)."""
+class VanillaTransformerLanguageModel(VanillaTransformerPreTrainedModel):
+    """Base of the models with an output layer, which may be the target embedding (§3.4)."""
 
     _tp_plan = {"lm_head": "colwise_gather_output"}
-
-    def __init__(self, config: VanillaTransformerConfig):
-        super().__init__(config)
-        self._tied_weights_keys = self.tied_weights()
-        self.model = VanillaTransformerModel(config, self.layer_classes)
-        self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
-        self.generation_config = paper_generation_config(config)
-        self.post_init()
 
     def tied_weights(self) -> dict[str, str]:
         source, target = (f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
@@ -154,6 +154,18 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMix
             weights = kwargs.get("state_dict") or self.state_dict()
             kwargs["state_dict"] = dict(weights) | {name: weights[name].clone() for name in untied & weights.keys()}
         return super().save_pretrained(save_directory, *args, **kwargs)
+
+
+class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMixin, VanillaTransformerLanguageModel):
+    """The whole of Figure 1: the model that translates (`AutoModelForSeq2SeqLM`)."""
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        self._tied_weights_keys = self.tied_weights()
+        self.model = VanillaTransformerModel(config, self.layer_classes)
+        self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
+        self.generation_config = paper_generation_config(config)
+        self.post_init()
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
@@ -271,6 +283,121 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMix
         return shift_right(labels, start, pad)
 
 
+class VanillaTransformerSharedEmbedding(nn.Module):
+    """What a decoder alone keeps of the encoder: the matrix of both, under the name in a translator's checkpoint."""
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
+
+
+class VanillaTransformerDecoderModel(VanillaTransformerPreTrainedModel):
+    """The decoder of `VanillaTransformerForCausalLM`, with the names of weights of a translator."""
+
+    def __init__(self, config: VanillaTransformerConfig, layer: Any):
+        super().__init__(config)
+        self.decoder = VanillaTransformerDecoder(config, layer)
+        if config.share_encoder_decoder_embeddings:
+            self.encoder = VanillaTransformerSharedEmbedding(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.decoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.decoder.embed_tokens = value
+        if self.config.share_encoder_decoder_embeddings:
+            self.encoder.embed_tokens = value
+
+    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Args and returns: as in `VanillaTransformerDecoder`."""
+        return self.decoder(*args, **kwargs)
+
+
+def _decoder_config(config: VanillaTransformerConfig) -> VanillaTransformerConfig:
+    """A copy of `config` for a decoder alone, with the target's values under the names that transformers reads."""
+    config = copy.deepcopy(config)  # the caller's may serve a translator too
+    for name in ("vocab_size", "pad_token_id", "eos_token_id"):
+        setattr(config, name, getattr(config, f"target_{name}"))
+        setattr(config, f"decoder_{name}", None)
+    config.encoder_layers = config.decoder_layers
+    config.encoder_attention_heads = config.decoder_attention_heads
+    config.is_encoder_decoder = False
+    return config
+
+
+class VanillaTransformerForCausalLM(GenerationMixin, VanillaTransformerLanguageModel):
+    """The decoder alone (`AutoModelForCausalLM`), like `MarianForCausalLM`. Not in the paper.
+
+    It loads from the checkpoint of a whole translator. Without `encoder_hidden_states` it has no cross-attention.
+    `generate` runs transformers' loops, which do not have the paper's length penalty.
+    """
+
+    _keys_to_ignore_on_load_unexpected = [r"encoder\."]
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(_decoder_config(config))
+        self._tied_weights_keys = self.tied_weights()
+        self.model = VanillaTransformerDecoderModel(self.config, self.layer_classes[1])
+        self.lm_head = nn.Linear(self.config.d_model, self.config.vocab_size, bias=self.config.lm_head_bias)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> CausalLMOutputWithCrossAttentions:
+        """Logits of the token after each of `input_ids`, and their loss against `labels`.
+
+        Args:
+            labels: (B, T), -100 for padding. As in `MarianForCausalLM` they are not shifted here: `labels[:, t]` is
+                the token after `input_ids[:, t]`.
+            logits_to_keep: compute the logits of this many last tokens only, or of the tokens at these indices. 0
+                computes all.
+            num_items_in_batch: tokens of the whole update, passed by `Trainer`. See `translation_loss`.
+            Other arguments: as in `VanillaTransformerDecoder`.
+
+        Returns:
+            `loss` (with label smoothing only while training), `logits` (B, T, V), and the outputs of the decoder.
+        """
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            encoder_hidden_states,
+            encoder_attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])  # (B, T, V)
+        loss = None
+        if labels is not None:
+            labels = labels.to(logits.device)
+            check_ids(labels.masked_fill(labels == IGNORED, 0), self.config.vocab_size, "labels")
+            smoothing = self.config.label_smoothing if self.training else 0.0
+            loss = translation_loss(logits, labels, smoothing, num_items_in_batch)
+        return CausalLMOutputWithCrossAttentions(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+        )
+
+
 class VanillaTransformerEncoderModel(VanillaTransformerPreTrainedModel):
     """The encoder alone (`AutoModelForTextEncoding`). Loads from the checkpoint of a whole translator."""
 
@@ -349,6 +476,7 @@ class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedMo
 
 __all__ = [
     "VanillaTransformerEncoderModel",
+    "VanillaTransformerForCausalLM",
     "VanillaTransformerForConditionalGeneration",
     "VanillaTransformerForSequenceClassification",
     "VanillaTransformerModel",

@@ -1,4 +1,4 @@
-"""The Auto classes of transformers, and the encoder's second life as a classifier."""
+"""The Auto classes of transformers: the encoder alone, as a classifier too, and the decoder alone."""
 
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,11 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTextEncoding,
+    MarianForCausalLM,
     Trainer,
     TrainingArguments,
 )
@@ -19,16 +21,32 @@ from transformers import (
 from hf_vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerEncoderModel,
+    VanillaTransformerForCausalLM,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerForSequenceClassification,
     VanillaTransformerModel,
 )
-from tests.model_helpers import FIRST_WORD, PAD, assert_near, padded, randomise, sentences, tiny_config, tiny_model
+from hf_vanilla_transformer.interop.marian import to_marian
+from tests.model_helpers import (
+    FIRST_WORD,
+    PAD,
+    TYING_MODES,
+    assert_near,
+    assert_same_gradients,
+    gradients,
+    padded,
+    randomise,
+    sentences,
+    tiny_config,
+    tiny_model,
+    tying,
+)
 from tests.trainer_helpers import QUIET
 
 AUTO_CLASSES = {
     AutoModel: VanillaTransformerModel,
     AutoModelForSeq2SeqLM: VanillaTransformerForConditionalGeneration,
+    AutoModelForCausalLM: VanillaTransformerForCausalLM,
     AutoModelForTextEncoding: VanillaTransformerEncoderModel,
     AutoModelForSequenceClassification: VanillaTransformerForSequenceClassification,
 }
@@ -169,3 +187,103 @@ def test_pretrained_encoder_learns_to_classify_with_the_trainer_of_transformers(
     ids = torch.tensor([row["input_ids"] for row in trainer.eval_dataset[:5]])
     with torch.no_grad():
         assert again(ids).logits.equal(classifier.eval()(ids).logits)
+
+
+# From a translator to a decoder
+
+TARGET = torch.tensor(sentences([6, 6], vocab_size=31, seed=1))
+
+
+def marian_decoder(translator: VanillaTransformerForConditionalGeneration) -> MarianForCausalLM:
+    """`MarianForCausalLM` with the weights of the translator's decoder."""
+    marian = to_marian(translator)
+    config = marian.config
+    config.vocab_size = config.decoder_vocab_size
+    config.encoder_layers = config.decoder_layers  # from which it takes the depth of its cache
+    peer = MarianForCausalLM(config)
+    missing, surplus = peer.load_state_dict(marian.state_dict(), strict=False)
+    assert set(missing) <= {"model.decoder.embed_positions.weight"}
+    assert not [name for name in surplus if name.startswith(("model.decoder.", "lm_head."))]
+    return peer.eval()
+
+
+def loaded_decoder(translator: VanillaTransformerForConditionalGeneration, folder: Path) -> Any:
+    translator.save_pretrained(folder)
+    decoder, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    return decoder.eval()
+
+
+@pytest.mark.parametrize(("share", "tie"), TYING_MODES)
+@pytest.mark.parametrize("reads_source", [False, True])
+def test_decoder_alone_matches_marian(reads_source: bool, share: bool, tie: bool, tmp_path: Path) -> None:
+    """Logits, loss, gradients, and greedy, beam and sampled tokens, from the checkpoint of a translator."""
+    sizes = {"decoder_layers": 3, "decoder_attention_heads": 2}
+    translator = tiny_model(**tying(share, tie, position_encoding_type="sinusoidal_split", **sizes))
+    decoder = loaded_decoder(translator, tmp_path)
+    peer = marian_decoder(translator)
+    source: dict[str, Tensor] = {}
+    if reads_source:
+        ids = padded(sentences([7, 4]))
+        mask = ids.ne(PAD).long()
+        with torch.no_grad():
+            states = translator.get_encoder()(ids, mask).last_hidden_state
+        source = {"encoder_hidden_states": states, "encoder_attention_mask": mask}
+
+    labels = TARGET.masked_fill(TARGET[0, 2] == TARGET, -100)
+    inputs = {"input_ids": TARGET, "labels": labels, **source}
+    assert_near(decoder(**inputs).logits, peer(**inputs).logits, what="logits")
+    loss, ours = gradients(decoder, **inputs)
+    expected_loss, theirs = gradients(peer, **inputs)
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    theirs = {name.replace("encoder_attn", "cross_attn"): gradient for name, gradient in theirs.items()}
+    assert_same_gradients(ours, {name: gradient for name, gradient in theirs.items() if "positions" not in name})
+    assert any("cross_attn" in name for name in ours) == reads_source
+
+    modes: tuple[dict[str, Any], ...] = ({"num_beams": 1}, {"num_beams": 3}, {"num_beams": 1, "do_sample": True})
+    for mode in modes:
+        written = []
+        for model in (decoder, peer):
+            torch.manual_seed(0)
+            # Marian's cache of a decoder alone mixes the keys of source and target.
+            cached = model is decoder or not reads_source
+            found = model.generate(TARGET[:, :2], max_new_tokens=8, top_k=0, use_cache=cached, **source, **mode)
+            written.append(found)
+        assert written[0].tolist() == written[1].tolist(), mode
+
+
+@pytest.mark.parametrize(("share", "tie"), TYING_MODES)
+@torch.no_grad()
+def test_decoder_alone_is_saved_and_resized(share: bool, tie: bool, tmp_path: Path) -> None:
+    translator = tiny_model(**tying(share, tie, position_encoding_type="learned", lm_head_bias=True, decoder_layers=3))
+    decoder = loaded_decoder(translator, tmp_path / "translator")
+    assert translator.config.is_encoder_decoder
+    expected = decoder(TARGET).logits
+    decoder.resize_token_embeddings(53)
+    decoder.save_pretrained(tmp_path / "decoder")
+    again, info = AutoModelForCausalLM.from_pretrained(tmp_path / "decoder", output_loading_info=True)
+    assert not any(info.values()), info
+    logits = again.eval()(TARGET).logits
+    assert logits.shape[-1] == again.get_input_embeddings().weight.shape[0] == again.config.vocab_size == 53
+    assert_near(logits[..., : expected.shape[-1]], expected, 1e-6)
+    assert (again.lm_head.weight is again.model.decoder.embed_tokens.weight) == tie
+
+
+@torch.no_grad()
+def test_decoder_alone_does_not_depend_on_padding_or_cache() -> None:
+    decoder = randomise(VanillaTransformerForCausalLM(tiny_config())).eval()
+    rows = sentences([6, 3])
+    ids = padded(rows, left=True)
+    together = decoder(ids, ids.ne(PAD).long()).logits
+    for row, logits in zip(rows, together, strict=True):
+        assert_near(logits[-len(row) :], decoder(torch.tensor([row])).logits[0])
+    first = decoder(ids[:, :4], ids[:, :4].ne(PAD).long(), use_cache=True)
+    rest = decoder(ids[:, 4:], ids.ne(PAD).long(), past_key_values=first.past_key_values, logits_to_keep=1)
+    assert_near(rest.logits, together[:, -1:])
+    written = decoder.generate(ids, attention_mask=ids.ne(PAD).long(), max_new_tokens=5, use_cache=True)
+    assert written.equal(decoder.generate(ids, attention_mask=ids.ne(PAD).long(), max_new_tokens=5, use_cache=False))
+
+
+def test_decoder_of_a_translator_refuses_to_go_without_a_source() -> None:
+    with pytest.raises(ValueError, match="encoder_hidden_states"):
+        tiny_model().get_decoder()(TARGET)

@@ -15,6 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 import hf_vanilla_transformer
 from hf_vanilla_transformer import (
     VanillaTransformerEncoderModel,
+    VanillaTransformerForCausalLM,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerForSequenceClassification,
     VanillaTransformerModel,
@@ -32,6 +33,7 @@ AUTO_MAP = {
     "AutoConfig": "configuration_vanilla_transformer.VanillaTransformerConfig",
     "AutoModel": "modeling_vanilla_transformer.VanillaTransformerModel",
     "AutoModelForSeq2SeqLM": "modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration",
+    "AutoModelForCausalLM": "modeling_vanilla_transformer.VanillaTransformerForCausalLM",
     "AutoModelForTextEncoding": "modeling_vanilla_transformer.VanillaTransformerEncoderModel",
     "AutoModelForSequenceClassification": "modeling_vanilla_transformer.VanillaTransformerForSequenceClassification",
 }
@@ -46,6 +48,7 @@ def test_bundle_has_seven_files() -> None:
     [
         VanillaTransformerModel,
         VanillaTransformerForConditionalGeneration,
+        VanillaTransformerForCausalLM,
         VanillaTransformerEncoderModel,
         VanillaTransformerForSequenceClassification,
     ],
@@ -66,8 +69,8 @@ REMOTE = """
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
-    AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoModelForTextEncoding,
-    AutoTokenizer,
+    AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification,
+    AutoModelForTextEncoding, AutoTokenizer,
 )
 
 
@@ -87,6 +90,8 @@ def use(name, saved_again, tensors):
     results["base"] = base(ids, mask, target).last_hidden_state.detach()
     encoder = AutoModelForTextEncoding.from_pretrained(name, trust_remote_code=True).eval()
     results["encoder"] = encoder(ids, mask).last_hidden_state.detach()
+    decoder = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True).eval()
+    results["decoder"] = decoder(target, None, results["encoder"], mask).logits.detach()
     encoder.save_pretrained(saved_again + "_encoder")
     alone = AutoModel.from_pretrained(saved_again + "_encoder", trust_remote_code=True).eval()
     assert not hasattr(alone, "decoder") and torch.equal(alone(ids, mask).last_hidden_state, results["encoder"])
@@ -156,6 +161,7 @@ def test_checkpoint_works_without_the_package(tmp_path: Path) -> None:
         assert found["translations_4"].tolist() == translated.sequences.tolist()
         assert found["scores"].tolist() == pytest.approx(translated.sequences_scores.tolist(), abs=1e-5)
         assert found["logits"].equal(logits)
+        torch.testing.assert_close(found["decoder"], logits)
         assert found["base"].equal(outputs.last_hidden_state)
         assert found["encoder"].equal(outputs.encoder_last_hidden_state)
         assert found["tokens"].equal(tokenizer(["two hundred and thirty-four"], return_tensors="pt")["input_ids"])
