@@ -6,6 +6,7 @@ of processes. A shard is a job that translates every N-th chunk, on any machine.
 digest of its lines, the model and the settings, so that a different translation is never reused.
 """
 
+import copy
 import json
 import shutil
 import time
@@ -26,6 +27,7 @@ from .fingerprints import text_fingerprint, translator_fingerprint
 from .ray_workers import RayPool
 from .text_io import TABLES, line_writer, open_to_write, read_lines, row_writer
 from .translator import Hypothesis, Translator
+from .unknown import UnknownSymbols
 
 BATCHES_PER_CHUNK = 8
 
@@ -224,6 +226,7 @@ def _write_chunks(
 ) -> tuple[list[Path], int]:
     """Translate the missing chunks of a turn (i, N), and return the files and the number of lines of all chunks."""
     lines, written = 0, list[Path]()
+    unknown = UnknownSymbols()
 
     def missing() -> Iterator[_Chunk]:
         nonlocal lines
@@ -236,11 +239,15 @@ def _write_chunks(
                     progress(len(rows), 0.0)
             lines += len(rows)
 
-    for chunk, translations, seconds in run(missing()):
-        with line_writer(chunk.part) as write:
-            for line in translations:
-                write(line)
-        progress(len(chunk.rows), seconds)
+    try:
+        for chunk, translations, seconds, unknown_of_chunk in run(missing()):
+            with line_writer(chunk.part) as write:
+                for line in translations:
+                    write(line)
+            progress(len(chunk.rows), seconds)
+            unknown.add(unknown_of_chunk)
+    finally:  # one warning for all chunks
+        unknown.warn()
     return written, lines
 
 
@@ -252,9 +259,11 @@ class _Chunk(NamedTuple):
 
 def _translate_chunk(
     translator: Translator, chunk: _Chunk, *, table: bool, names: list[str], **settings: Any
-) -> tuple[_Chunk, list[str], float]:
-    """The chunk, its lines of output and the seconds that they took."""
+) -> tuple[_Chunk, list[str], float, UnknownSymbols]:
+    """The chunk, its lines of output, the seconds that they took, and its unknown symbols."""
     start = time.perf_counter()
+    translator = copy.copy(translator)
+    translator.unknown_symbols = UnknownSymbols()
     pairs, *codes = map(list, zip(*chunk.rows, strict=True))
     sentences, prefixes = map(list, zip(*pairs, strict=True))
     settings |= dict(zip(names, codes, strict=True))
@@ -266,7 +275,8 @@ def _translate_chunk(
             json.dumps({"line": line, "source": source, "translation": translation}, ensure_ascii=False)
             for line, (source, translation) in enumerate(rows, start=chunk.first_line)
         )
-    return chunk, list(lines), time.perf_counter() - start
+    written = list(lines)
+    return chunk, written, time.perf_counter() - start, translator.unknown_symbols
 
 
 def merge_shards(output: str | Path) -> int:

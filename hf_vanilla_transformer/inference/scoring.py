@@ -10,6 +10,7 @@ from .batching import BATCHES_AHEAD, MAX_TOKENS, length_batches
 from .directions import Codes, next_places
 from .token_probabilities import token_log_probabilities
 from .translator import TOKENIZER_LOCK, Translator
+from .unknown import UnknownSymbols
 
 
 @dataclass
@@ -51,19 +52,27 @@ def score_translations_of(
     pairs = iter(pairs)
     directions = translator.directions
     tokenizer = translator.target_tokenizer
-    while window := list(islice(pairs, batch_size * BATCHES_AHEAD)):
-        placed = next_places(places, len(window))
-        with TOKENIZER_LOCK:
-            texts = [target for _, target in window]
-            targets = directions.encode_targets(tokenizer, texts, [direction for _, direction in placed])
-        sources = [translator.encode(source, *place) for (source, _), place in zip(window, placed, strict=True)]
-        lengths = {i: max(len(targets[i]), len(sources[i])) for i in range(len(window))}
-        scored: dict[int, ScoredTranslation] = {}
-        for batch in length_batches(lengths, batch_size, max_tokens_per_batch):
-            ids = [sources[i] for i in batch], [targets[i] for i in batch]
-            rows = token_log_probabilities(translator.models, translator.source_tokenizer, *ids)
-            for i, row in zip(batch, rows, strict=True):
-                tokens = readable_tokens(tokenizer, targets[i])
-                mark = directions.prefix_length
-                scored[i] = ScoredTranslation(tokens[mark:], row[mark:])
-        yield from (scored[i] for i in range(len(window)))
+    unknown = UnknownSymbols()
+    try:
+        while window := list(islice(pairs, batch_size * BATCHES_AHEAD)):
+            placed = next_places(places, len(window))
+            with TOKENIZER_LOCK:
+                texts = [target for _, target in window]
+                targets = directions.encode_targets(tokenizer, texts, [direction for _, direction in placed])
+            sources = [translator.encode(source, *place) for (source, _), place in zip(window, placed, strict=True)]
+            for i, (source, target) in enumerate(window):
+                line, _ = placed[i]
+                unknown.check("source", translator.source_tokenizer, source, sources[i], line)
+                unknown.check("target", tokenizer, target, targets[i], line)
+            lengths = {i: max(len(targets[i]), len(sources[i])) for i in range(len(window))}
+            scored: dict[int, ScoredTranslation] = {}
+            for batch in length_batches(lengths, batch_size, max_tokens_per_batch):
+                ids = [sources[i] for i in batch], [targets[i] for i in batch]
+                rows = token_log_probabilities(translator.models, translator.source_tokenizer, *ids)
+                for i, row in zip(batch, rows, strict=True):
+                    tokens = readable_tokens(tokenizer, targets[i])
+                    mark = directions.prefix_length
+                    scored[i] = ScoredTranslation(tokens[mark:], row[mark:])
+            yield from (scored[i] for i in range(len(window)))
+    finally:  # also of a stream that is not read to its end
+        unknown.warn()

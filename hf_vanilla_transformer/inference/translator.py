@@ -41,6 +41,7 @@ from .hypothesis import Hypothesis
 from .loading import load_model
 from .protected import has_words, knows_escapes, protect, white_space_links
 from .token_probabilities import token_log_probabilities
+from .unknown import UnknownSymbols
 from .workers import map_in_threads, worker_count
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,8 @@ class Translator:
         self.target_tokenizer = target_tokenizer or self.source_tokenizer
         #: whether the model reads text that Moses has escaped
         self.escaped = knows_escapes(source_tokenizer.get_vocab())
+        #: counts the lines with unknown symbols of all calls. None: each call warns of its own at its end
+        self.unknown_symbols: UnknownSymbols | None = None
         self.shortlist = None
         if shortlist is not None:
             from .shortlist_files import read_shortlist
@@ -287,14 +290,25 @@ class Translator:
         self, pairs: Iterator[tuple[str, str]], places: Iterator[Place], request: TranslationRequest
     ) -> Iterator[list[Hypothesis]]:
         ahead = request.batch_size * BATCHES_AHEAD if request.batch_size > 1 else 1
-        while window := list(islice(pairs, ahead)):
-            translate = self._translate_protected if request.protect else self._translate_window
-            yield from translate(window, next_places(places, len(window)), request)
+        unknown = UnknownSymbols()
+        translate = self._translate_protected if request.protect else self._translate_window
+        try:
+            while window := list(islice(pairs, ahead)):
+                yield from translate(window, next_places(places, len(window)), request, unknown)
+        finally:  # also of a stream that is not read to its end
+            if self.unknown_symbols is None:
+                unknown.warn()
+            else:
+                self.unknown_symbols.add(unknown)
         if request.has_codes and next(places, None) is not None:
             raise UserError("source_lang, target_lang: there are more codes than sentences")
 
     def _translate_protected(
-        self, window: list[tuple[str, str]], places: list[Place], request: TranslationRequest
+        self,
+        window: list[tuple[str, str]],
+        places: list[Place],
+        request: TranslationRequest,
+        unknown: UnknownSymbols,
     ) -> list[list[Hypothesis]]:
         """Translate the sentences without their protected spans, and put the spans back."""
         for line, _ in window:
@@ -304,7 +318,7 @@ class Translator:
         plain = [
             ("", prefix) if i in spans or i in verbatim else (line, prefix) for i, (line, prefix) in enumerate(window)
         ]
-        results = self._translate_window(plain, places, request)
+        results = self._translate_window(plain, places, request, unknown)
         for i in verbatim:
             line, prefix = window[i]
             links = None if request.alignment_layer is None else [(j, j) for j in range(len(request.words(line)))]
@@ -316,7 +330,8 @@ class Translator:
         except UserError:  # not a model of this package
             layer = None
         shortened = [(spans[i].text if i in spans else "", prefix) for i, (_, prefix) in enumerate(window)]
-        aligned = self._translate_window(shortened, places, replace(request, alignment_layer=layer, words=words))
+        aligning = replace(request, alignment_layer=layer, words=words)
+        aligned = self._translate_window(shortened, places, aligning, unknown)
         for i, sentence in spans.items():
             results[i] = []
             for one in aligned[i]:
@@ -328,7 +343,11 @@ class Translator:
         return results
 
     def _translate_window(
-        self, window: list[tuple[str, str]], places: list[Place], request: TranslationRequest
+        self,
+        window: list[tuple[str, str]],
+        places: list[Place],
+        request: TranslationRequest,
+        unknown: UnknownSymbols,
     ) -> list[list[Hypothesis]]:
         no_alignment: list[Any] | None = None if request.alignment_layer is None else []
         no_tokens: list[Any] | None = [] if request.probabilities else None
@@ -338,6 +357,11 @@ class Translator:
             for i, ((line, prefix), place) in enumerate(zip(window, places, strict=True))
             if not _blank(line)
         }
+        for i, sentence in sentences.items():
+            line, prefix = window[i]
+            number = places[i][0]
+            unknown.check("source", self.source_tokenizer, line, sentence.source, number)
+            unknown.check("prefix", self.target_tokenizer, prefix, sentence.prefix, number)
         workers = 1 if not request.refill else self.workers or worker_count(self.model)
         jobs = search_jobs(sentences, request.batch_size, request.max_tokens, request.refill, workers)
         stop, models = threading.Event(), self._searched_models()

@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
 from hf_vanilla_transformer.data import encode_pairs, load_pairs, train_tokenizer, with_bpe_dropout
+from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import word_tokenizer
 
@@ -54,6 +55,38 @@ def test_separate_tokenizers_encode_their_side(pairs, tokenizer, german):
     rows = rows_of(encode_pairs(pairs, tokenizer, german, drop_too_long=False)[0])
     assert [row["input_ids"] for row in rows] == tokenizer(SOURCES)["input_ids"]
     assert [row["labels"] for row in rows] == german(TARGETS)["input_ids"]
+
+
+def symbol_tokenizers():
+    """Characters of the source and words of the target, of text without `thousand` and `x y`."""
+    numbered = [list(zip(texts[:3], (1, 2, 3), strict=True)) for texts in (SOURCES, TARGETS)]
+    return train_symbol_tokenizer(numbered[0], "chars"), train_symbol_tokenizer(numbered[1], "words")
+
+
+def test_unknown_symbols_are_refused_in_training(pairs):
+    with pytest.raises(UserError, match="^line 4: the source has '<', which the tokenizer does not know"):
+        rows_of(encode_pairs(pairs, *symbol_tokenizers(), drop_too_long=True)[0])
+    characters = train_symbol_tokenizer(zip(SOURCES, range(1, 6), strict=True), "chars")
+    with pytest.raises(UserError, match="^line 4: the target has 'x', which the tokenizer does not know"):
+        rows_of(encode_pairs(pairs, characters, symbol_tokenizers()[1], drop_too_long=True)[0])
+
+
+def test_unknown_symbols_are_counted_in_evaluation(pairs):
+    tokenizers = symbol_tokenizers()
+    encoded, report = encode_pairs(pairs, *tokenizers, drop_too_long=False)
+    rows = rows_of(encoded)
+    assert len(rows) == 5
+    unknown = [tokenizers[0].unk_token_id in row["input_ids"] for row in rows]
+    assert unknown == [False, False, False, True, True]  # "</s>", and the comma
+    assert (report.seen, report.unknown, report.first_unknown) == (5, 2, [4, 5])
+    assert report.describe_unknown().startswith("2 of 5 pairs have ")
+
+
+def test_symbols_of_open_vocabularies_are_never_unknown(pairs, tokenizer):
+    byte_tokenizer = train_symbol_tokenizer([], "bytes")
+    for each in (tokenizer, byte_tokenizer):
+        encoded, report = encode_pairs(pairs, each, drop_too_long=True)
+        assert len(rows_of(encoded)) == 5 and report.unknown == 0
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

@@ -7,6 +7,7 @@ import sys
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from hf_vanilla_transformer.inference import file_translation
 from hf_vanilla_transformer.utils.shipped_models import model_folder, shipped_models
 from vanilla_transformer_cli.main import main
 
@@ -107,6 +108,34 @@ def test_lines_and_odd_input(capsys, tmp_path):
     lines = output.splitlines()
     assert status == 0 and len(lines) == 5
     assert lines[0] == lines[4] == "K AE T" and lines[1] == ""
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_unknown_symbols_are_one_warning(capsys, caplog, tmp_path, monkeypatch, written):
+    monkeypatch.setattr(file_translation, "BATCHES_PER_CHUNK", 1)
+    file = tmp_path / "odd.txt"
+    file.write_text("cat\n" * 3 + "c日t本\n" + "cat\n" * 3 + "c本t\n", encoding="utf-8")
+    output = ["--output", str(tmp_path / "written.txt")] if written else []
+    flags = ["--input", str(file), "--num_beams", "1", "--batch_size", "2", *output]
+    assert predict(capsys, *flags)[0] == 0
+    warnings = [record.getMessage() for record in caplog.records if "<unk>" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "2 lines" in warnings[0] and "'日' in line 4" in warnings[0]
+
+
+def test_unknown_symbols_of_scores_and_prefixes_are_warnings(capsys, caplog, words, tmp_path):
+    targets = tmp_path / "targets.txt"
+    targets.write_text("K AE T\nW QQ L D\nK IH T AH N\n")
+    assert predict(capsys, "--input", words, "--score", str(targets))[0] == 0
+    assert "target: 1 line" in caplog.text and "'QQ' in line 2" in caplog.text
+    caplog.clear()
+    prefixes = tmp_path / "prefixes.txt"
+    prefixes.write_text("K\n\nQQ\n")
+    assert predict(capsys, "--input", words, "--prefix", str(prefixes), "--num_beams", "1")[0] == 0
+    assert "prefix: 1 line" in caplog.text and "'QQ' in line 3" in caplog.text
+    caplog.clear()
+    assert predict(capsys, "--input", words)[0] == 0
+    assert not caplog.records
 
 
 def test_shipped_model_loads_by_the_auto_classes():
