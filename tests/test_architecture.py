@@ -256,7 +256,7 @@ LOADED = {
     "data.language_tokens": 13,
     "inference.languages": 20,
     "evaluation.metrics": 25,
-    "inference.translator": 35,
+    "inference.translator": 36,
     "training.trainer": 47,
 }
 
