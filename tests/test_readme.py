@@ -183,7 +183,7 @@ def test_python_of_package_readme_runs(quickstart, capsys):
 
 # Short ones. Training takes seconds.
 GUIDES = ["first_translator", "serving", "your_data", "converting", "extending", "many_languages"]
-GUIDES += ["zh/first_translator", "zh/your_data", "reactions", "phonemes"]
+GUIDES += ["zh/first_translator", "zh/your_data", "reactions", "phonemes", "scale"]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_command_parses(command, parse, monkeypatch):
         assert Path(arguments[0]).is_file()
     elif executable == "source":
         assert arguments == [".venv/bin/activate"]
-    elif executable == "printf":
+    elif executable in ("echo", "printf"):
         assert arguments[-1]
     elif executable == "python3":
         assert arguments == ["-m", "venv", ".venv", "&&", "source", ".venv/bin/activate"]

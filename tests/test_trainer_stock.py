@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sacrebleu
 import torch
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -15,6 +16,7 @@ from transformers import (
 )
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, generation_vanilla_transformer
+from hf_vanilla_transformer.evaluation.metrics import translation_metrics
 from hf_vanilla_transformer.generation_vanilla_transformer import beam_search
 from hf_vanilla_transformer.loss_vanilla_transformer import translation_loss
 from tests.model_helpers import (
@@ -207,3 +209,30 @@ def test_predict_with_generate_uses_the_search_of_this_package(settings, tokeniz
         expected = model.generate(torch.tensor([row["input_ids"]]), num_beams=beams)[0].tolist()
         assert predicted[: len(expected)].tolist() == expected
         assert np.isin(predicted[len(expected) :], (PAD, -100)).all()
+
+
+def test_stock_trainer_scores_with_the_metrics_of_this_package(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    pairs = random_pairs(6)
+    model = tiny_model(vocab_size=40, decoder_start_token_id=0)
+    trainer = trainer_of(
+        model,
+        tokenizer,
+        tmp_path,
+        pairs,
+        pairs,
+        compute_metrics=translation_metrics(tokenizer, tokenize="none"),
+        predict_with_generate=True,
+        generation_max_length=8,
+        generation_num_beams=1,
+    )
+    scores = trainer.evaluate()
+    prediction = trainer.predict(pairs)
+    predicted = np.where(prediction.predictions == -100, PAD, prediction.predictions)
+    labels = np.where(prediction.label_ids == -100, PAD, prediction.label_ids)
+    hypotheses = tokenizer.batch_decode(predicted, skip_special_tokens=True)
+    references = tokenizer.batch_decode(labels, skip_special_tokens=True)
+    expected = sacrebleu.corpus_bleu(hypotheses, [references], tokenize="none", force=True)
+    assert scores["eval_bleu"] == pytest.approx(expected.score, abs=1e-6)
+    assert scores["eval_chrf"] == pytest.approx(sacrebleu.corpus_chrf(hypotheses, [references]).score, abs=1e-6)
