@@ -1,7 +1,8 @@
 """`.argosmodel`: a package of Argos Translate and LibreTranslate, a zip archive with a CTranslate2 model.
 
 Argos tokenizes with one SentencePiece model, searches with CTranslate2, and joins pieces with the same SentencePiece
-model. Pieces that it lacks keep their text, so the source's model serves both languages.
+model. Pieces that it lacks keep their text, so the source's model serves both languages. Argos fetches the splitter
+that cuts text into sentences itself.
 """
 
 import json
@@ -19,7 +20,6 @@ from ..inference.languages import NAMES, model_languages
 from ..utils.errors import UserError
 from ..utils.untrusted import require_file, shown
 from . import ctranslate2
-from .argos_splitter import splitter_files
 from .search_settings import check_search, ends, shortest
 
 #: Generation settings that Argos applies. It has a different search.
@@ -29,8 +29,8 @@ _CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z]{2,4})?")
 _DATE = (1980, 1, 1, 0, 0, 0)  # for every member, so that the same model gives the same file
 
 
-def write(model: Any, folder: str | Path, output: Path, languages: Any, quantization: str | None = None) -> str:
-    """Write the model in `folder` as an .argosmodel, and return a note about it or "".
+def write(model: Any, folder: str | Path, output: Path, languages: Any, quantization: str | None = None) -> None:
+    """Write the model in `folder` as an .argosmodel.
 
     Args:
         folder: a model with a `MarianTokenizer`, because Argos needs its SentencePiece models.
@@ -49,13 +49,18 @@ def write(model: Any, folder: str | Path, output: Path, languages: Any, quantiza
             f"{folder}: Argos tokenizes with SentencePiece, and no SentencePiece model gives the tokens of a "
             f"{type(tokenizer).__name__}; train with `vanilla-transformer tokenizer --sentencepiece`, tokenizer_name=…"
         )
-    content = {"sentencepiece.model": require_file(Path(folder) / "source.spm").read_bytes(), **splitter_files(source)}
+    content = {"sentencepiece.model": require_file(Path(folder) / "source.spm").read_bytes()}
     metadata = {
-        **{"package_version": "1.0", "argos_version": "1.9", "type": "translate"},
-        **{"from_code": source, "from_name": NAMES.get(source, source)},
-        **{"to_code": target, "to_name": NAMES.get(target, target)},
+        "package_version": "1.0",
+        "argos_version": "1.11",
+        "type": "translate",
+        "from_code": source,
+        "from_name": NAMES.get(source, source),
+        "to_code": target,
+        "to_name": NAMES.get(target, target),
     }
-    if (directions := Directions(tokenizer, tokenizer)).prefix_length:
+    directions = Directions(tokenizer, tokenizer)
+    if directions.prefix_length:
         directions.check((source, target))
         metadata["target_prefix"] = tokenizer.convert_ids_to_tokens(directions.prefix((source, target))[0])
     name = f"translate-{source}_{target}-1_0"
@@ -70,8 +75,6 @@ def write(model: Any, folder: str | Path, output: Path, languages: Any, quantiza
     with zipfile.ZipFile(output, "w") as archive:
         for file, data in content.items():
             archive.writestr(zipfile.ZipInfo(f"{name}/{file}", _DATE), data, zipfile.ZIP_DEFLATED)
-    has_bytes = any(b"<0xE6>" in data for file, data in content.items() if "vocabulary" in file)
-    return "; versions before 1.10 print byte pieces such as <0xE6> as they are" * has_bytes
 
 
 def _refuse_settings(model: Any) -> None:

@@ -71,7 +71,7 @@ def export(
         tokenizers = _load_tokenizers(source, model)
         refuse_languages(target_format, tokenizers)
         if target_format == "argos":
-            note = module.write(model, source, written, languages, quantization)
+            module.write(model, source, written, languages, quantization)
         elif target_format == "ctranslate2":
             module.convert(source, written, quantization, vmap)
             note = module.search_note(model, tokenizers[1])

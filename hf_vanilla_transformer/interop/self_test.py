@@ -156,9 +156,6 @@ def _argos(reference: Reference, file: Path) -> list[Translation]:
         with zipfile.ZipFile(file) as archive:
             archive.extractall(temporary)
         (package,) = Path(temporary).iterdir()
-        for splitter in ("stanza/resources.json", "minisbd"):
-            if not (package / splitter).exists():
-                raise UserError(f"argos: the package has no sentence splitter ({splitter}), so it would download one")
         processor = sentencepiece.SentencePieceProcessor(model_file=str(package / "sentencepiece.model"))
         sources = (processor.encode(line, out_type=str) for line in reference.lines)
         rows = _ctranslate2_rows(reference, package / "model", sources, {})

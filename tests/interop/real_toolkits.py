@@ -43,8 +43,9 @@ TOOLKITS: dict[str, Callable[[Path], tuple[float | None, int]]] = {
     **{
         f"{version}, {beams} beams": partial(compare_argos, version=version, beams=beams)
         for version, beams in (
-            ("argostranslate 1.9.6", 4),
-            *(("argos-translate-lt 1.12.1", beams) for beams in (1, 4)),
+            ("argostranslate 1.11.0", 4),
+            ("argos-translate-lt 1.12.1", 1),
+            ("argos-translate-lt 1.12.1", 4),
         )
     },
 }

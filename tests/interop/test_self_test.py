@@ -2,13 +2,12 @@
 
 import json
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hf_vanilla_transformer.interop import argos, ctranslate2, exporting
+from hf_vanilla_transformer.interop import ctranslate2, exporting
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.exports import write_model
@@ -70,22 +69,6 @@ def test_export_of_few_positions_or_of_sampling_is_checked(target_format, fields
     model.generation_config.update(**settings)
     model.generation_config.save_pretrained(tmp_path / "model")
     assert "2 of 2 lines" in export(target_format, tmp_path / "model", tmp_path / "out")
-
-
-@pytest.mark.parametrize("missing", ["stanza/", "minisbd/"])
-def test_package_without_a_sentence_splitter_is_not_used(missing, tmp_path, monkeypatch):
-    model, plain = MODELS["marian-npz"](tmp_path), argos.splitter_files
-
-    def without(language: str) -> dict[str, bytes]:
-        return {name: content for name, content in plain(language).items() if not name.startswith(missing)}
-
-    monkeypatch.setattr(argos, "splitter_files", without)
-    with pytest.raises(UserError, match="splitter"):
-        export("argos", model, tmp_path / "a.argosmodel", languages=("en", "de"))
-    assert not (tmp_path / "a.argosmodel").exists()
-    monkeypatch.undo()
-    assert "2 of 2" in export("argos", model, tmp_path / "a.argosmodel", languages=("en", "de"))
-    assert zipfile.is_zipfile(tmp_path / "a.argosmodel")
 
 
 @pytest.mark.slow
