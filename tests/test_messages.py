@@ -35,6 +35,7 @@ COMMANDS = [
     ("translate --model none", "none"),
     ("translate --model model --input text --batch_size 0", "batch_size"),
     ("translate --model model --beam_size 4", "--beam_size"),
+    ("predict --model none", "none"),
     ("serve --model model", "--model"),
     ("serve --model en-de=model --port 99999", "--port"),
     ("merge --output none", "none"),

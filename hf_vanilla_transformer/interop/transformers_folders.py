@@ -98,8 +98,8 @@ def _read_config(folder: Path, model_type: str) -> dict[str, Any]:
     reason = f"{folder}: its config.json has model_type={shown(found)}, not {model_type}"
     if model_type not in MODEL_CLASSES:
         raise UserError(reason)
-    if found in MODEL_CLASSES:
-        raise UserError(f"{reason}; take --from {str(found).replace('_', '')}")
+    if isinstance(found, str) and found in MODEL_CLASSES:
+        raise UserError(f"{reason}; take --from {found.replace('_', '')}")
     raise UserError(f"{reason}; of transformers' models {', '.join(MODEL_CLASSES)} can be converted, no other family")
 
 

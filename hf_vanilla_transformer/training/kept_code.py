@@ -50,7 +50,8 @@ class KeptCode:
 def _modules_of(model: Any) -> dict[str, ModuleType]:
     """The modules of this package's bundle, and those of a subclass and its configuration."""
     names = {name for name in sys.modules if name.startswith(f"{_PACKAGE}.") and name.endswith(_BUNDLE)}
-    for kind in (*type(model).__mro__, *type(model.config).__mro__):
+    config = getattr(model, "config", None)  # a module of somebody else has none
+    for kind in (*type(model).__mro__, *type(config).__mro__):
         if kind.__module__.partition(".")[0] not in (*_LIBRARIES, _PACKAGE):
             names.add(kind.__module__)
     modules = {name: sys.modules[name] for name in sorted(names) if name in sys.modules}

@@ -29,8 +29,14 @@ OF_TRAINERS = {
     "_remove_unused_columns",
     "_get_collator_with_removed_columns",
     "_get_num_items_in_batch",
+    "_gen_kwargs",
 }
-OF_OTHERS = {"_fingerprint", "_SUPPORTED_ACTIVATIONS", "_exit"}  # of datasets, ctranslate2 and os
+OF_OTHERS = {
+    "_fingerprint",
+    "_SUPPORTED_ACTIVATIONS",
+    "_exit",
+    "_data_dir_root",
+}  # datasets, ctranslate2, os, evaluate
 ALLOWED = {"engine/kernels.py": None, "training": OF_TRAINERS}  # None: everything
 
 
