@@ -182,11 +182,9 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         "Pack several pairs into each row of a token batch, so that all batches have one shape and little padding; "
         "default: on a GPU"
     )
-    stream_window: int = HfArg(default=20_000, help="Pairs of a stream that are buffered to build token batches from")
     simcut_alpha: float = HfArg(
         default=0.0, help="SimCut (Gao et al. 2022): weight α of its divergence (in the paper 3)"
     )
-    simcut_probability: float = HfArg(default=0.05, help="SimCut: share of the token embeddings that are zeroed")
     r_drop_alpha: float = HfArg(
         default=0.0, help="R-Drop (Liang et al. 2021): weight α of its divergence (in the paper 5)"
     )
@@ -403,31 +401,75 @@ def chosen_values(*arguments: Any) -> dict[str, Any]:
 # Checks: a wrong value is refused at once, not in the middle of training
 
 _AT_LEAST_1 = (
-    *("max_tokens_per_batch", "tokens_per_update", "stream_window"),
-    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-    *("save_total_limit", "eval_accumulation_steps", "dataloader_prefetch_factor", "torch_empty_cache_steps"),
-    *("generation_max_length", "generation_num_beams", "test_num_beams", "early_stopping_patience", "ddp_timeout"),
-    *("numbers_size", "max_source_length", "max_target_length", "min_frequency", "sampling_temperature"),
-    *("max_train_samples", "max_eval_samples", "max_eval_length", "max_test_samples", "held_out_pairs"),
+    "max_tokens_per_batch",
+    "tokens_per_update",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "save_total_limit",
+    "eval_accumulation_steps",
+    "dataloader_prefetch_factor",
+    "torch_empty_cache_steps",
+    "generation_max_length",
+    "generation_num_beams",
+    "test_num_beams",
+    "early_stopping_patience",
+    "ddp_timeout",
+    "numbers_size",
+    "max_source_length",
+    "max_target_length",
+    "min_frequency",
+    "sampling_temperature",
+    "max_train_samples",
+    "max_eval_samples",
+    "max_eval_length",
+    "max_test_samples",
+    "held_out_pairs",
 )
 _AT_LEAST_0 = (
-    *("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps", "neftune_noise_alpha"),
-    *("eval_delay", "dataloader_num_workers", "average_last", "seed", "data_seed"),
-    *("simcut_alpha", "r_drop_alpha", "crossconst_alpha", "consistency_start", "teacher_top", "lora_r"),
+    "learning_rate",
+    "weight_decay",
+    "adam_epsilon",
+    "max_grad_norm",
+    "warmup_steps",
+    "neftune_noise_alpha",
+    "eval_delay",
+    "dataloader_num_workers",
+    "average_last",
+    "seed",
+    "data_seed",
+    "simcut_alpha",
+    "r_drop_alpha",
+    "crossconst_alpha",
+    "consistency_start",
+    "teacher_top",
+    "lora_r",
 )
-_ABOVE_0 = "logging_steps", "save_steps", "eval_steps", "max_minutes"
+_ABOVE_0 = (
+    "logging_steps",
+    "save_steps",
+    "eval_steps",
+    "max_minutes",
+)
 _SHARES = (
-    *("adam_beta1", "adam_beta2", "label_smoothing_factor", "bpe_dropout", "simcut_probability", "ema_decay"),
+    "adam_beta1",
+    "adam_beta2",
+    "label_smoothing_factor",
+    "bpe_dropout",
+    "ema_decay",
     "lora_dropout",
 )
 _FINITE = "test_length_penalty", "num_train_epochs"
 # Larger values would allocate more than a machine has: tables of positions, hypotheses, processes.
 _AT_MOST = {
     "generation_max_length": 100_000,
-    **dict.fromkeys(("generation_num_beams", "test_num_beams", "dataloader_num_workers"), 1000),
+    "generation_num_beams": 1000,
+    "test_num_beams": 1000,
+    "dataloader_num_workers": 1000,
     "dataloader_prefetch_factor": 1000,
     "numbers_size": 10**8,
-    **dict.fromkeys(("seed", "data_seed"), 2**32 - 1),  # NumPy's
+    "seed": 2**32 - 1,  # NumPy's
+    "data_seed": 2**32 - 1,
 }
 # Further scores of an evaluation.
 _OF_TRAINER = "loss", "perplexity", "gen_len"

@@ -55,7 +55,6 @@ PLAN = ("max_tokens_per_batch", "tokens_per_update", "pack", "seed", "data_seed"
 # Objective: a run may change it at a checkpoint, as Bi-SimCut does.
 OBJECTIVE = (
     "simcut_alpha",
-    "simcut_probability",
     "r_drop_alpha",
     "crossconst_alpha",
     "consistency_start",
@@ -77,7 +76,6 @@ COMPARED_AS = {
     "gradient_accumulation_steps": "pairs per update",
     "dataloader_drop_last": "dataloader_drop_last",
     "train_sampling_strategy": "train_sampling_strategy",
-    "stream_window": "stream_window",
     "teacher": "teacher",
     "model_name_or_path": "model_name_or_path",
     "model_class": "model_class",

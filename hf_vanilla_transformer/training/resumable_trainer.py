@@ -70,6 +70,9 @@ class ResumableTrainer(Seq2SeqTrainer):
         args, kwargs: the arguments of `Seq2SeqTrainer`.
     """
 
+    #: Pairs of a stream that are buffered to build token batches from.
+    stream_window = 20_000
+
     def __init__(
         self,
         *args: Any,
@@ -215,7 +218,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         pairs = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         return {
             **plain_values(args, PLAN),
-            "stream_window": args.stream_window if self.by_tokens and streaming else None,
+            "stream_window": self.stream_window if self.by_tokens and streaming else None,
             "pairs per update": None if self.by_tokens else pairs,
             "train_sampling_strategy": None if self.by_tokens or streaming else args.train_sampling_strategy,
             "dataloader_drop_last": None if self.by_tokens else args.dataloader_drop_last,

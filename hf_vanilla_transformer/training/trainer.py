@@ -248,7 +248,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         if isinstance(dataset, torch.utils.data.IterableDataset):
             if args.dataloader_num_workers:
                 raise UserError("a stream is read in the main process: set dataloader_num_workers to 0")
-            updates = StreamingTokenBatches(dataset, args.stream_window, **plan)
+            updates = StreamingTokenBatches(dataset, self.stream_window, **plan)
             return DataLoader(updates, batch_size=None, **options)
         if len(dataset) == 0:
             raise UserError("there is no pair to train on")

@@ -250,7 +250,6 @@ def test_consistency_is_off_in_evaluation(tmp_path: Path) -> None:
         ({"simcut_alpha": 3.0, "r_drop_alpha": 5.0}, "simcut_alpha.*r_drop_alpha"),
         ({"simcut_alpha": -1.0}, "simcut_alpha: must be"),
         ({"r_drop_alpha": float("nan")}, "r_drop_alpha: must be"),
-        ({"simcut_alpha": 3.0, "simcut_probability": 1.0}, "simcut_probability: must be"),
         ({"simcut_alpha": 3.0, "label_smoothing_factor": 0.1}, "label_smoothing_factor=0.1"),
         ({"simcut_alpha": 3.0, "consistency_start": -1}, "consistency_start: must be"),
         ({"consistency_start": 100}, "consistency_start=100"),

@@ -136,17 +136,27 @@ def test_resume_with_another_setting_is_refused(run, changed, value):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changed", ["per_device_train_batch_size", "train_sampling_strategy", "stream_window"])
+@pytest.mark.parametrize("changed", ["per_device_train_batch_size", "train_sampling_strategy"])
 def test_resume_with_other_batches_is_refused(tmp_path, changed):
     settings = {"per_device_train_batch_size": 4, "max_steps": 2}
-    data, value = None, {"train_sampling_strategy": "sequential"}.get(changed, 8)
-    if changed == "stream_window":
-        settings |= TOKENS
-        data = IterableDataset.from_generator(lambda: iter(random_pairs(32)))
-    trained(tmp_path, data, **settings)
-    message = error_of(trained, tmp_path, data, resume=True, **settings | {"max_steps": 3, changed: value})
+    value = {"train_sampling_strategy": "sequential"}.get(changed, 8)
+    trained(tmp_path, **settings)
+    message = error_of(trained, tmp_path, resume=True, **settings | {"max_steps": 3, changed: value})
     assert changed.replace("per_device_train_batch_size", "pairs per update") in message
-    trained(tmp_path, data, resume=True, ignore_data_skip=True, **settings | {"max_steps": 3, changed: value})
+    trained(tmp_path, resume=True, ignore_data_skip=True, **settings | {"max_steps": 3, changed: value})
+
+
+@pytest.mark.slow
+def test_resume_of_a_stream_with_another_window_is_refused(tmp_path):
+    class OtherWindow(VanillaTransformerTrainer):
+        stream_window = 8
+
+    data = IterableDataset.from_generator(lambda: iter(random_pairs(32)))
+    trained(tmp_path, data, max_steps=2, **TOKENS)
+    settings = TOKENS | {"max_steps": 3, "kind": OtherWindow}
+    message = error_of(trained, tmp_path, data, resume=True, **settings)
+    assert message.startswith("stream_window: 8")
+    trained(tmp_path, data, resume=True, ignore_data_skip=True, **settings)
 
 
 PAIRS = [("one", "eins"), ("two", "zwei"), ("three", "drei"), ("four hundred", "vierhundert"), ("five", "fünf")]

@@ -133,6 +133,8 @@ def test_token_batches_contain_every_pair_once_per_epoch(tmp_path, streaming, wo
     seen = []
 
     class Watching(VanillaTransformerTrainer):
+        stream_window = 20
+
         def compute_loss(self, model, inputs, *args, **kwargs):
             seen.extend(map(tuple, inputs["input_ids"].tolist()))
             assert all(inputs[side].numel() <= 40 for side in ("input_ids", "labels"))
@@ -143,7 +145,7 @@ def test_token_batches_contain_every_pair_once_per_epoch(tmp_path, streaming, wo
         with pytest.raises(UserError, match="dataloader_num_workers"):
             trained(tmp_path, data, kind=Watching, **settings, max_steps=1)
         return
-    steps = {"max_steps": 12, "stream_window": 20} if streaming else {"num_train_epochs": 2}
+    steps = {"max_steps": 12} if streaming else {"num_train_epochs": 2}
     made = trained(tmp_path, data, kind=Watching, **settings, **steps)
     everything = sorted(tuple(row["input_ids"]) for row in rows)
     if streaming:
@@ -163,7 +165,6 @@ def test_token_batches_contain_every_pair_once_per_epoch(tmp_path, streaming, wo
         ({"tokens_per_update": 100}, "tokens_per_update=100"),
         ({"max_tokens_per_batch": 9, "gradient_accumulation_steps": 4}, "tokens_per_update"),
         ({"max_tokens_per_batch": 9, "dataloader_drop_last": True}, "dataloader_drop_last=True"),
-        ({"max_tokens_per_batch": 9, "stream_window": -1}, "stream_window"),
     ],
 )
 def test_contradictory_settings_are_refused(tmp_path, settings, message):
@@ -339,13 +340,17 @@ def text():
     return encode_pairs(data, tokenizer, drop_too_long=True)[0], tokenizer
 
 
+class ShortWindow(VanillaTransformerTrainer):
+    stream_window = 30
+
+
 @pytest.mark.parametrize("kind", ["table", "stream"])
 @pytest.mark.parametrize("step", [3, 5, 10])
 def test_resumed_run_is_bit_identical(tmp_path, text, kind, step):
     """With shuffling, dropout, augmentation and BPE-dropout, in the middle and at the end of an epoch."""
     encoded, tokenizer = text
     stream = kind == "stream"
-    tokens = {"max_tokens_per_batch": 60, "tokens_per_update": 80, "stream_window": 30}
+    tokens = {"max_tokens_per_batch": 60, "tokens_per_update": 80, "kind": ShortWindow}
 
     def run(folder, resume=None):
         data = encoded.to_iterable_dataset() if stream else encoded

@@ -202,5 +202,5 @@ def consistency_objective(args: Any, language_mark: str = "source") -> Consisten
     if getattr(args, "crossconst_alpha", 0):
         return crossconst(args.crossconst_alpha, language_mark)
     if getattr(args, "simcut_alpha", 0):
-        return simcut(args.simcut_alpha, args.simcut_probability)
+        return simcut(args.simcut_alpha)
     return r_drop(args.r_drop_alpha) if getattr(args, "r_drop_alpha", 0) else None
