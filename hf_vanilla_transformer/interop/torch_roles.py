@@ -38,6 +38,14 @@ _TARGET = re.compile(r"trg|tgt|target|dec|out", re.IGNORECASE)
 # The names of a normalisation's gain and bias, other than PyTorch's.
 _KINDS = {"alpha": "weight", "gamma": "weight", "a_2": "weight", "beta": "bias", "b_2": "bias"}
 
+#: A letter for each matrix of an attention, and the option that names it.
+PROJECTIONS = {
+    "q": "query_projection",
+    "k": "key_projection",
+    "v": "value_projection",
+    "o": "output_projection",
+}
+
 _USUAL_MODULES = ("", "model", "module", "net")  # the names under which a trainer keeps the model
 
 Modules = dict[str, dict[str, str]]  # a module's path -> "weight" and "bias" -> the tensor's name
@@ -86,9 +94,15 @@ def one_model(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tens
 
 
 def layer_refs(
-    tensors: Mapping[str, Tensor], stacks: Iterable[str] = STACKS
+    tensors: Mapping[str, Tensor], stacks: Iterable[str] = STACKS, projections: Mapping[str, str | None] | None = None
 ) -> tuple[dict[str, TensorRef], dict[str, int]]:
     """Map the parameters of our layers to tensors, and return the fields `encoder_layers` and `decoder_layers`.
+
+    Args:
+        tensors: the model's, by name.
+        stacks: those that must have layers.
+        projections: ends of the names of an attention's matrices, under the letters of `PROJECTIONS`. None: found by
+            the words in their names. Several letters with one end are a fused matrix.
 
     Raises:
         UserError: a tensor has no clear role, or one of `stacks` has no layers.
@@ -98,11 +112,13 @@ def layer_refs(
         if match := _LAYER.fullmatch(name):
             path, kind = _split(match[3])
             layers[match[1].lower(), int(match[2])][path][kind] = name
+    ends = _letters_by_end(projections or {}, [path for modules in layers.values() for path in modules])
     refs: dict[str, TensorRef] = {}
     depths = dict.fromkeys((f"{stack}_layers" for stack in STACKS), 0)
     for (short, number), modules in sorted(layers.items()):
         prefix = f"model.{short}oder.layers.{number}."
-        refs |= {prefix + name: ref for name, ref in _roles(modules, tensors, short == "dec", prefix).items()}
+        roles = _roles(modules, tensors, short == "dec", prefix, ends)
+        refs |= {prefix + name: ref for name, ref in roles.items()}
         depths[f"{short}oder_layers"] += 1
     if not all(depths[f"{stack}_layers"] for stack in stacks):
         raise UserError(f"there are no layers of an encoder and a decoder among {len(tensors)} tensors")
@@ -117,21 +133,51 @@ def _split(name: str) -> tuple[str, str]:
     return path, _KINDS.get(kind, kind)
 
 
-def _roles(modules: Modules, tensors: Mapping[str, Tensor], is_decoder: bool, where: str) -> dict[str, TensorRef]:
+def _letters_by_end(projections: Mapping[str, str | None], paths: Iterable[str]) -> dict[str, str]:
+    """The end of a module's path -> the letters of `PROJECTIONS` that the user gave it.
+
+    Raises:
+        UserError: none of `paths` ends so.
+    """
+    ends: dict[str, str] = {}
+    for letter, end in projections.items():
+        if end is None:
+            continue
+        if not any(_ends_with(path, end) for path in paths):
+            raise UserError(f"{PROJECTIONS[letter]}={shown(end)}: no module in a layer has a name that ends so")
+        ends[end] = ends.get(end, "") + letter
+    return ends
+
+
+def _ends_with(path: str, end: str) -> bool:
+    return re.search(rf"(?:^|[._]){re.escape(end)}$", path) is not None
+
+
+def _roles(
+    modules: Modules, tensors: Mapping[str, Tensor], is_decoder: bool, where: str, ends: Mapping[str, str]
+) -> dict[str, TensorRef]:
     dimensions = {path: tensors[names["weight"]].ndim for path, names in modules.items() if "weight" in names}
     if len(dimensions) < len(modules):
         raise UserError(f"{where}{shown(next(path for path in modules if path not in dimensions))}: it has no weight")
     attentions: dict[str, dict[str, str]] = defaultdict(dict)
     rest = []
+    named = set("".join(ends.values()))
     for path in (path for path, ndim in dimensions.items() if ndim == 2):
+        end = max((end for end in ends if _ends_with(path, end)), key=len, default=None)
+        if end is not None:
+            attentions[path.removesuffix(end).removesuffix(".")][ends[end]] = path
+            continue
         group, _, last = path.rpartition(".")
         group, is_list = re.subn(r"\.linears$", "", group)
         part, fused = _PART.fullmatch(last), _FUSED.fullmatch(last)
+        letters = ""
         if part or fused:
             letters = part[1] if part else fused[1] if fused else ""
-            attentions[group][(letters or "qkv").lower()] = path
+            letters = (letters or "qkv").lower()
         elif is_list and last in "0123":
-            attentions[group]["qkvo"[int(last)]] = path
+            letters = "qkvo"[int(last)]
+        if letters and named.isdisjoint(letters):
+            attentions[group][letters] = path
         else:
             rest.append((group, path))
     for group, path in rest:
@@ -145,7 +191,8 @@ def _roles(modules: Modules, tensors: Mapping[str, Tensor], is_decoder: bool, wh
         raise UserError(
             f"{where}: {len(attentions)} attentions, {len(feed_forward)} matrices of a feed-forward network and "
             f"{len(norms)} normalisations were recognised; a layer of this architecture has {len(kinds)}, 2 and "
-            f"{len(kinds) + 1}"
+            f"{len(kinds) + 1}; {', '.join(PROJECTIONS.values())} give the ends of the names of an attention's "
+            f"matrices; those of no attention are {', '.join(map(shown, feed_forward[:6])) or 'none'}"
         )
     refs: dict[str, TensorRef] = {}
     for kind, group in zip(kinds, _in_order(list(attentions)), strict=True):

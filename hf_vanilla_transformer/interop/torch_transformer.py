@@ -74,6 +74,10 @@ def from_torch(
     source_embedding: str | None = None,
     target_embedding: str | None = None,
     output_layer: str | None = None,
+    query_projection: str | None = None,
+    key_projection: str | None = None,
+    value_projection: str | None = None,
+    output_projection: str | None = None,
     pad_token_id: int | None = None,
     bos_token_id: int | None = None,
     eos_token_id: int | None = None,
@@ -94,6 +98,8 @@ def from_torch(
         positions: the name of a tensor, or one of the sinusoidal `POSITION_ENCODING_TYPES`.
         scale_embedding: multiply embeddings by sqrt(d_model).
         source_embedding, target_embedding, output_layer: names of modules. Default: found by the words in their names.
+        query_projection, key_projection, value_projection, output_projection: the ends of the names of an attention's
+            matrices, such as "qkv_nets.0". One end for several is a fused matrix. Default: likewise.
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: special tokens. The decoder starts from `bos`.
         tokenizer, target_tokenizer: a tokenizer.json of the tokenizers library, a folder of one of transformers, or a
             vocabulary: a JSON object of tokens and ids, or a text with a token in each line. One may serve both sides.
@@ -103,7 +109,8 @@ def from_torch(
     where = str(source) if isinstance(source, str | Path) else "the state dictionary"
     tensors, copies = one_model(state_dicts.find_weights(state, is_transformer, where), where)
     _require_convertible(tensors, heads)
-    refs, depths = layer_refs(tensors)
+    projections = {"q": query_projection, "k": key_projection, "v": value_projection, "o": output_projection}
+    refs, depths = layer_refs(tensors, projections=projections)
     width = tensors[refs["model.encoder.layers.0.fc1.weight"].name].shape[-1]
     around = _around(tensors, width, (source_embedding, target_embedding, output_layer), positions)
     requested = {

@@ -364,7 +364,39 @@ NAMED = Style(
     ends=False,
     options={**SPECIAL, "layer_norm_eps": 1e-5},
 )
+GORDIC = Style(
+    ("src_embedding.embeddings_table", "trg_embedding.embeddings_table", "decoder_generator.linear"),
+    {
+        **{r"transformer\.encoder\.layers": "encoder.encoder_layers", "linear": "pointwise_net.linear"},
+        **{r"transformer\.decoder\.layers": "decoder.decoder_layers", r"transformer\.": ""},
+        **{r"(encoder_layers.*)self_attn": r"\1multi_headed_attention", "self_attn": "trg_multi_headed_attention"},
+        **{"multihead_attn": "src_multi_headed_attention", r"(_layers\.\d+\.)norm1": r"\1sublayers.0.norm"},
+        r"(_layers\.\d+\.)norm2": r"\1sublayers.1.norm",
+        r"(_layers\.\d+\.)norm3": r"\1sublayers.2.norm",
+    },
+    ("qkv_nets.0", "qkv_nets.1", "qkv_nets.2", "out_projection_net"),
+    settings={"norm_first": True},
+    options={
+        **SPECIAL,
+        "query_projection": "qkv_nets.0",
+        "key_projection": "qkv_nets.1",
+        "value_projection": "qkv_nets.2",
+        "output_projection": "out_projection_net",
+    },
+)
 STYLES = {"Annotated": ANNOTATED, "Umar Jamil": JAMIL, "Hyunwoong Ko": KO, "fused": FUSED, "other names": NAMED}
+STYLES["named"] = GORDIC
+STYLES["named, fused"] = replace(
+    GORDIC,
+    projections=("thing", "out_projection_net"),
+    options={
+        **SPECIAL,
+        "query_projection": "thing",
+        "key_projection": "thing",
+        "value_projection": "thing",
+        "output_projection": "out_projection_net",
+    },
+)
 STYLES["fused in two"] = replace(FUSED, projections=("to_q", "to_kv", "to_out"))
 
 
@@ -397,7 +429,23 @@ def test_torch_code_with_other_names_gives_its_logits(name, wrapped, tmp_path, r
     assert ours.config.layer_norm_position == ("pre" if "norm_first" in style.settings else "post")
     assert ours.config.attention_bias is style.attention_bias
     notes = "".join(from_torch(tmp_path / "model.pt", 4, **style.options).notes)
-    assert ("fused" in notes) is name.startswith("fused") and ("-norm" in notes) is bool(style.options)
+    assert ("fused" in notes) is ("fused" in name) and ("-norm" in notes) is bool(style.options)
+
+
+def test_torch_projections_without_known_names_need_the_options() -> None:
+    theirs: Any = randomise(AroundTorch(GORDIC.names(), norm_first=True))
+    weights = GORDIC.rename(theirs.state_dict())
+    with pytest.raises(UserError, match=r"query_projection, .*multi_headed_attention\.qkv_nets\.0") as raised:
+        from_torch(weights, 4, **SPECIAL)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(UserError, match="value_projection=qkv_nets.3: no module"):
+        from_torch(weights, 4, **{**GORDIC.options, "value_projection": "qkv_nets.3"})
+    with pytest.raises(UserError, match="recognised"):
+        from_torch(weights, 4, **{**GORDIC.options, "query_projection": None})
+    # The same in attentions that are no modules of their own.
+    flat = {name.replace("headed_attention.", "headed_attention_"): weight for name, weight in weights.items()}
+    ours = [from_torch(each, 4, **GORDIC.options).model for each in (weights, flat)]
+    assert all(a.equal(b) for a, b in zip(*(model.parameters() for model in ours), strict=True))
 
 
 @pytest.mark.parametrize("name", ["encoder.layer_stack.0.slf_attn.w_qs.weight"])
