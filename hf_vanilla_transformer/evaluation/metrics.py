@@ -13,6 +13,7 @@ from transformers import EvalPrediction, PreTrainedTokenizerBase, Seq2SeqTrainer
 
 from ..data.language_tokens import language_tokens
 from ..data.side_tokens import AS_TEXT
+from ..data.token_kinds import tokenizer_task
 from ..loss_vanilla_transformer import IGNORED
 from ..utils.errors import UserError, did_you_mean
 from ..utils.normalization import Normalizer, normalized_hypotheses, normalized_references
@@ -400,7 +401,9 @@ def score_test_split(
     tokenizer = getattr(trainer, "target_tokenizer", None) or trainer.processing_class
     beams = trainer.model.generation_config.num_beams or 1
     report = print if trainer.is_world_process_zero() else lambda *_, **__: None
-    report(f"{split}: translating {len(dataset):,} sentences, {beams} beam{'s' if beams > 1 else ''}", flush=True)
+    count = f"{len(dataset):,}"
+    work = f"translating {count} sentences" if tokenizer_task(tokenizer) == "language" else f"{count} predictions"
+    report(f"{split}: {work}, {beams} beam{'s' if beams > 1 else ''}", flush=True)
     # The saved model translates without this limit of evaluations while training.
     limit = trainer.args.generation_max_length
     trainer.args.generation_max_length = None

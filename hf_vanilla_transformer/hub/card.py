@@ -48,6 +48,7 @@ class CardFacts:
     model_name: str  #: title and name in the usage code: a folder or a repository on the Hub
     languages: tuple[str, str] | None = None  #: (source, target), as codes such as en
     directions: Sequence[tuple[str, str]] = ()  #: the pairs of a model of many languages
+    task: str = "language"  #: or "sequence": the card has no words of translation
     recipe: Mapping[str, Any] = field(default_factory=dict)  #: all recipe fields that were set
     command: str | None = None  #: the command line of the run
     #: `all_results.json`: `test_bleu`, `test_chrf`, `eval_bleu`, `train_updates`, `epoch` …; `test_examples` of
@@ -101,6 +102,7 @@ def model_card(directory: Path, facts: CardFacts) -> ModelCard:
     """Return the card that `write_model_card` writes."""
     results, hub_names = _results(facts), _hub_names(facts)
     recipe = _public_recipe(facts.recipe, hub_names)
+    answer = "translation" if facts.task == "language" else "prediction"
     return ModelCard.from_template(
         _metadata(facts, results),
         template_str=TEMPLATE.read_text(encoding="utf-8") + "\n",  # jinja strips the last newline
@@ -110,7 +112,8 @@ def model_card(directory: Path, facts: CardFacts) -> ModelCard:
         search=facts.generation_config,
         validation=facts.metrics,
         fields=facts.recipe,
-        examples=_examples(facts.metrics.get("test_examples") or ()),
+        examples=_examples(facts.metrics.get("test_examples") or (), answer),
+        sequence=facts.task == "sequence",
         result_signatures=list(dict.fromkeys(row["signature"] for row in results if row["signature"])),
         plots=[(caption, file) for caption, file in PLOTS.items() if (directory / file).is_file()],
         training=_training(facts),
@@ -145,20 +148,26 @@ def card_for_repository(text: str, repo_id: str, license: str | None = None) -> 
 
 # 1. Metadata for the Hub
 
+#: the type and the name of a task. A sequence has no `pipeline_tag`, because no task of the Hub fits
+_TASKS = {
+    "language": ("translation", "Translation"),
+    "sequence": ("sequence-to-sequence", "Sequence to sequence"),
+}
+
 
 def _metadata(facts: CardFacts, results: list[dict[str, Any]]) -> ModelCardData:
     named = [*(facts.languages or ()), *chain(*facts.directions)]
     codes = [code for name in dict.fromkeys(named) if _LANGUAGE.fullmatch(code := name.replace("_", "-"))]
     return ModelCardData(
         library_name="transformers",
-        pipeline_tag="translation",
+        pipeline_tag="translation" if facts.task == "language" else None,
         language=list(dict.fromkeys(code.split("-")[0] for code in codes)) or None,
         language_bcp47=codes if any("-" in code for code in codes) else None,
         license=facts.license,
         base_model=facts.base_model if facts.base_model_on_hub else None,
         datasets=list(dict.fromkeys(name.partition(":")[0] for name in facts.datasets.get("train", ()))) or None,
         metrics=list(dict.fromkeys(row["result"].metric_type for row in results)) or None,
-        tags=["vanilla_transformer", "translation", "attention-is-all-you-need"],
+        tags=["vanilla_transformer", _TASKS[facts.task][0], "attention-is-all-you-need"],
         model_name=_public_value("model_name", facts.model_name) if results else None,
         eval_results=[row["result"] for row in results if "," not in row["label"].removesuffix(", %")] or None,
     )
@@ -166,6 +175,7 @@ def _metadata(facts: CardFacts, results: list[dict[str, Any]]) -> ModelCardData:
 
 def _results(facts: CardFacts) -> list[dict[str, Any]]:
     """One row per measured score: the fields of the template's table, and the `result` in the metadata."""
+    task_type, task_name = _TASKS[facts.task]
     rows = []
     for prefix, split in SPLITS.items():
         text, dataset = _text(facts, split)
@@ -180,8 +190,8 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
             if part:  # of a direction or an input: not in the metadata, whose scores are of whole splits
                 signature = None
             result = EvalResult(
-                task_type="translation",
-                task_name="Translation",
+                task_type=task_type,
+                task_name=task_name,
                 dataset_type=dataset or "parallel-text",
                 dataset_name=text or "parallel text",
                 dataset_config=configuration or None,
@@ -207,10 +217,10 @@ def _measured(metrics: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, st
         yield from ((metric, f"{label}, {name}", f"_{name}") for name in names)
 
 
-def _examples(rows: Sequence[Sequence[str]]) -> str | None:
-    """A table of sources, references and translations, or None."""
+def _examples(rows: Sequence[Sequence[str]], answer: str) -> str | None:
+    """A table of sources, references and answers of the model, or None."""
     cells = [[isolated(re.sub(r"([\\|<*_`\[])", r"\\\1", " ".join(text.split()))) for text in row] for row in rows]
-    return markdown_table(("source", "reference", "translation"), cells) if rows else None
+    return markdown_table(("source", "reference", answer), cells) if rows else None
 
 
 _BUILT_IN = "number words made by num2words"
@@ -262,6 +272,7 @@ def _model_section(directory: Path, facts: CardFacts) -> dict[str, Any]:
         "parameters": f"{facts.parameters:,}" if facts.parameters is not None else None,
         "target_tokenizer": TARGET_FOLDER if (directory / TARGET_FOLDER).is_dir() else None,
         "tokenizer": kind if kind in _OF_EXTRA else None,
+        "typed_example": shlex.quote(facts.example or "…"),
         "example": json.dumps(mark + (facts.example or "Put your text here."), ensure_ascii=False),
         "ships_code": (directory / "modeling_vanilla_transformer.py").is_file(),
         "ships_pipeline": (directory / "pipeline_vanilla_transformer.py").is_file(),
@@ -280,8 +291,11 @@ def _training(facts: CardFacts) -> list[tuple[str, str]]:
         lines.append(("wall time (h:min:s)", str(timedelta(seconds=round(facts.train_seconds)))))
     if facts.hardware:
         lines.append(("hardware", _public_text(facts.hardware)))
-    if facts.versions:
-        lines.append(("versions", ", ".join(f"{name} {version}" for name, version in facts.versions.items())))
+    versions = dict(facts.versions)
+    if facts.task == "sequence":
+        versions.pop("sacrebleu", None)
+    if versions:
+        lines.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items())))
     return lines
 
 

@@ -346,12 +346,17 @@ def model_config(
     return config_class.from_preset(preset, **chosen) if preset else config_class(**chosen)
 
 
+def run_task(data_args: DataArguments) -> str:
+    """The `task` of a run, "language" or "sequence"."""
+    tokens = (data_args.source_tokens or data_args.tokens, data_args.target_tokens or data_args.tokens)
+    return data_args.task or task_of(*tokens)
+
+
 def score_options(data_args: DataArguments) -> dict[str, Any]:
     """The arguments of `score_translations` in evaluations and in the test."""
-    tokens = (data_args.source_tokens or data_args.tokens, data_args.target_tokens or data_args.tokens)
-    is_language = (data_args.task or task_of(*tokens)) == "language"
+    default = DEFAULT if run_task(data_args) == "language" else OF_SEQUENCES
     return {
-        "metrics": data_args.metrics or list(DEFAULT if is_language else OF_SEQUENCES),
+        "metrics": data_args.metrics or list(default),
         "normalize": import_normalizer(data_args.normalize),
         "tokenize": data_args.bleu_tokenize,
         "lowercase": data_args.bleu_lowercase,

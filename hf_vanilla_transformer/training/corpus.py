@@ -45,7 +45,7 @@ from ..utils.errors import UserError
 from ..utils.system_info import counted
 from ..utils.untrusted import one_line
 from ..utils.user_code import import_object
-from .arguments import DataArguments, RunArguments
+from .arguments import DataArguments, RunArguments, run_task
 from .distributed import print_main
 from .held_out import Overlap, hold_out
 
@@ -128,8 +128,9 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
         pairs, report = _load_split(corpus, split, data_args, args)
         if not streaming:
             print_main(f"{split}: {report.summary()}")
-        for warning in sample_warnings(pairs) if split == "train" and not streaming else ():
-            print_main(warning)
+        if split == "train" and not streaming and run_task(data_args) == "language":
+            for warning in sample_warnings(pairs):
+                print_main(warning)
         corpus.pairs[split], corpus.reports[split] = pairs, report
         _limit(corpus, split, data_args)
     if data_args.held_out_pairs and "validation" not in corpus.pairs:

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from ..data import save_tokenizers
 from ..data.mixtures import PART
+from ..data.token_kinds import tokenizer_task
 from ..evaluation.metric_names import title_of
 from ..evaluation.metrics import score_test_split, signatures_of
 from ..evaluation.plots import cross_attention, plot_attention, plot_curve
@@ -264,9 +265,11 @@ def write_card(trainer: VanillaTransformerTrainer, run: Run, results: dict[str, 
     folder = Path(run.args.output_dir)
     base = args.model_name_or_path
     on_hub = {split: [each.name for each in split_inputs(data_args, split) if each.on_hub] for split in SPLITS}
+    task = tokenizer_task(*run.tokenizers)
     facts = CardFacts(
         model_name=folder.resolve().name,
-        languages=run_languages(data_args, args),
+        languages=run_languages(data_args, args) if task == "language" else None,
+        task=task,
         directions=corpus.directions.get("train", ()),
         recipe=chosen_values(run.model_args, data_args, args),
         command=command or None,
@@ -275,7 +278,7 @@ def write_card(trainer: VanillaTransformerTrainer, run: Run, results: dict[str, 
         data_fingerprints={split: digest for split in corpus.pairs if (digest := corpus.fingerprint(split))},
         parameters=trainer.model.num_parameters(),
         config=trainer.model.config.to_dict(),
-        generation_config=trainer.model.generation_config.to_dict() if "test_bleu" in results else {},
+        generation_config=trainer.model.generation_config.to_dict() if "test_exact_match" in results else {},
         train_seconds=results["train_seconds"],
         hardware=describe_hardware(),
         versions=versions(),

@@ -13,6 +13,7 @@ from transformers import EvalPrediction, PreTrainedTokenizerBase, TrainerCallbac
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging
 
+from ..data.token_kinds import tokenizer_task
 from ..evaluation.metric_names import TITLES, title_of
 from ..evaluation.metrics import decode_ids
 from ..loss_vanilla_transformer import IGNORED
@@ -55,11 +56,14 @@ class SampleTranslations:
         self.evaluated = evaluated
         self._shown: set[int] = set()
         self._sample: tuple[int, str] | None = None  # row and translation, from the last evaluation
+        self._answer = "translation"  # the name of what the model wrote
 
     def taken_from(
         self, compute_metrics: Callable[[EvalPrediction], dict[str, float]], tokenizer: PreTrainedTokenizerBase
     ) -> Callable[[EvalPrediction], dict[str, float]]:
         """Wrap `compute_metrics` to keep the translation of a sentence that has not been shown."""
+        if tokenizer_task(tokenizer) == "sequence":
+            self._answer = "prediction"
 
         def compute(prediction: EvalPrediction) -> dict[str, float]:
             ids = prediction.predictions
@@ -89,15 +93,16 @@ class SampleTranslations:
         self._shown.add(row)
         self._sample = None
         pair = self.pairs[row]
-        texts = {"source": pair["source"], "reference": pair["target"], "translation": translation}
+        texts = {"source": pair["source"], "reference": pair["target"], self._answer: translation}
         return [f"  {name:11}  {isolated(_short(text))}" for name, text in texts.items()]
 
 
 class TrainingReport(TrainerCallback):
     """Print a readable line for each log entry, and a sample translation, if any, after each evaluation."""
 
-    def __init__(self, samples: SampleTranslations | None = None):
+    def __init__(self, samples: SampleTranslations | None = None, task: str = "language"):
         self.samples = samples
+        self.items = "sentences" if task == "language" else "sequences"
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
@@ -120,7 +125,7 @@ class TrainingReport(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
-        if state.is_world_process_zero and (line := log_line(logs or {}, state)):
+        if state.is_world_process_zero and (line := log_line(logs or {}, state, self.items)):
             _write(line)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> None:
@@ -154,7 +159,7 @@ def show_progress(trainer: Any, stop: StopWithCheckpoint, validation: Any, token
     if validation is not None and trainer.args.predict_with_generate and trainer.compute_metrics is not None:
         samples = SampleTranslations(validation, lambda: trainer.budget.rows if trainer.budget is not None else None)
         trainer.compute_metrics = samples.taken_from(trainer.compute_metrics, tokenizer)
-    trainer.add_callback(TrainingReport(samples))
+    trainer.add_callback(TrainingReport(samples, tokenizer_task(tokenizer)))
     if sys.stderr.isatty() and not trainer.args.disable_tqdm:
         trainer.add_callback(TrainingBar(stop))
 
@@ -166,11 +171,14 @@ def hide_bars_without_terminal() -> None:
         logging.disable_progress_bar()
 
 
-def log_line(logs: dict[str, Any], state: TrainerState) -> str:
-    """Format a log entry of `Trainer` as one line. The summary at the end gives an empty line: the run prints it."""
+def log_line(logs: dict[str, Any], state: TrainerState, items: str = "sentences") -> str:
+    """Format a log entry of `Trainer` as one line. The summary at the end gives an empty line: the run prints it.
+
+    `items` names what an evaluation counts.
+    """
     if any(name.startswith("eval_") for name in logs):
         apart = {name: f"{name.removeprefix('eval_bleu_')} {{:.2f}}" for name in logs if name.startswith("eval_bleu_")}
-        apart = _other_scores(logs) | apart
+        apart = _other_scores(logs) | apart | {"eval_sentences": f"{{:,}} {items}"}
         return f"update {state.global_step:,}  validation  {_fields(logs, _EVALUATION | apart)}"
     if "loss" not in logs:
         return ""

@@ -1,6 +1,10 @@
 """Recipes that are not about languages: they are parsed, and train on a few pairs."""
 
 import json
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +29,9 @@ TOKENS = {
 }
 
 
+WORDS_OF_LANGUAGES = re.compile(r".*(?:bleu|translat|languag|sentence).*", re.IGNORECASE)
+
+
 @pytest.mark.parametrize("name", TOKENS)
 def test_sequence_recipes_are_parsed(name):
     _, data, _ = parse_recipe([str(FOLDER / f"{name}.yaml"), "--train", "x.tsv"])
@@ -32,7 +39,7 @@ def test_sequence_recipes_are_parsed(name):
 
 
 @pytest.mark.parametrize("name", ["derivatives", "retrosynthesis"])
-def test_sequence_recipes_train(name, tmp_path):
+def test_sequence_recipes_train(name, tmp_path, capsys):
     flags = ["--output_dir", str(tmp_path / "run"), *(f"--{name}={value}" for name, value in TINY.items())]
     if name == "derivatives":
         flags += ["--numbers_size", "30"]
@@ -47,3 +54,15 @@ def test_sequence_recipes_train(name, tmp_path):
     assert tokenizer_task(*load_tokenizers(tmp_path / "run")) == "sequence"
     stored = json.loads((tmp_path / "run" / "tokenizer_config.json").read_text())
     assert stored["tokens"] == TOKENS[name][0]
+    printed = "".join(capsys.readouterr())
+    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    assert "  prediction " in printed and "vanilla-transformer predict --model ." in card
+    assert WORDS_OF_LANGUAGES.findall(printed + card) == []
+    pipe = subprocess.run(shell_line(card), shell=True, capture_output=True, text=True, cwd=tmp_path / "run")
+    assert pipe.returncode == 0, pipe.stderr
+
+
+def shell_line(card):
+    """The first command of a card, with this Python's command."""
+    line = re.search(r"^printf .*$", card, re.M)[0]
+    return line.replace("vanilla-transformer", f"{shlex.quote(sys.executable)} -m vanilla_transformer_cli")
