@@ -52,6 +52,8 @@ def create_app(server: Server) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> Any:
+        if server.limits.translate_files:
+            server.documents.start()
         yield
         await asyncio.to_thread(server.close)
 

@@ -4,8 +4,6 @@ import asyncio
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
-from functools import partial
 from itertools import product
 from pathlib import PurePath
 from typing import Any
@@ -14,10 +12,11 @@ from fastapi import HTTPException
 
 from ..data.language_detection import detect_languages
 from ..data.translation_memories import language_match
-from ..documents.document_files import SUFFIXES, translate_document
+from ..documents.document_files import SUFFIXES
 from ..inference.languages import NAMES
 from ..inference.placement import TranslatedPart
 from . import schemas
+from .document_process import DocumentProcesses, ServerEnds, Upload
 from .metrics import Metrics
 from .options import Limits
 from .request_body import UploadedFile
@@ -26,10 +25,8 @@ from .service import LanguagePair, Notes
 #: A shorter text is not taken for one in the target language.
 _SURE_CHARACTERS = 40
 
-#: Bytes of an uploaded archive when it is unpacked. Its tree in memory is several times as large.
-_MOST_UNPACKED = 30_000_000
-
 _KEPT_FILES = 32  # translated documents
+_KEPT_BYTES = 100_000_000  # of them, if there is more than one
 
 
 class Server:
@@ -46,6 +43,7 @@ class Server:
                 self.routes.setdefault((first.source, second.target), [first, second])
         self.limits = limits
         self.metrics = Metrics()
+        self.documents = DocumentProcesses()
         self.files: dict[str, bytes] = {}  # translated documents, the oldest first
         self.codes = list(dict.fromkeys(code for pair in self.pairs for code in (pair.source, pair.target)))
 
@@ -141,7 +139,7 @@ class Server:
 
     async def translate_file(self, request: schemas.FileRequest) -> str:
         """Translate a document, keep it for some time, and return its name for `GET /download_file`."""
-        file, loop = request.file, asyncio.get_running_loop()
+        file = request.file
         name = PurePath(file.name).name if isinstance(file, UploadedFile) else ""
         suffix = PurePath(name).suffix
         if suffix.lower() not in SUFFIXES:
@@ -153,31 +151,42 @@ class Server:
             text = "" if archive else file.content[: self.limits.max_characters].decode("utf-8", "ignore")
             (found,) = await self._detected([re.sub(r"<[^<>]*>", " ", text)], target)
             request = request.model_copy(update={"source": found.language})
-        content, submitted = file.content, list[Future]()
+        content = file.content
+        route: list[LanguagePair | None] = [*self._route(request.source, request.target)] or [None]
+        for pair in route:
+            languages = (pair.source, pair.target) if pair else (request.source, request.target)
+            content = await self._translated_file(pair, content, suffix, *languages)
+        return self._keep(name, content)
 
-        def translate(pair: LanguagePair | None, texts: Sequence[str]) -> list[list[TranslatedPart]]:
-            self._check_characters("file", sum(map(len, texts)))
+    async def _translated_file(
+        self, pair: LanguagePair | None, content: bytes, suffix: str, source: str, target: str
+    ) -> bytes:
+        async def translate(texts: Sequence[str]) -> list[list[TranslatedPart]]:
             if pair is None:
                 return [[TranslatedPart(text, text)] for text in texts]
-            work = pair.translate_aligned(texts, [True] * len(texts))
-            submitted.append(asyncio.run_coroutine_threadsafe(work, loop))
-            return submitted[-1].result()
+            return await pair.translate_aligned(texts, [True] * len(texts))
 
-        route: list[LanguagePair | None] = [*self._route(request.source, request.target)] or [None]
+        upload = Upload(
+            content=content,
+            suffix=suffix,
+            source=source,
+            target=target,
+            max_characters=self.limits.max_characters,
+            seconds=self.limits.timeout,
+        )
         try:
-            for pair in route:
-                languages = (pair.source, pair.target) if pair else (request.source, request.target)
-                function = partial(translate, pair)
-                content = await asyncio.to_thread(
-                    translate_document, content, suffix, function, *languages, max_unpacked=_MOST_UNPACKED
-                )
-        finally:  # if this coroutine is cancelled, the thread and its sentences would go on
-            for future in submitted:
-                future.cancel()
-        for oldest in list(self.files)[: len(self.files) + 1 - _KEPT_FILES]:
-            del self.files[oldest]
+            return await self.documents.translate(upload, translate)
+        except ServerEnds:
+            raise HTTPException(503, "the server is ending: send the file again") from None
+
+    def _keep(self, name: str, content: bytes) -> str:
+        """Keep a translated document, and forget the oldest ones."""
         key = f"{secrets.token_urlsafe(16)}.{name}"
         self.files[key] = content
+        while len(self.files) > _KEPT_FILES or (
+            len(self.files) > 1 and sum(map(len, self.files.values())) > _KEPT_BYTES
+        ):
+            del self.files[next(iter(self.files))]
         return key
 
     async def page_translation(self, pair: LanguagePair, request: schemas.PageRequest) -> dict[str, Any]:

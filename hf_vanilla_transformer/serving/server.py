@@ -101,10 +101,22 @@ def run(options: ServeOptions) -> None:
         # uvicorn handles SIGTERM and raises it again at its end, when it must not kill the process
         previous = signal.signal(signal.SIGTERM, lambda *_: None)
         try:
-            uvicorn.Server(config).run([listening])
+            _HttpServer(config, server).run([listening])
         finally:
             signal.signal(signal.SIGTERM, previous)
             server.close()
+
+
+class _HttpServer(uvicorn.Server):
+    """A server that ends the work on documents soon after a signal. Other requests have the time of a request."""
+
+    def __init__(self, config: uvicorn.Config, server: Server):
+        super().__init__(config)
+        self._server = server
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._server.documents.end_soon()
+        await super().shutdown(sockets)
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:

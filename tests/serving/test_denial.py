@@ -4,10 +4,14 @@ On an idle machine `/health` and a short text are at most 0.3 s slower beside th
 """
 
 import asyncio
+import io
 import json
+import signal
 import time
+import zipfile
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
@@ -19,6 +23,10 @@ from tests.serving_helpers import echo_folder
 MOST_SECONDS = 3.0
 HEALTH = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n"
 PAIR = {"source": "en", "target": "de"}
+
+MOST_MEGABYTES = 1000.0  # above those of an idle server
+SECONDS_TO_END = 5.0
+WORD = b'<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body>%s</w:body></w:document>'
 
 #: requests at a time, text, format
 CASES = {
@@ -73,3 +81,89 @@ def test_costly_requests_leave_the_server_to_others(server: RunningServer, case:
     figures = asyncio.run(measure())
     print(f"\n{case}: " + json.dumps({name: [round(value, 3) for value in pair] for name, pair in figures.items()}))
     assert figures["health"][1] - figures["health"][0] < MOST_SECONDS
+
+
+def docx(part: bytes, parts: int = 1) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(parts):
+            archive.writestr(f"word/{number}.xml", part)
+    return data.getvalue()
+
+
+def paragraph(text: bytes) -> bytes:
+    return WORD % (b'<w:p><w:r><w:t xml:space="preserve">' + text + b"</w:t></w:r></w:p>")
+
+
+#: suffix, document
+DOCUMENTS = {
+    "250 MB of spaces": (".docx", lambda: docx(paragraph(b" " * 250_000_000))),
+    "10 MB of spaces": (".docx", lambda: docx(paragraph(b"a" + b" " * 9_900_000 + b"b"))),
+    "40 parts of zeros": (".docx", lambda: docx(bytes(50_000_000), 40)),
+    "empty paragraphs": (".docx", lambda: docx(WORD % (b"<w:p/>" * 4_800_000))),
+    "nested elements": (".html", lambda: b"<b>" * 3_300_000),
+    "subtitle of spaces": (".srt", lambda: b"1\n00:00:01,000 --> 00:00:02,000\na" + b" " * 9_900_000 + b"b\n"),
+}
+
+
+def upload(suffix: str, content: bytes) -> bytes:
+    """A request with a form of a document and its languages."""
+    fields = {f'name="{name}"': value.encode() for name, value in PAIR.items()}
+    fields[f'name="file"; filename="a{suffix}"'] = content
+    parts = [
+        b"--limit\r\nContent-Disposition: form-data; %s\r\n\r\n%s\r\n" % (name.encode(), value)
+        for name, value in fields.items()
+    ]
+    body = b"".join(parts) + b"--limit--\r\n"
+    head = "POST /translate_file HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=limit\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def megabytes_of_all(server: RunningServer) -> float:
+    """The memory of the server and its processes. They share some of it."""
+    process = psutil.Process(server.process.pid)
+    total = 0.0
+    for each in (process, *process.children(recursive=True)):
+        try:
+            total += each.memory_full_info().pss / 2**20
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not psutil.LINUX, reason="other systems do not limit the memory of a process")
+def test_documents_leave_the_server_to_others(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("documents")
+    requests = {name: upload(suffix, content()) for name, (suffix, content) in DOCUMENTS.items()}
+
+    async def measure(server: RunningServer, request: bytes) -> tuple[float, float, int]:
+        idle = most = megabytes_of_all(server)
+        working = asyncio.ensure_future(ask(server.port, request))
+        seconds = 0.0
+        while not working.done():
+            seconds = max(seconds, (await slowest(server.port, HEALTH))[0])
+            most = max(most, await asyncio.to_thread(megabytes_of_all, server))
+        return most - idle, seconds, (await working)[0]
+
+    async def end(server: RunningServer) -> float:
+        working = [asyncio.ensure_future(ask(server.port, requests["nested elements"])) for _ in range(3)]
+        await asyncio.sleep(3)
+        start = time.perf_counter()
+        server.process.send_signal(signal.SIGTERM)
+        assert [status for status, *_ in await asyncio.gather(*working)] == [503] * 3
+        await asyncio.to_thread(server.process.wait)
+        return time.perf_counter() - start
+
+    options = ("--translate_files", "--timeout", "10")
+    with running_server(echo_folder(folder / "model"), folder, *options) as server:
+        asyncio.run(ask(server.port, upload(".html", b"<p>seven</p>")))  # the first one starts what is needed
+        for name, request in requests.items():
+            memory, seconds, status = asyncio.run(measure(server, request))
+            print(f"\n{name}: {status}, {memory:.0f} MB, /health {seconds:.3f} s")
+            assert status in (400, 504)
+            assert memory < MOST_MEGABYTES
+            assert seconds < MOST_SECONDS
+        ended = asyncio.run(end(server))
+        print(f"SIGTERM: {ended:.1f} s")
+        assert ended < SECONDS_TO_END

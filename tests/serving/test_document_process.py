@@ -1,0 +1,153 @@
+"""Uploads of documents: their limits, and the end of their processes."""
+
+import asyncio
+import io
+import multiprocessing
+import time
+import zipfile
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra `serve`")
+
+from fastapi import HTTPException
+
+from hf_vanilla_transformer.inference.placement import TranslatedPart
+from hf_vanilla_transformer.serving import document_process, interface
+from hf_vanilla_transformer.serving.document_process import DocumentProcesses, ServerEnds, Upload
+from hf_vanilla_transformer.utils.errors import UserError
+from tests.serving_helpers import client_of, language_pair
+
+WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+HTML = b"<p>one <b>two</b></p>"
+#: It takes a minute to read.
+ENDLESS = b"<b>" * 3_000_000
+
+
+async def upper(texts: Sequence[str]) -> list[list[TranslatedPart]]:
+    return [[TranslatedPart(text, text.upper())] for text in texts]
+
+
+async def never(texts: Sequence[str]) -> list[list[TranslatedPart]]:
+    await asyncio.sleep(600)
+    return []
+
+
+def upload(content: bytes, suffix: str = ".html", **limits: Any) -> Upload:
+    limits = {"max_characters": 1000, "seconds": 60.0} | limits
+    return Upload(content, suffix, "en", "de", **limits)
+
+
+def docx(content: bytes) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("word/document.xml", content)
+    return data.getvalue()
+
+
+def docx_of(content: bytes) -> bytes:
+    return docx(f'<w:document xmlns:w="{WORD}"><w:body>'.encode() + content + b"</w:body></w:document>")
+
+
+def translated(document: Upload, translate: Any = upper) -> bytes:
+    return asyncio.run(DocumentProcesses().translate(document, translate))
+
+
+def test_texts_are_translated_in_the_server() -> None:
+    assert translated(upload(HTML)) == b"<p>ONE <b>TWO</b></p>"
+    assert multiprocessing.active_children() == []
+
+
+def test_errors_of_documents_and_of_the_server_arrive() -> None:
+    async def failing(texts: Sequence[str]) -> list[list[TranslatedPart]]:
+        raise HTTPException(418)
+
+    with pytest.raises(UserError, match="no document of a word processor"):
+        translated(upload(b"no archive", ".docx"))
+    with pytest.raises(UserError, match=r"request \(12\) exceeds text limit \(10\)"):
+        translated(upload(b"<p>twelve lette</p>", max_characters=10))
+    with pytest.raises(HTTPException, match="418"):
+        translated(upload(HTML), failing)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    ("suffix", "content"), [(".docx", docx_of(b"<w:p/>" * 1_000_000)), (".html", b"<p>1</p>" * 300_000)]
+)
+def test_memory_of_a_document_is_limited(suffix: str, content: bytes) -> None:
+    with pytest.raises(UserError, match="too much memory"):
+        translated(upload(content, suffix, memory=40_000_000))
+
+
+def test_computing_of_a_document_is_limited() -> None:
+    with pytest.raises(UserError, match="too much memory or time"):
+        translated(upload(ENDLESS, seconds=0.5))
+
+
+@pytest.mark.parametrize(("content", "translate"), [(ENDLESS, upper), (HTML, never)])
+def test_work_ends_with_its_request(content: bytes, translate: Any) -> None:
+    async def run() -> bytes:
+        processes = DocumentProcesses()
+        for _ in range(3):  # more than have a place at a time
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(processes.translate(upload(content), translate), 0.3)
+            assert multiprocessing.active_children() == []
+        return await processes.translate(upload(HTML), upper)
+
+    assert b"TWO" in asyncio.run(run())
+
+
+@pytest.mark.parametrize(("content", "translate"), [(ENDLESS, upper), (HTML, never)])
+def test_work_ends_with_the_server(monkeypatch: pytest.MonkeyPatch, content: bytes, translate: Any) -> None:
+    monkeypatch.setattr(document_process, "_SECONDS_TO_END", 0.3)
+
+    async def run() -> None:
+        processes = DocumentProcesses()
+        work = [asyncio.ensure_future(processes.translate(upload(content), translate)) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        start = time.perf_counter()
+        processes.end_soon()
+        answers = await asyncio.gather(*work, return_exceptions=True)
+        answers += await asyncio.gather(processes.translate(upload(HTML), upper), return_exceptions=True)
+        assert [type(answer) for answer in answers] == [ServerEnds] * 4
+        assert multiprocessing.active_children() == []
+        assert time.perf_counter() - start < 5
+
+    asyncio.run(run())
+
+
+def test_unpacked_uploads_are_limited() -> None:
+    files = {"file": ("a.docx", docx(b" " * 30_000_001))}
+    fields = {"source": "en", "target": "de"}
+    with client_of(language_pair(), translate_files=True) as client:
+        answer = client.post("/translate_file", data=fields, files=files)
+        assert answer.status_code == 400
+        assert "at most 30000000" in answer.json()["error"]
+        content = docx_of(b"<w:p><w:r><w:t>seven</w:t></w:r></w:p>")
+        answer = client.post("/translate_file", data=fields, files={"file": ("a.docx", content)})
+        assert answer.status_code == 200
+
+
+def test_failed_process_is_500_without_details(capfd: pytest.CaptureFixture) -> None:
+    async def wrong(texts: Sequence[str]) -> Any:
+        return ["secret"]
+
+    with client_of(language_pair(), translate_files=True) as client:
+        client.server.documents.translate = lambda document, _: DocumentProcesses().translate(document, wrong)
+        files = {"file": ("a.html", HTML)}
+        answer = client.post("/translate_file", data={"source": "en", "target": "de"}, files=files)
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
+
+
+def test_kept_documents_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interface, "_KEPT_BYTES", 10)
+    server = interface.Server([], interface.Limits())
+    keys = [server._keep(name, bytes(4)) for name in "abc"]
+    assert list(server.files) == keys[1:]
+    large = server._keep("d", bytes(100))
+    assert list(server.files) == [large]
+    many = [server._keep(str(number), b"") for number in range(40)]
+    assert list(server.files) == many[-32:]
