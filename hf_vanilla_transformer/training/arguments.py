@@ -369,8 +369,6 @@ def check_selection(args: RunArguments, names: Sequence[str]) -> None:
         return
     metric = args.metric_for_best_model.removeprefix("eval_")
     if metric in names or metric in _OF_TRAINER:
-        if metric in LOWER_IS_BETTER:
-            args.greater_is_better = False
         return
     if metric == "bleu":
         args.metric_for_best_model = names[0]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import disable_progress_bars
 from tqdm import tqdm
@@ -67,10 +68,12 @@ class SampleTranslations:
 
         def compute(prediction: EvalPrediction) -> dict[str, float]:
             ids = prediction.predictions
+            self._sample = None
+            if not isinstance(ids, np.ndarray):  # with `eval_do_concat_batches=False` a list of batches
+                return compute_metrics(prediction)
             rows = self.evaluated()
             rows = range(len(ids)) if rows is None else rows
             place = self._next_place(rows)
-            self._sample = None
             if place is not None:
                 self._sample = int(rows[place]), decode_ids(tokenizer, ids[[place]])[0]
             return compute_metrics(prediction)
