@@ -60,7 +60,9 @@ _AUTO_CLASSES = {
 def _register() -> None:
     name = VanillaTransformerConfig.model_type
     if name in CONFIG_MAPPING and CONFIG_MAPPING[name] is not VanillaTransformerConfig:
-        raise ValueError(f"model_type {name!r} is already registered for {CONFIG_MAPPING[name]}, which is not ours")
+        raise ValueError(
+            f"model_type {name!r} is already registered for {CONFIG_MAPPING[name]}, which is not ours"
+        )
     AutoConfig.register(name, VanillaTransformerConfig, exist_ok=True)
     AutoTokenizer.register(VanillaTransformerConfig, fast_tokenizer_class=PreTrainedTokenizerFast)
     for auto_class, model_class in _AUTO_CLASSES.items():

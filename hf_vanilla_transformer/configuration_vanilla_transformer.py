@@ -33,10 +33,17 @@ AUTO_MAP = {
 # (-4.7 %) are about 4,000 · d_model parameters short: with a vocabulary of 41,000 every row is within 3 %.
 PRESETS: dict[str, dict[str, Any]] = {
     "base": {"dropout": 0.1, "label_smoothing": 0.1},
-    **{f"A{heads}": {"heads": heads} for heads in (1, 4, 16, 32)},  # (A) heads, at equal computation: h · d_k = 512
-    **{f"B{d_k}": {"head_dim": d_k, "value_head_dim": 64} for d_k in (16, 32)},  # (B) d_k alone, d_v stays 64
+    **{
+        f"A{heads}": {"heads": heads} for heads in (1, 4, 16, 32)
+    },  # (A) heads, at equal computation: h · d_k = 512
+    **{
+        f"B{d_k}": {"head_dim": d_k, "value_head_dim": 64} for d_k in (16, 32)
+    },  # (B) d_k alone, d_v stays 64
     **{f"C{layers}": {"layers": layers} for layers in (2, 4, 8)},  # (C) depth and width
-    **{f"C{width}": {"d_model": width, "head_dim": width // 8, "value_head_dim": width // 8} for width in (256, 1024)},
+    **{
+        f"C{width}": {"d_model": width, "head_dim": width // 8, "value_head_dim": width // 8}
+        for width in (256, 1024)
+    },
     **{f"C{width}ff": {"ffn_dim": width} for width in (1024, 4096)},
     **{f"D{dropout}": {"dropout": dropout} for dropout in (0.0, 0.2)},  # (D) regularisation
     **{f"Dls{epsilon}": {"label_smoothing": epsilon} for epsilon in (0.0, 0.2)},
@@ -170,10 +177,14 @@ class VanillaTransformerConfig(PreTrainedConfig):
         self.decoder_pad_token_id = self.target_pad_token_id if separate else None
         self.decoder_eos_token_id = self.target_eos_token_id if separate else None
         # A shared vocabulary has one size field, so that resizing cannot leave two that differ.
-        self.decoder_vocab_size = None if self.share_encoder_decoder_embeddings else self.target_vocab_size
+        self.decoder_vocab_size = (
+            None if self.share_encoder_decoder_embeddings else self.target_vocab_size
+        )
         super().__post_init__(**kwargs)
 
-    def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
+    def save_pretrained(
+        self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any
+    ) -> None:
         """Write config.json. For a translation model it names the pipeline, and the pipeline's code is saved too."""
         # This import makes transformers copy the pipeline's file with the model's.
         from .pipeline_vanilla_transformer import CUSTOM_PIPELINES
@@ -186,9 +197,13 @@ class VanillaTransformerConfig(PreTrainedConfig):
         written.custom_pipelines = pipelines
         if not pipelines:
             del written.custom_pipelines
-        super(VanillaTransformerConfig, written).save_pretrained(save_directory, push_to_hub, **kwargs)
+        super(VanillaTransformerConfig, written).save_pretrained(
+            save_directory, push_to_hub, **kwargs
+        )
 
-    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
+    def get_text_config(
+        self, decoder: bool | None = None, encoder: bool | None = None
+    ) -> PreTrainedConfig:
         """The base class's view of one stack, where `vocab_size` and the special tokens are the target's."""
         if decoder and not encoder and None in (self.decoder_vocab_size, self.decoder_eos_token_id):
             filled = copy.deepcopy(self)
@@ -216,9 +231,13 @@ class VanillaTransformerConfig(PreTrainedConfig):
     def from_preset(cls, name: str, **overrides: Any) -> "VanillaTransformerConfig":
         """Row `name` of Table 3, one of `PRESETS`, with any field replaced by `overrides`."""
         if name not in PRESETS:
-            raise ValueError(f"preset={name!r} is not a row of Table 3; choose one of {', '.join(PRESETS)}")
+            raise ValueError(
+                f"preset={name!r} is not a row of Table 3; choose one of {', '.join(PRESETS)}"
+            )
         row = {**PRESETS["base"], **PRESETS[name]}.items()
-        fields = {field: value for symbol, value in row for field in _SYMBOLS.get(symbol, (symbol,))}
+        fields = {
+            field: value for symbol, value in row for field in _SYMBOLS.get(symbol, (symbol,))
+        }
         return cls(**{**fields, **overrides})
 
     def validate_architecture(self) -> None:
@@ -246,12 +265,18 @@ class VanillaTransformerConfig(PreTrainedConfig):
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}"
+                )
         if self.layer_norm_position == "pre" and not self.final_layer_norm:
-            raise ValueError("final_layer_norm=False: layer_norm_position='pre' needs a LayerNorm after each stack")
+            raise ValueError(
+                "final_layer_norm=False: layer_norm_position='pre' needs a LayerNorm after each stack"
+            )
         has_first_position = self.pad_token_id is not None or self.position_offset is not None
         if self.position_encoding_type == "sinusoidal_fairseq" and not has_first_position:
-            raise ValueError("pad_token_id=None: sinusoidal_fairseq counts positions from pad_token_id + 1")
+            raise ValueError(
+                "pad_token_id=None: sinusoidal_fairseq counts positions from pad_token_id + 1"
+            )
         if self.share_encoder_decoder_embeddings and self.target_vocab_size != self.vocab_size:
             raise ValueError(
                 f"decoder_vocab_size={self.decoder_vocab_size} differs from vocab_size={self.vocab_size}: two "

@@ -47,7 +47,9 @@ logger = logging.get_logger(__name__)
 BEAMS = 4
 ALPHA = 0.6
 MAX_LENGTH_OVER_SOURCE = 50  # tokens
-NextBatch: TypeAlias = Callable[[int], tuple[Tensor, ...] | None]  # ids and mask (B, S), perhaps prefixes (B, P)
+NextBatch: TypeAlias = Callable[
+    [int], tuple[Tensor, ...] | None
+]  # ids and mask (B, S), perhaps prefixes (B, P)
 
 # Arguments of `generate`, and fields of a generation config, that `beam_search` covers.
 COVERED = frozenset(
@@ -100,7 +102,9 @@ COVERED = frozenset(
 )
 
 # Settings with logits processors that are bound to the first batch or to row indices: incompatible with refill.
-_OF_FIRST_BATCH = frozenset({"encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "prefix_allowed_tokens_fn"})
+_OF_FIRST_BATCH = frozenset(
+    {"encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "prefix_allowed_tokens_fn"}
+)
 
 
 class VanillaTransformerGenerationConfig(GenerationConfig):
@@ -114,7 +118,9 @@ class VanillaTransformerGenerationConfig(GenerationConfig):
         super().__setattr__("_filled", self._filled - {name})
         super().__setattr__(name, value)
 
-    def update(self, defaults_only: bool = False, allow_custom_entries: bool = False, **kwargs: Any) -> dict[str, Any]:
+    def update(
+        self, defaults_only: bool = False, allow_custom_entries: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
         filled = {name for name in kwargs if defaults_only and getattr(self, name, None) is None}
         unused = super().update(defaults_only, allow_custom_entries, **kwargs)
         super().__setattr__("_filled", self._filled | filled)
@@ -132,11 +138,15 @@ def paper_generation_config(config: VanillaTransformerConfig) -> GenerationConfi
     """
     generation_config = VanillaTransformerGenerationConfig.from_model_config(config)
     generation_config.update(
-        num_beams=BEAMS, pad_token_id=config.target_pad_token_id, eos_token_id=config.target_eos_token_id
+        num_beams=BEAMS,
+        pad_token_id=config.target_pad_token_id,
+        eos_token_id=config.target_eos_token_id,
     )
     generation_config.paper_length_penalty = ALPHA
     generation_config.max_length_over_source = MAX_LENGTH_OVER_SOURCE
-    generation_config._from_model_config = False  # or `generate` would make it anew from the model's configuration
+    generation_config._from_model_config = (
+        False  # or `generate` would make it anew from the model's configuration
+    )
     return generation_config
 
 
@@ -200,7 +210,9 @@ def position_limit(config: VanillaTransformerConfig) -> int:
     return sys.maxsize
 
 
-def _uncovered(model: PreTrainedModel, requested: dict[str, Any], covered: frozenset[str]) -> list[str]:
+def _uncovered(
+    model: PreTrainedModel, requested: dict[str, Any], covered: frozenset[str]
+) -> list[str]:
     """Requested settings that only transformers' loops support."""
     names = [name for name, value in requested.items() if isinstance(value, Tensor) or value]
     names = [name for name in names if name not in covered and not name.startswith("_")]
@@ -210,9 +222,12 @@ def _uncovered(model: PreTrainedModel, requested: dict[str, Any], covered: froze
     conditions = {
         "use_cache=False": not requested.get("use_cache", True),
         f"attn_implementation={backend!r}": backend not in ("eager", "sdpa"),
-        "prepare_inputs_for_generation": prepare is not GenerationMixin.prepare_inputs_for_generation,
+        "prepare_inputs_for_generation": prepare
+        is not GenerationMixin.prepare_inputs_for_generation,
         "an export": _is_recorded(model),
-        "gradient checkpointing": any(getattr(module, "gradient_checkpointing", False) for module in training),
+        "gradient checkpointing": any(
+            getattr(module, "gradient_checkpointing", False) for module in training
+        ),
         "a model sharded over processes": _is_sharded(model),
     }
     return names + [name for name, holds in conditions.items() if holds]
@@ -241,7 +256,9 @@ def check_coverage(uncovered: list[str], **arguments: Any) -> None:
     reasons = ", ".join(uncovered)
     for name, value in arguments.items():
         if value:
-            raise ValueError(f"{name}: only this package's search has it, and it does not cover {reasons}")
+            raise ValueError(
+                f"{name}: only this package's search has it, and it does not cover {reasons}"
+            )
     scored = "a beam search then scores log P / length^length_penalty"
     logger.warning_once(f"generate: transformers' loop decodes, because of {reasons}; {scored}")
 
@@ -334,7 +351,9 @@ class SlotCache(DynamicCache):
     slots: Tensor | None = None  # (B, K), of the next tokens. None: after all others
     capacity = 0  # C
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> Any:
         """Write keys and values (B, H, K, ·); return the whole cache (B, H, C, ·)."""
         if self.slots is None:
             return super().update(key_states, value_states, layer_idx, *args, **kwargs)
@@ -363,9 +382,13 @@ class ModuleDecoder(Decoder):
     def _set_mask(self, visible: Tensor) -> None:
         self.visible = visible  # (B, S)
         self.mask: Tensor | None = None  # (B, 1, 1, S)
-        if visible.device.type == "cpu" and bool(visible.all()):  # a GPU would have to be waited for
+        if visible.device.type == "cpu" and bool(
+            visible.all()
+        ):  # a GPU would have to be waited for
             return
-        if self.model.config._attn_implementation == "eager":  # a Boolean mask hides whole rows, by zeros
+        if (
+            self.model.config._attn_implementation == "eager"
+        ):  # a Boolean mask hides whole rows, by zeros
             visible = additive_mask(visible, self.states.dtype)
         self.mask = visible[:, None, None]
 
@@ -384,7 +407,9 @@ class ModuleDecoder(Decoder):
             cache.capacity = self.slots.visible.shape[2]
             mask = additive_mask(self.slots.visible, self.states.dtype)[:, None]  # (B, 1, K, C)
         positions = state.positions[:, None]  # (B, 1)
-        return self._forward(state.next_tokens, decoder_attention_mask=mask, decoder_position_ids=positions)
+        return self._forward(
+            state.next_tokens, decoder_attention_mask=mask, decoder_position_ids=positions
+        )
 
     def _forward(self, tokens: Tensor, **kwargs: Any) -> Tensor:
         return self.model(
@@ -405,13 +430,19 @@ class ModuleDecoder(Decoder):
 
     def replace(self, rows: Tensor, other: "ModuleDecoder") -> None:
         if not other.cache.is_updated:
-            other._forward(torch.zeros_like(rows)[:, None])  # any token: a first call caches the source
+            other._forward(
+                torch.zeros_like(rows)[:, None]
+            )  # any token: a first call caches the source
         self.has_one_beam = False
         self.states = replace_rows(self.states, rows, other.states, 1)
         self.slots.replace(rows, other.slots)
         self._set_mask(replace_rows(self.visible, rows, other.visible, 1))
-        self._replace_layers(rows, self.cache.self_attention_cache, other.cache.self_attention_cache)
-        self._replace_layers(rows, self.cache.cross_attention_cache, other.cache.cross_attention_cache)
+        self._replace_layers(
+            rows, self.cache.self_attention_cache, other.cache.self_attention_cache
+        )
+        self._replace_layers(
+            rows, self.cache.cross_attention_cache, other.cache.cross_attention_cache
+        )
 
     @staticmethod
     def _replace_layers(rows: Tensor, cache: DynamicCache, other: DynamicCache) -> None:
@@ -447,7 +478,9 @@ def beam_search(
     beams = generation_config.num_beams
     given = _given_source(model_kwargs, beams)
     source = given if source is None else source._replace(mask=given.mask)
-    prefix = input_ids[::beams].to(source.states.device, torch.long)  # an offloaded model has no device
+    prefix = input_ids[::beams].to(
+        source.states.device, torch.long
+    )  # an offloaded model has no device
     check_ids(prefix, model.config.target_vocab_size, "decoder_input_ids")
     rows = len(prefix)
     # Processors may know a sentence by its row. New sentences then join when all are done.
@@ -494,18 +527,26 @@ def _given_source(model_kwargs: dict[str, Any], beams: int) -> EncodedSource:
     states = model_kwargs["encoder_outputs"][0][::beams]  # (B, S, D)
     mask = model_kwargs.get("attention_mask")
     if mask is None:
-        return EncodedSource(states, torch.ones(states.shape[:2], dtype=torch.long, device=states.device))
+        return EncodedSource(
+            states, torch.ones(states.shape[:2], dtype=torch.long, device=states.device)
+        )
     return EncodedSource(states, mask[::beams])
 
 
-def _checked_batch(batch: tuple[Tensor, ...], free: int, prefix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _checked_batch(
+    batch: tuple[Tensor, ...], free: int, prefix: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Ids, mask and prefixes of a `next_batch` for `free` rows. By default the prefix is the first batch's."""
     if not 0 < len(batch[0]) <= free:
-        raise ValueError(f"next_batch: asked for 1 to {free} sentences, it brought {len(batch[0])}; None ends")
+        raise ValueError(
+            f"next_batch: asked for 1 to {free} sentences, it brought {len(batch[0])}; None ends"
+        )
     ids, mask, *own = (part.to(prefix.device) for part in batch)
     first_tokens = own[0] if own else prefix[:1].expand(len(ids), -1)
     if first_tokens.shape[1] != prefix.shape[1]:
-        raise ValueError(f"next_batch: its prefixes have width {first_tokens.shape[1]}, not {prefix.shape[1]}")
+        raise ValueError(
+            f"next_batch: its prefixes have width {first_tokens.shape[1]}, not {prefix.shape[1]}"
+        )
     return ids, mask, first_tokens
 
 
@@ -582,10 +623,15 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         """A decoder of encoded sentences, for a search of `rows`. None: so many sentences."""
         if self.inference_engine is None:
             return ModuleDecoder(self, source)
-        return self.inference_engine.decoder(self, source, beams, len(source.states) if rows is None else rows)
+        return self.inference_engine.decoder(
+            self, source, beams, len(source.states) if rows is None else rows
+        )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "inference_engine": None}  # a copied or pickled model is not optimized
+        return {
+            **vars(self),
+            "inference_engine": None,
+        }  # a copied or pickled model is not optimized
 
     def train(self, mode: bool = True) -> Any:
         if mode:
@@ -615,18 +661,28 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         kwargs.pop("labels", None)  # `Seq2SeqTrainer` hands over whole batches
         input_ids = inputs if inputs is not None else kwargs.get("input_ids")
         kwargs["attention_mask"] = self.source_mask(input_ids, kwargs.get("attention_mask"))
-        search, settings, uncovered = plan_search(self, inputs, generation_config, kwargs, next_batch is not None)
-        check_coverage(uncovered, ensemble=getattr(self.inference_engine, "search_only", False), next_batch=next_batch)
+        search, settings, uncovered = plan_search(
+            self, inputs, generation_config, kwargs, next_batch is not None
+        )
+        check_coverage(
+            uncovered,
+            ensemble=getattr(self.inference_engine, "search_only", False),
+            next_batch=next_batch,
+        )
 
         source = None
         if kwargs.get("encoder_outputs") is not None:
-            kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])  # it is repeated for each beam in place
+            kwargs["encoder_outputs"] = copy.copy(
+                kwargs["encoder_outputs"]
+            )  # it is repeated for each beam in place
         elif search is not None and input_ids is not None and self.inference_engine is not None:
             source = self.encode(input_ids, kwargs["attention_mask"])
             kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=source.states)
         if search is not None:
             kwargs["custom_generate"] = partial(search, source=source, next_batch=next_batch)
-            kwargs["use_cache"] = False  # the search has its own, and to make one transformers copies configurations
+            kwargs["use_cache"] = (
+                False  # the search has its own, and to make one transformers copies configurations
+            )
         if generation_config is None:
             kwargs.update(settings)
         else:  # transformers warns of one beside the other

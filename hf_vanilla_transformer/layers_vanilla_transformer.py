@@ -29,7 +29,9 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 
 
-def token_positions(inputs: Tensor, attention_mask: Any, past: int = 0, prepared: bool = False) -> Tensor:
+def token_positions(
+    inputs: Tensor, attention_mask: Any, past: int = 0, prepared: bool = False
+) -> Tensor:
     """Positions (B or 1, T) that count tokens only. Padding gets the position of the token before it, or 0.
 
     Args:
@@ -56,14 +58,18 @@ def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinu
     "sinusoidal_split" (Marian) has all sines before all cosines, and so has "sinusoidal_fairseq" (fairseq, FSMT,
     tensor2tensor), with exponents i / (D/2 - 1) instead of 2i / D and, if D is odd, a 0 at the end.
     """
-    dtype = torch.float32 if position_ids.device.type == "mps" else torch.float64  # MPS has no float64
+    dtype = (
+        torch.float32 if position_ids.device.type == "mps" else torch.float64
+    )  # MPS has no float64
     half = d_model // 2
     device = position_ids.device
     if layout == "sinusoidal_fairseq":
         exponents = torch.linspace(0, 1, half, dtype=dtype, device=device)  # i / (D/2 - 1)
     else:
         exponents = torch.arange(0, d_model, 2, dtype=dtype, device=device) / d_model  # 2i / D
-    angles = position_ids[..., None].to(dtype) / 10000**exponents  # (B, T, D/2), one more if D is odd
+    angles = (
+        position_ids[..., None].to(dtype) / 10000**exponents
+    )  # (B, T, D/2), one more if D is odd
     sines = angles.sin()
     cosines = angles[..., :half].cos()
     if layout != "sinusoidal":
@@ -106,7 +112,9 @@ def check_ids(ids: Tensor, size: int, name: str, remedy: str = "use the model's 
     if ids.device.type == "cpu" and not torch.compiler.is_compiling():
         low, high = (int(extreme) for extreme in ids.aminmax())
         if low < 0 or high >= size:
-            raise ValueError(f"{name} contains {low if low < 0 else high}, but must be below {size}; {remedy}")
+            raise ValueError(
+                f"{name} contains {low if low < 0 else high}, but must be below {size}; {remedy}"
+            )
 
 
 # The kernels of torch's scaled dot-product attention
@@ -143,13 +151,17 @@ def attention_kernels(choice: str, device: torch.device) -> AbstractContextManag
 
 
 def split_heads(projected: Tensor, width: int) -> Tensor:
-    return projected.unflatten(-1, (-1, width)).transpose(1, 2)  # (B, T, H * width) -> (B, H, T, width)
+    return projected.unflatten(-1, (-1, width)).transpose(
+        1, 2
+    )  # (B, T, H * width) -> (B, H, T, width)
 
 
 class VanillaTransformerAttention(nn.Module):
     """Multi-head attention: Concat(head_1 … head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V) (§3.2.2)."""
 
-    def __init__(self, config: VanillaTransformerConfig, num_heads: int, is_causal: bool, layer_idx: int):
+    def __init__(
+        self, config: VanillaTransformerConfig, num_heads: int, is_causal: bool, layer_idx: int
+    ):
         super().__init__()
         self.config = config
         self.head_dim = config.head_dim or config.d_model // num_heads  # d_k
@@ -158,10 +170,18 @@ class VanillaTransformerAttention(nn.Module):
         self.dropout = config.attention_dropout
         self.is_causal = is_causal
         self.layer_idx = layer_idx
-        self.q_proj = nn.Linear(config.d_model, num_heads * self.head_dim, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.d_model, num_heads * self.head_dim, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.d_model, num_heads * self.value_head_dim, bias=config.attention_bias)
-        self.out_proj = nn.Linear(num_heads * self.value_head_dim, config.d_model, bias=config.attention_bias)
+        self.q_proj = nn.Linear(
+            config.d_model, num_heads * self.head_dim, bias=config.attention_bias
+        )
+        self.k_proj = nn.Linear(
+            config.d_model, num_heads * self.head_dim, bias=config.attention_bias
+        )
+        self.v_proj = nn.Linear(
+            config.d_model, num_heads * self.value_head_dim, bias=config.attention_bias
+        )
+        self.out_proj = nn.Linear(
+            num_heads * self.value_head_dim, config.d_model, bias=config.attention_bias
+        )
 
     def forward(
         self,
@@ -192,13 +212,19 @@ class VanillaTransformerAttention(nn.Module):
             output, weights = attend(
                 self, query, key, value, attention_mask, scaling=self.scaling, dropout=p, **kwargs
             )
-        return self.out_proj(output.flatten(2)), weights  # (B, T, H, d_v) -> (B, T, H * d_v) -> (B, T, D)
+        return self.out_proj(
+            output.flatten(2)
+        ), weights  # (B, T, H, d_v) -> (B, T, H * d_v) -> (B, T, D)
 
     def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
         states = cast_once(states)
-        return split_heads(self.k_proj(states), self.head_dim), split_heads(self.v_proj(states), self.value_head_dim)
+        return split_heads(self.k_proj(states), self.head_dim), split_heads(
+            self.v_proj(states), self.value_head_dim
+        )
 
-    def _project_source(self, source: Tensor, past_key_values: Cache | None) -> tuple[Tensor, Tensor]:
+    def _project_source(
+        self, source: Tensor, past_key_values: Cache | None
+    ) -> tuple[Tensor, Tensor]:
         """Keys and values of the source, computed at the first decoding step, then taken from the cache."""
         if not isinstance(past_key_values, EncoderDecoderCache):
             return self.keys_and_values(source)
@@ -212,7 +238,14 @@ class VanillaTransformerAttention(nn.Module):
 class VanillaTransformerLayer(GradientCheckpointingLayer):
     """Base of encoder and decoder layers: self-attention, feed-forward network and residual connection."""
 
-    def __init__(self, config: VanillaTransformerConfig, heads: int, ffn_dim: int, layer_idx: int, is_causal: bool):
+    def __init__(
+        self,
+        config: VanillaTransformerConfig,
+        heads: int,
+        ffn_dim: int,
+        layer_idx: int,
+        is_causal: bool,
+    ):
         super().__init__()
         self.dropout = config.dropout
         self.activation_dropout = config.activation_dropout
@@ -221,10 +254,14 @@ class VanillaTransformerLayer(GradientCheckpointingLayer):
         self.fc1 = nn.Linear(config.d_model, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-        self.self_attn = VanillaTransformerAttention(config, heads, is_causal=is_causal, layer_idx=layer_idx)
+        self.self_attn = VanillaTransformerAttention(
+            config, heads, is_causal=is_causal, layer_idx=layer_idx
+        )
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
-    def add_and_norm(self, x: Tensor, sublayer: Callable[[Tensor], Tensor], layer_norm: nn.LayerNorm) -> Tensor:
+    def add_and_norm(
+        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], layer_norm: nn.LayerNorm
+    ) -> Tensor:
         """LayerNorm(x + Dropout(Sublayer(x))) (§3.1, §5.4), or pre-norm: x + Dropout(Sublayer(LayerNorm(x)))."""
         if self.pre_norm:
             return dropout(sublayer(layer_norm(x)), self.dropout, self.training, residual=x)
@@ -240,10 +277,18 @@ class VanillaTransformerEncoderLayer(VanillaTransformerLayer):
     """Self-attention and feed-forward network (§3.1)."""
 
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
-        super().__init__(config, config.encoder_attention_heads, config.encoder_ffn_dim, layer_idx, is_causal=False)
+        super().__init__(
+            config,
+            config.encoder_attention_heads,
+            config.encoder_ffn_dim,
+            layer_idx,
+            is_causal=False,
+        )
 
     def forward(self, x: Tensor, mask: Tensor | None, **kwargs: Any) -> Tensor:
-        x = self.add_and_norm(x, lambda x: self.self_attn(x, None, mask, **kwargs)[0], self.self_attn_layer_norm)
+        x = self.add_and_norm(
+            x, lambda x: self.self_attn(x, None, mask, **kwargs)[0], self.self_attn_layer_norm
+        )
         return self.add_and_norm(x, self.feed_forward, self.final_layer_norm)
 
 
@@ -253,16 +298,27 @@ class VanillaTransformerDecoderLayer(VanillaTransformerLayer):
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
         heads = config.decoder_attention_heads
         super().__init__(config, heads, config.decoder_ffn_dim, layer_idx, is_causal=True)
-        self.cross_attn = VanillaTransformerAttention(config, heads, is_causal=False, layer_idx=layer_idx)
+        self.cross_attn = VanillaTransformerAttention(
+            config, heads, is_causal=False, layer_idx=layer_idx
+        )
         self.cross_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def forward(
-        self, x: Tensor, source: Tensor | None, mask: Tensor | None, source_mask: Tensor | None, **kwargs: Any
+        self,
+        x: Tensor,
+        source: Tensor | None,
+        mask: Tensor | None,
+        source_mask: Tensor | None,
+        **kwargs: Any,
     ) -> Tensor:
-        x = self.add_and_norm(x, lambda x: self.self_attn(x, None, mask, **kwargs)[0], self.self_attn_layer_norm)
+        x = self.add_and_norm(
+            x, lambda x: self.self_attn(x, None, mask, **kwargs)[0], self.self_attn_layer_norm
+        )
         if source is not None:
             x = self.add_and_norm(
-                x, lambda x: self.cross_attn(x, source, source_mask, **kwargs)[0], self.cross_attn_layer_norm
+                x,
+                lambda x: self.cross_attn(x, source, source_mask, **kwargs)[0],
+                self.cross_attn_layer_norm,
             )
         return self.add_and_norm(x, self.feed_forward, self.final_layer_norm)
 
@@ -273,7 +329,10 @@ def tensor_parallel_plan(*attentions: str) -> dict[str, str]:
     """
     plan = {"layers.*.fc1": "colwise", "layers.*.fc2": "rowwise"}
     for attention in attentions:
-        plan |= {f"layers.*.{attention}.{projection}": "colwise" for projection in ("q_proj", "k_proj", "v_proj")}
+        plan |= {
+            f"layers.*.{attention}.{projection}": "colwise"
+            for projection in ("q_proj", "k_proj", "v_proj")
+        }
         plan[f"layers.*.{attention}.out_proj"] = "rowwise"
     return plan
 
@@ -295,7 +354,10 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     config: VanillaTransformerConfig
     base_model_prefix = "model"
     # of encoder and decoder. A subclass may replace them
-    layer_classes: tuple[Callable, Callable] = VanillaTransformerEncoderLayer, VanillaTransformerDecoderLayer
+    layer_classes: tuple[Callable, Callable] = (
+        VanillaTransformerEncoderLayer,
+        VanillaTransformerDecoderLayer,
+    )
     _no_split_modules = ["VanillaTransformerEncoderLayer", "VanillaTransformerDecoderLayer"]
     _supports_flash_attn = _supports_sdpa = _supports_flex_attn = True
     supports_gradient_checkpointing = _can_compile_fullgraph = True
@@ -324,11 +386,17 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         # Without `tie_word_embeddings` the base class ties nothing. Here the two embeddings can still be one.
-        return super().get_expanded_tied_weights_keys(True) if all_submodels else self.tied_weights()
+        return (
+            super().get_expanded_tied_weights_keys(True) if all_submodels else self.tied_weights()
+        )
 
     def source_mask(self, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
         """Return the caller's mask, or 1 for every id (B, S) that is not the pad token."""
-        if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
+        if (
+            attention_mask is None
+            and input_ids is not None
+            and self.config.pad_token_id is not None
+        ):
             return input_ids.ne(self.config.pad_token_id).long()
         return attention_mask
 
@@ -338,20 +406,26 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
 
     _fsdp_plan = {"embed_tokens": "free_full_weight", "layers.*": "free_full_weight"}
 
-    def __init__(self, config: VanillaTransformerConfig, vocab_size: int, layer: Callable, depth: int):
+    def __init__(
+        self, config: VanillaTransformerConfig, vocab_size: int, layer: Callable, depth: int
+    ):
         config.validate_architecture()  # fields may have been set one by one
         super().__init__(config)
         self.embed_tokens = nn.Embedding(vocab_size, config.d_model)
         self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         if config.position_encoding_type == "learned":
-            self.embed_positions = VanillaTransformerLearnedPositions(config.max_position_embeddings, config.d_model)
+            self.embed_positions = VanillaTransformerLearnedPositions(
+                config.max_position_embeddings, config.d_model
+            )
         if config.final_layer_norm:  # other libraries look for the attribute
             self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.layers = nn.ModuleList(layer(config, i) for i in range(depth))
         self.gradient_checkpointing = False
         self.post_init()
 
-    def look_up(self, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = "") -> Tensor:
+    def look_up(
+        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, prefix: str = ""
+    ) -> Tensor:
         """Unscaled embeddings (B, T, D). Both inputs or neither, an empty one and an unknown id are ValueErrors."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError(f"give exactly one of {prefix}input_ids and {prefix}inputs_embeds")
@@ -373,11 +447,20 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         if layout == "learned":
             positions = self.embed_positions(position_ids)
         else:
-            positions = sinusoidal_positions(position_ids, self.config.d_model, layout).to(inputs_embeds.dtype)
-        return dropout(inputs_embeds * self.embed_scale + positions, p=self.config.dropout, training=self.training)
+            positions = sinusoidal_positions(position_ids, self.config.d_model, layout).to(
+                inputs_embeds.dtype
+            )
+        return dropout(
+            inputs_embeds * self.embed_scale + positions,
+            p=self.config.dropout,
+            training=self.training,
+        )
 
     def bidirectional_mask(
-        self, inputs_embeds: Tensor, attention_mask: Tensor | None, encoder_hidden_states: Tensor | None = None
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None,
+        encoder_hidden_states: Tensor | None = None,
     ) -> Any:
         """The mask (B, 1, T, S) of attention to a whole source, or to all of the inputs. None masks nothing."""
         # On a CPU a mask without padding is left out. On a GPU the host would wait to learn that.
@@ -390,7 +473,9 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
             allow_is_bidirectional_skip=left_out,
         )
 
-    def check_mask(self, attention_mask: Tensor | None, expected: tuple[int, int], name: str) -> None:
+    def check_mask(
+        self, attention_mask: Tensor | None, expected: tuple[int, int], name: str
+    ) -> None:
         """Raise a ValueError for a 2-d mask with a different shape than `expected`. 4-d masks are not checked."""
         shape = tuple(getattr(attention_mask, "shape", ()))
         if len(shape) == 2 and shape != expected and not torch.compiler.is_compiling():
@@ -406,7 +491,9 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
     }
     _tp_plan = tensor_parallel_plan("self_attn")
 
-    def __init__(self, config: VanillaTransformerConfig, layer: Callable = VanillaTransformerEncoderLayer):
+    def __init__(
+        self, config: VanillaTransformerConfig, layer: Callable = VanillaTransformerEncoderLayer
+    ):
         super().__init__(config, config.vocab_size, layer, config.encoder_layers)
 
     @merge_with_config_defaults
@@ -453,11 +540,15 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
     _can_record_outputs = {
         "hidden_states": DECODER_STATES,
         "attentions": OutputRecorder(VanillaTransformerAttention, index=1, layer_name="self_attn"),
-        "cross_attentions": OutputRecorder(VanillaTransformerAttention, index=1, layer_name="cross_attn"),
+        "cross_attentions": OutputRecorder(
+            VanillaTransformerAttention, index=1, layer_name="cross_attn"
+        ),
     }
     _tp_plan = tensor_parallel_plan("self_attn", "cross_attn")
 
-    def __init__(self, config: VanillaTransformerConfig, layer: Callable = VanillaTransformerDecoderLayer):
+    def __init__(
+        self, config: VanillaTransformerConfig, layer: Callable = VanillaTransformerDecoderLayer
+    ):
         super().__init__(config, config.target_vocab_size, layer, config.decoder_layers)
 
     @merge_with_config_defaults
@@ -490,10 +581,14 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         """
         inputs_embeds = self.look_up(input_ids, inputs_embeds, "decoder_")
         if self.config.is_encoder_decoder and encoder_hidden_states is None:
-            raise ValueError("encoder_hidden_states is missing: a translator's decoder always reads a source")
+            raise ValueError(
+                "encoder_hidden_states is missing: a translator's decoder always reads a source"
+            )
         batch, length = inputs_embeds.shape[:2]
         if encoder_hidden_states is not None:
-            self.check_mask(encoder_attention_mask, (batch, encoder_hidden_states.shape[1]), "attention_mask")
+            self.check_mask(
+                encoder_attention_mask, (batch, encoder_hidden_states.shape[1]), "attention_mask"
+            )
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
             if encoder_hidden_states is not None:
@@ -503,19 +598,32 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
 
         if position_ids is None:
             static = getattr(past_key_values, "is_compileable", False)
-            position_ids = token_positions(inputs_embeds, attention_mask, past, static)  # (B or 1, T)
+            position_ids = token_positions(
+                inputs_embeds, attention_mask, past, static
+            )  # (B or 1, T)
         x = self.embed(inputs_embeds, position_ids)
         cache = getattr(past_key_values, "self_attention_cache", past_key_values)
-        mask = create_causal_mask(self.config, inputs_embeds, attention_mask, cache)  # (B, 1, T, P + T)
+        mask = create_causal_mask(
+            self.config, inputs_embeds, attention_mask, cache
+        )  # (B, 1, T, P + T)
         source_mask = None
         if encoder_hidden_states is not None:
             source_mask = self.bidirectional_mask(
                 inputs_embeds, encoder_attention_mask, encoder_hidden_states
             )  # (B, 1, T, S)
         for layer in self.layers:
-            x = layer(x, encoder_hidden_states, mask, source_mask, past_key_values=past_key_values, **kwargs)
+            x = layer(
+                x,
+                encoder_hidden_states,
+                mask,
+                source_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
         x = self.layer_norm(x) if self.config.final_layer_norm else x
-        return BaseModelOutputWithPastAndCrossAttentions(x, past_key_values=past_key_values if use_cache else None)
+        return BaseModelOutputWithPastAndCrossAttentions(
+            x, past_key_values=past_key_values if use_cache else None
+        )
 
 
 # Faster training on a CPU
@@ -531,7 +639,9 @@ def dropout(x: Tensor, p: float, training: bool, residual: Tensor | None = None)
         dropped = F.dropout(x, p=p, training=training)
         return dropped if residual is None else residual + dropped
     threshold = min(round(p * 2**16), 2**16 - 1)
-    bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)  # four draws in each
+    bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(
+        -(2**63), None
+    )  # four draws in each
     kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= threshold - 2**15
     scale = 2**16 / (2**16 - threshold)
     return x * kept * scale if residual is None else torch.add(residual, x * kept, alpha=scale)
@@ -552,11 +662,19 @@ def cast_once(x: Tensor) -> Tensor:
     traced = torch.compiler.is_compiling()  # torch 2.9 cannot trace the next function
     if x.dtype != torch.float32 or not (traced or torch.amp.is_autocast_available(device_type)):
         return x
-    return x.to(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else x
+    return (
+        x.to(torch.get_autocast_dtype(device_type)) if torch.is_autocast_enabled(device_type) else x
+    )
 
 
 def attend_in_float32(
-    attend: Callable, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    attend: Callable,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """`attend` for training in bfloat16 on a CPU, where torch's backward kernel is 15 times as slow as in float32."""
     with torch.autocast("cpu", enabled=False):

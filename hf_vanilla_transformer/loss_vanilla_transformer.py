@@ -26,7 +26,9 @@ CPU_HALF_ROWS = 8
 DEVICE_CHUNK = 2**26
 # positions are rounded up to a multiple of it: oneDNN compiles and keeps kernels for every shape of a product
 ROW_UNIT = 64
-CPU_CACHE = 2**19  # logits that are differentiated at once: on a CPU they should stay in a core's cache
+CPU_CACHE = (
+    2**19
+)  # logits that are differentiated at once: on a CPU they should stay in a core's cache
 
 #: Overwrites the logits (P, n, V) of a chunk with the derivatives of the loss by them. It gets the labels (n, 1), the
 #: chunk's positions among the N, as numbers (n,) or as a slice, and weights (n, 1): 0 for a position that does not
@@ -43,7 +45,10 @@ def shift_right(labels: Tensor, start_token_id: int, pad_token_id: int) -> Tenso
 
 
 def translation_loss(
-    logits: Tensor, labels: Tensor, label_smoothing: float = 0.0, num_items_in_batch: Tensor | int | None = None
+    logits: Tensor,
+    labels: Tensor,
+    label_smoothing: float = 0.0,
+    num_items_in_batch: Tensor | int | None = None,
 ) -> Tensor:
     """Cross-entropy per token, against (1 - ε) for the label plus ε / V for every token (§5.4): a float32 scalar.
 
@@ -54,7 +59,9 @@ def translation_loss(
     """
     logits = logits.float().flatten(0, -2)
     targets = labels.flatten()  # (N, V), (N,)
-    total = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
+    total = F.cross_entropy(
+        logits, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing
+    )
     return total / target_tokens(labels, num_items_in_batch)
 
 
@@ -84,17 +91,26 @@ def fused_translation_loss(
     """
     hidden = hidden_states.flatten(0, -2)[None]  # (1, N, D)
     differentiate = partial(_differentiate, smoothing=label_smoothing)
-    total, plain = fused_objective(hidden, weight, bias, labels.flatten(), differentiate, uniform=(label_smoothing,))
+    total, plain = fused_objective(
+        hidden, weight, bias, labels.flatten(), differentiate, uniform=(label_smoothing,)
+    )
     tokens = target_tokens(labels, num_items_in_batch)
     return total / tokens, plain / tokens
 
 
 def translation_losses(
-    states: Tensor, logits: Tensor | None, lm_head: nn.Linear, labels: Tensor, smoothing: float, num_items: Any = None
+    states: Tensor,
+    logits: Tensor | None,
+    lm_head: nn.Linear,
+    labels: Tensor,
+    smoothing: float,
+    num_items: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """The loss of states (B, T, D) to train on, and the same without smoothing. Fused if there are no logits."""
     if logits is None:
-        return fused_translation_loss(states, lm_head.weight, lm_head.bias, labels, smoothing, num_items)
+        return fused_translation_loss(
+            states, lm_head.weight, lm_head.bias, labels, smoothing, num_items
+        )
     loss = translation_loss(logits, labels, smoothing, num_items)
     if not smoothing:
         return loss, loss.detach().clone()  # `Trainer` multiplies its loss in place
@@ -119,14 +135,26 @@ def fused_objective(
         uniform: u (P,), the weight that label smoothing gives to all tokens alike in each pass: ε times the weight of
             the pass's cross-entropy.
     """
-    arguments = hidden_states, weight, bias, labels, differentiate, tuple(uniform), torch.is_grad_enabled()
+    arguments = (
+        hidden_states,
+        weight,
+        bias,
+        labels,
+        differentiate,
+        tuple(uniform),
+        torch.is_grad_enabled(),
+    )
     return _FusedObjective.apply(*arguments)[:2]
 
 
 def target_tokens(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor | int:
     if num_items_in_batch is None:
         return labels.ne(IGNORED).sum().clamp(min=1)
-    return num_items_in_batch.to(labels.device) if isinstance(num_items_in_batch, Tensor) else num_items_in_batch
+    return (
+        num_items_in_batch.to(labels.device)
+        if isinstance(num_items_in_batch, Tensor)
+        else num_items_in_batch
+    )
 
 
 class _FusedObjective(torch.autograd.Function):
@@ -143,10 +171,16 @@ class _FusedObjective(torch.autograd.Function):
         grad: bool,
     ) -> tuple[Tensor | None, ...]:
         device_type = hidden.device.type
-        dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else weight.dtype
+        dtype = (
+            torch.get_autocast_dtype(device_type)
+            if torch.is_autocast_enabled(device_type)
+            else weight.dtype
+        )
         with torch.autocast(device_type, enabled=False):
             if device_type == "cpu" and not torch.compiler.is_compiling():
-                return _labelled_positions(hidden, weight, bias, labels, differentiate, uniform, grad, dtype)
+                return _labelled_positions(
+                    hidden, weight, bias, labels, differentiate, uniform, grad, dtype
+                )
             return _all_positions(hidden, weight, bias, labels, differentiate, uniform, grad, dtype)
 
     @staticmethod
@@ -157,7 +191,9 @@ class _FusedObjective(torch.autograd.Function):
         constants = [logged]
         if counted is not None:
             constants.append(counted)
-        if torch.compiler.is_compiling():  # elsewhere a derivative of a gradient is an error of `backward`
+        if (
+            torch.compiler.is_compiling()
+        ):  # elsewhere a derivative of a gradient is an error of `backward`
             constants += [gradient for gradient in gradients if gradient is not None]
         ctx.mark_non_differentiable(*constants)
         ctx.set_materialize_grads(False)
@@ -170,7 +206,9 @@ class _FusedObjective(torch.autograd.Function):
     def backward(ctx: Any, grad_total: Tensor, *second: Tensor | None) -> tuple[Tensor | None, ...]:
         is_second = any(gradient is not None for gradient in second)
         if is_second and not torch.compiler.is_compiling():
-            raise RuntimeError("this loss has no second derivatives; for those call the model with skip_logits=False")
+            raise RuntimeError(
+                "this loss has no second derivatives; for those call the model with skip_logits=False"
+            )
         counted, grad_tokens, grad_weight, grad_bias = ctx.saved_tensors
         if counted is None:
             grad_hidden = grad_tokens * grad_total  # (P, N, D)
@@ -233,13 +271,18 @@ def _all_positions(
     if any(uniform):
         mean_weight = weight.mean(dim=0, dtype=torch.float32)  # (D,)
         counted = (tokens * weights).float()  # (P, N, D)
-        sum_tokens = sum(u * states.sum(dim=0) for u, states in zip(uniform, counted, strict=True))  # (D,)
+        sum_tokens = sum(
+            u * states.sum(dim=0) for u, states in zip(uniform, counted, strict=True)
+        )  # (D,)
         loss = loss - (sum_tokens * mean_weight).sum()
         if bias is not None:
             loss = loss - sum(uniform) * weights.sum() * bias.float().mean()
         if grad_weight is not None:
             grad_weight = grad_weight - sum_tokens / vocab_size
-            by_pass = [each - u * mean_weight * weights for u, each in zip(uniform, grad_tokens, strict=True)]
+            by_pass = [
+                each - u * mean_weight * weights
+                for u, each in zip(uniform, grad_tokens, strict=True)
+            ]
             grad_tokens = torch.stack(by_pass)
         if grad_bias is not None:
             grad_bias = grad_bias - sum(uniform) * weights.sum() / vocab_size
@@ -259,7 +302,9 @@ def _labelled_positions(
     """Compute the outputs of `_FusedObjective` from the N' positions with a label, in memory that is used again."""
     passes = len(hidden)
     counted = labels.ne(IGNORED).nonzero().squeeze(1)  # (N',)
-    tokens = F.pad(hidden[:, counted].to(dtype), (0, 0, 0, -len(counted) % ROW_UNIT))  # (P, N' rounded up, D)
+    tokens = F.pad(
+        hidden[:, counted].to(dtype), (0, 0, 0, -len(counted) % ROW_UNIT)
+    )  # (P, N' rounded up, D)
     cast_weight = weight.to(dtype)  # (V, D)
     cast_bias = None if bias is None else bias.to(dtype)  # (V,)
     u = torch.tensor(uniform)  # (P,)
@@ -273,7 +318,9 @@ def _labelled_positions(
         grad_bias = torch.full_like(bias, -count / len(bias), dtype=torch.float32)  # (V,)
     sums = torch.stack([total, torch.zeros_like(total)])
     grad_tokens: Any = torch.empty_like(tokens, dtype=torch.float32) if grad else None  # (P, N', D)
-    grad_weight: Any = (sum_tokens / -len(weight)).repeat(len(weight), 1) if grad else None  # (V, D)
+    grad_weight: Any = (
+        (sum_tokens / -len(weight)).repeat(len(weight), 1) if grad else None
+    )  # (V, D)
     rows = max(1, rows_per_chunk(weight.shape, "cpu", dtype) // passes)
     # One buffer for all chunks: fresh memory, mapped page by page, costs a third of this loss's time.
     buffer = tokens.new_empty(min(rows, tokens.shape[1]) * passes, len(weight))  # (P rows, V)
@@ -309,12 +356,18 @@ def rows_per_chunk(weight: torch.Size, device_type: str, dtype: torch.dtype) -> 
     vocab_size, width = weight
     if device_type != "cpu":
         return max(1, DEVICE_CHUNK // vocab_size)
-    chunk, rows = (CPU_CHUNK, CPU_ROWS) if dtype == torch.float32 else (CPU_HALF_CHUNK, CPU_HALF_ROWS)
+    chunk, rows = (
+        (CPU_CHUNK, CPU_ROWS) if dtype == torch.float32 else (CPU_HALF_CHUNK, CPU_HALF_ROWS)
+    )
     return max(1, min(chunk // vocab_size, rows * width))
 
 
 def _differentiate(
-    logits: Tensor, labels: Tensor, positions: Tensor | slice, weights: Tensor | None, smoothing: float
+    logits: Tensor,
+    labels: Tensor,
+    positions: Tensor | slice,
+    weights: Tensor | None,
+    smoothing: float,
 ) -> Tensor:
     """Overwrite logits (1, n, V) with p - (1 - ε) [label]. Return the cross-entropies with smoothing and without.
 

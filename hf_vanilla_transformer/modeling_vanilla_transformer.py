@@ -24,7 +24,10 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .generation_vanilla_transformer import VanillaTransformerGenerationMixin, paper_generation_config
+from .generation_vanilla_transformer import (
+    VanillaTransformerGenerationMixin,
+    paper_generation_config,
+)
 from .layers_vanilla_transformer import (
     VanillaTransformerDecoder,
     VanillaTransformerEncoder,
@@ -149,14 +152,22 @@ class VanillaTransformerLanguageModel(VanillaTransformerPreTrainedModel):
         may tie weights later: transformers knows those of the start only, and refuses to save others in one tensor.
         """
         known = self.all_tied_weights_keys.keys() & self.tied_weights().keys()
-        untied = {"lm_head.weight", "model.decoder.embed_tokens.weight"} - known - dict(self.named_parameters()).keys()
+        untied = (
+            {"lm_head.weight", "model.decoder.embed_tokens.weight"}
+            - known
+            - dict(self.named_parameters()).keys()
+        )
         if untied:
             weights = kwargs.get("state_dict") or self.state_dict()
-            kwargs["state_dict"] = dict(weights) | {name: weights[name].clone() for name in untied & weights.keys()}
+            kwargs["state_dict"] = dict(weights) | {
+                name: weights[name].clone() for name in untied & weights.keys()
+            }
         return super().save_pretrained(save_directory, *args, **kwargs)
 
 
-class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMixin, VanillaTransformerLanguageModel):
+class VanillaTransformerForConditionalGeneration(
+    VanillaTransformerGenerationMixin, VanillaTransformerLanguageModel
+):
     """The whole of Figure 1: the model that translates (`AutoModelForSeq2SeqLM`)."""
 
     def __init__(self, config: VanillaTransformerConfig):
@@ -168,11 +179,16 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMix
         self.post_init()
 
     def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
     ) -> nn.Embedding:
         """Change the number of source tokens, or of all tokens if source and target share their embeddings."""
         owner: Any = super() if self.config.share_encoder_decoder_embeddings else self.model.encoder
-        embeddings = owner.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        embeddings = owner.resize_token_embeddings(
+            new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
         self.vocab_size = self.config.vocab_size  # as `PreTrainedModel` leaves it
         return embeddings
 
@@ -181,11 +197,17 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMix
     ) -> nn.Embedding:
         """`resize_token_embeddings` for a separate target vocabulary. Raises a ValueError if there is none."""
         if self.config.share_encoder_decoder_embeddings:
-            raise ValueError("share_encoder_decoder_embeddings=True: call resize_token_embeddings, it resizes both")
+            raise ValueError(
+                "share_encoder_decoder_embeddings=True: call resize_token_embeddings, it resizes both"
+            )
         decoder = self.model.decoder
-        new = self._get_resized_embeddings(decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing)
+        new = self._get_resized_embeddings(
+            decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
         decoder.embed_tokens = new
-        self.lm_head = self._get_resized_lm_head(self.lm_head, new.num_embeddings, mean_resizing=mean_resizing)
+        self.lm_head = self._get_resized_lm_head(
+            self.lm_head, new.num_embeddings, mean_resizing=mean_resizing
+        )
         self.config.decoder_vocab_size = new.num_embeddings
         self.tie_weights()
         return new
@@ -247,10 +269,16 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMix
         check_ids(labels.masked_fill(labels == IGNORED, 0), self.config.target_vocab_size, "labels")
         smoothing = self.config.label_smoothing if self.training else 0.0
         compute_losses = objective or translation_losses
-        loss, nll_loss = compute_losses(states, logits, self.lm_head, labels, smoothing, num_items_in_batch)
-        fields["nll_loss"] = nll_loss if self.training else None  # `Trainer` takes all but the loss for predictions
+        loss, nll_loss = compute_losses(
+            states, logits, self.lm_head, labels, smoothing, num_items_in_batch
+        )
+        fields["nll_loss"] = (
+            nll_loss if self.training else None
+        )  # `Trainer` takes all but the loss for predictions
         if skips and skip_logits is None:
-            return VanillaTransformerTrainingOutput(loss, UnreadLogits(states, self.lm_head), **fields)
+            return VanillaTransformerTrainingOutput(
+                loss, UnreadLogits(states, self.lm_head), **fields
+            )
         return VanillaTransformerOutput(loss, logits, **fields)
 
     def _can_skip_logits(self, states: Tensor, skip_logits: bool | None) -> bool:
@@ -267,7 +295,10 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMix
             return False
         # The fused gradients come before the loss is scaled, and float16 underflows on small ones.
         device_type = self.lm_head.weight.device.type
-        return not (torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type) == torch.float16)
+        return not (
+            torch.is_autocast_enabled(device_type)
+            and torch.get_autocast_dtype(device_type) == torch.float16
+        )
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor | None) -> Tensor:
         """`labels` (B, T) shifted right. `DataCollatorForSeq2Seq(tokenizer, model=model)` calls this."""
@@ -279,7 +310,9 @@ class VanillaTransformerForConditionalGeneration(VanillaTransformerGenerationMix
             )
         start, pad = self.config.decoder_start_token_id, self.config.target_pad_token_id
         if start is None or pad is None:
-            raise ValueError(f"decoder_start_token_id={start} and pad_token_id={pad}: labels need both")
+            raise ValueError(
+                f"decoder_start_token_id={start} and pad_token_id={pad}: labels need both"
+            )
         return shift_right(labels, start, pad)
 
 
@@ -339,7 +372,9 @@ class VanillaTransformerForCausalLM(GenerationMixin, VanillaTransformerLanguageM
         super().__init__(_decoder_config(config))
         self._tied_weights_keys = self.tied_weights()
         self.model = VanillaTransformerDecoderModel(self.config, self.layer_classes[1])
-        self.lm_head = nn.Linear(self.config.d_model, self.config.vocab_size, bias=self.config.lm_head_bias)
+        self.lm_head = nn.Linear(
+            self.config.d_model, self.config.vocab_size, bias=self.config.lm_head_bias
+        )
         self.post_init()
 
     @can_return_tuple
@@ -467,10 +502,18 @@ class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedMo
         mask = self.source_mask(input_ids, attention_mask)
         outputs = self.model(input_ids, mask, inputs_embeds, **kwargs)
         states = outputs.last_hidden_state  # (B, S, D)
-        mask = torch.ones_like(states[..., :1]) if mask is None else mask[..., None].type_as(states)  # (B, S, 1)
+        mask = (
+            torch.ones_like(states[..., :1]) if mask is None else mask[..., None].type_as(states)
+        )  # (B, S, 1)
         mean = (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)  # (B, D)
-        logits = self.classifier(dropout(mean, p=self.config.dropout, training=self.training))  # (B, L)
-        loss = None if labels is None else self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        logits = self.classifier(
+            dropout(mean, p=self.config.dropout, training=self.training)
+        )  # (B, L)
+        loss = (
+            None
+            if labels is None
+            else self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        )
         return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 

@@ -17,7 +17,11 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Pipeline, PreTrai
 TARGET_FOLDER = "target_tokenizer"  # in a checkpoint with separate vocabularies
 
 # Written into config.json, where `pipeline()` finds the class.
-_TASK = {"impl": "pipeline_vanilla_transformer.TranslationPipeline", "pt": ["AutoModelForSeq2SeqLM"], "type": "text"}
+_TASK = {
+    "impl": "pipeline_vanilla_transformer.TranslationPipeline",
+    "pt": ["AutoModelForSeq2SeqLM"],
+    "type": "text",
+}
 CUSTOM_PIPELINES = {"translation": _TASK}
 
 
@@ -32,13 +36,19 @@ class TranslationPipeline(Pipeline):
     look the same, keep placeholders and addresses verbatim, and cut long sentences. This file needs no package.
     """
 
-    _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = False
+    _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = (
+        False
+    )
     _load_tokenizer = True
 
-    def __init__(self, *args: Any, target_tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any):
+    def __init__(
+        self, *args: Any, target_tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any
+    ):
         super().__init__(*args, **kwargs)
         if self.tokenizer is None:
-            raise ValueError("tokenizer=None: the model reads ids; give the tokenizer that it was trained with")
+            raise ValueError(
+                "tokenizer=None: the model reads ids; give the tokenizer that it was trained with"
+            )
         self.target_tokenizer = target_tokenizer or self._find_target_tokenizer()
         # `pipeline()` replaces class names in the loaded configuration by classes, and JSON has none.
         for entry in getattr(self.model.config, "custom_pipelines", {}).values():
@@ -53,7 +63,9 @@ class TranslationPipeline(Pipeline):
         if name:
             revision = getattr(config, "_commit_hash", None)
             try:
-                return AutoTokenizer.from_pretrained(name, subfolder=TARGET_FOLDER, revision=revision)
+                return AutoTokenizer.from_pretrained(
+                    name, subfolder=TARGET_FOLDER, revision=revision
+                )
             except (OSError, ValueError):
                 pass  # one tokenizer, two embedding matrices
         if len(self.tokenizer) > target_size:
@@ -86,7 +98,9 @@ class TranslationPipeline(Pipeline):
         encoded = self.tokenizer(sentence, return_tensors="pt", return_token_type_ids=False)
         return {**encoded, "blank": torch.tensor([not sentence.strip()])}
 
-    def _forward(self, model_inputs: dict[str, Tensor], **generate_kwargs: Any) -> dict[str, Tensor]:
+    def _forward(
+        self, model_inputs: dict[str, Tensor], **generate_kwargs: Any
+    ) -> dict[str, Tensor]:
         """`sequences` (B, R, T), `blank` (B,) and, from a beam search, `scores` (B, R)."""
         blank = model_inputs.pop("blank")
         config = copy.deepcopy(generate_kwargs.pop("generation_config", None))
@@ -103,9 +117,13 @@ class TranslationPipeline(Pipeline):
     def postprocess(self, model_outputs: dict[str, Tensor]) -> list[dict[str, Any]]:
         """The translations of one sentence, from `sequences` (1, R, T)."""
         ids = model_outputs["sequences"][0]
-        texts = self.target_tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        texts = self.target_tokenizer.batch_decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
         blank = model_outputs["blank"].item()
-        results: list[dict[str, Any]] = [{"translation_text": "" if blank else text} for text in texts]
+        results: list[dict[str, Any]] = [
+            {"translation_text": "" if blank else text} for text in texts
+        ]
         if "scores" not in model_outputs:
             return results
         scores = model_outputs["scores"][0].tolist()

@@ -24,11 +24,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import GenerationConfig, LogitsProcessorList
 
-REFILL_SHARE = 0.1  # of the batch that joins at once: each time costs an encoder pass and copies the KV caches
+REFILL_SHARE = (
+    0.1  # of the batch that joins at once: each time costs an encoder pass and copies the KV caches
+)
 _COMPACT_SHARE = 0.2  # of free rows that are removed at once: this copies the KV caches too
 _CAPACITY_UNIT = 32  # the capacity of hypotheses is a multiple of it: few shapes
 _NO_BEAM = -1e9  # log-probability of a beam without a hypothesis
-_CHUNK = 2**19  # logits that `topk_log_probs` reads at a time on a CPU: two megabytes stay in the cores' caches
+_CHUNK = (
+    2**19
+)  # logits that `topk_log_probs` reads at a time on a CPU: two megabytes stay in the cores' caches
 _BLOCK = 64  # `topk` searches blocks of so many tokens,
 _LARGE = 2**14  # in a vocabulary from this size on
 
@@ -132,7 +136,9 @@ class SearchConfig:
         elif isinstance(ends, int):
             ends = [ends]
         forced = generation_config.forced_eos_token_id
-        until_no_beam_can_win = penalty.formula == "gnmt" or generation_config.early_stopping == "never"
+        until_no_beam_can_win = (
+            penalty.formula == "gnmt" or generation_config.early_stopping == "never"
+        )
         return cls(
             num_beams=generation_config.num_beams,
             early_stopping=generation_config.early_stopping,
@@ -171,7 +177,9 @@ class SearchConfig:
         at_limit = state.lengths + 1 == state.limits
         return torch.where(at_limit[:, None, None], forced, logits)
 
-    def extend(self, state: BeamState, log_probs: Tensor, tokens: Tensor, penalties: Tensor) -> BeamState:
+    def extend(
+        self, state: BeamState, log_probs: Tensor, tokens: Tensor, penalties: Tensor
+    ) -> BeamState:
         """Continue with the best candidates (B, K, n) that do not end. Of the best K, keep the ones that end."""
         if self.num_beams == 1:
             return self._extend_greedily(state, tokens[:, :, 0])
@@ -188,7 +196,9 @@ class SearchConfig:
         scores = scores.masked_fill(~ends[:, :beams] | state.done[:, None], -torch.inf)
         new_tokens = _append(state, parents[:, :beams], tokens[:, :beams])
         new_lengths = length[:, None].expand(-1, beams)
-        ended_scores, best = torch.cat([state.ended_scores, scores], dim=1).topk(beams, dim=1)  # (B, K)
+        ended_scores, best = torch.cat([state.ended_scores, scores], dim=1).topk(
+            beams, dim=1
+        )  # (B, K)
         ended_tokens = torch.cat([state.ended_tokens, new_tokens], dim=1)
         ended_tokens = ended_tokens.gather(1, best[..., None].expand_as(new_tokens))
         ended_lengths = torch.cat([state.ended_lengths, new_lengths], dim=1).gather(1, best)
@@ -214,7 +224,9 @@ class SearchConfig:
             done=done,
         )
 
-    def _best(self, state: BeamState, log_probs: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _best(
+        self, state: BeamState, log_probs: Tensor, tokens: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The best N candidates of each sentence, of the n of each beam: log P of the hypothesis, beam and token."""
         running, each = log_probs.shape[1:]
         total = (log_probs + state.log_probs[..., None]).flatten(1)  # (B, K, n) -> (B, K · n)
@@ -234,7 +246,9 @@ class SearchConfig:
         lengths = torch.where(state.done, state.lengths, state.lengths + 1)
         ends = [tokens[:, 0] == eos for eos in self.eos_token_ids]
         done = torch.stack([state.done, lengths == state.limits, *ends]).any(dim=0)
-        written = state.tokens.scatter(2, state.lengths[:, None, None], tokens[..., None])  # (B, 1, T)
+        written = state.tokens.scatter(
+            2, state.lengths[:, None, None], tokens[..., None]
+        )  # (B, 1, T)
         return state._replace(
             tokens=written,
             next_tokens=tokens,
@@ -361,9 +375,13 @@ class BeamSearch:
     config: SearchConfig
     penalty: LengthPenalty
     max_length: int  # tokens of a translation, the prefix included, at most
-    over: int | None = None  # tokens that it may have more than its source, without the prefix. None: no such limit
+    over: int | None = (
+        None  # tokens that it may have more than its source, without the prefix. None: no such limit
+    )
     processors: LogitsProcessorList | None = None  # of `generate`
-    fixed_rows: bool = False  # processors identify a sentence by its row: no other may join a running batch
+    fixed_rows: bool = (
+        False  # processors identify a sentence by its row: no other may join a running batch
+    )
 
     def __post_init__(self) -> None:
         self.clear()
@@ -456,7 +474,9 @@ class BeamSearch:
             self.length += 1
         self.state = state
         done = self.decoder.read_done(state)
-        return self._take([row for row, key in enumerate(self.keys) if done[row] and key is not None])
+        return self._take(
+            [row for row, key in enumerate(self.keys) if done[row] and key is not None]
+        )
 
     def _process_and_extend(self, state: BeamState, logits: Tensor, penalties: Tensor) -> BeamState:
         """`SearchConfig.advance` with logits processors. They take hypotheses of one length: one call for each."""
@@ -471,7 +491,9 @@ class BeamSearch:
             groups = {length: state.lengths == length for length in set(state.lengths.tolist())}
         processed = torch.empty_like(scores)
         for length, rows in groups.items():
-            tokens = state.tokens[rows, :, :length].expand(-1, beams, -1).flatten(0, 1)  # (n · K, length)
+            tokens = (
+                state.tokens[rows, :, :length].expand(-1, beams, -1).flatten(0, 1)
+            )  # (n · K, length)
             shown = scores[rows].expand(-1, beams, -1).flatten(0, 1)  # (n · K, V)
             shown = self.processors(tokens, shown)  # type: ignore[misc]
             processed[rows] = shown.unflatten(0, (-1, beams))[:, :running]

@@ -22,11 +22,17 @@ def parse_augment(items: Sequence[str]) -> dict[str, float]:
         try:
             shares[name] = float(text)
         except ValueError:
-            raise UserError(f"augment: {item}: NAME=PROBABILITY is needed, such as typos=0.03") from None
+            raise UserError(
+                f"augment: {item}: NAME=PROBABILITY is needed, such as typos=0.03"
+            ) from None
         if name not in PERTURBATIONS or not 0 <= shares[name] <= 1:
-            raise UserError(f"augment: {item}: give a probability to one of {', '.join(PERTURBATIONS)}")
+            raise UserError(
+                f"augment: {item}: give a probability to one of {', '.join(PERTURBATIONS)}"
+            )
     if sum(shares.values()) > 1:
-        raise UserError(f"augment: the probabilities add up to {sum(shares.values()):g}: each pair has one at most")
+        raise UserError(
+            f"augment: the probabilities add up to {sum(shares.values()):g}: each pair has one at most"
+        )
     return shares
 
 
@@ -61,8 +67,12 @@ def with_augmentation(
     """
     table = encoded if isinstance(encoded, Dataset) else None
     if table is None and augment.get("merge"):
-        raise UserError("augment: merge joins a pair with another, and a stream has none at hand: leave it out")
-    change = _Augment((tokenizer, target_tokenizer or tokenizer), limits, table, augment, seed, languages)
+        raise UserError(
+            "augment: merge joins a pair with another, and a stream has none at hand: leave it out"
+        )
+    change = _Augment(
+        (tokenizer, target_tokenizer or tokenizer), limits, table, augment, seed, languages
+    )
     if table is not None:
         rows = table.with_format(None).take(min(CHECKED_ROWS, len(table))).to_list()
         change.require_round_trip(rows, "augment")
@@ -80,7 +90,9 @@ class _Augment(TextChange):
 
     def __call__(self, pair: dict[str, Any], epoch: int) -> dict[str, Any]:
         draw = Random(f"augment {self.seed} {epoch} {pair['line']}")
-        (name,) = draw.choices([None, *self.augment], [1 - sum(self.augment.values()), *self.augment.values()])
+        (name,) = draw.choices(
+            [None, *self.augment], [1 - sum(self.augment.values()), *self.augment.values()]
+        )
         if name is None:
             return pair
         other = self._other(pair, draw) if name == "merge" else ("", "")

@@ -25,7 +25,10 @@ def pair_lengths(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
     """Source and target lengths in tokens, each (number of pairs,), of the rows of a dataset without BPE-dropout."""
     dataset = getattr(dataset, "encoded", dataset)
     if not isinstance(dataset, Dataset):
-        sizes = [(len(row["input_ids"]), len(row["labels"])) for row in (dataset[i] for i in range(len(dataset)))]
+        sizes = [
+            (len(row["input_ids"]), len(row["labels"]))
+            for row in (dataset[i] for i in range(len(dataset)))
+        ]
         source, target = np.array(sizes, dtype=np.int64).reshape(-1, 2).T  # (2, number of pairs)
         return source, target
     sides = ["input_ids", "labels"]
@@ -34,7 +37,9 @@ def pair_lengths(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
     # in chunks, because a filtered `Dataset` copies the ids it returns
     for table in dataset.select_columns(sides).with_format("arrow").iter(batch_size=_ROWS_PER_READ):
         for number, side in enumerate(sides):
-            lengths[number, start : start + len(table)] = pc.list_value_length(table[side]).to_numpy()
+            lengths[number, start : start + len(table)] = pc.list_value_length(
+                table[side]
+            ).to_numpy()
         start += len(table)
     return lengths[0], lengths[1]
 
@@ -48,7 +53,9 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
     training with a high learning rate.
     """
 
-    def __init__(self, source_lengths: np.ndarray, target_lengths: np.ndarray, batch_size: int, seed: int):
+    def __init__(
+        self, source_lengths: np.ndarray, target_lengths: np.ndarray, batch_size: int, seed: int
+    ):
         self.source_lengths = source_lengths
         self.target_lengths = target_lengths
         self.batch_size = batch_size
@@ -65,7 +72,9 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         rng = np.random.default_rng((self.seed, self.epoch))
         bucket = (self.source_lengths + rng.integers(BUCKET)) // BUCKET
-        order = np.lexsort((rng.random(len(self)), self.target_lengths, bucket))  # the last key counts first
+        order = np.lexsort(
+            (rng.random(len(self)), self.target_lengths, bucket)
+        )  # the last key counts first
         starts = np.arange(0, len(order), self.batch_size)
         if len(order) % self.batch_size:
             # The loader splits after every `batch_size` pairs, so the incomplete batch must stay last.
@@ -113,10 +122,14 @@ def even_groups(tokens: np.ndarray, count: int) -> np.ndarray:
     nearest = np.searchsorted((border[:-1] + border[1:]) / 2, targets)
     step = np.arange(count + 1)
     starts = np.maximum.accumulate(nearest - step) + step  # strictly increasing …
-    return np.minimum(starts, len(tokens) - count + step)  # … with a batch left for each group that follows
+    return np.minimum(
+        starts, len(tokens) - count + step
+    )  # … with a batch left for each group that follows
 
 
-def shard_batches(batches: list[np.ndarray], lengths: np.ndarray, world_size: int) -> list[list[np.ndarray]]:
+def shard_batches(
+    batches: list[np.ndarray], lengths: np.ndarray, world_size: int
+) -> list[list[np.ndarray]]:
     """Distribute the batches of one update, row numbers each, over the ranks: the same number and about the same work.
 
     If the number of batches is no multiple of `world_size`, the largest are halved until it is. If there are fewer
@@ -143,7 +156,8 @@ def shard_batches(batches: list[np.ndarray], lengths: np.ndarray, world_size: in
     rounds = [parts[start : start + world_size] for start in range(0, total, world_size)]
     # alternate the direction: the rank with the largest batch of one round gets the smallest of the next
     return [
-        [each[rank if turn % 2 == 0 else -1 - rank] for turn, each in enumerate(rounds)] for rank in range(world_size)
+        [each[rank if turn % 2 == 0 else -1 - rank] for turn, each in enumerate(rounds)]
+        for rank in range(world_size)
     ]
 
 
@@ -185,13 +199,17 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
         source = source_lengths[self.sorted]
         target = target_lengths[self.sorted]
         # number of each run of pairs with equal source and equal target length
-        self.equal_lengths = np.cumsum((np.diff(source, prepend=0) != 0) | (np.diff(target, prepend=0) != 0))
+        self.equal_lengths = np.cumsum(
+            (np.diff(source, prepend=0) != 0) | (np.diff(target, prepend=0) != 0)
+        )
         self.limit = min(max_tokens, tokens_per_update or max_tokens)
         self.batch_starts = split_into_batches(self.lengths[self.sorted], self.limit)
         self.tokens = np.add.reduceat(target, self.batch_starts[:-1])  # target tokens of each batch
         if tokens_per_update and tokens_per_update > max_tokens:
             self.batches_per_update = None
-            self.updates = min(max(1, round(int(target.sum()) / tokens_per_update)), len(self.tokens))
+            self.updates = min(
+                max(1, round(int(target.sum()) / tokens_per_update)), len(self.tokens)
+            )
         else:  # a batch is limited to `tokens_per_update`, so it is an update
             self.batches_per_update = 1 if tokens_per_update else batches_per_update
             self.updates = -(-len(self.tokens) // self.batches_per_update)
@@ -205,7 +223,9 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
         self.epoch = epoch
         rng = np.random.default_rng([*np.atleast_1d(self.seed), epoch])
         # shuffles only within runs of equal lengths, so that every batch keeps its size
-        self.rows = self.sorted[np.argsort(self.equal_lengths + rng.random(len(self.equal_lengths)))]
+        self.rows = self.sorted[
+            np.argsort(self.equal_lengths + rng.random(len(self.equal_lengths)))
+        ]
         self.order = rng.permutation(len(self.tokens))
         if self.batches_per_update is None:
             self.starts = even_groups(self.tokens[self.order], self.updates)
@@ -218,7 +238,9 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
     def update(self, number: int) -> list[np.ndarray]:
         """The batches of one update, for all ranks together: row numbers of each."""
         chosen = self.order[self.starts[number] : self.starts[number + 1]]
-        return [self.rows[self.batch_starts[batch] : self.batch_starts[batch + 1]] for batch in chosen]
+        return [
+            self.rows[self.batch_starts[batch] : self.batch_starts[batch + 1]] for batch in chosen
+        ]
 
     def batches(self, number: int) -> list[list[int]]:
         """This rank's batches of one update: row numbers, or `~row` for a dummy pair."""
@@ -236,14 +258,19 @@ Rows = list[dict[str, Any]]
 
 def select_rows(row_of: Callable[[int], dict[str, Any]], batches: list[list[int]]) -> list[Rows]:
     """The rows of each batch, by their numbers. `~row` is a dummy pair: its labels become -100."""
-    return [[row_of(row) if row >= 0 else _without_labels(row_of(~row)) for row in batch] for batch in batches]
+    return [
+        [row_of(row) if row >= 0 else _without_labels(row_of(~row)) for row in batch]
+        for batch in batches
+    ]
 
 
 def _without_labels(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "labels": [IGNORED] * len(row["labels"])}
 
 
-def split_grown_batches(batches: list[np.ndarray], lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
+def split_grown_batches(
+    batches: list[np.ndarray], lengths: np.ndarray, max_tokens: int
+) -> list[np.ndarray]:
     """Move the longest pairs of a batch that exceeds `max_tokens` into further batches, so that all fit.
 
     Augmentation makes some pairs several times as long as planned. They would pad their whole batch.
@@ -257,7 +284,9 @@ def split_grown_batches(batches: list[np.ndarray], lengths: np.ndarray, max_toke
     moved = []
     for batch in batches:
         by_length = batch[np.argsort(lengths[batch], kind="stable")]
-        padded = lengths[by_length] * np.arange(1, len(batch) + 1)  # of the shortest pairs: increasing
+        padded = lengths[by_length] * np.arange(
+            1, len(batch) + 1
+        )  # of the shortest pairs: increasing
         fitting = max(1, int(np.searchsorted(padded, max_tokens, side="right")))
         kept.append(batch if fitting == len(batch) else by_length[:fitting])
         moved.append(by_length[fitting:])
@@ -291,16 +320,25 @@ class TokenBatchDataset(torch.utils.data.Dataset):
 
     def read(self, batches: list[list[int]]) -> tuple[dict[int, dict[str, Any]], list[list[int]]]:
         """The rows by their numbers, and this rank's batches of them."""
-        read = getattr(self.dataset, "__getitems__", lambda numbers: [self.dataset[row] for row in numbers])
+        read = getattr(
+            self.dataset, "__getitems__", lambda numbers: [self.dataset[row] for row in numbers]
+        )
         numbers = sorted({max(row, ~row) for batch in batches for row in batch})
         rows = dict(zip(numbers, read(numbers), strict=True))
         if not getattr(self.dataset, "grows", False):
             return rows, batches
         # below, a row is its place in `numbers`
-        lengths = np.array([max(len(row["input_ids"]), len(row["labels"])) for row in rows.values()])
-        split = split_grown_batches([np.searchsorted(numbers, batch) for batch in batches], lengths, self.max_tokens)
+        lengths = np.array(
+            [max(len(row["input_ids"]), len(row["labels"])) for row in rows.values()]
+        )
+        split = split_grown_batches(
+            [np.searchsorted(numbers, batch) for batch in batches], lengths, self.max_tokens
+        )
         shard = shard_batches(split, lengths, self.world_size)[self.rank]
-        return rows, [[numbers[row] if row >= 0 else ~numbers[~row] for row in batch.tolist()] for batch in shard]
+        return rows, [
+            [numbers[row] if row >= 0 else ~numbers[~row] for row in batch.tolist()]
+            for batch in shard
+        ]
 
 
 class StreamingTokenBatches(torch.utils.data.IterableDataset):
@@ -352,11 +390,18 @@ class StreamingTokenBatches(torch.utils.data.IterableDataset):
             # one row ahead tells whether this window is the last
             next_state = self._stream_state()
             next_row = list(islice(rows, 1))
-            sampler = TokenBatchSampler(*pair_lengths(window), seed=[self.seed, number], **self.plan)
+            sampler = TokenBatchSampler(
+                *pair_lengths(window), seed=[self.seed, number], **self.plan
+            )
             sampler.set_epoch(self.epoch)
             self.longest = max(self.longest, int(sampler.lengths.max()))
             for update in range(done, len(sampler)):
-                self._position = {"epoch": self.epoch, "window": number, "update": update + 1, "stream": state}
+                self._position = {
+                    "epoch": self.epoch,
+                    "window": number,
+                    "update": update + 1,
+                    "stream": state,
+                }
                 if update + 1 == len(sampler) and not next_row:
                     self._position = _start_of(self.epoch + 1)
                 yield select_rows(window.__getitem__, sampler.batches(update))
@@ -375,7 +420,10 @@ def _start_of(epoch: int) -> dict[str, Any]:
 
 
 def collate_batches(
-    batches: list[Rows], collator: Callable[[Rows], Any], row_unit: int = 1, pad_token_ids: tuple[int, int] = (0, 0)
+    batches: list[Rows],
+    collator: Callable[[Rows], Any],
+    row_unit: int = 1,
+    pad_token_ids: tuple[int, int] = (0, 0),
 ) -> list[Any]:
     """Apply the model's collator to each batch of an update.
 
@@ -387,9 +435,13 @@ def collate_batches(
     return [_collate_rounded(batch, collator, row_unit, pad_token_ids) for batch in batches]
 
 
-def _collate_rounded(batch: Rows, collator: Callable[[Rows], Any], row_unit: int, pads: tuple[int, int]) -> Any:
+def _collate_rounded(
+    batch: Rows, collator: Callable[[Rows], Any], row_unit: int, pads: tuple[int, int]
+) -> Any:
     longest = {name: max(len(row[name]) for row in batch) for name in ("input_ids", "labels")}
-    pairs, source, target = rounded_shape(len(batch), longest["input_ids"], longest["labels"], row_unit)
+    pairs, source, target = rounded_shape(
+        len(batch), longest["input_ids"], longest["labels"], row_unit
+    )
     collated = collator(batch + [_without_labels(batch[-1])] * (pairs - len(batch)))
     for name, length, value in (
         ("input_ids", source, pads[0]),
@@ -398,7 +450,9 @@ def _collate_rounded(batch: Rows, collator: Callable[[Rows], Any], row_unit: int
         ("decoder_input_ids", target, pads[1]),
     ):
         if name in collated:
-            collated[name] = F.pad(collated[name], (0, length - collated[name].shape[1]), value=value)
+            collated[name] = F.pad(
+                collated[name], (0, length - collated[name].shape[1]), value=value
+            )
     return collated
 
 

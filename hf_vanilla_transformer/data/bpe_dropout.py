@@ -54,7 +54,11 @@ class _Resegment:
     """Decodes the ids of a pair and tokenizes the text again with BPE-dropout."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, target_tokenizer: PreTrainedTokenizerBase, dropout: float, seed: int
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        target_tokenizer: PreTrainedTokenizerBase,
+        dropout: float,
+        seed: int,
     ) -> None:
         self.sides = {"input_ids": tokenizer, "labels": target_tokenizer}
         self.kept = {side: set(each.added_tokens_decoder) for side, each in self.sides.items()}
@@ -63,11 +67,16 @@ class _Resegment:
         try:
             self.encoders = {side: BpeDropout(each) for side, each in self.sides.items()}
         except ValueError as error:
-            raise UserError(f"BPE-dropout needs a byte-pair encoding; the tokenizer has {error}") from None
+            raise UserError(
+                f"BPE-dropout needs a byte-pair encoding; the tokenizer has {error}"
+            ) from None
 
     def __call__(self, pair: dict[str, Any], epoch: int) -> dict[str, Any]:
         draw = seeded_random(self.seed, epoch, pair["line"])
-        return {**pair, **{side: self.resegment(side, pair[side], self.dropout, draw) for side in self.sides}}
+        return {
+            **pair,
+            **{side: self.resegment(side, pair[side], self.dropout, draw) for side in self.sides},
+        }
 
     def resegment(self, side: str, ids: list[int], dropout: float, draw: Any = None) -> list[int]:
         """New ids of one side. Special tokens and tags are kept."""
@@ -99,7 +108,10 @@ class BpeDropout:
         if model.get("type") != "BPE":
             raise ValueError(f"no byte-pair encoding: {type(tokenizer).__name__}")
         self.vocabulary: dict[str, int] = model["vocab"]
-        merges = (tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"])
+        merges = (
+            tuple(merge.split(" ") if isinstance(merge, str) else merge)
+            for merge in model["merges"]
+        )
         self.rank: dict[tuple[str, ...], int] = {pair: rank for rank, pair in enumerate(merges)}
         self.unknown = self.vocabulary.get(model.get("unk_token") or "")
 

@@ -20,5 +20,8 @@ def remove_leftovers() -> None:
     """Delete temporary files of `atomic_file` and `datasets` that nobody has written to for an hour."""
     for path in cache_file("").iterdir():
         with suppress(OSError):  # a parallel process was faster, or a different user owns it
-            if path.name.startswith((".", "tmp")) and time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS:
+            if (
+                path.name.startswith((".", "tmp"))
+                and time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS
+            ):
                 path.unlink()

@@ -25,7 +25,15 @@ from .cleaning_rules import (
     text_key,
 )
 
-__all__ = ["RULES", "CleaningReport", "Judged", "Limits", "PairRow", "judge_pairs", "sample_warnings"]
+__all__ = [
+    "RULES",
+    "CleaningReport",
+    "Judged",
+    "Limits",
+    "PairRow",
+    "judge_pairs",
+    "sample_warnings",
+]
 
 SAMPLE = 10_000  # pairs of each direction that its limits are taken from
 EXAMPLES = 10
@@ -83,7 +91,9 @@ class CleaningReport:
     seen: int = 0
     dropped: Counter[str] = field(default_factory=Counter)  #: by rule
     repaired: int = 0  #: pairs that are kept with characters instead of entities
-    examples: dict[str, list[tuple[int, str, str]]] = field(default_factory=dict)  #: line, source and target, by rule
+    examples: dict[str, list[tuple[int, str, str]]] = field(
+        default_factory=dict
+    )  #: line, source and target, by rule
 
     def count(self, rule: str | None, row: PairRow, repaired: bool) -> None:
         """Count a judged row."""
@@ -100,8 +110,14 @@ class CleaningReport:
         """One line, such as `kept 9 of 12 pairs; dropped 3: 2 copy, 1 numbers`."""
         rules = ", ".join(f"{count:,} {rule}" for rule, count in self.dropped.most_common())
         dropped = f"; dropped {self.dropped.total():,}: {rules}" if rules else ""
-        repaired = f"; {self.repaired:,} with characters instead of entities (&amp;)" if self.repaired else ""
-        return f"kept {self.seen - self.dropped.total():,} of {self.seen:,} pairs{repaired}{dropped}"
+        repaired = (
+            f"; {self.repaired:,} with characters instead of entities (&amp;)"
+            if self.repaired
+            else ""
+        )
+        return (
+            f"kept {self.seen - self.dropped.total():,} of {self.seen:,} pairs{repaired}{dropped}"
+        )
 
 
 def judge_pairs(
@@ -135,14 +151,18 @@ def judge_pairs(
         raise UserError(f"rules: {unknown[0]!r} is unknown; choose from {', '.join(RULES)}")
     again = list(rows) if isinstance(rows, Iterator) else rows
     report = CleaningReport()
-    judge = _Judge(tuple(rules), frozenset(map(text_key, excluded)), detect, one_direction, limits, report)
+    judge = _Judge(
+        tuple(rules), frozenset(map(text_key, excluded)), detect, one_direction, limits, report
+    )
     return judge.judged(again), report
 
 
 @dataclass
 class _Judge:
     rules: tuple[str, ...]
-    excluded: frozenset[int]  # hashes, because a set of the sentences themselves would not fit into memory
+    excluded: frozenset[
+        int
+    ]  # hashes, because a set of the sentences themselves would not fit into memory
     detect: bool
     one_direction: bool
     given: dict[str, Any]
@@ -190,12 +210,16 @@ class _Judge:
                 key = _key(self._repaired(row))
                 (repeated if key in seen else seen).add(key)
         for group, sample in samples.items():
-            self.limits[group] = FittingLimits(sample, self.one_direction or any(group[1]), **self.given)
+            self.limits[group] = FittingLimits(
+                sample, self.one_direction or any(group[1]), **self.given
+            )
             if self.detect and all(group[1]):
                 self.limits[group].detecting(group[1])
         return repeated
 
-    def _best_of_near_duplicates(self, rows: Iterable[PairRow], repeated: set[int]) -> dict[int, tuple[int, int]]:
+    def _best_of_near_duplicates(
+        self, rows: Iterable[PairRow], repeated: set[int]
+    ) -> dict[int, tuple[int, int]]:
         """The flaws and the number of the row to keep, by key."""
         best: dict[int, tuple[int, int]] = {}
         if not repeated:
@@ -237,7 +261,10 @@ def sample_warnings(pairs: Dataset) -> Iterator[str]:
     rules = [name for name, (_, test) in RULES.items() if test and name != "language"]
     parts = sample["part"] if "part" in sample.column_names else [0] * len(sample)
     columns = (sample["line"], sample["source"], sample["target"], parts)
-    rows = [PairRow(line, source, target, part=part) for line, source, target, part in zip(*columns, strict=True)]
+    rows = [
+        PairRow(line, source, target, part=part)
+        for line, source, target, part in zip(*columns, strict=True)
+    ]
     judged, report = judge_pairs(rows, rules, one_direction=True)
     deque(judged, maxlen=0)
     remedy = "vanilla-transformer clean shows and drops them"

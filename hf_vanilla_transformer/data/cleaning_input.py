@@ -20,12 +20,17 @@ class CleaningInput:
     sources: list[Source]
     reports: list[PairReport]
     columns: Columns
-    names: list[str] = field(default_factory=list)  #: of other columns, complete after the first iteration
+    names: list[str] = field(
+        default_factory=list
+    )  #: of other columns, complete after the first iteration
 
     @classmethod
     def open(cls, inputs: Sequence[str], columns: Columns) -> "CleaningInput":
         """Open inputs, as of `load_pairs`."""
-        sources = [replace(source, with_cells=True) for source in open_sources(inputs, columns, streaming=True)]
+        sources = [
+            replace(source, with_cells=True)
+            for source in open_sources(inputs, columns, streaming=True)
+        ]
         return cls(sources, [PairReport(source.input.name) for source in sources], columns)
 
     def __iter__(self) -> Iterator[PairRow]:
@@ -63,7 +68,9 @@ class CleaningInput:
         sides = list(SIDES)
         if not set(sides).isdisjoint(self.names):  # a column "source" names where a pair is from
             for place, side in enumerate(SIDES):
-                requested = getattr(self.columns, f"{side}_column") or getattr(self.columns, f"{side}_lang")
+                requested = getattr(self.columns, f"{side}_column") or getattr(
+                    self.columns, f"{side}_lang"
+                )
                 sides[place] = requested or side
         return [*sides, *self.names]
 

@@ -49,7 +49,10 @@ class Limits:
     max_characters: int = 1000  #: of a side
     #: median of log(target / source) in characters, and the largest distance from it
     ratio: tuple[float, float] = (0.0, math.inf)
-    scripts: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())  #: of each side. Empty allows any
+    scripts: tuple[frozenset[str], frozenset[str]] = (
+        frozenset(),
+        frozenset(),
+    )  #: of each side. Empty allows any
     languages: tuple[str, str] | None = None  #: to detect; None does not
 
     @classmethod
@@ -57,11 +60,15 @@ class Limits:
         """Limits that fit the pairs: ratios within five deviations, and the scripts of a fifth of all letters."""
         ratios = [_log_ratio(*pair) for pair in pairs] or [0.0]
         middle = statistics.median(ratios)
-        deviation = 1.4826 * statistics.median(abs(ratio - middle) for ratio in ratios)  # of a normal distribution
+        deviation = 1.4826 * statistics.median(
+            abs(ratio - middle) for ratio in ratios
+        )  # of a normal distribution
         scripts = []
         for texts in zip(*pairs, strict=True) if pairs else ((), ()):
             counts = Counter(map(_script, filter(str.isalpha, chain.from_iterable(texts))))
-            scripts.append(frozenset(name for name, count in counts.items() if 5 * count >= counts.total()))
+            scripts.append(
+                frozenset(name for name, count in counts.items() if 5 * count >= counts.total())
+            )
         sampled = {"ratio": (middle, max(5 * deviation, math.log(1.5))), "scripts": tuple(scripts)}
         return cls(**(sampled | values))  # type: ignore[arg-type]
 
@@ -91,7 +98,9 @@ class FittingLimits:
     def detecting(self, languages: tuple[str, str]) -> "FittingLimits":
         """The same limits with languages to detect."""
         self.others = replace(self.others, languages=languages)
-        self.by_scripts = {name: replace(each, languages=languages) for name, each in self.by_scripts.items()}
+        self.by_scripts = {
+            name: replace(each, languages=languages) for name, each in self.by_scripts.items()
+        }
         return self
 
 
@@ -148,7 +157,9 @@ def _copy(pair: Pair, limits: Limits) -> bool:
     source, target = (Counter(text[start:end] for start, end in words(text)) for text in letters)
     common = (source & target).total()
     longer = max(source.total(), target.total())
-    return (longer >= 4 and common >= 0.8 * longer) or (source == target and len(pair[0]) >= _MIN_LETTERS)
+    return (longer >= 4 and common >= 0.8 * longer) or (
+        source == target and len(pair[0]) >= _MIN_LETTERS
+    )
 
 
 def _repetition(pair: Pair, limits: Limits) -> bool:
@@ -163,7 +174,9 @@ def _numbers(pair: Pair, limits: Limits) -> bool:
 
 
 def _addresses(pair: Pair, limits: Limits) -> bool:
-    source, target = ({address.rstrip(".,;:!?)") for address in _ADDRESS.findall(text)} for text in pair)
+    source, target = (
+        {address.rstrip(".,;:!?)") for address in _ADDRESS.findall(text)} for text in pair
+    )
     return source != target
 
 
@@ -221,7 +234,9 @@ def repaired_entities(pair: Pair) -> Pair:
 
 
 def _unescaped(text: str) -> str:
-    while (plain := _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)) != text:  # "&amp;amp;"
+    while (
+        plain := _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
+    ) != text:  # "&amp;amp;"
         text = plain
     return text
 

@@ -48,14 +48,20 @@ class Input:
     """Sentence pairs in files, or in a dataset."""
 
     name: str  #: the input in messages
-    files: tuple[Path, ...] = ()  #: one file, or two of parallel text, source first. Empty for a dataset
+    files: tuple[
+        Path, ...
+    ] = ()  #: one file, or two of parallel text, source first. Empty for a dataset
     dataset: str | None = None  #: one of `BUILT_IN`, a folder or a name on the Hub
     configuration: str | None = None  #: of a dataset on the Hub
 
     @property
     def on_hub(self) -> bool:
         """Whether `dataset` is a name on the Hub."""
-        return self.dataset is not None and self.dataset not in BUILT_IN and not Path(self.dataset).is_dir()
+        return (
+            self.dataset is not None
+            and self.dataset not in BUILT_IN
+            and not Path(self.dataset).is_dir()
+        )
 
 
 def parse_inputs(
@@ -90,7 +96,9 @@ def parse_inputs(
         if _is_plain_text(name):
             if not names or not _is_plain_text(names[0]):
                 after = f"; {names[0]} is no plain-text file" if names else ""
-                raise UserError(f"{field}: {name} is plain text: name the file with its translations after it{after}")
+                raise UserError(
+                    f"{field}: {name} is plain text: name the file with its translations after it{after}"
+                )
             inputs.append(_parallel(name, names.popleft(), languages, field))
         else:
             inputs.append(_single(name, languages, field))
@@ -110,11 +118,19 @@ def has_pairs(path: Path) -> bool:
     return is_readable(path) or file_format(path) in FORMATS
 
 
-def _parallel(source: str, target: str, languages: tuple[str | None, str | None], field: str) -> Input:
+def _parallel(
+    source: str, target: str, languages: tuple[str | None, str | None], field: str
+) -> Input:
     paths = Path(source).expanduser(), Path(target).expanduser()
     suffixes = [file_format(path)[1:] for path in paths]
-    if None not in languages and suffixes == list(reversed(languages)) and suffixes[0] != suffixes[1]:
-        raise UserError(f"{field}: {source} {target}: the source ({languages[0]}) comes first; exchange the two files")
+    if (
+        None not in languages
+        and suffixes == list(reversed(languages))
+        and suffixes[0] != suffixes[1]
+    ):
+        raise UserError(
+            f"{field}: {source} {target}: the source ({languages[0]}) comes first; exchange the two files"
+        )
     return _of_files(*paths)
 
 
@@ -136,13 +152,21 @@ def _single(name: str, languages: tuple[str | None, str | None], field: str) -> 
                 "name the two files"
             )
         distilled = [path / file for file in DISTILLED]
-        return _of_files(*distilled) if all(file.is_file() for file in distilled) else Input(name, dataset=str(path))
+        return (
+            _of_files(*distilled)
+            if all(file.is_file() for file in distilled)
+            else Input(name, dataset=str(path))
+        )
     if path.is_file():
         return _of_files(path)
     if prefix_files:
         if len(prefix_files) < 2:
-            missing = next((file for file in sides if not file.is_file()), "a file of the other language")
-            raise UserError(f"{field}: {name}: {prefix_files[0]} is there, but not {missing}, the other side")
+            missing = next(
+                (file for file in sides if not file.is_file()), "a file of the other language"
+            )
+            raise UserError(
+                f"{field}: {name}: {prefix_files[0]} is there, but not {missing}, the other side"
+            )
         return _of_files(*prefix_files)
     if _HUB_NAME.fullmatch(name) and not has_pairs(path):
         dataset, _, configuration = name.partition(":")
@@ -150,7 +174,9 @@ def _single(name: str, languages: tuple[str | None, str | None], field: str) -> 
     remedy = "; a dataset on the Hub is user/name"
     if others := sorted(path.parent.glob(f"{escape(path.name)}.*")):
         remedy = f"; for a prefix, such as that of {others[0]}, set source_lang and target_lang to its suffixes"
-    raise UserError(f"{field}: {name}: no such file, folder or prefix" + ("" if has_pairs(path) else remedy))
+    raise UserError(
+        f"{field}: {name}: no such file, folder or prefix" + ("" if has_pairs(path) else remedy)
+    )
 
 
 def _with_suffix(prefix: Path, language: str) -> Path:
@@ -182,7 +208,9 @@ class PairReport:
     name: str  #: the input, as the user named it
     seen: int = 0  #: numbers of rows
     kept: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)  #: reason -> number of rows dropped for it
+    dropped: dict[str, int] = field(
+        default_factory=dict
+    )  #: reason -> number of rows dropped for it
     #: reason -> the first few of their line numbers, from 1
     first_lines: dict[str, list[int]] = field(default_factory=dict)
     repaired: Repairs = field(default_factory=dict)  #: repair -> number of lines that had it
@@ -212,12 +240,15 @@ class PairReport:
         """One line, such as `kept 998 of 1,000 pairs; dropped 2: empty target (lines 7, 31)`."""
         text = f"kept {self.kept:,} of {self.seen:,} pairs"
         if self.repaired:
-            text += "; removed " + ", ".join(f"{count:,} × {repair}" for repair, count in self.repaired.items())
+            text += "; removed " + ", ".join(
+                f"{count:,} × {repair}" for repair, count in self.repaired.items()
+            )
         if not self.dropped:
             return text
         several = len(self.dropped) > 1
         reasons = ", ".join(
-            (f"{count:,} " if several else "") + describe_dropped(reason, count, self.first_lines[reason])
+            (f"{count:,} " if several else "")
+            + describe_dropped(reason, count, self.first_lines[reason])
             for reason, count in self.dropped.items()
         )
         return f"{text}; dropped {self.seen - self.kept:,}: {reasons}"
@@ -251,14 +282,18 @@ class Columns:
         sides = set(SIDES) <= set(columns) and codes.keys() <= set(columns)
         return {name: code for name, code in codes.items() if code and sides}
 
-    def key_in(self, side: str, columns: Sequence[str], where: str, hint: str = "") -> tuple[str | None, str]:
+    def key_in(
+        self, side: str, columns: Sequence[str], where: str, hint: str = ""
+    ) -> tuple[str | None, str]:
         """One side's key in the columns, after the column with a {language: text} or None. `hint` ends errors."""
         column = getattr(self, f"{side}_column")
         language = getattr(self, f"{side}_lang")
         defaults = [side, *(self.languages or ())[SIDES.index(side) :][:1]]
         language = None if self.codes_in(columns) else language
         keys = [name for name in (column or language,) if name] or defaults
-        spelled = {name.strip().lower(): name for name in reversed(columns)} | {name: name for name in columns}
+        spelled = {name.strip().lower(): name for name in reversed(columns)} | {
+            name: name for name in columns
+        }
         for key in keys:
             if name := spelled.get(key) or spelled.get(key.lower()):
                 return None, name
@@ -308,7 +343,11 @@ def select_columns(
 
 
 def read_sides(
-    path: Path, columns: Columns, repairs: Repairs, sides: Sequence[str] = SIDES, with_cells: bool = False
+    path: Path,
+    columns: Columns,
+    repairs: Repairs,
+    sides: Sequence[str] = SIDES,
+    with_cells: bool = False,
 ) -> Iterator[tuple[Any, ...]]:
     """Read `sides` of a table or a translation memory: (line or unit, text, …), not validated yet.
 
@@ -350,7 +389,11 @@ def defect(side: str, text: Any) -> str | None:
 
 def _valid_pairs(source: "Source", report: PairReport) -> Iterator[RawPair]:
     """Yield the valid pairs and count every row in the report."""
-    return ((line, *texts[:2]) for reason, line, *texts in checked_pairs(source, report) if reason is None)
+    return (
+        (line, *texts[:2])
+        for reason, line, *texts in checked_pairs(source, report)
+        if reason is None
+    )
 
 
 def checked_pairs(source: "Source", report: PairReport) -> Iterator[tuple[Any, ...]]:
@@ -373,7 +416,9 @@ def checked_pairs(source: "Source", report: PairReport) -> Iterator[tuple[Any, .
 
 def _check_encoding(report: PairReport) -> None:
     """Refuse an input in a different encoding. Only its sentences without accents would be kept."""
-    wrong = {reason: count for reason, count in report.dropped.items() if reason.endswith(_NOT_UTF8)}
+    wrong = {
+        reason: count for reason, count in report.dropped.items() if reason.endswith(_NOT_UTF8)
+    }
     if sum(wrong.values()) > _OTHER_ENCODING * report.seen:
         reason = max(wrong, key=lambda name: wrong[name])
         where = describe_dropped(reason, wrong[reason], report.first_lines[reason])
@@ -409,7 +454,10 @@ class Source:
         if data.column_names is not None and not self.with_cells:
             # decode no other columns: they may be images
             keys = [self.columns.key_in(side, data.column_names, name) for side in SIDES]
-            chosen = [*(parent or key for parent, key in keys), *self.columns.codes_in(data.column_names)]
+            chosen = [
+                *(parent or key for parent, key in keys),
+                *self.columns.codes_in(data.column_names),
+            ]
             data = data.select_columns(list(dict.fromkeys(chosen)))
         line = 0
         try:
@@ -418,14 +466,18 @@ class Source:
                     line += 1
                     yield line, dict(zip(batch, values, strict=True))
         except (pa.ArrowException, datasets.exceptions.DatasetsError) as error:
-            raise UserError(f"{name}: damaged after row {line:,}: {one_line(error.__cause__ or error)}") from None
+            raise UserError(
+                f"{name}: damaged after row {line:,}: {one_line(error.__cause__ or error)}"
+            ) from None
 
     def identity(self) -> str:
         """Hash of the input's content and of the columns."""
         digest = hashlib.blake2b(repr((_CACHE_VERSION, self.columns)).encode(), digest_size=16)
         for path in self.input.files:
             # the suffix determines the format
-            digest.update("".join(path.suffixes[-2:]).encode())  # with `.gz`, and a language of parallel text
+            digest.update(
+                "".join(path.suffixes[-2:]).encode()
+            )  # with `.gz`, and a language of parallel text
             with path.open("rb") as handle:
                 while block := handle.read(1 << 20):
                     digest.update(block)
@@ -434,31 +486,45 @@ class Source:
         return digest.hexdigest()
 
 
-def open_dataset(chosen: Input, split: str, streaming: bool, field: str) -> Dataset | IterableDataset:
+def open_dataset(
+    chosen: Input, split: str, streaming: bool, field: str
+) -> Dataset | IterableDataset:
     """Open a split of a folder or of a dataset on the Hub. Errors become one line that starts with `field`."""
     folder = Path(str(chosen.dataset))
     try:
         if any((folder / file).is_file() for file in ("state.json", "dataset_dict.json")):
             return _from_disk(folder, split, field)
-        return datasets.load_dataset(chosen.dataset, chosen.configuration, split=split, streaming=streaming)
+        return datasets.load_dataset(
+            chosen.dataset, chosen.configuration, split=split, streaming=streaming
+        )
     except UserError:
         raise
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # a full disk or missing permissions: the message of the system is clearer
-        place = "no such file, folder or prefix, and no dataset on the Hub" if chosen.on_hub else "no dataset"
+        place = (
+            "no such file, folder or prefix, and no dataset on the Hub"
+            if chosen.on_hub
+            else "no dataset"
+        )
         reason = " ".join(str(error.__cause__ or error).split())
-        raise UserError(f"{field}: {chosen.name}: {place} with a split {split!r}: {reason}") from error
+        raise UserError(
+            f"{field}: {chosen.name}: {place} with a split {split!r}: {reason}"
+        ) from error
 
 
 def _from_disk(folder: Path, split: str, field: str) -> Dataset:
     saved = datasets.load_from_disk(str(folder))
     if isinstance(saved, DatasetDict):
         if split not in saved:
-            raise UserError(f"{field}: {folder} has the splits {', '.join(map(repr, saved))}, not {split!r}")
+            raise UserError(
+                f"{field}: {folder} has the splits {', '.join(map(repr, saved))}, not {split!r}"
+            )
         return saved[split]
     if split not in ("train", str(saved.split)):
-        raise UserError(f"{field}: {folder} contains one dataset without splits, and so no split {split!r}")
+        raise UserError(
+            f"{field}: {folder} contains one dataset without splits, and so no split {split!r}"
+        )
     return saved
 
 

@@ -30,9 +30,13 @@ def parse_directions(items: Sequence[str]) -> list[Pair]:
     for item in items:
         codes = item.split("-")
         if len(codes) != 2 or not all(re.fullmatch(_CODE, code) for code in codes):
-            raise UserError(f"directions: {item}: SOURCE-TARGET is needed, such as en-de or en-pt_BR")
+            raise UserError(
+                f"directions: {item}: SOURCE-TARGET is needed, such as en-de or en-pt_BR"
+            )
         if codes[0] == codes[1] or (codes[0], codes[1]) in directions:
-            raise UserError(f"directions: {item}: {'twice' if codes[0] != codes[1] else 'two languages are needed'}")
+            raise UserError(
+                f"directions: {item}: {'twice' if codes[0] != codes[1] else 'two languages are needed'}"
+            )
         directions.append((codes[0], codes[1]))
     return directions
 
@@ -56,7 +60,11 @@ def inputs_of(
             value = rest
         groups.setdefault(current, []).append(value)
     shared = groups.pop(None)
-    found = {each: [*shared, *groups.get(each, ())] for each in dict.fromkeys([*directions, *groups]) if each}
+    found = {
+        each: [*shared, *groups.get(each, ())]
+        for each in dict.fromkeys([*directions, *groups])
+        if each
+    }
     if training and (empty := next((each for each, values in found.items() if not values), None)):
         raise UserError(f"directions: {'-'.join(empty)} has no input: add {'-'.join(empty)}=FILE")
     return {each: values for each, values in found.items() if values}
@@ -106,7 +114,9 @@ def _merged(name: str, report: PairReport | MixtureReport) -> PairReport:
     """The report of a direction, of one or several inputs."""
     if isinstance(report, PairReport):
         return replace(report, name=f"{name}: {report.name}")
-    merged = PairReport(f"{name}: {', '.join(part.name for part in report.parts)}", fingerprint=report.fingerprint)
+    merged = PairReport(
+        f"{name}: {', '.join(part.name for part in report.parts)}", fingerprint=report.fingerprint
+    )
     for part in report.parts:
         merged.seen = merged.seen + part.seen
         merged.kept = merged.kept + part.kept

@@ -26,7 +26,9 @@ class EncodingReport:
     dropped: bool  #: whether pairs over a limit were dropped (training) or kept (evaluation)
     seen: int = 0  #: numbers of pairs
     too_long: int = 0
-    longest_source: int | None = None  #: tokens of the longest source that is not dropped. None for a stream
+    longest_source: int | None = (
+        None  #: tokens of the longest source that is not dropped. None for a stream
+    )
     #: the first few line (or row) numbers of pairs over a limit, from 1
     first_lines: list[int] = field(default_factory=list)
     unknown: int = 0  #: pairs with symbols that a tokenizer lacks. In training they are an error
@@ -47,7 +49,9 @@ class EncodingReport:
 
     def describe_unknown(self) -> str:
         """One line on the pairs with unknown symbols."""
-        lines = describe_dropped("symbols that the training text lacks", self.unknown, self.first_unknown)
+        lines = describe_dropped(
+            "symbols that the training text lacks", self.unknown, self.first_unknown
+        )
         return f"{self.unknown:,} of {self.seen:,} pairs have {lines}; they are read as <unk>"
 
     def summary(self) -> str:
@@ -80,7 +84,9 @@ def name_end_token(tokenizer: PreTrainedTokenizerBase, name: str, required: bool
         UserError: sentences do not end with a special token, though it is required, or there is no `pad_token`.
     """
     if tokenizer.pad_token_id is None:
-        raise UserError(f"tokenizer_name: {name} has no pad_token, which batches need: set one and save it again")
+        raise UserError(
+            f"tokenizer_name: {name} has no pad_token, which batches need: set one and save it again"
+        )
     encoded = encode_targets(tokenizer, list(_PROBES), return_attention_mask=False, verbose=False)
     eos = tokenizer.eos_token_id
     if eos is not None and all(eos in ids for ids in encoded):
@@ -148,8 +154,12 @@ def encode_pairs(
         return {name: [encoded[name][i] for i in keep] for name in _COLUMNS}
 
     if isinstance(pairs, IterableDataset):
-        return pairs.map(read, batched=True, with_indices=True, remove_columns=pairs.column_names), report
-    encoded = pairs.map(encode, batched=True, with_indices=True, remove_columns=pairs.column_names, desc="Encoding")
+        return pairs.map(
+            read, batched=True, with_indices=True, remove_columns=pairs.column_names
+        ), report
+    encoded = pairs.map(
+        encode, batched=True, with_indices=True, remove_columns=pairs.column_names, desc="Encoding"
+    )
     facts = ["source_length", "target_length", "line", "unknown"]
     lengths = encoded.select_columns(facts).with_format("numpy")[:]
     too_long = over(lengths["source_length"], lengths["target_length"])
@@ -161,7 +171,9 @@ def encode_pairs(
         if too_long.all():
             raise UserError(f"every pair is longer than the limits: {report.summary()}")
         encoded = encoded.select(np.flatnonzero(~too_long))
-    return encoded.select_columns([*_COLUMNS, *([PART] if PART in encoded.column_names else [])]), report
+    return encoded.select_columns(
+        [*_COLUMNS, *([PART] if PART in encoded.column_names else [])]
+    ), report
 
 
 class _Encode:
@@ -174,7 +186,11 @@ class _Encode:
         directions: Sequence[Direction],
         refuse_unknown: bool = False,
     ) -> None:
-        self.tokenizer, self.target_tokenizer, self.directions = tokenizer, target_tokenizer, directions
+        self.tokenizer, self.target_tokenizer, self.directions = (
+            tokenizer,
+            target_tokenizer,
+            directions,
+        )
         self.refuse_unknown = refuse_unknown
         self.languages = language_tokens(tokenizer), language_tokens(target_tokenizer)
 
@@ -188,8 +204,13 @@ class _Encode:
         source, target = self.languages
         if self.directions and source and target:
             chosen = [self.directions[part] for part in batch[PART]]
-            ids = [source.source(row, direction) for row, direction in zip(ids, chosen, strict=True)]
-            labels = [target.translation(row, direction) for row, direction in zip(labels, chosen, strict=True)]
+            ids = [
+                source.source(row, direction) for row, direction in zip(ids, chosen, strict=True)
+            ]
+            labels = [
+                target.translation(row, direction)
+                for row, direction in zip(labels, chosen, strict=True)
+            ]
         parts = {PART: batch[PART]} if PART in batch else {}
         lines = batch.get("line") or [index + 1 for index in indices]
         return parts | {
@@ -203,7 +224,10 @@ class _Encode:
         }
 
     def _unknown(
-        self, batch: dict[str, list[Any]], sides: tuple[list[list[int]], list[list[int]]], lines: list[int]
+        self,
+        batch: dict[str, list[Any]],
+        sides: tuple[list[list[int]], list[list[int]]],
+        lines: list[int],
     ) -> list[bool]:
         """Whether each pair has a symbol that its tokenizer lacks."""
         unknown = [False] * len(lines)

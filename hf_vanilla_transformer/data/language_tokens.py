@@ -16,7 +16,9 @@ from ..utils.errors import UserError, did_you_mean
 from ..utils.untrusted import shown
 from .side_tokens import Side, target_vocabulary
 
-Direction: TypeAlias = tuple[str | None, str | None]  # the codes of source and target. None: not named
+Direction: TypeAlias = tuple[
+    str | None, str | None
+]  # the codes of source and target. None: not named
 
 #: Entries of tokenizer_config.json: the pairs of the training, the languages that the sides are marked with, and the
 #: tokens by code, if their form does not tell.
@@ -81,7 +83,9 @@ class LanguageTokens:
 
     def is_marked(self, ids: Sequence[int]) -> bool:
         """Return whether a source has the mark of a target language."""
-        return self.source_mark == "target" and bool(set(self.ids.values()).intersection((*ids[:1], *ids[-1:])))
+        return self.source_mark == "target" and bool(
+            set(self.ids.values()).intersection((*ids[:1], *ids[-1:]))
+        )
 
     @property
     def listed(self) -> str:
@@ -106,7 +110,9 @@ def _spelling(code: str) -> str:
     return code.replace("_", "-").lower()
 
 
-def language_tokens(tokenizer: PreTrainedTokenizerBase, side: Side = "source") -> LanguageTokens | None:
+def language_tokens(
+    tokenizer: PreTrainedTokenizerBase, side: Side = "source"
+) -> LanguageTokens | None:
     """The language tokens of a tokenizer, or None if it has none. `side` is of one with two vocabularies."""
     settings = tokenizer.init_kwargs
     directions = tuple((source, target) for source, target in settings.get(DIRECTIONS) or ())
@@ -115,18 +121,29 @@ def language_tokens(tokenizer: PreTrainedTokenizerBase, side: Side = "source") -
     if names := settings.get(TOKENS):
         vocabulary = (side == "target" and target_vocabulary(tokenizer)) or {}
         numbers = {token: number for number, token in vocabulary.items()}
-        ids = {code: numbers.get(name, tokenizer.convert_tokens_to_ids(name)) for code, name in names.items()}
+        ids = {
+            code: numbers.get(name, tokenizer.convert_tokens_to_ids(name))
+            for code, name in names.items()
+        }
     else:
         # MarianTokenizer.supported_language_codes is empty if source and target have a vocabulary each
         codes = tokenizer.get_vocab() if hasattr(tokenizer, "supported_language_codes") else ()
-        tokens = [*(token for token in codes if token.startswith(">>")), *tokenizer.get_added_vocab()]
+        tokens = [
+            *(token for token in codes if token.startswith(">>")),
+            *tokenizer.get_added_vocab(),
+        ]
         found = [match for match in map(_TOKEN.fullmatch, dict.fromkeys(tokens)) if match]
         form = form if ids or not found else str(found[0].lastgroup)
         matches = (match for match in found if match.lastgroup == form)
         ids |= {match[form]: tokenizer.convert_tokens_to_ids(match[0]) for match in matches}
     if not ids:
         return None
-    marks = {"target": ("target", False), "both": ("source", True), "nllb": ("source", True), "bart": ("source", True)}
+    marks = {
+        "target": ("target", False),
+        "both": ("source", True),
+        "nllb": ("source", True),
+        "bart": ("source", True),
+    }
     source_mark, target_mark = settings.get(MARKS) or marks[form]
     at_end = form == "bart" or getattr(tokenizer, "legacy_behaviour", False)
     return LanguageTokens(ids, source_mark, target_mark, at_end, directions, bool(names))
@@ -140,7 +157,9 @@ def encode_targets(tokenizer: Any, texts: Sequence[str], **options: Any) -> list
 
 
 def add_language_tokens(
-    tokenizer: PreTrainedTokenizerBase, directions: Sequence[tuple[str, str]], on_source: bool = True
+    tokenizer: PreTrainedTokenizerBase,
+    directions: Sequence[tuple[str, str]],
+    on_source: bool = True,
 ) -> list[str]:
     """Add the tokens of languages that a tokenizer lacks, and record the directions in its tokenizer_config.json.
 
@@ -167,7 +186,10 @@ def add_language_tokens(
         recorded = known.directions and (*known.directions, *directions)
     new = sorted(codes - (known.ids.keys() if known else set()))
     # special tokens are left out of decoded text, but not recognised in a text
-    tokens = [AddedToken(form.format(code), rstrip=on_source, normalized=False, special=not on_source) for code in new]
+    tokens = [
+        AddedToken(form.format(code), rstrip=on_source, normalized=False, special=not on_source)
+        for code in new
+    ]
     tokenizer.add_tokens(tokens, special_tokens=not on_source)
     if TOKENS in settings:
         settings[TOKENS] = settings[TOKENS] | {code: form.format(code) for code in new}

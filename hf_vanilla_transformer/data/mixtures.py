@@ -45,14 +45,19 @@ class MixtureReport:
     @property
     def kept(self) -> int:
         """The number of rows of the table."""
-        return sum(round(part.kept * weight) for part, weight in zip(self.parts, self.weights, strict=True))
+        return sum(
+            round(part.kept * weight) for part, weight in zip(self.parts, self.weights, strict=True)
+        )
 
     @property
     def fingerprint(self) -> str:
         """Hash of the pairs of all inputs and of the weights. Empty until streams have been read."""
         if not all(part.fingerprint for part in self.parts):
             return ""
-        text = " ".join(f"{part.fingerprint}×{weight}" for part, weight in zip(self.parts, self.weights, strict=True))
+        text = " ".join(
+            f"{part.fingerprint}×{weight}"
+            for part, weight in zip(self.parts, self.weights, strict=True)
+        )
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def summary(self) -> str:
@@ -106,7 +111,13 @@ def load_pairs(
     """
     columns = Columns(source_column, target_column, source_lang, target_lang, languages)
     sources = open_sources(
-        inputs, columns, split=split, field=field, streaming=streaming, numbers_size=numbers_size, seed=seed
+        inputs,
+        columns,
+        split=split,
+        field=field,
+        streaming=streaming,
+        numbers_size=numbers_size,
+        seed=seed,
     )
     counts = _checked_weights(len(sources), weights)
     reports = [PairReport(source.input.name) for source in sources]
@@ -143,7 +154,9 @@ def open_sources(
     return sources
 
 
-def _built_in(name: str, size: int, seed: int, languages: tuple[str | None, str | None]) -> DatasetDict:
+def _built_in(
+    name: str, size: int, seed: int, languages: tuple[str | None, str | None]
+) -> DatasetDict:
     """The splits of a built-in corpus."""
     if name == "cmudict":
         return phoneme_pairs()
@@ -163,7 +176,9 @@ def concatenated(tables: Iterable[tuple[int, Dataset]], fingerprint: str) -> Dat
         lines = np.asarray(table.with_format("numpy")["line"][:]) + last_line
         numbers = Dataset(pa.table({"line": lines, PART: np.full(len(lines), part, np.int16)}))
         # the text stays memory-mapped
-        copies.append(concatenate_datasets([table.select_columns(["source", "target"]), numbers], axis=1))
+        copies.append(
+            concatenate_datasets([table.select_columns(["source", "target"]), numbers], axis=1)
+        )
         last_line = int(lines[-1])
     return Dataset(concatenate_datasets(copies).data, fingerprint=fingerprint)
 
@@ -171,10 +186,14 @@ def concatenated(tables: Iterable[tuple[int, Dataset]], fingerprint: str) -> Dat
 def _checked_weights(inputs: int, weights: Sequence[float] | None) -> list[int]:
     weights = [1] * inputs if weights is None else weights
     if len(weights) != inputs:
-        raise UserError(f"train_weights: {len(weights)} numbers for {inputs} inputs; give one for each")
+        raise UserError(
+            f"train_weights: {len(weights)} numbers for {inputs} inputs; give one for each"
+        )
     wrong = [weight for weight in weights if weight < 1 or weight != int(weight)]
     if wrong:
-        raise UserError(f"train_weights: {wrong[0]} is no whole number from 1; give 3 and 2 for a ratio of 1.5")
+        raise UserError(
+            f"train_weights: {wrong[0]} is no whole number from 1; give 3 and 2 for a ratio of 1.5"
+        )
     return [int(weight) for weight in weights]
 
 

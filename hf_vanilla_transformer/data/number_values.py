@@ -56,16 +56,33 @@ _MULTIPLIERS = {
     for power, words in _POWERS.items()
     for word in words.split()
 }
-_UNSPACED_MULTIPLIERS = "".join(word for word in _MULTIPLIERS if len(word) == 1 and not word.isascii())
+_UNSPACED_MULTIPLIERS = "".join(
+    word for word in _MULTIPLIERS if len(word) == 1 and not word.isascii()
+)
 #: several numbers with multipliers that are one: 1億2000万
-_SUM = re.compile(rf"(?:\d+(?:[.,]\d+)?[{_UNSPACED_MULTIPLIERS}]+){{2,}}\d*|\d+[{_UNSPACED_MULTIPLIERS}]+\d+")
+_SUM = re.compile(
+    rf"(?:\d+(?:[.,]\d+)?[{_UNSPACED_MULTIPLIERS}]+){{2,}}\d*|\d+[{_UNSPACED_MULTIPLIERS}]+\d+"
+)
 _ADDEND = re.compile(rf"(\d+(?:[.,]\d+)?)([{_UNSPACED_MULTIPLIERS}]*)")
-_WORD_AFTER = re.compile(rf"[ \u00a0\u202f-]?([{_UNSPACED_MULTIPLIERS}]+|[^\W\d_][\w\u0900-\u0963]*)")
+_WORD_AFTER = re.compile(
+    rf"[ \u00a0\u202f-]?([{_UNSPACED_MULTIPLIERS}]+|[^\W\d_][\w\u0900-\u0963]*)"
+)
 
 #: factors between the units of two systems: mile, foot, inch, yard, pound, ounce, gallon, acre
 _CONVERSIONS = tuple(
     Decimal(factor)
-    for factor in ("1.609", "0.3048", "30.48", "2.54", "0.9144", "0.4536", "28.35", "3.785", "4.546", "0.4047")
+    for factor in (
+        "1.609",
+        "0.3048",
+        "30.48",
+        "2.54",
+        "0.9144",
+        "0.4536",
+        "28.35",
+        "3.785",
+        "4.546",
+        "0.4047",
+    )
 )
 _UNIT = re.compile(
     r"[ \u00a0\u202f-]?(?:miles?|mi|feet|foot|ft|inch(?:es)?|yards?|yd|pounds?|lbs?|ounces?|oz|gallons?|acres?|mph"
@@ -84,8 +101,12 @@ class Numbers:
 
     #: for each number that is compared its readings, of one value each, or of several for a list such as "2,3"
     compared: list[list[Values]] = field(default_factory=list)
-    measured: list[Values] = field(default_factory=list)  #: values before a unit that may be converted
-    possible: set[Decimal] = field(default_factory=set)  #: values of all readings, also of dates and times
+    measured: list[Values] = field(
+        default_factory=list
+    )  #: values before a unit that may be converted
+    possible: set[Decimal] = field(
+        default_factory=set
+    )  #: values of all readings, also of dates and times
 
     def lacks_one_of(self, other: "Numbers") -> bool:
         """Return whether a number of `other` has no reading whose values occur here."""
@@ -125,7 +146,8 @@ def numbers_of(text: str) -> Numbers:
 def _ascii_digits(text: str) -> str:
     """The text with ASCII digits and separators."""
     text = "".join(
-        str(unicodedata.decimal(sign)) if sign.isdecimal() else _FULL_WIDTH.get(sign, sign) for sign in text
+        str(unicodedata.decimal(sign)) if sign.isdecimal() else _FULL_WIDTH.get(sign, sign)
+        for sign in text
     )
     text = re.sub(rf"(?<=\d){_ARABIC_DECIMAL}(?=\d)", ".", text)
     return re.sub(rf"(?<=\d)[{_ARABIC_GROUPS}](?=\d)", ",", text)
@@ -210,4 +232,6 @@ def _is_converted(one: Decimal, other: Decimal) -> bool:
     if abs(fahrenheit[0] - other) <= 1 or abs(fahrenheit[1] - one) <= 1:
         return True
     ratio = one / other
-    return any(abs(each / factor - 1) < _CLOSE for factor in _CONVERSIONS for each in (ratio, 1 / ratio))
+    return any(
+        abs(each / factor - 1) < _CLOSE for factor in _CONVERSIONS for each in (ratio, 1 / ratio)
+    )

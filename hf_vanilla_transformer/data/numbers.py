@@ -40,7 +40,9 @@ def number_pairs(
             num2words(1, lang=language)
         except NotImplementedError:
             known = ", ".join(sorted(CONVERTER_CLASSES))
-            raise UserError(f"num2words cannot spell numbers in {language!r}; it knows {known}") from None
+            raise UserError(
+                f"num2words cannot spell numbers in {language!r}; it knows {known}"
+            ) from None
     if size < 1 or held_out < 1:
         raise UserError(f"size is {size} and held_out is {held_out}; each must be at least 1")
     numbers = _draw(size + 2 * held_out, maximum, random.Random(seed))
@@ -51,7 +53,10 @@ def number_pairs(
     }
     sides = {"source": source_lang, "target": target_lang}
     spelled = {
-        split: {side: [num2words(number, lang=language) for number in part] for side, language in sides.items()}
+        split: {
+            side: [num2words(number, lang=language) for number in part]
+            for side, language in sides.items()
+        }
         for split, part in parts.items()
     }
     return DatasetDict({split: Dataset.from_dict(columns) for split, columns in spelled.items()})

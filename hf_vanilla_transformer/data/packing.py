@@ -117,7 +117,9 @@ class PackedBatchSampler(TokenBatchSampler):
 
         most_rows = max(1, self.limit // max(self.places))  # of a batch
         if tokens_per_update:
-            self.updates = min(max(1, round(int(target_lengths.sum()) / tokens_per_update)), self.row_count)
+            self.updates = min(
+                max(1, round(int(target_lengths.sum()) / tokens_per_update)), self.row_count
+            )
             batches = -(-self.row_count // self.updates // most_rows)
         else:
             self.updates = -(-self.row_count // (most_rows * batches_per_update))
@@ -137,13 +139,17 @@ class PackedBatchSampler(TokenBatchSampler):
             window = order[start : start + WINDOW]
             rows += [window[row] for row in fill_rows(source[window], target[window], self.places)]
         self.row_count = len(rows)
-        self.row_starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])])  # (rows + 1,)
+        self.row_starts = np.concatenate(
+            [[0], np.cumsum([len(row) for row in rows])]
+        )  # (rows + 1,)
         self.planned = np.concatenate(rows)  # (N,), the pairs of all rows
         # the places in the plan, grouped by the lengths of their pairs
         self.by_length = np.lexsort((target[self.planned], source[self.planned]))
         sorted_source = source[self.planned][self.by_length]
         sorted_target = target[self.planned][self.by_length]
-        changes = (np.diff(sorted_source, prepend=0) != 0) | (np.diff(sorted_target, prepend=0) != 0)
+        changes = (np.diff(sorted_source, prepend=0) != 0) | (
+            np.diff(sorted_target, prepend=0) != 0
+        )
         self.equal_lengths = np.cumsum(changes)
 
     def set_epoch(self, epoch: int) -> None:
@@ -152,8 +158,12 @@ class PackedBatchSampler(TokenBatchSampler):
             return
         self.epoch = epoch
         rng = np.random.default_rng([*np.atleast_1d(self.seed), epoch])
-        shuffled = self.by_length[np.argsort(self.equal_lengths + rng.random(len(self.equal_lengths)))]
-        self.pairs = np.empty_like(self.planned)  # (N,), as `planned`, with other pairs of the same lengths
+        shuffled = self.by_length[
+            np.argsort(self.equal_lengths + rng.random(len(self.equal_lengths)))
+        ]
+        self.pairs = np.empty_like(
+            self.planned
+        )  # (N,), as `planned`, with other pairs of the same lengths
         self.pairs[self.by_length] = self.planned[shuffled]
         self.order = rng.permutation(self.row_count)
         self.starts = np.arange(self.updates + 1) * self.row_count // self.updates
@@ -165,7 +175,9 @@ class PackedBatchSampler(TokenBatchSampler):
 
     def batches(self, number: int) -> list[list[np.ndarray]]:  # type: ignore[override]
         """This rank's batches of an update: rows of the numbers of pairs."""
-        return deal(self.update(number), self.rows_of_batch, self.batches_of_update)[self.rank :: self.world_size]
+        return deal(self.update(number), self.rows_of_batch, self.batches_of_update)[
+            self.rank :: self.world_size
+        ]
 
 
 def deal(rows: list[np.ndarray], rows_of_batch: int, batches: int) -> list[list[np.ndarray]]:
@@ -205,7 +217,9 @@ class FlatPairs:
         for name in ("input_ids", "labels"):
             ids = []
             lengths = []
-            for table in dataset.select_columns([name]).with_format("arrow").iter(batch_size=rows_per_read):
+            for table in (
+                dataset.select_columns([name]).with_format("arrow").iter(batch_size=rows_per_read)
+            ):
                 for chunk in table[name].chunks:
                     part = chunk.flatten().to_numpy(zero_copy_only=False)
                     fits = not len(part) or int(part.max()) < 2**16
@@ -249,7 +263,9 @@ class PackedLayout:
         numbers = np.concatenate([*rows, np.zeros(0, np.int64)]).astype(np.int64)  # (n,)
         row_of = np.repeat(np.arange(len(rows)), counts)  # (n,)
         first_of_row = np.cumsum(counts) - counts
-        segment = np.arange(len(numbers)) - first_of_row[row_of] + 1  # (n,), 1 for the first of a row
+        segment = (
+            np.arange(len(numbers)) - first_of_row[row_of] + 1
+        )  # (n,), 1 for the first of a row
 
         lengths = np.diff(pairs.source_starts)[numbers]
         self._check(lengths, row_of, self.source_places)
@@ -299,7 +315,9 @@ def _places(
     return place, position, owner
 
 
-def _scattered(shape: tuple[int, int], value: int, places: np.ndarray, values: np.ndarray) -> Tensor:
+def _scattered(
+    shape: tuple[int, int], value: int, places: np.ndarray, values: np.ndarray
+) -> Tensor:
     tensor = np.full(shape[0] * shape[1], value, dtype=np.int64)
     tensor[places] = values
     return torch.from_numpy(tensor.reshape(shape))
@@ -334,7 +352,9 @@ class PackedPairs(torch.utils.data.Dataset):
         if not self.changes:
             places = {number: place for place, number in enumerate(numbers)}
             return [
-                self.layout.pack(pairs, [np.array([places[int(n)] for n in row], dtype=np.int64) for row in rows])
+                self.layout.pack(
+                    pairs, [np.array([places[int(n)] for n in row], dtype=np.int64) for row in rows]
+                )
                 for rows in batches
             ]
         return [layout.pack(pairs, rows) for layout, rows in self._packed_again(pairs)]
@@ -349,12 +369,17 @@ class PackedPairs(torch.utils.data.Dataset):
         if not self.changes:
             return [np.concatenate(rows).tolist() for rows in batches]
         numbers, pairs = self._read(batches)
-        return [[numbers[place] for row in rows for place in row] for _, rows in self._packed_again(pairs)]
+        return [
+            [numbers[place] for row in rows for place in row]
+            for _, rows in self._packed_again(pairs)
+        ]
 
     def _read(self, batches: list[list[np.ndarray]]) -> tuple[list[int], FlatPairs]:
         """The numbers of the pairs of some batches, and the pairs."""
         numbers = [int(number) for rows in batches for row in rows for number in row]
-        read = getattr(self.dataset, "__getitems__", lambda some: [self.dataset[number] for number in some])
+        read = getattr(
+            self.dataset, "__getitems__", lambda some: [self.dataset[number] for number in some]
+        )
         return numbers, FlatPairs.of_rows(read(numbers))
 
     def _packed_again(self, pairs: FlatPairs) -> list[tuple[PackedLayout, list[np.ndarray]]]:
@@ -362,7 +387,9 @@ class PackedPairs(torch.utils.data.Dataset):
         sampler = self.sampler
         places = (self.layout.source_places, self.layout.target_places)
         source, target = pairs.lengths
-        times = np.maximum(-(-source // places[0]), -(-target // places[1])).clip(1)  # rows that a pair would need
+        times = np.maximum(-(-source // places[0]), -(-target // places[1])).clip(
+            1
+        )  # rows that a pair would need
         batches = []
         for time in np.unique(times):
             chosen = np.flatnonzero(times == time)
@@ -385,7 +412,9 @@ class PackedPairs(torch.utils.data.Dataset):
 # Masks and arguments of the models
 
 
-def packed_masks(batch: Mapping[str, Tensor], backend: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def packed_masks(
+    batch: Mapping[str, Tensor], backend: str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     """The masks of the encoder (R, 1, S, S), the decoder (R, 1, T, T) and its attention to the source (R, 1, T, S).
 
     Args:
@@ -397,7 +426,9 @@ def packed_masks(batch: Mapping[str, Tensor], backend: str, dtype: torch.dtype) 
         UserError: the backend takes no such masks.
     """
     if backend not in BACKENDS:
-        raise UserError(f"attn_implementation={backend!r} takes no packed rows: choose one of {', '.join(BACKENDS)}")
+        raise UserError(
+            f"attn_implementation={backend!r} takes no packed rows: choose one of {', '.join(BACKENDS)}"
+        )
     source = batch["segment_ids"]
     target = batch["decoder_segment_ids"]
     encoder = source[:, None, :, None] == source[:, None, None, :]
@@ -424,7 +455,11 @@ def packed_inputs(batch: Mapping[str, Any], config: Any, dtype: torch.dtype) -> 
         dtype: of its weights.
     """
     encoder, decoder, cross = packed_masks(batch, config._attn_implementation, dtype)
-    others = {name: each for name, each in batch.items() if name not in ("segment_ids", "decoder_segment_ids")}
+    others = {
+        name: each
+        for name, each in batch.items()
+        if name not in ("segment_ids", "decoder_segment_ids")
+    }
     return others | {
         "attention_mask": encoder,
         "decoder_attention_mask": decoder,
@@ -445,7 +480,13 @@ class PackedCollator:
             that do not fit raise a ValueError.
     """
 
-    def __init__(self, config: Any, source_places: int = ROW, target_places: int = ROW, rows: int | None = None):
+    def __init__(
+        self,
+        config: Any,
+        source_places: int = ROW,
+        target_places: int = ROW,
+        rows: int | None = None,
+    ):
         self.layout = PackedLayout.of(config, (source_places, target_places))
         self.rows = rows
 
@@ -456,7 +497,9 @@ class PackedCollator:
         rows = fill_rows(*pairs.lengths, places)
         if self.rows is not None:
             if len(rows) > self.rows:
-                raise ValueError(f"{len(features)} pairs need {len(rows)} rows of {places} places, not {self.rows}")
+                raise ValueError(
+                    f"{len(features)} pairs need {len(rows)} rows of {places} places, not {self.rows}"
+                )
             rows = deal(rows, self.rows, 1)[0]
         return self.layout.pack(pairs, rows)
 
@@ -469,7 +512,9 @@ def packed_positions(model: Any, batch: Mapping[str, Tensor]) -> Iterator[None]:
     positions = ((encoder, batch["position_ids"]), (decoder, batch["decoder_position_ids"]))
 
     def look_up(position_ids: Tensor, module: Any, args: tuple, output: Tensor) -> Tensor:
-        return nn.functional.embedding(position_ids + getattr(module, "offset", 0), module.weight)  # BART's offset
+        return nn.functional.embedding(
+            position_ids + getattr(module, "offset", 0), module.weight
+        )  # BART's offset
 
     with ExitStack() as hooks:
         for stack, position_ids in positions:

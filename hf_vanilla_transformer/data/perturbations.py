@@ -57,7 +57,9 @@ _BLOCKS = {
 _LETTERS = regex.compile(r"(?:\p{L}\p{M}*[\u200c\u200d]*)+")
 _UNSPACED = regex.compile(rf"(?:(?=[{UNSPACED}])\p{{L}}\p{{M}}*)+")
 _JOINED = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff9f]")
-_GEORGIAN = re.compile("[\u10d0-\u10ff]")  # its capitals are for whole words of headlines, and few fonts have them
+_GEORGIAN = re.compile(
+    "[\u10d0-\u10ff]"
+)  # its capitals are for whole words of headlines, and few fonts have them
 _TURKIC = ("tr", "az", "crh", "gag", "tur", "aze", "azj")
 
 Languages: TypeAlias = tuple[str | None, str | None]
@@ -122,7 +124,12 @@ def _words_with_typos(text: str) -> Iterator[tuple[int, int]]:
     for word in re.finditer(r"[^ ]+", text):
         core = word[0].strip(_PUNCTUATION)
         runs = list(_UNSPACED.finditer(text, word.start(), word.end()))
-        if not runs and _LETTERS.fullmatch(core) and len(core) >= _MIN_LETTERS and len(graphemes(core)) > 1:
+        if (
+            not runs
+            and _LETTERS.fullmatch(core)
+            and len(core) >= _MIN_LETTERS
+            and len(graphemes(core)) > 1
+        ):
             start = text.index(core, word.start())
             yield start, start + len(core)
         for run in runs:
@@ -135,7 +142,9 @@ def _words_with_typos(text: str) -> Iterator[tuple[int, int]]:
                     yield begin, begin + sum(map(len, piece))
 
 
-def end_punctuation(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, None)) -> Pair:
+def end_punctuation(
+    pair: Pair, other: Pair, draw: Random, languages: Languages = (None, None)
+) -> Pair:
     """Without the mark at the end, on both sides, or with the full stop of its script if there was none.
 
     A pair with a side in a script without a full stop, such as Thai, stays without.
@@ -157,7 +166,11 @@ def _without_mark(text: str) -> str:
     shorter = text.rstrip(_MARKS).rstrip()
     # "¿" opens the question that has lost its end, unless another question stands before it
     start = max(shorter.rfind(mark) for mark in _INVERTED)
-    return shorter[:start] + shorter[start + 1 :] if start >= 0 and not set(shorter[start:]) & set(_MARKS) else shorter
+    return (
+        shorter[:start] + shorter[start + 1 :]
+        if start >= 0 and not set(shorter[start:]) & set(_MARKS)
+        else shorter
+    )
 
 
 def _ends_with_letter(text: str) -> bool:
@@ -210,24 +223,34 @@ PERTURBATIONS: dict[str, Callable[[Pair, Pair, Random, Languages], Pair]] = {
 
 def perturbation_names(names: Iterable[str]) -> list[str]:
     """Return the names of perturbations, all of them for "all". Raises a UserError for an unknown one."""
-    chosen = dict.fromkeys(name for each in names for name in (PERTURBATIONS if each == "all" else [each]))
+    chosen = dict.fromkeys(
+        name for each in names for name in (PERTURBATIONS if each == "all" else [each])
+    )
     for name in chosen:
         if name not in PERTURBATIONS:
-            raise UserError(f"perturbation {name!r} is unknown; choose from {', '.join(PERTURBATIONS)}, all")
+            raise UserError(
+                f"perturbation {name!r} is unknown; choose from {', '.join(PERTURBATIONS)}, all"
+            )
     return list(chosen)
 
 
-def perturb_all(name: str, pairs: list[Pair], languages: Sequence[Languages] | Languages = (None, None)) -> list[Pair]:
+def perturb_all(
+    name: str, pairs: list[Pair], languages: Sequence[Languages] | Languages = (None, None)
+) -> list[Pair]:
     """Return all pairs with one of `PERTURBATIONS`, drawn from its name and the number of the pair.
 
     `languages` are those of all pairs, or of each. A pair is merged with the next one in the same languages.
     """
-    of_each: list[Languages] = [languages] * len(pairs) if isinstance(languages, tuple) else list(languages)
+    of_each: list[Languages] = (
+        [languages] * len(pairs) if isinstance(languages, tuple) else list(languages)
+    )
     rows: dict[Languages, list[int]] = {}
     for row, codes in enumerate(of_each):
         rows.setdefault(codes, []).append(row)
     following = {
-        row: after for group in rows.values() for row, after in zip(group, group[1:] + group[:1], strict=True)
+        row: after
+        for group in rows.values()
+        for row, after in zip(group, group[1:] + group[:1], strict=True)
     }
     perturbed = []
     for row, (pair, codes) in enumerate(zip(pairs, of_each, strict=True)):
@@ -237,12 +260,17 @@ def perturb_all(name: str, pairs: list[Pair], languages: Sequence[Languages] | L
 
 
 def _map_words(text: str, change: Callable[[str], str]) -> str:
-    return " ".join(change(word) if _LETTERS.fullmatch(word.strip(_PUNCTUATION)) else word for word in text.split(" "))
+    return " ".join(
+        change(word) if _LETTERS.fullmatch(word.strip(_PUNCTUATION)) else word
+        for word in text.split(" ")
+    )
 
 
 def _misspell(letters: list[str], draw: Random) -> str:
     index = draw.randrange(len(letters) - 1)
     letter = letters[index]
     following = letters[index + 1]
-    changed = draw.choice((following + letter, letter, letter * 2 + following, draw.choice(letters) + following))
+    changed = draw.choice(
+        (following + letter, letter, letter * 2 + following, draw.choice(letters) + following)
+    )
     return "".join(letters[:index]) + changed + "".join(letters[index + 2 :])

@@ -63,7 +63,9 @@ def require_plain_text(path: Path) -> None:
         is_document = _starts_with(path, b"{")
     if is_document:
         need = "plain text with one sentence per line, or a table"
-        raise UserError(f"{path}: {suffix} is not {need}: save its text as .txt, or its cells as .csv")
+        raise UserError(
+            f"{path}: {suffix} is not {need}: save its text as .txt, or its cells as .csv"
+        )
 
 
 def _starts_with(path: Path, start: bytes) -> bool:
@@ -77,7 +79,9 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         try:
             yield from enumerate(handle, start=1)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise UserError(f"{path} is a damaged gzip file ({error}): copy or compress it again") from None
+            raise UserError(
+                f"{path} is a damaged gzip file ({error}): copy or compress it again"
+            ) from None
 
 
 def open_binary(path: Path) -> IO[bytes]:
@@ -124,7 +128,9 @@ def _count(repairs: Repairs, repair: str) -> None:
     repairs[repair] = repairs.get(repair, 0) + 1
 
 
-def read_parallel(source_file: Path, target_file: Path, repairs: Repairs) -> Iterator[tuple[int, str, str]]:
+def read_parallel(
+    source_file: Path, target_file: Path, repairs: Repairs
+) -> Iterator[tuple[int, str, str]]:
     """Yield (line number from 1, source line, target line) of two files with as many lines."""
     sources = repaired_lines(source_file, repairs)
     targets = repaired_lines(target_file, repairs)
@@ -142,7 +148,11 @@ def read_parallel(source_file: Path, target_file: Path, repairs: Repairs) -> Ite
 
 def read_json(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row]]:
     """Read JSON lines, or one JSON array of objects. Yields (line or element number from 1, object)."""
-    lines = ((line, text) for line, text in enumerate(repaired_lines(path, repairs), start=1) if text.strip())
+    lines = (
+        (line, text)
+        for line, text in enumerate(repaired_lines(path, repairs), start=1)
+        if text.strip()
+    )
     first = None
     for line, text in lines:
         first = first or line
@@ -157,7 +167,9 @@ def read_json(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row]]:
 def _parse(text: str, path: Path, line: int) -> Any:
     def unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
         if (name := _repeated([name for name, _ in items])) is not None:
-            raise UserError(f"{path}, line {line}: its object has {name!r} twice; give each a different name")
+            raise UserError(
+                f"{path}, line {line}: its object has {name!r} twice; give each a different name"
+            )
         return dict(items)
 
     try:
@@ -165,9 +177,13 @@ def _parse(text: str, path: Path, line: int) -> Any:
         return json.loads(text, strict=False, parse_int=_parse_int, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         where = f"line {line + error.lineno - 1}, column {error.colno}"
-        raise UserError(f"{path}, {where}: {error.msg}; one JSON object per line is expected") from None
+        raise UserError(
+            f"{path}, {where}: {error.msg}; one JSON object per line is expected"
+        ) from None
     except RecursionError:
-        raise UserError(f"{path}, line {line}: nested too deeply; an object with two sentences is expected") from None
+        raise UserError(
+            f"{path}, line {line}: nested too deeply; an object with two sentences is expected"
+        ) from None
 
 
 def _parse_int(digits: str) -> int | float:
@@ -177,7 +193,9 @@ def _parse_int(digits: str) -> int | float:
 
 def _repeated(names: list[str]) -> str | None:
     """A name that occurs twice, or None. Empty names may."""
-    return next((name for number, name in enumerate(names) if name and name in names[:number]), None)
+    return next(
+        (name for number, name in enumerate(names) if name and name in names[:number]), None
+    )
 
 
 def _require_unique(names: list[str], path: Path) -> None:
@@ -203,7 +221,9 @@ def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]
     header = next(lines, "")
     delimiter = next((sign for sign in ",;\t" if sign in header), ",")
     # a quoted cell may contain line breaks, so each line needs its end
-    records = csv.reader((f"{line}\n" for line in chain([header], lines)), delimiter=delimiter, strict=True)
+    records = csv.reader(
+        (f"{line}\n" for line in chain([header], lines)), delimiter=delimiter, strict=True
+    )
 
     def cells() -> Iterator[tuple[int, list[str] | BadRow]]:
         while True:
@@ -213,8 +233,12 @@ def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]
             except StopIteration:
                 return
             except csv.Error as error:
-                if "unexpected end" in str(error):  # an open quotation mark has taken in the rest of the file
-                    raise UserError(f"{path}, line {line}: {error}; a quotation mark is not closed") from None
+                if "unexpected end" in str(
+                    error
+                ):  # an open quotation mark has taken in the rest of the file
+                    raise UserError(
+                        f"{path}, line {line}: {error}; a quotation mark is not closed"
+                    ) from None
                 yield line, BadRow("malformed CSV: " + str(error).split(" - ")[0])
 
     return _rows(cells(), path)
@@ -226,7 +250,9 @@ def read_tsv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]
     return _rows(((line, text.split("\t") if text else []) for line, text in lines), path)
 
 
-def _rows(records: Iterator[tuple[int, list[str] | BadRow]], path: Path) -> Iterator[tuple[int, Row | BadRow]]:
+def _rows(
+    records: Iterator[tuple[int, list[str] | BadRow]], path: Path
+) -> Iterator[tuple[int, Row | BadRow]]:
     """Name the cells of each record by the first record."""
     header: list[str] | None = None
     for line, cells in records:
@@ -299,5 +325,7 @@ def read_rows(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]
     """Read a file of rows in the format of its suffix. All but Parquet may also be gzipped, with the suffix `.gz`."""
     suffix = file_format(path)
     if suffix not in _READERS:
-        raise UserError(f"{path}: unknown file format {suffix!r}; known are {', '.join(sorted(_READERS))}")
+        raise UserError(
+            f"{path}: unknown file format {suffix!r}; known are {', '.join(sorted(_READERS))}"
+        )
     return _READERS[suffix](path, repairs)

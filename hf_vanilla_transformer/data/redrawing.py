@@ -26,7 +26,9 @@ def redrawn(encoded: Any, change: Change) -> Any:
     """Apply `change` to the rows of a table or a stream, after the changes that it already has."""
     if isinstance(encoded, RedrawnDataset | RedrawnStream):
         return type(encoded)(encoded.encoded, *encoded.changes, change)
-    return (RedrawnStream if isinstance(encoded, IterableDataset) else RedrawnDataset)(encoded, change)
+    return (RedrawnStream if isinstance(encoded, IterableDataset) else RedrawnDataset)(
+        encoded, change
+    )
 
 
 class _Redrawn:
@@ -83,11 +85,15 @@ class RedrawnStream(_Redrawn, torch.utils.data.IterableDataset):
         return map(self.change, self.encoded)
 
 
-def split_special_tokens(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int], list[int]]:
+def split_special_tokens(
+    ids: list[int], tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[int], list[int], list[int]]:
     """Split ids into special tokens and tags at the start, text, and such tokens at the end."""
     special = set(tokenizer.added_tokens_decoder)
     start = next((index for index, each in enumerate(ids) if each not in special), 0)
-    end = len(ids) - next((index for index, each in enumerate(reversed(ids)) if each not in special), 0)
+    end = len(ids) - next(
+        (index for index, each in enumerate(reversed(ids)) if each not in special), 0
+    )
     return ids[:start], ids[start:end], ids[end:]
 
 
@@ -101,7 +107,9 @@ class TextChange:
     def texts(self, pair: dict[str, Any]) -> tuple[str, str]:
         """The source and the target of a pair."""
         source, target = (
-            tokenizer.decode(split_special_tokens(pair[name], tokenizer)[1], clean_up_tokenization_spaces=False)
+            tokenizer.decode(
+                split_special_tokens(pair[name], tokenizer)[1], clean_up_tokenization_spaces=False
+            )
             for name, tokenizer in zip(_IDS, self.tokenizers, strict=True)
         )
         return source, target
@@ -121,12 +129,18 @@ class TextChange:
         tokenizer = self.tokenizers[side]
         start, _, end = split_special_tokens(pair[_IDS[side]], tokenizer)
         texts = {"text_target": text} if side else {"text": source_text(text, tokenizer)}
-        return [*start, *tokenizer(**texts, add_special_tokens=False, verbose=False)["input_ids"], *end]
+        return [
+            *start,
+            *tokenizer(**texts, add_special_tokens=False, verbose=False)["input_ids"],
+            *end,
+        ]
 
     def require_round_trip(self, rows: list[dict[str, Any]], field: str) -> None:
         """Refuse tokenizers that do not restore the text. `field` is the argument that the error names."""
         for side, name in enumerate(_IDS):
-            different = sum(self._encode(row, side, self.texts(row)[side]) != row[name] for row in rows)
+            different = sum(
+                self._encode(row, side, self.texts(row)[side]) != row[name] for row in rows
+            )
             if different > _DIFFERENT * len(rows):
                 raise UserError(
                     f"{field}: {different} of {len(rows)} {name} decoded and encoded again differ with this "

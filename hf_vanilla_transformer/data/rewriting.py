@@ -96,4 +96,8 @@ class _Rewriting(TextChange):
         counts = f"{failed} of the first {len(rows)} pairs cannot be rewritten{reason}"
         if failed > _FAILED * len(rows):
             raise UserError(f"rewrite: {counts}")
-        _LOGGER.warning("rewrite: %s; %d become too long or have unknown symbols; they stay as they are", counts, same)
+        _LOGGER.warning(
+            "rewrite: %s; %d become too long or have unknown symbols; they stay as they are",
+            counts,
+            same,
+        )

@@ -43,14 +43,18 @@ def tokens_of_sides(
 ) -> tuple[list[str], list[str]]:
     """The `side_tokens` of a model's source and target."""
     target_size = getattr(config, "target_vocab_size", config.vocab_size)
-    return side_tokens(source, config.vocab_size, "source"), side_tokens(target, target_size, "target")
+    return side_tokens(source, config.vocab_size, "source"), side_tokens(
+        target, target_size, "target"
+    )
 
 
 def side_decoder(tokenizer: PreTrainedTokenizerBase, side: Side) -> Decoder:
     """A function from the ids of one side to text, special tokens included. `decode` takes ids of the target only."""
     if side == "source" and target_vocabulary(tokenizer) is not None:
         tokens = _vocabulary(tokenizer, side)
-        return lambda ids: tokenizer.convert_tokens_to_string([tokens.get(i, str(tokenizer.unk_token)) for i in ids])
+        return lambda ids: tokenizer.convert_tokens_to_string(
+            [tokens.get(i, str(tokenizer.unk_token)) for i in ids]
+        )
     return lambda ids: tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
 
 
@@ -62,7 +66,10 @@ def readable_tokens(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> l
     tokens = tokenizer.convert_ids_to_tokens(list(ids))
     if "Ġ" not in tokenizer.get_vocab():
         return tokens
-    texts = [token if token.isascii() else decoders.ByteLevel().decode([token]).replace(" ", "Ġ") for token in tokens]
+    texts = [
+        token if token.isascii() else decoders.ByteLevel().decode([token]).replace(" ", "Ġ")
+        for token in tokens
+    ]
     return [
         text if text.isprintable() and "\ufffd" not in text else token
         for token, text in zip(tokens, texts, strict=True)
@@ -73,7 +80,9 @@ def target_vocabulary(tokenizer: PreTrainedTokenizerBase) -> dict[int, str] | No
     """The target's tokens of a tokenizer with two vocabularies, otherwise None."""
     target = getattr(tokenizer, "decoder", None)
     source = tokenizer.get_vocab()
-    if not isinstance(target, Mapping) or all(source.get(token) == number for number, token in target.items()):
+    if not isinstance(target, Mapping) or all(
+        source.get(token) == number for number, token in target.items()
+    ):
         return None
     return dict(target)
 
@@ -82,7 +91,11 @@ def _vocabulary(tokenizer: PreTrainedTokenizerBase, side: Side) -> dict[int, str
     tokens = target_vocabulary(tokenizer) if side == "target" else None
     tokens = tokens or {number: token for token, number in tokenizer.get_vocab().items()}
     known = set(tokens.values())
-    added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if str(token) not in known}
+    added = {
+        number: str(token)
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if str(token) not in known
+    }
     return added | tokens  # added tokens have the ids of the source
 
 

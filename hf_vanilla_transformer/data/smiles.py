@@ -53,7 +53,10 @@ def _in_order_of(source: str, target: str) -> str:
 
     def nearest(atom: int) -> int:
         neighbours = reactants.GetAtomWithIdx(atom).GetNeighbors()
-        return min((place[each.GetIdx()] for each in neighbours if each.GetIdx() in place), default=len(place))
+        return min(
+            (place[each.GetIdx()] for each in neighbours if each.GetIdx() in place),
+            default=len(place),
+        )
 
     spelled = _spelled(reactants, [*first, *sorted(others, key=nearest)])
     return spelled if canonical(spelled) == canonical(target) else target
@@ -89,7 +92,11 @@ def common_atoms(product: Any, reactants: Any) -> dict[int, int]:
         for atom, environment in enumerate(sides[0][radius]):
             if atom in pairs:
                 continue
-            others = (other for other, its in enumerate(sides[1][radius]) if its == environment and other not in taken)
+            others = (
+                other
+                for other, its in enumerate(sides[1][radius])
+                if its == environment and other not in taken
+            )
             other = next(others, None)
             if other is not None:
                 pair(atom, other)
@@ -98,7 +105,10 @@ def common_atoms(product: Any, reactants: Any) -> dict[int, int]:
 
 def _environments(molecule: Any) -> list[list[str]]:
     """A name of each atom's environment, by radius in bonds and atom."""
-    names = [f"{atom.GetSymbol()}{atom.GetFormalCharge()}{atom.GetIsAromatic()}" for atom in molecule.GetAtoms()]
+    names = [
+        f"{atom.GetSymbol()}{atom.GetFormalCharge()}{atom.GetIsAromatic()}"
+        for atom in molecule.GetAtoms()
+    ]
     rows = [names]
     numbers: dict[str, str] = {}
     for _ in range(_RADIUS):
@@ -107,7 +117,8 @@ def _environments(molecule: Any) -> list[list[str]]:
         for atom in molecule.GetAtoms():
             number = atom.GetIdx()
             around = sorted(
-                f"{bond.GetBondTypeAsDouble()}{last[bond.GetOtherAtomIdx(number)]}" for bond in atom.GetBonds()
+                f"{bond.GetBondTypeAsDouble()}{last[bond.GetOtherAtomIdx(number)]}"
+                for bond in atom.GetBonds()
             )
             row.append(_digest(f"{last[number]} {' '.join(around)}", numbers))
         rows.append(row)

@@ -72,8 +72,14 @@ def normalizing(
     """
     if not normalizes_source(source):
         return source, target
-    kept = [(letter, chr(0x100000 + ord(letter))) for letter in map(chr, range(2**16)) if _KEPT.match(letter)]
-    there, back = ([normalizers.Replace(*pair) for pair in pairs] for pairs in (kept, map(reversed, kept)))
+    kept = [
+        (letter, chr(0x100000 + ord(letter)))
+        for letter in map(chr, range(2**16))
+        if _KEPT.match(letter)
+    ]
+    there, back = (
+        [normalizers.Replace(*pair) for pair in pairs] for pairs in (kept, map(reversed, kept))
+    )
     *steps, hyphens = (
         normalizers.Replace(Regex(pattern.replace(r"\w", r"[\p{L}\p{N}_]")), replacement)
         for pattern, replacement in (*_STEPS, _HYPHENS)

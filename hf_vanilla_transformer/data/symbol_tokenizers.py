@@ -41,7 +41,9 @@ class _Kind:
             ]
         )
         # WordPiece's decoder puts a space between two tokens. None starts with its prefix, because none has a space.
-        backend.decoder = decoders.WordPiece(prefix=" ", cleanup=False) if self.separated else decoders.Fuse()
+        backend.decoder = (
+            decoders.WordPiece(prefix=" ", cleanup=False) if self.separated else decoders.Fuse()
+        )
         return backend
 
     def pieces(self) -> Callable[[str], list[tuple[str, tuple[int, int]]]]:
@@ -92,7 +94,9 @@ def train_any_tokenizer(
         return train_tokenizer(texts, vocab_size, min_frequency, lowercase, content)
     if tokens == "sentencepiece":
         if lowercase:
-            raise UserError("lowercase: True: sentencepiece keeps the case: leave lowercase out, or take bpe")
+            raise UserError(
+                "lowercase: True: sentencepiece keeps the case: leave lowercase out, or take bpe"
+            )
         return train_unigram_tokenizer((text for text, _ in rows), vocab_size)
     return train_symbol_tokenizer(rows, tokens, vocab_size, lowercase, side)
 
@@ -135,7 +139,9 @@ def train_symbol_tokenizer(
                 f"vocab_size: {vocab_size:,} is less than the {size:,} tokens of the {side} with tokens={tokens}: "
                 f"set it to {size} or more, or take bpe"
             )
-        backend = kind.backend({symbol: number for number, symbol in enumerate([*SPECIAL_TOKENS, *symbols])})
+        backend = kind.backend(
+            {symbol: number for number, symbol in enumerate([*SPECIAL_TOKENS, *symbols])}
+        )
     if lowercase:
         backend.normalizer = normalizers.Lowercase()
     backend.add_special_tokens(list(SPECIAL_TOKENS))
@@ -166,10 +172,14 @@ def _count_symbols(
     return counts
 
 
-def _check_pieces(text: str, found: list[tuple[str, tuple[int, int]]], kind: _Kind, where: str, tokens: str) -> None:
+def _check_pieces(
+    text: str, found: list[tuple[str, tuple[int, int]]], kind: _Kind, where: str, tokens: str
+) -> None:
     for piece, _ in found:
         if piece in SPECIAL_TOKENS:
-            raise UserError(f"{where} has the token {piece}, a special token of the model: rename it in the text")
+            raise UserError(
+                f"{where} has the token {piece}, a special token of the model: rename it in the text"
+            )
         if kind.separated and (piece.split() != [piece]):
             shown = repr(piece[:_SHOWN])
             raise UserError(
@@ -181,7 +191,9 @@ def _check_pieces(text: str, found: list[tuple[str, tuple[int, int]]], kind: _Ki
     for _, (start, following) in [*found, ("", (len(text), len(text)))]:
         if start > end:
             shown = repr(text[end : min(start, end + _SHOWN)])
-            raise UserError(f"{where} has {shown} at character {end + 1}, which is no token of tokens={tokens}")
+            raise UserError(
+                f"{where} has {shown} at character {end + 1}, which is no token of tokens={tokens}"
+            )
         end = following
 
 
@@ -234,10 +246,14 @@ def train_unigram_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrained
         (trained.id_to_piece(number).replace("\u2581", " "), trained.get_score(number))
         for number in range(trained.get_piece_size())
     ]
-    backend = Tokenizer(models.Unigram(pieces, unk_id=SPECIAL_TOKENS.index("<unk>"), byte_fallback=True))
+    backend = Tokenizer(
+        models.Unigram(pieces, unk_id=SPECIAL_TOKENS.index("<unk>"), byte_fallback=True)
+    )
     backend.normalizer = normalizers.Prepend(" ")
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(_BYTE_OR_SPECIAL_TEXT), "isolated")
-    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    backend.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     backend.add_special_tokens(list(SPECIAL_TOKENS))
     tokenizer = _with_special_tokens(backend)
     describe_tokenizer(tokenizer, "sentencepiece", "language")

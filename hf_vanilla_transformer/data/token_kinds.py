@@ -15,7 +15,9 @@ from ..utils.errors import UserError, did_you_mean
 #: Regular expressions that have a name. `smiles` has the atoms, bonds, branches and rings of Schwaller et al. 2019
 #: (arXiv 1811.02633), in the syntax that Rust, Python and JavaScript share.
 PATTERNS = {
-    "smiles": (r"\[[^\]]+\]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|/|:|~|@|\?|>|\*|\$|%[0-9]{2}|[0-9]"),
+    "smiles": (
+        r"\[[^\]]+\]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|/|:|~|@|\?|>|\*|\$|%[0-9]{2}|[0-9]"
+    ),
 }
 #: Names of `tokens`. Anything else is a regular expression.
 TOKENS = ("bpe", "sentencepiece", "chars", "bytes", "words", *PATTERNS)
@@ -34,12 +36,17 @@ def check_tokens(tokens: str, field: str = "tokens") -> None:
     if tokens in TOKENS:
         return
     if _NAME.fullmatch(tokens) or not tokens:
-        hint = did_you_mean(tokens, TOKENS) or f"choose from {', '.join(TOKENS)}, or give a regular expression"
+        hint = (
+            did_you_mean(tokens, TOKENS)
+            or f"choose from {', '.join(TOKENS)}, or give a regular expression"
+        )
         raise UserError(f"{field}: {tokens!r} is unknown; {hint}")
     try:
         Regex(tokens)
     except Exception as error:  # the tokenizers library raises nothing more specific
-        raise UserError(f"{field}: {tokens!r} is no regular expression ({' '.join(str(error).split())})") from None
+        raise UserError(
+            f"{field}: {tokens!r} is no regular expression ({' '.join(str(error).split())})"
+        ) from None
 
 
 def task_of(*tokens: str) -> str:
@@ -55,7 +62,11 @@ def tokenizer_task(*tokenizers: PreTrainedTokenizerBase) -> str:
 
 def describe_tokenizer(tokenizer: PreTrainedTokenizerBase, tokens: str, task: str) -> None:
     """Store the fields of tokenizer_config.json that say what the tokens are."""
-    tokenizer.init_kwargs |= {"tokens": tokens, "task": task, "normalize_source": task == "language"}
+    tokenizer.init_kwargs |= {
+        "tokens": tokens,
+        "task": task,
+        "normalize_source": task == "language",
+    }
 
 
 def has_closed_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:

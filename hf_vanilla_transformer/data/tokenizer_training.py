@@ -18,7 +18,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import tokenizers
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..utils.atomic_write import atomic_file, report_full_disk
@@ -36,20 +44,30 @@ TARGET_FOLDER = "target_tokenizer"
 # Arguments of `from_pretrained` that transformers saves with a tokenizer.
 _LOADING = ("is_local", "local_files_only")
 
-_SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256  # every byte is a token, so there are no unknown tokens
-_LARGEST_VOCABULARY = 1_000_000  # `tokenizers` allocates for it, and aborts the process if it cannot
+_SMALLEST_VOCABULARY = (
+    len(SPECIAL_TOKENS) + 256
+)  # every byte is a token, so there are no unknown tokens
+_LARGEST_VOCABULARY = (
+    1_000_000  # `tokenizers` allocates for it, and aborts the process if it cannot
+)
 
 #: A merge takes time proportional to the length of each word that contains it, so one word of 1 MB (base64, a DNA
 #: sequence, a line of dashes) would take hours. Longer runs of one kind of character are left out of the training.
 _LONGEST_WORD = 1000
-_LONG_WORD = re.compile("|".join(rf"{kind}{{{_LONGEST_WORD + 1},}}" for kind in (r"\w", r"[^\w\s]", r"\s")))
+_LONG_WORD = re.compile(
+    "|".join(rf"{kind}{{{_LONGEST_WORD + 1},}}" for kind in (r"\w", r"[^\w\s]", r"\s"))
+)
 _SECONDS_BETWEEN_SIGNALS = 0.2
 
 _LOGGER = logging.getLogger(__name__)
 
 
 def train_tokenizer(
-    texts: Iterable[str], vocab_size: int, min_frequency: int = 2, lowercase: bool = False, content: str | None = None
+    texts: Iterable[str],
+    vocab_size: int,
+    min_frequency: int = 2,
+    lowercase: bool = False,
+    content: str | None = None,
 ) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE (Sennrich et al. 2016, on bytes as Radford et al. 2019).
 
@@ -117,8 +135,17 @@ def _trained_backend(
     texts: Iterable[str], vocab_size: int, min_frequency: int, lowercase: bool, content: str | None
 ) -> Tokenizer:
     backend = _untrained_backend(lowercase)
-    settings = tokenizers.__version__, backend.to_str(), SPECIAL_TOKENS, vocab_size, min_frequency, content
-    file = cache_file(f"{hashlib.blake2b(repr(settings).encode(), digest_size=16).hexdigest()}.tokenizer.json")
+    settings = (
+        tokenizers.__version__,
+        backend.to_str(),
+        SPECIAL_TOKENS,
+        vocab_size,
+        min_frequency,
+        content,
+    )
+    file = cache_file(
+        f"{hashlib.blake2b(repr(settings).encode(), digest_size=16).hexdigest()}.tokenizer.json"
+    )
     if content is not None and file.is_file():
         return Tokenizer.from_file(str(file))
     trainer = trainers.BpeTrainer(
@@ -179,14 +206,18 @@ def _untrained_backend(lowercase: bool) -> Tokenizer:
     # A space before every text, stripped by the decoder, gives a word the same token at the start of a sentence as
     # within it. `add_prefix_space` adds none before a text that starts with a space, and decoding cannot detect that.
     space = normalizers.Prepend(" ")
-    backend.normalizer = normalizers.Sequence([space, normalizers.Lowercase()]) if lowercase else space
+    backend.normalizer = (
+        normalizers.Sequence([space, normalizers.Lowercase()]) if lowercase else space
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     return backend
 
 
 def save_tokenizers(
-    directory: str | Path, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase | None = None
+    directory: str | Path,
+    source: PreTrainedTokenizerBase,
+    target: PreTrainedTokenizerBase | None = None,
 ) -> None:
     """Save the tokenizers of a checkpoint, without BPE-dropout, and a separate target one in `target_tokenizer`.
 
@@ -220,7 +251,9 @@ def _save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     if settings != saved:
         with atomic_file(config) as temporary:
-            temporary.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            temporary.write_text(
+                json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+            )
 
 
 def _without_dropout(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -232,7 +265,9 @@ def _without_dropout(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerB
     return duplicate
 
 
-def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+def load_tokenizers(
+    directory: str | Path,
+) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
     """Load the tokenizers of a checkpoint.
 
     Args:
@@ -251,12 +286,18 @@ def load_tokenizers(directory: str | Path) -> tuple[PreTrainedTokenizerBase, Pre
 
 def _load(directory: str | Path) -> PreTrainedTokenizerBase:
     try:
-        return recognising_added_tokens(AutoTokenizer.from_pretrained(str(Path(directory).expanduser())))
+        return recognising_added_tokens(
+            AutoTokenizer.from_pretrained(str(Path(directory).expanduser()))
+        )
     except Exception as error:  # the tokenizers library raises nothing more specific
         folder = Path(directory).expanduser()
         names = [path.name for path in folder.glob("*")]
-        if folder.is_dir() and not any(re.search(r"token|vocab|\.spm|\.model$", name) for name in names):
-            raise UserError(f"{directory}: this folder has no tokenizer, such as tokenizer.json") from error
+        if folder.is_dir() and not any(
+            re.search(r"token|vocab|\.spm|\.model$", name) for name in names
+        ):
+            raise UserError(
+                f"{directory}: this folder has no tokenizer, such as tokenizer.json"
+            ) from error
         refusal = UserError(f"{directory}: cannot load the tokenizer ({one_line(error)})")
         raise missing_extra(error) or refusal from error
 
@@ -272,7 +313,11 @@ def unrecognised_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     languages = language_tokens(tokenizer)
     if languages and languages.source_mark is None:  # no text contains them
         named.update(tokenizer.convert_ids_to_tokens(list(languages.ids.values())))
-    return [token for token in tokenizer.get_added_vocab() if token not in {*named, *tokenizer.tokenize(token)}]
+    return [
+        token
+        for token in tokenizer.get_added_vocab()
+        if token not in {*named, *tokenizer.tokenize(token)}
+    ]
 
 
 def recognising_added_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -281,7 +326,9 @@ def recognising_added_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTo
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if tokens and backend is None:
         kind = type(tokenizer).__name__
-        _LOGGER.warning("a %s cannot recognise tokens that are added to it: %s is read as text", kind, tokens[0])
+        _LOGGER.warning(
+            "a %s cannot recognise tokens that are added to it: %s is read as text", kind, tokens[0]
+        )
     if not tokens or backend is None:
         return tokenizer
     state = json.loads(backend.to_str())
@@ -305,7 +352,10 @@ def tokenizer_digest(tokenizers: Sequence[PreTrainedTokenizerBase]) -> str:
         if backend is not None:
             described = json.loads(backend.to_str())
             described["model"].pop("dropout", None)
-            content = [content, *(described[name] for name in ("normalizer", "pre_tokenizer", "model"))]
+            content = [
+                content,
+                *(described[name] for name in ("normalizer", "pre_tokenizer", "model")),
+            ]
         digest.update(json.dumps(content, sort_keys=True).encode())
     return digest.hexdigest()
 
@@ -352,12 +402,17 @@ def train_sentencepiece_tokenizer(
     except (RuntimeError, ValueError) as error:
         raise UserError(f"vocab_size={vocab_size}: {' '.join(str(error).split())}") from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    vocabulary = {processor.id_to_piece(number): number for number in range(processor.get_piece_size())}
+    vocabulary = {
+        processor.id_to_piece(number): number for number in range(processor.get_piece_size())
+    }
     with TemporaryDirectory() as folder:
         spm = Path(folder) / "joint.spm"
         vocab = Path(folder) / "vocab.json"
         spm.write_bytes(model.getvalue())
         vocab.write_text(json.dumps(vocabulary), encoding="utf-8")
         settings: dict[str, Any] = {f"{name}_token": token for name, token in special.items()}
-        settings |= {"model_max_length": int(1e9), "split_special_tokens": True}  # "</s>" in a text is text
+        settings |= {
+            "model_max_length": int(1e9),
+            "split_special_tokens": True,
+        }  # "</s>" in a text is text
         return MarianTokenizer(str(spm), str(spm), str(vocab), **settings)

@@ -22,7 +22,12 @@ _UNITS = {"tmx": {"tu"}, "xliff": {"trans-unit", "segment"}}
 _ELEMENTS = "tmx", "header", "xliff", "file", "group", "unit", "tu", "trans-unit", "segment"
 #: Inline elements that contain markup of the original document. `hi`, `g`, `pc` and `mrk` contain text.
 MARKUP = frozenset(["bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sc", "ec"])
-_STANDALONE = {"ph", "x", "it", "ut"}  # such as a line break. All the rest is in pairs, also within a word.
+_STANDALONE = {
+    "ph",
+    "x",
+    "it",
+    "ut",
+}  # such as a line break. All the rest is in pairs, also within a word.
 UNTRANSLATED = frozenset(["new", "needs-translation", "initial"])  # states of XLIFF 1.2 and 2.x
 _REFERENCE = re.compile(rb"&#(x[0-9a-fA-F]{1,6}|[0-9]{1,7});")
 _NOT_ALLOWED = "\U0010fffd"  # for private use: represents a character that XML does not allow
@@ -43,7 +48,9 @@ def language_match(requested: str, code: str | None) -> int:
     return 2 if first[:shorter] == second[:shorter] else 0
 
 
-def read_memory(path: Path, source_lang: str | None, target_lang: str | None) -> Iterator[MemoryPair]:
+def read_memory(
+    path: Path, source_lang: str | None, target_lang: str | None
+) -> Iterator[MemoryPair]:
     """Read the pairs of a translation memory, `.tmx`, `.xlf` or `.xliff`, plain or `.gz`.
 
     Standalone inline markup becomes a space between words, and so does a line break with its indentation. A unit with
@@ -66,10 +73,14 @@ def read_memory(path: Path, source_lang: str | None, target_lang: str | None) ->
         yield number, source, target
     for requested, exists in zip((source_lang, target_lang), occurs, strict=True):
         if number and not exists:
-            raise UserError(f"{path} has the languages {', '.join(map(repr, languages))}, not {requested!r}")
+            raise UserError(
+                f"{path} has the languages {', '.join(map(repr, languages))}, not {requested!r}"
+            )
 
 
-def memory_languages(path: Path, source_lang: str | None = None, target_lang: str | None = None) -> tuple[str, str]:
+def memory_languages(
+    path: Path, source_lang: str | None = None, target_lang: str | None = None
+) -> tuple[str, str]:
     """The source and target language of a memory with two languages, of which one may be given."""
     header: dict[str, str] = {}
     codes = dict.fromkeys(code for texts in _units(path, header) for code, _ in texts if code)
@@ -93,7 +104,11 @@ def _sides(texts: list[tuple[str, str]], languages: tuple[str, str]) -> list[str
     sides: list[str | None] = [None, None]
     taken = -1
     for side in (0, 1) if max(fits[0]) >= max(fits[1]) else (1, 0):
-        best = max((index for index in range(len(texts)) if index != taken), key=fits[side].__getitem__, default=taken)
+        best = max(
+            (index for index in range(len(texts)) if index != taken),
+            key=fits[side].__getitem__,
+            default=taken,
+        )
         if best != taken and fits[side][best]:
             sides[side], taken = texts[best][1], best
     return sides
@@ -126,7 +141,11 @@ def _units(path: Path, header: dict[str, str] | None = None) -> Iterator[list[tu
                         header.update(element.attrib)
                     continue
                 if name in _UNITS[kind]:
-                    yield _tmx_variants(element) if kind == "tmx" else _xliff_variants(element, defaults)
+                    yield (
+                        _tmx_variants(element)
+                        if kind == "tmx"
+                        else _xliff_variants(element, defaults)
+                    )
                 element.clear()  # releases a unit that has been read, and its siblings before it
                 while element.getprevious() is not None:
                     del element.getparent()[0]
@@ -151,9 +170,13 @@ class _AllowedCharacters:
             data = self.rest + block
             # UTF-16 has two-byte characters
             self.wide = self.wide or data[:1] in (b"\xff", b"\xfe") or b"\0" in data[:4]
-            start = data.rfind(b"&", max(0, len(data) - 12))  # of a reference that the block may have cut
+            start = data.rfind(
+                b"&", max(0, len(data) - 12)
+            )  # of a reference that the block may have cut
             self.rest = b"" if self.wide or start < 0 else data[start:]
-            data = data if self.wide else _REFERENCE.sub(_allowed, data[: len(data) - len(self.rest)])
+            data = (
+                data if self.wide else _REFERENCE.sub(_allowed, data[: len(data) - len(self.rest)])
+            )
             if data:
                 return data
         data = self.rest
@@ -164,7 +187,12 @@ class _AllowedCharacters:
 def _allowed(reference: re.Match[bytes]) -> bytes:
     code = reference[1].decode()
     number = int(code[1:], 16) if code[0] in "xX" else int(code)
-    allowed = number in (9, 10, 13) or 0x20 <= number < 0xD800 or 0xE000 <= number < 0xFFFE or number >= 0x10000
+    allowed = (
+        number in (9, 10, 13)
+        or 0x20 <= number < 0xD800
+        or 0xE000 <= number < 0xFFFE
+        or number >= 0x10000
+    )
     return reference[0] if allowed else f"&#{ord(_NOT_ALLOWED)};".encode()
 
 
@@ -173,7 +201,9 @@ def _checked_root(path: Path, root: Any) -> str:
     refuse_entities(root, path)
     name = root.tag.rpartition("}")[2]
     if name not in _UNITS:
-        raise UserError(f"{path} is no translation memory: its root element is <{name}>, not <tmx> or <xliff>")
+        raise UserError(
+            f"{path} is no translation memory: its root element is <{name}>, not <tmx> or <xliff>"
+        )
     return name
 
 
@@ -224,7 +254,9 @@ def _segment(element: Any) -> str:
     text = re.sub(r"(?<=\w)\0+(?=\w)", " ", _text(element)).replace("\0", "")
     if _NOT_ALLOWED in text:
         return BadRow("a character that XML does not allow")
-    return re.sub(r"[ \t\r\n]+", " ", text).strip() if "\n" in text else text  # the layout of the file
+    return (
+        re.sub(r"[ \t\r\n]+", " ", text).strip() if "\n" in text else text
+    )  # the layout of the file
 
 
 def _text(element: Any) -> str:

@@ -50,7 +50,9 @@ def extend_tokenizer(
         check_at_least_one(more=more)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not isinstance(backend.model, models.BPE):
-        raise UserError(f"only a byte-pair encoding can learn more merges; this is a {type(tokenizer).__name__}")
+        raise UserError(
+            f"only a byte-pair encoding can learn more merges; this is a {type(tokenizer).__name__}"
+        )
     state = json.loads(backend.to_str())
     vocabulary = state["model"]["vocab"]
     merges = state["model"]["merges"]
@@ -81,7 +83,9 @@ def _count_words(backend: Tokenizer, texts: Iterable[str]) -> Counter[tuple[str,
     return frequencies
 
 
-def _learn_merges(frequencies: Counter[tuple[str, ...]], min_frequency: int) -> Iterator[tuple[str, str]]:
+def _learn_merges(
+    frequencies: Counter[tuple[str, ...]], min_frequency: int
+) -> Iterator[tuple[str, str]]:
     """Byte-pair encoding (Sennrich et al. 2016, Algorithm 1) that starts from tokens instead of characters.
 
     `tokenizers` can only start from characters, and many of those merges would never apply after the old ones.
@@ -130,7 +134,10 @@ def _merged(word: list[str], pair: tuple[str, str]) -> list[str]:
 
 @torch.no_grad()
 def extend_embeddings(
-    model: PreTrainedModel, old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase, side: str = "source"
+    model: PreTrainedModel,
+    old: PreTrainedTokenizerBase,
+    new: PreTrainedTokenizerBase,
+    side: str = "source",
 ) -> None:
     """Resize a model's embeddings to an extended tokenizer. Old tokens keep their rows and their logits.
 
@@ -150,14 +157,22 @@ def extend_embeddings(
     shared = model.config.share_encoder_decoder_embeddings
     target = side == "target" and not shared
     rows = model.config.target_vocab_size if target else model.config.vocab_size
-    moved = [token for token, index in old.get_vocab().items() if new.get_vocab().get(token) != index]
+    moved = [
+        token for token, index in old.get_vocab().items() if new.get_vocab().get(token) != index
+    ]
     if moved or len(old) != rows:
-        reason = f"token {moved[0]!r} has moved" if moved else f"the old one has {len(old)} tokens, the model {rows}"
+        reason = (
+            f"token {moved[0]!r} has moved"
+            if moved
+            else f"the old one has {len(old)} tokens, the model {rows}"
+        )
         raise UserError(f"the tokenizers do not fit: {reason}")
     resize = model.resize_decoder_token_embeddings if target else model.resize_token_embeddings
     resize(len(new), mean_resizing=False)
     old_ids = _old_ids(old, new)
-    unique = {id(matrix): matrix for matrix in _token_matrices(model, side)}  # shared matrices only once
+    unique = {
+        id(matrix): matrix for matrix in _token_matrices(model, side)
+    }  # shared matrices only once
     for matrix in unique.values():
         for index, parts in old_ids.items():
             matrix[index] = matrix[parts].mean(dim=0)
@@ -191,14 +206,22 @@ def extend_languages(
     new = add_language_tokens(tokenizer, directions, on_source)
     for code, like in related.items():
         if code not in new or like not in known:
-            raise UserError(f"add_languages: {code}={like}: NEW=KNOWN is needed, a new language and one of the model")
+            raise UserError(
+                f"add_languages: {code}={like}: NEW=KNOWN is needed, a new language and one of the model"
+            )
     after = language_tokens(tokenizer)
     ids = dict(after.ids) if after else {}
     if len(set(ids.values())) < len(ids):
-        raise UserError(f"directions: a {type(tokenizer).__name__} cannot take a new language, {new[0]}")
+        raise UserError(
+            f"directions: a {type(tokenizer).__name__} cannot take a new language, {new[0]}"
+        )
     if max(ids.values()) >= model.config.vocab_size:
         model.resize_token_embeddings(max(ids.values()) + 1, mean_resizing=False)
-    unique = {id(matrix): matrix for side in ("source", "target") for matrix in _token_matrices(model, side)}
+    unique = {
+        id(matrix): matrix
+        for side in ("source", "target")
+        for matrix in _token_matrices(model, side)
+    }
     for matrix in unique.values():
         mean = matrix[[*known.values()] or slice(rows)].mean(dim=0)
         for code in new:

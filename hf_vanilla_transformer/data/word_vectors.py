@@ -131,7 +131,9 @@ def _whole_words(tokens: list[str], special: set[str]) -> dict[int, str]:
     return words
 
 
-def _read_vectors(path: Path, wanted: set[str], width: int, report: VectorReport) -> dict[str, np.ndarray]:
+def _read_vectors(
+    path: Path, wanted: set[str], width: int, report: VectorReport
+) -> dict[str, np.ndarray]:
     """The vectors (D,) of the words in `wanted`, the first if a word occurs twice."""
     vectors: dict[str, np.ndarray] = {}
     report.width = width
@@ -160,7 +162,9 @@ def _vector_lines(path: Path, width: int) -> Iterator[bytes]:
         dimension = int(first.split(b" ")[1]) if header else first.count(b" ")
         if dimension != width:
             content = f"vectors of dimension {dimension}" if dimension > 0 else "no vectors"
-            raise UserError(f"{path} has {content}, but the embedding has {width}: build the model with that d_model")
+            raise UserError(
+                f"{path} has {content}, but the embedding has {width}: build the model with that d_model"
+            )
         if not header:
             yield first
         for line in lines:

@@ -17,8 +17,12 @@ from .subtitles import translate_subtitles
 from .translation_files import translate_po, translate_tmx, translate_xliff
 
 _ENCODING = re.compile(rb"^\s*<\?xml[^>]+encoding\s*=\s*[\"']([\w.:-]+)")
-_CHARSET = re.compile(rb"(?:<meta[^<>]+charset|<\?xml[^<>]+encoding)\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
-_PO_CHARSET = re.compile(rb'^"Content-Type:[^"\n]*charset=(?!CHARSET\b)([\w.:-]+)', re.IGNORECASE | re.MULTILINE)
+_CHARSET = re.compile(
+    rb"(?:<meta[^<>]+charset|<\?xml[^<>]+encoding)\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE
+)
+_PO_CHARSET = re.compile(
+    rb'^"Content-Type:[^"\n]*charset=(?!CHARSET\b)([\w.:-]+)', re.IGNORECASE | re.MULTILINE
+)
 #: Encodings that a file with a readable declaration cannot have, and those that browsers read as a larger one.
 _WIDE, _LATIN = (
     re.compile("(?:utf|ucs)-?(?:16|32|2|4)", re.I),
@@ -48,12 +52,16 @@ def translate_document(
         UserError: another format, or data that is not in this format.
     """
     if suffix.lower() == ".tmx":
-        filled = _text_format(lambda text, function: translate_tmx(text, function, source, target), _ENCODING)
+        filled = _text_format(
+            lambda text, function: translate_tmx(text, function, source, target), _ENCODING
+        )
         return filled(data, translate)
     if suffix.lower() in _ARCHIVES:
         return _ARCHIVES[suffix.lower()](data, translate, max_unpacked)
     if suffix.lower() not in _FORMATS:
-        raise UserError(f"documents: {suffix or 'a name without a suffix'} is none of {', '.join(SUFFIXES)}")
+        raise UserError(
+            f"documents: {suffix or 'a name without a suffix'} is none of {', '.join(SUFFIXES)}"
+        )
     return _FORMATS[suffix.lower()](data, translate)
 
 
@@ -70,8 +78,14 @@ def check_output(source: str | Path | None, output: str | Path | None) -> None:
     """Refuse an output whose name promises a document of another format than the input."""
     name = Path(str(output or "").removesuffix(".gz"))
     suffix, other = Path(source or "").suffix.lower(), name.suffix.lower()
-    if other in SUFFIXES and _FORMATS.get(suffix, suffix) != _FORMATS.get(other, other) and other not in _MARKDOWN:
-        raise UserError(f"output: {output} would be no {other} document; the input must be one, or name it .txt")
+    if (
+        other in SUFFIXES
+        and _FORMATS.get(suffix, suffix) != _FORMATS.get(other, other)
+        and other not in _MARKDOWN
+    ):
+        raise UserError(
+            f"output: {output} would be no {other} document; the input must be one, or name it .txt"
+        )
     if not name.resolve().parent.is_dir():
         raise UserError(f"output: {output}: there is no folder {name.parent}")
 
@@ -111,22 +125,33 @@ def _text_format(
         text, encoding = decode(data, "utf-8" if _WIDE.match(name) else name)
         has_references = declaration in (_CHARSET, _ENCODING)
         try:
-            return translated(text, translate).encode(encoding, "xmlcharrefreplace" if has_references else "strict")
+            return translated(text, translate).encode(
+                encoding, "xmlcharrefreplace" if has_references else "strict"
+            )
         except UnicodeEncodeError as error:
             letter = error.object[error.start]
-            raise UserError(f"documents: {encoding} has no {letter!r} of the translation; save it in UTF-8") from error
+            raise UserError(
+                f"documents: {encoding} has no {letter!r} of the translation; save it in UTF-8"
+            ) from error
 
     return translate_data
 
 
 def decode(data: bytes, encoding: str = "utf-8") -> tuple[str, str]:
     """The text of a file, with a byte order mark if it has one, and its encoding, `encoding` without a mark."""
-    wide = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be", b"<\0": "utf-16-le", b"\0<": "utf-16-be"}
+    wide = {
+        b"\xff\xfe": "utf-16-le",
+        b"\xfe\xff": "utf-16-be",
+        b"<\0": "utf-16-le",
+        b"\0<": "utf-16-be",
+    }
     encoding = "utf-8" if data.startswith(b"\xef\xbb\xbf") else wide.get(data[:2], encoding)
     try:
         return data.decode(encoding), encoding
     except (UnicodeError, LookupError) as error:
-        raise UserError(f"documents: this is no text in {encoding} ({error}); save it in UTF-8") from error
+        raise UserError(
+            f"documents: this is no text in {encoding} ({error}); save it in UTF-8"
+        ) from error
 
 
 _MARKDOWN = (".md", ".markdown")  # plain text may be named so
@@ -136,7 +161,9 @@ _ARCHIVES = {".docx": translate_docx, ".odt": translate_odt}
 _FORMATS: dict[str, Callable[[bytes, TranslateTexts], bytes]] = {
     **dict.fromkeys(
         (".html", ".htm", ".xhtml"),
-        _text_format(lambda text, translate: translate_pieces(split_html(text), translate), _CHARSET),
+        _text_format(
+            lambda text, translate: translate_pieces(split_html(text), translate), _CHARSET
+        ),
     ),
     **dict.fromkeys(_MARKDOWN, _text_format(translate_markdown)),
     **dict.fromkeys((".srt", ".vtt"), _text_format(translate_subtitles)),

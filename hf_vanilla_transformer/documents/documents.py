@@ -24,10 +24,14 @@ from ..utils.errors import naming_extras
 logger = logging.getLogger(__name__)
 
 #: Bullets, numbers, letters with a parenthesis, Markdown headings and quotations, at the beginning of a line.
-_LIST_MARK = re.compile(r"\s*(?:(?:[-*+•‣⁃◦·–—→✓✔☐☑\u25a0-\u25ff➢❖>]|#{1,6}|\(?\d{1,3}[.)]|\(?[a-zA-Z]\))[^\S\n]+)*")
+_LIST_MARK = re.compile(
+    r"\s*(?:(?:[-*+•‣⁃◦·–—→✓✔☐☑\u25a0-\u25ff➢❖>]|#{1,6}|\(?\d{1,3}[.)]|\(?[a-zA-Z]\))[^\S\n]+)*"
+)
 
 #: Ends of lines, cells and blocks, and a byte order mark: where a reader sees a sentence end, or sees nothing.
-_SEPARATORS = re.compile(rf"((?:\r\n|[\n\r\t\v\f\x1c-\x1e\x85\u2028\u2029\ufeff]|{BLOCK_TAG})+)", re.IGNORECASE)
+_SEPARATORS = re.compile(
+    rf"((?:\r\n|[\n\r\t\v\f\x1c-\x1e\x85\u2028\u2029\ufeff]|{BLOCK_TAG})+)", re.IGNORECASE
+)
 
 #: Languages that write ordinal numbers with a full stop: "3. Oktober".
 _DOTTED_ORDINALS = re.compile("bs|cs|da|de|et|fi|fo|hr|hu|is|lb|lv|mk|nb|nn|no|pl|sk|sl|sq|sr|tr")
@@ -64,7 +68,9 @@ def sentence_splitter(language: str | None) -> Splitter:
     def split(line: str) -> list[str]:
         try:
             return segment(language or "en", line)
-        except BaseException as error:  # a panic of Rust code is no Exception. 1.0.32 fails on some mixed separators
+        except (
+            BaseException
+        ) as error:  # a panic of Rust code is no Exception. 1.0.32 fails on some mixed separators
             if type(error).__name__ != "PanicException":
                 raise
             return [line]
@@ -73,7 +79,10 @@ def sentence_splitter(language: str | None) -> Splitter:
 
 
 def split_text(
-    text: str, split: Splitter, language: str | None = None, cut: Splitter = lambda sentence: [sentence]
+    text: str,
+    split: Splitter,
+    language: str | None = None,
+    cut: Splitter = lambda sentence: [sentence],
 ) -> list[Part]:
     """Split a text into sentences and layout. Their concatenation is the text.
 
@@ -111,7 +120,9 @@ class SentenceCutter:
     def __init__(self, translator: Translator):
         self._tokenizer = translator.source_tokenizer
         trained = getattr(getattr(translator.model, "config", None), "trained_source_length", None)
-        default = min(getattr(self._tokenizer, "model_max_length", _TRAINED_TOKENS), _TRAINED_TOKENS)
+        default = min(
+            getattr(self._tokenizer, "model_max_length", _TRAINED_TOKENS), _TRAINED_TOKENS
+        )
         self.limit = min(trained or default, translator.position_limit() or sys.maxsize)
         self.lengths: list[int] = []
 
@@ -127,7 +138,10 @@ class SentenceCutter:
             return [sentence]
         margin = len(sentence) // 4
         for found in (
-            [clause.end() for clause in _CLAUSE_END.finditer(sentence, margin, len(sentence) - margin)],
+            [
+                clause.end()
+                for clause in _CLAUSE_END.finditer(sentence, margin, len(sentence) - margin)
+            ],
             break_points(sentence),
             [unit.start() for unit in UNIT.finditer(sentence)],  # a word that is too long
         ):
@@ -140,7 +154,9 @@ class SentenceCutter:
         if len(sentence.encode()) < self.limit:  # a token has at least one byte
             return 0
         with TOKENIZER_LOCK:
-            return len(self._tokenizer(source_text(sentence, self._tokenizer), verbose=False)["input_ids"])
+            return len(
+                self._tokenizer(source_text(sentence, self._tokenizer), verbose=False)["input_ids"]
+            )
 
 
 def unwrapped(lines: Iterable[str], language: str | None = None) -> Iterator[str]:
@@ -173,7 +189,10 @@ def _rejoined(sentences: Iterable[str], spans: list[tuple[int, int]], ordinals: 
 
 
 def join_text(
-    parts: Sequence[Part], translations: Iterable[str], source: str | None = None, target: str | None = None
+    parts: Sequence[Part],
+    translations: Iterable[str],
+    source: str | None = None,
+    target: str | None = None,
 ) -> str:
     """Replace the sentences of a text, in their order, by their translations."""
     joined = translated_parts(parts, ((text, None) for text in translations), source, target)
@@ -187,7 +206,9 @@ def translated_parts(
     target: str | None = None,
 ) -> list[TranslatedPart]:
     """The parts of `join_text`, with the links between the words of each sentence and its translation."""
-    spaced_source, spaced_target = (base_language(language) not in _UNSPACED for language in (source, target))
+    spaced_source, spaced_target = (
+        base_language(language) not in _UNSPACED for language in (source, target)
+    )
     following = iter(translations)
     joined: list[TranslatedPart] = []
     for index, part in enumerate(parts):
@@ -197,8 +218,16 @@ def translated_parts(
             if after_sentence and spaced_target and not spaced_source:
                 joined.append(TranslatedPart("", " "))
             joined.append(TranslatedPart(part.text, *next(following)))
-        elif after_sentence and before_sentence and part.text.isspace() and spaced_source and not spaced_target:
-            joined.append(TranslatedPart(part.text, part.text if _SEPARATORS.search(part.text) else ""))
+        elif (
+            after_sentence
+            and before_sentence
+            and part.text.isspace()
+            and spaced_source
+            and not spaced_target
+        ):
+            joined.append(
+                TranslatedPart(part.text, part.text if _SEPARATORS.search(part.text) else "")
+            )
         else:
             joined.append(TranslatedPart(part.text, part.text))
     return joined
@@ -233,7 +262,9 @@ def translate_documents(
     lines = iter(lines)
     ahead = 1 if settings.get("batch_size") == 1 else _LINES_AHEAD
     windows = iter(lambda: list(islice(lines, ahead)), [])
-    return _translate_windows(translator, windows, split, first_line, (language, target_language), settings)
+    return _translate_windows(
+        translator, windows, split, first_line, (language, target_language), settings
+    )
 
 
 @dataclass(frozen=True)
@@ -247,7 +278,12 @@ class Paragraphs:
         self, translator: Translator, lines: Iterable[str], *, first_line: int = 1, **settings: Any
     ) -> Iterator[str]:
         return translate_documents(
-            translator, lines, self.language, first_line, target_language=self.target_language, **settings
+            translator,
+            lines,
+            self.language,
+            first_line,
+            target_language=self.target_language,
+            **settings,
         )
 
 
@@ -265,7 +301,11 @@ def _translate_windows(
         for line in window:
             paragraphs.append(split_text(line, split, languages[0], cut))
             for tokens in cut.lengths:
-                logger.warning("line %d: a sentence of %d tokens is longer than any in training: cut", number, tokens)
+                logger.warning(
+                    "line %d: a sentence of %d tokens is longer than any in training: cut",
+                    number,
+                    tokens,
+                )
             cut.lengths.clear()
             numbers += [number] * len(sentences_of(paragraphs[-1]))
             number += 1

@@ -38,7 +38,9 @@ def scan(document: str) -> Iterator[Token]:
             yield Token("text", "", document[position:start])
         if match is None:
             return
-        token = _tag(document, start) if _NAME.match(document, start) else _declaration(document, start)
+        token = (
+            _tag(document, start) if _NAME.match(document, start) else _declaration(document, start)
+        )
         yield token
         position = start + len(token.raw)
         if token.kind == "start" and token.tag in _RAW:
@@ -51,7 +53,9 @@ def scan(document: str) -> Iterator[Token]:
 
 def _declaration(document: str, start: int) -> Token:
     """A comment, a doctype, or similar markup."""
-    opening, closing = next(pair for pair in _DECLARATIONS.items() if document.startswith(pair[0], start))
+    opening, closing = next(
+        pair for pair in _DECLARATIONS.items() if document.startswith(pair[0], start)
+    )
     # <!--> and <!---> are comments too
     end = document.find(closing, start + (2 if opening == "<!--" else len(opening)))
     raw = document[start : len(document) if end < 0 else end + len(closing)]
@@ -73,7 +77,11 @@ def _tag(document: str, start: int) -> Token:
         position = _skip(_EQUALS, document, end)
         if position > end:
             quoted = document.startswith(('"', "'"), position)
-            end = document.find(document[position], position + 1) if quoted else _skip(_UNQUOTED, document, position)
+            end = (
+                document.find(document[position], position + 1)
+                if quoted
+                else _skip(_UNQUOTED, document, position)
+            )
             value, position = document[position + quoted : end], end + quoted
         if end < 0 or end == len(document):  # no closing quote, or no ">"
             return Token("other", "", document[start:])
@@ -81,7 +89,9 @@ def _tag(document: str, start: int) -> Token:
     raw = document[start : position + 1]
     if raw.startswith("</"):
         return Token("end", tag, raw)
-    return Token("empty" if raw.endswith("/>") and position > after else "start", tag, raw, attributes)
+    return Token(
+        "empty" if raw.endswith("/>") and position > after else "start", tag, raw, attributes
+    )
 
 
 def _skip(pattern: re.Pattern[str], document: str, position: int) -> int:

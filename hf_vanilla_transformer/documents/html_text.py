@@ -33,7 +33,9 @@ _BLOCK = names(
 _VOID = names("area base br col embed frame hr img input link meta param source track wbr")
 
 #: Elements with content that is not translated, like elements with `translate="no"`.
-_KEPT = names("script style pre textarea svg math template noscript iframe code kbd samp var time rt rp")
+_KEPT = names(
+    "script style pre textarea svg math template noscript iframe code kbd samp var time rt rp"
+)
 
 #: Elements without a required end tag, and the start tags that end them.
 _ENDED_BY: dict[str, frozenset[str]] = {
@@ -67,7 +69,10 @@ class Event:
 
 def _is_kept(tag: str, attributes: Mapping[str, str]) -> bool:
     """Whether an element of HTML is not translated."""
-    marked = attributes.get("translate", "").lower() == "no" or "notranslate" in attributes.get("class", "").split()
+    marked = (
+        attributes.get("translate", "").lower() == "no"
+        or "notranslate" in attributes.get("class", "").split()
+    )
     return marked or tag in _KEPT
 
 
@@ -78,7 +83,9 @@ class Passage:
     text: str
     elements: list[Element]
     raw: str
-    escape: Callable[[str], str] = partial(html.escape, quote=False)  #: for the pieces of the translation
+    escape: Callable[[str], str] = partial(
+        html.escape, quote=False
+    )  #: for the pieces of the translation
 
     def translated(self, parts: Sequence[TranslatedPart]) -> str:
         """The escaped translation with every inline tag exactly once, or the passage verbatim if it has not changed.
@@ -91,7 +98,10 @@ class Passage:
 
 
 def joined_pieces(
-    text: str, elements: list[Element], parts: Sequence[TranslatedPart], escape: Callable[[str], str]
+    text: str,
+    elements: list[Element],
+    parts: Sequence[TranslatedPart],
+    escape: Callable[[str], str],
 ) -> str:
     """The translation of a text with its inline elements, each exactly once, where the alignment places it."""
     placement = Placement(text, parts, elements)
@@ -101,7 +111,12 @@ def joined_pieces(
         for place in placement.places(outer):
             element = place.element
             inner = inside(place, place.opens, place.closes)
-            pieces += [escape(placement.target[position : place.opens]), element.opening, inner, element.closing]
+            pieces += [
+                escape(placement.target[position : place.opens]),
+                element.opening,
+                inner,
+                element.closing,
+            ]
             position = place.closes
         return "".join(pieces) + escape(placement.target[position:end])
 
@@ -120,7 +135,9 @@ def html_event(token: Token) -> Event:
     if token.kind == "empty":
         return Event("other" if block else "point", token.tag, token.raw, block=block)
     kept = token.kind == "start" and _is_kept(token.tag, token.attributes)
-    return Event("point" if token.kind == "comment" else token.kind, token.tag, token.raw, kept, block)
+    return Event(
+        "point" if token.kind == "comment" else token.kind, token.tag, token.raw, kept, block
+    )
 
 
 def split_events(
@@ -130,7 +147,12 @@ def split_events(
     pieces: list[str | Passage] = []
     run: list[Event] = []
     for event in events:
-        if event.kind == "start" and event.tag == "a" and run and (run[-1].kind, run[-1].tag) == ("end", "a"):
+        if (
+            event.kind == "start"
+            and event.tag == "a"
+            and run
+            and (run[-1].kind, run[-1].tag) == ("end", "a")
+        ):
             pieces += passages(run)  # links of a menu
             run = []
         if event.kind in ("text", "point") or (event.kind != "other" and not event.block):
@@ -166,7 +188,11 @@ def _end_of_element(events: list[Event], start: int) -> int:
                 pass
             if not open_tags:
                 return index + 1
-        elif kind == "end" and tag in _BLOCK and (open_tags[0] in _ENDED_BY or open_tags[0] not in _BLOCK):
+        elif (
+            kind == "end"
+            and tag in _BLOCK
+            and (open_tags[0] in _ENDED_BY or open_tags[0] not in _BLOCK)
+        ):
             return index  # the end of the parent
         elif kind == "start" and tag not in _VOID:
             if tag in _ENDED_BY.get(open_tags[-1], ()):
@@ -181,9 +207,13 @@ def passages_of(documents: Iterable[Sequence["str | Passage"]]) -> list[Passage]
     return [piece for pieces in documents for piece in pieces if isinstance(piece, Passage)]
 
 
-def join_html(pieces: Sequence["str | Passage"], translated: Iterator[Sequence[TranslatedPart]]) -> str:
+def join_html(
+    pieces: Sequence["str | Passage"], translated: Iterator[Sequence[TranslatedPart]]
+) -> str:
     """Join a document, with the translated parts of its passages in place of these."""
-    return "".join(piece if isinstance(piece, str) else piece.translated(next(translated)) for piece in pieces)
+    return "".join(
+        piece if isinstance(piece, str) else piece.translated(next(translated)) for piece in pieces
+    )
 
 
 def translate_pieces(pieces: Sequence["str | Passage"], translate: TranslateTexts) -> str:
@@ -200,8 +230,17 @@ def with_scripts_whole(events: Iterable[Event]) -> list[Event]:
     while queue:
         event = queue.popleft()
         before = whole[-1] if whole else None
-        length = _script_length(queue, event.tag) if event.kind == "start" and event.tag in ("sub", "sup") else 0
-        if not length or not before or before.kind not in ("text", "point") or before.raw[-1:].isspace():
+        length = (
+            _script_length(queue, event.tag)
+            if event.kind == "start" and event.tag in ("sub", "sup")
+            else 0
+        )
+        if (
+            not length
+            or not before
+            or before.kind not in ("text", "point")
+            or before.raw[-1:].isspace()
+        ):
             whole.append(event)
             continue
         raw = event.raw + "".join(queue.popleft().raw for _ in range(length))
@@ -241,11 +280,17 @@ def passage_of(
     With `collapse`, white space on both sides of a tag collapses, and becomes part of the tag. `passage` makes the
     passage of its text, its outermost elements and its markup.
     """
-    texts = [index for index, event in enumerate(run) if event.kind == "text" and unescape(event.raw).strip()]
+    texts = [
+        index
+        for index, event in enumerate(run)
+        if event.kind == "text" and unescape(event.raw).strip()
+    ]
     if not texts:
         return ["".join(event.raw for event in run)]
     start, stop = extent(run, texts[0], texts[-1])
-    outer_before, outer_after = ("".join(event.raw for event in outer) for outer in (run[:start], run[stop:]))
+    outer_before, outer_after = (
+        "".join(event.raw for event in outer) for outer in (run[:start], run[stop:])
+    )
     run = run[start:stop]
     raw, text, before, last_space = "".join(event.raw for event in run), "", "", ""
     ends = matching_ends(run)
@@ -270,10 +315,15 @@ def passage_of(
             continue
         if open_elements and open_elements[-1][0] == index:
             _, element = open_elements.pop()
-            element.closing, element.end = event.raw if event.written is None else event.written, len(text)
+            element.closing, element.end = (
+                event.raw if event.written is None else event.written,
+                len(text),
+            )
             last_tag = element, "closing"
         else:
-            element = Element(event.raw if event.written is None else event.written, len(text), end=len(text))
+            element = Element(
+                event.raw if event.written is None else event.written, len(text), end=len(text)
+            )
             (open_elements[-1][1].children if open_elements else roots).append(element)
             last_tag = element, "opening"
             if index in ends:

@@ -35,7 +35,8 @@ from .html_text import (
 _LINE_BREAK = re.compile(r"[ \t]*\n[ \t]*")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|[\r\n]|\Z)")
 _FRONT_MATTER = re.compile(
-    r"\A(---|\+\+\+)[ \t]*(?:\r\n|[\r\n]).*?(?<=[\r\n])(?:\1|\.\.\.)[ \t]*(?:\r\n|[\r\n]|\Z)", re.DOTALL
+    r"\A(---|\+\+\+)[ \t]*(?:\r\n|[\r\n]).*?(?<=[\r\n])(?:\1|\.\.\.)[ \t]*(?:\r\n|[\r\n]|\Z)",
+    re.DOTALL,
 )
 
 #: Lines that are no text: marks of containers, tables of contents, kinds of GitHub's alerts, and imports of MDX.
@@ -57,9 +58,14 @@ _FIXED_TEXT = re.compile(
 )
 _CHECKBOX = re.compile(r"\[[ xX]\](?=[ \t])")
 _ATTRIBUTES = re.compile(r"\{(?:[#.:]|\w+=)[^{}\n]*\}(?=\s*\Z)")
-_LEFT_MARK, _RIGHT_MARK = re.compile(r"(?:==|\+\+)(?=[^\s=+])"), re.compile(r"(?<=[^\s=+])(?:==|\+\+)(?!\w)")
+_LEFT_MARK, _RIGHT_MARK = (
+    re.compile(r"(?:==|\+\+)(?=[^\s=+])"),
+    re.compile(r"(?<=[^\s=+])(?:==|\+\+)(?!\w)"),
+)
 
-_ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])|(&(?:#[xX][0-9a-fA-F]{1,6}|#\d{1,7}|[A-Za-z][A-Za-z0-9]{0,31});)")
+_ESCAPED = re.compile(
+    r"\\([!-/:-@\[-`{-~])|(&(?:#[xX][0-9a-fA-F]{1,6}|#\d{1,7}|[A-Za-z][A-Za-z0-9]{0,31});)"
+)
 _TAG_OR_ENTITY = re.compile(r"<(?=[A-Za-z/!?])|&(?=#|[A-Za-z][A-Za-z0-9]*;)")
 _PUNCTUATION = re.compile(r"[\\`*_\[\]<>#~&$|!{}=+^]")
 _BLOCK_MARK = re.compile(r"\A(?:(?=[-*+>#=~`:|!?])|\d{1,9}(?=[.)](?:\s|\Z)))")
@@ -118,7 +124,9 @@ class MarkdownPassage(Passage):
             (_all_escaped, True, True),
         ]
         for escape, escapes_start, as_tags in attempts:
-            elements = [_with_tags(element) for element in self.elements] if as_tags else self.elements
+            elements = (
+                [_with_tags(element) for element in self.elements] if as_tags else self.elements
+            )
             text = _LINE_BREAK.sub(" ", joined_pieces(self.text, elements, parts, escape))
             if escapes_start and self.in_paragraph:
                 text = _start_escaped(text)
@@ -152,7 +160,9 @@ def split_markdown(text: str) -> list[str | Passage]:
     position = 0
     for begin, end, passage in _passages(text, start):
         if begin < position:
-            raise UserError(f"documents: {passage.text[:60]!r} is no separate passage of this Markdown")
+            raise UserError(
+                f"documents: {passage.text[:60]!r} is no separate passage of this Markdown"
+            )
         pieces += [text[position:begin], passage]
         position = end
     return [piece for piece in [*pieces, text[position:]] if piece != ""]
@@ -164,8 +174,12 @@ def translate_markdown(text: str, translate: TranslateTexts) -> str:
     before = markdown_structure(text)
     after = markdown_structure(translated)
     if before != after:
-        number = next((i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), -1)
-        raise UserError(f"documents: the translation would change this Markdown: {before[number][0]} {number + 1}")
+        number = next(
+            (i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), -1
+        )
+        raise UserError(
+            f"documents: the translation would change this Markdown: {before[number][0]} {number + 1}"
+        )
     return translated
 
 
@@ -177,7 +191,9 @@ def markdown_structure(text: str) -> list[tuple[Any, ...]]:
         content = block.content if block.type in ("fence", "code_block", "verbatim") else ""
         inline = _inline_markup(block.content, references) if block.type == "inline" else Counter()
         plain = {key: number for key, number in _tags_counted(inline).items() if key[0] != "image"}
-        structure.append((block.type, block.nesting, block.level, block.info, content, sorted(plain.items())))
+        structure.append(
+            (block.type, block.nesting, block.level, block.info, content, sorted(plain.items()))
+        )
     return structure
 
 
@@ -234,7 +250,9 @@ def _content(content: str, lines: list[str], starts: list[int], first: int, last
         line = lines[number].replace("\0", "\ufffd") if number < len(lines) else ""
         column = line.rstrip("\r\n \t").rfind(inner) if inner else len(line.rstrip("\r\n"))
         if column < 0:
-            raise UserError(f"documents: {inner[:60]!r} is not found in line {number + 1} of this Markdown")
+            raise UserError(
+                f"documents: {inner[:60]!r} is not found in line {number + 1} of this Markdown"
+            )
         begin = starts[number] + column
         indent = len(row) - len(row.lstrip(" \t")) if inner else len(row)
         positions += [begin] * indent
@@ -258,7 +276,9 @@ def _cell(content: str, line: str, start: int, number: int) -> _Content:
             column += 1
         if len(positions) == len(content):
             return _Content(content, [*positions, start + column])
-    raise UserError(f"documents: the cell {content[:60]!r} is not found in its row of this Markdown")
+    raise UserError(
+        f"documents: the cell {content[:60]!r} is not found in its row of this Markdown"
+    )
 
 
 def _columns_before(row: str, content: str, number: int) -> Iterator[int]:
@@ -287,7 +307,9 @@ def _html_pieces(content: str, kept_tag: str) -> tuple[list[str | Passage], str]
     opened = next((tag for tag, count in open_tags.items() if count > 0), "")
     comments = _COMMENTS.match(content)  # they start the block, and stay there
     start = comments.end() if comments else 0
-    return [piece for piece in (content[:start], *split_html(content[start:])) if piece != ""], opened
+    return [
+        piece for piece in (content[:start], *split_html(content[start:])) if piece != ""
+    ], opened
 
 
 def _inline_pieces(content: str, references: dict[str, Any], parent: str) -> list[str | Passage]:
@@ -297,7 +319,9 @@ def _inline_pieces(content: str, references: dict[str, Any], parent: str) -> lis
         in_paragraph=parent in ("paragraph_open", "abbreviation_open"),
         in_table=parent in ("th_open", "td_open"),
     )
-    events = with_scripts_whole(whole_elements(_with_known_ends(list(_events(content, references)))))
+    events = with_scripts_whole(
+        whole_elements(_with_known_ends(list(_events(content, references))))
+    )
     return split_events(events, partial(passage_of, unescape=_unescaped, passage=make))
 
 
@@ -343,7 +367,11 @@ def _marked(content: str, references: dict[str, Any]) -> Iterator[tuple[int, int
             yield mark.label_end, mark.end, Event("end", "[", closing, written=written)
         elif "hardbreak" in kinds:
             before = content[: mark.start]
-            yield len(before.rstrip(" ")), mark.end, Event("other", "", content[len(before.rstrip(" ")) : mark.end])
+            yield (
+                len(before.rstrip(" ")),
+                mark.end,
+                Event("other", "", content[len(before.rstrip(" ")) : mark.end]),
+            )
         elif mark.rule == "html_inline":
             for token in scan(raw):
                 yield mark.start, mark.end, html_event(token)
@@ -389,7 +417,12 @@ def _delimiters(mark: _Mark) -> Iterator[tuple[int, int, Event]]:
         end = position
         pending = 0
         follows = mark.tokens[number + 1][0] if number + 1 < len(mark.tokens) else None
-        if token.type == "strong_close" and follows is not None and follows.type == "text" and not follows.content:
+        if (
+            token.type == "strong_close"
+            and follows is not None
+            and follows.type == "text"
+            and not follows.content
+        ):
             end += mark.tokens[number + 1][1]
         tag = token.type.rpartition("_")[0]
         yield begin, end, Event(kind, tag, token.markup)
@@ -400,7 +433,9 @@ def _parsed(content: str, references: dict[str, Any]) -> tuple[list[_Mark], list
     tokens: list[Any] = []
     marks: list[_Mark] = []
     parser = _parser()
-    parser.inline.parse(content, parser, {"references": references, "marks": marks, "inline": tokens}, tokens)
+    parser.inline.parse(
+        content, parser, {"references": references, "marks": marks, "inline": tokens}, tokens
+    )
     return marks, tokens
 
 
@@ -435,7 +470,13 @@ def _with_tags(element: Element) -> Element:
     if mark and mark == closing.strip() and mark in _TAG_OF_MARK:
         opening = opening.replace(mark, f"<{_TAG_OF_MARK[mark]}>")
         closing = closing.replace(mark, f"</{_TAG_OF_MARK[mark]}>")
-    return Element(opening, element.start, closing, element.end, [_with_tags(child) for child in element.children])
+    return Element(
+        opening,
+        element.start,
+        closing,
+        element.end,
+        [_with_tags(child) for child in element.children],
+    )
 
 
 def _unescaped(raw: str) -> str:
@@ -580,7 +621,10 @@ def _verbatim(state: Any, start: int, end: int, silent: bool) -> bool:
         return False
     if not silent:
         token = state.push("verbatim", "", 0)
-        token.content, token.map = state.getLines(start, last + 1, state.blkIndent, True), [start, last + 1]
+        token.content, token.map = (
+            state.getLines(start, last + 1, state.blkIndent, True),
+            [start, last + 1],
+        )
         state.line = last + 1
     return True
 
@@ -589,7 +633,11 @@ def _end_of_verbatim(state: Any, start: int, end: int) -> int | None:
     """The last line of a block that stays as it is, if one starts at a line."""
     line = _line_of(state, start)
     if _GRID_TABLE.match(line):
-        after = (number for number in range(start + 1, end) if not _line_of(state, number).startswith(("+", "|")))
+        after = (
+            number
+            for number in range(start + 1, end)
+            if not _line_of(state, number).startswith(("+", "|"))
+        )
         return next(after, end) - 1
     opening = _FORMULA_START.match(line)
     if opening is None:
@@ -597,7 +645,9 @@ def _end_of_verbatim(state: Any, start: int, end: int) -> int | None:
     closing = rf"\end{{{opening[1]}}}" if opening[1] else "$$"
     if closing in line[opening.end() :]:
         return start if line.rstrip().endswith(closing) else None
-    return next((number for number in range(start + 1, end) if closing in _line_of(state, number)), None)
+    return next(
+        (number for number in range(start + 1, end) if closing in _line_of(state, number)), None
+    )
 
 
 def _definition(state: Any, start: int, end: int, silent: bool) -> bool:
@@ -613,14 +663,26 @@ def _definition(state: Any, start: int, end: int, silent: bool) -> bool:
     for character in marker[0]:
         column += 4 - column % 4 if character == "\t" else 1
     indent = state.sCount[start] + 4 if marker[0].startswith("[") else column
-    before = state.bMarks[start], state.tShift[start], state.sCount[start], state.blkIndent, state.parentType
+    before = (
+        state.bMarks[start],
+        state.tShift[start],
+        state.sCount[start],
+        state.blkIndent,
+        state.parentType,
+    )
     opened = state.push("definition_open", "", 1)
     state.bMarks[start] += state.tShift[start] + marker.end()
     state.tShift[start] = 0
     state.sCount[start] = state.blkIndent = indent
     state.parentType = "definition"
     state.md.block.tokenize(state, start, end)
-    state.bMarks[start], state.tShift[start], state.sCount[start], state.blkIndent, state.parentType = before
+    (
+        state.bMarks[start],
+        state.tShift[start],
+        state.sCount[start],
+        state.blkIndent,
+        state.parentType,
+    ) = before
     state.push("definition_close", "", -1)
     opened.map = [start, state.line]
     return True

@@ -30,7 +30,9 @@ _CODE = names(
 )
 
 _HEAD = 65_536  # bytes of a part before its first element, at most
-_FIRST_ELEMENT = re.compile(r"\ufeff?(?:\s+|<\?.*?\?>|<!--.*?-->)*<(?:[\w.-]+:)?([\w.-]+)", re.DOTALL)
+_FIRST_ELEMENT = re.compile(
+    r"\ufeff?(?:\s+|<\?.*?\?>|<!--.*?-->)*<(?:[\w.-]+:)?([\w.-]+)", re.DOTALL
+)
 
 _ODT_ROOTS = names("document-content document-styles")
 _ODT_PARAGRAPHS = names("p h")
@@ -61,7 +63,9 @@ _TRANSLATED_FIELD = re.compile(r"\s*(?:HYPERLINK|TOC|XE)\b")
 Texts = list[tuple[Any, list["str | Passage"], Callable[[str], None]]]
 
 
-def translate_docx(data: bytes, translate: TranslateTexts, max_unpacked: int = MAX_UNPACKED) -> bytes:
+def translate_docx(
+    data: bytes, translate: TranslateTexts, max_unpacked: int = MAX_UNPACKED
+) -> bytes:
     """Translate the paragraphs, tables, headers, footers, notes, comments and text boxes of a DOCX file.
 
     The formatting of a run of text goes with its words. Code and the results of fields stay.
@@ -69,7 +73,9 @@ def translate_docx(data: bytes, translate: TranslateTexts, max_unpacked: int = M
     return _with_parts(data, _WORD_ROOTS, _word_texts, translate, max_unpacked)
 
 
-def translate_odt(data: bytes, translate: TranslateTexts, max_unpacked: int = MAX_UNPACKED) -> bytes:
+def translate_odt(
+    data: bytes, translate: TranslateTexts, max_unpacked: int = MAX_UNPACKED
+) -> bytes:
     """Translate the paragraphs, tables, headers, footers, notes, comments and text boxes of an ODT file."""
     return _with_parts(data, _ODT_ROOTS, _odt_texts, translate, max_unpacked)
 
@@ -87,10 +93,18 @@ def _with_parts(
         with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(target, "w") as output:
             unpacked = sum(entry.file_size for entry in archive.infolist())
             if unpacked > max_unpacked:
-                raise UserError(f"documents: the file has {unpacked} bytes unpacked; at most {max_unpacked} are read")
-            parts = {name: part for name in archive.namelist() if (part := _part(archive, name, roots)) is not None}
+                raise UserError(
+                    f"documents: the file has {unpacked} bytes unpacked; at most {max_unpacked} are read"
+                )
+            parts = {
+                name: part
+                for name in archive.namelist()
+                if (part := _part(archive, name, roots)) is not None
+            }
             if not parts:
-                raise UserError("documents: this archive is no document of a word processor of its suffix")
+                raise UserError(
+                    "documents: this archive is no document of a word processor of its suffix"
+                )
             translated = _translated(parts, texts_of, translate)
             for entry in archive.infolist():
                 content = translated.get(entry.filename)
@@ -131,7 +145,10 @@ def _translated(
         if is_changed:
             document = parts[name].getroottree()
             content = etree.tostring(
-                document, xml_declaration=True, encoding="UTF-8", standalone=document.docinfo.standalone
+                document,
+                xml_declaration=True,
+                encoding="UTF-8",
+                standalone=document.docinfo.standalone,
             )
             if _paragraphs(parse_xml(content, f"documents: the translation of {name}")) != before:
                 raise UserError(f"documents: the translation of {name} would lose a paragraph")
@@ -142,7 +159,9 @@ def _translated(
 def _paragraphs(root: Any) -> tuple[int, int]:
     """The number of paragraphs, and of those with text."""
     paragraphs = [element for element in root.iter("{*}p", "{*}h")]
-    return len(paragraphs), sum(1 for paragraph in paragraphs if "".join(paragraph.itertext()).strip())
+    return len(paragraphs), sum(
+        1 for paragraph in paragraphs if "".join(paragraph.itertext()).strip()
+    )
 
 
 def _is_code(style: str | None) -> bool:
@@ -151,7 +170,9 @@ def _is_code(style: str | None) -> bool:
 
 def _attribute(element: Any, name: str) -> str | None:
     """An attribute, whatever the prefix of its namespace is."""
-    return next((value for key, value in element.attrib.items() if key.rpartition("}")[2] == name), None)
+    return next(
+        (value for key, value in element.attrib.items() if key.rpartition("}")[2] == name), None
+    )
 
 
 def _odt_texts(root: Any) -> Texts:
@@ -171,7 +192,9 @@ def _odt_texts(root: Any) -> Texts:
         return " " if _attribute(element, "c") in (None, "1") else None
 
     inline = Inline(
-        is_container=lambda element: local_name(element) in _ODT_CONTAINERS and not has_code_style(element),
+        is_container=lambda element: (
+            local_name(element) in _ODT_CONTAINERS and not has_code_style(element)
+        ),
         is_kept=lambda element: local_name(element) in _ODT_KEPT or has_code_style(element),
         as_text=as_text,
     )
@@ -181,7 +204,9 @@ def _odt_texts(root: Any) -> Texts:
         if has_code_style(paragraph) or "tracked-changes" in outer:
             continue
         marks = Marks()
-        pieces = split_events(element_events(paragraph, marks, inline), partial(_passage, collapse=True))
+        pieces = split_events(
+            element_events(paragraph, marks, inline), partial(_passage, collapse=True)
+        )
         texts.append((paragraph, pieces, partial(fill, paragraph, marks=marks)))
     return texts
 
@@ -233,13 +258,17 @@ def _field_roles(root: Any) -> dict[Any, str]:
     for run in root.iter("{*}r"):
         if not _is_word(run):
             continue
-        kinds = [_attribute(child, "fldCharType") for child in run if local_name(child) == "fldChar"]
+        kinds = [
+            _attribute(child, "fldCharType") for child in run if local_name(child) == "fldChar"
+        ]
         if "begin" in kinds:
             stack.append(_Field())
         if not stack:
             continue
         top = stack[-1]
-        top.instruction += "".join(child.text or "" for child in run if local_name(child) == "instrText")
+        top.instruction += "".join(
+            child.text or "" for child in run if local_name(child) == "instrText"
+        )
         keeping = next((one for one in stack if not one.shows_text), None)
         if keeping is not None:
             keeping.runs.append(run)
@@ -291,7 +320,9 @@ class _WordReader:
             if form is not None:
                 formats.setdefault(form.key, form)
                 sizes[form.key] += sum(map(str.isalnum, event.raw))
-        with_words = [form for form in formats.values() if sizes[form.key]] or list(formats.values())
+        with_words = [form for form in formats.values() if sizes[form.key]] or list(
+            formats.values()
+        )
         base = min(with_words, key=lambda form: (form.emphasis, -sizes[form.key]), default=None)
         events: list[Event] = []
         previous: _Format | None = None  # of a format that is open
@@ -380,7 +411,9 @@ class _WordReader:
                     parent.append(node)
             elif piece.kind == "start" and piece.nodes:
                 container = piece.nodes[0]
-                inner = _child(container, "sdtContent") if local_name(container) == "sdt" else container
+                inner = (
+                    _child(container, "sdtContent") if local_name(container) == "sdt" else container
+                )
                 inner = container if inner is None else inner
                 parent.append(container)
                 container.tail = None

@@ -46,7 +46,9 @@ def translate_subtitles(subtitles: str, translate: TranslateTexts) -> str:
     """
     content = subtitles.strip("\ufeff \t\r\n")
     if content and not content.startswith("WEBVTT") and not _CUE.search(subtitles):
-        raise UserError("documents: there are no cues, such as 00:00:01,000 --> 00:00:02,500 and a text, in this file")
+        raise UserError(
+            "documents: there are no cues, such as 00:00:01,000 --> 00:00:02,500 and a text, in this file"
+        )
     lines = [line for cue in _CUE.finditer(subtitles) for line in _lines(cue.start(2), cue[2])]
     groups: list[list[_Line]] = []
     for line in lines:
@@ -58,17 +60,26 @@ def translate_subtitles(subtitles: str, translate: TranslateTexts) -> str:
     pieces, position = [], 0
     for group, parts in zip(groups, translations, strict=True):
         translation = "".join(part.target for part in parts)
-        for line, text in zip(group, _cut(translation, [len(line.text) for line in group]), strict=True):
+        for line, text in zip(
+            group, _cut(translation, [len(line.text) for line in group]), strict=True
+        ):
             rows = _cut(text, line.rows)
             newline = "\r\n" if "\r\n" in subtitles else "\n"
-            pieces += [subtitles[position : line.start], line.before, newline.join(filter(None, rows)), line.after]
+            pieces += [
+                subtitles[position : line.start],
+                line.before,
+                newline.join(filter(None, rows)),
+                line.after,
+            ]
             position = line.end
     return "".join(pieces) + subtitles[position:]
 
 
 def _lines(start: int, text: str) -> list[_Line]:
     rows = list(re.finditer(r"[^\r\n]+", text))
-    starts = [row.start() for row in rows if row is rows[0] or re.match(rf"{_TAGS}\s*[-–—]", row[0])]
+    starts = [
+        row.start() for row in rows if row is rows[0] or re.match(rf"{_TAGS}\s*[-–—]", row[0])
+    ]
     lines = []
     for begin, end in pairwise([*starts, len(text)]):
         content = text[begin:end].rstrip("\r\n")
@@ -92,7 +103,10 @@ def _cut(text: str, lengths: Sequence[int]) -> list[str]:
     pieces, start, size, total = [], 0, 0, 0
     for number, length in enumerate(lengths):
         total += length
-        end, spare = start, len(lengths) - number - 1  # pieces after this one, each with a word if there are enough
+        end, spare = (
+            start,
+            len(lengths) - number - 1,
+        )  # pieces after this one, each with a word if there are enough
         while end < len(words) - spare and (
             end == start or size + len(words[end]) / 2 < len(text) * total / sum(lengths)
         ):

@@ -11,7 +11,15 @@ from ..inference.placement import TranslatedPart, TranslateTexts
 from ..inference.protected import has_words
 from ..utils.errors import UserError
 from ..utils.safe_xml import local_name, parse_xml
-from .html_text import Event, Passage, join_html, passage_of, passages_of, split_events, translate_pieces
+from .html_text import (
+    Event,
+    Passage,
+    join_html,
+    passage_of,
+    passages_of,
+    split_events,
+    translate_pieces,
+)
 from .xml_text import Inline, Marks, element_events, fill, xml_characters
 
 #: Codes in place of line ends, tabs or spaces. They separate words.
@@ -23,7 +31,9 @@ _CONTAINERS = frozenset(["g", "pc", "mrk", "hi", "sub"])
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 #: The declaration, comments and document type before the first element.
-_PROLOG = re.compile(r"\ufeff?(?:\s+|<\?.*?\?>|<!--.*?-->|<!DOCTYPE(?:[^\[>]|\[.*?\])*>)*", re.DOTALL)
+_PROLOG = re.compile(
+    r"\ufeff?(?:\s+|<\?.*?\?>|<!--.*?-->|<!DOCTYPE(?:[^\[>]|\[.*?\])*>)*", re.DOTALL
+)
 
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _PO_ENTRY = re.compile(
@@ -34,7 +44,17 @@ _PO_ENTRY = re.compile(
 _PO_TARGET = re.compile(r'^(msgstr(?:\[(\d+)\])?[ \t]+)""(?!\s*")', re.MULTILINE)
 _PLURAL_FORMS = re.compile(r'^"Plural-Forms:\s*nplurals\s*=\s*(\d+)', re.MULTILINE | re.IGNORECASE)
 _CHOICE = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\\": "\\", '"': '"'}
+_ESCAPES = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "v": "\v",
+    "\\": "\\",
+    '"': '"',
+}
 _ESCAPED = {character: f"\\{letter}" for letter, character in _ESCAPES.items()}
 
 
@@ -56,7 +76,10 @@ def translate_po(text: str, translate: TranslateTexts) -> str:
             source = plural if is_plural and plural else singular
             if _is_choice_only(source):
                 continue
-            pieces += [text[position : target.end() - 2], _PoPassage(source, [], _po_string(source))]
+            pieces += [
+                text[position : target.end() - 2],
+                _PoPassage(source, [], _po_string(source)),
+            ]
             position = target.end()
     return translate_pieces([*pieces, text[position:]], translate)
 
@@ -81,13 +104,19 @@ def _po_text(strings: str) -> str:
     codes = r"\\(?:([0-7]{1,3})|x([\da-fA-F]{1,2})|(.))"
     return re.sub(
         codes,
-        lambda of: chr(int(of[1] or of[2], 8 if of[1] else 16)) if not of[3] else _ESCAPES.get(of[3], of[3]),
+        lambda of: (
+            chr(int(of[1] or of[2], 8 if of[1] else 16))
+            if not of[3]
+            else _ESCAPES.get(of[3], of[3])
+        ),
         joined,
     )
 
 
 def _po_string(text: str) -> str:
-    escaped = (_ESCAPED.get(letter, letter if letter >= " " else f"\\{ord(letter):03o}") for letter in text)
+    escaped = (
+        _ESCAPED.get(letter, letter if letter >= " " else f"\\{ord(letter):03o}") for letter in text
+    )
     return f'"{"".join(escaped)}"'
 
 
@@ -118,27 +147,39 @@ def _is_kept_unit(unit: Any) -> bool:
 
 
 def _segments_of(element: Any) -> dict[str, Any]:
-    return {mark.get("mid", ""): mark for mark in element.iter("{*}mrk") if mark.get("mtype") == "seg"}
+    return {
+        mark.get("mid", ""): mark for mark in element.iter("{*}mrk") if mark.get("mtype") == "seg"
+    }
 
 
 def _missing_segments(segments: Any, target: Any, is_marked: bool) -> set[str]:
     """The numbers of the segments without a translation."""
     sources = _segments_of(segments)
     filled = {} if target is None or is_marked else _segments_of(target)
-    return {number for number, mark in sources.items() if _has_text(mark) and not _has_text(filled.get(number))}
+    return {
+        number
+        for number, mark in sources.items()
+        if _has_text(mark) and not _has_text(filled.get(number))
+    }
 
 
 def _has_text(element: Any) -> bool:
     return element is not None and bool("".join(element.itertext()).strip())
 
 
-def translate_tmx(text: str, translate: TranslateTexts, source: str | None, target: str | None) -> str:
+def translate_tmx(
+    text: str, translate: TranslateTexts, source: str | None, target: str | None
+) -> str:
     """Add a variant in the target language to every unit that has one in the source language only."""
     if source is None or target is None:
         raise UserError("documents: a TMX file needs source_lang and target_lang")
     document = _Document(text)
     for unit in document.root.iter("{*}tu"):
-        variants = [child for child in unit if local_name(child) == "tuv" and _child(child, "seg") is not None]
+        variants = [
+            child
+            for child in unit
+            if local_name(child) == "tuv" and _child(child, "seg") is not None
+        ]
         codes = [variant.get(_LANGUAGE) or variant.get("lang") for variant in variants]
         fits = [language_match(source, code) for code in codes]
         if any(fits) and not any(language_match(target, code) for code in codes):
@@ -152,7 +193,9 @@ class _Document:
     def __init__(self, text: str):
         start = _PROLOG.match(text).end()  # type: ignore[union-attr]
         if "<!ENTITY" in text[:start]:
-            raise UserError("documents: the file declares an entity, which is refused: write its text in its place")
+            raise UserError(
+                "documents: the file declares an entity, which is refused: write its text in its place"
+            )
         self.prolog = text[:start]
         self.root = parse_xml(text[start:].encode("utf-8", "replace"), "documents: the file")
         self.epilog = text[len(text.rstrip()) :]
@@ -185,7 +228,9 @@ class _Document:
         places = _segments_of(target)
         for number in missing:
             if number not in places:
-                raise UserError(f"documents: segment {number} of a target is missing; delete the target to fill it")
+                raise UserError(
+                    f"documents: segment {number} of a target is missing; delete the target to fill it"
+                )
             self._fill(places[number], sources[number])
 
     def add_variant(self, variants: list[Any], segment: Any, language: str) -> None:
@@ -207,7 +252,9 @@ class _Document:
         from lxml import etree
 
         if not self._fillings:
-            return self.prolog + self._text(etree.tostring(self.root, encoding="unicode", with_tail=False))
+            return self.prolog + self._text(
+                etree.tostring(self.root, encoding="unicode", with_tail=False)
+            )
         passages = passages_of(pieces for pieces, _ in self._fillings)
         translations = iter(translate([passage.text for passage in passages]))
         for pieces, write in self._fillings:
@@ -234,7 +281,10 @@ def _new_after(element: Any, like: Any, name: str) -> Any:
     previous = element.getprevious()
     indent = element.getparent().text if previous is None else previous.tail
     element.addnext(new)  # takes the tail of the element with it
-    new.tail, element.tail = new.tail or element.tail, indent if indent and not indent.strip() else None
+    new.tail, element.tail = (
+        new.tail or element.tail,
+        indent if indent and not indent.strip() else None,
+    )
     return new
 
 

@@ -57,7 +57,9 @@ class Inline:
 
     is_container: Callable[[Any], bool]  #: whether it encloses words, as a link does
     is_kept: Callable[[Any], bool]  #: whether it stays as it is, inside a sentence
-    as_text: Callable[[Any], str | None] = lambda element: None  #: the text that an element stands for
+    as_text: Callable[[Any], str | None] = lambda element: (
+        None
+    )  #: the text that an element stands for
     copies: bool = False  #: for a translation beside its source
 
 
@@ -101,7 +103,9 @@ def fill(element: Any, markup: str, marks: Marks) -> None:
         if isinstance(piece, str):
             add_text(parent, xml_characters(piece))
         elif piece.kind == "start":
-            shallow = parent.makeelement(piece.nodes[0].tag, piece.nodes[0].attrib, piece.nodes[0].nsmap)
+            shallow = parent.makeelement(
+                piece.nodes[0].tag, piece.nodes[0].attrib, piece.nodes[0].nsmap
+            )
             parent.append(shallow)
             open_elements.append(shallow)
         elif piece.kind == "end":

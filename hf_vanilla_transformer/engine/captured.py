@@ -114,21 +114,36 @@ class Memory(NamedTuple):
 class CapturedStep:
     """Static memory, and the recorded step on it. A search has it for itself."""
 
-    def __init__(self, weights: PackedWeights, config: SearchConfig, sizes: Sizes, like: list[KV], recorder: Recorder):
+    def __init__(
+        self,
+        weights: PackedWeights,
+        config: SearchConfig,
+        sizes: Sizes,
+        like: list[KV],
+        recorder: Recorder,
+    ):
         self.config = config
         self.sizes = sizes
         device = like[0].device
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            torch.autocast(device.type, enabled=False),
+        ):
             # Any state will do for the recording, if no index of it is out of range.
             prefix = torch.zeros(sizes.rows, 1, dtype=torch.long, device=device)
             ones = torch.ones_like(prefix[:, 0])
             beams = config.num_beams
             self.memory = Memory(
                 state=BeamState.start(prefix, 2 * ones, ones, beams, beams, sizes.tokens),
-                visible=torch.zeros(sizes.rows, beams, sizes.slots, dtype=torch.bool, device=device),
+                visible=torch.zeros(
+                    sizes.rows, beams, sizes.slots, dtype=torch.bool, device=device
+                ),
                 self_kv=[kv.new_zeros(sizes.rows, sizes.slots, kv.shape[2]) for kv in like],
                 cross_kv=[kv.new_zeros(sizes.rows, sizes.source, kv.shape[2]) for kv in like],
-                source_mask=torch.zeros(sizes.rows, 1, 1, sizes.source, dtype=weights.dtype, device=device),
+                source_mask=torch.zeros(
+                    sizes.rows, 1, 1, sizes.source, dtype=weights.dtype, device=device
+                ),
             )
             self.penalties = torch.ones(sizes.tokens + 1, device=device)
             self.nbytes = sum(tensor.nbytes for tensor in (*self.memory.tensors(), self.penalties))
@@ -168,11 +183,15 @@ class CapturedSteps:
 
     def __init__(self, recorder: Recorder):
         self.recorder = recorder
-        self.idle: dict[tuple[SearchConfig, Sizes], CapturedStep] = {}  # the most recently used last
+        self.idle: dict[
+            tuple[SearchConfig, Sizes], CapturedStep
+        ] = {}  # the most recently used last
         self.in_use = 0  # bytes
         self.lock = threading.RLock()  # a collection may return a step anywhere
 
-    def take(self, weights: PackedWeights, config: SearchConfig, sizes: Sizes, like: list[KV]) -> CapturedStep | str:
+    def take(
+        self, weights: PackedWeights, config: SearchConfig, sizes: Sizes, like: list[KV]
+    ) -> CapturedStep | str:
         """A step for a search, recorded if there is none. If there is no memory for it, the reason.
 
         Args:
@@ -248,7 +267,11 @@ class CapturedDecoder(PackedDecoder):
         """Return whether everything is in static memory with room for another token."""
         if self.captured is None or self.view is None or self.moves:
             return False
-        if state is not self.view.state or penalties is not self.penalties or self.captured.config != config:
+        if (
+            state is not self.view.state
+            or penalties is not self.penalties
+            or self.captured.config != config
+        ):
             return False
         return self.slots.bound + config.num_beams <= self.captured.sizes.slots
 
@@ -341,7 +364,9 @@ class CapturedDecoder(PackedDecoder):
         super()._hold_source(visible, cross_kv)
         self.moves = True
         places = torch.arange(1, self.visible.shape[1] + 1, device=visible.device)
-        self.source_lengths = (self.visible * places).amax(dim=1)  # (B,), up to the last visible token
+        self.source_lengths = (self.visible * places).amax(
+            dim=1
+        )  # (B,), up to the last visible token
 
     def _trims(self, visible: Tensor) -> bool:
         return False
@@ -357,7 +382,9 @@ class CapturedDecoder(PackedDecoder):
     def read_done(self, state: BeamState) -> list[bool]:
         """`state.done` on the host, and with it how much room the sentences need that are not done."""
         done = state.done
-        self.slots.visible.masked_fill_(done[:, None, None], False)  # or they would take slots for ever
+        self.slots.visible.masked_fill_(
+            done[:, None, None], False
+        )  # or they would take slots for ever
         used = self.slots.used(state.parents)  # (B, C)
         places = torch.arange(1, used.shape[1] + 1, device=used.device)
         highest = (used * places).amax(dim=1)
@@ -367,7 +394,10 @@ class CapturedDecoder(PackedDecoder):
         self.highest_slot = max(numbers[2])
         self.longest_source = max(numbers[3])
         step = self.captured
-        if step is not None and 2 * rounded_up(self.longest_source, SOURCE_LENGTHS) <= step.sizes.source:
+        if (
+            step is not None
+            and 2 * rounded_up(self.longest_source, SOURCE_LENGTHS) <= step.sizes.source
+        ):
             self.moves = True
         return [bool(each) for each in numbers[0]]
 

@@ -24,7 +24,12 @@ from torch.export import Dim
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
-from ..generation_vanilla_transformer import BeamCacheSlots, EncodedSource, additive_mask, take_slots
+from ..generation_vanilla_transformer import (
+    BeamCacheSlots,
+    EncodedSource,
+    additive_mask,
+    take_slots,
+)
 from ..layers_vanilla_transformer import check_ids
 from ..search_vanilla_transformer import BeamState, Decoder, SearchConfig, resized
 from .kernels import compile_graph, has_compiler
@@ -54,7 +59,10 @@ class CompiledModule:
     """
 
     def __init__(
-        self, make: Callable[[], nn.Module], function: Callable[[Any, list[Tensor]], Any], dynamic: list[Dynamic]
+        self,
+        make: Callable[[], nn.Module],
+        function: Callable[[Any, list[Tensor]], Any],
+        dynamic: list[Dynamic],
     ):
         self.make = make
         self.function = function
@@ -68,7 +76,8 @@ class CompiledModule:
     def code(self, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
         """The compiled code for tensors of these dtypes and fixed sizes."""
         fixed = (
-            (tensor.dtype, _sizes(tensor, dynamic)) for tensor, dynamic in zip(tensors, self.dynamic, strict=True)
+            (tensor.dtype, _sizes(tensor, dynamic))
+            for tensor, dynamic in zip(tensors, self.dynamic, strict=True)
         )
         key = torch.get_num_threads(), *fixed
         if key not in self.compiled:
@@ -86,10 +95,14 @@ class CompiledModule:
             torch.zeros(_sizes(*pair, EXAMPLE_SIZES), dtype=pair[0].dtype)
             for pair in zip(tensors, self.dynamic, strict=True)
         ]
-        shapes = [None if dynamic is None else {dynamic[0]: dims[dynamic[1]]} for dynamic in self.dynamic]
+        shapes = [
+            None if dynamic is None else {dynamic[0]: dims[dynamic[1]]} for dynamic in self.dynamic
+        ]
         with warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad():
             warnings.simplefilter("ignore")
-            graph = torch.export.export(self.module(), (example,), dynamic_shapes=(shapes,), strict=False).module()
+            graph = torch.export.export(
+                self.module(), (example,), dynamic_shapes=(shapes,), strict=False
+            ).module()
             symbolic = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
             compiled = compile_graph(graph, [symbolic], OPTIONS)
             # The compiled code keeps the graph alive, but has constants in the place of its weights.
@@ -101,7 +114,9 @@ class CompiledModule:
             return compiled
 
 
-def _sizes(tensor: Tensor, dynamic: Dynamic, sizes: dict[str, int] | None = None) -> tuple[int, ...]:
+def _sizes(
+    tensor: Tensor, dynamic: Dynamic, sizes: dict[str, int] | None = None
+) -> tuple[int, ...]:
     """The shape, with a size of the example, or 0, in the dynamic dimension."""
     shape = list(tensor.shape)
     if dynamic is not None:
@@ -126,7 +141,9 @@ def _encode(encoder: nn.Module, tensors: list[Tensor]) -> Tensor:
     return encoder(inputs_embeds=embeds, attention_mask=visible).last_hidden_state
 
 
-def _step(config: SearchConfig | None) -> Callable[[PackedWeights, list[Tensor]], tuple[Tensor, ...]]:
+def _step(
+    config: SearchConfig | None,
+) -> Callable[[PackedWeights, list[Tensor]], tuple[Tensor, ...]]:
     """A decoding step, up to the logits or, with a `SearchConfig`, to the next state. See `PackedWeights.forward`."""
 
     def step(weights: PackedWeights, tensors: list[Tensor]) -> tuple[Tensor, ...]:
@@ -178,7 +195,9 @@ class CompiledWeights:
         check_ids(ids, self.model.config.vocab_size, "input_ids")
         states = self.encoder([self.model.get_encoder().embed_tokens(ids[visible][None])])
         if states.shape[1] < ids.shape[1]:
-            states = states.new_zeros(*ids.shape, states.shape[2]).masked_scatter(visible[..., None], states)
+            states = states.new_zeros(*ids.shape, states.shape[2]).masked_scatter(
+                visible[..., None], states
+            )
         return BaseModelOutput(last_hidden_state=states)
 
     def step(self, config: SearchConfig | None) -> CompiledModule:
@@ -187,7 +206,14 @@ class CompiledWeights:
             layers = len(self.cross_kv.projections)
             varying = {"tokens": (2, "T"), "ended_tokens": (2, "T")}
             kv: list[Dynamic] = [*[(1, "C")] * layers, *[(1, "S")] * layers]
-            dynamic = [None, (2, "C"), (0, "N"), (0, "T1"), *kv, *map(varying.get, BeamState._fields)]
+            dynamic = [
+                None,
+                (2, "C"),
+                (0, "N"),
+                (0, "T1"),
+                *kv,
+                *map(varying.get, BeamState._fields),
+            ]
             self.steps[config] = CompiledModule(self._decoder, _step(config), dynamic)
         return self.steps[config]
 
@@ -197,7 +223,9 @@ class CompiledDecoder(Decoder):
 
     def __init__(self, weights: CompiledWeights, source: EncodedSource, beams: int):
         states = source.states[source.mask.ne(0)][None]
-        if states.shape[1] == 1:  # a token that is there twice is attended to as if it were there once
+        if (
+            states.shape[1] == 1
+        ):  # a token that is there twice is attended to as if it were there once
             states = states.repeat(1, 2, 1)
         self.weights = weights
         self.initial_beams = beams
@@ -205,7 +233,9 @@ class CompiledDecoder(Decoder):
         self.slots = BeamCacheSlots(1, states.device, beams)
         self.self_kv = [kv[:, :0] for kv in self.cross_kv]
         self.embed_tokens = weights.model.get_decoder().embed_tokens
-        self.code: dict[SearchConfig | None, Callable[[list[Tensor]], Any]] = {}  # of this search: fixed sizes stay
+        self.code: dict[
+            SearchConfig | None, Callable[[list[Tensor]], Any]
+        ] = {}  # of this search: fixed sizes stay
 
     def prefill(self, tokens: Tensor) -> None:
         beams = self.initial_beams
@@ -223,12 +253,22 @@ class CompiledDecoder(Decoder):
     def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
         return BeamState(*self._run(config, state, penalties))
 
-    def _run(self, config: SearchConfig | None, state: BeamState, penalties: Tensor) -> list[Tensor]:
+    def _run(
+        self, config: SearchConfig | None, state: BeamState, penalties: Tensor
+    ) -> list[Tensor]:
         capacity = self.slots.reserve(state.parents)
         self.self_kv = [resized(kv, capacity, 1) for kv in self.self_kv]
         encodings = self.weights.position_encodings(state.tokens.shape[2])
         embeds = self.embed_tokens(state.next_tokens)  # (1, K, D)
-        tensors = [embeds, self.slots.visible, encodings, penalties, *self.self_kv, *self.cross_kv, *state]
+        tensors = [
+            embeds,
+            self.slots.visible,
+            encodings,
+            penalties,
+            *self.self_kv,
+            *self.cross_kv,
+            *state,
+        ]
         if config not in self.code:
             self.code[config] = self.weights.step(config).code(tensors)
         self.slots.visible, *found = self.code[config](tensors)

@@ -16,7 +16,14 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList
 
 from ..generation_vanilla_transformer import plan_search, position_limit
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..search_vanilla_transformer import REFILL_SHARE, BeamSearch, Hypotheses, SearchBatch, SearchConfig, is_hypothesis
+from ..search_vanilla_transformer import (
+    REFILL_SHARE,
+    BeamSearch,
+    Hypotheses,
+    SearchBatch,
+    SearchConfig,
+    is_hypothesis,
+)
 from ..utils.errors import UserError
 
 _JOIN_STEPS = 4  # sentences wait at most this many steps for more to join with them
@@ -86,11 +93,15 @@ class ContinuousSearch:
 
     def wants(self, waiting: int) -> bool:
         """Return whether it is time for the waiting sentences to join: a larger group is cheaper for each of them."""
-        return not self or waiting >= REFILL_SHARE * len(self) or self.steps_since_join >= _JOIN_STEPS
+        return (
+            not self or waiting >= REFILL_SHARE * len(self) or self.steps_since_join >= _JOIN_STEPS
+        )
 
     def fits(self, sources: Sequence[list[int]]) -> bool:
         """Return whether these sentences may join."""
-        lengths = [self.source_lengths[key] for key in self.keys] + [len(source) for source in sources]
+        lengths = [self.source_lengths[key] for key in self.keys] + [
+            len(source) for source in sources
+        ]
         if len(lengths) == 1:
             return True
         if len(lengths) > self.batch_size:
@@ -116,7 +127,9 @@ class ContinuousSearch:
         longest = max(map(len, sources))
         pad = self.model.config.pad_token_id
         start = self.model.generation_config.decoder_start_token_id
-        ids = torch.tensor([source + [pad] * (longest - len(source)) for source in sources], device=device)  # (n, S)
+        ids = torch.tensor(
+            [source + [pad] * (longest - len(source)) for source in sources], device=device
+        )  # (n, S)
         lengths = torch.tensor([len(source) for source in sources], device=device)
         mask = (torch.arange(longest, device=device) < lengths[:, None]).long()  # (n, S)
         source = self.model.encode(ids, mask)
@@ -157,18 +170,26 @@ def _prepared(
 ) -> tuple[GenerationConfig, LogitsProcessorList, dict[str, Any]]:
     """The config with all defaults, the logits processors, and the keywords of `beam_search`, from `generate`."""
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
-        raise UserError(f"model: {type(model).__name__} is none of this package's; convert it first")
+        raise UserError(
+            f"model: {type(model).__name__} is none of this package's; convert it first"
+        )
     start = model.generation_config.decoder_start_token_id
     ids = torch.tensor([[start]], device=model.device)  # only its batch size counts
     search, limits, uncovered = plan_search(model, ids, None, settings, refill=True)
     if search is None:
-        raise UserError(f"model: its generation_config.json sets {', '.join(uncovered)}; a shared search has none")
+        raise UserError(
+            f"model: its generation_config.json sets {', '.join(uncovered)}; a shared search has none"
+        )
 
-    def keep(model: Any, input_ids: Tensor, logits_processor: Any, generation_config: Any, **_: Any) -> Any:
+    def keep(
+        model: Any, input_ids: Tensor, logits_processor: Any, generation_config: Any, **_: Any
+    ) -> Any:
         return generation_config, logits_processor
 
     generate: Any = GenerationMixin.generate  # not this package's `generate`, which searches
     with torch.inference_mode():
         prefix = {"decoder_input_ids": ids.expand(1, 1 + prefix_length)}  # only its length counts
-        generation_config, processors = generate(model, ids, custom_generate=keep, **(limits | settings | prefix))
+        generation_config, processors = generate(
+            model, ids, custom_generate=keep, **(limits | settings | prefix)
+        )
     return generation_config, processors, search.keywords

@@ -39,7 +39,10 @@ class EnsembleEngine:
     def _models(self) -> list[tuple[Model, Any]]:
         """All models with their inference engines."""
         models = (self.model, *self.members)
-        return [(model, self.engine if model is self.model else model.inference_engine) for model in models]
+        return [
+            (model, self.engine if model is self.model else model.inference_engine)
+            for model in models
+        ]
 
     def encode(self, model: Model, ids: Tensor, mask: Tensor) -> EncodedSource:
         encoded = [
@@ -52,11 +55,19 @@ class EnsembleEngine:
 
     def decoder(self, model: Model, source: EncodedSource, beams: int, rows: int) -> Decoder:
         if len(source.others) != len(self.members):
-            raise ValueError("ensemble: each model encodes the source itself; give input_ids, not encoder outputs")
+            raise ValueError(
+                "ensemble: each model encodes the source itself; give input_ids, not encoder outputs"
+            )
         decoders: list[Decoder] = []
-        for (each, engine), states in zip(self._models(), (source.states, *source.others), strict=True):
+        for (each, engine), states in zip(
+            self._models(), (source.states, *source.others), strict=True
+        ):
             own = source._replace(states=states, others=())
-            decoders.append(ModuleDecoder(each, own) if engine is None else engine.decoder(each, own, beams, rows))
+            decoders.append(
+                ModuleDecoder(each, own)
+                if engine is None
+                else engine.decoder(each, own, beams, rows)
+            )
         return EnsembleDecoder(decoders)
 
 

@@ -49,18 +49,30 @@ def library() -> Any:
     names = [os.environ.get("CC"), "gcc", "clang", "cc"]
     compiler = next(filter(None, (shutil.which(name) for name in names if name)), None)
     if compiler is None:
-        logger.warning_once("int8: without a C compiler it takes twice the time; install gcc, or name one in CC")
+        logger.warning_once(
+            "int8: without a C compiler it takes twice the time; install gcc, or name one in CC"
+        )
         return None
     processor = _PROCESSORS.get(torch.backends.cpu.get_cpu_capability(), "")
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "int8.so"
-        command = [compiler, *_FLAGS.split(), *processor.split(), str(_SOURCE), "-o", str(output), "-lm"]
+        command = [
+            compiler,
+            *_FLAGS.split(),
+            *processor.split(),
+            str(_SOURCE),
+            "-o",
+            str(output),
+            "-lm",
+        ]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)
             functions = ctypes.CDLL(str(output))
         except (OSError, subprocess.CalledProcessError) as error:
             reason = one_line(getattr(error, "stderr", None) or error)
-            logger.warning_once(f"int8: it takes twice the time, because {compiler} fails: {reason}")
+            logger.warning_once(
+                f"int8: it takes twice the time, because {compiler} fails: {reason}"
+            )
             return None
     for name, types in _ARGUMENTS.items():
         function = getattr(functions, name)
@@ -174,7 +186,12 @@ def attend(
 
 
 def best(
-    product: Tensor, scales: Tensor, bias: Tensor | None, hidden: Tensor | None, count: int, normalize: bool
+    product: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    hidden: Tensor | None,
+    count: int,
+    normalize: bool,
 ) -> tuple[Tensor, Tensor]:
     """The highest log-probabilities (without `normalize`: logits) of each row (R, V), and their tokens, (R, count).
 

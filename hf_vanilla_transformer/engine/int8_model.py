@@ -75,11 +75,15 @@ class Int8Stack:
             if hasattr(layer, "cross_attn"):
                 attentions.append((layer.cross_attn, layer.cross_attn_layer_norm, True))
             for attention, norm, is_cross in attentions:
-                self.sublayers.append((Int8Attention(attention, is_cross), _pack(attention.out_proj)))
+                self.sublayers.append(
+                    (Int8Attention(attention, is_cross), _pack(attention.out_proj))
+                )
                 norms.append(packed_norm(norm, torch.float32))
             self.sublayers.append((Int8FeedForward(layer), _pack(layer.fc2)))
             norms.append(packed_norm(layer.final_layer_norm, torch.float32))
-        last = packed_norm(stack.layer_norm, torch.float32) if stack.config.final_layer_norm else None
+        last = (
+            packed_norm(stack.layer_norm, torch.float32) if stack.config.final_layer_norm else None
+        )
         # norms[i] comes before sub-layer i, and the last one after all
         self.norms = [*norms, last] if self.pre_norm else [None, *norms]
         self.last = None if self.pre_norm else last
@@ -89,12 +93,16 @@ class Int8Stack:
         embeds = F.embedding(tokens, self.embedding).float()
         return embeds * self.embed_scale + self.position_encodings(count)[positions]
 
-    def __call__(self, x: Tensor, caches: Sequence[tuple[KV, View, Tensor | None]]) -> tuple[Tensor, Rows]:
+    def __call__(
+        self, x: Tensor, caches: Sequence[tuple[KV, View, Tensor | None]]
+    ) -> tuple[Tensor, Rows]:
         """States (R, D) of embeddings (R, D), also quantised. `caches` belong to the attentions, in their order."""
         rows = finish(x, norm=self.norms[0], norm_first=True)
         following = iter(caches)
         for index, (sublayer, last) in enumerate(self.sublayers, start=1):
-            hidden = sublayer(rows, *(next(following) if isinstance(sublayer, Int8Attention) else ()))
+            hidden = sublayer(
+                rows, *(next(following) if isinstance(sublayer, Int8Attention) else ())
+            )
             states = hidden.times(last)
             norm_first = self.pre_norm and index < len(self.sublayers)
             rows = finish(states, hidden.scales, last.bias, False, x, self.norms[index], norm_first)
@@ -111,7 +119,9 @@ class Int8Weights:
         self.vocab_size = model.config.vocab_size
         self.encoder = Int8Stack(model.get_encoder())
         self.decoder = Int8Stack(decoder)
-        self.source_kv = [_pack(layer.cross_attn.k_proj, layer.cross_attn.v_proj) for layer in decoder.layers]
+        self.source_kv = [
+            _pack(layer.cross_attn.k_proj, layer.cross_attn.v_proj) for layer in decoder.layers
+        ]
         self.lm_head = _pack(model.lm_head)
 
     def encode(self, ids: Tensor, mask: Tensor) -> BaseModelOutput:
@@ -126,7 +136,9 @@ class Int8Weights:
         attentions = [sub for sub, _ in self.encoder.sublayers if isinstance(sub, Int8Attention)]
         width = attentions[0].widths[0] * sum(attentions[0].widths[1:])
         cache = torch.empty(batch, length, width, dtype=torch.bfloat16)
-        found, _ = self.encoder(x, [(cache, View(firsts, visible, firsts), places)] * len(attentions))
+        found, _ = self.encoder(
+            x, [(cache, View(firsts, visible, firsts), places)] * len(attentions)
+        )
         states = found.new_zeros(batch * length, found.shape[1]).index_copy_(0, places, found)
         return BaseModelOutput(last_hidden_state=states.view(batch, length, -1).to(self.dtype))
 
@@ -157,7 +169,9 @@ class Int8Decoder(PackedDecoder):
         product = rows.times(head)  # (R, V) or (R, n)
         hidden = None if self.output is None else self.output.hidden
         count = min(config.num_candidates, product.shape[1])
-        log_probs, tokens = best(product, rows.scales, head.bias, hidden, count, normalize=config.num_beams > 1)
+        log_probs, tokens = best(
+            product, rows.scales, head.bias, hidden, count, normalize=config.num_beams > 1
+        )
         if self.output is not None:
             tokens = self.output.ids[tokens]
         shape = (*state.next_tokens.shape, count)  # (R, n) -> (B, K, n)

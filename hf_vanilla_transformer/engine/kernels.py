@@ -61,7 +61,9 @@ def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def has_int8() -> bool:
     """Return whether there are int8 products. If not, `optimize_for_inference` refuses int8."""
-    return hasattr(torch.ops.onednn, "qlinear_prepack") and hasattr(torch.ops.onednn, "qlinear_pointwise")
+    return hasattr(torch.ops.onednn, "qlinear_prepack") and hasattr(
+        torch.ops.onednn, "qlinear_pointwise"
+    )
 
 
 def prepack_int8(weight: Tensor) -> Tensor:
@@ -69,10 +71,14 @@ def prepack_int8(weight: Tensor) -> Tensor:
     return torch.ops.onednn.qlinear_prepack(weight, None)
 
 
-def int8_product(x: Tensor, packed: Tensor, scales: Tensor, zero_points: Tensor, bias: Tensor | None) -> Tensor:
+def int8_product(
+    x: Tensor, packed: Tensor, scales: Tensor, zero_points: Tensor, bias: Tensor | None
+) -> Tensor:
     """`scales` (O,) · x W^T + `bias` (O,), for unsigned bytes x (R, D): float32 (R, O)."""
     output: tuple = 1.0, 0, torch.float32, "none", [], ""
-    return torch.ops.onednn.qlinear_pointwise.default(x, 1.0, 0, packed, scales, zero_points, bias, *output)
+    return torch.ops.onednn.qlinear_pointwise.default(
+        x, 1.0, 0, packed, scales, zero_points, bias, *output
+    )
 
 
 def has_fast_bfloat16() -> bool:
@@ -94,13 +100,18 @@ def version(weight: Tensor) -> float | None:
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a call runs forward hooks. If torch cannot tell, models decode through their modules."""
-    return bool(getattr(module, "_forward_hooks", True) or getattr(module, "_forward_pre_hooks", True))
+    return bool(
+        getattr(module, "_forward_hooks", True) or getattr(module, "_forward_pre_hooks", True)
+    )
 
 
 def has_global_hooks() -> bool:
     """`has_hooks` for the hooks of all modules."""
     modules = nn.modules.module
-    return bool(getattr(modules, "_global_forward_hooks", True) or getattr(modules, "_global_forward_pre_hooks", True))
+    return bool(
+        getattr(modules, "_global_forward_hooks", True)
+        or getattr(modules, "_global_forward_pre_hooks", True)
+    )
 
 
 # The compiler
@@ -108,7 +119,9 @@ def has_global_hooks() -> bool:
 
 def has_compiler() -> bool:
     """Whether Inductor compiles exported graphs. If not, `optimize_for_inference` refuses `compile=True`."""
-    return find_spec("torch._inductor") is not None and hasattr(import_module("torch._inductor"), "compile")
+    return find_spec("torch._inductor") is not None and hasattr(
+        import_module("torch._inductor"), "compile"
+    )
 
 
 def compile_graph(graph: GraphModule, inputs: list[Any], options: dict[str, Any]) -> Any:
@@ -119,7 +132,9 @@ def compile_graph(graph: GraphModule, inputs: list[Any], options: dict[str, Any]
     cache: Any = getattr(import_module("torch._inductor.codecache"), "PyCodeCache", None)
     modules = getattr(cache, "modules", [])
     known = len(modules)
-    compiled = inductor.compile(graph, inputs, options={name: options[name] for name in options if name in names})
+    compiled = inductor.compile(
+        graph, inputs, options={name: options[name] for name in options if name in names}
+    )
     for module in modules[known:]:
         modules.remove(module)
         sys.modules.pop(module.__name__, None)

@@ -64,7 +64,9 @@ class PrepackedLinear(PlainLinear):
         self.plain_rows = 1 if weight.dtype == torch.float32 else 0
         if self.plain_rows and weight.numel() < _LEAST_PREPACKED:
             self.plain_rows = _LEAST_PRODUCT // weight.numel()
-        super().__init__(weight if self.plain_rows else weight.new_empty(0), bias)  # a view would keep it all
+        super().__init__(
+            weight if self.plain_rows else weight.new_empty(0), bias
+        )  # a view would keep it all
         self.packed = kernels.reorder(weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,7 +104,9 @@ class DynamicInt8Linear(PlainLinear):
         super().__init__(kernels.prepack_int8(integers), bias)
         self.register_buffer("scales", scales)
         self.register_buffer("zero_points", torch.zeros(len(weight), dtype=torch.int32))
-        self.register_buffer("shift", -UNSIGNED * scales * integers.sum(dim=1, dtype=torch.float32))  # (O,)
+        self.register_buffer(
+            "shift", -UNSIGNED * scales * integers.sum(dim=1, dtype=torch.float32)
+        )  # (O,)
 
     def forward(self, x: Tensor) -> Tensor:
         integers, scales = quantize_per_row(x, UNSIGNED, torch.uint8)  # (R, D), (R,)
@@ -111,7 +115,9 @@ class DynamicInt8Linear(PlainLinear):
 
     def product(self, integers: Tensor) -> Tensor:
         """Quantised rows (R, D) times the weight, (R, O), without the scales of the rows and without the bias."""
-        return kernels.int8_product(integers, self.weight, self.scales, self.zero_points, self.shift)
+        return kernels.int8_product(
+            integers, self.weight, self.scales, self.zero_points, self.shift
+        )
 
 
 @cache
@@ -121,7 +127,9 @@ def largest_weight() -> int:
     scale = torch.ones(1)
     x = torch.full((1, 2), 255, dtype=torch.uint8)
     packed = kernels.prepack_int8(weight)
-    product = kernels.int8_product(x, packed, scale, torch.zeros(1, dtype=torch.int32), None)  # (1, 1)
+    product = kernels.int8_product(
+        x, packed, scale, torch.zeros(1, dtype=torch.int32), None
+    )  # (1, 1)
     return 127 if product.item() == 2 * 255 * 127 else 64  # 2 · 255 · 64 < 2^15
 
 
@@ -134,7 +142,10 @@ def quantize_per_row(
 
 
 def packed_linear(
-    linears: Sequence[nn.Linear], dtype: torch.dtype, quantization: str | None = None, compiled: bool = False
+    linears: Sequence[nn.Linear],
+    dtype: torch.dtype,
+    quantization: str | None = None,
+    compiled: bool = False,
 ) -> PlainLinear:
     """Linear layers with the same input as one, their outputs side by side. The compiler packs weights itself.
 
@@ -142,10 +153,18 @@ def packed_linear(
     """
     weights = [linear.weight.detach().to(dtype) for linear in linears]
     weight = torch.cat(weights) if compiled or len(weights) > 1 else weights[0]  # (O, D)
-    bias = None if linears[0].bias is None else torch.cat([linear.bias.detach().to(dtype) for linear in linears])
+    bias = (
+        None
+        if linears[0].bias is None
+        else torch.cat([linear.bias.detach().to(dtype) for linear in linears])
+    )
     if quantization == INT8:
         return DynamicInt8Linear(weight, bias)
-    return PlainLinear(weight, bias) if compiled or not _can_prepack(weight) else PrepackedLinear(weight, bias)
+    return (
+        PlainLinear(weight, bias)
+        if compiled or not _can_prepack(weight)
+        else PrepackedLinear(weight, bias)
+    )
 
 
 def _is_x86(device: torch.device) -> bool:

@@ -37,7 +37,9 @@ _engines_lock = threading.RLock()  # a collection may end an engine anywhere
 
 
 def optimize_for_inference(
-    model: VanillaTransformerForConditionalGeneration, quantization: str | None = None, compile: bool = False
+    model: VanillaTransformerForConditionalGeneration,
+    quantization: str | None = None,
+    compile: bool = False,
 ) -> VanillaTransformerForConditionalGeneration:
     """Decode faster from now on: `generate`, `Translator` and pipelines use packed weights.
 
@@ -62,7 +64,9 @@ def optimize_for_inference(
     if reason is not None:
         raise ValueError(f"model: {reason}")
     if quantization not in (None, INT8):
-        raise ValueError(f"quantization: {quantization!r} is not {INT8!r}; None computes in the model's dtype")
+        raise ValueError(
+            f"quantization: {quantization!r} is not {INT8!r}; None computes in the model's dtype"
+        )
     errors = [int8_error(model.device, model.dtype)] if quantization else []
     errors += [compile_error(model.device)] if compile else []
     for error in filter(None, errors):
@@ -78,7 +82,9 @@ def optimize_if_possible(model: PreTrainedModel) -> None:
         optimize_for_inference(model)
 
 
-def deoptimize(model: VanillaTransformerForConditionalGeneration) -> VanillaTransformerForConditionalGeneration:
+def deoptimize(
+    model: VanillaTransformerForConditionalGeneration,
+) -> VanillaTransformerForConditionalGeneration:
     """Decode through the modules again, and free the packed weights. Return the model."""
     model.inference_engine = None
     return model
@@ -97,14 +103,19 @@ def not_optimizable(model: nn.Module) -> str | None:
             return f"{name or 'it'} is in training mode; call model.eval()"
         if not _is_known(type(module)):
             full_name = f"{type(module).__module__}.{type(module).__qualname__}"
-            subclass = any(base.__module__.endswith("_vanilla_transformer") for base in type(module).__mro__)
+            subclass = any(
+                base.__module__.endswith("_vanilla_transformer") for base in type(module).__mro__
+            )
             remedy = "merge adapters, and load without quantization"
             remedy = "subclasses are decoded through their modules" if subclass else remedy
             return f"{name or 'it'} is a {full_name}; {remedy}"
         if has_hooks(module) or "forward" in vars(module):
             hooked = f"{name or 'it'} has hooks, as offloaded and sharded models have"
             return f"{hooked}; remove them, or load it on one device"
-        if any(type(weight) is not nn.Parameter or weight.is_meta for weight in module.parameters(recurse=False)):
+        if any(
+            type(weight) is not nn.Parameter or weight.is_meta
+            for weight in module.parameters(recurse=False)
+        ):
             return f"{name} has sharded, quantized or offloaded weights; load the model whole on one device"
     return None
 
@@ -130,9 +141,15 @@ class InferenceEngine:
         self.quantization = quantization
         self.compile = compile
         self.lock = threading.Lock()
-        self.states: dict[bool, list[Any]] = {}  # of encoder (True) and decoder (False), when they were packed
-        self.held: list[Any] = []  # modules and weights of these states, so that no other gets their id or address
-        self.packed: dict[tuple[torch.dtype, bool], PackedWeights | Int8Weights | CompiledWeights] = {}
+        self.states: dict[
+            bool, list[Any]
+        ] = {}  # of encoder (True) and decoder (False), when they were packed
+        self.held: list[
+            Any
+        ] = []  # modules and weights of these states, so that no other gets their id or address
+        self.packed: dict[
+            tuple[torch.dtype, bool], PackedWeights | Int8Weights | CompiledWeights
+        ] = {}
         _watch(self)
 
     def weights(
@@ -140,18 +157,26 @@ class InferenceEngine:
     ) -> PackedWeights | Int8Weights | CompiledWeights | None:
         """Packed weights for the current model and compute dtype, or None if it cannot be packed."""
         device = model.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.lm_head.weight.dtype
+        dtype = (
+            torch.get_autocast_dtype(device)
+            if torch.is_autocast_enabled(device)
+            else model.lm_head.weight.dtype
+        )
         state = _state(model, for_encoder)
         with self.lock:
             if state != self.states.get(for_encoder):
                 reason = not_optimizable(model)
                 if reason is not None:
-                    logger.warning_once(f"optimize_for_inference: decoding through the modules, since {reason}")
+                    logger.warning_once(
+                        f"optimize_for_inference: decoding through the modules, since {reason}"
+                    )
                     return None
                 self.packed = {}
                 self.states = {part: _state(model, part) for part in (False, True)}
                 self.held = [weight.detach() for weight in model.parameters()]
-                self.held += [module for module in model.modules() if module is not model]  # which must be collected
+                self.held += [
+                    module for module in model.modules() if module is not model
+                ]  # which must be collected
             if (dtype, compiled) not in self.packed:
                 with torch.no_grad():
                     self.packed[dtype, compiled] = self._pack(model, dtype, compiled)
@@ -191,9 +216,13 @@ class InferenceEngine:
             encode = weights.encode
         return EncodedSource(encode(ids, mask).last_hidden_state, mask, ids)
 
-    def decoder(self, model: PreTrainedModel, source: EncodedSource, beams: int, rows: int) -> Decoder:
+    def decoder(
+        self, model: PreTrainedModel, source: EncodedSource, beams: int, rows: int
+    ) -> Decoder:
         """A decoder of encoded sentences, for a search of so many rows."""
-        weights = self.weights(model, compiled=self.compile and rows == 1 and bool(source.mask.any()))
+        weights = self.weights(
+            model, compiled=self.compile and rows == 1 and bool(source.mask.any())
+        )
         if weights is None:
             return ModuleDecoder(model, source)
         if isinstance(weights, CompiledWeights):
@@ -216,7 +245,10 @@ def _state(model: PreTrainedModel, of_encoder: bool) -> list[Any]:
     return [
         model.config._attn_implementation,
         has_global_hooks(),
-        [(id(module), type(module), module.training, "forward" in vars(module)) for module in modules],
+        [
+            (id(module), type(module), module.training, "forward" in vars(module))
+            for module in modules
+        ],
         [has_hooks(module) for module in modules],
         [(id(weight), version(weight)) for weight in weights],
         [weight.data_ptr() if type(weight) is nn.Parameter else None for weight in weights],

@@ -20,7 +20,14 @@ from transformers.modeling_utils import PreTrainedModel
 
 from ..generation_vanilla_transformer import BeamCacheSlots, EncodedSource, additive_mask
 from ..layers_vanilla_transformer import VanillaTransformerDecoderLayer, attention_kernels
-from ..search_vanilla_transformer import BeamState, Decoder, SearchConfig, replace_rows, resized, topk_log_probs
+from ..search_vanilla_transformer import (
+    BeamState,
+    Decoder,
+    SearchConfig,
+    replace_rows,
+    resized,
+    topk_log_probs,
+)
 from .linear import PlainLinear, mkl_is_slow, packed_linear
 
 KV = Tensor  # keys and values side by side, (B, N, H · (d_k + d_v))
@@ -30,7 +37,11 @@ class PackedLayer(nn.Module):
     """`VanillaTransformerDecoderLayer` on rows (R, D), the next tokens of all beams."""
 
     def __init__(
-        self, layer: VanillaTransformerDecoderLayer, dtype: torch.dtype, quantization: str | None, compiled: bool
+        self,
+        layer: VanillaTransformerDecoderLayer,
+        dtype: torch.dtype,
+        quantization: str | None,
+        compiled: bool,
     ):
         super().__init__()
 
@@ -59,7 +70,13 @@ class PackedLayer(nn.Module):
             self.activation = None  # fused into the product
 
     def forward(
-        self, x: Tensor, rows: Tensor, self_kv: KV, mask: Tensor | None, cross_kv: KV, source_mask: Tensor | None
+        self,
+        x: Tensor,
+        rows: Tensor,
+        self_kv: KV,
+        mask: Tensor | None,
+        cross_kv: KV,
+        source_mask: Tensor | None,
     ) -> Tensor:
         """The layer's output (R, D).
 
@@ -70,16 +87,22 @@ class PackedLayer(nn.Module):
         """
 
         def self_attention(x: Tensor) -> Tensor:
-            query, kv = self.qkv_proj(x).tensor_split([self.key_width], dim=1)  # (R, H · d_k), (R, H · (d_k + d_v))
+            query, kv = self.qkv_proj(x).tensor_split(
+                [self.key_width], dim=1
+            )  # (R, H · d_k), (R, H · (d_k + d_v))
             self_kv.view(-1, self_kv.shape[2]).index_copy_(0, rows, kv)  # (B, C, ·) -> (B · C, ·)
             return self.attend(query, self_kv, mask, self.heads, self.key_width, self.scaling)
 
         def cross_attention(x: Tensor) -> Tensor:
             query = self.cross_q_proj(x)
-            return self.attend(query, cross_kv, source_mask, self.heads, self.key_width, self.cross_scaling)
+            return self.attend(
+                query, cross_kv, source_mask, self.heads, self.key_width, self.cross_scaling
+            )
 
         def feed_forward(x: Tensor) -> Tensor:
-            return self.fc1.linear_relu(x) if self.activation is None else self.activation(self.fc1(x))
+            return (
+                self.fc1.linear_relu(x) if self.activation is None else self.activation(self.fc1(x))
+            )
 
         x = self.add_and_norm(x, self_attention, self.self_out_proj, self.self_norm)
         x = self.add_and_norm(x, cross_attention, self.cross_out_proj, self.cross_norm)
@@ -89,14 +112,23 @@ class PackedLayer(nn.Module):
         self, x: Tensor, sublayer: Callable[[Tensor], Tensor], last: PlainLinear, norm: nn.LayerNorm
     ) -> Tensor:
         """`VanillaTransformerLayer.add_and_norm`, where `last` is the last product of the sub-layer."""
-        return last.linear_add(x, sublayer(norm(x))) if self.pre_norm else norm(last.linear_add(x, sublayer(x)))
+        return (
+            last.linear_add(x, sublayer(norm(x)))
+            if self.pre_norm
+            else norm(last.linear_add(x, sublayer(x)))
+        )
 
 
 def packed_encoder(model: PreTrainedModel, dtype: torch.dtype) -> nn.Module | None:
     """A copy of the encoder with packed float32 weights and the same embeddings. None if that gains nothing."""
     encoder: Any = model.get_encoder()
     weight = encoder.embed_tokens.weight
-    if dtype != torch.float32 or weight.dtype != dtype or weight.device.type != "cpu" or not mkl_is_slow():
+    if (
+        dtype != torch.float32
+        or weight.dtype != dtype
+        or weight.device.type != "cpu"
+        or not mkl_is_slow()
+    ):
         return None
     linears = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
     packed: dict[int, Any] = {id(linear): packed_linear([linear], dtype) for linear in linears}
@@ -107,24 +139,36 @@ def packed_norm(norm: nn.LayerNorm, dtype: torch.dtype) -> nn.LayerNorm:
     return copy.deepcopy(norm).requires_grad_(False).to(dtype)
 
 
-def attend(query: Tensor, kv: KV, mask: Tensor | None, heads: int, key_width: int, scaling: float) -> Tensor:
+def attend(
+    query: Tensor, kv: KV, mask: Tensor | None, heads: int, key_width: int, scaling: float
+) -> Tensor:
     """Eq. 1 for the beams (R, H · d_k) of each sentence over the keys and values (B, N, ·) that they share."""
     batch = len(kv)
 
     def split_heads(states: Tensor) -> Tensor:
-        return states.reshape(batch, -1, heads, states.shape[-1] // heads).transpose(1, 2)  # (B, H, ·, width)
+        return states.reshape(batch, -1, heads, states.shape[-1] // heads).transpose(
+            1, 2
+        )  # (B, H, ·, width)
 
     key = split_heads(kv[..., :key_width])
     value = split_heads(kv[..., key_width:])  # (B, H, N, ·)
-    output = F.scaled_dot_product_attention(split_heads(query), key, value, attn_mask=mask, scale=scaling)
-    return output.transpose(1, 2).flatten(2).flatten(0, 1)  # (B, H, K, d_v) -> (B, K, H · d_v) -> (R, H · d_v)
+    output = F.scaled_dot_product_attention(
+        split_heads(query), key, value, attn_mask=mask, scale=scaling
+    )
+    return (
+        output.transpose(1, 2).flatten(2).flatten(0, 1)
+    )  # (B, H, K, d_v) -> (B, K, H · d_v) -> (R, H · d_v)
 
 
-def attend_in_sums(query: Tensor, kv: KV, mask: Tensor | None, heads: int, key_width: int, scaling: float) -> Tensor:
+def attend_in_sums(
+    query: Tensor, kv: KV, mask: Tensor | None, heads: int, key_width: int, scaling: float
+) -> Tensor:
     """`attend` for one sentence, as reductions that Inductor fuses. For few rows cheaper than one GEMM per head."""
     wide = torch.promote_types(query.dtype, torch.float32)
     q = query.unflatten(1, (heads, 1, -1)).to(wide)  # (K, H · d_k) -> (K, H, 1, d_k)
-    k = kv[0, :, :key_width].unflatten(1, (heads, -1)).transpose(0, 1).to(wide)  # (N, H · d_k) -> (H, N, d_k)
+    k = (
+        kv[0, :, :key_width].unflatten(1, (heads, -1)).transpose(0, 1).to(wide)
+    )  # (N, H · d_k) -> (H, N, d_k)
     v = kv[0, :, key_width:].unflatten(1, (heads, -1)).transpose(0, 1).to(wide)  # (H, N, d_v)
     scores = (q * k).sum(dim=-1) * scaling  # (K, H, N)
     if mask is not None:
@@ -139,7 +183,9 @@ class CrossKV:
     def __init__(self, model: PreTrainedModel, dtype: torch.dtype, quantization: str | None):
         attentions = [layer.cross_attn for layer in model.get_decoder().layers]
         self.dtype = dtype
-        self.projections = [packed_linear((each.k_proj, each.v_proj), dtype, quantization) for each in attentions]
+        self.projections = [
+            packed_linear((each.k_proj, each.v_proj), dtype, quantization) for each in attentions
+        ]
 
     def __call__(self, states: Tensor) -> list[KV]:
         """Keys and values of source states (B, S, D)."""
@@ -177,7 +223,13 @@ class PackedWeights(nn.Module):
     See `optimize_for_inference` for `quantization`. If `compiled`, the weights become constants of compiled code.
     """
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, quantization: str | None, compiled: bool = False):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        quantization: str | None,
+        compiled: bool = False,
+    ):
         super().__init__()
         decoder: Any = model.get_decoder()
         self.config = decoder.config
@@ -219,7 +271,9 @@ class PackedWeights(nn.Module):
         """
         x = embeds * self.embed_scale + encodings[positions][:, None]
         x = x.to(self.dtype).flatten(0, 1)  # (B, K, D) -> (R, D)
-        first = self_kv[0].shape[1] * torch.arange(len(embeds), device=embeds.device)[:, None]  # (B, 1)
+        first = (
+            self_kv[0].shape[1] * torch.arange(len(embeds), device=embeds.device)[:, None]
+        )  # (B, 1)
         rows = (slots + first).flatten()  # (B, K) -> (R,)
         with attention_kernels(self.config.attention_kernels, x.device):
             for layer, kv, source_kv in zip(self.layers, self_kv, cross_kv, strict=True):
@@ -245,7 +299,9 @@ def fold_biases(weights: PackedWeights) -> None:
         )
         for first, last, norm in sublayers:
             if last.bias is not None and first.bias is not None:
-                first.bias = (first.bias.double() - first.weight.double() @ last.bias.double()).to(first.bias.dtype)
+                first.bias = (first.bias.double() - first.weight.double() @ last.bias.double()).to(
+                    first.bias.dtype
+                )
                 if isinstance(before, PositionEncodings):
                     before.shift = last.bias.to(before.encodings.dtype)
                 else:
@@ -263,7 +319,9 @@ class OutputRows:
     hidden: Tensor  # (B, 1, n), Boolean: not a candidate of the sentence
     size: int  # V
 
-    def advance(self, state: BeamState, logits: Tensor, config: SearchConfig, penalties: Tensor) -> BeamState:
+    def advance(
+        self, state: BeamState, logits: Tensor, config: SearchConfig, penalties: Tensor
+    ) -> BeamState:
         """`SearchConfig.advance` with the logits (B, K, n) of these rows, as if all others were -inf."""
         if config.forced_eos_token_id is not None:
             return config.advance(state, self.whole(logits), penalties)
@@ -311,7 +369,9 @@ class PackedDecoder(Decoder):
 
     def _mask_of(self, visible: Tensor) -> Tensor:
         """As torch makes one of a Boolean mask at each call: attention is zero where nothing is visible."""
-        mask = torch.zeros_like(visible, dtype=self.weights.dtype).masked_fill_(~visible, -torch.inf)
+        mask = torch.zeros_like(visible, dtype=self.weights.dtype).masked_fill_(
+            ~visible, -torch.inf
+        )
         return mask[:, None, None]
 
     def prefill(self, tokens: Tensor) -> None:
@@ -321,11 +381,15 @@ class PackedDecoder(Decoder):
             self._logits(next_tokens, positions, torch.zeros_like(next_tokens), tokens.shape[1])
 
     def logits(self, state: BeamState) -> Tensor:
-        logits = self._logits(state.next_tokens, state.positions, state.parents, state.tokens.shape[2])
+        logits = self._logits(
+            state.next_tokens, state.positions, state.parents, state.tokens.shape[2]
+        )
         return logits if self.output is None else self.output.whole(logits)
 
     def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
-        logits = self._logits(state.next_tokens, state.positions, state.parents, state.tokens.shape[2])
+        logits = self._logits(
+            state.next_tokens, state.positions, state.parents, state.tokens.shape[2]
+        )
         if self.output is not None:
             return self.output.advance(state, logits, config, penalties)
         return config.advance(state, logits, penalties)
@@ -379,4 +443,8 @@ def _replaced(caches: list[KV], rows: Tensor, others: list[KV]) -> list[KV]:
 
 def length_of(visible: Tensor) -> int:
     """Up to the last True of a mask (N,)."""
-    return int((visible * torch.arange(1, len(visible) + 1, device=visible.device)).max()) if len(visible) else 0
+    return (
+        int((visible * torch.arange(1, len(visible) + 1, device=visible.device)).max())
+        if len(visible)
+        else 0
+    )

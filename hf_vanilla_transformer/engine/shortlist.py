@@ -21,7 +21,9 @@ from .packed_decoder import OutputRows, PackedDecoder
 from .shared_copy import shared_copy
 
 _ROW_UNIT = 256  # rows are a multiple of it: oneDNN compiles a kernel for each shape
-_LEAST_SELECTED = 2**23  # elements of the output layer. The rows of a smaller one take longer to pack than to compute
+_LEAST_SELECTED = (
+    2**23
+)  # elements of the output layer. The rows of a smaller one take longer to pack than to compute
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +36,9 @@ class Shortlist:
 
     def allowed(self, ids: Tensor, mask: Tensor) -> Tensor:
         """The candidates (B, V) of sources (B, S), True for those that the output layer computes."""
-        rows = self.table[ids.masked_fill(mask == 0, len(self.table) - 1).cpu()].flatten(1)  # (B, S · N)
+        rows = self.table[ids.masked_fill(mask == 0, len(self.table) - 1).cpu()].flatten(
+            1
+        )  # (B, S · N)
         allowed = torch.zeros(len(ids), self.size, dtype=torch.bool)
         allowed[:, self.always] = True
         return allowed.scatter_(1, rows, True).to(ids.device)
@@ -98,8 +102,12 @@ class ShortlistDecoder(Decoder):
         hidden[..., len(ids) :] = True
         bias = None if lm_head.bias is None else lm_head.bias[padded]
         rows: Any = SimpleNamespace(weight=lm_head.weight[padded], bias=bias)
-        dtype = torch.float32 if isinstance(self.decoder, Int8Decoder) else self.decoder.weights.dtype
-        return OutputRows(packed_linear([rows], dtype, self.engine.quantization), padded, hidden, size)
+        dtype = (
+            torch.float32 if isinstance(self.decoder, Int8Decoder) else self.decoder.weights.dtype
+        )
+        return OutputRows(
+            packed_linear([rows], dtype, self.engine.quantization), padded, hidden, size
+        )
 
     def prefill(self, tokens: Tensor) -> None:
         self.decoder.prefill(tokens)

@@ -34,7 +34,9 @@ def fitting_tokenizer(references: Sequence[str]) -> str:
     """
     name, mixed = _of_script(references)
     if mixed:
-        warn_once("the references have several scripts: BLEU is of characters; score each language apart")
+        warn_once(
+            "the references have several scripts: BLEU is of characters; score each language apart"
+        )
     try:
         check_tokenizer(name)
     except UserError as error:
@@ -67,7 +69,11 @@ def _of_line(text: str) -> str:
     if 5 * sum(counts.values()) <= len(_LETTER.findall(text)):
         return "13a"
     # Japanese text has Chinese characters too, but no other text has kana.
-    return "ja-mecab" if counts["ja-mecab"] > 0.1 * counts["zh"] else max(counts, key=lambda each: counts[each])
+    return (
+        "ja-mecab"
+        if counts["ja-mecab"] > 0.1 * counts["zh"]
+        else max(counts, key=lambda each: counts[each])
+    )
 
 
 def warn_of_tokenizer(chosen: str, references: Sequence[str]) -> None:
@@ -76,16 +82,22 @@ def warn_of_tokenizer(chosen: str, references: Sequence[str]) -> None:
     if mixed:
         return
     if chosen in ("13a", "intl") and fitting not in ("13a", "ko-mecab"):
-        warn_once(f"tokenize={chosen!r} counts whole sentences of this script as words; take {fitting!r}")
+        warn_once(
+            f"tokenize={chosen!r} counts whole sentences of this script as words; take {fitting!r}"
+        )
     elif chosen in _SCRIPTS and chosen not in ("char", fitting):
-        warn_once(f"tokenize={chosen!r} is for a different script than that of the references; take {fitting!r}")
+        warn_once(
+            f"tokenize={chosen!r} is for a different script than that of the references; take {fitting!r}"
+        )
 
 
 @lru_cache
 def check_tokenizer(name: str) -> None:
     """Check that sacreBLEU can load a tokenizer, before hours of decoding."""
     if name not in BLEU.TOKENIZERS:
-        raise UserError(f"tokenize: sacreBLEU has no tokenizer {name!r}; choose one of {', '.join(BLEU.TOKENIZERS)}")
+        raise UserError(
+            f"tokenize: sacreBLEU has no tokenizer {name!r}; choose one of {', '.join(BLEU.TOKENIZERS)}"
+        )
     try:
         BLEU(tokenize=name)
     # if a tokenizer needs a package or a download, sacreBLEU raises exceptions of many types

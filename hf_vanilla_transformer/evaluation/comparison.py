@@ -45,7 +45,9 @@ def compare_systems(
     Source: sacreBLEU's paired bootstrap (Koehn 2004) and approximate randomization (Riezler and Maxwell 2005).
     """
     columns = normalized_references(reference_lists(references), normalize)
-    named = {system: normalized_hypotheses(texts, normalize)[0] for system, texts in systems.items()}
+    named = {
+        system: normalized_hypotheses(texts, normalize)[0] for system, texts in systems.items()
+    }
     results: dict[str, dict[str, Any]] = {system: {} for system in systems}
     signatures: dict[str, str] = {}
     made = make_metrics(metrics, tokenize, lowercase)
@@ -59,12 +61,16 @@ def compare_systems(
     for name, metric in made.items():
         if name in signed:
             continue
-        statistics = {system: _statistics(metric, texts, columns, sources) for system, texts in named.items()}
+        statistics = {
+            system: _statistics(metric, texts, columns, sources) for system, texts in named.items()
+        }
         first = next(iter(statistics.values()))
         if first is None:
             signatures[name] = name
             for system, texts in named.items():
-                for score, value in compute_metric(name, metric, texts, columns, sources)[0].items():
+                for score, value in compute_metric(name, metric, texts, columns, sources)[
+                    0
+                ].items():
                     results[system][score] = {"score": value}
                     signatures[score] = name
             if name not in results[system]:
@@ -92,7 +98,9 @@ def _paired_tests(
     for metric, name in zip(scorers, names, strict=True):
         signatures[metric] = f"{name}|{bootstrap[name]}"
         for system, outcome, trial in zip(systems, by_metric[name], trials[name], strict=True):
-            results[system][metric] = _result(outcome.score, outcome.mean, outcome.ci, outcome.p_value, trial.p_value)
+            results[system][metric] = _result(
+                outcome.score, outcome.mean, outcome.ci, outcome.p_value, trial.p_value
+            )
     return results, signatures
 
 
@@ -113,7 +121,11 @@ def _result(
     score: float, mean: float, interval: float, bootstrap: float | None, trials: float | None
 ) -> dict[str, Any]:
     result = {"score": float(score), "mean": float(mean), "interval": float(interval)}
-    return result if bootstrap is None else result | {"p_bootstrap": bootstrap, "p_randomization": trials}
+    return (
+        result
+        if bootstrap is None
+        else result | {"p_bootstrap": bootstrap, "p_randomization": trials}
+    )
 
 
 def _compare_means(baseline: np.ndarray, values: np.ndarray) -> dict[str, Any]:
@@ -185,8 +197,14 @@ def _scores_of_rows(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """The scores of some sentences, and the signatures by metric."""
     texts, _ = normalized_hypotheses([hypotheses[row] for row in rows], normalize)
-    columns = normalized_references([[column[row] for row in rows] for column in references], normalize)
-    lists = None if n_best is None else [normalized_hypotheses(n_best[row], normalize)[0] for row in rows]
+    columns = normalized_references(
+        [[column[row] for row in rows] for column in references], normalize
+    )
+    lists = (
+        None
+        if n_best is None
+        else [normalized_hypotheses(n_best[row], normalize)[0] for row in rows]
+    )
     chosen = None if sources is None else [sources[row] for row in rows]
     scores: dict[str, float] = {}
     signatures: dict[str, str] = {}
@@ -221,7 +239,10 @@ def largest_differences(
     columns = reference_lists(references)
     metric = CHRF()
     scores = {
-        system: [metric.sentence_score(text, list(row)).score for text, *row in zip(texts, *columns, strict=True)]
+        system: [
+            metric.sentence_score(text, list(row)).score
+            for text, *row in zip(texts, *columns, strict=True)
+        ]
         for system, texts in systems.items()
     }
     first, *others = systems
@@ -234,5 +255,7 @@ def largest_differences(
             texts = {"source": sources[row]} if sources else {}
             texts |= {"reference": columns[0][row], "baseline": systems[first][row]}
             texts["hypothesis"] = systems[system][row]
-            results.append({"system": system, "line": row + 1, **texts, "difference": float(differences[row])})
+            results.append(
+                {"system": system, "line": row + 1, **texts, "difference": float(differences[row])}
+            )
     return results

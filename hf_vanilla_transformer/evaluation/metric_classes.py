@@ -47,10 +47,15 @@ class TextMetric(evaluate.Metric):
         return self._data_dir_root
 
     def _info(self) -> evaluate.MetricInfo:
-        several = datasets.Features({"predictions": self._prediction_type(), "references": _STRINGS})
+        several = datasets.Features(
+            {"predictions": self._prediction_type(), "references": _STRINGS}
+        )
         one = datasets.Features({"predictions": self._prediction_type(), "references": _STRING})
         return evaluate.MetricInfo(
-            description=self.description, citation="", inputs_description="", features=[several, one]
+            description=self.description,
+            citation="",
+            inputs_description="",
+            features=[several, one],
         )
 
     def _prediction_type(self) -> Any:
@@ -78,12 +83,18 @@ class FunctionMetric(TextMetric):
 
     def _info(self) -> evaluate.MetricInfo:
         features = datasets.Features(sources=_STRING, predictions=_STRING, references=_STRINGS)
-        return evaluate.MetricInfo(description=self.description, citation="", inputs_description="", features=features)
+        return evaluate.MetricInfo(
+            description=self.description, citation="", inputs_description="", features=features
+        )
 
-    def values(self, sources: Sequence[str], predictions: Sequence[str], references: Iterable[Any]) -> np.ndarray:
+    def values(
+        self, sources: Sequence[str], predictions: Sequence[str], references: Iterable[Any]
+    ) -> np.ndarray:
         """The numbers (N,) of the sentences."""
         first = [alternatives(row)[0] for row in references]
-        numbers = np.asarray(self.function(list(sources), list(predictions), first), dtype=np.float64)
+        numbers = np.asarray(
+            self.function(list(sources), list(predictions), first), dtype=np.float64
+        )
         if numbers.shape != (len(first),):
             raise UserError(
                 f"{self.key}: it returned shape {numbers.shape}; one number for each of {len(first)} is needed"
@@ -103,7 +114,9 @@ class SacrebleuMetric(TextMetric):
         """sacreBLEU's object for these lists of references."""
         raise NotImplementedError
 
-    def _compute(self, predictions: Any = None, references: Any = None, **options: Any) -> dict[str, Any]:
+    def _compute(
+        self, predictions: Any = None, references: Any = None, **options: Any
+    ) -> dict[str, Any]:
         columns = reference_columns(references)
         scorer = self.scorer(columns)
         score = scorer.corpus_score(list(predictions), columns)
@@ -139,9 +152,14 @@ class Bleu(SacrebleuMetric):
         # `force`: no warning that the text looks tokenised, as "none" expects
         return BLEU(tokenize=tokenize, lowercase=self.lowercase, force=tokenize == "none")
 
-    def _compute(self, predictions: Any = None, references: Any = None, **options: Any) -> dict[str, Any]:
+    def _compute(
+        self, predictions: Any = None, references: Any = None, **options: Any
+    ) -> dict[str, Any]:
         results = super()._compute(predictions, references)
-        if results["bleu"] == 0 and ExactMatch(self.lowercase).statistics(predictions, references)[:, 0].any():
+        if (
+            results["bleu"] == 0
+            and ExactMatch(self.lowercase).statistics(predictions, references)[:, 0].any()
+        ):
             warn_once(
                 "BLEU is 0 although some lines equal their references: with this tokenizer no matching line has a "
                 "4-gram; use tokenize='char' or chrF for such text"
@@ -193,7 +211,9 @@ class RateMetric(TextMetric):
         """Counts and units, (N, 2)."""
         raise NotImplementedError
 
-    def _compute(self, predictions: Any = None, references: Any = None, **options: Any) -> dict[str, Any]:
+    def _compute(
+        self, predictions: Any = None, references: Any = None, **options: Any
+    ) -> dict[str, Any]:
         counts, units = self.statistics(predictions, references).sum(axis=0)
         if not units:
             raise UserError(f"{self.key}: the references are empty")
@@ -208,7 +228,9 @@ class ExactMatch(RateMetric):
 
     def statistics(self, predictions: Iterable[str], references: Iterable[Any]) -> np.ndarray:
         rows = zip(predictions, references, strict=True)
-        return np.array([(normal(text, self) in normals(row, self), 1) for text, row in rows], dtype=np.float64)
+        return np.array(
+            [(normal(text, self) in normals(row, self), 1) for text, row in rows], dtype=np.float64
+        )
 
 
 class SequenceErrorRate(ExactMatch):
@@ -234,7 +256,9 @@ class TopK(TextMetric):
     def _prediction_type(self) -> Any:
         return _STRINGS
 
-    def _compute(self, predictions: Any = None, references: Any = None, **options: Any) -> dict[str, Any]:
+    def _compute(
+        self, predictions: Any = None, references: Any = None, **options: Any
+    ) -> dict[str, Any]:
         longest = max(map(len, predictions))
         ranks = [self._rank(texts, row) for texts, row in zip(predictions, references, strict=True)]
         reported = [k for k in TOP if k <= max(longest, 1)]
@@ -243,7 +267,9 @@ class TopK(TextMetric):
     def _rank(self, texts: Sequence[str], references: Any) -> float:
         """The place of the first reference in an n-best list, from 1."""
         wanted = normals(references, self)
-        places = (place for place, text in enumerate(texts, start=1) if normal(text, self) in wanted)
+        places = (
+            place for place, text in enumerate(texts, start=1) if normal(text, self) in wanted
+        )
         return next(places, float("inf"))
 
 
@@ -266,7 +292,10 @@ class TokenErrorRate(RateMetric):
         counts = []
         for text, row in zip(predictions, references, strict=True):
             tokens = self.tokens(text)
-            by_reference = [(edit_distance(each, tokens), len(each)) for each in map(self.tokens, alternatives(row))]
+            by_reference = [
+                (edit_distance(each, tokens), len(each))
+                for each in map(self.tokens, alternatives(row))
+            ]
             counts.append(min(by_reference))
         return np.array(counts, dtype=np.float64)
 

@@ -15,7 +15,14 @@ TITLES = {
 #: scores with a signature of sacreBLEU
 SIGNED = "bleu", "chrf", "chrf++", "ter"
 #: scores of which less is better
-LOWER_IS_BETTER = "ter", "token_error_rate", "character_error_rate", "sequence_error_rate", "loss", "perplexity"
+LOWER_IS_BETTER = (
+    "ter",
+    "token_error_rate",
+    "character_error_rate",
+    "sequence_error_rate",
+    "loss",
+    "perplexity",
+)
 #: scores of text in a language
 DEFAULT = "bleu", "chrf"
 #: scores of other sequences

@@ -71,7 +71,9 @@ def _load_metric(name: str, tokenize: str | None, lowercase: bool) -> "Evaluatio
     # the code of a metric, which raises ImportError for a package that is missing, or the network
     except Exception as error:
         remedy = did_you_mean(name, TITLES) or f"built in are {', '.join(TITLES)}"
-        raise UserError(f"metrics: {name!r}: evaluate.load cannot load it ({one_line(error)}); {remedy}") from error
+        raise UserError(
+            f"metrics: {name!r}: evaluate.load cannot load it ({one_line(error)}); {remedy}"
+        ) from error
 
 
 def compute_metric(
@@ -120,10 +122,16 @@ def _scores_and_details(name: str, results: Any) -> tuple[dict[str, float], dict
         return {name: results.pop(name)}, results
     short = Path(name).name.removesuffix(".py")
     results = results if isinstance(results, Mapping) else {short: results}
-    numbers = {key: float(value) for key, value in results.items() if isinstance(value, int | float | np.number)}
+    numbers = {
+        key: float(value)
+        for key, value in results.items()
+        if isinstance(value, int | float | np.number)
+    }
     if len(numbers) == 1:
         return {short: next(iter(numbers.values()))}, {}
-    return {key if key.startswith(short) else f"{short}_{key}": value for key, value in numbers.items()}, {}
+    return {
+        key if key.startswith(short) else f"{short}_{key}": value for key, value in numbers.items()
+    }, {}
 
 
 def score_translations(
@@ -192,7 +200,9 @@ def _score(
     columns = reference_lists(references)
     for column in columns:
         if len(hypotheses) != len(column):
-            raise UserError(f"{len(hypotheses)} hypotheses, but {len(column)} references: each needs one")
+            raise UserError(
+                f"{len(hypotheses)} hypotheses, but {len(column)} references: each needs one"
+            )
     if not hypotheses:
         raise UserError("hypotheses and references are empty: there is nothing to score")
     hypotheses, invalid = normalized_hypotheses(hypotheses, normalize)
@@ -231,7 +241,9 @@ class Groups:
     ) -> dict[str, Any]:
         """As `score_translations`, and each score of each group, such as `bleu_en-de`."""
         made = make_metrics(metrics, tokenize, lowercase)
-        scores, details = self.scores_and_details(hypotheses, references, made, lowercase=lowercase, **options)
+        scores, details = self.scores_and_details(
+            hypotheses, references, made, lowercase=lowercase, **options
+        )
         return details | scores
 
     def scores_and_details(
@@ -260,7 +272,9 @@ class Groups:
             scores, details = _mean_of_groups(apart)
             details["sentences"] = len(hypotheses)
         else:
-            scores, details = _score(hypotheses, columns, metrics, sources=sources, n_best=n_best, **options)
+            scores, details = _score(
+                hypotheses, columns, metrics, sources=sources, n_best=n_best, **options
+            )
         for name, (its_scores, _) in apart.items():
             scores |= {f"{metric}_{name}": value for metric, value in its_scores.items()}
         return scores, details
@@ -303,7 +317,10 @@ def score_names(metrics: "Mapping[str, EvaluationModule]") -> list[str]:
 
 
 def signatures_of(
-    references: Sequence[str], groups: Groups | None = None, metrics: Metrics = DEFAULT, **options: Any
+    references: Sequence[str],
+    groups: Groups | None = None,
+    metrics: Metrics = DEFAULT,
+    **options: Any,
 ) -> dict[str, str]:
     """The signatures of sacreBLEU that scores with these references have, such as `bleu_signature`."""
     signed = [name for name in metrics if name in SIGNED]
@@ -317,7 +334,11 @@ def example_translations(
     sources: Sequence[str], references: Sequence[str], hypotheses: Sequence[str], count: int = 5
 ) -> list[list[str]]:
     """Return [source, reference, hypothesis] of `count` sentences at even distances, so that nobody chooses them."""
-    indices = dict.fromkeys(number * len(hypotheses) // count for number in range(count)) if hypotheses else ()
+    indices = (
+        dict.fromkeys(number * len(hypotheses) // count for number in range(count))
+        if hypotheses
+        else ()
+    )
     return [[sources[index], references[index], hypotheses[index]] for index in indices]
 
 
@@ -352,7 +373,9 @@ def translation_metrics(
     """
     pad_id = tokenizer.pad_token_id
     if pad_id is None:
-        raise UserError("tokenizer: it has no pad token, so predictions cannot be distinguished from padding; set one")
+        raise UserError(
+            "tokenizer: it has no pad token, so predictions cannot be distinguished from padding; set one"
+        )
     made = make_metrics(metrics, tokenize, lowercase)
 
     def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
@@ -402,7 +425,11 @@ def score_test_split(
     beams = trainer.model.generation_config.num_beams or 1
     report = print if trainer.is_world_process_zero() else lambda *_, **__: None
     count = f"{len(dataset):,}"
-    work = f"translating {count} sentences" if tokenizer_task(tokenizer) == "language" else f"{count} predictions"
+    work = (
+        f"translating {count} sentences"
+        if tokenizer_task(tokenizer) == "language"
+        else f"{count} predictions"
+    )
     report(f"{split}: {work}, {beams} beam{'s' if beams > 1 else ''}", flush=True)
     # The saved model translates without this limit of evaluations while training.
     limit = trainer.args.generation_max_length
@@ -415,8 +442,12 @@ def score_test_split(
     hypotheses = decode_ids(tokenizer, predicted.predictions)
     sources = pairs["source"]
     references = pairs["target"]
-    made = make_metrics(options.get("metrics", DEFAULT), options.get("tokenize"), options.get("lowercase", False))
-    settings = {name: value for name, value in options.items() if name not in ("metrics", "tokenize")}
+    made = make_metrics(
+        options.get("metrics", DEFAULT), options.get("tokenize"), options.get("lowercase", False)
+    )
+    settings = {
+        name: value for name, value in options.items() if name not in ("metrics", "tokenize")
+    }
     settings["sources"] = list(sources)
     if groups:
         values, details = groups.scores_and_details(hypotheses, references, made, **settings)
@@ -425,22 +456,37 @@ def score_test_split(
     scores = details | values
     report(f"{split}: {_shown(values, details)}", flush=True)
     for name in dict.fromkeys(groups.names) if groups else ():
-        of_group = {key.removesuffix(f"_{name}"): value for key, value in values.items() if key.endswith(f"_{name}")}
+        of_group = {
+            key.removesuffix(f"_{name}"): value
+            for key, value in values.items()
+            if key.endswith(f"_{name}")
+        }
         report(f"  {name}: {_shown(of_group, {})}", flush=True)
     computed = tuple(f"{split}_{name}" for name in values)  # with the groups of another split
-    metrics = {name: value for name, value in predicted.metrics.items() if name.startswith(f"{split}_")}
+    metrics = {
+        name: value for name, value in predicted.metrics.items() if name.startswith(f"{split}_")
+    }
     metrics = {name: value for name, value in metrics.items() if not name.startswith(computed)}
-    scores |= {"seconds": seconds, "examples": example_translations(sources, references, hypotheses)}
+    scores |= {
+        "seconds": seconds,
+        "examples": example_translations(sources, references, hypotheses),
+    }
     return metrics | {f"{split}_{name}": value for name, value in scores.items()}
 
 
 def _shown(scores: Mapping[str, float], details: Mapping[str, Any]) -> str:
     """Scores of all in one line, such as `BLEU 34.10 (BLEU|…), chrF 60.20`."""
-    plain = [name for name in scores if name in TITLES or not any(name.startswith(f"{each}_") for each in TITLES)]
+    plain = [
+        name
+        for name in scores
+        if name in TITLES or not any(name.startswith(f"{each}_") for each in TITLES)
+    ]
     texts = []
     for name in plain:
         signature = details.get(f"{name}_signature") if name == "bleu" else None
-        texts.append(f"{title_of(name)} {scores[name]:.2f}" + (f" ({signature})" if signature else ""))
+        texts.append(
+            f"{title_of(name)} {scores[name]:.2f}" + (f" ({signature})" if signature else "")
+        )
     return ", ".join(texts)
 
 
@@ -477,4 +523,6 @@ def decode_ids(tokenizer: PreTrainedTokenizerBase, ids: Any) -> list[str]:
     ids = _token_ids(ids, tokenizer.pad_token_id)
     languages = language_tokens(tokenizer, "target")
     marks = list(languages.ids.values()) if languages and languages.target_mark else []
-    return tokenizer.batch_decode(np.where(np.isin(ids, marks), tokenizer.pad_token_id, ids), **AS_TEXT)
+    return tokenizer.batch_decode(
+        np.where(np.isin(ids, marks), tokenizer.pad_token_id, ids), **AS_TEXT
+    )

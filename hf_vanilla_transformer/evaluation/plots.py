@@ -52,7 +52,9 @@ def cross_attention(
     if not sentence.strip():
         raise UserError("sentence: it is empty, so there is nothing to attend to")
     target_tokenizer = target_tokenizer or source_tokenizer
-    translator = Translator(model, source_tokenizer, target_tokenizer).directed(source_lang, target_lang)
+    translator = Translator(model, source_tokenizer, target_tokenizer).directed(
+        source_lang, target_lang
+    )
     source_ids = translator.encode(sentence)
     if translation is None:
         (translation,) = translator.translate([sentence])
@@ -102,7 +104,9 @@ def plot_attention(
     # inches: a cell of 0.22 fits its token's label in the smallest legible type
     width = max(1.8, 0.22 * len(source_tokens))
     height = max(1.8, 0.22 * len(target_tokens))
-    with figure_file(path, figsize=(columns * width + 1.8, rows * height + 2.2), layout="constrained") as figure:
+    with figure_file(
+        path, figsize=(columns * width + 1.8, rows * height + 2.2), layout="constrained"
+    ) as figure:
         axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         for spare in axes[len(panels) :]:
             spare.remove()
@@ -110,7 +114,9 @@ def plot_attention(
             axis = axes[index]
             image = axis.imshow(panel.numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
             axis.set_title(title, fontsize=10, fontweight="bold" if index == 0 else "normal")
-            _label(axis, source_tokens, target_tokens, top=index < columns, left=index % columns == 0)
+            _label(
+                axis, source_tokens, target_tokens, top=index < columns, left=index % columns == 0
+            )
         figure.colorbar(image, ax=figure.axes, label="attention weight", shrink=0.6, pad=0.02)
         figure.suptitle(f"Cross-attention, decoder layer {layer} of {len(weights)}", fontsize=13)
     return Path(path)
@@ -124,7 +130,9 @@ def checked_layer(weights: torch.Tensor, layer: int | None) -> int:
     return layer
 
 
-def _label(axis: Any, source_tokens: Sequence[str], target_tokens: Sequence[str], *, top: bool, left: bool) -> None:
+def _label(
+    axis: Any, source_tokens: Sequence[str], target_tokens: Sequence[str], *, top: bool, left: bool
+) -> None:
     # a "$" in a token must not start math mode
     style = {"fontsize": 8, "parse_math": False}
     columns = len(source_tokens)
@@ -150,7 +158,10 @@ def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int], side: Side) ->
         byte_level = decoders.ByteLevel()
         tokens = [token if token in special else byte_level.decode([token]) for token in tokens]
     # control characters are escaped: "\x04"
-    return ["".join(c if c.isprintable() else ascii(c)[1:-1] for c in token.translate(_PRINTABLE)) for token in tokens]
+    return [
+        "".join(c if c.isprintable() else ascii(c)[1:-1] for c in token.translate(_PRINTABLE))
+        for token in tokens
+    ]
 
 
 # The training curve
@@ -174,7 +185,9 @@ def plot_curve(log_history: Sequence[dict[str, Any]], path: Path) -> Path:
     evaluation = _during_training(log_history, "eval_loss")
     score = _during_training(log_history, "eval_bleu")
     if not (train or evaluation or score):
-        raise UserError("log_history: it has neither losses nor scores to draw; set logging_steps or eval_steps lower")
+        raise UserError(
+            "log_history: it has neither losses nor scores to draw; set logging_steps or eval_steps lower"
+        )
     panels = 1 + bool(score)
     with figure_file(path, figsize=(8, 1.2 + 2.7 * panels), layout="constrained") as figure:
         axes = _axes(figure, panels)
@@ -183,7 +196,9 @@ def plot_curve(log_history: Sequence[dict[str, Any]], path: Path) -> Path:
             axes[1].plot(*zip(*score, strict=True), **_MARKED_LINE, color=SCORE_COLOR)
             step, best = max(score, key=lambda point: point[1])
             axes[1].plot(step, best, marker="o", ms=9, markerfacecolor="none", color=SCORE_COLOR)
-            axes[1].set_title(f"best {best:.2f} at update {step:,}", loc="right", fontsize=10, color=SCORE_COLOR)
+            axes[1].set_title(
+                f"best {best:.2f} at update {step:,}", loc="right", fontsize=10, color=SCORE_COLOR
+            )
             axes[1].set_ylabel("BLEU")
     return Path(path)
 
@@ -222,9 +237,17 @@ def _axes(figure: Any, panels: int) -> Any:
 def _draw_loss(axis: Any, train: Points, evaluation: Points) -> None:
     if train:
         marker = "o" if len(train) == 1 else ""  # a line needs two points to be visible
-        axis.plot(*zip(*train, strict=True), color=TRAIN_COLOR, linewidth=1.6, marker=marker, label="training")
+        axis.plot(
+            *zip(*train, strict=True),
+            color=TRAIN_COLOR,
+            linewidth=1.6,
+            marker=marker,
+            label="training",
+        )
     if evaluation:
-        axis.plot(*zip(*evaluation, strict=True), **_MARKED_LINE, color=EVAL_COLOR, label="validation")
+        axis.plot(
+            *zip(*evaluation, strict=True), **_MARKED_LINE, color=EVAL_COLOR, label="validation"
+        )
     if train or evaluation:
         axis.legend(frameon=False)
     axis.set_ylabel("Loss")

@@ -38,7 +38,11 @@ def group_table(title: str, groups: Mapping[str, Mapping[str, Any]]) -> Table:
     columns = [(system, metric) for metric in metrics for system in systems]
     head = [title_of(metric) + (f", {system}" if several else "") for system, metric in columns]
     rows = [
-        [label, f"{group['sentences']:,}", *(f"{group[system][metric]:.2f}" for system, metric in columns)]
+        [
+            label,
+            f"{group['sentences']:,}",
+            *(f"{group[system][metric]:.2f}" for system, metric in columns),
+        ]
         for label, group in groups.items()
     ]
     return [title, "sentences", *head], rows
@@ -62,10 +66,14 @@ def render(table: Table, form: str) -> str:
     if form == "markdown":
         return markdown_table(head, rows)
     if form == "latex":
-        cells = [[cell.translate(_LATEX).replace("±", r"$\pm$") for cell in row] for row in (head, *rows)]
+        cells = [
+            [cell.translate(_LATEX).replace("±", r"$\pm$") for cell in row] for row in (head, *rows)
+        ]
         first, *lines = (" & ".join(row) + r" \\" for row in cells)
         start = rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
-        return "\n".join([start, r"\toprule", first, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"])
+        return "\n".join(
+            [start, r"\toprule", first, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"]
+        )
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     padded = (map(str.ljust, row, widths) for row in (head, *rows))
     return "\n".join("  ".join(row).rstrip() for row in padded)
@@ -77,7 +85,11 @@ def comparison_page(title: str, tables: Sequence[Table], results: Mapping[str, A
     `results` are `score_translations` with `comparison` and `differences`, if several systems are compared.
     """
     signatures = [value for name, value in results.items() if name.endswith("_signature")]
-    signatures = list(results["comparison"]["signatures"].values()) if "comparison" in results else signatures
+    signatures = (
+        list(results["comparison"]["signatures"].values())
+        if "comparison" in results
+        else signatures
+    )
     differences = results.get("differences", [])
     parts = [html_table(head, rows) for head, rows in tables]
     parts.append(
@@ -87,7 +99,11 @@ def comparison_page(title: str, tables: Sequence[Table], results: Mapping[str, A
     parts += [f"<p><code>{escape(signature)}</code></p>" for signature in signatures]
     parts += ["<h2>Largest differences, by chrF</h2>"] if differences else []
     for each in differences:
-        texts = {name: each[name] for name in ("source", "reference", "baseline", "hypothesis") if name in each}
+        texts = {
+            name: each[name]
+            for name in ("source", "reference", "baseline", "hypothesis")
+            if name in each
+        }
         title_of_sentence = f"{each['system']}, line {each['line']}: {each['difference']:+.1f}"
         parts += [f"<h3>{escape(title_of_sentence)}</h3>", html_texts(texts)]
     return html_page(title, parts)

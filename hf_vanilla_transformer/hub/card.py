@@ -31,7 +31,10 @@ METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "Exact match, %"}
 METRICS |= {name: title for name, title in TITLES.items() if name not in METRICS}
 # prefix in all_results.json: prefix in the recipe
 SPLITS = {"test": "test", "base_test": "base_test", "eval": "validation"}
-PLOTS = {"Loss and validation score over the updates": "curve.png", "Cross-attention": "attention.png"}
+PLOTS = {
+    "Loss and validation score over the updates": "curve.png",
+    "Cross-attention": "attention.png",
+}
 
 # Numbers in the section on training: label and format.
 NUMBERS = {
@@ -59,12 +62,16 @@ class CardFacts:
     signatures: Mapping[str, str] = field(default_factory=dict)
     #: the numbers of pairs kept and dropped, by split (`train`, `validation`, `test`)
     data_summaries: Mapping[str, str] = field(default_factory=dict)
-    data_fingerprints: Mapping[str, str] = field(default_factory=dict)  #: the hash of the text, by split
+    data_fingerprints: Mapping[str, str] = field(
+        default_factory=dict
+    )  #: the hash of the text, by split
     parameters: int | None = None  #: number of trained parameters, tied ones counted once
     #: the results of `to_dict()`. The test sets were translated with `generation_config`.
     config: Mapping[str, Any] = field(default_factory=dict)
     generation_config: Mapping[str, Any] = field(default_factory=dict)
-    train_seconds: float | None = None  #: wall time of training, including the time before a resumption
+    train_seconds: float | None = (
+        None  #: wall time of training, including the time before a resumption
+    )
     hardware: str | None = None  #: see `system_info`
     versions: Mapping[str, str] = field(default_factory=dict)
     #: the model that was fine-tuned. `base_model_on_hub` says that this is its name on the Hub
@@ -114,11 +121,15 @@ def model_card(directory: Path, facts: CardFacts) -> ModelCard:
         fields=facts.recipe,
         examples=_examples(facts.metrics.get("test_examples") or (), answer),
         sequence=facts.task == "sequence",
-        result_signatures=list(dict.fromkeys(row["signature"] for row in results if row["signature"])),
+        result_signatures=list(
+            dict.fromkeys(row["signature"] for row in results if row["signature"])
+        ),
         plots=[(caption, file) for caption, file in PLOTS.items() if (directory / file).is_file()],
         training=_training(facts),
         command=_public_command(facts.command, hub_names) if facts.command else None,
-        recipe=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=119).rstrip() if recipe else None,
+        recipe=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=119).rstrip()
+        if recipe
+        else None,
         data=_data(facts),
         fingerprints=any(facts.data_fingerprints.values()),
     )
@@ -140,7 +151,9 @@ def card_for_repository(text: str, repo_id: str, license: str | None = None) -> 
         old, short = usage[1], repo_id.rpartition("/")[2]
         if data.model_name is not None:
             data.model_name = short
-        named = re.sub(rf"^# {re.escape(old)}$", lambda _: f"# {short}", card.text, count=1, flags=re.MULTILINE)
+        named = re.sub(
+            rf"^# {re.escape(old)}$", lambda _: f"# {short}", card.text, count=1, flags=re.MULTILINE
+        )
         lines = re.compile(rf'^name = "{re.escape(old)}"', re.MULTILINE)
         card.text = lines.sub(lambda _: f'name = "{repo_id}"', named)
     return str(card)
@@ -157,7 +170,9 @@ _TASKS = {
 
 def _metadata(facts: CardFacts, results: list[dict[str, Any]]) -> ModelCardData:
     named = [*(facts.languages or ()), *chain(*facts.directions)]
-    codes = [code for name in dict.fromkeys(named) if _LANGUAGE.fullmatch(code := name.replace("_", "-"))]
+    codes = [
+        code for name in dict.fromkeys(named) if _LANGUAGE.fullmatch(code := name.replace("_", "-"))
+    ]
     return ModelCardData(
         library_name="transformers",
         pipeline_tag="translation" if facts.task == "language" else None,
@@ -165,11 +180,17 @@ def _metadata(facts: CardFacts, results: list[dict[str, Any]]) -> ModelCardData:
         language_bcp47=codes if any("-" in code for code in codes) else None,
         license=facts.license,
         base_model=facts.base_model if facts.base_model_on_hub else None,
-        datasets=list(dict.fromkeys(name.partition(":")[0] for name in facts.datasets.get("train", ()))) or None,
+        datasets=list(
+            dict.fromkeys(name.partition(":")[0] for name in facts.datasets.get("train", ()))
+        )
+        or None,
         metrics=list(dict.fromkeys(row["result"].metric_type for row in results)) or None,
         tags=["vanilla_transformer", _TASKS[facts.task][0], "attention-is-all-you-need"],
         model_name=_public_value("model_name", facts.model_name) if results else None,
-        eval_results=[row["result"] for row in results if "," not in row["label"].removesuffix(", %")] or None,
+        eval_results=[
+            row["result"] for row in results if "," not in row["label"].removesuffix(", %")
+        ]
+        or None,
     )
 
 
@@ -187,7 +208,9 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
                 continue
             signature = facts.signatures.get(name) or facts.metrics.get(f"{name}_signature")
             signature = signature or facts.signatures.get(metric)
-            if part:  # of a direction or an input: not in the metadata, whose scores are of whole splits
+            if (
+                part
+            ):  # of a direction or an input: not in the metadata, whose scores are of whole splits
                 signature = None
             result = EvalResult(
                 task_type=task_type,
@@ -201,8 +224,16 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
                 metric_value=round(float(value), 2),
                 metric_args={"signature": signature} if signature else None,
             )
-            row: dict[str, Any] = {"split": split, "text": text, "label": label, "signature": signature}
-            scores = {"before": f"{float(before):.2f}" if _is_number(before) else "", "shown": f"{float(value):.2f}"}
+            row: dict[str, Any] = {
+                "split": split,
+                "text": text,
+                "label": label,
+                "signature": signature,
+            }
+            scores = {
+                "before": f"{float(before):.2f}" if _is_number(before) else "",
+                "shown": f"{float(value):.2f}",
+            }
             rows.append(row | {"result": result} | scores)
     return rows
 
@@ -219,18 +250,28 @@ def _measured(metrics: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, st
 
 def _examples(rows: Sequence[Sequence[str]], answer: str) -> str | None:
     """A table of sources, references and answers of the model, or None."""
-    cells = [[isolated(re.sub(r"([\\|<*_`\[])", r"\\\1", " ".join(text.split()))) for text in row] for row in rows]
+    cells = [
+        [isolated(re.sub(r"([\\|<*_`\[])", r"\\\1", " ".join(text.split()))) for text in row]
+        for row in rows
+    ]
     return markdown_table(("source", "reference", answer), cells) if rows else None
 
 
 _BUILT_IN = "number words made by num2words"
-_PARTS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_test_samples"}
+_PARTS = {
+    "train": "max_train_samples",
+    "validation": "max_eval_samples",
+    "test": "max_test_samples",
+}
 
 
 def _text(facts: CardFacts, split: str) -> tuple[str | None, str | None]:
     """The description of a split's text, and its dataset on the Hub or None."""
     inputs = [str(name) for name in facts.recipe.get(split) or ()]
-    shown = [_BUILT_IN if name == "numbers" else _public_value("input", name, _hub_names(facts)) for name in inputs]
+    shown = [
+        _BUILT_IN if name == "numbers" else _public_value("input", name, _hub_names(facts))
+        for name in inputs
+    ]
     text, on_hub = ", ".join(shown) or None, list(facts.datasets.get(split, ()))
     dataset = on_hub[0] if inputs == on_hub and len(on_hub) == 1 else None
     part = facts.recipe.get(_PARTS.get(split.removeprefix("base_"), ""))
@@ -246,7 +287,11 @@ def _hub_names(facts: CardFacts) -> set[str]:
 
 # 2. The text
 
-_OF_EXTRA = ("MarianTokenizer", "FSMTTokenizer", "M2M100Tokenizer")  # the classes that need the extra `convert`
+_OF_EXTRA = (
+    "MarianTokenizer",
+    "FSMTTokenizer",
+    "M2M100Tokenizer",
+)  # the classes that need the extra `convert`
 
 
 def _model_section(directory: Path, facts: CardFacts) -> dict[str, Any]:
@@ -268,7 +313,9 @@ def _model_section(directory: Path, facts: CardFacts) -> dict[str, Any]:
         "directions": facts.directions,
         "forced": forced,
         "both_ways": " and back" if facts.recipe.get("bidirectional") else "",
-        "base_model": _public_value("base_model_id", facts.base_model) if facts.base_model else None,
+        "base_model": _public_value("base_model_id", facts.base_model)
+        if facts.base_model
+        else None,
         "parameters": f"{facts.parameters:,}" if facts.parameters is not None else None,
         "target_tokenizer": TARGET_FOLDER if (directory / TARGET_FOLDER).is_dir() else None,
         "tokenizer": kind if kind in _OF_EXTRA else None,
@@ -284,9 +331,13 @@ def _training(facts: CardFacts) -> list[tuple[str, str]]:
     numbers = [(measured.get(name), label, style) for name, (label, style) in NUMBERS.items()]
     lines = [(label, format(value, style)) for value, label, style in numbers if _is_number(value)]
     if measured.get("averaged_checkpoints"):
-        lines.append(("weights", f"the mean of the last {measured['averaged_checkpoints']} checkpoints"))
+        lines.append(
+            ("weights", f"the mean of the last {measured['averaged_checkpoints']} checkpoints")
+        )
     if measured.get("ema_decay"):
-        lines.append(("weights", f"their exponential moving average with decay {measured['ema_decay']:g}"))
+        lines.append(
+            ("weights", f"their exponential moving average with decay {measured['ema_decay']:g}")
+        )
     if facts.train_seconds is not None:
         lines.append(("wall time (h:min:s)", str(timedelta(seconds=round(facts.train_seconds)))))
     if facts.hardware:
@@ -295,18 +346,26 @@ def _training(facts: CardFacts) -> list[tuple[str, str]]:
     if facts.task == "sequence":
         versions.pop("sacrebleu", None)
     if versions:
-        lines.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items())))
+        lines.append(
+            ("versions", ", ".join(f"{name} {version}" for name, version in versions.items()))
+        )
     return lines
 
 
 def _data(facts: CardFacts) -> list[tuple[str, str]]:
     lines = []
-    for split in dict.fromkeys(("train", "validation", "test", *facts.data_summaries, *facts.data_fingerprints)):
+    for split in dict.fromkeys(
+        ("train", "validation", "test", *facts.data_summaries, *facts.data_fingerprints)
+    ):
         text, dataset = _text(facts, split)
         summary, fingerprint = facts.data_summaries.get(split), facts.data_fingerprints.get(split)
         if not (summary or fingerprint or (text and not dataset)):
             continue
-        parts = (text, _public_text(summary or ""), f"fingerprint `{fingerprint}`" if fingerprint else "")
+        parts = (
+            text,
+            _public_text(summary or ""),
+            f"fingerprint `{fingerprint}`" if fingerprint else "",
+        )
         lines.append((split, "; ".join(part for part in parts if part)))
     return lines
 
@@ -387,5 +446,7 @@ def _plain(name: str, value: Any, hub_names: Collection[str]) -> Any:
         return _public_recipe(value, hub_names)
     if isinstance(value, list | tuple | set):
         items = [_plain(name, each, hub_names) for each in value if each is not None]
-        return items[0] if len(items) == 1 else items  # a recipe takes a list of one without brackets
+        return (
+            items[0] if len(items) == 1 else items
+        )  # a recipe takes a list of one without brackets
     return _public_value(name, str(value), hub_names)

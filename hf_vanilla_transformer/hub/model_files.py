@@ -54,7 +54,16 @@ _MODEL = (
     TARGET_FOLDER,  # a symbolic link, which is refused
     "*_vanilla_transformer.py",
 )
-_OTHER = (CARD, "curve.png", "attention.png", "all_results.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
+_OTHER = (
+    CARD,
+    "curve.png",
+    "attention.png",
+    "all_results.json",
+    "LICENSE",
+    "LICENSE.txt",
+    "LICENSE.md",
+    "NOTICE",
+)
 
 _ACCESS_TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")
 
@@ -63,14 +72,19 @@ _ACCESS_TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")
 class ModelFiles:
     """The files to upload."""
 
-    chosen: dict[str, Path | bytes]  #: name in the repository -> the file, or its content if it was changed
+    chosen: dict[
+        str, Path | bytes
+    ]  #: name in the repository -> the file, or its content if it was changed
     #: files and folders (ending in `/`) of the model folder that are not uploaded
     left: list[str] = field(default_factory=list)
 
     def sizes(self) -> dict[str, int]:
         """Bytes by name, sorted by name."""
         files = sorted(self.chosen.items())
-        return {name: file.stat().st_size if isinstance(file, Path) else len(file) for name, file in files}
+        return {
+            name: file.stat().st_size if isinstance(file, Path) else len(file)
+            for name, file in files
+        }
 
 
 def is_model_file(name: str) -> bool:
@@ -85,16 +99,26 @@ def choose_files(folder: Path, include: Sequence[str] = ()) -> ModelFiles:
     their paths in the folder.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give a run's output_dir or a folder of save_pretrained")
+        raise UserError(
+            f"{folder}: no such folder; give a run's output_dir or a folder of save_pretrained"
+        )
     names = list(_files(folder))
     for name in include:
         if name not in names:
-            raise UserError(f"include={name!r}: there is no such file in {folder}; give its path in that folder")
+            raise UserError(
+                f"include={name!r}: there is no such file in {folder}; give its path in that folder"
+            )
     code = [f"{module}.py" for module in _named_modules(folder)] if "config.json" in names else []
-    chosen = [name for name in names if name in (*include, *code) or _matches(name, _MODEL + _OTHER)]
+    chosen = [
+        name for name in names if name in (*include, *code) or _matches(name, _MODEL + _OTHER)
+    ]
     # `from_pretrained` prefers the single file of weights, then the index, and ignores the rest
-    used = {WEIGHTS} if WEIGHTS in chosen else {INDEX, *_shards(folder)} if INDEX in chosen else set()
-    chosen = [name for name in chosen if name in used or not _matches(name, (WEIGHTS, INDEX, SHARDS))]
+    used = (
+        {WEIGHTS} if WEIGHTS in chosen else {INDEX, *_shards(folder)} if INDEX in chosen else set()
+    )
+    chosen = [
+        name for name in chosen if name in used or not _matches(name, (WEIGHTS, INDEX, SHARDS))
+    ]
     for name in chosen:
         _check_location(folder, name)
         _check_content(folder / name)
@@ -114,7 +138,9 @@ def shard(files: ModelFiles, max_shard_size: str, folder: Path) -> None:
     try:
         save_torch_state_dict(load_file(weights), folder, max_shard_size=max_shard_size)
     except ValueError:
-        raise UserError(f"max_shard_size={max_shard_size!r} is no size; write one as 5GB or 500MB") from None
+        raise UserError(
+            f"max_shard_size={max_shard_size!r} is no size; write one as 5GB or 500MB"
+        ) from None
     if (folder / INDEX).is_file():
         del files.chosen[WEIGHTS]
         files.chosen |= {path.name: path for path in folder.iterdir()}
@@ -129,7 +155,9 @@ def _files(folder: Path) -> Iterator[str]:
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     # the "*" of fnmatch also matches "/"
-    return any(name.count("/") == pattern.count("/") and fnmatchcase(name, pattern) for pattern in patterns)
+    return any(
+        name.count("/") == pattern.count("/") and fnmatchcase(name, pattern) for pattern in patterns
+    )
 
 
 def _shards(folder: Path) -> set[str]:
@@ -139,7 +167,9 @@ def _shards(folder: Path) -> set[str]:
 def _check_location(folder: Path, name: str) -> None:
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()) or (path.is_symlink() and path.is_dir()):
-        raise UserError(f"{path} is a link to {path.resolve()}; put the file itself there, or remove the link")
+        raise UserError(
+            f"{path} is a link to {path.resolve()}; put the file itself there, or remove the link"
+        )
     if not path.is_file():
         raise UserError(f"{path} is no regular file; remove it")
 
@@ -166,7 +196,9 @@ def _check_complete(folder: Path, names: list[str]) -> None:
             f"{ADAPTER_CONFIG} with {ADAPTER}; other formats are not uploaded"
         )
     if INDEX in names and (missing := _shards(folder) - set(names)):
-        raise UserError(f"{folder} lacks {sorted(missing)[0]}, named in {INDEX}; save the model again")
+        raise UserError(
+            f"{folder} lacks {sorted(missing)[0]}, named in {INDEX}; save the model again"
+        )
     if "config.json" in names:
         _check_code(folder, names)
 
@@ -175,7 +207,9 @@ def _named_modules(folder: Path) -> set[str]:
     """The modules of this repository that config.json names. "--" marks code of a different one."""
     config = read_json_object(folder / "config.json")
     entries = [*config.get("auto_map", {}).values()]
-    entries += [entry["impl"] for entry in config.get("custom_pipelines", {}).values() if "impl" in entry]
+    entries += [
+        entry["impl"] for entry in config.get("custom_pipelines", {}).values() if "impl" in entry
+    ]
     return {module for entry in entries if "--" not in (module := str(entry).split(".")[0])}
 
 
@@ -193,5 +227,8 @@ def _by_folder(left: list[str], chosen: list[str]) -> list[str]:
     """The files that are not uploaded. A folder without uploaded files is listed by its name only."""
     used = {name.split("/")[0] for name in chosen if "/" in name}
     parts = (name.partition("/") for name in left)
-    tops = (f"{top}/" if rest and top not in used else f"{top}{slash}{rest}" for top, slash, rest in parts)
+    tops = (
+        f"{top}/" if rest and top not in used else f"{top}{slash}{rest}"
+        for top, slash, rest in parts
+    )
     return list(dict.fromkeys(tops))

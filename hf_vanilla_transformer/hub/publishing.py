@@ -27,7 +27,9 @@ from .card import CardFacts, card_for_repository, model_card
 from .model_files import ADAPTER_CONFIG, CARD, ModelFiles, choose_files, is_model_file, shard
 
 # `huggingface_hub` 1 sends requests with httpx, later versions with httpx2. `HfHubHTTPError` is one of these as well.
-_HTTP_ERRORS: Any = tuple(import_module(name).HTTPError for name in ("httpx", "httpx2") if find_spec(name))
+_HTTP_ERRORS: Any = tuple(
+    import_module(name).HTTPError for name in ("httpx", "httpx2") if find_spec(name)
+)
 
 _BUSY = (408, 429, 500, 502, 503, 504)
 _WAITS = (1, 2, 4, 8, 8)  # seconds, as `huggingface_hub` waits
@@ -78,7 +80,9 @@ def check_repo_id(repo_id: str, argument: str = "repo_id") -> None:
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise UserError(f"{argument}={repo_id!r} is no name for the Hub: {one_line(error)}") from None
+        raise UserError(
+            f"{argument}={repo_id!r} is no name for the Hub: {one_line(error)}"
+        ) from None
 
 
 def publish(
@@ -113,17 +117,31 @@ def publish(
     api = HfApi()
     with prepared_files(folder, repo_id, **choices) as files, one_line_errors(repo_id):
         repo_id = make_repository(repo_id, private)
-        files.chosen[CARD] = _card(files, Path(folder), repo_id, choices.get("license"))  # with the owner's name
+        files.chosen[CARD] = _card(
+            files, Path(folder), repo_id, choices.get("license")
+        )  # with the owner's name
         if revision is not None:
             with_retries(lambda: api.create_branch(repo_id, branch=revision, exist_ok=True))
-        there = with_retries(lambda: api.model_info(repo_id, revision=revision or constants.DEFAULT_REVISION))
+        there = with_retries(
+            lambda: api.model_info(repo_id, revision=revision or constants.DEFAULT_REVISION)
+        )
         if private and there.private is False:
-            raise UserError(f"{repo_id} is there already and public; make it private on the Hub, or leave out private")
-        old = {sibling.rfilename for sibling in there.siblings or [] if is_model_file(sibling.rfilename)}
-        return commit(api, repo_id, files.chosen, old, commit_message=commit_message, revision=revision)
+            raise UserError(
+                f"{repo_id} is there already and public; make it private on the Hub, or leave out private"
+            )
+        old = {
+            sibling.rfilename
+            for sibling in there.siblings or []
+            if is_model_file(sibling.rfilename)
+        }
+        return commit(
+            api, repo_id, files.chosen, old, commit_message=commit_message, revision=revision
+        )
 
 
-def commit(api: HfApi, repo_id: str, files: Mapping[str, Path | bytes], old: set[str], **settings: Any) -> str:
+def commit(
+    api: HfApi, repo_id: str, files: Mapping[str, Path | bytes], old: set[str], **settings: Any
+) -> str:
     """Add `files`, delete other `old` ones in one commit, and return its URL. `settings` are of `create_commit`."""
 
     def attempt() -> Any:
@@ -138,7 +156,9 @@ def commit(api: HfApi, repo_id: str, files: Mapping[str, Path | bytes], old: set
 def make_repository(repo_id: str, private: bool | None = None) -> str:
     """Create a model repository if necessary, and return its name with the owner's. Arguments as in `publish`."""
     with one_line_errors(repo_id):
-        return with_retries(lambda: HfApi().create_repo(repo_id, private=private, exist_ok=True)).repo_id
+        return with_retries(
+            lambda: HfApi().create_repo(repo_id, private=private, exist_ok=True)
+        ).repo_id
 
 
 def destination(args: Any) -> dict[str, Any] | None:
@@ -148,12 +168,16 @@ def destination(args: Any) -> dict[str, Any] | None:
     is set to False, because `Trainer` would upload the whole folder repeatedly, with a different card.
     """
     if args.hub_token is not None:
-        raise UserError("hub_token: arguments end up in logs and files; run `hf auth login`, or put it into HF_TOKEN")
+        raise UserError(
+            "hub_token: arguments end up in logs and files; run `hf auth login`, or put it into HF_TOKEN"
+        )
     if not args.push_to_hub:
         return None
     strategy = getattr(args.hub_strategy, "value", args.hub_strategy)
     if strategy in ("checkpoint", "all_checkpoints"):
-        raise UserError(f"hub_strategy={strategy} would publish checkpoints; only the finished model is published")
+        raise UserError(
+            f"hub_strategy={strategy} would publish checkpoints; only the finished model is published"
+        )
     args.push_to_hub = False
     if args.process_index:
         return None
@@ -168,7 +192,9 @@ def publish_run(folder: Path, where: dict[str, Any]) -> str:
         return publish(folder, **where)
     except UserError as error:
         again = f"vanilla-transformer publish {folder} --repo-id {where['repo_id']}"
-        raise UserError(f"the model is in {folder}, but not on the Hub: {error}; then: {again}") from None
+        raise UserError(
+            f"the model is in {folder}, but not on the Hub: {error}; then: {again}"
+        ) from None
 
 
 def _card(files: ModelFiles, folder: Path, repo_id: str, license: str | None) -> bytes:
@@ -194,7 +220,9 @@ def _name_base_model(files: ModelFiles, folder: Path, base_model: str | None) ->
             )
         return
     config["base_model_name_or_path"] = base_model
-    files.chosen[ADAPTER_CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    files.chosen[ADAPTER_CONFIG] = (
+        json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    ).encode()
     card = files.chosen.get(CARD)
     if named and isinstance(card, Path):
         files.chosen[CARD] = card.read_text(encoding="utf-8").replace(named, base_model).encode()
@@ -212,7 +240,8 @@ def with_retries(call: Callable[[], Result]) -> Result:
             cause = _cause(error)
             response = getattr(cause, "response", None)  # None if the connection failed
             is_busy = response is None or (
-                response.status_code in _BUSY and any(part in response.request.url.path for part in _SENT_ONCE)
+                response.status_code in _BUSY
+                and any(part in response.request.url.path for part in _SENT_ONCE)
             )
             if not isinstance(cause, _HTTP_ERRORS) or not is_busy:
                 raise
@@ -223,7 +252,11 @@ def with_retries(call: Callable[[], Result]) -> Result:
 
 def _cause(error: BaseException) -> BaseException:
     """The error of an upload, without the RuntimeError of its thread."""
-    return error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ is not None else error
+    return (
+        error.__cause__
+        if isinstance(error, RuntimeError) and error.__cause__ is not None
+        else error
+    )
 
 
 @contextmanager
@@ -259,5 +292,7 @@ def _explained(error: Any, repo_id: str) -> str:
         412: f"another upload has written to {repo_id}; run the same command again",
     }
     if status in _BUSY:
-        return f"the Hub is busy ({status}: {message}); run the same command again later, it resumes"
+        return (
+            f"the Hub is busy ({status}: {message}); run the same command again later, it resumes"
+        )
     return f"{advice.get(status, f'the Hub refused to take {repo_id}')} ({status}: {message})"

@@ -29,21 +29,32 @@ class SpaceChanges:
 
 
 def space_changes(
-    site: str | os.PathLike, repo_id: str, model_id: str, *, title: str | None = None, private: bool | None = None
+    site: str | os.PathLike,
+    repo_id: str,
+    model_id: str,
+    *,
+    title: str | None = None,
+    private: bool | None = None,
 ) -> SpaceChanges:
     """Compare a site with a Space, and change nothing. Arguments and errors as in `publish_space`."""
     site = Path(site)
     api = HfApi()
     if not (site / "index.html").is_file():
-        raise UserError(f"{site}: no site there (index.html is missing); write one with export --to web")
+        raise UserError(
+            f"{site}: no site there (index.html is missing); write one with export --to web"
+        )
     check_repo_id(repo_id)
     check_repo_id(model_id, "model_id")
     files = _site_files(site)
     with one_line_errors(repo_id):
         names = (repo_id, model_id)
-        repo_id, model_id = (n if "/" in n else f"{with_retries(api.whoami)['name']}/{n}" for n in names)
+        repo_id, model_id = (
+            n if "/" in n else f"{with_retries(api.whoami)['name']}/{n}" for n in names
+        )
         model = _info(api.model_info, model_id)
-        private = private or bool(model and (model.private or getattr(model, "gated", False))) or None
+        private = (
+            private or bool(model and (model.private or getattr(model, "gated", False))) or None
+        )
         deleted: set[str] = set()
         space = _info(api.space_info, repo_id)
         if space is None:
@@ -54,9 +65,13 @@ def space_changes(
                     f"{repo_id} is a public Space, and the model is not: make the Space private on the Hub"
                 )
             there = {sibling.rfilename for sibling in space.siblings or []}
-            card = RepoCard(_read(api, repo_id, CARD, there) or "---\n---\n", ignore_metadata_errors=True).data
+            card = RepoCard(
+                _read(api, repo_id, CARD, there) or "---\n---\n", ignore_metadata_errors=True
+            ).data
             if card.get("sdk") != "static" or model_id not in (card.get("models") or []):
-                raise UserError(f"{repo_id} is a Space for something else than {model_id}: give --space another name")
+                raise UserError(
+                    f"{repo_id} is a Space for something else than {model_id}: give --space another name"
+                )
             older = _read(api, repo_id, MANIFEST, there)
             deleted = {name for name in older.split("\n") if name in there} - files.keys()
     files[MANIFEST] = "\n".join(sorted(files.keys() - {CARD})).encode()
@@ -64,7 +79,12 @@ def space_changes(
 
 
 def publish_space(
-    site: str | os.PathLike, repo_id: str, model_id: str, *, title: str | None = None, private: bool | None = None
+    site: str | os.PathLike,
+    repo_id: str,
+    model_id: str,
+    *,
+    title: str | None = None,
+    private: bool | None = None,
 ) -> str:
     """Create or update a static Space in one commit. The site's files replace the files of an older site.
 
@@ -119,7 +139,9 @@ def _read(api: HfApi, repo_id: str, name: str, there: set[str]) -> str:
     if name not in there:
         return ""
     with TemporaryDirectory(prefix="space_") as folder:
-        path = with_retries(lambda: api.hf_hub_download(repo_id, name, repo_type="space", local_dir=folder))
+        path = with_retries(
+            lambda: api.hf_hub_download(repo_id, name, repo_type="space", local_dir=folder)
+        )
         return Path(path).read_text(encoding="utf-8")
 
 

@@ -58,7 +58,9 @@ def align(
 
     # A hook, because `output_attentions` would keep the weights of every layer. The copy is this call's alone.
     copied = shared_copy(model, attention="eager")
-    copied.get_decoder().layers[chosen_layer(model, layer) - 1].cross_attn.register_forward_hook(keep)
+    copied.get_decoder().layers[chosen_layer(model, layer) - 1].cross_attn.register_forward_hook(
+        keep
+    )
     lengths = {i: max(map(len, pair)) for i, pair in enumerate(zip(sources, targets, strict=True))}
     for batch in length_batches(lengths, _PAIRS, MAX_TOKENS):
         ids = {"input_ids": [sources[i] for i in batch]}
@@ -68,7 +70,11 @@ def align(
         copied.base_model(**source, decoder_input_ids=inputs, use_cache=False)
         for i, rows in zip(batch, weights.pop(), strict=True):
             source_words = word_ranges(source_tokenizer, sources[i], "source", words, marks)
-            links[i] = _links(rows, source_words, word_ranges(target_tokenizer, targets[i], "target", words, marks))
+            links[i] = _links(
+                rows,
+                source_words,
+                word_ranges(target_tokenizer, targets[i], "target", words, marks),
+            )
     return [links[i] for i in lengths]
 
 
@@ -76,11 +82,15 @@ def chosen_layer(model: PreTrainedModel, layer: int | None) -> int:
     """The decoder layer that aligns, counted from 1."""
     layers = getattr(model.get_decoder(), "layers", [])
     if not layers or not hasattr(layers[0], "cross_attn"):
-        raise UserError(f"alignment: {type(model).__name__} is none of this package's models, which it needs")
+        raise UserError(
+            f"alignment: {type(model).__name__} is none of this package's models, which it needs"
+        )
     if layer is None:
         return max(1, len(layers) - 1)
     if not 1 <= layer <= len(layers):
-        raise UserError(f"alignment_layer: the model has decoder layers 1 to {len(layers)}, not {layer}")
+        raise UserError(
+            f"alignment_layer: the model has decoder layers 1 to {len(layers)}, not {layer}"
+        )
     return layer
 
 
@@ -143,7 +153,9 @@ def decoder_inputs(model: PreTrainedModel, targets: Sequence[list[int]]) -> Tens
     """Decoder inputs (B, T) for teacher forcing: the targets shifted right by one position (§3.1)."""
     longest = max(map(len, targets))
     start = model.config.decoder_start_token_id
-    pad = getattr(model.config, "target_pad_token_id", model.config.pad_token_id)  # the latter in other models
+    pad = getattr(
+        model.config, "target_pad_token_id", model.config.pad_token_id
+    )  # the latter in other models
     rows = [[start, *target[:-1]] + [pad] * (longest - len(target)) for target in targets]
     return torch.tensor(rows, device=model.device)
 

@@ -59,11 +59,17 @@ class BatchTranslator:
         """
         if self._translator is None:
             first, *others = self.models
-            self._translator = Translator.from_pretrained(first, self.device, self.dtype, others, self.workers)
+            self._translator = Translator.from_pretrained(
+                first, self.device, self.dtype, others, self.workers
+            )
         sentences = [str(sentence) for sentence in batch[self.source]]
-        return dict(batch) | {self.target: list(self._translator.translate(sentences, **self.settings))}
+        return dict(batch) | {
+            self.target: list(self._translator.translate(sentences, **self.settings))
+        }
 
     def map_in_pandas(self, frames: Iterable[Any]) -> Iterator[Any]:
         """Yield each pandas frame with the translations, for Spark's `mapInPandas`."""
         for frame in frames:
-            yield frame.assign(**{self.target: self({self.source: frame[self.source]})[self.target]})
+            yield frame.assign(
+                **{self.target: self({self.source: frame[self.source]})[self.target]}
+            )

@@ -53,7 +53,9 @@ class TranslationRequest:
     penalty: LengthPenalty  # the divisor of log P in the scores
 
 
-def length_batches(lengths: Mapping[int, int], batch_size: int, max_tokens: int) -> Iterator[list[int]]:
+def length_batches(
+    lengths: Mapping[int, int], batch_size: int, max_tokens: int
+) -> Iterator[list[int]]:
     """Cut sentences into batches of similar length, longest first, so that running out of memory happens at once.
 
     `lengths` has the tokens of each sentence, by its index. A batch has at most `max_tokens`, padding included. A
@@ -62,7 +64,9 @@ def length_batches(lengths: Mapping[int, int], batch_size: int, max_tokens: int)
     batch: list[int] = []
     for index in sorted(lengths, key=lengths.__getitem__, reverse=True):
         # all sentences are padded to the first, which is the longest
-        if batch and (len(batch) == batch_size or (len(batch) + 1) * lengths[batch[0]] > max_tokens):
+        if batch and (
+            len(batch) == batch_size or (len(batch) + 1) * lengths[batch[0]] > max_tokens
+        ):
             yield batch
             batch = []
         batch.append(index)
@@ -71,7 +75,11 @@ def length_batches(lengths: Mapping[int, int], batch_size: int, max_tokens: int)
 
 
 def search_jobs(
-    sentences: Mapping[int, EncodedSentence], batch_size: int, max_tokens: int, refill: bool, workers: int
+    sentences: Mapping[int, EncodedSentence],
+    batch_size: int,
+    max_tokens: int,
+    refill: bool,
+    workers: int,
 ) -> list[SearchJob]:
     """Distribute sentences over searches. All prefixes of a search have the same length.
 
@@ -80,12 +88,16 @@ def search_jobs(
     """
     jobs = []
     for prefix_length in sorted({len(sentence.prefix) for sentence in sentences.values()}):
-        group = {i: len(one.source) for i, one in sentences.items() if len(one.prefix) == prefix_length}
+        group = {
+            i: len(one.source) for i, one in sentences.items() if len(one.prefix) == prefix_length
+        }
         batches = list(length_batches(group, batch_size, max_tokens))
         full = [len(batch) == batch_size for batch in batches]
         if refill and True in full:
             start = full.index(True)
-            batches[start:] = shard_evenly([index for batch in batches[start:] for index in batch], workers)
+            batches[start:] = shard_evenly(
+                [index for batch in batches[start:] for index in batch], workers
+            )
         jobs += [SearchJob(batch, min(batch_size, len(batch))) for batch in batches]
     return jobs
 
@@ -100,6 +112,10 @@ def with_prefixes(
     pairs: Iterator[tuple[Any, Any]] = zip_longest(sentences, prefixes, fillvalue=_MISSING)
     for number, (sentence, prefix) in enumerate(pairs, start=first_line):
         if sentence is _MISSING or prefix is _MISSING:
-            lacking, surplus = ("sentence", "prefix") if sentence is _MISSING else ("prefix", "sentence")
-            raise UserError(f"prefixes: line {number} has a {surplus} but no {lacking}; each sentence needs one")
+            lacking, surplus = (
+                ("sentence", "prefix") if sentence is _MISSING else ("prefix", "sentence")
+            )
+            raise UserError(
+                f"prefixes: line {number} has a {surplus} but no {lacking}; each sentence needs one"
+            )
         yield sentence, prefix

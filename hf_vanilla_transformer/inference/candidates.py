@@ -74,7 +74,9 @@ class Merger:
             merged[key] = Candidate(key, hypothesis.score, share, valid=text is not None)
             return
         scores = [score for score in (known.score, hypothesis.score) if score is not None]
-        merged[key] = Candidate(key, max(scores, default=None), known.probability + share, known.valid)
+        merged[key] = Candidate(
+            key, max(scores, default=None), known.probability + share, known.valid
+        )
 
     def _normalized(self, text: str) -> str | None:
         self.texts += 1
@@ -135,13 +137,17 @@ def _grouped(
 ) -> Iterator[list[Candidate]]:
     while lists := list(islice(results, spellings)):
         if len(lists) < spellings:
-            raise UserError(f"spellings: the last input has {len(lists)} lines of {spellings}; give as many for each")
+            raise UserError(
+                f"spellings: the last input has {len(lists)} lines of {spellings}; give as many for each"
+            )
         yield merger.merge(lists)[:n_best]
     if merger.invalid:
         logger.warning("normalize: %d of %d hypotheses are invalid", merger.invalid, merger.texts)
 
 
-def candidate_lines(candidates: Sequence[Candidate], number: int, file_format: str) -> Iterator[str]:
+def candidate_lines(
+    candidates: Sequence[Candidate], number: int, file_format: str
+) -> Iterator[str]:
     """Write the candidates of an input as lines.
 
     Args:
@@ -152,7 +158,12 @@ def candidate_lines(candidates: Sequence[Candidate], number: int, file_format: s
     """
     if file_format == "jsonl":
         rows = [
-            {"text": one.text, "score": one.score, "probability": round(one.probability, 5), "valid": one.valid}
+            {
+                "text": one.text,
+                "score": one.score,
+                "probability": round(one.probability, 5),
+                "valid": one.valid,
+            }
             for one in candidates
         ]
         yield json.dumps({"line": number, "candidates": rows}, ensure_ascii=False)

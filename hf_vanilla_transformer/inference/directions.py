@@ -11,7 +11,9 @@ from ..data.language_tokens import Direction, encode_targets, language_tokens
 from ..utils.errors import UserError
 
 Codes = str | Iterable[str] | None
-Place = tuple[int, Direction]  # the number of a line, for messages, and the direction of its sentence
+Place = tuple[
+    int, Direction
+]  # the number of a line, for messages, and the direction of its sentence
 
 
 class Directions:
@@ -53,7 +55,12 @@ class Directions:
         """The pairs of codes of the training, or all pairs if they are unknown. Empty for a model of one direction."""
         if self.source is None or self.target is None:
             return []
-        every = ((source, target) for source in self._sources for target in self.target.ids if source != target)
+        every = (
+            (source, target)
+            for source in self._sources
+            for target in self.target.ids
+            if source != target
+        )
         return list(self.source.directions or every)
 
     def codes(self, source: str, target: str) -> tuple[str, str]:
@@ -97,9 +104,13 @@ class Directions:
     def check(self, direction: Direction) -> Direction:
         """Return the direction, or raise a UserError if the model lacks a language. Untrained pairs are permitted."""
         if self.source is None or self.target is None:
-            for name, code, known in zip(("source_lang", "target_lang"), direction, self._names, strict=True):
+            for name, code, known in zip(
+                ("source_lang", "target_lang"), direction, self._names, strict=True
+            ):
                 if code is not None and code != known:
-                    raise UserError(f"{name}: {code}: this model has one direction, and no tokens of languages")
+                    raise UserError(
+                        f"{name}: {code}: this model has one direction, and no tokens of languages"
+                    )
             return direction
         if direction[1] is not None:
             self.target.check(direction[1], "target_lang")
@@ -111,7 +122,9 @@ class Directions:
         """The direction of each sentence. Codes for all sentences are checked at once, and have no end."""
         sides: list[Iterator[Any]] = []
         for codes, default in zip((source_lang, target_lang), self.default, strict=True):
-            sides.append(repeat(codes or default) if codes is None or isinstance(codes, str) else iter(codes))
+            sides.append(
+                repeat(codes or default) if codes is None or isinstance(codes, str) else iter(codes)
+            )
         directions: Iterator[Direction] = zip(*sides, strict=False)
         if all(isinstance(side, repeat) for side in sides):
             self.check(next(directions))
@@ -122,7 +135,9 @@ class Directions:
         if self.source is None:
             return list(ids)
         if direction[1] is None and not self.unmarked and not self.source.is_marked(ids):
-            raise UserError(f"line {line_number}: target_lang: the model has several: {self.source.listed}; give one")
+            raise UserError(
+                f"line {line_number}: target_lang: the model has several: {self.source.listed}; give one"
+            )
         return self.source.source(ids, direction)
 
     def prefix(self, direction: Direction) -> list[int]:
@@ -130,13 +145,20 @@ class Directions:
         return [] if self.target is None else self.target.target(direction)
 
     def encode_targets(
-        self, tokenizer: Any, texts: Sequence[str], directions: Sequence[Direction], ends: bool = True
+        self,
+        tokenizer: Any,
+        texts: Sequence[str],
+        directions: Sequence[Direction],
+        ends: bool = True,
     ) -> list[list[int]]:
         """The ids of translations, each with the mark of its language, and with an end token if `ends`."""
         rows = encode_targets(tokenizer, texts, add_special_tokens=ends)
         if self.target is None:
             return rows
-        return [self.target.translation(row, direction) for row, direction in zip(rows, directions, strict=True)]
+        return [
+            self.target.translation(row, direction)
+            for row, direction in zip(rows, directions, strict=True)
+        ]
 
     def marks(self, source_lang: Codes, target_lang: Codes) -> frozenset[int]:
         """The ids that are not text of a source. A mark in the text is a word of it."""

@@ -79,13 +79,22 @@ def distil(
             with the translations of a different call.
     """
     if mbr and n_best < 2:
-        raise UserError(f"mbr: it chooses among several translations: give n_best and num_beams, not n_best={n_best}")
+        raise UserError(
+            f"mbr: it chooses among several translations: give n_best and num_beams, not n_best={n_best}"
+        )
     if tag and not back_translation:
-        raise UserError(f"tag: {tag}: it marks back-translations: give back_translation too, or leave it out")
+        raise UserError(
+            f"tag: {tag}: it marks back-translations: give back_translation too, or leave it out"
+        )
     if not temperature >= 0:
         raise UserError(f"temperature: must be at least 0, not {temperature}")
     if temperature:
-        settings = {"do_sample": True, "temperature": temperature, "num_beams": 1, "top_k": 0} | settings
+        settings = {
+            "do_sample": True,
+            "temperature": temperature,
+            "num_beams": 1,
+            "top_k": 0,
+        } | settings
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"output_dir {folder} is a file; name a folder")
@@ -95,7 +104,11 @@ def distil(
     else:
         lines, human = read_sentence_pairs(source, references, columns)
     translations = folder / TRANSLATIONS
-    job = {"source": text_fingerprint(lines), "teacher": translator_fingerprint(teacher), "n_best": n_best}
+    job = {
+        "source": text_fingerprint(lines),
+        "teacher": translator_fingerprint(teacher),
+        "n_best": n_best,
+    }
     other = "a different teacher, of other text or with a different search; name a new folder"
     claim(folder / JOB, job | settings, f"output_dir: {folder} contains translations by {other}")
     if not translations.exists():
@@ -110,7 +123,9 @@ def distil(
     taught = _taught(translations, n_best, mbr)
     if tag:
         taught = ((number, f"{tag} {text}" if text.strip() else "") for number, text in taught)
-    pairs = ((lines[number], translation) for number, translation in chain(taught, enumerate(human)))
+    pairs = (
+        (lines[number], translation) for number, translation in chain(taught, enumerate(human))
+    )
     pairs = ((target, source) if back_translation else (source, target) for source, target in pairs)
     return _write_pairs(pairs, folder, pairs_format)
 
@@ -120,8 +135,12 @@ def _write_pairs(pairs: Iterable[tuple[str, str]], folder: Path, pairs_format: s
     count, blank, table = 0, 0, pairs_format != "text"
     with ExitStack() as stack:
         if table:
-            write_row = stack.enter_context(row_writer(folder / f"train.{pairs_format}", source=str, target=str))
-        writers = [stack.enter_context(line_writer(folder / name)) for name in DISTILLED if not table]
+            write_row = stack.enter_context(
+                row_writer(folder / f"train.{pairs_format}", source=str, target=str)
+            )
+        writers = [
+            stack.enter_context(line_writer(folder / name)) for name in DISTILLED if not table
+        ]
         for pair in pairs:
             if not all(side.strip() for side in pair):
                 blank += any(side.strip() for side in pair)
@@ -145,5 +164,12 @@ def _taught(translations: Path, n_best: int, mbr: bool) -> Iterator[tuple[int, s
     for number, group in groupby(fields, key=itemgetter(0)):
         texts = [scored.rpartition(" ||| ")[0] for _, scored in group]
         if mbr:
-            texts = [max(texts, key=lambda text: sum(metric.sentence_score(text, [each]).score for each in texts))]
+            texts = [
+                max(
+                    texts,
+                    key=lambda text: sum(
+                        metric.sentence_score(text, [each]).score for each in texts
+                    ),
+                )
+            ]
         yield from ((int(number), text) for text in texts)

@@ -34,7 +34,11 @@ def in_fastest_dtype(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     The processor alone does not decide it: a small model loses more by conversions than it gains.
     """
     candidates = ["float32", "bfloat16"]
-    if not_optimizable(model) is None and int8_error(model.device, torch.float32) is None and library() is not None:
+    if (
+        not_optimizable(model) is None
+        and int8_error(model.device, torch.float32) is None
+        and library() is not None
+    ):
         candidates.append(INT8)
     files = sorted(
         (path.name, path.stat().st_size, path.stat().st_mtime_ns)
@@ -42,7 +46,11 @@ def in_fastest_dtype(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         if path.suffix in _OF_MODEL
     )
     key = json.dumps([files, str(model.device), describe_hardware(), versions()])
-    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / __package__ / "fastest_dtypes.json"
+    path = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / __package__
+        / "fastest_dtypes.json"
+    )
     try:
         choices = json.loads(path.read_text(encoding="utf-8"))
         chosen = choices.get(key)
@@ -69,10 +77,14 @@ def _fastest(model: PreTrainedModel, candidates: list[str]) -> str:
 
     A dtype takes part if the log-probabilities of its translations are float32's, but for `_MAX_ERROR` per token.
     """
-    tokens = torch.arange(_TRIAL_SENTENCES * _TRIAL_TOKENS, device=model.device) % max(4, model.config.vocab_size - 1)
+    tokens = torch.arange(_TRIAL_SENTENCES * _TRIAL_TOKENS, device=model.device) % max(
+        4, model.config.vocab_size - 1
+    )
     tokens = tokens.view(_TRIAL_SENTENCES, _TRIAL_TOKENS)  # (B, S)
     models = {dtype: _converted(copy.deepcopy(model), dtype) for dtype in candidates}
-    known = isinstance(model, modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration)
+    known = isinstance(
+        model, modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration
+    )
     for dtype in candidates[1:] if known else ():
         if not error_per_token(model, models[dtype], tokens) <= _MAX_ERROR:
             del models[dtype]
@@ -83,24 +95,40 @@ def _fastest(model: PreTrainedModel, candidates: list[str]) -> str:
         start = time.perf_counter()
         best = {dtype: _seconds(each, tokens) for dtype, each in models.items()}
         while time.perf_counter() - start < _TRIAL_SECONDS:
-            best = {dtype: min(best[dtype], _seconds(each, tokens)) for dtype, each in models.items()}
+            best = {
+                dtype: min(best[dtype], _seconds(each, tokens)) for dtype, each in models.items()
+            }
     return min(best, key=best.__getitem__)
 
 
 @torch.inference_mode()
 def error_per_token(model: PreTrainedModel, other: PreTrainedModel, tokens: torch.Tensor) -> float:
     """The mean difference between the log-probabilities of a token in translations of `tokens` (B, S) by `other`."""
-    length = {"min_new_tokens": _TRIAL_TOKENS, "max_new_tokens": _TRIAL_TOKENS, "length_penalty": 0.0, "num_beams": 2}
+    length = {
+        "min_new_tokens": _TRIAL_TOKENS,
+        "max_new_tokens": _TRIAL_TOKENS,
+        "length_penalty": 0.0,
+        "num_beams": 2,
+    }
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
     output = other.generate(**inputs, **length, return_dict_in_generate=True)
     targets = output.sequences[:, 1:, None]  # (B, T, 1)
-    log_probs = model(**inputs, decoder_input_ids=output.sequences[:, :-1]).logits.float().log_softmax(dim=-1)
-    return float((output.sequences_scores - log_probs.gather(2, targets).sum(dim=(1, 2))).abs().mean() / _TRIAL_TOKENS)
+    log_probs = (
+        model(**inputs, decoder_input_ids=output.sequences[:, :-1])
+        .logits.float()
+        .log_softmax(dim=-1)
+    )
+    return float(
+        (output.sequences_scores - log_probs.gather(2, targets).sum(dim=(1, 2))).abs().mean()
+        / _TRIAL_TOKENS
+    )
 
 
 @torch.inference_mode()
 def _seconds(model: PreTrainedModel, tokens: torch.Tensor) -> float:
     start = time.perf_counter()
-    output = model.generate(input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=_TRIAL_TOKENS)
+    output = model.generate(
+        input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=_TRIAL_TOKENS
+    )
     output[0, 0].item()  # synchronises the device
     return time.perf_counter() - start

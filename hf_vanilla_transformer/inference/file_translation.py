@@ -34,7 +34,9 @@ BATCHES_PER_CHUNK = 8
 _JOB = "job.json"  # model and settings of the chunks
 _ORDER = "chunks.json"  # names of all chunks, written at the end of each shard
 _FIELDS = "n_best", "alignment", "probabilities"  # of plain text only
-_OTHER_JOB = "a translation by a different model or with other settings; delete it, or name a new output"
+_OTHER_JOB = (
+    "a translation by a different model or with other settings; delete it, or name a new output"
+)
 
 #: Translates paragraphs, given the translator, the lines, `first_line` and the settings of a search.
 #: Its `repr` is part of the identity of a job. Worker processes get a copy of it.
@@ -75,12 +77,17 @@ def translated_lines(
     """
     if paragraphs is not None:
         if n_best is not None or alignment or probabilities or settings.get("prefixes") is not None:
-            raise UserError("paragraphs: n_best, alignment, probabilities and prefixes belong to single sentences")
+            raise UserError(
+                "paragraphs: n_best, alignment, probabilities and prefixes belong to single sentences"
+            )
         settings.pop("prefixes", None)
         return paragraphs(translator, sentences, first_line=first_line, **settings)
     _check_n_best_format(n_best_format, n_best, normalize, spellings, alignment or probabilities)
     searches = n_best is not None and not settings.get("do_sample")
-    if searches and (settings.get("num_beams") or translator.model.generation_config.num_beams or 1) == 1:
+    if (
+        searches
+        and (settings.get("num_beams") or translator.model.generation_config.num_beams or 1) == 1
+    ):
         raise UserError("n_best: greedy search gives no scores; num_beams must be at least 2")
     if n_best is not None and n_best_format != "moses":
         found = translate_candidates(
@@ -110,11 +117,17 @@ def translated_lines(
 
 
 def _check_n_best_format(
-    n_best_format: str, n_best: int | None, normalize: Normalizer | None, spellings: int, more_fields: bool
+    n_best_format: str,
+    n_best: int | None,
+    normalize: Normalizer | None,
+    spellings: int,
+    more_fields: bool,
 ) -> None:
     check_at_least_one(spellings=spellings)
     if n_best_format not in FORMATS:
-        raise UserError(f"n_best_format: {n_best_format!r} is unknown; choose from {', '.join(FORMATS)}")
+        raise UserError(
+            f"n_best_format: {n_best_format!r} is unknown; choose from {', '.join(FORMATS)}"
+        )
     if n_best_format == "moses":
         if normalize is not None or spellings > 1:
             name = "spellings" if normalize is None else "normalize"
@@ -123,7 +136,9 @@ def _check_n_best_format(
     if n_best is None:
         raise UserError(f"n_best_format: {n_best_format} is for n-best lists; give n_best")
     if more_fields:
-        raise UserError(f"n_best_format: {n_best_format} has neither alignment nor probabilities of tokens")
+        raise UserError(
+            f"n_best_format: {n_best_format} has neither alignment nor probabilities of tokens"
+        )
 
 
 def _distinct(hypotheses: list[Hypothesis]) -> Iterable[Hypothesis]:
@@ -135,7 +150,9 @@ def _distinct(hypotheses: list[Hypothesis]) -> Iterable[Hypothesis]:
 
 def _line(number: int | None, one: Hypothesis) -> str:
     score = "" if one.score is None else f"{one.score:.4f}"
-    fields = [_on_one_line(one.text)] if number is None else [str(number), _on_one_line(one.text), score]
+    fields = (
+        [_on_one_line(one.text)] if number is None else [str(number), _on_one_line(one.text), score]
+    )
     fields += [] if one.alignment is None else [one.pharaoh]
     if one.tokens is not None and one.probabilities is not None:
         pairs = zip(one.tokens, one.probabilities, strict=True)
@@ -182,7 +199,10 @@ def translate_file(
         UserError: chunks of a different job are next to this output, or as in `Translator.translate`.
     """
     number_of_shard, shards = shard or (1, 1)
-    share, shares = number_of_shard - 1 + shards * processes.process_index, shards * processes.num_processes
+    share, shares = (
+        number_of_shard - 1 + shards * processes.process_index,
+        shards * processes.num_processes,
+    )
     parts, table = _parts_of(output), file_format(Path(output)) in TABLES
     fingerprint = translator_fingerprint(translator)
     table = table and settings.get("n_best_format", "moses") == "moses"
@@ -222,7 +242,12 @@ def translate_file(
 
 
 def _write_chunks(
-    chunks: Iterator[list[Any]], parts: Path, job: str, turn: tuple[int, int], run: Any, progress: Any
+    chunks: Iterator[list[Any]],
+    parts: Path,
+    job: str,
+    turn: tuple[int, int],
+    run: Any,
+    progress: Any,
 ) -> tuple[list[Path], int]:
     """Translate the missing chunks of a turn (i, N), and return the files and the number of lines of all chunks."""
     lines, written = 0, list[Path]()
@@ -272,7 +297,9 @@ def _translate_chunk(
     if table:
         rows = zip(sentences, lines, strict=True)
         lines = (
-            json.dumps({"line": line, "source": source, "translation": translation}, ensure_ascii=False)
+            json.dumps(
+                {"line": line, "source": source, "translation": translation}, ensure_ascii=False
+            )
             for line, (source, translation) in enumerate(rows, start=chunk.first_line)
         )
     written = list(lines)
@@ -289,16 +316,23 @@ def merge_shards(output: str | Path) -> int:
     if not (parts / _ORDER).is_file():
         raise UserError(f"output: no shard of {output} has finished: there is no {parts / _ORDER}")
     names = json.loads((parts / _ORDER).read_text(encoding="utf-8"))
-    present = {path.name for path in parts.iterdir() if not path.name.startswith(".")} - {_JOB, _ORDER}
+    present = {path.name for path in parts.iterdir() if not path.name.startswith(".")} - {
+        _JOB,
+        _ORDER,
+    }
     missing, foreign = [name for name in names if name not in present], sorted(present - set(names))
     if missing:
-        also = f" ({len(foreign)} files there are of other text, model or settings)" if foreign else ""
+        also = (
+            f" ({len(foreign)} files there are of other text, model or settings)" if foreign else ""
+        )
         raise UserError(
             f"output: {len(missing)} of {len(names)} chunks of {output} are missing{also}, the first is number "
             f"{names.index(missing[0]) + 1}; finish its shard, or translate without a shard"
         )
     if foreign:
-        raise UserError(f"output: {parts / foreign[0]} is of other text, model or settings; move it elsewhere")
+        raise UserError(
+            f"output: {parts / foreign[0]} is of other text, model or settings; move it elsewhere"
+        )
     _join([parts / name for name in names], Path(output))
     return len(names)
 

@@ -11,7 +11,14 @@ from ..data.tokenizer_training import tokenizer_digest
 from .translator import Translator
 
 #: Fields of a configuration that do not change the outputs of a model.
-_INCIDENTAL = {"_name_or_path", "transformers_version", "dtype", "architectures", "auto_map", "custom_pipelines"}
+_INCIDENTAL = {
+    "_name_or_path",
+    "transformers_version",
+    "dtype",
+    "architectures",
+    "auto_map",
+    "custom_pipelines",
+}
 
 
 def translator_fingerprint(translator: Translator) -> str:
@@ -22,8 +29,12 @@ def translator_fingerprint(translator: Translator) -> str:
     digest = blake2b(digest_size=16)
     for model in translator.models:
         quantization = getattr(getattr(model, "inference_engine", None), "quantization", None)
-        fields = [settings.to_dict().items() for settings in (model.config, model.generation_config)]
-        kept = [{name: value for name, value in items if name not in _INCIDENTAL} for items in fields]
+        fields = [
+            settings.to_dict().items() for settings in (model.config, model.generation_config)
+        ]
+        kept = [
+            {name: value for name, value in items if name not in _INCIDENTAL} for items in fields
+        ]
         digest.update(json.dumps([str(quantization), *kept], sort_keys=True, default=str).encode())
         for name, weight in model.state_dict().items():
             digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
@@ -34,7 +45,10 @@ def translator_fingerprint(translator: Translator) -> str:
     if any(translator.directions.default):
         digest.update(json.dumps(translator.directions.default).encode())
     if translator.shortlist is not None:
-        digest.update(translator.shortlist.table.numpy().tobytes() + translator.shortlist.always.numpy().tobytes())
+        digest.update(
+            translator.shortlist.table.numpy().tobytes()
+            + translator.shortlist.always.numpy().tobytes()
+        )
     return digest.hexdigest()
 
 

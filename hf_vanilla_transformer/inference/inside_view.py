@@ -33,7 +33,13 @@ def copy_with_scores(model: Model) -> Model:
 
 
 def _attention_with_scores(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **kwargs: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Any,
+    scaling: float,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Eq. 1 as in `eager_attention_forward`, without dropout."""
     scores = query @ key.transpose(2, 3) * scaling  # (B, H, T, K)
@@ -42,7 +48,9 @@ def _attention_with_scores(
     return output.transpose(1, 2).contiguous(), scores
 
 
-def norms_and_positions(stack: Any, hidden_states: tuple[Tensor, ...], past: int = 0) -> tuple[Tensor, Tensor]:
+def norms_and_positions(
+    stack: Any, hidden_states: tuple[Tensor, ...], past: int = 0
+) -> tuple[Tensor, Tensor]:
     """Return the lengths (B, L + 1, T) of embeddings and layers' outputs, and the position vectors (T, D) of a stack.
 
     Args:

@@ -48,14 +48,18 @@ def model_languages(folder: str | Path) -> tuple[str, str] | None:
     name = folder.resolve().name
     opus = folder.resolve().name.startswith("opus-mt-")
     match = _NAME.search(name)
-    hint = (match[1], match[2]) if match and (opus or {match[1], match[2]} <= NAMES.keys()) else None
+    hint = (
+        (match[1], match[2]) if match and (opus or {match[1], match[2]} <= NAMES.keys()) else None
+    )
     return _tokenizer_languages(folder) or hint
 
 
 def model_directions(folder: Path) -> list[tuple[str, str]]:
     """The directions of a model of many languages that was trained here, from its tokenizer_config.json."""
     pairs = _tokenizer_settings(folder).get(DIRECTIONS)
-    return [(str(source), str(target)) for source, target in pairs] if isinstance(pairs, list) else []
+    return (
+        [(str(source), str(target)) for source, target in pairs] if isinstance(pairs, list) else []
+    )
 
 
 def has_language_tokens(folder: str | Path) -> bool:
@@ -72,8 +76,15 @@ def _tokenizer_settings(folder: Path) -> dict[str, Any]:
 def _tokenizer_languages(folder: Path) -> tuple[str, str] | None:
     """The languages in tokenizer_config.json: two keys, or the list `langs` of FSMT."""
     settings = _tokenizer_settings(folder)
-    for values in (*([settings.get(key) for key in keys] for keys in _TOKENIZER_KEYS), settings.get("langs")):
-        first, second, *_ = [*map(language_code, values if isinstance(values, list) else ()), None, None]
+    for values in (
+        *([settings.get(key) for key in keys] for keys in _TOKENIZER_KEYS),
+        settings.get("langs"),
+    ):
+        first, second, *_ = [
+            *map(language_code, values if isinstance(values, list) else ()),
+            None,
+            None,
+        ]
         if first and second:
             return first, second
     return None
@@ -85,13 +96,17 @@ def name_languages(tokenizers: Iterable[Any], languages: tuple[str, str] | None)
     Classes that use their languages, such as `MarianTokenizer`, keep them.
     """
     for tokenizer in tokenizers:
-        if languages and not any(hasattr(tokenizer, name) for name in ("source_lang", "src_lang", "langs")):
+        if languages and not any(
+            hasattr(tokenizer, name) for name in ("source_lang", "src_lang", "langs")
+        ):
             tokenizer.init_kwargs |= dict(zip(_TOKENIZER_KEYS[0], languages, strict=True))
 
 
 def language_code(value: Any) -> str | None:
     """A language code with hyphens, such as pt-BR for pt_BR, or None if the value is no code."""
-    text = value.replace("_", "-").removesuffix("-XX") if isinstance(value, str) else ""  # en_XX: mBART
+    text = (
+        value.replace("_", "-").removesuffix("-XX") if isinstance(value, str) else ""
+    )  # en_XX: mBART
     return text if _CODE.fullmatch(text) else None
 
 
@@ -103,9 +118,13 @@ def card_languages(folder: Path) -> list[str]:
     try:
         text = (folder / "README.md").read_text(encoding="utf-8")
         # all values as strings: `no` is Norwegian, not false
-        metadata = yaml.load(text.split("---")[1], yaml.BaseLoader) if text.startswith("---") else {}
+        metadata = (
+            yaml.load(text.split("---")[1], yaml.BaseLoader) if text.startswith("---") else {}
+        )
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return []
     metadata = metadata if isinstance(metadata, dict) else {}
     languages = metadata.get("language_bcp47") or metadata.get("language")
-    return [str(code).replace("_", "-") for code in languages] if isinstance(languages, list) else []
+    return (
+        [str(code).replace("_", "-") for code in languages] if isinstance(languages, list) else []
+    )

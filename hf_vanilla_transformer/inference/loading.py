@@ -60,7 +60,9 @@ def load_model(
             "(one on the Hub is fetched by: hf download NAME --local-dir FOLDER)"
         )
     if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: this folder has no config.json, so it contains no model; give a run's output_dir")
+        raise UserError(
+            f"{folder}: this folder has no config.json, so it contains no model; give a run's output_dir"
+        )
     target_device = _device(device)
     target_dtype = torch_dtype(dtype)
     measured_cpu_time()  # while the model loads
@@ -73,7 +75,9 @@ def load_model(
         try:
             optimize_for_inference(model.eval(), quantization=INT8)
         except ValueError as error:
-            raise UserError(f"dtype: {INT8!r} is not available here ({error}); take bfloat16") from error
+            raise UserError(
+                f"dtype: {INT8!r} is not available here ({error}); take bfloat16"
+            ) from error
     if dtype == FASTEST:
         from .fastest_dtype import in_fastest_dtype
 
@@ -81,11 +85,15 @@ def load_model(
     return model
 
 
-def _from_folder(folder: Path, dtype: torch.dtype | str, model_class: type[PreTrainedModel] | None) -> PreTrainedModel:
+def _from_folder(
+    folder: Path, dtype: torch.dtype | str, model_class: type[PreTrainedModel] | None
+) -> PreTrainedModel:
     if model_class is None:
         registered_class(folder)
     try:
-        return load_whole(model_class or AutoModelForSeq2SeqLM, folder, dtype=dtype, trust_remote_code=False)
+        return load_whole(
+            model_class or AutoModelForSeq2SeqLM, folder, dtype=dtype, trust_remote_code=False
+        )
     except UserError:
         raise
     # raised by damaged files or a different model type. Other errors keep their traceback
@@ -95,7 +103,11 @@ def _from_folder(folder: Path, dtype: torch.dtype | str, model_class: type[PreTr
 
 def load_whole(model_class: Any, folder: Path, **settings: Any) -> PreTrainedModel:
     """Return `model_class.from_pretrained(folder)` if the weights in the folder are complete and of this class."""
-    settings |= {"local_files_only": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    settings |= {
+        "local_files_only": True,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,
+    }
     model, info = model_class.from_pretrained(folder, **settings)
     check_weights(folder, info)
     _check_dtypes(folder, model)
@@ -110,13 +122,17 @@ def import_class(name: str) -> type[PreTrainedModel]:
     """Import the subclass MODULE:CLASS of this package's translator."""
     try:
         model_class = import_object(name)
-        if issubclass(model_class, modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration):
+        if issubclass(
+            model_class, modeling_vanilla_transformer.VanillaTransformerForConditionalGeneration
+        ):
             inspect.signature(model_class).bind("its configuration")
             return model_class
         reason = "it is no subclass of VanillaTransformerForConditionalGeneration"
     except Exception as error:  # the code of the user
         reason = one_line(error)
-    raise UserError(f"model_class: {name}: {reason}; give MODULE:CLASS, such as gated:GatedTranslator")
+    raise UserError(
+        f"model_class: {name}: {reason}; give MODULE:CLASS, such as gated:GatedTranslator"
+    )
 
 
 def register_class(model_class: type[PreTrainedModel]) -> None:
@@ -140,7 +156,9 @@ def trust_code(folder: Path) -> None:
     try:
         register_class(get_class_from_dynamic_module(reference, folder, local_files_only=True))
     except Exception as error:  # the code of somebody else
-        raise UserError(f"trust_remote_code: {folder}: its class {reference} fails ({one_line(error)})") from error
+        raise UserError(
+            f"trust_remote_code: {folder}: its class {reference} fails ({one_line(error)})"
+        ) from error
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -161,16 +179,26 @@ def registered_class(folder: Path) -> type[PreTrainedModel] | None:
         return MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[kind], None)
     code = AutoModelForSeq2SeqLM.__name__ in (config.get("auto_map") or {})
     remedy = "run the code of the folder with --trust_remote_code, or give" if code else "give"
-    raise UserError(f"{folder}: model_type={kind!r} is unknown: {remedy} its class with --model_class MODULE:CLASS")
+    raise UserError(
+        f"{folder}: model_type={kind!r} is unknown: {remedy} its class with --model_class MODULE:CLASS"
+    )
 
 
 def check_model_folder(folder: Path, subclasses: bool = True) -> None:
     """Refuse a folder with whole weights of this package that do not fit the class in its config.json."""
     config = _config(folder)
-    name = (config.get("architectures") or [""])[0].removeprefix("FSDP")  # FSDP2 saves a class with this prefix
+    name = (config.get("architectures") or [""])[0].removeprefix(
+        "FSDP"
+    )  # FSDP2 saves a class with this prefix
     model_class = getattr(modeling_vanilla_transformer, name, None)
-    whole = (folder / "model.safetensors").is_file() or (folder / "model.safetensors.index.json").is_file()
-    if whole and config.get("model_type") == VanillaTransformerConfig.model_type and (model_class or subclasses):
+    whole = (folder / "model.safetensors").is_file() or (
+        folder / "model.safetensors.index.json"
+    ).is_file()
+    if (
+        whole
+        and config.get("model_type") == VanillaTransformerConfig.model_type
+        and (model_class or subclasses)
+    ):
         with reading_weights(folder):
             load_whole(model_class or registered_class(folder), folder)
 
@@ -195,11 +223,20 @@ def check_weights(folder: Path, info: Mapping[str, Any]) -> None:
 def _check_dtypes(folder: Path, model: PreTrainedModel) -> None:
     """Refuse parameters that transformers would convert from integers, unless the model is a quantised one."""
     parameters = dict(model.named_parameters())
-    for file in () if hasattr(model.config, "quantization_config") else folder.glob("model*.safetensors"):
+    for file in (
+        () if hasattr(model.config, "quantization_config") else folder.glob("model*.safetensors")
+    ):
         with safe_open(file, "pt") as tensors:
             for name in parameters.keys() & tensors.keys():
-                if (dtype := tensors.get_slice(name).get_dtype()) not in ("F64", "F32", "F16", "BF16"):
-                    raise UserError(f"{folder}: {name} is {dtype}, not F32, F16 or BF16; save the model again")
+                if (dtype := tensors.get_slice(name).get_dtype()) not in (
+                    "F64",
+                    "F32",
+                    "F16",
+                    "BF16",
+                ):
+                    raise UserError(
+                        f"{folder}: {name} is {dtype}, not F32, F16 or BF16; save the model again"
+                    )
 
 
 def _check_architecture(folder: Path, model: PreTrainedModel) -> None:
@@ -207,7 +244,10 @@ def _check_architecture(folder: Path, model: PreTrainedModel) -> None:
     if not isinstance(model, modeling_vanilla_transformer.VanillaTransformerPreTrainedModel):
         return
     for name in model.config.architectures or ():
-        if name.removeprefix("FSDP") not in (*modeling_vanilla_transformer.__all__, type(model).__name__):
+        if name.removeprefix("FSDP") not in (
+            *modeling_vanilla_transformer.__all__,
+            type(model).__name__,
+        ):
             raise UserError(
                 f"{folder}: architectures={name} in config.json is not a class of this package, and would be loaded "
                 f"as {type(model).__name__}; give its class: --model_class MODULE:CLASS, or in Python "
@@ -216,13 +256,19 @@ def _check_architecture(folder: Path, model: PreTrainedModel) -> None:
 
 
 def _device(device: str | torch.device | None) -> torch.device:
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    accelerator = (
+        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    )
     try:
         chosen = torch.device(device or accelerator or "cpu")
         torch.zeros(1, device=chosen).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         known = ["cpu"]
         if accelerator:
-            known += [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
-        raise UserError(f"device: {str(device)!r} cannot be used here; there is {', '.join(known)}") from error
+            known += [
+                f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())
+            ]
+        raise UserError(
+            f"device: {str(device)!r} cannot be used here; there is {', '.join(known)}"
+        ) from error
     return chosen

@@ -19,7 +19,9 @@ _MARKS = (
     "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0711\u0730-\u074a\u07a6-\u07b0\u07eb-\u07f3"
     rf"\u0816-\u082d\u08d3-\u0dff\u200c\u200d{UNSPACED}"
 )
-_UNIT = re.compile(rf"[\w{_MARKS}]+(?:[-'’][\w{_MARKS}]+)*|[^\w\s]")  # letters, or one punctuation mark
+_UNIT = re.compile(
+    rf"[\w{_MARKS}]+(?:[-'’][\w{_MARKS}]+)*|[^\w\s]"
+)  # letters, or one punctuation mark
 
 
 @dataclass
@@ -113,7 +115,9 @@ class Placement:
             position = max(opens, closes)
             yield Place(element, first, last, opens, position)
 
-    def _add(self, part: TranslatedPart, source_start: int, target_start: int, boundaries: list[int]) -> None:
+    def _add(
+        self, part: TranslatedPart, source_start: int, target_start: int, boundaries: list[int]
+    ) -> None:
         """The units of a part, and the links between them."""
         sources = words(part.source)
         targets = words(part.target)
@@ -140,12 +144,19 @@ class Placement:
             units = _units(part.source, word, source_start, source_cuts[i])
             linked: list[set[int]] = [set() for _ in units]
             for j in links.get(i, []):
-                for of_unit, aligned in zip(linked, self._corresponding(units, numbers[j]), strict=True):
+                for of_unit, aligned in zip(
+                    linked, self._corresponding(units, numbers[j]), strict=True
+                ):
                     of_unit.update(aligned)
             self.sources += units
             self.linked += linked
         # the full stop of a sentence is often attached to a different word
-        if sources and targets and not self.targets[-1].is_word and self.sources[-1].text == self.targets[-1].text:
+        if (
+            sources
+            and targets
+            and not self.targets[-1].is_word
+            and self.sources[-1].text == self.targets[-1].text
+        ):
             self.linked[-1].add(len(self.targets) - 1)
 
     def _corresponding(self, units: list[_Unit], numbers: list[int]) -> list[list[int]]:
@@ -157,7 +168,9 @@ class Placement:
         others = [self.targets[number] for number in numbers]
         if [unit.is_word for unit in units] == [other.is_word for other in others]:
             return [[number] for number in numbers]
-        alone = not any(unit.is_word for unit in units) or not any(other.is_word for other in others)
+        alone = not any(unit.is_word for unit in units) or not any(
+            other.is_word for other in others
+        )
         return [
             [
                 number
@@ -174,17 +187,23 @@ class Placement:
         for order, element in enumerate(outer.element.children):
             units = self._units_within(element)
             linked = (self.linked[unit] for unit in units)
-            targets = sorted({t for of_unit in linked for t in of_unit if outer.first <= t < outer.last})
+            targets = sorted(
+                {t for of_unit in linked for t in of_unit if outer.first <= t < outer.last}
+            )
             if units and units == self._units_within(outer.element):
                 spans.append((outer.first, True, order, outer.last))
             elif targets:
                 spans.append((targets[0], True, order, targets[-1] + 1))
             else:
-                points.append((self._place_of_point(element, outer), not self._sides(element)[0], order))
+                points.append(
+                    (self._place_of_point(element, outer), not self._sides(element)[0], order)
+                )
         spans.sort()
         starts = [first for first, *_ in spans]
         for at, right, order in points:
-            first, _, other, last = spans[max(0, bisect_left(starts, at) - 1)] if starts else (at, True, 0, at)
+            first, _, other, last = (
+                spans[max(0, bisect_left(starts, at) - 1)] if starts else (at, True, 0, at)
+            )
             if first < at < last:  # no element ends because of a point outside it
                 at = first if order < other else last
             spans.append((at, right, order, at))
@@ -215,7 +234,9 @@ class Placement:
         return stands_left, False
 
     def _spaces_before(self, position: int) -> int:
-        return next((n for n in range(position) if not self.source[position - n - 1].isspace()), position)
+        return next(
+            (n for n in range(position) if not self.source[position - n - 1].isspace()), position
+        )
 
     def _place_of_point(self, element: Element, outer: Place) -> int:
         """The target unit that an element without aligned units precedes."""

@@ -14,7 +14,9 @@ from .alignment import Link
 from .placement import Element, Placement, TranslatedPart, is_letter
 
 _ADDRESS_END = r"(?<![.,;:!?'’”»\]}*_])"
-_ADDRESS = rf"(?:[^\s<>\"(){UNSPACED}\u3000-\u303f\uac00-\ud7af\uff00-\uffef]|\([^\s()]*\))+{_ADDRESS_END}"
+_ADDRESS = (
+    rf"(?:[^\s<>\"(){UNSPACED}\u3000-\u303f\uac00-\ud7af\uff00-\uffef]|\([^\s()]*\))+{_ADDRESS_END}"
+)
 
 _LETTERS = rf"[^\W{UNSPACED}\uac00-\ud7af]"
 _EMOJI = "\u2190-\u21ff\u2300-\u257f\u25a0-\u27bf\u2b00-\u2bff\U0001f000-\U0001fbff"  # without ▁, which starts a piece
@@ -63,14 +65,20 @@ _BETWEEN_WORDS = (
 _IN_WORD = f"(?:{'|'.join(_IN_WORDS)})"
 _ANY = rf"(?:(?<!{_LETTERS}){_LETTERS}*{_IN_WORD}(?:{_LETTERS}*{_IN_WORD})*{_LETTERS}*|{'|'.join(_BETWEEN_WORDS)})"
 _JOINED = rf"{_ANY}(?:[-–/:.,&=+~|]?{_ANY})*"
-_SPAN = re.compile("|".join([rf"\({_JOINED}\)", rf"\[{_JOINED}\]", rf"\"{_JOINED}\"", rf"“{_JOINED}”", _JOINED]))
+_SPAN = re.compile(
+    "|".join([rf"\({_JOINED}\)", rf"\[{_JOINED}\]", rf"\"{_JOINED}\"", rf"“{_JOINED}”", _JOINED])
+)
 
 #: A character of every span, so that a sentence without spans costs no more than this search.
-_SIGN = re.compile(rf"[{{%<&@`:;#$/\\\ufe0f\u20e3{_EMOJI}]|\[[\[/A-Za-z]|\*\||\d\.\d+\.\d|[\da-fA-F]-[\da-fA-F]{{4}}-")
+_SIGN = re.compile(
+    rf"[{{%<&@`:;#$/\\\ufe0f\u20e3{_EMOJI}]|\[[\[/A-Za-z]|\*\||\d\.\d+\.\d|[\da-fA-F]-[\da-fA-F]{{4}}-"
+)
 
 #: Markup that separates words, and that of a block.
 BLOCK_TAG = r"</?(?:br|p|div|li|[uo]l|d[ltd]|h[1-6]|t[rdh]|hr|blockquote)(?![\w-])[^<>]*>"
-_SPACING = re.compile(rf"(?:&(?:nbsp|ensp|emsp|thinsp|#160|#xa0);|\\[nrt]|{BLOCK_TAG})+", re.IGNORECASE)
+_SPACING = re.compile(
+    rf"(?:&(?:nbsp|ensp|emsp|thinsp|#160|#xa0);|\\[nrt]|{BLOCK_TAG})+", re.IGNORECASE
+)
 _OF_MOSES = re.compile(r"(?:&(?:amp|apos|quot|lt|gt|#91|#93|#124);)+")
 _CLOSING = frozenset(".,;:!?)]}»”’'\"…。，、；：！？")
 _OPENING = frozenset("([{«„“‘'\"¿¡")
@@ -111,14 +119,18 @@ class Protected:
             translation: the translation of `text`.
             links: its (source word, target word) pairs, of `data.words.words`. None aligns by order.
         """
-        placement = Placement(self.text, [TranslatedPart(self.text, translation, links)], self.spans)
+        placement = Placement(
+            self.text, [TranslatedPart(self.text, translation, links)], self.spans
+        )
         numbers = {id(span): number for number, span in enumerate(self.spans)}
         removed = [0, *accumulate(self.lengths)]  # characters before each span
         restored = ""
         position = 0
         places = list[int]()
         moved = [0]  # of the spans in the translation, and characters inserted up to each
-        pairs: list[tuple[int, int]] = []  # linked characters of the sentence and the restored translation
+        pairs: list[
+            tuple[int, int]
+        ] = []  # linked characters of the sentence and the restored translation
         placed = list(placement.places())
         for place, next_place in zip(placed, [*placed[1:], None], strict=True):
             restored += translation[position : place.opens]
@@ -136,11 +148,21 @@ class Protected:
             if self.lengths[number] < len(opening):  # an entity for a space
                 position += following.isspace()
             elif restored[-1:].strip() and (restored[-1] not in _OPENING or restored[-1] == left):
-                restored += " " if before.isspace() or (is_letter(restored[-1]) and not is_letter(before)) else ""
+                restored += (
+                    " "
+                    if before.isspace() or (is_letter(restored[-1]) and not is_letter(before))
+                    else ""
+                )
             pairs += [(start + begin, len(restored) + begin) for begin, _ in words(core)]
             restored += core
-            apart = after.isspace() and following.strip() and (following not in _CLOSING or following == right)
-            touches = position > place.opens or (next_place is not None and next_place.opens == position)
+            apart = (
+                after.isspace()
+                and following.strip()
+                and (following not in _CLOSING or following == right)
+            )
+            touches = position > place.opens or (
+                next_place is not None and next_place.opens == position
+            )
             if not touches and (apart or (is_letter(following) and not is_letter(after))):
                 restored += " "
             places.append(place.opens)
@@ -149,7 +171,11 @@ class Protected:
         sources = _starts(self.text, words)
         targets = _starts(translation, words)
         starts = [span.start for span in self.spans]
-        for i, j in links if links is not None else zip(range(len(sources)), range(len(targets)), strict=False):
+        for i, j in (
+            links
+            if links is not None
+            else zip(range(len(sources)), range(len(targets)), strict=False)
+        ):
             if i < len(sources) and j < len(targets):
                 in_sentence = sources[i] + removed[bisect_right(starts, sources[i])]
                 pairs.append((in_sentence, targets[j] + moved[bisect_right(places, targets[j])]))
@@ -159,7 +185,9 @@ class Protected:
 def knows_escapes(vocabulary: Iterable[str]) -> bool:
     """Return whether a model was trained on text that Moses has escaped, in which &apos; and &quot; are words."""
     tokens = {token.strip("Ġ▁ ") for token in vocabulary}
-    return {"apos", "quot"} <= tokens or any("&apos" in token or "&quot" in token for token in tokens)
+    return {"apos", "quot"} <= tokens or any(
+        "&apos" in token or "&quot" in token for token in tokens
+    )
 
 
 def protect(sentence: str, escaped: bool = False) -> Protected | None:
@@ -180,8 +208,14 @@ def protect(sentence: str, escaped: bool = False) -> Protected | None:
         position = match.end()
         opening = match[0]
         after = sentence[position : position + 1]
-        follows = spans and spans[-1].start == len(text)  # no space between this span and the one before
-        if not follows and text[-1:].isspace() and (not after or after.isspace() or after in _CLOSING):
+        follows = spans and spans[-1].start == len(
+            text
+        )  # no space between this span and the one before
+        if (
+            not follows
+            and text[-1:].isspace()
+            and (not after or after.isspace() or after in _CLOSING)
+        ):
             text, opening = text[:-1], text[-1] + opening
         elif not text.strip() and after.isspace():
             position = position + 1
@@ -194,7 +228,9 @@ def protect(sentence: str, escaped: bool = False) -> Protected | None:
     return Protected(sentence, text, spans, lengths) if spans and _has_letter(text) else None
 
 
-def word_links(pairs: Iterable[tuple[int, int]], source: str, target: str, split: WordSplitter = words) -> list[Link]:
+def word_links(
+    pairs: Iterable[tuple[int, int]], source: str, target: str, split: WordSplitter = words
+) -> list[Link]:
     """The links between the words that contain linked characters."""
     sources = _starts(source, split)
     targets = _starts(target, split)
@@ -205,7 +241,9 @@ def white_space_links(links: Iterable[Link], source: str, target: str) -> list[L
     """Links between words of `data.words.words` as links between words that white space separates."""
     sources = _starts(source, words)
     targets = _starts(target, words)
-    return word_links([(sources[i], targets[j]) for i, j in links], source, target, white_space_words)
+    return word_links(
+        [(sources[i], targets[j]) for i, j in links], source, target, white_space_words
+    )
 
 
 def _starts(text: str, split: WordSplitter) -> list[int]:

@@ -33,7 +33,11 @@ class RayPool:
     """
 
     def __init__(
-        self, address: str, load: Callable[[], Translator], workers: int | None = None, device: str | None = None
+        self,
+        address: str,
+        load: Callable[[], Translator],
+        workers: int | None = None,
+        device: str | None = None,
     ):
         self.address = address
         self.load = load
@@ -53,14 +57,19 @@ class RayPool:
             gpus = 0 if self.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
             count = gpus or max(1, int(ray.cluster_resources().get("CPU", 1)) // self.workers)
             worker = ray.remote(_Worker).options(
-                num_cpus=self.workers, num_gpus=int(gpus > 0), max_restarts=-1, max_task_retries=MAX_RETRIES
+                num_cpus=self.workers,
+                num_gpus=int(gpus > 0),
+                max_restarts=-1,
+                max_task_retries=MAX_RETRIES,
             )
             actors = [worker.remote(self.load, function, fingerprint) for _ in range(count)]
             # a second job for each worker, so that none waits for this process
             idle = chain.from_iterable(repeat(actors, 2))
             jobs = iter(jobs)
             running = {actor.run.remote(job): actor for actor, job in zip(idle, jobs, strict=False)}
-            del actors, idle  # Ray ends a worker without a handle, which frees its cores for one that is restarted
+            # Ray ends a worker without a handle, which frees its cores for one that is restarted
+            del actors
+            del idle
             while running:
                 [done], _ = ray.wait(list(running))
                 actor = running.pop(done)
@@ -80,9 +89,22 @@ class RayPool:
                 socket.create_connection((host.rpartition("/")[2], int(port)), timeout=10).close()
                 _check_token(self.address)
             dashboard = False if self.address == "local" else None
-            ray.init(self.address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.WARNING)
-        except (OSError, ValueError, RuntimeError, subprocess.TimeoutExpired, ray.exceptions.RayError) as error:
-            raise UserError(f"ray: cannot connect to a cluster at {self.address} ({one_line(error)})") from error
+            ray.init(
+                self.address,
+                include_dashboard=dashboard,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
+        except (
+            OSError,
+            ValueError,
+            RuntimeError,
+            subprocess.TimeoutExpired,
+            ray.exceptions.RayError,
+        ) as error:
+            raise UserError(
+                f"ray: cannot connect to a cluster at {self.address} ({one_line(error)})"
+            ) from error
         try:
             yield ray
         except ray.exceptions.RayTaskError as error:
@@ -100,13 +122,20 @@ def _check_token(address: str) -> None:
     command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
     status = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if status.returncode and "authentication token" in status.stderr.lower():
-        raise ConnectionError("it has a token: set RAY_AUTH_MODE=token, with RAY_AUTH_TOKEN or ~/.ray/auth_token")
+        raise ConnectionError(
+            "it has a token: set RAY_AUTH_MODE=token, with RAY_AUTH_TOKEN or ~/.ray/auth_token"
+        )
 
 
 class _Worker:
     """An actor with a translator."""
 
-    def __init__(self, load: Callable[[], Translator], function: Callable[[Translator, Any], Any], fingerprint: str):
+    def __init__(
+        self,
+        load: Callable[[], Translator],
+        function: Callable[[Translator, Any], Any],
+        fingerprint: str,
+    ):
         self.load = load
         self.function = function
         self.fingerprint = fingerprint

@@ -58,8 +58,13 @@ def score_translations_of(
             placed = next_places(places, len(window))
             with TOKENIZER_LOCK:
                 texts = [target for _, target in window]
-                targets = directions.encode_targets(tokenizer, texts, [direction for _, direction in placed])
-            sources = [translator.encode(source, *place) for (source, _), place in zip(window, placed, strict=True)]
+                targets = directions.encode_targets(
+                    tokenizer, texts, [direction for _, direction in placed]
+                )
+            sources = [
+                translator.encode(source, *place)
+                for (source, _), place in zip(window, placed, strict=True)
+            ]
             for i, (source, target) in enumerate(window):
                 line, _ = placed[i]
                 unknown.check("source", translator.source_tokenizer, source, sources[i], line)

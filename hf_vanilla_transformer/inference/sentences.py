@@ -43,12 +43,19 @@ def read_codes(path: str | Path | None) -> dict[str, Iterator[str | None]]:
     if path is None or not is_readable(Path(path)):
         return {}
     first = next((row for _, row in read_rows(Path(path), {})), None)
-    names = [name for name in ("source_lang", "target_lang") if isinstance(first, Mapping) and name in first]
+    names = [
+        name
+        for name in ("source_lang", "target_lang")
+        if isinstance(first, Mapping) and name in first
+    ]
     return {name: _column(Path(path), name) for name in names}
 
 
 def _column(path: Path, name: str) -> Iterator[str | None]:
-    return (row.get(name) or None if isinstance(row, Mapping) else None for _, row in read_rows(path, {}))
+    return (
+        row.get(name) or None if isinstance(row, Mapping) else None
+        for _, row in read_rows(path, {})
+    )
 
 
 def read_sentence_pairs(
@@ -62,7 +69,11 @@ def read_sentence_pairs(
         source, target: as `path` of `read_sentences`.
     """
     columns = columns or Columns()
-    if source is not None and Path(source).resolve() == Path(target).resolve() and has_pairs(Path(target)):
+    if (
+        source is not None
+        and Path(source).resolve() == Path(target).resolve()
+        and has_pairs(Path(target))
+    ):
         pairs, report = load_pairs(source, **asdict(columns))
         if isinstance(report, PairReport) and report.dropped:
             logger.warning("%s: %s", source, report.summary())
@@ -72,7 +83,9 @@ def read_sentence_pairs(
         targets = list(read_sentences(target, "target", columns))
     if len(sources) != len(targets):
         name = source or "standard input"
-        raise UserError(f"{name} has {len(sources)} lines, {target} has {len(targets)}: each needs its other")
+        raise UserError(
+            f"{name} has {len(sources)} lines, {target} has {len(targets)}: each needs its other"
+        )
     return sources, targets
 
 

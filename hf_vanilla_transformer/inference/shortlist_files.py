@@ -51,7 +51,9 @@ def read_shortlist(path: str | os.PathLike, translator: Any) -> Shortlist:
             else:
                 always.update(ids)
         except KeyError as error:
-            problem = f"{error} is no token of this model; build one with: vanilla-transformer shortlist"
+            problem = (
+                f"{error} is no token of this model; build one with: vanilla-transformer shortlist"
+            )
             raise UserError(f"shortlist: {path}, line {number}: {problem}") from None
     size = len(target_tokens)
     always_ids = torch.tensor(sorted(token for token in always if token < size))
@@ -105,14 +107,23 @@ def write_shortlist(
                 counts.setdefault(source[i], Counter())[target[j]] += 1
     names = tokens_of_sides(translator.model.config, *tokenizers)
     writable = [
-        {i for i, name in enumerate(names[side]) if _WRITABLE.fullmatch(name)} - {*tokenizers[side].all_special_ids}
+        {i for i, name in enumerate(names[side]) if _WRITABLE.fullmatch(name)}
+        - {*tokenizers[side].all_special_ids}
         for side in (0, 1)
     ]
     ranked = {"": totals.most_common(frequent)}
-    ranked |= {names[0][token]: counts[token].most_common(best) for token in sorted(writable[0] & counts.keys())}
-    with atomic_file(Path(path)) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as stream:
+    ranked |= {
+        names[0][token]: counts[token].most_common(best)
+        for token in sorted(writable[0] & counts.keys())
+    }
+    with (
+        atomic_file(Path(path)) as temporary,
+        open(temporary, "w", encoding="utf-8", newline="\n") as stream,
+    ):
         for name, candidates in ranked.items():
-            stream.write(f"{name}\t{' '.join(names[1][token] for token, _ in candidates if token in writable[1])}\n")
+            stream.write(
+                f"{name}\t{' '.join(names[1][token] for token, _ in candidates if token in writable[1])}\n"
+            )
     return len(ranked) - 1
 
 
@@ -133,7 +144,9 @@ def _aligned(
             zip_longest(encoded, read_lines(require_file(Path(alignment)))), start=1
         ):
             if pair is None or line is None or not _LINKS.fullmatch(line):
-                raise UserError(f"alignment: {alignment}, line {number}: each pair needs a line such as 0-0 1-2")
+                raise UserError(
+                    f"alignment: {alignment}, line {number}: each pair needs a line such as 0-0 1-2"
+                )
             yield *pair, {tuple(map(int, link.split("-"))) for link in line.split()}
         return
     while window := list(islice(encoded, _WINDOW)):

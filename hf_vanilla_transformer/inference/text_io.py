@@ -35,7 +35,9 @@ def read_lines(path: str | Path | None = None) -> Iterator[str]:
     """
     if path is None or str(path) == "-":
         yield from _decode(sys.stdin.buffer, "standard input")
-    elif Path(path).is_fifo():  # such as the shell's `<(zcat file)`: testing for gzip would consume its first bytes
+    elif (
+        Path(path).is_fifo()
+    ):  # such as the shell's `<(zcat file)`: testing for gzip would consume its first bytes
         with open(path, "rb") as stream:
             yield from _decode(stream, str(path))
     else:
@@ -95,7 +97,9 @@ def row_writer(path: str | Path, **columns: type) -> Iterator[Callable[[dict[str
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    schema = pa.schema({name: {str: pa.string(), int: pa.int64()}[kind] for name, kind in columns.items()})
+    schema = pa.schema(
+        {name: {str: pa.string(), int: pa.int64()}[kind] for name, kind in columns.items()}
+    )
     rows: list[dict[str, Any]] = []
     with open_to_write(path) as stream, parquet.ParquetWriter(stream, schema) as file:
 

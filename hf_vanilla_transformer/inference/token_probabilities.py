@@ -36,10 +36,14 @@ def token_log_probabilities(
         batch = targets[start : start + step]
         ids = {"input_ids": list(map(list, sources[start : start + step]))}
         source = source_tokenizer.pad(ids, return_tensors="pt").to(models[0].device)
-        tokens = pad_sequence([torch.tensor(target) for target in batch], batch_first=True).to(models[0].device)
+        tokens = pad_sequence([torch.tensor(target) for target in batch], batch_first=True).to(
+            models[0].device
+        )
         log_probabilities: list[Tensor] = []
         for model in models:
-            logits = model(**source, decoder_input_ids=decoder_inputs(model, batch), use_cache=False).logits
+            logits = model(
+                **source, decoder_input_ids=decoder_inputs(model, batch), use_cache=False
+            ).logits
             chosen = logits.gather(2, tokens[..., None]).squeeze(2).float()  # (B, T, V) -> (B, T)
             log_probabilities.append(chosen - logits.float().logsumexp(dim=2))
         # the log of the mean probability

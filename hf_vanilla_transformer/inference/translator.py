@@ -76,7 +76,9 @@ class Translator:
     ) -> None:
         check_at_least_one(workers=workers)
         if ensemble and shortlist is not None:
-            raise UserError(f"shortlist: {shortlist} is for one model; leave it out, or the other models")
+            raise UserError(
+                f"shortlist: {shortlist} is for one model; leave it out, or the other models"
+            )
         self.model = model
         self.models = [model, *ensemble]
         self.workers = workers
@@ -128,11 +130,15 @@ class Translator:
         members = []
         for other in ensemble:
             if tokenizer_digest(load_tokenizers(Path(other))) != tokenizer_digest((source, target)):
-                raise UserError(f"{other}: its tokenizer differs from that of {directory}; an ensemble shares one")
+                raise UserError(
+                    f"{other}: its tokenizer differs from that of {directory}; an ensemble shares one"
+                )
             members.append(load_model(other, model.device, model.dtype, trust_remote_code))
         return cls(model, source, target, members, workers, shortlist)
 
-    def directed(self, source_lang: str | None = None, target_lang: str | None = None) -> "Translator":
+    def directed(
+        self, source_lang: str | None = None, target_lang: str | None = None
+    ) -> "Translator":
         """A translator with the same model of many languages that translates in this direction by default.
 
         Raises:
@@ -207,8 +213,12 @@ class Translator:
             UserError: at once for wrong arguments, later for a wrong item or one that is too long.
         """
         if isinstance(sentences, str):
-            raise UserError("sentences: an iterable of strings is needed, not one string; put it in a list")
-        check_at_least_one(batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, n_best=n_best)
+            raise UserError(
+                "sentences: an iterable of strings is needed, not one string; put it in a list"
+            )
+        check_at_least_one(
+            batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, n_best=n_best
+        )
         settings, penalty = self._search_settings(generate_kwargs, n_best, scores)
         request = TranslationRequest(
             batch_size=batch_size,
@@ -220,21 +230,40 @@ class Translator:
             protect=protect,
             words=alignment_words,
             marks=self.directions.marks(source_lang, target_lang),
-            has_codes=not all(codes is None or isinstance(codes, str) for codes in (source_lang, target_lang)),
+            has_codes=not all(
+                codes is None or isinstance(codes, str) for codes in (source_lang, target_lang)
+            ),
             penalty=penalty or self._transformers_penalty(settings),
         )
-        first, numbers = (first_line, count(first_line)) if isinstance(first_line, int) else (1, iter(first_line))
+        first, numbers = (
+            (first_line, count(first_line))
+            if isinstance(first_line, int)
+            else (1, iter(first_line))
+        )
         directions = self.directions.each(source_lang, target_lang)
-        return self._stream(with_prefixes(sentences, prefixes, first), zip(numbers, directions, strict=False), request)
+        return self._stream(
+            with_prefixes(sentences, prefixes, first),
+            zip(numbers, directions, strict=False),
+            request,
+        )
 
-    def describe(self, batch_size: int = 64, max_tokens_per_batch: int = MAX_TOKENS, **given: Any) -> dict[str, Any]:
+    def describe(
+        self, batch_size: int = 64, max_tokens_per_batch: int = MAX_TOKENS, **given: Any
+    ) -> dict[str, Any]:
         """The settings that `translate` uses with these arguments, defaults filled in, to report with a score."""
         defaults = self.model.generation_config
-        engine, dtype = getattr(self.model, "inference_engine", None), str(self.model.dtype).removeprefix("torch.")
+        engine, dtype = (
+            getattr(self.model, "inference_engine", None),
+            str(self.model.dtype).removeprefix("torch."),
+        )
         alpha = getattr(defaults, "paper_length_penalty", None)
         formula = 1.0 if alpha is None else f"((5 + length) / 6)^{alpha}"
         longest = given.get("max_new_tokens") or defaults.max_new_tokens
-        penalties = given.get("length_penalty"), defaults.to_diff_dict().get("length_penalty"), formula
+        penalties = (
+            given.get("length_penalty"),
+            defaults.to_diff_dict().get("length_penalty"),
+            formula,
+        )
         return {
             "batch_size": batch_size,
             "max_tokens_per_batch": max_tokens_per_batch,
@@ -242,26 +271,36 @@ class Translator:
             "max_new_tokens": longest or f"source + {MAX_LENGTH_OVER_SOURCE}",
             "length_penalty": next(penalty for penalty in penalties if penalty is not None),
             "device": str(self.model.device),
-            "dtype": f"{dtype}, products in {engine.quantization}" if engine and engine.quantization else dtype,
+            "dtype": f"{dtype}, products in {engine.quantization}"
+            if engine and engine.quantization
+            else dtype,
         }
 
     def _search_settings(
         self, settings: dict[str, Any], n_best: int, scores: bool
     ) -> tuple[dict[str, Any], LengthPenalty | None]:
         """Arguments of `generate`, and the length penalty of this package's search, None if it does not cover them."""
-        check_at_least_one(num_beams=settings.get("num_beams"), max_new_tokens=settings.get("max_new_tokens"))
+        check_at_least_one(
+            num_beams=settings.get("num_beams"), max_new_tokens=settings.get("max_new_tokens")
+        )
         check_repetition(settings)
         settings = {name: value for name, value in settings.items() if value is not None}
         beams = settings.get("num_beams") or self.model.generation_config.num_beams or 1
         if n_best > beams and not settings.get("do_sample"):
-            raise UserError(f"n_best: {n_best} translations need num_beams to be at least {n_best}; it is {beams}")
+            raise UserError(
+                f"n_best: {n_best} translations need num_beams to be at least {n_best}; it is {beams}"
+            )
         if settings.keys() & {"num_return_sequences", "return_dict_in_generate"}:
-            raise UserError("drop num_return_sequences and return_dict_in_generate; n_best of translate_nbest is both")
+            raise UserError(
+                "drop num_return_sequences and return_dict_in_generate; n_best of translate_nbest is both"
+            )
         settings = settings | {"return_dict_in_generate": True}
         if n_best > 1:
             settings["num_return_sequences"] = n_best
         if isinstance(self.model, VanillaTransformerForConditionalGeneration):
-            search, planned, _ = plan_search(self.model, None, settings.get("generation_config"), settings)
+            search, planned, _ = plan_search(
+                self.model, None, settings.get("generation_config"), settings
+            )
             if search is not None:
                 return settings, search.keywords["penalty"]
             if "length_penalty" in planned:
@@ -313,23 +352,38 @@ class Translator:
         """Translate the sentences without their protected spans, and put the spans back."""
         for line, _ in window:
             _blank(line)  # refuses what is no string
-        spans = {i: found for i, (line, _) in enumerate(window) if (found := protect(line, self.escaped))}
-        verbatim = {i for i, (line, _) in enumerate(window) if i not in spans and not has_words(line)}
+        spans = {
+            i: found for i, (line, _) in enumerate(window) if (found := protect(line, self.escaped))
+        }
+        verbatim = {
+            i for i, (line, _) in enumerate(window) if i not in spans and not has_words(line)
+        }
         plain = [
-            ("", prefix) if i in spans or i in verbatim else (line, prefix) for i, (line, prefix) in enumerate(window)
+            ("", prefix) if i in spans or i in verbatim else (line, prefix)
+            for i, (line, prefix) in enumerate(window)
         ]
         results = self._translate_window(plain, places, request, unknown)
         for i in verbatim:
             line, prefix = window[i]
-            links = None if request.alignment_layer is None else [(j, j) for j in range(len(request.words(line)))]
-            results[i] = [replace(results[i][0], text=prefix or line.strip(), alignment=[] if prefix else links)]
+            links = (
+                None
+                if request.alignment_layer is None
+                else [(j, j) for j in range(len(request.words(line)))]
+            )
+            results[i] = [
+                replace(
+                    results[i][0], text=prefix or line.strip(), alignment=[] if prefix else links
+                )
+            ]
         if not spans:
             return results
         try:
             layer = request.alignment_layer or chosen_layer(self.model, None)
         except UserError:  # not a model of this package
             layer = None
-        shortened = [(spans[i].text if i in spans else "", prefix) for i, (_, prefix) in enumerate(window)]
+        shortened = [
+            (spans[i].text if i in spans else "", prefix) for i, (_, prefix) in enumerate(window)
+        ]
         aligning = replace(request, alignment_layer=layer, words=words)
         aligned = self._translate_window(shortened, places, aligning, unknown)
         for i, sentence in spans.items():
@@ -351,7 +405,9 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         no_alignment: list[Any] | None = None if request.alignment_layer is None else []
         no_tokens: list[Any] | None = [] if request.probabilities else None
-        results = [[Hypothesis(prefix, 0.0, no_alignment, no_tokens, no_tokens)] for _, prefix in window]
+        results = [
+            [Hypothesis(prefix, 0.0, no_alignment, no_tokens, no_tokens)] for _, prefix in window
+        ]
         sentences = {
             i: EncodedSentence(self.encode(line, *place), self.encode_prefix(prefix, *place))
             for i, ((line, prefix), place) in enumerate(zip(window, places, strict=True))
@@ -363,13 +419,19 @@ class Translator:
             unknown.check("source", self.source_tokenizer, line, sentence.source, number)
             unknown.check("prefix", self.target_tokenizer, prefix, sentence.prefix, number)
         workers = 1 if not request.refill else self.workers or worker_count(self.model)
-        jobs = search_jobs(sentences, request.batch_size, request.max_tokens, request.refill, workers)
+        jobs = search_jobs(
+            sentences, request.batch_size, request.max_tokens, request.refill, workers
+        )
         stop, models = threading.Event(), self._searched_models()
 
         def search(job: SearchJob) -> list[list[Hypothesis]]:
-            return self._search_in_memory(models, [sentences[i] for i in job.indices], job.batch_size, request, stop)
+            return self._search_in_memory(
+                models, [sentences[i] for i in job.indices], job.batch_size, request, stop
+            )
 
-        for job, translations in zip(jobs, map_in_threads(search, jobs, workers, stop), strict=True):
+        for job, translations in zip(
+            jobs, map_in_threads(search, jobs, workers, stop), strict=True
+        ):
             for i, hypotheses in zip(job.indices, translations, strict=True):
                 results[i] = hypotheses
         set_here = {"max_new_tokens", "max_length"} & request.settings.keys()
@@ -400,7 +462,9 @@ class Translator:
             models[0] = with_shortlist(models[0], self.shortlist)
         return models
 
-    def encode(self, line: str, line_number: int = 1, direction: Direction | None = None) -> list[int]:
+    def encode(
+        self, line: str, line_number: int = 1, direction: Direction | None = None
+    ) -> list[int]:
         """Token ids of a source sentence, with the mark of its direction. `line_number` is for errors."""
         with TOKENIZER_LOCK:
             ids = self.source_tokenizer(source_text(line, self.source_tokenizer))["input_ids"]
@@ -411,13 +475,17 @@ class Translator:
             )
         return ids
 
-    def encode_prefix(self, prefix: str, line_number: int = 1, direction: Direction | None = None) -> list[int]:
+    def encode_prefix(
+        self, prefix: str, line_number: int = 1, direction: Direction | None = None
+    ) -> list[int]:
         """Token ids that a translation must begin with: the mark of its language, and the text of a prefix."""
         direction = direction or self.directions.default
         if not prefix.strip():
             return self.directions.prefix(direction)
         with TOKENIZER_LOCK:
-            (ids,) = self.directions.encode_targets(self.target_tokenizer, [prefix.strip()], [direction], ends=False)
+            (ids,) = self.directions.encode_targets(
+                self.target_tokenizer, [prefix.strip()], [direction], ends=False
+            )
         if len(ids) >= (limit := self.position_limit() or math.inf):
             raise UserError(
                 f"line {line_number}: a prefix of {len(ids)} tokens, but the model has {limit} positions only"
@@ -456,7 +524,10 @@ class Translator:
                     raise
             smaller = batch_size // 2
             logger.warning(
-                "%s has no memory for %d sentences at once: translating %d", self.model.device, batch_size, smaller
+                "%s has no memory for %d sentences at once: translating %d",
+                self.model.device,
+                batch_size,
+                smaller,
             )
             batch_size = smaller
 
@@ -477,7 +548,9 @@ class Translator:
             """Ids and mask (B, S) of the sources, and the first tokens (B, 1 + P) of the translations."""
             ids = {"input_ids": [sentence.source for sentence in batch]}
             both = self.source_tokenizer.pad(ids, return_tensors="pt").to(device)
-            prefixes = [[self.model.config.decoder_start_token_id, *sentence.prefix] for sentence in batch]
+            prefixes = [
+                [self.model.config.decoder_start_token_id, *sentence.prefix] for sentence in batch
+            ]
             return both["input_ids"], both["attention_mask"], torch.tensor(prefixes, device=device)
 
         def next_batch(count: int) -> tuple[torch.Tensor, ...] | None:
@@ -493,7 +566,9 @@ class Translator:
         limit = self.position_limit()
         if limit is not None and not self.model.generation_config.max_new_tokens:
             # the start token takes the first position. The last token is never fed back
-            arguments["max_new_tokens"] = min(input_ids.shape[1] + MAX_LENGTH_OVER_SOURCE, limit - prefix_length)
+            arguments["max_new_tokens"] = min(
+                input_ids.shape[1] + MAX_LENGTH_OVER_SOURCE, limit - prefix_length
+            )
         engine = getattr(models[0], "inference_engine", None)
         compiled = getattr(engine, "compile", False)  # for one number of threads
         with nullcontext() if compiled else on_fitting_threads():
@@ -501,11 +576,21 @@ class Translator:
         return self._hypotheses(models, sources, output, 1 + prefix_length, request)
 
     def _hypotheses(
-        self, models: list[Any], sources: list[list[int]], output: Any, given: int, request: TranslationRequest
+        self,
+        models: list[Any],
+        sources: list[list[int]],
+        output: Any,
+        given: int,
+        request: TranslationRequest,
     ) -> list[list[Hypothesis]]:
         """The output of `generate` for each source. The first `given` tokens of each sequence were forced."""
-        sequences, scores = output.sequences, getattr(output, "sequences_scores", None)  # (B · n_best, T)
-        texts = self.target_tokenizer.batch_decode(sequences[:, 1 + self.directions.prefix_length :], **AS_TEXT)
+        sequences, scores = (
+            output.sequences,
+            getattr(output, "sequences_scores", None),
+        )  # (B · n_best, T)
+        texts = self.target_tokenizer.batch_decode(
+            sequences[:, 1 + self.directions.prefix_length :], **AS_TEXT
+        )
         n_best = len(texts) // len(sources)
         nothing: list[Any] = [None] * len(texts)
         alignments, tokens, probabilities = nothing, nothing, nothing
@@ -515,7 +600,9 @@ class Translator:
             if request.alignment_layer is not None:
                 tokenizers = self.source_tokenizer, self.target_tokenizer
                 layer = request.alignment_layer
-                alignments = align(models[0], *tokenizers, repeated, targets, layer, request.words, request.marks)
+                alignments = align(
+                    models[0], *tokenizers, repeated, targets, layer, request.words, request.marks
+                )
             if request.probabilities:
                 tokens = [readable_tokens(self.target_tokenizer, target) for target in targets]
                 rows = token_log_probabilities(models, self.source_tokenizer, repeated, targets)
@@ -527,12 +614,28 @@ class Translator:
         lengths = self._lengths(is_end)
         log_probabilities = nothing
         if scores is not None:
-            log_probabilities = (scores * request.penalty(lengths + request.penalty.counted)).tolist()
+            log_probabilities = (
+                scores * request.penalty(lengths + request.penalty.counted)
+            ).tolist()
         elif request.probabilities:
             log_probabilities = [sum(map(math.log, row)) for row in probabilities]
-        ranked = list(map(Hypothesis, texts, all_scores, alignments, tokens, probabilities, log_probabilities, ended))
+        ranked = list(
+            map(
+                Hypothesis,
+                texts,
+                all_scores,
+                alignments,
+                tokens,
+                probabilities,
+                log_probabilities,
+                ended,
+            )
+        )
         grouped = [ranked[start : start + n_best] for start in range(0, len(ranked), n_best)]
-        return [[one for rank, one in enumerate(group) if not rank or is_hypothesis(one.score)] for group in grouped]
+        return [
+            [one for rank, one in enumerate(group) if not rank or is_hypothesis(one.score)]
+            for group in grouped
+        ]
 
     @staticmethod
     def _lengths(is_end: torch.Tensor) -> torch.Tensor:
@@ -551,7 +654,9 @@ class Translator:
         """Sequences up to their end-of-sentence tokens. The first `given` tokens were forced."""
         targets = []
         for row in sequences:
-            end = next((i + 1 for i in range(given, len(row)) if row[i] in self.end_tokens), len(row))
+            end = next(
+                (i + 1 for i in range(given, len(row)) if row[i] in self.end_tokens), len(row)
+            )
             targets.append(row[1:end])  # without the start token
         return targets
 

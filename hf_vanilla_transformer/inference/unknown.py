@@ -31,7 +31,12 @@ class UnknownSymbols:
         self._sides: dict[str, _Lines] = {}
 
     def check(
-        self, side: str, tokenizer: PreTrainedTokenizerBase, text: str, token_ids: Sequence[int], line: int
+        self,
+        side: str,
+        tokenizer: PreTrainedTokenizerBase,
+        text: str,
+        token_ids: Sequence[int],
+        line: int,
     ) -> None:
         """Count a line if it has an unknown symbol.
 

@@ -54,7 +54,9 @@ def map_in_threads(
         yield from map(function, jobs)
         return
     # torch keeps its number of threads per thread, but MKL per process
-    pool = ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(max(1, threads // workers)))
+    pool = ThreadPoolExecutor(
+        workers, initializer=lambda: torch.set_num_threads(max(1, threads // workers))
+    )
     try:
         yield from pool.map(function, jobs)
     except BaseException:

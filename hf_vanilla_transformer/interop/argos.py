@@ -23,13 +23,21 @@ from . import ctranslate2
 from .search_settings import check_search, ends, shortest
 
 #: Generation settings that Argos applies. It has a different search.
-APPLIED = {"min_length", "min_new_tokens", "bad_words_ids", "suppress_tokens", "forced_eos_token_id"}
+APPLIED = {
+    "min_length",
+    "min_new_tokens",
+    "bad_words_ids",
+    "suppress_tokens",
+    "forced_eos_token_id",
+}
 
 _CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z]{2,4})?")
 _DATE = (1980, 1, 1, 0, 0, 0)  # for every member, so that the same model gives the same file
 
 
-def write(model: Any, folder: str | Path, output: Path, languages: Any, quantization: str | None = None) -> None:
+def write(
+    model: Any, folder: str | Path, output: Path, languages: Any, quantization: str | None = None
+) -> None:
     """Write the model in `folder` as an .argosmodel.
 
     Args:
@@ -39,8 +47,12 @@ def write(model: Any, folder: str | Path, output: Path, languages: Any, quantiza
         quantization: see `ctranslate2.convert`.
     """
     codes = list(languages or model_languages(folder) or ())
-    if len(codes) != 2 or not all(isinstance(code, str) and _CODE.fullmatch(code) for code in codes):
-        raise UserError(f"languages={shown(codes)}: two codes are needed, of source and target, such as en de")
+    if len(codes) != 2 or not all(
+        isinstance(code, str) and _CODE.fullmatch(code) for code in codes
+    ):
+        raise UserError(
+            f"languages={shown(codes)}: two codes are needed, of source and target, such as en de"
+        )
     source, target = codes
     _refuse_settings(model)
     tokenizer, _ = load_tokenizers(folder)
@@ -62,15 +74,22 @@ def write(model: Any, folder: str | Path, output: Path, languages: Any, quantiza
     directions = Directions(tokenizer, tokenizer)
     if directions.prefix_length:
         directions.check((source, target))
-        metadata["target_prefix"] = tokenizer.convert_ids_to_tokens(directions.prefix((source, target))[0])
+        metadata["target_prefix"] = tokenizer.convert_ids_to_tokens(
+            directions.prefix((source, target))[0]
+        )
     name = f"translate-{source}_{target}-1_0"
     content["metadata.json"] = json.dumps(metadata, indent=2).encode()
     with tempfile.TemporaryDirectory() as temporary:
         converted = ctranslate2.convert(folder, Path(temporary) / "model", quantization)
-        content |= {f"model/{file.name}": file.read_bytes() for file in sorted(converted.glob("*vocabulary.*"))}
+        content |= {
+            f"model/{file.name}": file.read_bytes()
+            for file in sorted(converted.glob("*vocabulary.*"))
+        }
         content["model/model.bin"] = (converted / "model.bin").read_bytes()
         # Argos passes the pieces of a sentence without its end
-        config = json.loads((converted / "config.json").read_text(encoding="utf-8")) | {"add_source_eos": True}
+        config = json.loads((converted / "config.json").read_text(encoding="utf-8")) | {
+            "add_source_eos": True
+        }
         content["model/config.json"] = json.dumps(config, indent=2).encode()
     with zipfile.ZipFile(output, "w") as archive:
         for file, data in content.items():
@@ -86,4 +105,6 @@ def _refuse_settings(model: Any) -> None:
         f"eos_token_id={ends(settings)}": len(ends(settings)) > 1,
     }
     if refused := [reason for reason, is_true in reasons.items() if is_true]:
-        raise UserError(f"generation_config.json: {refused[0]}: Argos Translate cannot apply it; change or remove it")
+        raise UserError(
+            f"generation_config.json: {refused[0]}: Argos Translate cannot apply it; change or remove it"
+        )

@@ -29,7 +29,12 @@ FORMATS = {
 
 
 def convert(
-    source_format: str, source: str | Path, output: str | Path, overwrite: bool = False, /, **options: Any
+    source_format: str,
+    source: str | Path,
+    output: str | Path,
+    overwrite: bool = False,
+    /,
+    **options: Any,
 ) -> str:
     """Read a toolkit's checkpoint, write it as a model folder and return one line about it.
 
@@ -50,7 +55,9 @@ def convert(
     types = get_type_hints(read)
     for name, value in options.items():
         if name not in known:
-            raise UserError(f"{name}: {source_format} has no such option; it has {', '.join(known) or 'none'}")
+            raise UserError(
+                f"{name}: {source_format} has no such option; it has {', '.join(known) or 'none'}"
+            )
         options[name] = _parsed(name, value, get_args(types[name]) or (types[name],))
     output = Path(output)
     require_new(output, overwrite)
@@ -65,7 +72,9 @@ def convert(
             if converted.tokenizer is not None:
                 save_tokenizers(folder, converted.tokenizer, converted.target_tokenizer)
     parameters = sum(parameter.numel() for parameter in converted.model.parameters())
-    tokenizer = "with its tokenizer" if converted.tokenizer else "without a tokenizer: the files have none"
+    tokenizer = (
+        "with its tokenizer" if converted.tokenizer else "without a tokenizer: the files have none"
+    )
     notes = f" ({'; '.join(converted.notes)})" if converted.notes else ""
     return f"{output}: {parameters:,} parameters, {tokenizer}{notes}"
 
@@ -73,7 +82,9 @@ def convert(
 def _parsed(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
     """The value of an option as one of its types. Raises a UserError if it is none of them."""
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    parsers: dict[type, tuple[str, Any]] = {bool: ("true or false", lambda text: words[text.lower()])}
+    parsers: dict[type, tuple[str, Any]] = {
+        bool: ("true or false", lambda text: words[text.lower()])
+    }
     parsers |= {int: ("a whole number", int), float: ("a number", float), str: ("text", str)}
     kind = next(kind for kind in parsers if kind in kinds)
     needed, parse = parsers[kind]
@@ -81,7 +92,10 @@ def _parsed(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
         with suppress(ValueError, KeyError):
             value = parse(value)
     is_kind = isinstance(value, (*kinds, int) if kind is float else kinds)
-    is_flag, is_finite = isinstance(value, bool), not isinstance(value, float) or math.isfinite(value)
+    is_flag, is_finite = (
+        isinstance(value, bool),
+        not isinstance(value, float) or math.isfinite(value),
+    )
     if not is_kind or not is_finite or (is_flag and kind is not bool):
         raise UserError(f"{name}={shown(value)}: {needed} is needed")
     return value

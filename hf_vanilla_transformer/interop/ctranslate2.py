@@ -24,20 +24,35 @@ NEVER = -1e4  # output bias of forbidden tokens, within the range of float16
 
 # Activation functions, and their names in `ctranslate2.specs.common_spec.Activation`.
 ACTIVATIONS = {
-    **{"relu": "RELU", "gelu": "GELU", "gelu_python": "GELU", "quick_gelu": "GELUSigmoid", "tanh": "Tanh"},
+    **{
+        "relu": "RELU",
+        "gelu": "GELU",
+        "gelu_python": "GELU",
+        "quick_gelu": "GELUSigmoid",
+        "tanh": "Tanh",
+    },
     **{"silu": "SWISH", "swish": "SWISH", "sigmoid": "Sigmoid"},
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "GELUTanh"),
 }
 
 #: Generation settings that CTranslate2 applies, in the model or as arguments of `translate_batch`.
 APPLIED = {
-    *("min_length", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids"),
+    *(
+        "min_length",
+        "min_new_tokens",
+        "repetition_penalty",
+        "no_repeat_ngram_size",
+        "bad_words_ids",
+    ),
     *("suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
 }
 
 
 def convert(
-    folder: str | Path, output: str | Path, quantization: str | None = None, vmap: str | Path | None = None
+    folder: str | Path,
+    output: str | Path,
+    quantization: str | None = None,
+    vmap: str | Path | None = None,
 ) -> Path:
     """Write a model folder as a CTranslate2 model, with its tokenizer, and return `output`.
 
@@ -54,10 +69,14 @@ def convert(
     from ctranslate2.specs.model_spec import ACCEPTED_MODEL_TYPES
 
     if quantization not in (None, *ACCEPTED_MODEL_TYPES):
-        raise UserError(f"quantization={quantization}: CTranslate2 has {', '.join(ACCEPTED_MODEL_TYPES)}")
+        raise UserError(
+            f"quantization={quantization}: CTranslate2 has {', '.join(ACCEPTED_MODEL_TYPES)}"
+        )
     with new_folder(Path(output)) as temporary:
         mapping = None if vmap is None else str(require_file(Path(vmap)))
-        TransformersConverter(str(folder)).convert(str(temporary), mapping, quantization=quantization)
+        TransformersConverter(str(folder)).convert(
+            str(temporary), mapping, quantization=quantization
+        )
         save_tokenizers(temporary, *normalizing(*load_tokenizers(folder)))
     return Path(output)
 
@@ -70,16 +89,22 @@ def search_arguments(model: Any, tokens: Sequence[str]) -> dict[str, Any]:
     settings = check_search(model, "CTranslate2", APPLIED)
     arguments: dict[str, Any] = {"beam_size": settings.get("num_beams") or 1}
     if arguments["beam_size"] > 1:
-        arguments["length_penalty"] = settings.get("length_penalty", settings.get("paper_length_penalty", 1.0))
+        arguments["length_penalty"] = settings.get(
+            "length_penalty", settings.get("paper_length_penalty", 1.0)
+        )
     for name, neutral in (("no_repeat_ngram_size", 0), ("repetition_penalty", 1)):
         if settings.get(name) not in (None, neutral):
             arguments[name] = settings[name]
     arguments["min_decoding_length"] = shortest(settings)
     if (length := longest(settings)) is not None:
         # a forced end at the limit replaces the last token
-        arguments["max_decoding_length"] = length - (settings.get("forced_eos_token_id") is not None)
+        arguments["max_decoding_length"] = length - (
+            settings.get("forced_eos_token_id") is not None
+        )
     if (forced := settings.get("forced_bos_token_id")) is not None:
-        arguments["target_prefix"] = [[tokens[forced[0] if isinstance(forced, list) else forced]]]  # for each sentence
+        arguments["target_prefix"] = [
+            [tokens[forced[0] if isinstance(forced, list) else forced]]
+        ]  # for each sentence
     if sequences := [ids for ids in settings.get("bad_words_ids") or [] if len(ids) > 1]:
         arguments["suppress_sequences"] = [[tokens[token] for token in ids] for ids in sequences]
     if len(ends(settings)) > 1:
@@ -89,18 +114,32 @@ def search_arguments(model: Any, tokens: Sequence[str]) -> dict[str, Any]:
 
 def search_note(model: Any, tokenizer: Any) -> str:
     """A note for users: the arguments of `translate_batch`, and how its scores differ. `tokenizer` is the target's."""
-    arguments = search_arguments(model, side_tokens(tokenizer, model.config.target_vocab_size, "target"))
+    arguments = search_arguments(
+        model, side_tokens(tokenizer, model.config.target_vocab_size, "target")
+    )
     listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
-    note, settings = f"; its search is an argument of translate_batch: {listed}", check_search(model, "", APPLIED)
+    note, settings = (
+        f"; its search is an argument of translate_batch: {listed}",
+        check_search(model, "", APPLIED),
+    )
     languages = language_tokens(tokenizer, "target")
     if languages is not None and (languages.source_mark or languages.target_mark):
         code, number = next(iter(languages.ids.items()))
         mark = tokenizer.convert_ids_to_tokens(number)
-        note += f"; a source has the token of a language ({mark} for {code})" if languages.source_mark else ""
         note += (
-            f"; a translation starts with the one of its language, target_prefix=[[{mark!r}]]" * languages.target_mark
+            f"; a source has the token of a language ({mark} for {code})"
+            if languages.source_mark
+            else ""
         )
-    changing = arguments.keys() & {"no_repeat_ngram_size", "repetition_penalty", "suppress_sequences"}
+        note += (
+            f"; a translation starts with the one of its language, target_prefix=[[{mark!r}]]"
+            * languages.target_mark
+        )
+    changing = arguments.keys() & {
+        "no_repeat_ngram_size",
+        "repetition_penalty",
+        "suppress_sequences",
+    }
     excludes = bool(changing or banned_tokens(settings)) or arguments["min_decoding_length"] > 1
     if excludes and arguments["beam_size"] > 1 and not settings.get("renormalize_logits"):
         note += "; its beams exclude tokens before the softmax, as `generate` does with renormalize_logits=True"
@@ -131,7 +170,9 @@ def register() -> None:
         def get_vocabulary(self, model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
             return tokens_of_sides(model.config, *load_tokenizers(tokenizer.name_or_path))
 
-        def set_vocabulary(self, spec: TransformerSpec, tokens: tuple[list[str], list[str]]) -> None:
+        def set_vocabulary(
+            self, spec: TransformerSpec, tokens: tuple[list[str], list[str]]
+        ) -> None:
             spec.register_source_vocabulary(tokens[0])
             spec.register_target_vocabulary(tokens[1])
 
@@ -143,11 +184,19 @@ def register() -> None:
                 ("bos", (fields.bos_token_id,), source),
                 ("unk", (fields.unk_token_id,), source),
                 ("eos", (settings.eos_token_id, fields.target_eos_token_id), target),
-                ("decoder_start", (settings.decoder_start_token_id, fields.decoder_start_token_id), target),
+                (
+                    "decoder_start",
+                    (settings.decoder_start_token_id, fields.decoder_start_token_id),
+                    target,
+                ),
             ):
                 number = next((number for number in ids if number is not None), None)
                 if number is not None:
-                    setattr(config, f"{name}_token", tokens[number[0] if isinstance(number, list) else number])
+                    setattr(
+                        config,
+                        f"{name}_token",
+                        tokens[number[0] if isinstance(number, list) else number],
+                    )
             config.layer_norm_epsilon = model.config.layer_norm_eps
 
     converter.register_loader(VanillaTransformerConfig.__name__)(VanillaTransformerLoader)
@@ -180,11 +229,16 @@ def _use_names_of_bart(model: Any) -> None:
     for stack in (model.model.encoder, model.model.decoder):
         stack.embed_positions = torch.nn.Embedding.from_pretrained(position_table(stack))
     for layer in model.model.decoder.layers:
-        layer.encoder_attn, layer.encoder_attn_layer_norm = layer.cross_attn, layer.cross_attn_layer_norm
+        layer.encoder_attn, layer.encoder_attn_layer_norm = (
+            layer.cross_attn,
+            layer.cross_attn_layer_norm,
+        )
     if banned := banned_tokens(check_search(model, "CTranslate2", APPLIED)):
         head = model.lm_head
         bias = head.weight.new_zeros(head.out_features) if head.bias is None else head.bias.detach()
-        head.bias = torch.nn.Parameter(bias.index_fill(0, torch.tensor(banned), NEVER), requires_grad=False)
+        head.bias = torch.nn.Parameter(
+            bias.index_fill(0, torch.tensor(banned), NEVER), requires_grad=False
+        )
 
 
 def position_table(stack: Any) -> torch.Tensor:

@@ -28,12 +28,22 @@ SEARCH_NOTE = (
 
 # Options of `eole predict` without a counterpart in `generate`, with the values that do nothing.
 DROPPED = {
-    **{"ratio": 0, "top_k": 0, "top_p": 0, "coverage_penalty": "none", "max_length_ratio": 2, "replace_unk": False},
+    **{
+        "ratio": 0,
+        "top_k": 0,
+        "top_p": 0,
+        "coverage_penalty": "none",
+        "max_length_ratio": 2,
+        "replace_unk": False,
+    },
     **{"ignore_when_blocking": [], "optional_eos": []},
 }
 
 # eole's names of activations -> transformers' names.
-ACTIVATIONS = {**{name: name for name in ("relu", "gelu", "quick_gelu", "silu")}, "gelu-tanh": "gelu_pytorch_tanh"}
+ACTIVATIONS = {
+    **{name: name for name in ("relu", "gelu", "quick_gelu", "silu")},
+    "gelu-tanh": "gelu_pytorch_tanh",
+}
 # Its kinds of positions. Only with sinusoids it scales the embeddings.
 POSITIONS = {
     "SinusoidalInterleaved": {"position_encoding_type": "sinusoidal", "scale_embedding": True},
@@ -63,13 +73,19 @@ REFUSED: dict[str, Unsupported] = {
     },
     "embeddings": {
         "embedding_type": (("standard",), "normalises the embeddings, §3.4 does not"),
-        "position_encoding_type": (tuple(POSITIONS), "has not the positions of §3.5, nor learned ones"),
+        "position_encoding_type": (
+            tuple(POSITIONS),
+            "has not the positions of §3.5, nor learned ones",
+        ),
         "position_shift": ((0, None), "has positions that do not start at 0"),
         "normalize": ((False, None), "scales its positions too, §3.4 does not"),
     },
     "encoder": {
         "encoder_type": (("transformer",), "is another kind of model"),
-        "encoder_layer_style": (("standard",), "is post-norm in the encoder, but pre-norm in the decoder"),
+        "encoder_layer_style": (
+            ("standard",),
+            "is post-norm in the encoder, but pre-norm in the decoder",
+        ),
         "final_encoder_layer_norm": ((True,), "has no normalisation after the encoder"),
         **_OF_BOTH_STACKS,
     },
@@ -127,7 +143,11 @@ def from_eole(
         raise UserError(f"{folder / 'config.json'}: no configuration of eole: model is missing")
     model_options = config.section("model")
     # an option that a section lacks has the model's value
-    shared = {name: value for name, value in model_options.values.items() if not isinstance(value, Mapping)}
+    shared = {
+        name: value
+        for name, value in model_options.values.items()
+        if not isinstance(value, Mapping)
+    }
     sections = {"": model_options}
     for name, unsupported in REFUSED.items():
         options = model_options.section(name) if name else model_options
@@ -139,9 +159,14 @@ def from_eole(
     tying = state_dicts.find_tying(tensors, source, target, "generator.weight")
     sizes = state_dicts.find_sizes(tensors, source, _LAYERS, "mlp.gate_up_proj.weight")
     vocabulary = Options(read_json_object(folder / "vocab.json"), f"{folder / 'vocab.json'}: ")
-    sides, specials = [vocabulary.texts(side) for side in ("src", "tgt")], vocabulary.section("specials")
+    sides, specials = (
+        [vocabulary.texts(side) for side in ("src", "tgt")],
+        vocabulary.section("specials"),
+    )
     special = {name: specials.text(name, token) for name, token in opennmt.SPECIAL.items()}
-    ids, search_ids = opennmt.special_ids(sides, special, tying.fields["share_encoder_decoder_embeddings"])
+    ids, search_ids = opennmt.special_ids(
+        sides, special, tying.fields["share_encoder_decoder_embeddings"]
+    )
     start = {"decoder_start_token_id": opennmt.start_id(vocabulary, sides[1], special)}
     model = state_dicts.build_model(
         _fields(sections, config.section("training"), tensors) | tying.fields | sizes | ids | start,
@@ -150,10 +175,14 @@ def from_eole(
         tying.copies | set(filter(_NOT_WEIGHTS.fullmatch, tensors)),
     )
     inference = config.section("inference")
-    set_generation_config(model, _search(inference, search_ids["unk_token_id"]) | search_ids | start)
+    set_generation_config(
+        model, _search(inference, search_ids["unk_token_id"]) | search_ids | start
+    )
     notes = [SEARCH_NOTE, *inference.dropped(DROPPED)]
     raw_text = codes, sentencepiece, target_sentencepiece
-    return opennmt.with_tokenizers(model, sides, special, raw_text, notes, config.texts("transforms"))
+    return opennmt.with_tokenizers(
+        model, sides, special, raw_text, notes, config.texts("transforms")
+    )
 
 
 def _with_biases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -169,7 +198,9 @@ def _with_biases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return biased
 
 
-def _fields(sections: Mapping[str, Options], training: Options, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def _fields(
+    sections: Mapping[str, Options], training: Options, tensors: Mapping[str, Tensor]
+) -> dict[str, Any]:
     both = partial(_of_both_stacks, sections)
     dropout = opennmt.first_number(training, "dropout", 0.3)
     fields: dict[str, Any] = {
@@ -189,18 +220,26 @@ def _fields(sections: Mapping[str, Options], training: Options, tensors: Mapping
         heads = fields[f"{stack}_attention_heads"] = options.integer("heads", 8, 1)
         if options.integer("heads_kv", heads) != heads:
             raise options.error("heads_kv", "such a model shares keys and values between heads")
-    positions = POSITIONS[sections["embeddings"].text("position_encoding_type", next(iter(POSITIONS)))]
+    positions = POSITIONS[
+        sections["embeddings"].text("position_encoding_type", next(iter(POSITIONS)))
+    ]
     if positions["position_encoding_type"] == "learned":
-        fields["max_position_embeddings"] = len(state_dicts.require_matrix(tensors, "src_emb.pe.weight"))
+        fields["max_position_embeddings"] = len(
+            state_dicts.require_matrix(tensors, "src_emb.pe.weight")
+        )
     return fields | positions
 
 
-def _of_both_stacks(sections: Mapping[str, Options], read: Callable[..., Any], name: str, *defaults: Any) -> Any:
+def _of_both_stacks(
+    sections: Mapping[str, Options], read: Callable[..., Any], name: str, *defaults: Any
+) -> Any:
     """Read an option that both stacks must have in common, by a method of `Options`."""
     encoder, decoder = (read(sections[stack], name, *defaults) for stack in STACKS)
     if encoder != decoder:
         values = f"{shown(encoder)}, {sections['decoder'].where}{name}={shown(decoder)}"
-        raise UserError(f"{sections['encoder'].where}{name}={values}: here both stacks have the same")
+        raise UserError(
+            f"{sections['encoder'].where}{name}={values}: here both stacks have the same"
+        )
     return encoder
 
 

@@ -32,7 +32,11 @@ class Projections(nn.Module):
     def forward(self, encoder_hidden_states: Tensor) -> list[Tensor]:
         """(B, S, D) to keys (B, H, S, d_k) and values (B, H, S, d_v) of each layer."""
         attentions: Any = self.attentions
-        return [part for attention in attentions for part in attention.keys_and_values(encoder_hidden_states)]
+        return [
+            part
+            for attention in attentions
+            for part in attention.keys_and_values(encoder_hidden_states)
+        ]
 
 
 class ExportableEncoder(nn.Module):
@@ -56,7 +60,11 @@ class ExportableDecoder(nn.Module):
         self.decoder, self.lm_head = model.model.decoder, model.lm_head
 
     def forward(
-        self, input_ids: Tensor, encoder_attention_mask: Tensor, source: list[Tensor], past: list[Tensor]
+        self,
+        input_ids: Tensor,
+        encoder_attention_mask: Tensor,
+        source: list[Tensor],
+        past: list[Tensor],
     ) -> tuple[Tensor, list[Tensor]]:
         """Decode the next tokens.
 
@@ -70,7 +78,9 @@ class ExportableDecoder(nn.Module):
             Logits (B, T, V), and `past` with the T tokens appended.
         """
         states = source[0].transpose(1, 2).flatten(2)  # (B, H, S, d_k) -> (B, S, H * d_k)
-        output, present = decode(self.decoder, input_ids, states, encoder_attention_mask, source, past)
+        output, present = decode(
+            self.decoder, input_ids, states, encoder_attention_mask, source, past
+        )
         return self.lm_head(output.last_hidden_state), present
 
 
@@ -87,15 +97,22 @@ def decode(
 
     The layers read the source from the cache. They use only the size of `states`.
     """
-    cross, own = (DynamicCache(list(zip(parts[::2], parts[1::2], strict=True))) for parts in (source, past))
+    cross, own = (
+        DynamicCache(list(zip(parts[::2], parts[1::2], strict=True))) for parts in (source, past)
+    )
     cache = EncoderDecoderCache(own, cross)
     cache.is_updated = dict.fromkeys(range(len(own.layers)), True)
-    output = decoder(input_ids, None, states, mask, past_key_values=cache, use_cache=True, **settings)
+    output = decoder(
+        input_ids, None, states, mask, past_key_values=cache, use_cache=True, **settings
+    )
     return output, [part for layer in own.layers for part in (layer.keys, layer.values)]
 
 
 def export_pair(
-    config: VanillaTransformerConfig, encoder: nn.Module, decoder: nn.Module, one_source: bool = False
+    config: VanillaTransformerConfig,
+    encoder: nn.Module,
+    decoder: nn.Module,
+    one_source: bool = False,
 ) -> tuple[ExportedProgram, ExportedProgram]:
     """Trace an encoder and a decoder with the forwards of the classes above, or raise a UserError if that fails.
 
@@ -103,7 +120,10 @@ def export_pair(
     """
     # Only the shapes matter. All sizes differ: B = 3, S = 4, T = 2, P = 5.
     heads, rows = config.decoder_attention_heads, 1 if one_source else 3
-    widths = config.head_dim or config.d_model // heads, config.value_head_dim or config.d_model // heads
+    widths = (
+        config.head_dim or config.d_model // heads,
+        config.value_head_dim or config.d_model // heads,
+    )
     tokens, target = (torch.ones(3, length, dtype=torch.long) for length in (4, 2))
     source = [torch.zeros(rows, heads, 4, width) for width in widths * config.decoder_layers]
     past = [torch.zeros(3, heads, 5, width) for width in widths * config.decoder_layers]
@@ -115,7 +135,9 @@ def export_pair(
     return exported_encoder, export_module(decoder, (target, mask, source, past), shapes)
 
 
-def export_programs(model: VanillaTransformerForConditionalGeneration) -> dict[str, ExportedProgram]:
+def export_programs(
+    model: VanillaTransformerForConditionalGeneration,
+) -> dict[str, ExportedProgram]:
     """The model as `torch.export` programs: "encoder" and "decoder", with the forwards of the classes above.
 
     Args:
@@ -146,10 +168,14 @@ def export_module(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) ->
 def refuse(model: nn.Module) -> None:
     """Raise a UserError for quantised weights and adapters."""
     if getattr(model.config, "quantization_config", None) is not None:
-        raise UserError("quantization_config: quantised weights cannot be exported; export the unquantised model")
+        raise UserError(
+            "quantization_config: quantised weights cannot be exported; export the unquantised model"
+        )
     for name, module in model.named_modules():
         if name.endswith("_proj") and type(module) is not nn.Linear:
-            raise UserError(f"{name} is no plain linear layer; merge the adapter into the model (merge_and_unload)")
+            raise UserError(
+                f"{name} is no plain linear layer; merge the adapter into the model (merge_and_unload)"
+            )
 
 
 def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> None:

@@ -56,15 +56,23 @@ def export(
     if target_format not in FORMATS:
         raise UserError(f"format: {target_format!r} is none of {', '.join(FORMATS)}")
     if quantization is not None and target_format not in ("ctranslate2", "argos"):
-        raise UserError(f"quantization={quantization}: only ctranslate2 has it; {target_format} is written in float32")
+        raise UserError(
+            f"quantization={quantization}: only ctranslate2 has it; {target_format} is written in float32"
+        )
     for name, value, owner in (("vmap", vmap, "ctranslate2"), ("languages", languages, "argos")):
         if value is not None and target_format != owner:
             raise UserError(f"{name}={value}: only {owner} has this option")
     if Path(output).resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
         raise UserError(f"output {output} contains the model itself; name a new folder")
     refuse_special_files(source)
-    module, note, output = import_module(f".{FORMATS[target_format]}", __package__), "", Path(output)
-    writes = _new_file(output, overwrite) if target_format == "argos" else new_folder(output, overwrite)
+    module, note, output = (
+        import_module(f".{FORMATS[target_format]}", __package__),
+        "",
+        Path(output),
+    )
+    writes = (
+        _new_file(output, overwrite) if target_format == "argos" else new_folder(output, overwrite)
+    )
     with writes as written:
         model = load_translator(source, target_format in ("onnx", "torch"))
         check_generation_config(model.generation_config)
@@ -95,7 +103,9 @@ def load_translator(source: str | Path, subclass: bool = False) -> Any:
     if not (model_class and issubclass(model_class, own)):
         model_class = own  # the refusal of other model types
     if model_class is not own and not subclass:
-        raise UserError(f"{source}: the format knows no {model_class.__name__}; onnx and torch export a subclass")
+        raise UserError(
+            f"{source}: the format knows no {model_class.__name__}; onnx and torch export a subclass"
+        )
     return load_peer(model_class, source)
 
 
@@ -129,11 +139,15 @@ def refuse_languages(target_format: str, tokenizers: Sequence[Any]) -> None:
     reasons = {
         "argos": source and "Argos puts no token of a language before a source",
         "marian-npz": target and "Marian's search has no first token of a translation",
-        "onnx": languages.by_name and source and "translate.py does not find its tokens of languages",
+        "onnx": languages.by_name
+        and source
+        and "translate.py does not find its tokens of languages",
         "web": not in_text and "the page adds no token of a language",
     }
     if reason := reasons.get("onnx" if target_format == "torch" else target_format):
-        raise UserError(f"{target_format}: the model has {len(languages.ids)} languages, and {reason}")
+        raise UserError(
+            f"{target_format}: the model has {len(languages.ids)} languages, and {reason}"
+        )
 
 
 def _write_graphs(write: Any, model: Any, tokenizers: tuple[Any, Any], folder: Path) -> None:
@@ -143,7 +157,12 @@ def _write_graphs(write: Any, model: Any, tokenizers: tuple[Any, Any], folder: P
     save_tokenizers(folder, *normalizing(*tokenizers))
     model.generation_config.save_pretrained(folder)
     fields = json.loads(model.config.to_json_string(use_diff=False))
-    for name in ("auto_map", "_name_or_path"):  # remote code that is not copied, and a path on this machine
+    for name in (
+        "auto_map",
+        "_name_or_path",
+    ):  # remote code that is not copied, and a path on this machine
         fields.pop(name, None)
-    (folder / "config.json").write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(
+        json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
     shutil.copyfile(Path(__file__).with_name(_SCRIPT), folder / "translate.py")

@@ -18,9 +18,19 @@ from .options import Options, Unsupported
 from .state_dicts import STACKS, Renames
 from .transformers_folders import set_generation_config
 
-SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]  # `Dictionary` puts them before the tokens of the file
+SPECIAL_TOKENS = [
+    "<s>",
+    "<pad>",
+    "</s>",
+    "<unk>",
+]  # `Dictionary` puts them before the tokens of the file
 _SPECIAL_NAMES = ("bos_token", "pad_token", "eos_token", "unk_token")
-_GENERATION_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+_GENERATION_IDS = {
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
 _IDS = {**_GENERATION_IDS, "unk_token_id": 3}
 _SIDES = ("source", "target")
 _MARKS = {"src": "source", "tgt": "target"}  # values of --encoder-langtok
@@ -43,9 +53,26 @@ REFUSED: Unsupported = {
 
 # Options of the search without a counterpart in `generate`, with the values that do nothing.
 DROPPED = {
-    **{"max_len_a": 0, "unkpen": 0, "match_source_len": False, "no_early_stop": False, "prefix_size": 0},
-    **{"sampling": False, "diverse_beam_groups": -1, "diversity_rate": -1.0, "temperature": 1.0, "lm_weight": 0.0},
-    **{"constraints": False, "replace_unk": False, "iter_decode_with_beam": 1, "decoding_format": ""},
+    **{
+        "max_len_a": 0,
+        "unkpen": 0,
+        "match_source_len": False,
+        "no_early_stop": False,
+        "prefix_size": 0,
+    },
+    **{
+        "sampling": False,
+        "diverse_beam_groups": -1,
+        "diversity_rate": -1.0,
+        "temperature": 1.0,
+        "lm_weight": 0.0,
+    },
+    **{
+        "constraints": False,
+        "replace_unk": False,
+        "iter_decode_with_beam": 1,
+        "decoding_format": "",
+    },
 }
 
 _MULTILINGUAL = "translation_multi_simple_epoch"
@@ -100,7 +127,9 @@ def from_fairseq(
     options, task, search = _options(state, path)
     _refuse(options)
     embeddings = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
-    tensors = _upgraded(state_dicts.require_tensors(state["model"], f"{path}: model", embeddings[0]))
+    tensors = _upgraded(
+        state_dicts.require_tensors(state["model"], f"{path}: model", embeddings[0])
+    )
     tying = state_dicts.find_tying(tensors, *embeddings, "decoder.output_projection.weight")
     sizes = state_dicts.find_sizes(tensors, embeddings[0], ffn="fc1.weight")
     positions, tensors = _positions(tensors)
@@ -109,7 +138,11 @@ def from_fairseq(
     set_generation_config(model, _search(search) | _GENERATION_IDS)
     languages = {"source_lang": source_language, "target_lang": target_language}
     named = {name: value for name, value in languages.items() if value}
-    first = dict(zip(languages, next(iter(_pairs(task)), ()), strict=False)) if "source_lang" not in task else {}
+    first = (
+        dict(zip(languages, next(iter(_pairs(task)), ()), strict=False))
+        if "source_lang" not in task
+        else {}
+    )
     task = Options({**task.values, **first, **named}, task.where)
     folder = Path(data) if data else path.parent
     files, sides = _dictionaries(folder, task, fields)
@@ -127,7 +160,9 @@ def from_fairseq(
             tokenizers = filter(None, (converted.tokenizer, converted.target_tokenizer))
             name_languages(tokenizers, (source_language, target_language))
     elif any(folder.glob("dict.*.txt")):
-        converted.notes.append("its dictionaries were not chosen: give source_language and target_language")
+        converted.notes.append(
+            "its dictionaries were not chosen: give source_language and target_language"
+        )
     converted.notes += search.dropped(DROPPED)
     return converted
 
@@ -135,7 +170,9 @@ def from_fairseq(
 def _require_dictionaries(sides: Sequence[Sequence[str]]) -> None:
     """Refuse raw text without dictionaries, or with one that overwrites a special token."""
     if not sides:
-        raise UserError("dict.SOURCE.txt and dict.TARGET.txt are not in the checkpoint's folder: give data=FOLDER")
+        raise UserError(
+            "dict.SOURCE.txt and dict.TARGET.txt are not in the checkpoint's folder: give data=FOLDER"
+        )
     if any(side[: len(SPECIAL_TOKENS)] != SPECIAL_TOKENS for side in sides):
         reason = "leave out codes and sentencepiece, and tokenize the text first"
         raise UserError(f"a dictionary overwrites a special token: {reason}")
@@ -154,7 +191,10 @@ def _options(state: Mapping[str, Any], path: Path) -> tuple[Options, Options, Op
     for stack in STACKS:  # `transformer` itself has a section for each
         for name, value in state_dicts.plain_options(options.pop(stack, None)).items():
             options[f"{stack}_{name}"] = value
-    task, search = (Options(state_dicts.plain_options(sections.get(name)), where) for name in ("task", "generation"))
+    task, search = (
+        Options(state_dicts.plain_options(sections.get(name)), where)
+        for name in ("task", "generation")
+    )
     return Options(options, where), task, search
 
 
@@ -180,10 +220,14 @@ def _search(search: Options) -> dict[str, Any]:
 def _refuse(options: Options) -> None:
     arch = "arch" if options.text("arch") else "_name"
     if not options.text(arch).startswith("transformer") or "lm" in options.text(arch):
-        raise options.error(arch, "only fairseq's transformer architectures of translation are converted")
+        raise options.error(
+            arch, "only fairseq's transformer architectures of translation are converted"
+        )
     options.refuse(REFUSED)
     if len({options.flag(f"{stack}_normalize_before") for stack in STACKS}) > 1:
-        raise options.error("encoder_normalize_before", "the decoder has a different order of normalisations")
+        raise options.error(
+            "encoder_normalize_before", "the decoder has a different order of normalisations"
+        )
     width = options.integer("encoder_embed_dim")
     for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
         if options.integer(name, width) != width:
@@ -208,7 +252,9 @@ def _positions(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str,
     if not tables:
         return {"position_encoding_type": "sinusoidal_fairseq"}, dict(tensors)
     if len(tables) == 1:
-        raise UserError(f"{next(iter(tables))}: the other stack has sinusoids; here both stacks have the same kind")
+        raise UserError(
+            f"{next(iter(tables))}: the other stack has sinusoids; here both stacks have the same kind"
+        )
     rows = {name: table[_IDS["pad_token_id"] + 1 :] for name, table in tables.items()}
     shortest = min(map(len, rows.values()))
     learned = {"position_encoding_type": "learned", "max_position_embeddings": shortest}
@@ -239,7 +285,9 @@ def _locate(name: str) -> str:
     return name.replace("lm_head", "decoder.output_projection")
 
 
-def _dictionaries(folder: Path, task: Options, fields: Mapping[str, Any]) -> tuple[list[Path], list[list[str]]]:
+def _dictionaries(
+    folder: Path, task: Options, fields: Mapping[str, Any]
+) -> tuple[list[Path], list[list[str]]]:
     """The dictionaries of source and target, and their tokens by id, or none if there are no dictionaries."""
     files = [_dictionary(folder, task, side, task.text(f"{side}_lang", "None")) for side in _SIDES]
     if not all(file.is_file() for file in files):
@@ -266,7 +314,11 @@ def _listed(task: Options, name: str) -> list[str]:
 def _pairs(task: Options) -> list[list[str]]:
     """The directions of `translation_multi_simple_epoch`, as source and target."""
     is_multilingual = task.text("task", task.text("_name")) == _MULTILINGUAL
-    return [pair.split("-", 1) for pair in _listed(task, "lang_pairs") if "-" in pair] if is_multilingual else []
+    return (
+        [pair.split("-", 1) for pair in _listed(task, "lang_pairs") if "-" in pair]
+        if is_multilingual
+        else []
+    )
 
 
 def _languages(task: Options, folder: Path) -> list[str]:
@@ -274,7 +326,9 @@ def _languages(task: Options, folder: Path) -> list[str]:
     if task.text("lang_dict"):
         lines = vocabularies.read_lines(folder / Path(task.text("lang_dict")).name)
         return [line.strip() for line in lines if line.strip()]
-    return _listed(task, "langs") or sorted({language for pair in _pairs(task) for language in pair})
+    return _listed(task, "langs") or sorted(
+        {language for pair in _pairs(task) for language in pair}
+    )
 
 
 def _keep_directions(
@@ -290,18 +344,34 @@ def _keep_directions(
     langtoks = task.values.get("langtoks")
     marks = langtoks.get("main") if isinstance(langtoks, Mapping) else None
     source, target = marks or (task.values.get("encoder_langtok"), task.flag("decoder_langtok"))
-    is_known = task.text("task", task.text("_name")) == _MULTILINGUAL and source in (*_MARKS, None, "")
-    if not is_known or task.flag("lang_tok_replacing_bos_eos") or not all(map(set(tokens.values()).issubset, sides)):
-        names = [f"--{name.replace('_', '-')}" for name in _LANGUAGE_OPTIONS if task.values.get(name)]
+    is_known = task.text("task", task.text("_name")) == _MULTILINGUAL and source in (
+        *_MARKS,
+        None,
+        "",
+    )
+    if (
+        not is_known
+        or task.flag("lang_tok_replacing_bos_eos")
+        or not all(map(set(tokens.values()).issubset, sides))
+    ):
+        names = [
+            f"--{name.replace('_', '-')}" for name in _LANGUAGE_OPTIONS if task.values.get(name)
+        ]
         reason = f"its task adds tokens of languages to the text ({', '.join(names)}), the tokenizer does not"
         converted.notes += [reason] if tokens else []
     elif source or target:
-        kept = [pair for pair in _pairs(task) if all(map(partial(_shares, task), _SIDES, pair, files))]
+        kept = [
+            pair for pair in _pairs(task) if all(map(partial(_shares, task), _SIDES, pair, files))
+        ]
         lost = ", ".join("-".join(pair) for pair in _pairs(task) if pair not in kept)
         note = f"{lost} have other dictionaries, and are not kept: source_language and target_language choose"
         converted.notes += [note] if lost else []
         for tokenizer in filter(None, (converted.tokenizer, converted.target_tokenizer)):
-            entries = {DIRECTIONS: kept, MARKS: [_MARKS.get(source or ""), bool(target)], TOKENS: tokens}
+            entries = {
+                DIRECTIONS: kept,
+                MARKS: [_MARKS.get(source or ""), bool(target)],
+                TOKENS: tokens,
+            }
             tokenizer.init_kwargs |= entries
 
 
@@ -329,7 +399,9 @@ def _read_dictionary(file: Path) -> list[str]:
         overwrites = last == "#fairseq:overwrite"
         token, _, count = rest.rpartition(" ") if overwrites else (rest, "", last)
         if not count.isdigit():
-            raise UserError(f"{file}: line {number} is {shown(line)!r}: a token and its count are needed")
+            raise UserError(
+                f"{file}: line {number} is {shown(line)!r}: a token and its count are needed"
+            )
         if overwrites and token in ids:
             # the earlier token keeps its id, but no text contains it any more
             tokens[ids[token]] = f"{token}#overwritten-{number}"

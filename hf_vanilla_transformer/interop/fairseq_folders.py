@@ -28,12 +28,21 @@ def from_fsmt(folder: str | Path) -> Converted:
     Args:
         folder: config.json, the weights and, if it has a tokenizer, vocab-src.json, vocab-tgt.json and merges.txt.
     """
-    tokenizer: Any = load_tokenizer("FSMTTokenizer", folder, ("vocab-src.json", "vocab-tgt.json", "merges.txt"))
+    tokenizer: Any = load_tokenizer(
+        "FSMTTokenizer", folder, ("vocab-src.json", "vocab-tgt.json", "merges.txt")
+    )
     for token in [] if tokenizer is None else tokenizer.all_special_tokens:
         if tokenizer.decoder.get(tokenizer.encoder.get(token)) != token:
-            raise UserError(f"{folder}: {token} has different ids in vocab-src.json and vocab-tgt.json")
+            raise UserError(
+                f"{folder}: {token} has different ids in vocab-src.json and vocab-tgt.json"
+            )
     output = {"lm_head.weight": "model.decoder.output_projection.weight"}
-    return from_peer(read_folder(FSMTConfig, folder), tokenizer, output, position_encoding_type="sinusoidal_fairseq")
+    return from_peer(
+        read_folder(FSMTConfig, folder),
+        tokenizer,
+        output,
+        position_encoding_type="sinusoidal_fairseq",
+    )
 
 
 def from_m2m100(
@@ -52,7 +61,9 @@ def from_m2m100(
     """
     peer = read_folder(M2M100Config, folder)
     tokenizer = _tokenizer(Path(folder), peer.config.vocab_size)
-    converted = from_peer(peer, tokenizer, position_encoding_type="sinusoidal_fairseq", layer_norm_position="pre")
+    converted = from_peer(
+        peer, tokenizer, position_encoding_type="sinusoidal_fairseq", layer_norm_position="pre"
+    )
     if source_language is not None:
         _language_id(tokenizer, "source_language", source_language)
         tokenizer.src_lang = tokenizer.init_kwargs["src_lang"] = source_language
@@ -69,14 +80,23 @@ def _tokenizer(folder: Path, vocab_size: int) -> Any:
     name = read_json_object(file).get("tokenizer_class") if file.is_file() else None
     known = [pair for pair in _TOKENIZERS if not name or pair[0] == str(name).removesuffix("Fast")]
     if not known:
-        raise UserError(f"{file}: tokenizer_class={shown(name)} is none of M2M100Tokenizer, NllbTokenizer")
+        raise UserError(
+            f"{file}: tokenizer_class={shown(name)} is none of M2M100Tokenizer, NllbTokenizer"
+        )
     complete = (pair for pair in known if all((folder / file).is_file() for file in pair[1]))
     class_name, files = next(complete, known[0])
     # a SentencePiece model contains no languages. They follow its pieces, before a mask
-    codes: dict[str, Any] = {"mask_token": None, "extra_special_tokens": [*FAIRSEQ_LANGUAGE_CODES, "<mask>"]}
-    tokenizer = load_tokenizer(class_name, folder, files, **(codes if files == _NLLB_PIECES else {}))
+    codes: dict[str, Any] = {
+        "mask_token": None,
+        "extra_special_tokens": [*FAIRSEQ_LANGUAGE_CODES, "<mask>"],
+    }
+    tokenizer = load_tokenizer(
+        class_name, folder, files, **(codes if files == _NLLB_PIECES else {})
+    )
     if tokenizer is not None and len(tokenizer) > vocab_size:
-        raise UserError(f"{folder}: {', '.join(files)}: {len(tokenizer)} tokens, but the model has {vocab_size}")
+        raise UserError(
+            f"{folder}: {', '.join(files)}: {len(tokenizer)} tokens, but the model has {vocab_size}"
+        )
     return tokenizer
 
 

@@ -52,7 +52,9 @@ def from_joeynmt(source: str | Path) -> Converted:
     options, is_version_1 = _read_options(folder / "config.yaml")
     architecture, data = options.section("model"), options.section("data")
     _refuse(architecture)
-    files = [path] if not path.is_dir() else list(path.glob("best.ckpt")) or sorted(path.glob("*.ckpt"))
+    files = (
+        [path] if not path.is_dir() else list(path.glob("best.ckpt")) or sorted(path.glob("*.ckpt"))
+    )
     if len(files) != 1:
         raise UserError(f"{path}: no best.ckpt and {len(files)} other checkpoints; name the file")
     state = state_dicts.read_torch_file(files[0])
@@ -65,7 +67,10 @@ def from_joeynmt(source: str | Path) -> Converted:
     for number, name in enumerate(_SPECIAL_TOKENS):
         if symbols.integer(f"{name}_id", number) != number:
             raise symbols.error(f"{name}_id", f"only {number} is supported")
-    special = {f"{name}_token": symbols.text(f"{name}_token", token) for name, token in _SPECIAL_TOKENS.items()}
+    special = {
+        f"{name}_token": symbols.text(f"{name}_token", token)
+        for name, token in _SPECIAL_TOKENS.items()
+    }
     # the separator and the language tags, the next tokens of the vocabulary
     further = [*filter(None, [symbols.text("sep_token")]), *symbols.texts("lang_tags")]
     ids = {f"{name}_token_id": number for number, name in enumerate(_SPECIAL_TOKENS)}
@@ -85,9 +90,13 @@ def from_joeynmt(source: str | Path) -> Converted:
 def _read_options(path: Path) -> tuple[Options, bool]:
     """The options under the names of version 2, and whether they are of version 1."""
     require_file(path, "name the model_dir of JoeyNMT, or a .ckpt in it")
-    options = Options(parse_yaml_mapping(path.read_bytes(), f"{path}: no configuration of JoeyNMT"), f"{path}: ")
+    options = Options(
+        parse_yaml_mapping(path.read_bytes(), f"{path}: no configuration of JoeyNMT"), f"{path}: "
+    )
     data = options.section("data")
-    is_version_1 = all(side in data and not isinstance(data.values[side], Mapping) for side in SIDES)
+    is_version_1 = all(
+        side in data and not isinstance(data.values[side], Mapping) for side in SIDES
+    )
     if is_version_1:
         options = Options(_of_version_2(options), options.where)
     for outer, inner in [("data", side) for side in SIDES] + [("model", stack) for stack in STACKS]:
@@ -107,10 +116,22 @@ def _of_version_2(options: Options) -> dict[str, Any]:
     shared = {"lowercase": data.flag("lowercase"), "level": data.text("level", "word")}
     shared |= {"level": "word", "needs_codes": True} if shared["level"] == "bpe" else {}
     sides = {side: {**shared, "voc_file": data.text(f"{side}_vocab")} for side in SIDES}
-    stacks = {stack: {**model.section(stack).values, "layer_norm": "pre"} for stack in STACKS if stack in model}
+    stacks = {
+        stack: {**model.section(stack).values, "layer_norm": "pre"}
+        for stack in STACKS
+        if stack in model
+    }
     longest = options.section("training").integer("max_output_length", -1)
-    testing = {**options.section("testing").values, "min_output_length": 0, "max_output_length": longest}
-    changed = {"data": {**data.values, **sides}, "model": {**model.values, **stacks}, "testing": testing}
+    testing = {
+        **options.section("testing").values,
+        "min_output_length": 0,
+        "max_output_length": longest,
+    }
+    changed = {
+        "data": {**data.values, **sides},
+        "model": {**model.values, **stacks},
+        "testing": testing,
+    }
     return {**options.values, **changed}
 
 
@@ -128,7 +149,10 @@ def _refuse(model: Options) -> None:
             f"{model.where}encoder.layer_norm={shown(norms[0]) or 'missing'}, decoder.layer_norm={shown(norms[1])}: "
             f"pre in both or post in both is needed"
         )
-    embeddings = [options.section("embeddings") for options in stacks[: 1 if model.flag("tied_embeddings") else 2]]
+    embeddings = [
+        options.section("embeddings")
+        for options in stacks[: 1 if model.flag("tied_embeddings") else 2]
+    ]
     for name, values in {
         "hidden_size": {options.integer("hidden_size", 512, 1) for options in stacks},
         "activation": {options.text("activation", "relu") for options in stacks},
@@ -148,7 +172,9 @@ def _fields(model: Options) -> dict[str, Any]:
         "layer_norm_position": encoder.text("layer_norm"),
         "dropout": decoder.number("dropout", 0.1, 0.0),
     }
-    for stack, options, heads in zip(STACKS, (encoder, decoder), (4, 8), strict=True):  # JoeyNMT's defaults
+    for stack, options, heads in zip(
+        STACKS, (encoder, decoder), (4, 8), strict=True
+    ):  # JoeyNMT's defaults
         fields[f"{stack}_attention_heads"] = options.integer("num_heads", heads, 1)
         fields[f"{stack}_ffn_dim"] = options.integer("ff_size", 2048, 1)
     return fields
@@ -169,21 +195,32 @@ def _set_search(generation_config: Any, testing: Options, banned: list[int]) -> 
     alpha = testing.number("alpha", testing.number("beam_alpha", -1.0))
     generation_config.paper_length_penalty = max(0.0, alpha)
     generation_config.min_new_tokens = testing.integer("min_output_length", 1, 0)
-    generation_config.suppress_tokens = banned + [unk] * (not testing.flag("generate_unk", True)) or None
-    longest, size = testing.integer("max_output_length", -1), testing.integer("no_repeat_ngram_size", -1)
+    generation_config.suppress_tokens = (
+        banned + [unk] * (not testing.flag("generate_unk", True)) or None
+    )
+    longest, size = (
+        testing.integer("max_output_length", -1),
+        testing.integer("no_repeat_ngram_size", -1),
+    )
     penalty = testing.number("repetition_penalty", -1.0)
     if longest > 0:
         generation_config.max_new_tokens = longest
     else:
-        notes.append("a translation has at most 50 tokens more than its source, in JoeyNMT 1.5 times as many")
+        notes.append(
+            "a translation has at most 50 tokens more than its source, in JoeyNMT 1.5 times as many"
+        )
     if size > 1:
-        generation_config.no_repeat_ngram_size = generation_config.encoder_no_repeat_ngram_size = size
+        generation_config.no_repeat_ngram_size = generation_config.encoder_no_repeat_ngram_size = (
+            size
+        )
     if penalty > 1:
         generation_config.repetition_penalty = penalty
         # transformers takes the inverse for the encoder's tokens
         generation_config.encoder_repetition_penalty = 1 / penalty
     if penalty > 1 or size > 1:
-        notes.append("JoeyNMT exempts special tokens from no_repeat_ngram_size and repetition_penalty, `generate` not")
+        notes.append(
+            "JoeyNMT exempts special tokens from no_repeat_ngram_size and repetition_penalty, `generate` not"
+        )
     return notes
 
 
@@ -192,15 +229,27 @@ def _with_tokenizers(
 ) -> Converted:
     sides, specials = [data.section(side) for side in SIDES], (special,) * 2
     pretokenizers = [side.section("tokenizer_cfg").text("pretokenizer", "none") for side in sides]
-    changes = [side.flag("normalize") or name != "none" for side, name in zip(sides, pretokenizers, strict=True)]
+    changes = [
+        side.flag("normalize") or name != "none"
+        for side, name in zip(sides, pretokenizers, strict=True)
+    ]
     if not any(changes):
-        spm_models = [_sentencepiece_model(folder, *pair) for pair in zip(sides, tokens, strict=True)]
+        spm_models = [
+            _sentencepiece_model(folder, *pair) for pair in zip(sides, tokens, strict=True)
+        ]
         if all(spm_models):
-            return vocabularies.with_tokenizers(model, tokens, specials, list(filter(None, spm_models)))
-    plain = [side.text("level") == "word" and not change for side, change in zip(sides, changes, strict=True)]
+            return vocabularies.with_tokenizers(
+                model, tokens, specials, list(filter(None, spm_models))
+            )
+    plain = [
+        side.text("level") == "word" and not change
+        for side, change in zip(sides, changes, strict=True)
+    ]
     settings: dict[str, Any] = {
         "origins": [f"{side}_vocab.txt" for side in SIDES],
-        "lowercase": [side.flag("lowercase") and is_plain for side, is_plain in zip(sides, plain, strict=True)],
+        "lowercase": [
+            side.flag("lowercase") and is_plain for side, is_plain in zip(sides, plain, strict=True)
+        ],
     }
     converted = vocabularies.with_tokenizers(model, tokens, specials, **settings)
     if all(plain) and not any(side.flag("needs_codes") for side in sides):
@@ -217,5 +266,7 @@ def _sentencepiece_model(folder: Path, side: Options, tokens: list[str]) -> Path
     path = folder / Path(file).name
     # JoeyNMT never splits text into a piece of several characters that its vocabulary lacks. Here it would be unknown.
     known = {*tokens, "<s>", "</s>", "<unk>"}
-    is_whole = all(len(piece) == 1 or piece in known for piece in vocabularies.sentencepiece_pieces(path))
+    is_whole = all(
+        len(piece) == 1 or piece in known for piece in vocabularies.sentencepiece_pieces(path)
+    )
     return path if is_whole else None

@@ -26,7 +26,15 @@ from .vocabularies import sentencepiece_backend
 
 _TARGET_PREFIX = "\ue000"
 _LANGUAGE = re.compile(">>.+<<")  # before the source of a multilingual `MarianTokenizer`
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token", "mask_token")
+_SPECIAL = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "cls_token",
+    "sep_token",
+    "mask_token",
+)
 
 
 @dataclass(frozen=True)
@@ -41,20 +49,28 @@ class SourceIds:
     def to_model(self, ids: Tensor) -> Tensor:
         """Ids (B, S) of the joint tokenizer to the encoder's."""
         if self.missing:
-            ids = torch.where(ids >= self.vocab_size - self.missing, self.offset + self.unknown, ids)
+            ids = torch.where(
+                ids >= self.vocab_size - self.missing, self.offset + self.unknown, ids
+            )
         return torch.where(ids >= self.offset, ids - self.offset, ids) if self.offset else ids
 
 
 def joint_tokenizer(
-    source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, config: VanillaTransformerConfig
+    source: PreTrainedTokenizerBase,
+    target: PreTrainedTokenizerBase,
+    config: VanillaTransformerConfig,
 ) -> tuple[dict[str, Any], dict[str, Any], SourceIds]:
     """Return tokenizer.json, tokenizer_config.json, and the mapping of ids for the encoder's graph.
 
     Args:
         source, target: a model's tokenizers, the same object if the languages share one.
     """
-    content, missing = _content(normalizing(source, target)[0], "source", max(config.vocab_size, len(source)))
-    ids = SourceIds(max(config.vocab_size, len(source)) + missing, 0, source.unk_token_id or 0, missing)
+    content, missing = _content(
+        normalizing(source, target)[0], "source", max(config.vocab_size, len(source))
+    )
+    ids = SourceIds(
+        max(config.vocab_size, len(source)) + missing, 0, source.unk_token_id or 0, missing
+    )
     if target is not source or target_vocabulary(source) is not None:
         offset = max(config.target_vocab_size, len(target))
         content = _join(content, _content(target, "target", offset)[0], offset)
@@ -64,7 +80,9 @@ def joint_tokenizer(
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", "attention_mask"],
         "padding_side": "right",
-        "clean_up_tokenization_spaces": bool(getattr(target, "clean_up_tokenization_spaces", False)),
+        "clean_up_tokenization_spaces": bool(
+            getattr(target, "clean_up_tokenization_spaces", False)
+        ),
         "split_special_tokens": bool(getattr(source, "split_special_tokens", False)),
         **({} if limit is None else {"model_max_length": limit}),
         **{name: str(getattr(target, name)) for name in _SPECIAL if getattr(target, name, None)},
@@ -72,14 +90,18 @@ def joint_tokenizer(
     return content, settings, ids
 
 
-def _content(tokenizer: PreTrainedTokenizerBase, side: Side, size: int) -> tuple[dict[str, Any], int]:
+def _content(
+    tokenizer: PreTrainedTokenizerBase, side: Side, size: int
+) -> tuple[dict[str, Any], int]:
     """The content of tokenizer.json, without BPE-dropout, truncation and padding, and the number of missing pieces."""
     backend, missing = getattr(tokenizer, "backend_tokenizer", None), 0
     if isinstance(tokenizer, MarianTokenizer):
         backend, missing = _marian_backend(tokenizer, side, size)
     if backend is None:
         name = type(tokenizer).__name__
-        raise UserError(f"tokenizer: {name} has no tokenizer.json, the one format that a browser's library reads")
+        raise UserError(
+            f"tokenizer: {name} has no tokenizer.json, the one format that a browser's library reads"
+        )
     content: dict[str, Any] = json.loads(backend.to_str())
     content["truncation"] = content["padding"] = None
     if content["model"].get("dropout") is not None:
@@ -96,7 +118,9 @@ def _marian_backend(tokenizer: Any, side: Side, size: int) -> tuple[Tokenizer, i
     try:
         backend, missing = sentencepiece_backend(model, tokens, special, of_marian=True)
     except RuntimeError as error:
-        raise UserError(f"tokenizer: its SentencePiece model has no tokenizer.json ({error})") from None
+        raise UserError(
+            f"tokenizer: its SentencePiece model has no tokenizer.json ({error})"
+        ) from None
     if not isinstance(backend.model, Unigram):
         raise UserError(
             "tokenizer: its SentencePiece model is a BPE, and tokenizer.json has no BPE of the same tokens"
@@ -113,16 +137,29 @@ def _marian_backend(tokenizer: Any, side: Side, size: int) -> tuple[Tokenizer, i
 def _join(source: dict[str, Any], target: dict[str, Any], offset: int) -> dict[str, Any]:
     """The source's tokenizer with the target's tokens and decoder, as the head of this file describes."""
     kinds = [content["model"]["type"] for content in (source, target)]
-    if not all(kind in ("BPE", "WordLevel", "WordPiece") for kind in kinds) and kinds != ["Unigram"] * 2:
-        raise UserError(f"tokenizers: two vocabularies of type {' and '.join(kinds)} cannot be joined for the web")
+    if (
+        not all(kind in ("BPE", "WordLevel", "WordPiece") for kind in kinds)
+        and kinds != ["Unigram"] * 2
+    ):
+        raise UserError(
+            f"tokenizers: two vocabularies of type {' and '.join(kinds)} cannot be joined for the web"
+        )
     sides = (source, target)
     added = [{token["content"]: token for token in content["added_tokens"]} for content in sides]
-    codes = [added[0][code] | {"id": offset + added[0][code]["id"]} for code in filter(_LANGUAGE.fullmatch, added[0])]
-    added = [{name: token for name, token in side.items() if not _LANGUAGE.fullmatch(name)} for side in added]
+    codes = [
+        added[0][code] | {"id": offset + added[0][code]["id"]}
+        for code in filter(_LANGUAGE.fullmatch, added[0])
+    ]
+    added = [
+        {name: token for name, token in side.items() if not _LANGUAGE.fullmatch(name)}
+        for side in added
+    ]
     special = [{name: token["id"] for name, token in side.items()} for side in added]
     different = sorted(token for token in special[0] if special[1].get(token) != special[0][token])
     if different:
-        raise UserError(f"tokenizers: {different[0]!r} has different ids; the web export needs one id")
+        raise UserError(
+            f"tokenizers: {different[0]!r} has different ids; the web export needs one id"
+        )
     vocabs = [content["model"]["vocab"] for content in sides]
     if kinds[0] == "Unigram":  # a list of tokens and scores
         names = [token if token in special[1] else _TARGET_PREFIX + token for token, _ in vocabs[1]]
@@ -132,7 +169,10 @@ def _join(source: dict[str, Any], target: dict[str, Any], offset: int) -> dict[s
         for token, score in vocabs[0]:
             vocabulary.append([_TARGET_PREFIX * 2 + token if token in special[0] else token, score])
     else:
-        vocabulary = {token if token in special[1] else _TARGET_PREFIX + token: i for token, i in vocabs[1].items()}
+        vocabulary = {
+            token if token in special[1] else _TARGET_PREFIX + token: i
+            for token, i in vocabs[1].items()
+        }
         for token, i in vocabs[0].items():
             vocabulary[token] = special[0][token] if token in special[0] else offset + i
     without_prefix = {"type": "Replace", "pattern": {"String": _TARGET_PREFIX}, "content": ""}

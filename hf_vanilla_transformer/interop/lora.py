@@ -144,7 +144,9 @@ def _check_fields(options: Options) -> None:
 
 def _ranks(options: Options) -> Options:
     """The default rank, and the ranks by module."""
-    return Options({"r": options.values.get("r"), **options.section("rank_pattern").values}, options.where)
+    return Options(
+        {"r": options.values.get("r"), **options.section("rank_pattern").values}, options.where
+    )
 
 
 def _defaults() -> dict[str, Any]:
@@ -165,7 +167,9 @@ def _check_ranks(options: Options, weights: Mapping[str, Tensor]) -> None:
     ranks = _ranks(options)
     for name in ranks.values:
         if ranks.integer(name, default=0) > largest:
-            raise ranks.error(name, f"the weights have no matrix with more than {largest} rows or columns")
+            raise ranks.error(
+                name, f"the weights have no matrix with more than {largest} rows or columns"
+            )
 
 
 def _base_folder(options: Options) -> Path:
@@ -188,7 +192,9 @@ def _load_base(folder: Path) -> PreTrainedModel:
     return load_peer(MODEL_CLASSES[model_type], folder)
 
 
-def _merge(model: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor], options: Options) -> PreTrainedModel:
+def _merge(
+    model: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor], options: Options
+) -> PreTrainedModel:
     """The base model with the adapter in its weights, as PEFT loads and merges it."""
     try:
         with warnings.catch_warnings():
@@ -203,7 +209,9 @@ def _merge(model: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor], 
     except UserError:
         raise
     except Exception as error:  # PEFT raises all kinds for a configuration that does not fit the model or the weights
-        raise UserError(f"{options.where}PEFT cannot merge this adapter ({one_line(error)})") from None
+        raise UserError(
+            f"{options.where}PEFT cannot merge this adapter ({one_line(error)})"
+        ) from None
     difference = float((actual - expected).abs().max() / expected.abs().max())
     if not difference <= _TOLERANCE:
         raise _difference(difference, weights, options)
@@ -215,13 +223,17 @@ def _load_adapter(model: PreTrainedModel, folder: Path) -> "PeftModel":
     from peft import LoraConfig, PeftModel
 
     config = LoraConfig.from_pretrained(str(folder))
-    config.task_type = None  # it adds methods around the model, which a version of transformers may lack
+    config.task_type = (
+        None  # it adds methods around the model, which a version of transformers may lack
+    )
     adapted = PeftModel.from_pretrained(model, str(folder), config=config, torch_device="cpu")
     keys = adapted.load_adapter(str(folder), "default", torch_device="cpu")  # again, for the names
     # PEFT saves embeddings of a new size twice if they are also in modules_to_save, and reads them once.
     surplus = [name for name in keys.unexpected_keys if not _COPY.search(name)]
     if keys.missing_keys:
-        raise UserError(f"{folder}: the weights of the adapter lack {shown(min(keys.missing_keys))}")
+        raise UserError(
+            f"{folder}: the weights of the adapter lack {shown(min(keys.missing_keys))}"
+        )
     if surplus:
         reason = f"neither the base model nor the adapter's configuration has {shown(min(surplus))}"
         raise UserError(f"{folder}: {reason}")
@@ -239,23 +251,38 @@ def _resize_vocabulary(model: PreTrainedModel, weights: Mapping[str, Tensor]) ->
 def _is_whole_embedding(name: str) -> bool:
     module, _, parameter = name.removeprefix(_PREFIX).rpartition(".")
     module = module.removesuffix(".base_layer")
-    return parameter == "weight" and module.rpartition(".")[2] in ("shared", "embed_tokens", "lm_head")
+    return parameter == "weight" and module.rpartition(".")[2] in (
+        "shared",
+        "embed_tokens",
+        "lm_head",
+    )
 
 
 def _probe(model: PreTrainedModel, options: Options) -> dict[str, Tensor]:
     """A sentence and a translation, of random tokens and of those that the adapter changes."""
-    tokens = min(module.weight.shape[0] for module in (model.get_input_embeddings(), model.get_output_embeddings()))
+    tokens = min(
+        module.weight.shape[0]
+        for module in (model.get_input_embeddings(), model.get_output_embeddings())
+    )
     changed = options.values.get("trainable_token_indices") or []
     lists = changed.values() if isinstance(changed, Mapping) else [changed]
-    indices = torch.tensor([index for part in lists for index in part][:_PROBE_TOKENS], dtype=torch.long)
+    indices = torch.tensor(
+        [index for part in lists for index in part][:_PROBE_TOKENS], dtype=torch.long
+    )
     drawn = torch.randint(tokens, (_PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
     ids = torch.cat([indices.clamp(0, tokens - 1), drawn])[None]  # (1, S)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": ids.flip(1)}
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "decoder_input_ids": ids.flip(1),
+    }
 
 
 def _difference(difference: float, weights: Mapping[str, Tensor], options: Options) -> UserError:
     name = "target_modules"
-    if "trainable_token_indices" in options and any("token_adapter" in weight for weight in weights):
+    if "trainable_token_indices" in options and any(
+        "token_adapter" in weight for weight in weights
+    ):
         name = "trainable_token_indices"
     reason = (
         f"the merged model computes other logits (by {difference:.0%}), because the base model ties the embeddings "

@@ -13,9 +13,21 @@ from ..utils.errors import UserError
 from .converted import Converted
 from .search_settings import refuse_fields
 from .state_dicts import TensorRef, position_layout
-from .transformers_folders import POSITION_TABLES, SAME_FIELDS, from_peer, load_tokenizer, read_folder
+from .transformers_folders import (
+    POSITION_TABLES,
+    SAME_FIELDS,
+    from_peer,
+    load_tokenizer,
+    read_folder,
+)
 
-_READS = ("q_proj", "k_proj", "v_proj", "fc1", "lm_head")  # the D features are the input of these modules
+_READS = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "fc1",
+    "lm_head",
+)  # the D features are the input of these modules
 
 
 def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTModel:
@@ -31,14 +43,20 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
     # Its two vocabularies share the special tokens of its search. The tokenizer pads the source.
     fields |= {name: getattr(config, f"target_{name}") for name in ("pad_token_id", "eos_token_id")}
     marian = MarianMTModel(
-        MarianConfig(**fields, decoder_vocab_size=config.target_vocab_size, forced_eos_token_id=None)
+        MarianConfig(
+            **fields, decoder_vocab_size=config.target_vocab_size, forced_eos_token_id=None
+        )
     ).to(device=model.device, dtype=model.dtype)
     weights = weights_with_split_sinusoids(model)
-    weights = {name.replace("cross_attn", "encoder_attn"): weight for name, weight in weights.items()}
+    weights = {
+        name.replace("cross_attn", "encoder_attn"): weight for name, weight in weights.items()
+    }
     if config.share_encoder_decoder_embeddings:
         weights["model.shared.weight"] = weights["model.encoder.embed_tokens.weight"]
     bias = weights.pop("lm_head.bias", torch.zeros(config.target_vocab_size))
-    missing, surplus = marian.load_state_dict({**weights, "final_logits_bias": bias[None]}, strict=False)
+    missing, surplus = marian.load_state_dict(
+        {**weights, "final_logits_bias": bias[None]}, strict=False
+    )
     if surplus or set(missing) - POSITION_TABLES:
         raise UserError(f"Marian lacks {sorted(surplus)}, and has {sorted(missing)} besides")
     return marian.eval()
@@ -50,7 +68,9 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
     defaults = {"num_beams": 1, "length_penalty": search.pop("paper_length_penalty", 1.0)}
     settings = marian.generation_config.to_diff_dict() | defaults | search
     dropped = {"max_length_over_source"}
-    if settings["num_beams"] == 1:  # transformers refuses to save options of a beam search for a greedy one
+    if (
+        settings["num_beams"] == 1
+    ):  # transformers refuses to save options of a beam search for a greedy one
         dropped |= {"length_penalty", "early_stopping"}
     settings = {name: value for name, value in settings.items() if name not in dropped}
     if not settings.keys() & {"max_length", "max_new_tokens"}:
@@ -79,7 +99,12 @@ def from_marian(folder: str | Path) -> Converted:
     if tokenizer is None and (Path(folder) / "tokenizer.json").is_file():
         tokenizer, target_tokenizer = load_tokenizers(folder)
     converted = from_peer(
-        *(peer, tokenizer, {"lm_head.bias": TensorRef("final_logits_bias", 0)}, ["final_logits_bias"]),  # (1, V)
+        *(
+            peer,
+            tokenizer,
+            {"lm_head.bias": TensorRef("final_logits_bias", 0)},
+            ["final_logits_bias"],
+        ),  # (1, V)
         position_encoding_type=positions,
         lm_head_bias=bias is not None and bool(bias.any()),
     )
@@ -88,12 +113,16 @@ def from_marian(folder: str | Path) -> Converted:
 
 
 def _refuse(config: VanillaTransformerConfig) -> None:
-    widths = {config.d_model / heads for heads in (config.encoder_attention_heads, config.decoder_attention_heads)}
+    widths = {
+        config.d_model / heads
+        for heads in (config.encoder_attention_heads, config.decoder_attention_heads)
+    }
     set_widths = {width for width in (config.head_dim, config.value_head_dim) if width is not None}
     refuse_fields(
         config,
         "MarianMTModel has no such option, the model stays as it is",
-        position_encoding_type=config.position_encoding_type not in ("sinusoidal", "sinusoidal_split"),
+        position_encoding_type=config.position_encoding_type
+        not in ("sinusoidal", "sinusoidal_split"),
         attention_bias=not config.attention_bias,
         layer_norm_position=config.layer_norm_position != "post",
         final_layer_norm=config.final_layer_norm,
@@ -102,7 +131,9 @@ def _refuse(config: VanillaTransformerConfig) -> None:
     )
 
 
-def weights_with_split_sinusoids(model: VanillaTransformerForConditionalGeneration) -> dict[str, Tensor]:
+def weights_with_split_sinusoids(
+    model: VanillaTransformerForConditionalGeneration,
+) -> dict[str, Tensor]:
     """The weights by name, tied ones under each name, with which `model` gives the same logits from split sinusoids.
 
     The paper interleaves sines and cosines (§3.5). The order of the D features of the residual stream is free as long
@@ -114,7 +145,9 @@ def weights_with_split_sinusoids(model: VanillaTransformerForConditionalGenerati
     if kind == "sinusoidal_split":
         return weights
     if kind != "sinusoidal":
-        raise ValueError(f"position_encoding_type={kind!r} has no split order; 'sinusoidal' is needed")
+        raise ValueError(
+            f"position_encoding_type={kind!r} has no split order; 'sinusoidal' is needed"
+        )
     width = model.config.d_model
     order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)]).to(model.device)
     return {name: _permuted(name, weight, order) for name, weight in weights.items()}
@@ -124,4 +157,6 @@ def _permuted(name: str, weight: Tensor, order: Tensor) -> Tensor:
     module, kind = name.split(".")[-2:]
     if module == "embed_tokens" or (module in _READS and kind == "weight"):
         return weight[:, order]  # (·, D)
-    return weight if module in _READS else weight[order]  # (D, ·) or (D,): out_proj, fc2 and LayerNorm
+    return (
+        weight if module in _READS else weight[order]
+    )  # (D, ·) or (D,): out_proj, fc2 and LayerNorm

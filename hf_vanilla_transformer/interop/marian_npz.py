@@ -41,7 +41,11 @@ PRE_NORM_NOTE = (
 TRUECASING_NOTE = "text is tokenized by Moses and split by the codes, but not truecased"
 
 ACTIVATIONS = {"relu": "relu", "swish": "silu"}
-_LAST_WITH_APPROXIMATE_GELU = (1, 12, 0)  # "gelu" is x · sigmoid(1.702 x) there. In March 2023 it became exact
+_LAST_WITH_APPROXIMATE_GELU = (
+    1,
+    12,
+    0,
+)  # "gelu" is x · sigmoid(1.702 x) there. In March 2023 it became exact
 _MAX_EXPANSION = 10  # of a compressed .npz: floats hardly shrink
 _BARE = ("\x7f", *map(chr, range(0x80, 0xA0)), "\u2028", "\u2029", "\ufffe", "\uffff")
 _FILES_OF_TRAINING = (".optimizer.npz", ".orig.npz")
@@ -50,10 +54,19 @@ _FILES_OF_TRAINING = (".optimizer.npz", ".orig.npz")
 REFUSED: Unsupported = {
     "type": (("transformer",), "is another kind of model"),
     "transformer-postprocess-emb": (("", "d"), "normalises the embeddings, §3.4 does not"),
-    "transformer-decoder-autoreg": (("self-attention",), "has a decoder without self-attention (§3.2.3)"),
+    "transformer-decoder-autoreg": (
+        ("self-attention",),
+        "has a decoder without self-attention (§3.2.3)",
+    ),
     "transformer-no-projection": ((False,), "leaves out W^O (§3.2.2)"),
-    "transformer-ffn-depth": ((2,), "has another number of matrices in a feed-forward network than Eq. 2"),
-    "transformer-decoder-ffn-depth": ((0, 2), "has another number of matrices in a feed-forward network than Eq. 2"),
+    "transformer-ffn-depth": (
+        (2,),
+        "has another number of matrices in a feed-forward network than Eq. 2",
+    ),
+    "transformer-decoder-ffn-depth": (
+        (0, 2),
+        "has another number of matrices in a feed-forward network than Eq. 2",
+    ),
     "transformer-aan-only": ((False,), "has average attention"),
     "transformer-tied-layers": (([],), "uses layers of the decoder more than once"),
     "ulr": ((False,), "has universal language representations"),
@@ -67,12 +80,27 @@ REFUSED: Unsupported = {
 
 # Options of marian-decoder without a counterpart in `generate`, with the values that do nothing.
 DROPPED = {
-    **{"word-penalty": 0, "max-length-factor": 3, "max-length": 1000, "max-length-crop": False, "shortlist": []},
-    **{"output-sampling": [], "output-approx-knn": [], "force-decode": False, "no-spm-encode": False},
+    **{
+        "word-penalty": 0,
+        "max-length-factor": 3,
+        "max-length": 1000,
+        "max-length-crop": False,
+        "shortlist": [],
+    },
+    **{
+        "output-sampling": [],
+        "output-approx-knn": [],
+        "force-decode": False,
+        "no-spm-encode": False,
+    },
 }
 
 # Options that place normalisations before each sub-layer, after it, and after each stack, with their defaults.
-_NORMALISATIONS = {"transformer-preprocess": "", "transformer-postprocess": "dan", "transformer-postprocess-top": ""}
+_NORMALISATIONS = {
+    "transformer-preprocess": "",
+    "transformer-postprocess": "dan",
+    "transformer-postprocess-top": "",
+}
 _POSITIONS: dict[tuple[str, ...], str] = {("", "an", ""): "post", ("n", "a", "n"): "pre"}
 
 #: Within a layer: our modules, and Marian's names of their weight and bias.
@@ -120,10 +148,14 @@ def from_marian_npz(
     path, decoder = _model_file(Path(source))
     arrays, options = _read(path)
     _refuse(options)
-    tensors = state_dicts.require_tensors({name: _tensor(name, array) for name, array in arrays.items()}, str(path))
+    tensors = state_dicts.require_tensors(
+        {name: _tensor(name, array) for name, array in arrays.items()}, str(path)
+    )
     tensors, pad = _with_padding(tensors)
     named = decoder.texts("vocabs") or options.texts("vocabs")
-    paths = vocabularies.both_sides(source_vocabulary, target_vocabulary) or _existing(path.parent, named)
+    paths = vocabularies.both_sides(source_vocabulary, target_vocabulary) or _existing(
+        path.parent, named
+    )
     sides = [_tokens(vocabulary) for vocabulary in paths]
     ids, is_pre_norm = _special_ids(sides, pad), _POSITIONS[_normalisations(options)] == "pre"
     model = _model(tensors, options, ids, is_pre_norm)
@@ -133,13 +165,17 @@ def from_marian_npz(
     if sides:
         if not spm_models and not codes_of_sides:
             has_pieces = paths[0].suffix == paths[1].suffix == ".spm"
-            spm_models = _existing(paths[0].parent, [path.name for path in paths] if has_pieces else _SPM_MODELS)
+            spm_models = _existing(
+                paths[0].parent, [path.name for path in paths] if has_pieces else _SPM_MODELS
+            )
         sides, specials = [_with_unused(side, pad) for side in sides], (_SPECIAL,) * 2
         raw_text = spm_models, codes_of_sides, (source_language, target_language)
         converted = vocabularies.with_tokenizers(model, sides, specials, *raw_text, origins=paths)
         converted.notes += [TRUECASING_NOTE] * bool(codes_of_sides)
     elif spm_models or codes_of_sides:
-        raise UserError("no vocabularies in the model's folder: give source_vocabulary and target_vocabulary")
+        raise UserError(
+            "no vocabularies in the model's folder: give source_vocabulary and target_vocabulary"
+        )
     else:
         missing = f"its vocabularies {' and '.join(map(shown, named))} are not in its folder"
         converted = Converted(model, notes=[missing] * bool(named))
@@ -155,11 +191,19 @@ def _model(
     tensors, positions = _positions(tensors, options, sizes["d_model"])
     fields = {
         **sizes,
-        **{f"{stack}_layers": sizes[f"{stack}_layers"] - 1 for stack in STACKS},  # Marian counts layers from 1
+        **{
+            f"{stack}_layers": sizes[f"{stack}_layers"] - 1 for stack in STACKS
+        },  # Marian counts layers from 1
         **tying.fields,
         **positions,
-        **{f"{stack}_attention_heads": options.integer("transformer-heads", 8, 1) for stack in STACKS},
-        **{f"{stack}_ffn_dim": state_dicts.require_matrix(tensors, f"{stack}_l1_ffn_W1").shape[1] for stack in STACKS},
+        **{
+            f"{stack}_attention_heads": options.integer("transformer-heads", 8, 1)
+            for stack in STACKS
+        },
+        **{
+            f"{stack}_ffn_dim": state_dicts.require_matrix(tensors, f"{stack}_l1_ffn_W1").shape[1]
+            for stack in STACKS
+        },
         "activation_function": _activation(options),
         "layer_norm_position": "pre" if is_pre_norm else "post",
         "dropout": options.number("transformer-dropout", 0.0, 0.0),
@@ -175,7 +219,9 @@ def _search(decoder: Options, unk: int | None) -> dict[str, Any]:
     normalize = decoder.values.get("normalize")
     search: dict[str, Any] = {
         "num_beams": decoder.integer("beam-size", 12, 1),
-        "length_penalty": float(normalize) if isinstance(normalize, bool) else decoder.number("normalize", 0.0),
+        "length_penalty": float(normalize)
+        if isinstance(normalize, bool)
+        else decoder.number("normalize", 0.0),
     }
     return search if decoder.flag("allow-unk") else {**search, "suppress_tokens": [unk]}
 
@@ -185,7 +231,9 @@ def _activation(options: Options) -> str:
     if name != "gelu":
         return ACTIVATIONS[name]
     version = re.match(r"v?(\d{1,6})\.(\d{1,6})\.(\d{1,6})", options.text("version"))
-    is_exact = version is not None and tuple(map(int, version.groups())) > _LAST_WITH_APPROXIMATE_GELU
+    is_exact = (
+        version is not None and tuple(map(int, version.groups())) > _LAST_WITH_APPROXIMATE_GELU
+    )
     return "gelu" if is_exact else "quick_gelu"
 
 
@@ -195,12 +243,20 @@ def _model_file(source: Path) -> tuple[Path, Options]:
         files = source.with_name(f"{source.name}.decoder.yml"), source.with_name("decoder.yml")
         options = next((_read_options(path) for path in files if path.is_file()), Options({}))
         return require_file(source), options
-    models = [path for path in sorted(source.glob("*.npz")) if not path.name.endswith(_FILES_OF_TRAINING)]
-    for path in [source / "decoder.yml", source / "model.npz.decoder.yml", *sorted(source.glob("*.npz.decoder.yml"))]:
+    models = [
+        path for path in sorted(source.glob("*.npz")) if not path.name.endswith(_FILES_OF_TRAINING)
+    ]
+    for path in [
+        source / "decoder.yml",
+        source / "model.npz.decoder.yml",
+        *sorted(source.glob("*.npz.decoder.yml")),
+    ]:
         if path.is_file() and "models" in (decoder := _read_options(path)):
             named = [source / Path(name).name for name in decoder.texts("models")]
             if len(named) != 1 or not named[0].is_file():
-                raise UserError(f"{path}: it names {len(named)} models; name the .npz file to convert")
+                raise UserError(
+                    f"{path}: it names {len(named)} models; name the .npz file to convert"
+                )
             return named[0], decoder
     if len(models) != 1:
         raise UserError(f"{source}: {len(models)} models there; name the .npz file")
@@ -213,7 +269,15 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], Options]:
         _check_sizes(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+    except (
+        ValueError,
+        OSError,
+        EOFError,
+        KeyError,
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+    ) as error:
         reason = one_line(error)
         if "pickle" in reason:  # numpy advises to allow it, but that would run code
             reason = "it holds Python objects; nothing of it was run"
@@ -221,7 +285,9 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], Options]:
     stored, separate = arrays.pop(OPTIONS, None), path.with_name(f"{path.name}.yml")
     if stored is not None:
         content = stored.tobytes().rstrip(b"\0")
-        return arrays, Options(parse_yaml_mapping(content, f"{path}: {OPTIONS}: no options of Marian"), f"{path}: --")
+        return arrays, Options(
+            parse_yaml_mapping(content, f"{path}: {OPTIONS}: no options of Marian"), f"{path}: --"
+        )
     if not separate.is_file():
         raise UserError(f"{path}: it lacks {OPTIONS}, and its folder {separate.name}")
     return arrays, _read_options(separate)
@@ -235,19 +301,26 @@ def _check_sizes(path: Path) -> None:
             raise ValueError("its arrays are far larger than the file")
         for member in members:
             with archive.open(member) as file:
-                formats = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+                formats = {
+                    (1, 0): np.lib.format.read_array_header_1_0,
+                    (2, 0): np.lib.format.read_array_header_2_0,
+                }
                 shape, _, dtype = formats[np.lib.format.read_magic(file)](file)
             if math.prod(shape) * dtype.itemsize > member.file_size:
                 raise ValueError(f"{shown(member.filename)} is larger than its data in the file")
 
 
 def _read_options(path: Path) -> Options:
-    return Options(parse_yaml_mapping(path.read_bytes(), f"{path}: no options of Marian"), f"{path}: --")
+    return Options(
+        parse_yaml_mapping(path.read_bytes(), f"{path}: no options of Marian"), f"{path}: --"
+    )
 
 
 def _normalisations(options: Options) -> tuple[str, ...]:
     """The three options without "d" (dropout)."""
-    return tuple(options.text(name, default).replace("d", "") for name, default in _NORMALISATIONS.items())
+    return tuple(
+        options.text(name, default).replace("d", "") for name, default in _NORMALISATIONS.items()
+    )
 
 
 def _refuse(options: Options) -> None:
@@ -278,19 +351,31 @@ def _with_padding(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
     matrices = {name: rest.pop(name, shared) for name in ("encoder_Wemb", "decoder_Wemb")}
     for name, matrix in matrices.items():
         if matrix is None or matrix.ndim != 2:
-            raise UserError(f"there is no matrix {name} or Wemb: this is no encoder-decoder Transformer of Marian")
-    output = rest.pop("decoder_ff_logit_out_W").T if "decoder_ff_logit_out_W" in rest else matrices["decoder_Wemb"]
+            raise UserError(
+                f"there is no matrix {name} or Wemb: this is no encoder-decoder Transformer of Marian"
+            )
+    output = (
+        rest.pop("decoder_ff_logit_out_W").T
+        if "decoder_ff_logit_out_W" in rest
+        else matrices["decoder_Wemb"]
+    )
     output = matrices["output"] = rest.pop("decoder_ff_logit_out_Wt", output)
     pad = max(map(len, matrices.values()))
     bias = rest.pop("decoder_ff_logit_out_b", torch.zeros(len(output), dtype=output.dtype))
-    rest |= {name: F.pad(matrix, (0, 0, 0, pad + 1 - len(matrix))) for name, matrix in matrices.items()}
+    rest |= {
+        name: F.pad(matrix, (0, 0, 0, pad + 1 - len(matrix))) for name, matrix in matrices.items()
+    }
     rest["output bias"] = F.pad(bias, (0, pad + 1 - len(bias)), value=NEVER)
     return rest, pad
 
 
-def _positions(tensors: dict[str, Tensor], options: Options, width: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _positions(
+    tensors: dict[str, Tensor], options: Options, width: int
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     # old versions stored the option under the shorter name
-    learned = any(options.flag(f"transformer-train-{name}") for name in ("positions", "position-embeddings"))
+    learned = any(
+        options.flag(f"transformer-train-{name}") for name in ("positions", "position-embeddings")
+    )
     if learned and "Wpos" not in tensors:
         raise UserError("Wpos is missing, the table of --transformer-train-positions")
     table = tensors.pop("Wpos") if learned else marian_positions(width)
@@ -315,7 +400,9 @@ def _locate(name: str, pre_norm: bool) -> str | TensorRef:
     _, number, module = rest.split(".", 2)
     module, kind = module.rsplit(".", 1)
     is_norm = "norm" in module
-    marian_name = f"{stack}_l{int(number) + 1}_{IN_LAYER[module][kind == 'bias']}" + "_pre" * (pre_norm and is_norm)
+    marian_name = f"{stack}_l{int(number) + 1}_{IN_LAYER[module][kind == 'bias']}" + "_pre" * (
+        pre_norm and is_norm
+    )
     return TensorRef(marian_name, transposed=kind == "weight" and not is_norm)
 
 
@@ -336,7 +423,9 @@ def _tokens(path: Path) -> list[str]:
     # Marian's YAML library writes these characters bare, and others take them for line ends or refuse them
     unused = (character for character in map(chr, range(0xE000, 0xF900)) if character not in text)
     replaced = dict(zip(sorted({*text} & {*_BARE}), unused, strict=False))
-    ids = parse_yaml_mapping(text.translate(str.maketrans(replaced)).encode(), refusal, as_text=True)
+    ids = parse_yaml_mapping(
+        text.translate(str.maketrans(replaced)).encode(), refusal, as_text=True
+    )
     original = str.maketrans({new: old for old, new in replaced.items()})
     return [token.translate(original) for token in vocabularies.tokens_by_id(ids, refusal)]
 
@@ -360,5 +449,7 @@ def _special_ids(sides: list[list[str]], pad: int) -> dict[str, int | None]:
 def _with_unused(side: list[str], pad: int) -> list[str]:
     """The tokens, then a name for each row up to the padding, then the padding."""
     if PAD in side:
-        raise UserError(f"{PAD} is a token of the vocabulary; the padding that is added needs this name")
+        raise UserError(
+            f"{PAD} is a token of the vocabulary; the padding that is added needs this name"
+        )
     return [*side, *(f"<unused_{number}>" for number in range(len(side), pad)), PAD]

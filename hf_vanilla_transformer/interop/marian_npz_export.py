@@ -24,7 +24,11 @@ from .vocabularies import sentencepiece_pieces
 
 #: Generation settings that Marian applies. A forced end replaces the last token at the limit, which is no text.
 APPLIED = {"bad_words_ids", "suppress_tokens", "forced_eos_token_id"}
-_ACTIVATIONS = {**{ours: theirs for theirs, ours in ACTIVATIONS.items()}, "swish": "swish", "gelu": "gelu"}
+_ACTIVATIONS = {
+    **{ours: theirs for theirs, ours in ACTIVATIONS.items()},
+    "swish": "swish",
+    "gelu": "gelu",
+}
 _SPECIAL = {"eos": "</s>", "unk": "<unk>"}
 _REMEDY = (
     "Marian's own files need its positions, epsilon and zero vector at the start, and no recipe trains such a model. "
@@ -44,30 +48,42 @@ def write(model: Any, model_folder: str | Path, tokenizers: Sequence[Any], folde
     folder.mkdir()
     names = _write_vocabularies(Path(model_folder), folder, sides)
     unk, banned = model.config.unk_token_id, banned_tokens(settings)
-    arrays, options = _arrays(model, [len(side) for side in sides], [token for token in banned if token != unk])
+    arrays, options = _arrays(
+        model, [len(side) for side in sides], [token for token in banned if token != unk]
+    )
     options["dim-vocabs"] = [len(side) for side in sides]
     content = yaml.safe_dump(options).encode() + b"\0"
     stored: Any = {**arrays, OPTIONS: np.frombuffer(content, dtype=np.int8)}
     np.savez(folder / "model.npz", **stored)
     beams = settings.get("num_beams") or 1
-    penalty = settings.get("length_penalty", settings.get("paper_length_penalty", 1.0)) if beams > 1 else 0.0
+    penalty = (
+        settings.get("length_penalty", settings.get("paper_length_penalty", 1.0))
+        if beams > 1
+        else 0.0
+    )
     decoder = {"models": ["model.npz"], "vocabs": names, "relative-paths": True, "beam-size": beams}
     decoder |= {"normalize": float(penalty), "word-penalty": 0.0, "allow-unk": unk not in banned}
     (folder / "decoder.yml").write_text(yaml.safe_dump(decoder), encoding="utf-8")
-    return "" if names[0].endswith(".spm") else "; its text has to be tokens with spaces between them"
+    return (
+        "" if names[0].endswith(".spm") else "; its text has to be tokens with spaces between them"
+    )
 
 
 def _refuse(model: Any) -> None:
     config = model.config
     heads = {config.encoder_attention_heads, config.decoder_attention_heads}
     expected = marian_positions(config.d_model)
-    tables = [position_table(stack)[: len(expected)] for stack in (model.model.encoder, model.model.decoder)]
+    tables = [
+        position_table(stack)[: len(expected)]
+        for stack in (model.model.encoder, model.model.decoder)
+    ]
     start = model.model.decoder.embed_tokens.weight[config.decoder_start_token_id]
     width = config.d_model // min(heads)
     refuse_fields(
         config,
         _REMEDY,
-        layer_norm_position=config.layer_norm_position != "post",  # its decoder does not normalise cached keys
+        layer_norm_position=config.layer_norm_position
+        != "post",  # its decoder does not normalise cached keys
         final_layer_norm=config.final_layer_norm,
         layer_norm_eps=config.layer_norm_eps != EPSILON,
         scale_embedding=not config.scale_embedding,
@@ -75,7 +91,9 @@ def _refuse(model: Any) -> None:
         head_dim=config.head_dim not in (None, width),
         value_head_dim=config.value_head_dim not in (None, width),
         activation_function=config.activation_function not in _ACTIVATIONS,
-        position_encoding_type=any((table - expected[: len(table)]).abs().max() > 1e-6 for table in tables),
+        position_encoding_type=any(
+            (table - expected[: len(table)]).abs().max() > 1e-6 for table in tables
+        ),
         decoder_start_token_id=bool(start.any()),
     )
 
@@ -86,7 +104,9 @@ def _without_padding(model: Any, side: str, tokens: list[str]) -> list[str]:
     eos = model.config.target_eos_token_id if side == "target" else model.config.eos_token_id
     for number, name in ((eos, _SPECIAL["eos"]), (model.config.unk_token_id, _SPECIAL["unk"])):
         if not isinstance(number, int) or (name in tokens and tokens.index(name) != number):
-            raise UserError(f"{name} of the {side}: Marian needs one such token, and the model has {number}")
+            raise UserError(
+                f"{name} of the {side}: Marian needs one such token, and the model has {number}"
+            )
         tokens[number] = name
     if model.config.share_encoder_decoder_embeddings and side == "source":
         return _without_padding(model, "target", tokens)
@@ -112,9 +132,14 @@ def _write_vocabularies(source: Path, folder: Path, sides: list[list[str]]) -> l
     return names
 
 
-def _arrays(model: Any, sizes: list[int], banned: list[int]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _arrays(
+    model: Any, sizes: list[int], banned: list[int]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The weights under Marian's names, and its options."""
-    config, weights = model.config, {name: p.detach() for name, p in model.named_parameters(remove_duplicate=False)}
+    config, weights = (
+        model.config,
+        {name: p.detach() for name, p in model.named_parameters(remove_duplicate=False)},
+    )
     shared, tied = config.share_encoder_decoder_embeddings, config.tie_word_embeddings
     arrays = {} if tied else {"decoder_ff_logit_out_Wt": weights["lm_head.weight"][: sizes[1]]}
     bias = weights.get("lm_head.bias", torch.zeros(config.target_vocab_size)).clone()
@@ -127,22 +152,51 @@ def _arrays(model: Any, sizes: list[int], banned: list[int]) -> tuple[dict[str, 
         if match := re.fullmatch(r"model\.(\w+)\.layers\.(\d+)\.(.+)\.weight", name):
             stack, layer, module = match[1], int(match[2]), match[3]
             bias = weights.get(name.replace("weight", "bias"), torch.zeros(len(weight)))
-            pair = weight if weight.ndim == 1 else weight.T, bias  # Marian's matrices are (inputs, outputs)
+            pair = (
+                weight if weight.ndim == 1 else weight.T,
+                bias,
+            )  # Marian's matrices are (inputs, outputs)
             for marian_name, part in zip(IN_LAYER[module], pair, strict=True):
                 arrays[f"{stack}_l{layer + 1}_{marian_name}"] = part
     options = {
         **{"type": "transformer", "version": "v1.12.42", "enc-depth": config.encoder_layers},
-        **{"dec-depth": config.decoder_layers, "dim-emb": config.d_model, "ulr": False, "input-types": []},
-        **{"transformer-heads": config.encoder_attention_heads, "transformer-dim-ffn": config.encoder_ffn_dim},
+        **{
+            "dec-depth": config.decoder_layers,
+            "dim-emb": config.d_model,
+            "ulr": False,
+            "input-types": [],
+        },
+        **{
+            "transformer-heads": config.encoder_attention_heads,
+            "transformer-dim-ffn": config.encoder_ffn_dim,
+        },
         **{"transformer-decoder-dim-ffn": config.decoder_ffn_dim, "transformer-ffn-depth": 2},
-        **{"transformer-decoder-ffn-depth": 0, "transformer-ffn-activation": _ACTIVATIONS[config.activation_function]},
-        **{"transformer-preprocess": "", "transformer-postprocess": "dan", "transformer-postprocess-emb": "d"},
+        **{
+            "transformer-decoder-ffn-depth": 0,
+            "transformer-ffn-activation": _ACTIVATIONS[config.activation_function],
+        },
+        **{
+            "transformer-preprocess": "",
+            "transformer-postprocess": "dan",
+            "transformer-postprocess-emb": "d",
+        },
         **{"transformer-postprocess-top": "", "transformer-decoder-autoreg": "self-attention"},
-        **{"transformer-tied-layers": [], "transformer-no-projection": False, "transformer-aan-only": False},
+        **{
+            "transformer-tied-layers": [],
+            "transformer-no-projection": False,
+            "transformer-aan-only": False,
+        },
         **{"transformer-train-position-embeddings": False, "skip": False},
         **{"tied-embeddings-all": shared and tied, "tied-embeddings-src": shared and not tied},
-        **{"tied-embeddings": tied and not shared, "layer-normalization": False, "right-left": False},
+        **{
+            "tied-embeddings": tied and not shared,
+            "layer-normalization": False,
+            "right-left": False,
+        },
         **{"transformer-guided-alignment-layer": "last", "lemma-dim-emb": 0},
     }
     # (n,) to (1, n)
-    return {name: np.atleast_2d(np.ascontiguousarray(part.float().numpy())) for name, part in arrays.items()}, options
+    return {
+        name: np.atleast_2d(np.ascontiguousarray(part.float().numpy()))
+        for name, part in arrays.items()
+    }, options

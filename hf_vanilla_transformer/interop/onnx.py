@@ -38,12 +38,19 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
     onnx_ir = require_onnx()
     function, layers = model.config.activation_function, model.config.decoder_layers
     source, target = (cache_names("present", layers, stack) for stack in STACKS)
-    inputs = ["input_ids", "encoder_attention_mask", *cache_names("past_key_values", layers, *STACKS)]
+    inputs = [
+        "input_ids",
+        "encoder_attention_mask",
+        *cache_names("past_key_values", layers, *STACKS),
+    ]
     names = {
         "encoder": (["input_ids", "attention_mask"], ["last_hidden_state", *source]),
         "decoder": (inputs, ["logits", *target]),
     }
-    graphs = {name: to_onnx(program, *names[name], function) for name, program in export_programs(model).items()}
+    graphs = {
+        name: to_onnx(program, *names[name], function)
+        for name, program in export_programs(model).items()
+    }
     with (folder / WEIGHTS).open("wb") as file:
         _move_weights(list(graphs.values()), file, onnx_ir)
     for name, graph in graphs.items():
@@ -58,7 +65,9 @@ def require_onnx() -> Any:
     return onnx_ir
 
 
-def to_onnx(exported_program: ExportedProgram, inputs: list[str], outputs: list[str], function: str) -> Any:
+def to_onnx(
+    exported_program: ExportedProgram, inputs: list[str], outputs: list[str], function: str
+) -> Any:
     """An exported program as an `onnx_ir.Model`, with named inputs, outputs and dynamic axes (see `_name_axes`).
 
     Args:
@@ -110,7 +119,9 @@ def _name_axes(graph: Any) -> None:
         if kind in ("past_key_values", "present"):
             kind = "encoder_cache" if "encoder" in rest else f"decoder_{kind.split('_')[0]}"
         names = (_BATCH, _SOURCE) if encoder and kind == "input_ids" else AXES[kind]
-        value.shape = type(value.shape)(name or size for name, size in zip(names, value.shape, strict=True))
+        value.shape = type(value.shape)(
+            name or size for name, size in zip(names, value.shape, strict=True)
+        )
     for node in graph.all_nodes():
         for value in node.outputs:
             if not value.is_graph_output():
@@ -130,7 +141,12 @@ def _replace_cosines(exported_program: ExportedProgram) -> None:
 
 def cache_names(prefix: str, layers: int, *stacks: str) -> list[str]:
     """The names of keys and values, of source ("encoder") and target ("decoder"), of all layers."""
-    return [f"{prefix}.{layer}.{stack}.{part}" for stack in stacks for layer in range(layers) for part in _PARTS]
+    return [
+        f"{prefix}.{layer}.{stack}.{part}"
+        for stack in stacks
+        for layer in range(layers)
+        for part in _PARTS
+    ]
 
 
 def _move_weights(graphs: list[Any], file: BinaryIO, onnx_ir: Any) -> None:

@@ -52,12 +52,23 @@ REFUSED: Unsupported = {
 
 # Transforms of OpenNMT-py 3 and eole that change text. The others drop or corrupt training data.
 TRANSFORMS = (
-    *("sentencepiece", "bpe", "onmt_tokenize", "prefix", "suffix", "normalize", "uppercase", "docify"),
+    *(
+        "sentencepiece",
+        "bpe",
+        "onmt_tokenize",
+        "prefix",
+        "suffix",
+        "normalize",
+        "uppercase",
+        "docify",
+    ),
     *("inlinetags", "terminology", "inferfeats", "insert_mask_before_placeholder"),
 )
 
 # The scores of version 3 are means, so that a later hypothesis may be better.
-SEARCH_NOTE = "OpenNMT-py 3 ends a search when its best candidate ends, `generate` when no other can win"
+SEARCH_NOTE = (
+    "OpenNMT-py 3 ends a search when its best candidate ends, `generate` when no other can win"
+)
 
 ATTENTION_RENAMES: Renames = (
     ("cross_attn", "context_attn"),
@@ -111,7 +122,12 @@ def from_opennmt(
     layers = "encoder.transformer.", "decoder.transformer_layers."
     sizes = state_dicts.find_sizes(tensors, source, layers, "feed_forward.w_1.weight")
     tables = {_POSITIONS.format(stack) for stack in STACKS}
-    if state_dicts.position_layout(tensors[name].flatten(0, -2) for name in tables if name in tensors) == "learned":
+    if (
+        state_dicts.position_layout(
+            tensors[name].flatten(0, -2) for name in tables if name in tensors
+        )
+        == "learned"
+    ):
         reason = "only SinusoidalInterleaved, the paper's (§3.5), is converted"
         raise UserError(f"{path}: -position_encoding_type: {reason}")
     is_old = any(str(name).endswith(".a_2") for name in state["model"])
@@ -120,15 +136,28 @@ def from_opennmt(
     sides = _vocabularies(vocab)
     ids, search_ids, start = _TORCHTEXT_IDS, _TORCHTEXT_IDS, _TORCHTEXT_IDS["bos_token_id"]
     if sides:
-        ids, search_ids = special_ids(sides, SPECIAL, tying.fields["share_encoder_decoder_embeddings"])
+        ids, search_ids = special_ids(
+            sides, SPECIAL, tying.fields["share_encoder_decoder_embeddings"]
+        )
         start = start_id(Options(vocab, f"{path}: vocab."), sides[1], SPECIAL)
-    fields = _fields(options, tensors, epsilon) | tying.fields | sizes | ids | {"decoder_start_token_id": start}
+    fields = (
+        _fields(options, tensors, epsilon)
+        | tying.fields
+        | sizes
+        | ids
+        | {"decoder_start_token_id": start}
+    )
     locate = partial(state_dicts.rename, renames=RENAMES)
     model = state_dicts.build_model(fields, tensors, locate, tying.copies | tables)
     is_version_3 = isinstance(vocab, Mapping) and isinstance(vocab.get("src"), list)
     # the defaults of `onmt_translate`: 5 beams, ranked by log-probability, from version 3 on by its mean
     penalty, longest = (1.0, 250) if is_version_3 else (0.0, 100)
-    search = {"num_beams": 5, "length_penalty": penalty, "early_stopping": True, "max_new_tokens": longest}
+    search = {
+        "num_beams": 5,
+        "length_penalty": penalty,
+        "early_stopping": True,
+        "max_new_tokens": longest,
+    }
     set_generation_config(model, search | search_ids | {"decoder_start_token_id": start})
     if not sides:
         return Converted(model, notes=["the checkpoint contains no vocabularies"])
@@ -145,23 +174,35 @@ def _read(path: Path) -> Mapping[str, Any]:
         state = {**state, "model": state_dicts.read_torch_file(file), "generator": None}
     has_parts = isinstance(state, Mapping) and {"model", "generator", "opt"} <= state.keys()
     if not has_parts or not state_dicts.plain_options(state["opt"]):
-        raise UserError(f"{path}: no checkpoint of OpenNMT-py: 'model', 'generator' and 'opt' are needed")
+        raise UserError(
+            f"{path}: no checkpoint of OpenNMT-py: 'model', 'generator' and 'opt' are needed"
+        )
     return state
 
 
 def _tensors(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
     """The tensors of the model and of the generator, a Sequential in versions 1 and 2, under one set of names."""
-    tensors = state_dicts.require_tensors(state["model"], f"{path}: model", _EMBEDDING.format("encoder"))
+    tensors = state_dicts.require_tensors(
+        state["model"], f"{path}: model", _EMBEDDING.format("encoder")
+    )
     head = state["generator"]
     generator = {} if head is None else state_dicts.require_tensors(head, f"{path}: generator")
     # version 0 has the Annotated Transformer's normalisations
     for name in [name for name in tensors if name.endswith(".a_2")]:
-        tensors[name.replace(".a_2", ".weight")] = state_dicts.gain_of_biased_variance(tensors.pop(name))
+        tensors[name.replace(".a_2", ".weight")] = state_dicts.gain_of_biased_variance(
+            tensors.pop(name)
+        )
     tensors = {re.sub(r"\.b_2$", ".bias", name): tensor for name, tensor in tensors.items()}
     # version 3 leaves out the biases of the feed-forward network without -add_ffnbias
-    for name in [name for name in tensors if re.fullmatch(r".*\.feed_forward\.w_[12]\.weight", name)]:
-        tensors.setdefault(name.replace(".weight", ".bias"), tensors[name].new_zeros(len(tensors[name])))
-    return tensors | {f"generator.{name.removeprefix('0.')}": tensor for name, tensor in generator.items()}
+    for name in [
+        name for name in tensors if re.fullmatch(r".*\.feed_forward\.w_[12]\.weight", name)
+    ]:
+        tensors.setdefault(
+            name.replace(".weight", ".bias"), tensors[name].new_zeros(len(tensors[name]))
+        )
+    return tensors | {
+        f"generator.{name.removeprefix('0.')}": tensor for name, tensor in generator.items()
+    }
 
 
 def _fields(options: Options, tensors: Mapping[str, Tensor], epsilon: float) -> dict[str, Any]:
@@ -190,12 +231,20 @@ def first_number(options: Options, name: str, default: float = 0.1) -> float:
 
 def _vocabularies(vocab: Any) -> list[list[str]]:
     """The tokens of source and target by id. Before version 3 they are part of objects of torchtext."""
-    fields = dict(vocab) if isinstance(vocab, list) and all(isinstance(pair, tuple) for pair in vocab) else vocab
+    fields = (
+        dict(vocab)
+        if isinstance(vocab, list) and all(isinstance(pair, tuple) for pair in vocab)
+        else vocab
+    )
     if not isinstance(fields, Mapping):
         return []
     sides = [fields.get(side) for side in ("src", "tgt")]
     lists = [side if isinstance(side, list) else _tokens_of_torchtext(side) for side in sides]
-    return [Options({"tokens": tokens}, "vocab.").texts("tokens") for tokens in lists] if all(lists) else []
+    return (
+        [Options({"tokens": tokens}, "vocab.").texts("tokens") for tokens in lists]
+        if all(lists)
+        else []
+    )
 
 
 def _tokens_of_torchtext(field: Any) -> list[str] | None:
@@ -203,11 +252,15 @@ def _tokens_of_torchtext(field: Any) -> list[str] | None:
     parts = [field]
     for _ in range(_MAX_NESTING):
         parts = [part.state if isinstance(part, state_dicts.Ignored) else part for part in parts]
-        tokens = next((part["itos"] for part in parts if isinstance(part, Mapping) and "itos" in part), None)
+        tokens = next(
+            (part["itos"] for part in parts if isinstance(part, Mapping) and "itos" in part), None
+        )
         if tokens is not None:
             return tokens
         children = (part.values() if isinstance(part, Mapping) else part for part in parts)
-        nested = (each for each in children if isinstance(each, Iterable) and not isinstance(each, str))
+        nested = (
+            each for each in children if isinstance(each, Iterable) and not isinstance(each, str)
+        )
         parts = list(itertools.islice((child for each in nested for child in each), _MAX_PARTS))
     return None
 
@@ -226,11 +279,18 @@ def special_ids(
             raise UserError(f"vocab: {shown(token)} is missing there")
     search = {f"{name}_id": target.index(token) for name, token in special.items()}
     # torchtext's sources have no ends
-    ids = {f"{name}_id": (source if token in source else target).index(token) for name, token in special.items()}
+    ids = {
+        f"{name}_id": (source if token in source else target).index(token)
+        for name, token in special.items()
+    }
     if not shared:
-        return ids | {f"decoder_{name}": search[name] for name in ("pad_token_id", "eos_token_id")}, search
+        return ids | {
+            f"decoder_{name}": search[name] for name in ("pad_token_id", "eos_token_id")
+        }, search
     if ids != search:
-        raise UserError("vocab: source and target share their embeddings, but their special tokens have different ids")
+        raise UserError(
+            "vocab: source and target share their embeddings, but their special tokens have different ids"
+        )
     return ids, search
 
 
@@ -257,8 +317,12 @@ def with_tokenizers(
     """
     spm_models, codes = vocabularies.both_sides(*files[1:]), vocabularies.both_sides(files[0], None)
     specials = [{name: token for name, token in special.items() if token in side} for side in sides]
-    converted = vocabularies.with_tokenizers(model, sides, specials, spm_models, codes, source_ends=False)
-    applied = {*TRANSFORMS} & {*transforms} - ({"sentencepiece"} if spm_models else {"bpe"} if codes else set())
+    converted = vocabularies.with_tokenizers(
+        model, sides, specials, spm_models, codes, source_ends=False
+    )
+    applied = {*TRANSFORMS} & {*transforms} - (
+        {"sentencepiece"} if spm_models else {"bpe"} if codes else set()
+    )
     if applied:
         names = ", ".join(sorted(applied))
         converted.notes.append(f"the toolkit applies {names} to its text, the tokenizer does not")

@@ -39,7 +39,9 @@ class Options:
     def number(self, name: str, default: float = 0.0, least: float = -math.inf) -> float:
         value = self._read(name, default, (int, float), "a number is needed")
         if not math.isfinite(value) or value < least:
-            raise self.error(name, "a number is needed" + ("" if math.isinf(least) else f", at least {least}"))
+            raise self.error(
+                name, "a number is needed" + ("" if math.isinf(least) else f", at least {least}")
+            )
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -66,7 +68,9 @@ class Options:
 
     def dropped(self, neutral: Mapping[str, Any]) -> list[str]:
         """A note that names the options of a search that `generate` lacks, or no note if all have `neutral` values."""
-        changed = [name for name, value in neutral.items() if self.values.get(name) not in (None, value)]
+        changed = [
+            name for name, value in neutral.items() if self.values.get(name) not in (None, value)
+        ]
         names = ", ".join(self._spelt(name).rpartition(" ")[2] for name in changed)
         return [f"`generate` has no {names}, so it is dropped"] if names else []
 

@@ -20,13 +20,17 @@ def check_search(model: Any, library: str, applied: set[str]) -> dict[str, Any]:
     try:
         check_settings(settings, model.config.target_vocab_size, applied)
     except ValueError as error:
-        raise UserError(f"generation_config.json: {error}: {library} cannot apply it; change or remove it") from None
+        raise UserError(
+            f"generation_config.json: {error}: {library} cannot apply it; change or remove it"
+        ) from None
     return settings
 
 
 def shortest(settings: dict[str, Any]) -> int:
     """The number of tokens after which a translation may end."""
-    return max(settings.get("min_new_tokens") or 0, (settings.get("min_length") or 0) - 1)  # without the start token
+    return max(
+        settings.get("min_new_tokens") or 0, (settings.get("min_length") or 0) - 1
+    )  # without the start token
 
 
 def longest(settings: dict[str, Any]) -> int | None:
@@ -37,7 +41,9 @@ def longest(settings: dict[str, Any]) -> int | None:
 
 def banned_tokens(settings: dict[str, Any]) -> list[int]:
     """The single tokens that are never chosen."""
-    single = {ids[0] for ids in settings.get("bad_words_ids") or [] if len(ids) == 1} - set(ends(settings))
+    single = {ids[0] for ids in settings.get("bad_words_ids") or [] if len(ids) == 1} - set(
+        ends(settings)
+    )
     return sorted(single.union(settings.get("suppress_tokens") or []))
 
 

@@ -42,20 +42,37 @@ class Reference:
     def __init__(self, model: Any, tokenizers: Sequence[Any]):
         self.model, (self.source, self.target) = model, tokenizers
         self.settings = model.generation_config.to_diff_dict()
-        self.directions = Directions(self.source, self.target, self.settings.get("forced_bos_token_id"))
+        self.directions = Directions(
+            self.source, self.target, self.settings.get("forced_bos_token_id")
+        )
         self.direction = self.directions.chosen
         self.prefix = self.directions.prefix(self.direction)  # ids
-        self.ends = {*ends(self.settings), *ends({"eos_token_id": model.config.target_eos_token_id})}
+        self.ends = {
+            *ends(self.settings),
+            *ends({"eos_token_id": model.config.target_eos_token_id}),
+        }
         is_learned = model.config.position_encoding_type == "learned"
         self.positions = model.config.max_position_embeddings if is_learned else _UNLIMITED
-        limits = max(_TOKENS, shortest(self.settings) + 2), self.positions, longest(self.settings) or _UNLIMITED
+        limits = (
+            max(_TOKENS, shortest(self.settings) + 2),
+            self.positions,
+            longest(self.settings) or _UNLIMITED,
+        )
         self.length = min(limits)
         self.names = side_tokens(self.target, model.config.target_vocab_size, "target")
         # words of the vocabulary, because the text has to be of the model's languages
         decode, size = side_decoder(self.source, "source"), len(self.source)
-        numbers = (i for i in range(size - 1, 0, -max(1, size // 300)) if i not in self.source.all_special_ids)
-        words = [word for word in (decode([number]).strip() for number in numbers) if word.isalpha()][: 2 * _WORDS]
-        halves = (words[:_WORDS], words[_WORDS:]) if len(words) > _WORDS else (["a"], ["a", "b", "c"])
+        numbers = (
+            i
+            for i in range(size - 1, 0, -max(1, size // 300))
+            if i not in self.source.all_special_ids
+        )
+        words = [
+            word for word in (decode([number]).strip() for number in numbers) if word.isalpha()
+        ][: 2 * _WORDS]
+        halves = (
+            (words[:_WORDS], words[_WORDS:]) if len(words) > _WORDS else (["a"], ["a", "b", "c"])
+        )
         self.lines = [self.fitting(half) for half in halves]
 
     def fitting(self, words: list[str]) -> str:
@@ -79,7 +96,11 @@ class Reference:
         known = self.source.convert_tokens_to_ids(pieces)
         start = next((i for i in range(len(ids)) if ids[i : i + len(known)] == known), 0)
         names = side_tokens(self.source, self.model.config.vocab_size, "source")
-        return [*(names[i] for i in ids[:start]), *pieces, *(names[i] for i in ids[start + len(pieces) :])]
+        return [
+            *(names[i] for i in ids[:start]),
+            *pieces,
+            *(names[i] for i in ids[start + len(pieces) :]),
+        ]
 
     def named(self, ids: Sequence[int], decode: Callable[..., str]) -> Translation:
         return Translation([self.names[i] for i in ids if i not in self.ends], decode(ids).strip())
@@ -87,12 +108,22 @@ class Reference:
     @torch.inference_mode()
     def translations(self, **settings: Any) -> list[Translation]:
         """The model's greedy translations of the lines."""
-        settings |= {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": self.length, "max_length": None}
+        settings |= {
+            "num_beams": 1,
+            "num_return_sequences": 1,
+            "max_new_tokens": self.length,
+            "max_length": None,
+        }
         settings["do_sample"] = False
         if self.prefix:
-            settings["decoder_input_ids"] = torch.tensor([[self.model.config.decoder_start_token_id, *self.prefix]])
+            settings["decoder_input_ids"] = torch.tensor(
+                [[self.model.config.decoder_start_token_id, *self.prefix]]
+            )
         sources = (torch.tensor([self.ids(line)]) for line in self.lines)
-        rows = [self.model.generate(source, **settings)[0, 1 + len(self.prefix) :].tolist() for source in sources]
+        rows = [
+            self.model.generate(source, **settings)[0, 1 + len(self.prefix) :].tolist()
+            for source in sources
+        ]
         return [self.named(row, partial(self.target.decode, **AS_TEXT)) for row in rows]
 
     def of_another(self, model: Any, tokenizers: Sequence[Any]) -> list[Translation]:
@@ -104,7 +135,9 @@ class Reference:
         return exported.translations()
 
 
-def self_test(target_format: str, model: Any, tokenizers: Sequence[Any], written: Path, exact: bool = True) -> str:
+def self_test(
+    target_format: str, model: Any, tokenizers: Sequence[Any], written: Path, exact: bool = True
+) -> str:
     """Compare a `written` export with the model, and return a note about it.
 
     A difference is a UserError if the export is `exact`, as without quantised weights.
@@ -131,8 +164,14 @@ def self_test(target_format: str, model: Any, tokenizers: Sequence[Any], written
 def _ctranslate2(reference: Reference, folder: Path) -> list[Translation]:
     arguments = ctranslate2.search_arguments(reference.model, reference.names)
     rows = _ctranslate2_rows(reference, folder, map(reference.pieces, reference.lines), arguments)
-    special, join = set(reference.target.all_special_tokens), reference.target.convert_tokens_to_string
-    return [Translation(row, join([token for token in row if token not in special]).strip()) for row in rows]
+    special, join = (
+        set(reference.target.all_special_tokens),
+        reference.target.convert_tokens_to_string,
+    )
+    return [
+        Translation(row, join([token for token in row if token not in special]).strip())
+        for row in rows
+    ]
 
 
 def _ctranslate2_rows(
@@ -141,12 +180,18 @@ def _ctranslate2_rows(
     import ctranslate2 as library
 
     prefix_length = len(reference.prefix)
-    length = prefix_length + reference.length - (reference.settings.get("forced_eos_token_id") is not None)
+    length = (
+        prefix_length
+        + reference.length
+        - (reference.settings.get("forced_eos_token_id") is not None)
+    )
     arguments = arguments | {"beam_size": 1, "length_penalty": 1, "max_decoding_length": length}
     if prefix_length and reference.settings.get("forced_bos_token_id") is None:
         arguments["target_prefix"] = [[reference.names[i] for i in reference.prefix]]
     engine = library.Translator(str(folder), "cpu", intra_threads=1)
-    return [engine.translate_batch([row], **arguments)[0].hypotheses[0][prefix_length:] for row in rows]
+    return [
+        engine.translate_batch([row], **arguments)[0].hypotheses[0][prefix_length:] for row in rows
+    ]
 
 
 def _argos(reference: Reference, file: Path) -> list[Translation]:
@@ -156,28 +201,41 @@ def _argos(reference: Reference, file: Path) -> list[Translation]:
         with zipfile.ZipFile(file) as archive:
             archive.extractall(temporary)
         (package,) = Path(temporary).iterdir()
-        processor = sentencepiece.SentencePieceProcessor(model_file=str(package / "sentencepiece.model"))
+        processor = sentencepiece.SentencePieceProcessor(
+            model_file=str(package / "sentencepiece.model")
+        )
         sources = (processor.encode(line, out_type=str) for line in reference.lines)
         rows = _ctranslate2_rows(reference, package / "model", sources, {})
         return [Translation(tokens, processor.decode_pieces(tokens).strip()) for tokens in rows]
 
 
 def _graphs(reference: Reference, folder: Path) -> list[Translation]:
-    is_default = reference.settings.get("forced_bos_token_id") is not None  # the folder has to know it
+    is_default = (
+        reference.settings.get("forced_bos_token_id") is not None
+    )  # the folder has to know it
     translator = Translator(folder, *((None, None) if is_default else reference.direction))
     prefix_length = len(reference.prefix)
     translator.settings["max_new_tokens"] = prefix_length + reference.length
     decode = partial(translator.target_tokenizer.decode, **AS_TEXT)
     batches = (translator.encode([line]) for line in reference.lines)
-    return [reference.named(translator.greedy(*batch)[0][prefix_length:], decode) for batch in batches]
+    return [
+        reference.named(translator.greedy(*batch)[0][prefix_length:], decode) for batch in batches
+    ]
 
 
 def _web(reference: Reference, folder: Path) -> list[Translation]:
     import onnxruntime
     from tokenizers import Tokenizer
 
-    suffix = next(suffix for suffix in DTYPES.values() if (folder / "onnx" / f"{GRAPHS[0]}{suffix}.onnx").is_file())
-    encoder, decoder = (onnxruntime.InferenceSession(str(folder / "onnx" / f"{name}{suffix}.onnx")) for name in GRAPHS)
+    suffix = next(
+        suffix
+        for suffix in DTYPES.values()
+        if (folder / "onnx" / f"{GRAPHS[0]}{suffix}.onnx").is_file()
+    )
+    encoder, decoder = (
+        onnxruntime.InferenceSession(str(folder / "onnx" / f"{name}{suffix}.onnx"))
+        for name in GRAPHS
+    )
     settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
     tokenizer, translations = Tokenizer.from_file(str(folder / "tokenizer.json")), []
     inputs = {value.name: value for value in decoder.get_inputs()}
@@ -191,10 +249,14 @@ def _web(reference: Reference, folder: Path) -> list[Translation]:
             feeds[name] = np.zeros([1, inputs[name].shape[1], 0, inputs[name].shape[3]], np.float32)
         tokens: list[int] = []
         while len(tokens) < reference.length and not reference.ends & set(tokens):
-            feeds["input_ids"] = np.array([[tokens[-1] if tokens else settings["decoder_start_token_id"]]])
+            feeds["input_ids"] = np.array(
+                [[tokens[-1] if tokens else settings["decoder_start_token_id"]]]
+            )
             results = dict(zip(outputs, decoder.run(None, feeds), strict=True))
             tokens.append(best_token(results["logits"][0, -1], tokens, reference.length, settings))
-            present = {name.replace("present", "past_key_values"): value for name, value in results.items()}
+            present = {
+                name.replace("present", "past_key_values"): value for name, value in results.items()
+            }
             feeds |= {name: value for name, value in present.items() if name in inputs}
             feeds["use_cache_branch"] = np.array([True])
         translations.append(reference.named(tokens, tokenizer.decode))
@@ -209,7 +271,9 @@ def _marian(reference: Reference, folder: Path) -> list[Translation]:
 def _marian_npz(reference: Reference, folder: Path) -> list[Translation]:
     """Read the files back, because pymarian does not come with this package."""
     back = from_marian_npz(folder)
-    return reference.of_another(back.model, (back.tokenizer, back.target_tokenizer or back.tokenizer))
+    return reference.of_another(
+        back.model, (back.tokenizer, back.target_tokenizer or back.tokenizer)
+    )
 
 
 _Engine = Callable[[Reference, Path], list[Translation]]

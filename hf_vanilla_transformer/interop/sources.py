@@ -48,11 +48,15 @@ def from_hub(name: str, argument: str = "", revision: str | None = None) -> Path
 
     try:
         with report_full_disk(constants.HF_HUB_CACHE):
-            folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(_MODEL_FILES)))
+            folder = Path(
+                snapshot_download(name, revision=revision, allow_patterns=list(_MODEL_FILES))
+            )
             if not any(folder.glob("*.safetensors")):
                 snapshot_download(name, revision=revision, allow_patterns=list(_OTHER_WEIGHTS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = f"there is no such folder, and the Hub has none that can be fetched ({one_line(error)})"
+        reason = (
+            f"there is no such folder, and the Hub has none that can be fetched ({one_line(error)})"
+        )
         raise UserError(f"{argument}{name}: {reason}") from None
     return folder
 
@@ -64,20 +68,37 @@ def _unzipped(archive: Path, folder: Path) -> Path:
             members = [member for member in file.infolist() if not member.is_dir()]
             size = sum(member.file_size for member in members)
             if size > _MAX_EXPANSION * archive.stat().st_size or len(members) > _MAX_MEMBERS:
-                raise UserError(f"{archive}: {len(members)} files of {size} bytes are too many; unzip it and look")
+                raise UserError(
+                    f"{archive}: {len(members)} files of {size} bytes are too many; unzip it and look"
+                )
             for member in members:
                 parts = PurePosixPath(member.filename).parts
                 kind = stat.S_IFMT(member.external_attr >> 16)
-                if kind not in (0, stat.S_IFREG) or ".." in parts or re.match(r"/|.*[\\:]", member.filename):
-                    raise UserError(f"{archive}: {shown(member.filename)} is no file inside the archive")
+                if (
+                    kind not in (0, stat.S_IFREG)
+                    or ".." in parts
+                    or re.match(r"/|.*[\\:]", member.filename)
+                ):
+                    raise UserError(
+                        f"{archive}: {shown(member.filename)} is no file inside the archive"
+                    )
                 target = folder.joinpath(*parts)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with file.open(member) as content, target.open("xb") as output:
                     shutil.copyfileobj(content, output)
-    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, ValueError, OSError) as error:
+    except (
+        zipfile.BadZipFile,
+        RuntimeError,
+        NotImplementedError,
+        EOFError,
+        ValueError,
+        OSError,
+    ) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{archive}: a damaged or encrypted zip archive ({one_line(error)})") from None
+        raise UserError(
+            f"{archive}: a damaged or encrypted zip archive ({one_line(error)})"
+        ) from None
     entries = list(folder.iterdir())
     return entries[0] if len(entries) == 1 and entries[0].is_dir() else folder
 
@@ -90,8 +111,12 @@ def weight_files(folder: Path) -> list[Path]:
         if (folder / f"{name}.index.json").is_file():
             parts = read_json_object(folder / f"{name}.index.json").get("weight_map")
             names = set(parts.values()) if isinstance(parts, Mapping) else set()
-            if not names or not all(isinstance(part, str) and Path(part).name == part for part in names):
-                raise UserError(f"{folder / name}.index.json is damaged: file names are needed under weight_map")
+            if not names or not all(
+                isinstance(part, str) and Path(part).name == part for part in names
+            ):
+                raise UserError(
+                    f"{folder / name}.index.json is damaged: file names are needed under weight_map"
+                )
             return [folder / part for part in sorted(names)]
     raise UserError(f"{folder}: no weights: there is none of {', '.join(WEIGHTS)}")
 
@@ -100,7 +125,9 @@ def read_parts(files: Iterable[Path], folder: Path, *known: str) -> dict[str, Te
     """The tensors of several files. `known` names are as in `require_tensors`."""
     tensors: dict[str, Tensor] = {}
     for file in files:
-        part = find_weights(read_torch_file(file), lambda names: any(map(_PARAMETER.fullmatch, names)), str(file))
+        part = find_weights(
+            read_torch_file(file), lambda names: any(map(_PARAMETER.fullmatch, names)), str(file)
+        )
         if twice := sorted(tensors.keys() & part.keys()):
             raise UserError(f"{file}: {shown(twice[0])} is also in a file before it")
         tensors |= part

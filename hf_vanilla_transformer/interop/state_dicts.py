@@ -37,7 +37,9 @@ _MAX_CLASSES = 200  # of other libraries in a file: each costs a further reading
 _TABLE_ROUNDING = 2e-3  # of float16. Float32 at position 5,000 is off by 3e-4
 
 # Added to names by DataParallel, torch.compile, FSDP and activation checkpointing.
-_WRAPPERS = re.compile(r"(?:(?<=\.)|^)(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_WRAPPERS = re.compile(
+    r"(?:(?<=\.)|^)(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
 # Masks, counters, and the buffers of losses and metrics.
 _NOT_WEIGHTS = re.compile(
     r"(?:.*\.)?(?:(?:\w+_)?mask|_extra_state|num_batches_tracked|position_ids)"
@@ -79,7 +81,9 @@ def rename(name: str, renames: Renames) -> str:
 class Tying(NamedTuple):
     """Which of source embedding, target embedding and output matrix are equal (§3.4)."""
 
-    fields: dict[str, Any]  #: `share_encoder_decoder_embeddings`, `tie_word_embeddings` and both vocabulary sizes
+    fields: dict[
+        str, Any
+    ]  #: `share_encoder_decoder_embeddings`, `tie_word_embeddings` and both vocabulary sizes
     copies: set[str]  #: names of tensors that equal one before them
 
 
@@ -140,18 +144,29 @@ def read_torch_file(path: str | Path) -> Any:
             _check_archive(path)
         placeholders: dict[str, type] = {}
         while True:
-            allowed: list[Any] = [argparse.Namespace, *((kind, name) for name, kind in placeholders.items())]
+            allowed: list[Any] = [
+                argparse.Namespace,
+                *((kind, name) for name, kind in placeholders.items()),
+            ]
             try:
                 with torch.serialization.safe_globals(allowed):
                     return torch.load(path, map_location="cpu", weights_only=True)
             except pickle.UnpicklingError as error:
                 name, kind = _placeholder(error) or ("", Ignored)
-                if "persistent_load" in str(error) and placeholders:  # old files store modules with their code
+                if (
+                    "persistent_load" in str(error) and placeholders
+                ):  # old files store modules with their code
                     raise pickle.UnpicklingError(f"GLOBAL {next(iter(placeholders))}") from None
-                if not name or issubclass(placeholders.get(name, object), kind) or len(placeholders) > _MAX_CLASSES:
+                if (
+                    not name
+                    or issubclass(placeholders.get(name, object), kind)
+                    or len(placeholders) > _MAX_CLASSES
+                ):
                     raise
                 module, _, attribute = name.rpartition(".")
-                placeholders[name] = type(attribute, (kind,), {"__module__": module, "__qualname__": attribute})
+                placeholders[name] = type(
+                    attribute, (kind,), {"__module__": module, "__qualname__": attribute}
+                )
 
 
 def _check_archive(path: Path) -> None:
@@ -159,9 +174,13 @@ def _check_archive(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
     if any(member.filename.endswith("/constants.pkl") for member in members):
-        raise UserError(f"{path}: a TorchScript archive contains code; save the state_dict() of the model instead")
+        raise UserError(
+            f"{path}: a TorchScript archive contains code; save the state_dict() of the model instead"
+        )
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise UserError(f"{path}: an archive with compressed members, which torch.save does not write")
+        raise UserError(
+            f"{path}: an archive with compressed members, which torch.save does not write"
+        )
 
 
 def require_tensors(state: Any, where: str, *known: str) -> dict[str, Tensor]:
@@ -181,13 +200,21 @@ def require_tensors(state: Any, where: str, *known: str) -> dict[str, Tensor]:
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise UserError(f"{where}: {str(name)[:60]!r} is {type(tensor).__name__}, not a tensor")
         if tensor.layout != torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
-            raise UserError(f"{where}: {name[:60]!r} {list(tensor.shape)} is larger than its data in the file")
+            raise UserError(
+                f"{where}: {name[:60]!r} {list(tensor.shape)} is larger than its data in the file"
+            )
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise UserError(f"{where}: {name} contains numbers that are not finite")
-    prefixes = {name.removesuffix(end) for name in state for end in known if f".{name}".endswith(f".{end}")}
-    usual = [prefix for prefix in prefixes if prefix.split(".")[-2:][0] in _USUAL_KEYS] or list(prefixes)
+    prefixes = {
+        name.removesuffix(end) for name in state for end in known if f".{name}".endswith(f".{end}")
+    }
+    usual = [prefix for prefix in prefixes if prefix.split(".")[-2:][0] in _USUAL_KEYS] or list(
+        prefixes
+    )
     prefix, averages = (usual[0], tuple(prefixes - {*usual})) if len(usual) == 1 else ("", ())
-    return {name.removeprefix(prefix): state[name] for name in state if not name.startswith(averages)}
+    return {
+        name.removeprefix(prefix): state[name] for name in state if not name.startswith(averages)
+    }
 
 
 def plain_options(options: Any) -> dict[str, Any]:
@@ -197,7 +224,9 @@ def plain_options(options: Any) -> dict[str, Any]:
     return dict(options) if isinstance(options, Mapping) else {}
 
 
-def find_weights(saved: Any, is_model: Callable[[Iterable[str]], bool], where: str) -> dict[str, Tensor]:
+def find_weights(
+    saved: Any, is_model: Callable[[Iterable[str]], bool], where: str
+) -> dict[str, Tensor]:
     """Find the weights of a model, by `is_model` of a state dictionary's names, in what a trainer saved.
 
     `saved` is a state dictionary, a module, or containers of them, such as {"state_dict": …} or (model, optimizer).
@@ -207,12 +236,18 @@ def find_weights(saved: Any, is_model: Callable[[Iterable[str]], bool], where: s
         models = {}
         for key, value in level.items():
             state = _state_of_module(value) if isinstance(value, Ignored) else value
-            if isinstance(state, Mapping) and is_model(name for name in state if isinstance(name, str)):
+            if isinstance(state, Mapping) and is_model(
+                name for name in state if isinstance(name, str)
+            ):
                 models[key] = state
         if models:
-            usual = [key for name in _USUAL_KEYS for key in models if key.rpartition("/")[2] == name]
+            usual = [
+                key for name in _USUAL_KEYS for key in models if key.rpartition("/")[2] == name
+            ]
             if len(models) > 1 and not usual:
-                raise UserError(f"{where}: {_some(models)}: each contains a model; save the state_dict() of one")
+                raise UserError(
+                    f"{where}: {_some(models)}: each contains a model; save the state_dict() of one"
+                )
             return require_tensors(models[(usual or list(models))[0]], where)
         parents, level = level, {}
         for parent, value in parents.items():
@@ -230,10 +265,18 @@ def _state_of_module(module: Ignored) -> dict[str, Any]:
     state: dict[str, Any] = {}
     modules, seen = [("", module)], {id(module)}
     for prefix, module in modules:
-        content = module.state if isinstance(module, Ignored) and isinstance(module.state, Mapping) else {}
+        content = (
+            module.state
+            if isinstance(module, Ignored) and isinstance(module.state, Mapping)
+            else {}
+        )
         parts = [content.get(name) for name in ("_parameters", "_buffers", "_modules")]
-        parameters, buffers, children = (part if isinstance(part, Mapping) else {} for part in parts)
-        state |= {f"{prefix}{shown(name)}": tensor for name, tensor in {**parameters, **buffers}.items()}
+        parameters, buffers, children = (
+            part if isinstance(part, Mapping) else {} for part in parts
+        )
+        state |= {
+            f"{prefix}{shown(name)}": tensor for name, tensor in {**parameters, **buffers}.items()
+        }
         for name, child in children.items():
             if id(child) not in seen and len(prefix) < _MAX_PREFIX:
                 seen.add(id(child))
@@ -244,7 +287,9 @@ def _state_of_module(module: Ignored) -> dict[str, Any]:
 def require_matrix(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     """The matrix of this name, or a UserError."""
     if name not in tensors or tensors[name].ndim != 2:
-        raise UserError(f"there is no matrix {name} among {len(tensors)} tensors, such as {_some(tensors)}")
+        raise UserError(
+            f"there is no matrix {name} among {len(tensors)} tensors, such as {_some(tensors)}"
+        )
     return tensors[name]
 
 
@@ -261,12 +306,18 @@ def find_sizes(
     """
     sizes = {"d_model": require_matrix(tensors, embedding).shape[1]}
     for stack, prefix in zip(STACKS, layers, strict=True):
-        numbers = {match[1] for name in tensors if (match := re.match(re.escape(prefix) + r"(\d+)", name))}
+        numbers = {
+            match[1] for name in tensors if (match := re.match(re.escape(prefix) + r"(\d+)", name))
+        }
         if not numbers:
-            raise UserError(f"there is no tensor {prefix}…: this is no encoder-decoder Transformer of that toolkit")
+            raise UserError(
+                f"there is no tensor {prefix}…: this is no encoder-decoder Transformer of that toolkit"
+            )
         if len(numbers) > _MAX_LAYERS or numbers - set(map(str, range(len(numbers) + 1))):
             highest = max(numbers, key=lambda number: (len(number), number))
-            raise UserError(f"{prefix}{shown(highest)}: there are {len(numbers)} layers, so their numbers have gaps")
+            raise UserError(
+                f"{prefix}{shown(highest)}: there are {len(numbers)} layers, so their numbers have gaps"
+            )
         sizes[f"{stack}_layers"] = max(map(int, numbers)) + 1
         if ffn is not None:
             sizes[f"{stack}_ffn_dim"] = len(require_matrix(tensors, f"{prefix}0.{ffn}"))
@@ -280,14 +331,18 @@ def find_tying(tensors: Mapping[str, Tensor], source: str, target: str, output: 
     head = require_matrix(tensors, output) if output in tensors else decoder
     shared, tied = same(encoder, decoder), same(decoder, head)
     if len(head) != len(decoder):
-        raise UserError(f"{output} has {len(head)} tokens, {target} has {len(decoder)}: the numbers must agree")
+        raise UserError(
+            f"{output} has {len(head)} tokens, {target} has {len(decoder)}: the numbers must agree"
+        )
     fields = {
         "vocab_size": encoder.shape[0],
         "decoder_vocab_size": decoder.shape[0],
         "share_encoder_decoder_embeddings": shared,
         "tie_word_embeddings": tied,
     }
-    copies = {name for name, is_copy in ((target, shared), (output, tied)) if is_copy and name in tensors}
+    copies = {
+        name for name, is_copy in ((target, shared), (output, tied)) if is_copy and name in tensors
+    }
     return Tying(fields, copies - {source})
 
 
@@ -311,9 +366,13 @@ def position_layout(tables: Iterable[Tensor]) -> str:
     layouts = ["sinusoidal", "sinusoidal_split"]
     for table in tables:
         positions = torch.arange(len(table))[None]
-        expected = {layout: sinusoidal_positions(positions, table.shape[1], layout)[0] for layout in layouts}  # (P, D)
+        expected = {
+            layout: sinusoidal_positions(positions, table.shape[1], layout)[0] for layout in layouts
+        }  # (P, D)
         near: dict[str, Any] = {"rtol": 0, "atol": _TABLE_ROUNDING}
-        layouts = [layout for layout in layouts if torch.allclose(expected[layout], table.float(), **near)]
+        layouts = [
+            layout for layout in layouts if torch.allclose(expected[layout], table.float(), **near)
+        ]
     return layouts[0] if layouts else "learned"
 
 
@@ -343,17 +402,23 @@ def build_model(
     if missing := used.keys() - tensors.keys():
         raise UserError(f"tensors are missing ({len(missing)}): {_some(missing)}")
     if surplus := tensors.keys() - used.keys() - set(unused):
-        raise UserError(f"tensors that this architecture does not have ({len(surplus)}): {_some(surplus)}")
+        raise UserError(
+            f"tensors that this architecture does not have ({len(surplus)}): {_some(surplus)}"
+        )
     dtypes = {tensors[name].dtype for name in used}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     if not dtype.is_floating_point:
-        raise UserError(f"the weights are {str(dtype).removeprefix('torch.')}: quantised weights cannot be converted")
+        raise UserError(
+            f"the weights are {str(dtype).removeprefix('torch.')}: quantised weights cannot be converted"
+        )
     weights = {}
     for name, (source, rows, transposed) in refs.items():
         weight = tensors[source] if rows is None else tensors[source][rows]
         weight, shape = weight.T if transposed else weight, parameters[name].shape
         if weight.shape != shape:
-            raise UserError(f"{source} gives {tuple(weight.shape)} for {name}, which is {tuple(shape)}")
+            raise UserError(
+                f"{source} gives {tuple(weight.shape)} for {name}, which is {tuple(shape)}"
+            )
         weights[name] = weight.to(dtype, copy=True).contiguous()
         used[source] += weight.numel()
     if wrong := [name for name, count in used.items() if count != tensors[name].numel()]:
@@ -375,7 +440,9 @@ def _check_special_values(config: VanillaTransformerConfig) -> None:
         for token in value if isinstance(value, list) else [value]:
             if token is not None and not 0 <= token < size:
                 known = name.replace("target_", "")
-                raise UserError(f"{known}={token}: the vocabulary has {size} tokens, from 0 to {size - 1}")
+                raise UserError(
+                    f"{known}={token}: the vocabulary has {size} tokens, from 0 to {size - 1}"
+                )
     if config.layer_norm_eps < 0:
         raise UserError(f"layer_norm_eps={config.layer_norm_eps}: a number of at least 0 is needed")
 

@@ -63,7 +63,10 @@ class Around(NamedTuple):
 
 def is_transformer(names: Iterable[str]) -> bool:
     """True if these tensors have layers of an encoder and of a decoder."""
-    return {match[1].lower() for name in names if (match := _LAYER.fullmatch(name))} == {"enc", "dec"}
+    return {match[1].lower() for name in names if (match := _LAYER.fullmatch(name))} == {
+        "enc",
+        "dec",
+    }
 
 
 def one_model(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tensor], list[str]]:
@@ -74,7 +77,11 @@ def one_model(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tens
     Raises:
         UserError: several models, of which none has a usual name.
     """
-    floats = {name: t for name, t in tensors.items() if t.is_floating_point() or name.endswith(("weight", "bias"))}
+    floats = {
+        name: t
+        for name, t in tensors.items()
+        if t.is_floating_point() or name.endswith(("weight", "bias"))
+    }
     prefixes: dict[str, set[str]] = defaultdict(set)
     for name in floats:
         if match := _LAYER.fullmatch(name):
@@ -82,7 +89,9 @@ def one_model(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tens
     modules = [prefix.split(".")[-2::-1] for prefix in max(prefixes.values(), key=len, default=())]
     if len(modules) < 2:
         return floats, []
-    while all(modules) and len({names[0] for names in modules}) == 1:  # "transformer" of "net.transformer."
+    while (
+        all(modules) and len({names[0] for names in modules}) == 1
+    ):  # "transformer" of "net.transformer."
         modules = [names[1:] for names in modules]
     roots = sorted("".join(f"{name}." for name in reversed(names)) for names in modules)
     usual = [root for root in roots if root.split(".")[-2:][0] in _USUAL_MODULES]
@@ -90,11 +99,15 @@ def one_model(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tens
         names = ", ".join(shown(root) or "(no prefix)" for root in roots)
         raise UserError(f"{where}: {names}: each contains a model; save the state_dict() of one")
     copies = [root for root in roots if root != usual[0]]
-    return {name: tensor for name, tensor in floats.items() if not name.startswith(tuple(copies))}, copies
+    return {
+        name: tensor for name, tensor in floats.items() if not name.startswith(tuple(copies))
+    }, copies
 
 
 def layer_refs(
-    tensors: Mapping[str, Tensor], stacks: Iterable[str] = STACKS, projections: Mapping[str, str | None] | None = None
+    tensors: Mapping[str, Tensor],
+    stacks: Iterable[str] = STACKS,
+    projections: Mapping[str, str | None] | None = None,
 ) -> tuple[dict[str, TensorRef], dict[str, int]]:
     """Map the parameters of our layers to tensors, and return the fields `encoder_layers` and `decoder_layers`.
 
@@ -112,7 +125,9 @@ def layer_refs(
         if match := _LAYER.fullmatch(name):
             path, kind = _split(match[3])
             layers[match[1].lower(), int(match[2])][path][kind] = name
-    ends = _letters_by_end(projections or {}, [path for modules in layers.values() for path in modules])
+    ends = _letters_by_end(
+        projections or {}, [path for modules in layers.values() for path in modules]
+    )
     refs: dict[str, TensorRef] = {}
     depths = dict.fromkeys((f"{stack}_layers" for stack in STACKS), 0)
     for (short, number), modules in sorted(layers.items()):
@@ -121,7 +136,9 @@ def layer_refs(
         refs |= {prefix + name: ref for name, ref in roles.items()}
         depths[f"{short}oder_layers"] += 1
     if not all(depths[f"{stack}_layers"] for stack in stacks):
-        raise UserError(f"there are no layers of an encoder and a decoder among {len(tensors)} tensors")
+        raise UserError(
+            f"there are no layers of an encoder and a decoder among {len(tensors)} tensors"
+        )
     return refs, depths
 
 
@@ -144,7 +161,9 @@ def _letters_by_end(projections: Mapping[str, str | None], paths: Iterable[str])
         if end is None:
             continue
         if not any(_ends_with(path, end) for path in paths):
-            raise UserError(f"{PROJECTIONS[letter]}={shown(end)}: no module in a layer has a name that ends so")
+            raise UserError(
+                f"{PROJECTIONS[letter]}={shown(end)}: no module in a layer has a name that ends so"
+            )
         ends[end] = ends.get(end, "") + letter
     return ends
 
@@ -154,11 +173,19 @@ def _ends_with(path: str, end: str) -> bool:
 
 
 def _roles(
-    modules: Modules, tensors: Mapping[str, Tensor], is_decoder: bool, where: str, ends: Mapping[str, str]
+    modules: Modules,
+    tensors: Mapping[str, Tensor],
+    is_decoder: bool,
+    where: str,
+    ends: Mapping[str, str],
 ) -> dict[str, TensorRef]:
-    dimensions = {path: tensors[names["weight"]].ndim for path, names in modules.items() if "weight" in names}
+    dimensions = {
+        path: tensors[names["weight"]].ndim for path, names in modules.items() if "weight" in names
+    }
     if len(dimensions) < len(modules):
-        raise UserError(f"{where}{shown(next(path for path in modules if path not in dimensions))}: it has no weight")
+        raise UserError(
+            f"{where}{shown(next(path for path in modules if path not in dimensions))}: it has no weight"
+        )
     attentions: dict[str, dict[str, str]] = defaultdict(dict)
     rest = []
     named = set("".join(ends.values()))
@@ -187,7 +214,11 @@ def _roles(
     norms = [path for path, ndim in dimensions.items() if ndim == 1]
     kinds = ["self_attn", "cross_attn"] if is_decoder else ["self_attn"]
     complete = all(sorted("".join(parts)) == sorted("qkvo") for parts in attentions.values())
-    if (len(attentions), len(feed_forward), len(norms)) != (len(kinds), 2, len(kinds) + 1) or not complete:
+    if (len(attentions), len(feed_forward), len(norms)) != (
+        len(kinds),
+        2,
+        len(kinds) + 1,
+    ) or not complete:
         raise UserError(
             f"{where}: {len(attentions)} attentions, {len(feed_forward)} matrices of a feed-forward network and "
             f"{len(norms)} normalisations were recognised; a layer of this architecture has {len(kinds)}, 2 and "
@@ -198,7 +229,9 @@ def _roles(
     for kind, group in zip(kinds, _in_order(list(attentions)), strict=True):
         refs |= _attention(f"{kind}.", attentions[group], modules, tensors)
     names = ["fc1", "fc2", *(f"{kind}_layer_norm" for kind in kinds), "final_layer_norm"]
-    for name, path in zip(names, [*sorted(feed_forward, key=_number), *_in_order(norms)], strict=True):
+    for name, path in zip(
+        names, [*sorted(feed_forward, key=_number), *_in_order(norms)], strict=True
+    ):
         refs |= {f"{name}.{kind}": TensorRef(tensor) for kind, tensor in modules[path].items()}
     return refs
 
@@ -212,7 +245,9 @@ def _attention(
             size = len(tensors[name]) // len(part)
             for index, letter in enumerate(part):
                 rows = None if len(part) == 1 else slice(index * size, (index + 1) * size)
-                refs[f"{prefix}{'out' if letter == 'o' else letter}_proj.{kind}"] = TensorRef(name, rows)
+                refs[f"{prefix}{'out' if letter == 'o' else letter}_proj.{kind}"] = TensorRef(
+                    name, rows
+                )
     return refs
 
 
@@ -222,12 +257,19 @@ def _in_order(paths: list[str]) -> list[str]:
     The words in the paths decide. Without them, or if they are ambiguous, the numbers do.
     """
     patterns = {3: _OF_FFN, 2: _OF_CROSS, 1: _OF_SELF}
-    places = {path: next((place for place, word in patterns.items() if word.search(path)), 0) for path in paths}
+    places = {
+        path: next((place for place, word in patterns.items() if word.search(path)), 0)
+        for path in paths
+    }
     missing = {*patterns} - {*places.values()}
     for path in (path for path, place in places.items() if place == 0):
         places[path] = min(missing, default=0)
     return sorted(
-        paths, key=lambda path: (places[path] if len({*places.values()}) == len(paths) else 0, _number(path))
+        paths,
+        key=lambda path: (
+            places[path] if len({*places.values()}) == len(paths) else 0,
+            _number(path),
+        ),
     )
 
 
@@ -237,22 +279,40 @@ def _number(path: str) -> list[int]:
 
 
 def around_layers(
-    tensors: Mapping[str, Tensor], width: int, source: str | None, target: str | None, output: str | None
+    tensors: Mapping[str, Tensor],
+    width: int,
+    source: str | None,
+    target: str | None,
+    output: str | None,
 ) -> Around:
     """Find the tensors around the layers by the words in their names, except those that are given."""
     outside = {name: tensor for name, tensor in tensors.items() if not _LAYER.fullmatch(name)}
     tables = [name for name in outside if _POSITIONS.search(name) and outside[name].ndim > 1]
-    matrices = [name for name in outside if name not in tables and outside[name].shape[1:] == (width,)]
+    matrices = [
+        name for name in outside if name not in tables and outside[name].shape[1:] == (width,)
+    ]
     embeddings = [name for name in matrices if _EMBEDDING.search(name) and name != output]
-    outputs = [output] if output else [name for name in matrices if name not in (*embeddings, source, target)]
+    outputs = (
+        [output]
+        if output
+        else [name for name in matrices if name not in (*embeddings, source, target)]
+    )
     norms = [name for name in outside if outside[name].ndim == 1 and _split(name)[1] == "weight"]
-    sources, targets = ([name for name in embeddings if side.search(name)] for side in (_SOURCE, _TARGET))
+    sources, targets = (
+        [name for name in embeddings if side.search(name)] for side in (_SOURCE, _TARGET)
+    )
     if len(embeddings) == 1:
         sources = targets = embeddings
     sources, targets = [source] if source else sources, [target] if target else targets
-    for option, names in (("source_embedding", sources), ("target_embedding", targets), ("output_layer", outputs)):
+    for option, names in (
+        ("source_embedding", sources),
+        ("target_embedding", targets),
+        ("output_layer", outputs),
+    ):
         if len(names) != 1:
-            reason = f"because {len(names)} tensors of {len(outside)} around the layers look like it"
+            reason = (
+                f"because {len(names)} tensors of {len(outside)} around the layers look like it"
+            )
             raise UserError(f"{option} is missing: give the name of that module, {reason}")
     if len(norms) not in (0, 2):
         reason = "here each stack ends with one, or neither does"
@@ -262,14 +322,26 @@ def around_layers(
     return Around(sources[0], targets[0], outputs[0], tables, norms)
 
 
-def with_around(refs: Mapping[str, TensorRef], around: Around, tensors: Mapping[str, Tensor]) -> dict[str, TensorRef]:
+def with_around(
+    refs: Mapping[str, TensorRef], around: Around, tensors: Mapping[str, Tensor]
+) -> dict[str, TensorRef]:
     """Add embeddings, output layer, normalisations after the stacks, and their biases to the `refs` of the layers."""
-    modules = {"model.encoder.embed_tokens": around.source, "model.decoder.embed_tokens": around.target}
-    modules |= {f"model.{stack}.layer_norm": name for stack, name in zip(STACKS, around.norms, strict=False)}
+    modules = {
+        "model.encoder.embed_tokens": around.source,
+        "model.decoder.embed_tokens": around.target,
+    }
+    modules |= {
+        f"model.{stack}.layer_norm": name for stack, name in zip(STACKS, around.norms, strict=False)
+    }
     modules["lm_head"] = around.output
     complete = {**refs, **{f"{module}.weight": TensorRef(name) for module, name in modules.items()}}
     for name, ref in list(complete.items()):
-        for gain, bias in ((".a_2", ".b_2"), (".gamma", ".beta"), (".alpha", ".bias"), ("weight", "bias")):
+        for gain, bias in (
+            (".a_2", ".b_2"),
+            (".gamma", ".beta"),
+            (".alpha", ".bias"),
+            ("weight", "bias"),
+        ):
             other = ref.name.removesuffix(gain) + bias
             if name.endswith("weight") and ref.name.endswith(gain) and other in tensors:
                 complete.setdefault(name.replace("weight", "bias"), TensorRef(other))

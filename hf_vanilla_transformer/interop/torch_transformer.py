@@ -38,7 +38,13 @@ _SPECIAL = {"unk_token_id": 0, "pad_token_id": 1, "bos_token_id": 2, "eos_token_
 _POST, _PRE = {"layer_norm_position": "post"}, {"layer_norm_position": "pre"}
 _SCALED, _NOT_SCALED = {"scale_embedding": True, **_SPECIAL}, {"scale_embedding": False, **_SPECIAL}
 # its vocabularies start with <s>, </s>, <blank>, <unk>
-_ANNOTATED = {"scale_embedding": True, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "unk_token_id": 3}
+_ANNOTATED = {
+    "scale_embedding": True,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "unk_token_id": 3,
+}
 
 TUTORIALS = (
     # PyTorch's “Language Translation with nn.Transformer”
@@ -52,7 +58,9 @@ TUTORIALS = (
     # Umar Jamil's “pytorch-transformer”
     Naming("src_embed.embedding", "projection_layer.proj", _SCALED | _PRE),
     # Hyunwoong Ko's “transformer”
-    Naming("encoder.emb.tok_emb", "decoder.linear", _NOT_SCALED | _POST | {"layer_norm_eps": 1e-12}),
+    Naming(
+        "encoder.emb.tok_emb", "decoder.linear", _NOT_SCALED | _POST | {"layer_norm_eps": 1e-12}
+    ),
 )
 
 _TABLES = ("the source's table of positions", "the target's table of positions")
@@ -109,18 +117,35 @@ def from_torch(
     where = str(source) if isinstance(source, str | Path) else "the state dictionary"
     tensors, copies = one_model(state_dicts.find_weights(state, is_transformer, where), where)
     _require_convertible(tensors, heads)
-    projections = {"q": query_projection, "k": key_projection, "v": value_projection, "o": output_projection}
+    projections = {
+        "q": query_projection,
+        "k": key_projection,
+        "v": value_projection,
+        "o": output_projection,
+    }
     refs, depths = layer_refs(tensors, projections=projections)
     width = tensors[refs["model.encoder.layers.0.fc1.weight"].name].shape[-1]
     around = _around(tensors, width, (source_embedding, target_embedding, output_layer), positions)
     requested = {
         "layer_norm_position": None if norm_first is None else "pre" if norm_first else "post",
-        **{"layer_norm_eps": layer_norm_eps, "scale_embedding": scale_embedding, "pad_token_id": pad_token_id},
-        **{"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "unk_token_id": unk_token_id},
+        **{
+            "layer_norm_eps": layer_norm_eps,
+            "scale_embedding": scale_embedding,
+            "pad_token_id": pad_token_id,
+        },
+        **{
+            "bos_token_id": bos_token_id,
+            "eos_token_id": eos_token_id,
+            "unk_token_id": unk_token_id,
+        },
     }
     is_of_torch = any("in_proj" in ref.name for ref in refs.values())
     settings, notes = _settings(around, requested, is_of_torch)
-    fields = {"activation_function": activation, "decoder_start_token_id": settings["bos_token_id"], **settings}
+    fields = {
+        "activation_function": activation,
+        "decoder_start_token_id": settings["bos_token_id"],
+        **settings,
+    }
     fields |= depths | {f"{stack}_attention_heads": heads for stack in STACKS}
     model, others = _build(tensors, refs, around, fields, positions)
     _check_forward(model)
@@ -137,7 +162,9 @@ def _require_convertible(tensors: Mapping[str, Tensor], heads: int | None) -> No
         reason = "normalises the embeddings as well (Encoder.layer_norm), §3.4 does not"
         raise UserError(f"{_NORMALISED_EMBEDDINGS}: attention-is-all-you-need-pytorch {reason}")
     if heads is None:
-        raise UserError("heads is missing: give the number of attention heads, which a state dictionary lacks")
+        raise UserError(
+            "heads is missing: give the number of attention heads, which a state dictionary lacks"
+        )
 
 
 def _tokenizers(
@@ -150,9 +177,16 @@ def _tokenizers(
     files = vocabularies.both_sides(tokenizer, target_tokenizer)
     if not files:
         return None, None
-    ids = {name: settings.get(f"{name}_id") for name in ("unk_token", "pad_token", "bos_token", "eos_token")}
-    parts = zip(files, (model.config.vocab_size, model.config.target_vocab_size), (True, False), strict=True)
-    source, target = (vocabularies.given_tokenizer(path, size, ids, starts) for path, size, starts in parts)
+    ids = {
+        name: settings.get(f"{name}_id")
+        for name in ("unk_token", "pad_token", "bos_token", "eos_token")
+    }
+    parts = zip(
+        files, (model.config.vocab_size, model.config.target_vocab_size), (True, False), strict=True
+    )
+    source, target = (
+        vocabularies.given_tokenizer(path, size, ids, starts) for path, size, starts in parts
+    )
     return source, target
 
 
@@ -162,10 +196,14 @@ def _check_forward(model: VanillaTransformerForConditionalGeneration) -> None:
     config = model.config
     ids = torch.arange(3)[None] % min(config.vocab_size, config.target_vocab_size)
     if not torch.isfinite(model(input_ids=ids, decoder_input_ids=ids).logits).all():
-        raise UserError("the model computes numbers that are not finite: the settings do not fit its weights")
+        raise UserError(
+            "the model computes numbers that are not finite: the settings do not fit its weights"
+        )
 
 
-def _around(tensors: Mapping[str, Tensor], width: int, modules: Sequence[str | None], positions: str | None) -> Around:
+def _around(
+    tensors: Mapping[str, Tensor], width: int, modules: Sequence[str | None], positions: str | None
+) -> Around:
     """The tensors around the layers: those of the named `modules`, and of the others those found by their names."""
     source, target, output = (None if name is None else f"{name}.weight" for name in modules)
     for name in filter(None, (source, target, output)):
@@ -174,11 +212,15 @@ def _around(tensors: Mapping[str, Tensor], width: int, modules: Sequence[str | N
     if positions is None or positions in POSITION_ENCODING_TYPES:
         return around
     if positions not in tensors:
-        raise UserError(f"positions={positions}: neither a tensor nor one of {', '.join(POSITION_ENCODING_TYPES)}")
+        raise UserError(
+            f"positions={positions}: neither a tensor nor one of {', '.join(POSITION_ENCODING_TYPES)}"
+        )
     return around._replace(positions=[positions])
 
 
-def _settings(around: Around, requested: Mapping[str, Any], is_of_torch: bool) -> tuple[dict[str, Any], list[str]]:
+def _settings(
+    around: Around, requested: Mapping[str, Any], is_of_torch: bool
+) -> tuple[dict[str, Any], list[str]]:
     """The settings: `requested`, of a tutorial with these names, or guessed with a note."""
     settings: dict[str, Any] = {}
     for naming in TUTORIALS:
@@ -188,7 +230,9 @@ def _settings(around: Around, requested: Mapping[str, Any], is_of_torch: bool) -
     settings |= {name: value for name, value in requested.items() if value is not None}
     for name in ("scale_embedding", "pad_token_id", "bos_token_id", "eos_token_id"):
         if name not in settings:
-            raise UserError(f"{name} is missing: give it, because these are no known tutorial's names")
+            raise UserError(
+                f"{name} is missing: give it, because these are no known tutorial's names"
+            )
     if "layer_norm_position" in settings or is_of_torch:
         return {"layer_norm_position": "post", **settings}, []
     position, reason = ("pre", "a normalisation") if around.norms else ("post", "no normalisation")
@@ -208,7 +252,10 @@ def _build(
     refs = with_around(refs, around, tensors)
     fields |= tying.fields | {
         "d_model": tensors[around.source].shape[1],
-        **{f"{stack}_ffn_dim": len(tensors[refs[f"model.{stack}.layers.0.fc1.weight"].name]) for stack in STACKS},
+        **{
+            f"{stack}_ffn_dim": len(tensors[refs[f"model.{stack}.layers.0.fc1.weight"].name])
+            for stack in STACKS
+        },
         "final_layer_norm": bool(around.norms),
         "attention_bias": any("_proj.bias" in name for name in refs),
         "lm_head_bias": "lm_head.bias" in refs,
@@ -216,7 +263,9 @@ def _build(
     if any(ref.name.endswith(_GAINS_OF_UNBIASED_NORMS) for ref in refs.values()):
         fields.setdefault("layer_norm_eps", state_dicts.EPSILON_OF_UNBIASED_NORMS)
     tensors = _with_norms_and_biases(tensors, refs, fields)
-    tables = [tensors[name].flatten(0, -2) for name in around.positions]  # (P, 1, D) or (1, P, D) to (P, D)
+    tables = [
+        tensors[name].flatten(0, -2) for name in around.positions
+    ]  # (P, 1, D) or (1, P, D) to (P, D)
     tables = [table[: min(map(len, tables))] for table in tables]
     tensors |= dict(zip(_TABLES, (tables[0], tables[-1]) if tables else (), strict=False))
     fields |= _position_fields(tables, around, positions)
@@ -225,10 +274,19 @@ def _build(
         refs[f"model.{stack}.embed_positions.weight"] = TensorRef(name)
     modules = os.path.commonprefix([name.split(".")[:-1] for name in used])
     kept = "".join(f"{module}." for module in modules), *_TABLES
-    others = [name for name in tensors if not name.startswith(kept) and name not in {*used, *around.positions}]
+    others = [
+        name
+        for name in tensors
+        if not name.startswith(kept) and name not in {*used, *around.positions}
+    ]
     tensors = {name: tensor for name, tensor in tensors.items() if name not in others}
-    unused = {*around.positions, *(() if fields["position_encoding_type"] == "learned" else _TABLES)}
-    model = state_dicts.build_model(fields, tensors, lambda name: refs.get(name, name), tying.copies | unused)
+    unused = {
+        *around.positions,
+        *(() if fields["position_encoding_type"] == "learned" else _TABLES),
+    }
+    model = state_dicts.build_model(
+        fields, tensors, lambda name: refs.get(name, name), tying.copies | unused
+    )
     return model, others
 
 
@@ -246,7 +304,9 @@ def _with_norms_and_biases(
         if "layer_norm" in name and ref.name.endswith(_GAINS_OF_UNBIASED_NORMS):
             filled[ref.name] = state_dicts.gain_of_biased_variance(filled[ref.name])
         bias = name.replace("weight", "bias")
-        is_needed = fields["attention_bias"] if "_proj" in name else not re.search("embed|lm_head", name)
+        is_needed = (
+            fields["attention_bias"] if "_proj" in name else not re.search("embed|lm_head", name)
+        )
         if is_needed and bias not in refs:
             weight = filled[ref.name] if ref.rows is None else filled[ref.name][ref.rows]
             filled[bias] = torch.zeros(len(weight), dtype=weight.dtype)
@@ -261,5 +321,7 @@ def _position_fields(tables: list[Tensor], around: Around, positions: str | None
         return {"position_encoding_type": positions or "sinusoidal"}
     layout = state_dicts.position_layout(tables)
     if positions in POSITION_ENCODING_TYPES and positions != layout:
-        raise UserError(f"positions={positions}: {around.positions[0]} is a table of {layout} positions")
+        raise UserError(
+            f"positions={positions}: {around.positions[0]} is a table of {layout} positions"
+        )
     return {"position_encoding_type": layout, "max_position_embeddings": len(tables[0])}

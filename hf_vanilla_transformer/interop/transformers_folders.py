@@ -33,7 +33,12 @@ from .state_dicts import STACKS, TensorRef, build_model, find_sizes, find_tying,
 #: Configuration fields that these classes have under our names, with our meaning.
 SAME_FIELDS = (
     *("d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim"),
-    *("encoder_attention_heads", "decoder_attention_heads", "activation_function", "scale_embedding"),
+    *(
+        "encoder_attention_heads",
+        "decoder_attention_heads",
+        "activation_function",
+        "scale_embedding",
+    ),
     *("dropout", "attention_dropout", "activation_dropout", "max_position_embeddings"),
     *("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"),
 )
@@ -60,9 +65,15 @@ _ROWS = (
 )
 # Types of the settings that `generate` uses without checking them.
 _SEARCH_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("num_beams", "max_length", "max_new_tokens", "min_length", "min_new_tokens"), int),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences"), int),
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "temperature"), (int, float)),
+    **dict.fromkeys(
+        ("num_beams", "max_length", "max_new_tokens", "min_length", "min_new_tokens"), int
+    ),
+    **dict.fromkeys(
+        ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences"), int
+    ),
+    **dict.fromkeys(
+        ("repetition_penalty", "encoder_repetition_penalty", "temperature"), (int, float)
+    ),
 }
 
 
@@ -91,7 +102,9 @@ def read_folder(config_class: type[PreTrainedConfig], source: str | Path) -> Pee
 def _read_config(folder: Path, model_type: str) -> dict[str, Any]:
     values = read_json_object(folder / "config.json")
     if values.get("quantization_config"):
-        raise UserError(f"{folder}: its weights are quantised (quantization_config); use the unquantised model")
+        raise UserError(
+            f"{folder}: its weights are quantised (quantization_config); use the unquantised model"
+        )
     found = values.get("model_type")
     if found == model_type:
         return values
@@ -100,7 +113,9 @@ def _read_config(folder: Path, model_type: str) -> dict[str, Any]:
         raise UserError(reason)
     if isinstance(found, str) and found in MODEL_CLASSES:
         raise UserError(f"{reason}; take --from {found.replace('_', '')}")
-    raise UserError(f"{reason}; of transformers' models {', '.join(MODEL_CLASSES)} can be converted, no other family")
+    raise UserError(
+        f"{reason}; of transformers' models {', '.join(MODEL_CLASSES)} can be converted, no other family"
+    )
 
 
 def from_peer(
@@ -123,9 +138,14 @@ def from_peer(
     fields = {name: getattr(peer.config, name) for name in SAME_FIELDS}
     for name, number in find_sizes(tensors, _EMBEDDINGS[0], prefixes).items():
         if fields[name] != number:
-            raise UserError(f"config.json: {name}={shown(fields[name])}, but the weights have {number}")
+            raise UserError(
+                f"config.json: {name}={shown(fields[name])}, but the weights have {number}"
+            )
     fields |= tying.fields | other_fields
-    if fields["position_encoding_type"] == "sinusoidal_fairseq" and fields["pad_token_id"] is not None:
+    if (
+        fields["position_encoding_type"] == "sinusoidal_fairseq"
+        and fields["pad_token_id"] is not None
+    ):
         fields["position_offset"] = fields["pad_token_id"] + 1
     fields["unk_token_id"] = None if tokenizer is None else tokenizer.unk_token_id
     if tokenizer is not None and not fields["share_encoder_decoder_embeddings"]:
@@ -145,17 +165,28 @@ def _untied(peer: PeerFolder, output: str) -> tuple[dict[str, Tensor], list[str]
     """The tensors, each embedding under its name, and a note for each pair that config.json ties but that differs."""
     tensors, notes = dict(peer.tensors), []
     shared = tensors.get(_SHARED)
-    tied = getattr(peer.config, "share_encoder_decoder_embeddings", False), peer.config.tie_word_embeddings
+    tied = (
+        getattr(peer.config, "share_encoder_decoder_embeddings", False),
+        peer.config.tie_word_embeddings,
+    )
     # some classes save only one of several tied matrices
     only = next((tensors[name] for name in (_SHARED, *_EMBEDDINGS) if name in tensors), None)
     for name in _EMBEDDINGS:
         if only is not None and (shared is not None or any(tied)):
             tensors.setdefault(name, only)
     if output not in tensors and not any(tied):
-        raise UserError(f"{output} is missing in the weights, and config.json does not tie it to the embedding")
+        raise UserError(
+            f"{output} is missing in the weights, and config.json does not tie it to the embedding"
+        )
     for names, is_tied in ((_EMBEDDINGS, tied[0]), ((_EMBEDDINGS[1], output), tied[1] or tied[0])):
-        if is_tied and names[1] in tensors and not (names[0] in tensors and same(*(tensors[name] for name in names))):
-            notes.append(f"config.json ties {names[0]} and {names[1]}, which differ: each is used as it is")
+        if (
+            is_tied
+            and names[1] in tensors
+            and not (names[0] in tensors and same(*(tensors[name] for name in names)))
+        ):
+            notes.append(
+                f"config.json ties {names[0]} and {names[1]}, which differ: each is used as it is"
+            )
     used = [tensors[name] for name in (*_EMBEDDINGS, output) if name in tensors]
     if shared is not None and not any(same(shared, matrix) for matrix in used):
         notes.append(f"{_SHARED} differs from the embeddings and from {output}, so it is not used")
@@ -175,18 +206,26 @@ def _check_sizes(config: Any, folder: Path) -> None:
     """Refuse sizes in config.json that the weights cannot have: transformers would allocate them first."""
     for name in (f"{stack}_layers" for stack in STACKS):
         if (value := getattr(config, name)) > _MAX_LAYERS:
-            raise UserError(f"{folder / 'config.json'}: {name}={shown(value)}: {_MAX_LAYERS} is the most")
+            raise UserError(
+                f"{folder / 'config.json'}: {name}={shown(value)}: {_MAX_LAYERS} is the most"
+            )
     rows = [getattr(config, name, None) or 0 for name in _ROWS]
     positions = config.max_position_embeddings
     if getattr(config, "position_encoding_type", "") == "learned":
         rows.append(positions)
-    elif type(config).model_type in MODEL_CLASSES and positions > _MAX_POSITIONS:  # their classes make a table
+    elif (
+        type(config).model_type in MODEL_CLASSES and positions > _MAX_POSITIONS
+    ):  # their classes make a table
         reason = f"{_MAX_POSITIONS} is the most"
-        raise UserError(f"{folder / 'config.json'}: max_position_embeddings={shown(positions)}: {reason}")
+        raise UserError(
+            f"{folder / 'config.json'}: max_position_embeddings={shown(positions)}: {reason}"
+        )
     largest = config.d_model * max(rows)
     available = max(map(_numbers, weight_files(folder)))
     if largest > available:
-        reason = f"its sizes need a matrix of {shown(largest)} numbers, and the weights have {available}"
+        reason = (
+            f"its sizes need a matrix of {shown(largest)} numbers, and the weights have {available}"
+        )
         raise UserError(f"{folder / 'config.json'}: {reason}")
 
 
@@ -208,11 +247,15 @@ def load_tokenizer(
     if len(missing) == len(files):
         return None
     if missing:
-        raise UserError(f"{source}: the tokenizer needs {', '.join(files)}; there is no {missing[0]}")
+        raise UserError(
+            f"{source}: the tokenizer needs {', '.join(files)}; there is no {missing[0]}"
+        )
     try:
         # without the library, transformers has a placeholder class, or the class raises
         with naming_extras():
-            return getattr(transformers, class_name).from_pretrained(str(source), local_files_only=True, **settings)
+            return getattr(transformers, class_name).from_pretrained(
+                str(source), local_files_only=True, **settings
+            )
     except UserError:
         raise
     except Exception as error:  # the tokenizers library raises nothing more specific
@@ -224,14 +267,18 @@ def check_generation_config(generation_config: GenerationConfig) -> None:
     for name, kinds in _SEARCH_TYPES.items():
         value = getattr(generation_config, name, None)
         if value is not None and not (isinstance(value, kinds) and value >= 0):
-            raise UserError(f"generation settings: {name}={shown(value)}: a number of at least 0 is needed")
+            raise UserError(
+                f"generation settings: {name}={shown(value)}: a number of at least 0 is needed"
+            )
     try:
         generation_config.to_json_string()
     except (ValueError, TypeError, RecursionError) as error:
         raise UserError(f"generation settings: {one_line(error)}") from None
 
 
-def set_generation_config(model: VanillaTransformerForConditionalGeneration, settings: Mapping[str, Any]) -> None:
+def set_generation_config(
+    model: VanillaTransformerForConditionalGeneration, settings: Mapping[str, Any]
+) -> None:
     """Let `model` generate with a peer's settings, under Hugging Face's names.
 
     Args:
@@ -242,7 +289,14 @@ def set_generation_config(model: VanillaTransformerForConditionalGeneration, set
     settings = {name: value for name, value in settings.items() if not name.startswith(no_settings)}
     try:
         generation_config = GenerationConfig(**{"num_beams": 1, "length_penalty": 1.0} | settings)
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise UserError(f"generation settings: {one_line(error)}") from None
     check_generation_config(generation_config)
     model.generation_config = generation_config

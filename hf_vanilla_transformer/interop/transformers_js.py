@@ -62,7 +62,9 @@ def write(
     programs.refuse(model)
     settings = check_search(model, "the web export", APPLIED)
     if any(len(tokens) > 1 for tokens in settings.get("bad_words_ids") or []):
-        raise UserError("generation_config.json: bad_words_ids of several tokens: the web export cannot apply it")
+        raise UserError(
+            "generation_config.json: bad_words_ids of several tokens: the web export cannot apply it"
+        )
     size = sum(weight.numel() * 4 for weight in model.parameters())
     if size >= _LARGEST:
         raise UserError(f"the model has {size / 1e9:.1f} GB: a file of ONNX holds at most 2 GB")
@@ -75,7 +77,9 @@ def write(
         "tokenizer.json": tokenizer,
         "tokenizer_config.json": tokenizer_config,
     }.items():
-        text = json.dumps(content, indent=None if name == "tokenizer.json" else 2, ensure_ascii=False)
+        text = json.dumps(
+            content, indent=None if name == "tokenizer.json" else 2, ensure_ascii=False
+        )
         (folder / name).write_text(text + "\n", encoding="utf-8")
     return {dtype: _save(graphs, folder / "onnx", dtype) for dtype in dtypes}
 
@@ -90,7 +94,9 @@ class _Encoder(nn.Module):
         super().__init__()
         self.encoder, self.ids = model.model.encoder, ids
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor
+    ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
         """(B, S) and their mask, to (B, S, D) and the view of the inside."""
         output = self.encoder(self.ids.to_model(input_ids), attention_mask, **INSIDE)
         view = norms_and_positions(self.encoder, output.hidden_states)
@@ -118,7 +124,11 @@ class _Decoder(programs.ExportableDecoder):
         self.register_buffer("end", end, persistent=False)
 
     def forward(  # type: ignore[override]
-        self, input_ids: Tensor, encoder_attention_mask: Tensor, source: list[Tensor], past: list[Tensor]
+        self,
+        input_ids: Tensor,
+        encoder_attention_mask: Tensor,
+        source: list[Tensor],
+        past: list[Tensor],
     ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor], Tensor, Tensor]:
         """Return the scores (B, H, T, S) and (B, H, T, P + T) of each layer too, and what the encoder returns."""
         states = encoder_attention_mask[..., None].float()  # (B, S, 1)
@@ -126,15 +136,23 @@ class _Decoder(programs.ExportableDecoder):
             *(self.decoder, input_ids, states, encoder_attention_mask, source, past), **INSIDE
         )
         logits = self.lm_head(output.last_hidden_state)
-        length = past[0].shape[2] + 1 + torch.arange(input_ids.shape[1])  # (T), with the token that is predicted
-        limit = encoder_attention_mask.sum(dim=-1, keepdim=True) + self.over if self.limit is None else self.limit
+        length = (
+            past[0].shape[2] + 1 + torch.arange(input_ids.shape[1])
+        )  # (T), with the token that is predicted
+        limit = (
+            encoder_attention_mask.sum(dim=-1, keepdim=True) + self.over
+            if self.limit is None
+            else self.limit
+        )
         late = length > limit  # (B, T) or (T)
         view = norms_and_positions(self.decoder, output.hidden_states, past[0].shape[2])
         scores = list(output.cross_attentions), list(output.attentions)
         return logits + late[..., None].float() * self.end, present, *scores, *view
 
 
-def make_graphs(model: VanillaTransformerForConditionalGeneration, ids: SourceIds) -> dict[str, Any]:
+def make_graphs(
+    model: VanillaTransformerForConditionalGeneration, ids: SourceIds
+) -> dict[str, Any]:
     """The graphs of `GRAPHS` by name, as `onnx_ir.Model`s in float32.
 
     Args:
@@ -145,15 +163,30 @@ def make_graphs(model: VanillaTransformerForConditionalGeneration, ids: SourceId
     function, layers = model.config.activation_function, model.config.decoder_layers
     model = copy_with_scores(model)
     # one source for all rows, so that the graph broadcasts it: a beam search need not repeat it for each beam
-    encoder, decoder = programs.export_pair(model.config, _Encoder(model, ids), _Decoder(model), one_source=True)
+    encoder, decoder = programs.export_pair(
+        model.config, _Encoder(model, ids), _Decoder(model), one_source=True
+    )
     states, shape = torch.zeros(3, 4, model.config.d_model), {0: programs.BATCH, 1: programs.SOURCE}
     projections = programs.export_module(programs.Projections(model), (states,), (shape,))
-    inputs = ["input_ids", "encoder_attention_mask", *cache_names("past_key_values", layers, *STACKS)]
+    inputs = [
+        "input_ids",
+        "encoder_attention_mask",
+        *cache_names("past_key_values", layers, *STACKS),
+    ]
     cross = [f"cross_scores.{i}" for i in range(layers)]
-    outputs = ["logits", *cache_names("present", layers, "decoder"), *cross, *_inside_names("decoder", layers)]
+    outputs = [
+        "logits",
+        *cache_names("present", layers, "decoder"),
+        *cross,
+        *_inside_names("decoder", layers),
+    ]
     merged = to_onnx(decoder, inputs, outputs, function)
     outputs = cache_names("present", layers, "encoder")
-    _merge(merged.graph, to_onnx(projections, ["encoder_hidden_states"], outputs, function).graph, onnx_ir)
+    _merge(
+        merged.graph,
+        to_onnx(projections, ["encoder_hidden_states"], outputs, function).graph,
+        onnx_ir,
+    )
     outputs = ["last_hidden_state", *_inside_names("encoder", model.config.encoder_layers)]
     encode = to_onnx(encoder, ["input_ids", "attention_mask"], outputs, function)
     return dict(zip(GRAPHS, (encode, merged), strict=True))
@@ -174,11 +207,19 @@ def _merge(decoder: Any, projections: Any, onnx_ir: Any) -> None:
     (states,) = projections.inputs
     projections.inputs.clear()
     use_cache = onnx_ir.Value(
-        name="use_cache_branch", type=onnx_ir.TensorType(onnx_ir.DataType.BOOL), shape=onnx_ir.Shape([1])
+        name="use_cache_branch",
+        type=onnx_ir.TensorType(onnx_ir.DataType.BOOL),
+        shape=onnx_ir.Shape([1]),
     )
-    cached = [value for value in decoder.inputs if value.name.endswith((".encoder.key", ".encoder.value"))]
+    cached = [
+        value for value in decoder.inputs if value.name.endswith((".encoder.key", ".encoder.value"))
+    ]
     outputs = [
-        onnx_ir.Value(name=value.name.replace("past_key_values", "present"), type=value.type, shape=value.shape)
+        onnx_ir.Value(
+            name=value.name.replace("past_key_values", "present"),
+            type=value.type,
+            shape=value.shape,
+        )
         for value in cached
     ]
     onnx_ir.convenience.replace_all_uses_with(cached, outputs)
@@ -187,11 +228,21 @@ def _merge(decoder: Any, projections: Any, onnx_ir: Any) -> None:
         copy.outputs[0].name = f"cached.{value.name}"
         copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
         # optimum's name: the source's length, or 0 at the first step
-        value.shape = onnx_ir.Shape([*value.shape[:2], f"{AXES['encoder_hidden_states'][1]}_out", value.shape[3]])
-    branches = {"then_branch": onnx_ir.Graph([], [copy.outputs[0] for copy in copies], nodes=copies, name="cached")}
+        value.shape = onnx_ir.Shape(
+            [*value.shape[:2], f"{AXES['encoder_hidden_states'][1]}_out", value.shape[3]]
+        )
+    branches = {
+        "then_branch": onnx_ir.Graph(
+            [], [copy.outputs[0] for copy in copies], nodes=copies, name="cached"
+        )
+    }
     branches["else_branch"] = projections
     choice = onnx_ir.Node(
-        "", "If", [use_cache], [onnx_ir.AttrGraph(name, graph) for name, graph in branches.items()], outputs=outputs
+        "",
+        "If",
+        [use_cache],
+        [onnx_ir.AttrGraph(name, graph) for name, graph in branches.items()],
+        outputs=outputs,
     )
     decoder.insert_before(decoder[0], choice)
     decoder.inputs.extend([states, use_cache])
@@ -231,7 +282,9 @@ def _save(graphs: dict[str, Any], folder: Path, dtype: str) -> int:
             # transposes it at loading time.
             folded = graph.clone()
             optimizer.fold_constants(
-                folded, output_size_limit=_LARGEST, should_fold=lambda node: node.op_type == "Transpose"
+                folded,
+                output_size_limit=_LARGEST,
+                should_fold=lambda node: node.op_type == "Transpose",
             )
             {"q8": _quantise, "fp16": _halve}[dtype](onnx_ir.to_proto(folded), path)
         size += path.stat().st_size
@@ -241,7 +294,9 @@ def _save(graphs: dict[str, Any], folder: Path, dtype: str) -> int:
 def _quantise(proto: Any, path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with without_log_messages():  # advice to optimise the graph first. onnxruntime does it at loading time
+    with (
+        without_log_messages()
+    ):  # advice to optimise the graph first. onnxruntime does it at loading time
         quantize_dynamic(
             *(proto, str(path)),
             op_types_to_quantize=["MatMul", "Gather"],
@@ -261,12 +316,26 @@ def _halve(proto: Any, path: Path) -> None:
 # Configurations
 
 
-def _config(model: VanillaTransformerForConditionalGeneration, ids: SourceIds, dtype: str) -> dict[str, Any]:
+def _config(
+    model: VanillaTransformerForConditionalGeneration, ids: SourceIds, dtype: str
+) -> dict[str, Any]:
     """The configuration of a Marian model with these sizes. The libraries derive the names of the caches from it."""
     config = model.config
     sizes = (
-        *("d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"),
-        *("encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "max_position_embeddings", "scale_embedding"),
+        *(
+            "d_model",
+            "encoder_layers",
+            "decoder_layers",
+            "encoder_attention_heads",
+            "decoder_attention_heads",
+        ),
+        *(
+            "encoder_ffn_dim",
+            "decoder_ffn_dim",
+            "activation_function",
+            "max_position_embeddings",
+            "scale_embedding",
+        ),
         *("bos_token_id", "decoder_start_token_id", "tie_word_embeddings"),
     )
     return {
@@ -291,7 +360,16 @@ def generation_settings(model: VanillaTransformerForConditionalGeneration) -> di
     return {
         "num_beams": 1,
         "max_length": explicit.get("max_length") or limit,
-        **{name: getattr(settings, name) for name in ("bos_token_id", "pad_token_id", "eos_token_id")},
-        "decoder_start_token_id": explicit.get("decoder_start_token_id", config.decoder_start_token_id),
-        **{name: explicit[name] for name in sorted(APPLIED | {"max_new_tokens"}) if explicit.get(name) is not None},
+        **{
+            name: getattr(settings, name)
+            for name in ("bos_token_id", "pad_token_id", "eos_token_id")
+        },
+        "decoder_start_token_id": explicit.get(
+            "decoder_start_token_id", config.decoder_start_token_id
+        ),
+        **{
+            name: explicit[name]
+            for name in sorted(APPLIED | {"max_new_tokens"})
+            if explicit.get(name) is not None
+        },
     }

@@ -19,35 +19,101 @@ from transformers.utils import logging
 
 #: Settings of generation_config.json that choose between tokens, and that the search here applies.
 APPLIED = {
-    *("min_length", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids"),
+    *(
+        "min_length",
+        "min_new_tokens",
+        "repetition_penalty",
+        "no_repeat_ngram_size",
+        "bad_words_ids",
+    ),
     *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
 }
 #: Settings that do not change which token is best: of lengths, of a beam search, of sampling, of speed and of outputs.
 HARMLESS = {
-    *("max_length", "max_new_tokens", "max_length_over_source", "decoder_start_token_id", "pad_token_id"),
-    *("bos_token_id", "eos_token_id", "num_beams", "length_penalty", "paper_length_penalty", "early_stopping"),
-    *("num_return_sequences", "renormalize_logits", "remove_invalid_values", "temperature", "top_k", "top_p"),
-    *("min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "use_cache", "cache_implementation"),
-    *("cache_config", "max_cache_len", "output_attentions", "output_hidden_states", "output_scores", "output_logits"),
-    *("return_dict_in_generate", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_lookbehind"),
-    *("assistant_confidence_threshold", "target_lookbehind", "max_matching_ngram_size", "compile_config"),
-    *("disable_compile", "low_memory", "prefill_chunk_size", "transformers_version", "_from_model_config"),
+    *(
+        "max_length",
+        "max_new_tokens",
+        "max_length_over_source",
+        "decoder_start_token_id",
+        "pad_token_id",
+    ),
+    *(
+        "bos_token_id",
+        "eos_token_id",
+        "num_beams",
+        "length_penalty",
+        "paper_length_penalty",
+        "early_stopping",
+    ),
+    *(
+        "num_return_sequences",
+        "renormalize_logits",
+        "remove_invalid_values",
+        "temperature",
+        "top_k",
+        "top_p",
+    ),
+    *(
+        "min_p",
+        "top_h",
+        "typical_p",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "use_cache",
+        "cache_implementation",
+    ),
+    *(
+        "cache_config",
+        "max_cache_len",
+        "output_attentions",
+        "output_hidden_states",
+        "output_scores",
+        "output_logits",
+    ),
+    *(
+        "return_dict_in_generate",
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "assistant_lookbehind",
+    ),
+    *(
+        "assistant_confidence_threshold",
+        "target_lookbehind",
+        "max_matching_ngram_size",
+        "compile_config",
+    ),
+    *(
+        "disable_compile",
+        "low_memory",
+        "prefill_chunk_size",
+        "transformers_version",
+        "_from_model_config",
+    ),
 }
 _TOKENS = {name for name in APPLIED if name.endswith(("_ids", "_id", "s_tokens"))}
-_NEUTRAL = {"repetition_penalty": 1, "encoder_repetition_penalty": 1, "num_beam_groups": 1, "guidance_scale": 1}
+_NEUTRAL = {
+    "repetition_penalty": 1,
+    "encoder_repetition_penalty": 1,
+    "num_beam_groups": 1,
+    "guidance_scale": 1,
+}
 
 
 def check_settings(settings: dict, vocab_size: int, applied: set[str] = APPLIED) -> None:
     """Raise a ValueError for a setting that is neither harmless nor applied, or a token that does not exist."""
     for name, value in settings.items():
-        neutral: tuple = (None, []) if name in _TOKENS else (None, False, 0, [], {}, _NEUTRAL.get(name))
+        neutral: tuple = (
+            (None, []) if name in _TOKENS else (None, False, 0, [], {}, _NEUTRAL.get(name))
+        )
         if value in neutral or name in HARMLESS:
             continue
         if name not in applied:
             raise ValueError(f"{name}={value}")
         if name in _TOKENS:
             parts = value if isinstance(value, list) else [value]
-            tokens = [token for part in parts for token in (part if isinstance(part, list) else [part])]
+            tokens = [
+                token for part in parts for token in (part if isinstance(part, list) else [part])
+            ]
             if not all(isinstance(token, int) and 0 <= token < vocab_size for token in tokens):
                 raise ValueError(f"{name}={value} (the vocabulary has {vocab_size} tokens)")
 
@@ -78,7 +144,9 @@ def best_token(scores: np.ndarray, tokens: list[int], limit: int, settings: dict
     banned = list(settings.get("suppress_tokens") or [])
     if first or (len(tokens) == 1 and settings.get("forced_bos_token_id") is not None):
         banned += settings.get("begin_suppress_tokens") or []
-    if len(tokens) < max(settings.get("min_new_tokens") or 0, (settings.get("min_length") or 0) - 1):
+    if len(tokens) < max(
+        settings.get("min_new_tokens") or 0, (settings.get("min_length") or 0) - 1
+    ):
         banned += ends(settings)
     for words in settings.get("bad_words_ids") or []:
         if len(words) <= len(written) and words[:-1] == written[len(written) + 1 - len(words) :]:
@@ -98,16 +166,22 @@ class OnnxBackend:
         from onnxruntime import InferenceSession
 
         files = (str(folder / f"{name}.onnx") for name in ("encoder", "decoder"))
-        self.encoder, self.decoder = (InferenceSession(file, providers=["CPUExecutionProvider"]) for file in files)
+        self.encoder, self.decoder = (
+            InferenceSession(file, providers=["CPUExecutionProvider"]) for file in files
+        )
 
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> list[np.ndarray]:
         """Cross-attention keys and values of each decoder layer."""
         return self.encoder.run(None, {"input_ids": ids, "attention_mask": mask})[1:]
 
-    def decode(self, tokens: np.ndarray, mask: np.ndarray, source: list, past: list) -> tuple[np.ndarray, list]:
+    def decode(
+        self, tokens: np.ndarray, mask: np.ndarray, source: list, past: list
+    ) -> tuple[np.ndarray, list]:
         """Logits (B, 1, V) after the tokens (B, 1), and the KV cache with them."""
         names = [value.name for value in self.decoder.get_inputs()]
-        logits, *past = self.decoder.run(None, dict(zip(names, [tokens, mask, *source, *past], strict=True)))
+        logits, *past = self.decoder.run(
+            None, dict(zip(names, [tokens, mask, *source, *past], strict=True))
+        )
         return logits, past
 
 
@@ -126,8 +200,13 @@ class TorchBackend:
             _, source = self.encoder(self.torch.from_numpy(ids), self.torch.from_numpy(mask))
         return [part.numpy() for part in source]
 
-    def decode(self, tokens: np.ndarray, mask: np.ndarray, source: list, past: list) -> tuple[np.ndarray, list]:
-        tensors = [[self.torch.from_numpy(part) for part in parts] for parts in ((tokens, mask), source, past)]
+    def decode(
+        self, tokens: np.ndarray, mask: np.ndarray, source: list, past: list
+    ) -> tuple[np.ndarray, list]:
+        tensors = [
+            [self.torch.from_numpy(part) for part in parts]
+            for parts in ((tokens, mask), source, past)
+        ]
         with self.torch.inference_mode():
             logits, past = self.decoder(*tensors[0], *tensors[1:])
         return logits.numpy(), [part.numpy() for part in past]
@@ -136,25 +215,39 @@ class TorchBackend:
 class Translator:
     """Translates lines of text with an exported folder. A ValueError if its settings need more than this search."""
 
-    def __init__(self, folder: str | Path, source_lang: str | None = None, target_lang: str | None = None):
+    def __init__(
+        self, folder: str | Path, source_lang: str | None = None, target_lang: str | None = None
+    ):
         folder = Path(folder)
         files = (folder / name for name in ("config.json", "generation_config.json"))
-        self.config, self.settings = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+        self.config, self.settings = (
+            json.loads(file.read_text(encoding="utf-8")) for file in files
+        )
         for name in ("decoder_start_token_id", "eos_token_id"):
             if self.settings.get(name) is None:
                 self.settings[name] = self.config.get(name)
-        check_settings(self.settings, self.config.get("decoder_vocab_size") or self.config["vocab_size"])
-        self.backend = OnnxBackend(folder) if (folder / "encoder.onnx").is_file() else TorchBackend(folder)
+        check_settings(
+            self.settings, self.config.get("decoder_vocab_size") or self.config["vocab_size"]
+        )
+        self.backend = (
+            OnnxBackend(folder) if (folder / "encoder.onnx").is_file() else TorchBackend(folder)
+        )
         self.tokenizer = AutoTokenizer.from_pretrained(str(folder))
         target = folder / "target_tokenizer"
-        self.target_tokenizer = AutoTokenizer.from_pretrained(str(target)) if target.is_dir() else self.tokenizer
+        self.target_tokenizer = (
+            AutoTokenizer.from_pretrained(str(target)) if target.is_dir() else self.tokenizer
+        )
         self.mark = ""  # before each source
         if source_lang is not None and hasattr(self.tokenizer, "src_lang"):
             self.tokenizer.src_lang = source_lang
         if target_lang is not None:
             names = f">>{target_lang}<<", f"__{target_lang}__", target_lang
             tokens = {name: self.target_tokenizer.convert_tokens_to_ids(name) for name in names}
-            known = [name for name, token in tokens.items() if token not in (None, self.target_tokenizer.unk_token_id)]
+            known = [
+                name
+                for name, token in tokens.items()
+                if token not in (None, self.target_tokenizer.unk_token_id)
+            ]
             if not known:
                 raise ValueError(f"target_lang={target_lang}: the tokenizer has no such language")
             if known[0].startswith(">>"):
@@ -164,15 +257,24 @@ class Translator:
 
     def translate(self, sentences: list[str]) -> list[str]:
         """Translate one batch of lines."""
-        decode = partial(self.target_tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        decode = partial(
+            self.target_tokenizer.decode,
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
         # some tokenizers, such as M2M-100's, decode the token of a language as text
-        marks = self.target_tokenizer.init_kwargs.get("language_marks") or (None, hasattr(self.tokenizer, "src_lang"))
+        marks = self.target_tokenizer.init_kwargs.get("language_marks") or (
+            None,
+            hasattr(self.tokenizer, "src_lang"),
+        )
         start = int(marks[1] and self.settings.get("forced_bos_token_id") is not None)
         return [decode(tokens[start:]) for tokens in self.greedy(*self.encode(sentences))]
 
     def encode(self, sentences: list[str]) -> list[np.ndarray]:
         """Ids and mask (B, S)."""
-        batch = self.tokenizer([self.mark + sentence for sentence in sentences], padding=True, return_tensors="np")
+        batch = self.tokenizer(
+            [self.mark + sentence for sentence in sentences], padding=True, return_tensors="np"
+        )
         return [batch[name].astype(np.int64) for name in ("input_ids", "attention_mask")]
 
     def greedy(self, ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
@@ -182,7 +284,9 @@ class Translator:
         """
         longest = self.config["max_position_embeddings"]
         if self.config["position_encoding_type"] == "learned" and ids.shape[1] > longest:
-            raise ValueError(f"a source of {ids.shape[1]} tokens is longer than max_position_embeddings={longest}")
+            raise ValueError(
+                f"a source of {ids.shape[1]} tokens is longer than max_position_embeddings={longest}"
+            )
         limits = self.max_lengths(mask)  # (B,)
         source, past = self.backend.encode(ids, mask), self.empty_cache(len(ids))
         tokens = np.full((len(ids), 1), self.settings["decoder_start_token_id"])
@@ -191,9 +295,14 @@ class Translator:
         while unfinished:
             logits, past = self.backend.decode(tokens, mask, source, past)
             for row in list(unfinished):
-                tokens[row] = best_token(logits[row, -1].copy(), translations[row], limits[row], self.settings)
+                tokens[row] = best_token(
+                    logits[row, -1].copy(), translations[row], limits[row], self.settings
+                )
                 translations[row].append(int(tokens[row, 0]))
-                if translations[row][-1] in ends(self.settings) or len(translations[row]) == limits[row]:
+                if (
+                    translations[row][-1] in ends(self.settings)
+                    or len(translations[row]) == limits[row]
+                ):
                     unfinished.remove(row)
         return translations
 
@@ -202,7 +311,10 @@ class Translator:
         settings, batch = self.settings, len(mask)
         if settings.get("max_new_tokens") is not None:
             return np.full(batch, settings["max_new_tokens"])
-        if settings.get("max_length") not in (None, 20):  # transformers' trainer saves its default, 20
+        if settings.get("max_length") not in (
+            None,
+            20,
+        ):  # transformers' trainer saves its default, 20
             return np.full(batch, settings["max_length"] - 1)  # includes the start token
         limits = mask.sum(axis=1) + settings.get("max_length_over_source", 50)
         learned = self.config["position_encoding_type"] == "learned"
@@ -212,24 +324,37 @@ class Translator:
         """Keys and values (B, H, 0, ·) of each layer."""
         config = self.config
         heads = config["decoder_attention_heads"]
-        widths = [config[name] or config["d_model"] // heads for name in ("head_dim", "value_head_dim")]
-        return [np.zeros((batch, heads, 0, width), np.float32) for width in widths * config["decoder_layers"]]
+        widths = [
+            config[name] or config["d_model"] // heads for name in ("head_dim", "value_head_dim")
+        ]
+        return [
+            np.zeros((batch, heads, 0, width), np.float32)
+            for width in widths * config["decoder_layers"]
+        ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=Path(__file__).parent, help="the exported folder, if it is another one")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", default=Path(__file__).parent, help="the exported folder, if it is another one"
+    )
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--source_lang", help="of a model of many languages, such as eng_Latn")
     parser.add_argument("--target_lang", help="such as deu_Latn")
     arguments = parser.parse_args()
     logging.set_verbosity_error()  # transformers warns of the unknown model type, but a tokenizer does not need it
     translator = Translator(arguments.model, arguments.source_lang, arguments.target_lang)
-    lines = [line.decode("utf-8").rstrip("\n") for line in sys.stdin.buffer]  # only a line feed ends a line
+    lines = [
+        line.decode("utf-8").rstrip("\n") for line in sys.stdin.buffer
+    ]  # only a line feed ends a line
     for start in range(0, len(lines), arguments.batch_size):
         translations = translator.translate(lines[start : start + arguments.batch_size])
         # a model can generate any character
-        sys.stdout.buffer.write("".join(text.replace("\n", " ") + "\n" for text in translations).encode("utf-8"))
+        sys.stdout.buffer.write(
+            "".join(text.replace("\n", " ") + "\n" for text in translations).encode("utf-8")
+        )
 
 
 if __name__ == "__main__":

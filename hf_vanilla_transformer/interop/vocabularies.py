@@ -69,10 +69,14 @@ def with_tokenizers(
         **whitespace: arguments of `whitespace_tokenizers`.
     """
     sizes = model.config.vocab_size, model.config.target_vocab_size
-    origins = whitespace.get("origins", ("the vocabulary of the source", "the vocabulary of the target"))
+    origins = whitespace.get(
+        "origins", ("the vocabulary of the source", "the vocabulary of the target")
+    )
     for side, size, origin in zip(sides, sizes, origins, strict=True):
         if len(side) != size:
-            raise UserError(f"{origin}: {len(side)} tokens with the special ones, but the model has {size}")
+            raise UserError(
+                f"{origin}: {len(side)} tokens with the special ones, but the model has {size}"
+            )
     if spm_models and codes:
         raise UserError(f"codes={codes[0]}, sentencepiece={spm_models[0]}: give one of them")
     if spm_models and source_ends:
@@ -86,7 +90,9 @@ def with_tokenizers(
         return Converted(model, *(bpe_tokenizer(*file) for file in files))
     source, target = whitespace_tokenizers(sides, special, ends=ends, **whitespace)
     if codes:
-        return Converted(model, endless_bpe_tokenizer(codes[0], sides[0], special[0]), target, [SPLIT_AT_SPACES])
+        return Converted(
+            model, endless_bpe_tokenizer(codes[0], sides[0], special[0]), target, [SPLIT_AT_SPACES]
+        )
     return Converted(model, source, target, [PRETOKENIZED])
 
 
@@ -115,7 +121,9 @@ def _whitespace_tokenizer(
     return fast_tokenizer(backend, ends, **special)
 
 
-def _whitespace_backend(tokens: Sequence[str], origin: object, unk_token: str = "<unk>") -> Tokenizer:
+def _whitespace_backend(
+    tokens: Sequence[str], origin: object, unk_token: str = "<unk>"
+) -> Tokenizer:
     backend = Tokenizer(models.WordLevel(ids_by_token(tokens, origin), unk_token=unk_token))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     spaced = [decoders.Replace(Regex("$"), " "), decoders.Fuse()]
@@ -125,7 +133,9 @@ def _whitespace_backend(tokens: Sequence[str], origin: object, unk_token: str = 
     return backend
 
 
-def given_tokenizer(path: Path, size: int, ids: Mapping[str, int | None], starts: bool) -> PreTrainedTokenizerBase:
+def given_tokenizer(
+    path: Path, size: int, ids: Mapping[str, int | None], starts: bool
+) -> PreTrainedTokenizerBase:
     """The tokenizer in a folder or a file, or one for text that is tokenized already, from a file of tokens.
 
     The model has `size` tokens. `ids` has the special tokens. With `starts` a text starts with `bos_token`.
@@ -136,7 +146,9 @@ def given_tokenizer(path: Path, size: int, ids: Mapping[str, int | None], starts
     return tokenizer
 
 
-def _tokenizer_of_file(path: Path, ids: Mapping[str, int | None], starts: bool) -> PreTrainedTokenizerBase:
+def _tokenizer_of_file(
+    path: Path, ids: Mapping[str, int | None], starts: bool
+) -> PreTrainedTokenizerBase:
     backend = _given_backend(path, ids["unk_token"])
     special: dict[str, str] = {}
     for name, number in ids.items():
@@ -158,7 +170,9 @@ def _given_backend(path: Path, unk: int | None) -> Tokenizer:
                 raise UserError(f"{path}: no tokenizer ({one_line(error)})") from None
         tokens = tokens_by_id(content, f"{path}: no vocabulary")
     if unk is None or not 0 <= unk < len(tokens):
-        raise UserError(f"unk_token_id={unk}: {path} has {len(tokens)} tokens; give the id of the unknown one")
+        raise UserError(
+            f"unk_token_id={unk}: {path} has {len(tokens)} tokens; give the id of the unknown one"
+        )
     return _whitespace_backend(tokens, path, tokens[unk])
 
 
@@ -204,28 +218,44 @@ def sentencepiece_backend(
     trained, normal = proto.trainer_spec, proto.normalizer_spec
     is_unigram, has_bytes = trained.model_type == 1, trained.byte_fallback
     ids = ids_by_token(tokens)
-    missing = [piece.piece for piece in proto.pieces if piece.type in (*_PIECES, _BYTE) and piece.piece not in ids]
+    missing = [
+        piece.piece
+        for piece in proto.pieces
+        if piece.type in (*_PIECES, _BYTE) and piece.piece not in ids
+    ]
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in _PIECES}
     if of_marian:
         tokens = [*tokens, *missing]
     else:
         scores = {piece: score for piece, score in scores.items() if piece in ids}
     # a text contains these as a sequence of their characters
-    apart = {piece.piece for piece in proto.pieces if piece.type == _BYTE}.union(special.values()).intersection(tokens)
+    apart = {piece.piece for piece in proto.pieces if piece.type == _BYTE}.union(
+        special.values()
+    ).intersection(tokens)
     steps = _normalizer_steps(normal)
     splits: list[Any] = [
-        pre_tokenizers.Metaspace(prepend_scheme="always" if normal.add_dummy_prefix else "never", split=False)
+        pre_tokenizers.Metaspace(
+            prepend_scheme="always" if normal.add_dummy_prefix else "never", split=False
+        )
     ]
     settings: dict[str, Any] = {"byte_fallback": has_bytes}
     if is_unigram:
         known = {" ", *"".join(scores)}
-        names = {token: f"{_HIDDEN}{token}" for token in tokens if token not in scores and token not in apart}
+        names = {
+            token: f"{_HIDDEN}{token}"
+            for token in tokens
+            if token not in scores and token not in apart
+        }
         if not has_bytes:
             names |= {token: f"{_START}{token}{_END}" for token in names if not known & {*token}}
-            unknown = "[^" + "".join(f"\\{c}" if c in "\\^]-[&~" else c for c in sorted(known)) + "]"
+            unknown = (
+                "[^" + "".join(f"\\{c}" if c in "\\^]-[&~" else c for c in sorted(known)) + "]"
+            )
             steps.append(normalizers.Replace(Regex(f"(?<!{unknown})(?={unknown})"), _START))
             steps.append(normalizers.Replace(Regex(f"(?<={unknown})(?!{unknown})"), _END))
-        last = "|".join(f"(?<={re.escape(token[:-1])}){re.escape(token[-1])}" for token in sorted(apart))
+        last = "|".join(
+            f"(?<={re.escape(token[:-1])}){re.escape(token[-1])}" for token in sorted(apart)
+        )
         splits.append(pre_tokenizers.Split(Regex(last), "merged_with_next"))
         lowest = min(scores.values())
         vocabulary = [(names.get(token, token), scores.get(token, lowest)) for token in tokens]
@@ -236,7 +266,10 @@ def sentencepiece_backend(
         merges.sort(key=lambda pair: -scores["".join(pair)])
         settings |= {"unk_token": special["unk_token"], "fuse_unk": True}
         backend = Tokenizer(models.BPE(ids_by_token(tokens), merges, **settings))
-    backend.normalizer, backend.pre_tokenizer = normalizers.Sequence(steps), pre_tokenizers.Sequence(splits)
+    backend.normalizer, backend.pre_tokenizer = (
+        normalizers.Sequence(steps),
+        pre_tokenizers.Sequence(splits),
+    )
     marks = decoders.Replace(Regex(f"[{_START}{_END}{_HIDDEN}]"), "")
     spaces = (_ALL, _ALL) if of_marian else (int(normal.add_dummy_prefix), 0)
     joined = [marks, decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", *spaces)]
@@ -264,7 +297,10 @@ def _normalizer_steps(normal: Any) -> list[Any]:
     if normal.precompiled_charsmap:
         # `Precompiled` drops a variation selector after a character that it replaces, as in an emoji
         steps += [normalizers.Replace(selector, _START + selector) for selector in "\ufe0e\ufe0f"]
-        steps += [normalizers.Precompiled(normal.precompiled_charsmap), normalizers.Replace(_START, "")]
+        steps += [
+            normalizers.Precompiled(normal.precompiled_charsmap),
+            normalizers.Replace(_START, ""),
+        ]
     if normal.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     return steps
@@ -281,7 +317,9 @@ def sentencepiece_tokenizer(
     source, target = map(str, map(require_file, spm_models))
     settings = {"source_spm": source, "target_spm": target, "separate_vocabs": separate, **special}
     with TemporaryDirectory() as folder, _reading_sentencepiece(f"{source}, {target}"):
-        for name, tokens in zip(("vocab", "target_vocab_file")[: 1 + separate], sides, strict=False):
+        for name, tokens in zip(
+            ("vocab", "target_vocab_file")[: 1 + separate], sides, strict=False
+        ):
             settings[name] = _write_ids(Path(folder) / f"{name}.json", tokens)
         return transformers.MarianTokenizer(model_max_length=_NO_LIMIT, **settings)
 
@@ -321,15 +359,26 @@ def bpe_tokenizer(
     tokens here mark the continuation with `JOINER`.
     """
     eos = special["eos_token"]
-    settings: dict[str, Any] = {"bos_token": eos, "sep_token": eos, "langs": [language] * 2, **special}
+    settings: dict[str, Any] = {
+        "bos_token": eos,
+        "sep_token": eos,
+        "langs": [language] * 2,
+        **special,
+    }
     tokens = [token if token in special.values() else _with_end(token) for token in tokens]
     with TemporaryDirectory() as folder, naming_extras():
         file = _write_ids(Path(folder) / "vocab.json", tokens)
-        settings |= {"src_vocab_file": file, "tgt_vocab_file": file, "merges_file": _write_merges(folder, codes)}
+        settings |= {
+            "src_vocab_file": file,
+            "tgt_vocab_file": file,
+            "merges_file": _write_merges(folder, codes),
+        }
         return transformers.FSMTTokenizer(model_max_length=_NO_LIMIT, **settings)
 
 
-def endless_bpe_tokenizer(codes: Path, tokens: Sequence[str], special: Mapping[str, str]) -> PreTrainedTokenizerBase:
+def endless_bpe_tokenizer(
+    codes: Path, tokens: Sequence[str], special: Mapping[str, str]
+) -> PreTrainedTokenizerBase:
     """A `CTRLTokenizer`: a byte-pair encoding of text that is split at white space. It adds no end of a sentence."""
     with TemporaryDirectory() as folder:
         files = _write_ids(Path(folder) / "vocab.json", tokens), _write_merges(folder, codes)
@@ -339,7 +388,9 @@ def endless_bpe_tokenizer(codes: Path, tokens: Sequence[str], special: Mapping[s
 
 def _write_merges(folder: str, codes: Path) -> str:
     file = Path(folder) / "merges.txt"
-    file.write_text("#version: 0.2\n" + "".join(f"{merge}\n" for merge in _merges(codes)), encoding="utf-8")
+    file.write_text(
+        "#version: 0.2\n" + "".join(f"{merge}\n" for merge in _merges(codes)), encoding="utf-8"
+    )
     return str(file)
 
 
@@ -356,8 +407,12 @@ def _merges(codes: Path) -> list[str]:
         # no version line: subword-nmt before 0.2, or fastBPE
         version = "0.2" if all(len(line.split()) == 3 for line in lines) else "0.1"
     if not re.match(r"0\.[2-9]", version):
-        raise UserError(f"{codes}: codes of subword-nmt {version} end words differently; learn them with 0.2 or newer")
-    wrong = next((number for number, line in enumerate(lines, 1) if len(line.split()) not in (2, 3)), None)
+        raise UserError(
+            f"{codes}: codes of subword-nmt {version} end words differently; learn them with 0.2 or newer"
+        )
+    wrong = next(
+        (number for number, line in enumerate(lines, 1) if len(line.split()) not in (2, 3)), None
+    )
     if wrong is not None:
         raise UserError(f"{codes}: line {wrong} of the merges is no pair of tokens")
     return [" ".join(line.split()[:2]) for line in lines]

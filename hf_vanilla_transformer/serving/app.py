@@ -8,7 +8,13 @@ from urllib.parse import quote
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from fastapi.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+)
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -77,7 +83,9 @@ def create_app(server: Server) -> FastAPI:
     app.add_middleware(HttpRules, server.limits.allowed_hosts, server.limits.cors_origins, paths)
     if server.limits.cors_origins:
         origins = list(server.limits.cors_origins)
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+        )
     app.add_middleware(server.metrics.counted)
     return app
 
@@ -85,7 +93,11 @@ def create_app(server: Server) -> FastAPI:
 def _add_interface(app: FastAPI, server: Server) -> None:
     """The endpoints, without the pages."""
 
-    @app.post("/translate", **_documented(schemas.TranslateRequest), response_model=schemas.TranslateAnswer)
+    @app.post(
+        "/translate",
+        **_documented(schemas.TranslateRequest),
+        response_model=schemas.TranslateAnswer,
+    )
     async def translate(request: Request, fields: _Fields) -> Response:
         """Translate a text, or a list of texts."""
         work = server.translate(validate(schemas.TranslateRequest, fields))
@@ -95,7 +107,9 @@ def _add_interface(app: FastAPI, server: Server) -> None:
     @app.post("/detect", **_documented(schemas.DetectRequest))
     async def detect(request: Request, fields: _Fields) -> list[schemas.DetectedLanguage]:
         """Detect the language of a text, among the server's."""
-        return await _in_time(request, server.detect(validate(schemas.DetectRequest, fields)), server.limits.timeout)
+        return await _in_time(
+            request, server.detect(validate(schemas.DetectRequest, fields)), server.limits.timeout
+        )
 
     if server.limits.translate_files:
         _add_files(app, server)
@@ -109,7 +123,9 @@ def _add_interface(app: FastAPI, server: Server) -> None:
     @app.get("/spec", include_in_schema=False)
     async def specification() -> dict[str, Any]:
         openapi = app.openapi()
-        return openapi | {"info": openapi["info"] | {"title": "LibreTranslate"}}  # by which clients know the interface
+        return openapi | {
+            "info": openapi["info"] | {"title": "LibreTranslate"}
+        }  # by which clients know the interface
 
     @app.get("/languages")
     async def languages() -> list[schemas.Language]:
@@ -159,7 +175,9 @@ def _add_disabled(app: FastAPI, path: str, message: str) -> None:
 
     @app.post(path, include_in_schema=False)
     async def disabled(request: Request) -> Response:
-        async for _ in request.stream():  # some clients fail if the answer precedes the end of their file
+        async for (
+            _
+        ) in request.stream():  # some clients fail if the answer precedes the end of their file
             pass
         raise HTTPException(403, message)
 
@@ -169,7 +187,9 @@ def _add_files(app: FastAPI, server: Server) -> None:
     async def translate_file(request: Request, fields: _Fields) -> dict[str, str]:
         work = server.translate_file(validate(schemas.FileRequest, fields))
         name = await _in_time(request, work, server.limits.timeout)
-        return {"translatedFileUrl": str(request.url_for("download_file", name=quote(name, safe="")))}
+        return {
+            "translatedFileUrl": str(request.url_for("download_file", name=quote(name, safe="")))
+        }
 
     @app.get("/download_file/{name}", include_in_schema=False)
     async def download_file(name: str) -> Response:
@@ -181,7 +201,10 @@ def _add_files(app: FastAPI, server: Server) -> None:
 
 
 def _add_page(app: FastAPI, server: Server, pair: LanguagePair, prefix: str) -> None:
-    pages = [{"source": other.source, "target": other.target, "path": f"../{other.name}/"} for other in server.pairs]
+    pages = [
+        {"source": other.source, "target": other.target, "path": f"../{other.name}/"}
+        for other in server.pairs
+    ]
     facts = {
         "key_required": server.limits.api_key is not None,
         "max_characters": server.limits.max_characters,
@@ -209,7 +232,11 @@ async def _failed(_: Request, error: Exception) -> Response:
     headers: dict[str, str] = {}
     match error:
         case StarletteHTTPException():
-            status, message, headers = error.status_code, str(error.detail), {**(error.headers or {})}
+            status, message, headers = (
+                error.status_code,
+                str(error.detail),
+                {**(error.headers or {})},
+            )
         case ClientDisconnect():
             status, message = 499, "the client has disconnected"
         case QueueFull():
@@ -227,11 +254,15 @@ def _documented(model: type[BaseModel]) -> dict[str, Any]:
     """Arguments of a route that describe its body and its errors. FastAPI would read the body without a limit."""
     schema = {"schema": model.model_json_schema()}
     content = dict.fromkeys(_CONTENT_TYPES, schema)
-    return {"responses": _ERRORS, "openapi_extra": {"requestBody": {"required": True, "content": content}}}
+    return {
+        "responses": _ERRORS,
+        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+    }
 
 
 async def _read_fields(
-    request: Request, bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+    request: Request,
+    bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
 ) -> dict[str, Any]:
     """The fields of a body within the limits, with the right key."""
     limits: Limits = request.app.state.limits
@@ -242,9 +273,13 @@ async def _read_fields(
     try:
         body = await asyncio.wait_for(reading, limits.timeout)
     except asyncio.TimeoutError:
-        raise HTTPException(408, f"the body did not arrive within {limits.timeout:g} seconds") from None
+        raise HTTPException(
+            408, f"the body did not arrive within {limits.timeout:g} seconds"
+        ) from None
     fields = parse_fields(body, request.headers.get("content-type", ""), request.url.query)
-    key = fields.get("api_key") or fields.get("apiKey")  # the latter by LibreTranslate's client of npm
+    key = fields.get("api_key") or fields.get(
+        "apiKey"
+    )  # the latter by LibreTranslate's client of npm
     check_key(key or (bearer.credentials if bearer else None), limits.api_key)
     return fields
 
@@ -261,7 +296,9 @@ async def _in_time(request: Request, work: Coroutine[Any, Any, Result], seconds:
 
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
     try:
-        done, _ = await asyncio.wait([working, leaving], timeout=seconds, return_when="FIRST_COMPLETED")
+        done, _ = await asyncio.wait(
+            [working, leaving], timeout=seconds, return_when="FIRST_COMPLETED"
+        )
     finally:
         working.cancel()  # no effect on a task that is done
         leaving.cancel()

@@ -57,7 +57,9 @@ class DocumentProcesses:
 
     def __init__(self) -> None:
         has_forkserver = "forkserver" in multiprocessing.get_all_start_methods()
-        self._context: Any = multiprocessing.get_context("forkserver" if has_forkserver else "spawn")
+        self._context: Any = multiprocessing.get_context(
+            "forkserver" if has_forkserver else "spawn"
+        )
         self._has_forkserver = has_forkserver
         if has_forkserver:
             self._context.set_forkserver_preload([__name__])
@@ -142,7 +144,9 @@ class DocumentProcesses:
 
 def _read_document(connection: Connection) -> None:
     """Read a document, ask the server for the translation of its texts, and send the translated document."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all processes. The server decides
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C in a terminal reaches all processes. The server decides
     with suppress(EOFError, OSError):  # the server has ended the work
         upload: Upload = connection.recv()
         _limit_resources(upload.seconds, upload.memory)
@@ -166,7 +170,12 @@ def _translated(upload: Upload, connection: Connection) -> bytes:
         return connection.recv()
 
     return translate_document(
-        upload.content, upload.suffix, translate, upload.source, upload.target, max_unpacked=_MOST_UNPACKED
+        upload.content,
+        upload.suffix,
+        translate,
+        upload.source,
+        upload.target,
+        max_unpacked=_MOST_UNPACKED,
     )
 
 

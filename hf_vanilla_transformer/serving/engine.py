@@ -64,15 +64,27 @@ class Engine:
         max_queue: int = 1024,
         **settings: Any,
     ):
-        check_at_least_one(batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, max_queue=max_queue)
+        check_at_least_one(
+            batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, max_queue=max_queue
+        )
         check_repetition(settings)
         self.model = translator.model.eval()
         self.max_queue, self._batch_size = max_queue, batch_size
         optimize_if_possible(self.model)
         workers = translator.workers or worker_count(self.model)
-        model = self.model if translator.shortlist is None else with_shortlist(self.model, translator.shortlist)
+        model = (
+            self.model
+            if translator.shortlist is None
+            else with_shortlist(self.model, translator.shortlist)
+        )
         self._searches = [
-            ContinuousSearch(model, batch_size, max_tokens_per_batch, translator.directions.prefix_length, **settings)
+            ContinuousSearch(
+                model,
+                batch_size,
+                max_tokens_per_batch,
+                translator.directions.prefix_length,
+                **settings,
+            )
             for _ in range(workers)
         ]
         self.num_beams = self._searches[0].search.config.num_beams
@@ -84,7 +96,9 @@ class Engine:
         self.translated = 0
         share = max(1, torch.get_num_threads() // workers)
         self._threads = [
-            threading.Thread(target=self._work, args=(worker, share), name=f"translate-{worker}", daemon=True)
+            threading.Thread(
+                target=self._work, args=(worker, share), name=f"translate-{worker}", daemon=True
+            )
             for worker in range(workers)
         ]
         for thread in self._threads:
@@ -135,10 +149,13 @@ class Engine:
         with self._changed:
             # Each request has one sentence per turn, so that a small one does not wait for all of a large one.
             sentences = [
-                QueuedSentence(source, n_best, turn, list(prefix)) for turn, source in enumerate(sources, self._turn)
+                QueuedSentence(source, n_best, turn, list(prefix))
+                for turn, source in enumerate(sources, self._turn)
             ]
             if len(self._waiting) + len(sentences) > self.max_queue:
-                self._waiting = [sentence for sentence in self._waiting if not sentence.future.cancelled()]
+                self._waiting = [
+                    sentence for sentence in self._waiting if not sentence.future.cancelled()
+                ]
             if self._closing or len(self._waiting) + len(sentences) > self.max_queue:
                 raise QueueFull
             self._waiting = sorted([*self._waiting, *sentences], key=lambda sentence: sentence.turn)
@@ -171,7 +188,9 @@ class Engine:
                 logger.exception("translation failed")
                 results = [(sentence, error) for sentence in {*joining, *search.keys}]
                 search.clear()
-            with self._changed:  # before the futures resolve, so that a client finds its answer counted
+            with (
+                self._changed
+            ):  # before the futures resolve, so that a client finds its answer counted
                 self._running[worker] = len(search)
                 self.translated += sum(not isinstance(result, Exception) for _, result in results)
             for sentence, result in results:
@@ -194,7 +213,9 @@ class Engine:
         return taken
 
 
-def _join(search: ContinuousSearch, sentences: list[QueuedSentence]) -> list[tuple[QueuedSentence, Result]]:
+def _join(
+    search: ContinuousSearch, sentences: list[QueuedSentence]
+) -> list[tuple[QueuedSentence, Result]]:
     """Start sentences. Return those that cannot start, with their errors."""
     rows = [(sentence, sentence.source, sentence.n_best, sentence.prefix) for sentence in sentences]
     failed: dict[QueuedSentence, Result] = {}

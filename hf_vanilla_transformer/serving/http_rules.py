@@ -23,7 +23,9 @@ class HttpRules:
         paths: of the endpoints. They are found with a trailing slash, too.
     """
 
-    def __init__(self, app: Any, hosts: Collection[str], origins: Collection[str], paths: Collection[str]):
+    def __init__(
+        self, app: Any, hosts: Collection[str], origins: Collection[str], paths: Collection[str]
+    ):
         self.app, self.hosts, self.origins, self.paths = app, hosts, origins, paths
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -38,7 +40,9 @@ class HttpRules:
             return await self.app(scope, receive, send)
 
         async def send_head(message: Any) -> None:
-            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+            await send(
+                {**message, "body": b""} if message["type"] == "http.response.body" else message
+            )
 
         await self.app({**scope, "method": "GET"}, receive, send_head)
 
@@ -46,9 +50,15 @@ class HttpRules:
         """The reason why a request is refused."""
         host = headers.get("host", "")
         if self.hosts and host and _name(host) not in self.hosts:
-            return f"Host {host}: this server is not known under this name (--allowed_host permits it)"
+            return (
+                f"Host {host}: this server is not known under this name (--allowed_host permits it)"
+            )
         origin = headers.get("origin")
-        if origin is None or method in ("GET", "HEAD", "OPTIONS") or {origin, "*"} & {*self.origins}:
+        if (
+            origin is None
+            or method in ("GET", "HEAD", "OPTIONS")
+            or {origin, "*"} & {*self.origins}
+        ):
             return None
         # the origins of extensions and apps have schemes of their own, which no page can have
         if origin != "null" and urlsplit(origin).scheme not in ("http", "https"):

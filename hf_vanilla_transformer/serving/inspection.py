@@ -58,7 +58,9 @@ class Inspector:
     def _set_direction(self, translator: Translator) -> None:
         self.translator = translator
         self.marks = translator.directions.marks(None, None)
-        self.mark = translator.directions.prefix(translator.directions.default)  # the first ids of a translation
+        self.mark = translator.directions.prefix(
+            translator.directions.default
+        )  # the first ids of a translation
 
     def directed(self, translator: Translator) -> "Inspector":
         """An inspector of another direction of the model, in the same thread."""
@@ -76,7 +78,9 @@ class Inspector:
             raise QueueFull
         self.pending += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._pool, function, *arguments
+            )
         finally:
             self.pending -= 1
 
@@ -89,9 +93,14 @@ class Inspector:
         tokenizers = self.source_tokenizer, self.target_tokenizer
         return align(self.model, *tokenizers, sources, targets, words=words, marks=self.marks)
 
-    def token_probabilities(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[list[dict]]:
+    def token_probabilities(
+        self, sources: Sequence[list[int]], targets: Sequence[list[int]]
+    ) -> list[list[dict]]:
         """For each pair {"text", "probability"} of every target token."""
-        rows, start = token_log_probabilities([self.model], self.source_tokenizer, sources, targets), len(self.mark)
+        rows, start = (
+            token_log_probabilities([self.model], self.source_tokenizer, sources, targets),
+            len(self.mark),
+        )
         return [
             [
                 {"text": text, "probability": round(math.exp(log_p), 4)}
@@ -101,7 +110,9 @@ class Inspector:
         ]
 
     def _target_texts(self, ids: Sequence[int]) -> list[str]:
-        return [token["text"] for token in _all_shown(self.target_tokenizer, self._decode_target, ids)]
+        return [
+            token["text"] for token in _all_shown(self.target_tokenizer, self._decode_target, ids)
+        ]
 
     @torch.inference_mode()
     def picture(self, sentence: str, num_beams: int, request: PageRequest) -> dict[str, Any]:
@@ -124,7 +135,10 @@ class Inspector:
             return empty | {"note": note}
         hypotheses = self._search(source, num_beams, prefix)
         best = hypotheses[0]["tokens"]
-        ids, target = torch.tensor([source], device=self.copy.device), decoder_inputs(self.copy, [best])
+        ids, target = (
+            torch.tensor([source], device=self.copy.device),
+            decoder_inputs(self.copy, [best]),
+        )
         output = self.copy(ids, decoder_input_ids=target, use_cache=False, **INSIDE)
         probabilities = output.logits[0].float().softmax(dim=-1).cpu()  # (T, V)
         is_short = max(len(source), len(best)) <= _MAX_INSIDE
@@ -140,7 +154,10 @@ class Inspector:
             "attention": _rounded(torch.cat(output.cross_attentions).float().softmax(dim=-1), 3),
             "alternatives": [
                 [
-                    {**_shown(self.target_tokenizer, self._decode_target, best[:t], token), "probability": probability}
+                    {
+                        **_shown(self.target_tokenizer, self._decode_target, best[:t], token),
+                        "probability": probability,
+                    }
                     for token, probability in zip(tokens, values, strict=True)
                 ]
                 for t, (tokens, values) in enumerate(choices)
@@ -151,7 +168,10 @@ class Inspector:
 
     def _search(self, source: list[int], beams: int, prefix: list[int]) -> list[dict[str, Any]]:
         """The hypotheses of one sentence by `generate`, the best first, with the mark of their language."""
-        start, ends = self.model.generation_config.decoder_start_token_id, self.translator.end_tokens
+        start, ends = (
+            self.model.generation_config.decoder_start_token_id,
+            self.translator.end_tokens,
+        )
         prefix = prefix if self.marks.intersection(prefix[:1]) else [*self.mark, *prefix]
         if prefix and prefix[-1] in ends:
             return [self._hypothesis(prefix, None)]
@@ -170,11 +190,18 @@ class Inspector:
 
     def _hypothesis(self, tokens: list[int], score: float | None) -> dict[str, Any]:
         text = self.target_tokenizer.decode(tokens[len(self.mark) :], **AS_TEXT)
-        return {"text": text, "score": score, "tokens": tokens, "token_texts": self._target_texts(tokens)}
+        return {
+            "text": text,
+            "score": score,
+            "tokens": tokens,
+            "token_texts": self._target_texts(tokens),
+        }
 
     def _inside(self, output: Any) -> dict[str, Any]:
         def stack(name: str) -> dict[str, list]:
-            norms, positions = norms_and_positions(getattr(self.copy.model, name), output[f"{name}_hidden_states"])
+            norms, positions = norms_and_positions(
+                getattr(self.copy.model, name), output[f"{name}_hidden_states"]
+            )
             scores = torch.cat(output[f"{name}_attentions"])  # (L, H, T, T)
             numbers = {"scores": scores, "norms": norms[0], "positions": positions}
             return {key: _rounded(value, 6) for key, value in numbers.items()}
@@ -187,11 +214,15 @@ def _rounded(numbers: Tensor, decimals: int) -> list:
     return numbers.double().round(decimals=decimals).tolist()
 
 
-def _all_shown(tokenizer: PreTrainedTokenizerBase, decode: Decoder, ids: Sequence[int]) -> list[dict[str, Any]]:
+def _all_shown(
+    tokenizer: PreTrainedTokenizerBase, decode: Decoder, ids: Sequence[int]
+) -> list[dict[str, Any]]:
     return [_shown(tokenizer, decode, ids[:position], token) for position, token in enumerate(ids)]
 
 
-def _shown(tokenizer: PreTrainedTokenizerBase, decode: Decoder, before: Sequence[int], token: int) -> dict[str, Any]:
+def _shown(
+    tokenizer: PreTrainedTokenizerBase, decode: Decoder, before: Sequence[int], token: int
+) -> dict[str, Any]:
     """A token with the text that it adds to the tokens `before`, white space included. A special token has its name.
 
     The text is empty for a token that is a part of a character only. `decode` is from ids of this side to text.
@@ -200,6 +231,11 @@ def _shown(tokenizer: PreTrainedTokenizerBase, decode: Decoder, before: Sequence
     if token in tokenizer.all_special_ids:
         return {"id": token, "text": name}
     context = [other for other in before[-_CONTEXT:] if other not in tokenizer.all_special_ids]
-    text, longer = ((decode(ids) if ids else "").rstrip("\ufffd") for ids in (context, [*context, token]))
+    text, longer = (
+        (decode(ids) if ids else "").rstrip("\ufffd") for ids in (context, [*context, token])
+    )
     added = longer.removeprefix(text)
-    return {"id": token, "text": added or (" " if not name.strip("Ġ▁") else "")}  # a space that decoding strips
+    return {
+        "id": token,
+        "text": added or (" " if not name.strip("Ġ▁") else ""),
+    }  # a space that decoding strips

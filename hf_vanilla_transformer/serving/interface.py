@@ -45,7 +45,9 @@ class Server:
         self.metrics = Metrics()
         self.documents = DocumentProcesses()
         self.files: dict[str, bytes] = {}  # translated documents, the oldest first
-        self.codes = list(dict.fromkeys(code for pair in self.pairs for code in (pair.source, pair.target)))
+        self.codes = list(
+            dict.fromkeys(code for pair in self.pairs for code in (pair.source, pair.target))
+        )
 
     @property
     def models(self) -> list[LanguagePair]:
@@ -63,7 +65,11 @@ class Server:
         self._check_characters("q", sum(map(len, texts)))
         target = self._known(request.target)
         detected = await self._detected(texts, target) if request.source == "auto" else None
-        sources = [request.source] * len(texts) if detected is None else [language.language for language in detected]
+        sources = (
+            [request.source] * len(texts)
+            if detected is None
+            else [language.language for language in detected]
+        )
         translations: list[list[str]] = [[text] for text in texts]
         notes = [Notes([] if request.probabilities else None) for _ in texts or [""]]
         for source in dict.fromkeys(sources) or {request.source} - {"auto"}:
@@ -75,11 +81,16 @@ class Server:
             own_texts, html = [texts[row] for row in rows], request.format == "html"
             for leg in before:
                 notes.append(Notes())  # the answer has the probabilities of the last pair only
-                own_texts = [best for best, *_ in await leg.translate(own_texts, html=html, notes=notes[-1])]
+                own_texts = [
+                    best for best, *_ in await leg.translate(own_texts, html=html, notes=notes[-1])
+                ]
             n_best = pair.engine.num_beams if request.alternatives else 1
             if request.probabilities:
                 pairs = zip(own_texts, rows, strict=True)
-                work = [pair.translate([text], html=html, n_best=n_best, notes=notes[row]) for text, row in pairs]
+                work = [
+                    pair.translate([text], html=html, n_best=n_best, notes=notes[row])
+                    for text, row in pairs
+                ]
                 own = [of_text for (of_text,) in await asyncio.gather(*work)]
             else:
                 own = await pair.translate(own_texts, html=html, n_best=n_best, notes=notes[0])
@@ -87,7 +98,9 @@ class Server:
                 translations[row] = of_text
         answer: dict[str, Any] = {"translatedText": [of_text[0] for of_text in translations]}
         if request.alternatives:
-            answer["alternatives"] = [of_text[1 : 1 + request.alternatives] for of_text in translations]
+            answer["alternatives"] = [
+                of_text[1 : 1 + request.alternatives] for of_text in translations
+            ]
         if request.probabilities:
             answer["probabilities"] = [of_text.probabilities for of_text in notes[: len(texts)]]
         if detected is not None:
@@ -108,34 +121,52 @@ class Server:
         if source == target:
             return []
         names = [f"{NAMES.get(code, code)} ({code})" for code in (target, source)]
-        raise HTTPException(400, f"{names[0]} is not available as a target language from {names[1]}")
+        raise HTTPException(
+            400, f"{names[0]} is not available as a target language from {names[1]}"
+        )
 
     def _known(self, requested: str) -> str:
         """The code of the server that fits a code best."""
-        fit, code = max(((language_match(requested, code), code) for code in self.codes), key=lambda match: match[0])
+        fit, code = max(
+            ((language_match(requested, code), code) for code in self.codes),
+            key=lambda match: match[0],
+        )
         if not fit:
-            raise HTTPException(400, f"{requested} is not supported (GET /languages lists the languages)")
+            raise HTTPException(
+                400, f"{requested} is not supported (GET /languages lists the languages)"
+            )
         return code
 
     async def _detected(self, texts: list[str], target: str) -> list[schemas.DetectedLanguage]:
         """The language of each text, among those that can be translated into `target`, and `target` itself."""
         sources = list(dict.fromkeys(source for source, other in self.routes if other == target))
         if not sources:
-            raise HTTPException(400, f"{NAMES.get(target, target)} ({target}) is not available as a target language")
+            raise HTTPException(
+                400, f"{NAMES.get(target, target)} ({target}) is not available as a target language"
+            )
         whole = "\n".join(texts), sources
-        chosen = [(text, [*sources, target]) if len(text) > _SURE_CHARACTERS else whole for text in texts]
+        chosen = [
+            (text, [*sources, target]) if len(text) > _SURE_CHARACTERS else whole for text in texts
+        ]
         return [(await self._ranked(*pair))[0] for pair in chosen]
 
     async def detect(self, request: schemas.DetectRequest) -> list[schemas.DetectedLanguage]:
         """The languages of the server, the most probable for a text first."""
         self._check_characters("q", len(request.q))
-        return [language for language in await self._ranked(request.q, self.codes) if language.confidence]
+        return [
+            language
+            for language in await self._ranked(request.q, self.codes)
+            if language.confidence
+        ]
 
     async def _ranked(self, text: str, codes: list[str]) -> list[schemas.DetectedLanguage]:
         if len(codes) == 1:
             return [schemas.DetectedLanguage(confidence=100.0, language=codes[0])]
         ranked = await asyncio.to_thread(detect_languages, text, codes)
-        return [schemas.DetectedLanguage(confidence=round(100 * share, 1), language=code) for code, share in ranked]
+        return [
+            schemas.DetectedLanguage(confidence=round(100 * share, 1), language=code)
+            for code, share in ranked
+        ]
 
     async def translate_file(self, request: schemas.FileRequest) -> str:
         """Translate a document, keep it for some time, and return its name for `GET /download_file`."""
@@ -143,12 +174,20 @@ class Server:
         name = PurePath(file.name).name if isinstance(file, UploadedFile) else ""
         suffix = PurePath(name).suffix
         if suffix.lower() not in SUFFIXES:
-            raise HTTPException(400, f"Invalid request: file format not supported ({', '.join(SUFFIXES)})")
+            raise HTTPException(
+                400, f"Invalid request: file format not supported ({', '.join(SUFFIXES)})"
+            )
         if request.source == "auto":
             target, archive = self._known(request.target), file.content.startswith(b"PK")
             if archive and len({source for source, other in self.routes if other == target}) > 1:
-                raise HTTPException(400, f"source: auto is not supported for {suffix}; give a language code")
-            text = "" if archive else file.content[: self.limits.max_characters].decode("utf-8", "ignore")
+                raise HTTPException(
+                    400, f"source: auto is not supported for {suffix}; give a language code"
+                )
+            text = (
+                ""
+                if archive
+                else file.content[: self.limits.max_characters].decode("utf-8", "ignore")
+            )
             (found,) = await self._detected([re.sub(r"<[^<>]*>", " ", text)], target)
             request = request.model_copy(update={"source": found.language})
         content = file.content
@@ -189,7 +228,9 @@ class Server:
             del self.files[next(iter(self.files))]
         return key
 
-    async def page_translation(self, pair: LanguagePair, request: schemas.PageRequest) -> dict[str, Any]:
+    async def page_translation(
+        self, pair: LanguagePair, request: schemas.PageRequest
+    ) -> dict[str, Any]:
         self._check_characters("text", len(request.text))
         most = max(16, pair.engine.num_beams)
         if request.num_beams is not None and request.num_beams > most:
@@ -233,6 +274,8 @@ class Server:
                 "sentences_running": {pair.name: pair.engine.running for pair in self.models},
                 "queue_capacity": {pair.name: pair.engine.max_queue for pair in self.models},
                 "saturation": {pair.name: round(pair.engine.saturation, 4) for pair in self.models},
-                "sentences_translated_total": {pair.name: pair.engine.translated for pair in self.models},
+                "sentences_translated_total": {
+                    pair.name: pair.engine.translated for pair in self.models
+                },
             }
         )

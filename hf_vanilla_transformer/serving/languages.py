@@ -21,7 +21,9 @@ def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
         pairs = _pairs_in(name) if rest else []
         if len(pairs) > 1:
             listed = " or ".join(f"{source} to {target}" for source, target in pairs)
-            raise UserError(f"--model: {name}= may be {listed}: write subtags in capitals, as in pt-BR-en={rest}")
+            raise UserError(
+                f"--model: {name}= may be {listed}: write subtags in capitals, as in pt-BR-en={rest}"
+            )
         folder = Path(rest if pairs else argument)
         for pair in pairs or _pairs_of(folder):
             if pair in folders:
@@ -38,7 +40,9 @@ def _pairs_of(folder: Path) -> list[tuple[str, str]]:
         return [(source, target) for source, target in codes if source and target]
     if languages := model_languages(folder):
         return [languages]
-    raise UserError(f"--model: {folder}: its languages are unknown: name them, as in en-de={folder}")
+    raise UserError(
+        f"--model: {folder}: its languages are unknown: name them, as in en-de={folder}"
+    )
 
 
 def _pairs_in(name: str) -> list[tuple[str, str]]:

@@ -47,8 +47,12 @@ class Metrics:
         lines += [f'{name}_bucket{{le="+Inf"}} {self.durations}', f"{name}_sum {self.seconds:.6f}"]
         lines.append(f"{name}_count {self.durations}")
         for name, numbers in sentences.items():
-            lines.append(f"# TYPE {_PREFIX}{name} {'counter' if name.endswith('_total') else 'gauge'}")
-            lines += [f'{_PREFIX}{name}{{pair="{pair}"}} {number}' for pair, number in numbers.items()]
+            lines.append(
+                f"# TYPE {_PREFIX}{name} {'counter' if name.endswith('_total') else 'gauge'}"
+            )
+            lines += [
+                f'{_PREFIX}{name}{{pair="{pair}"}} {number}' for pair, number in numbers.items()
+            ]
         return "\n".join(lines) + "\n"
 
     def counted(self, app: Any) -> Any:

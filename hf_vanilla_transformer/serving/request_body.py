@@ -55,24 +55,32 @@ def parse_fields(body: bytes, content_type: str, query: str = "") -> dict[str, A
         if kind == "application/json" or kind.endswith("+json"):
             parsed = from_json(body.removeprefix(BOM_UTF8))
             if not isinstance(parsed, dict):
-                raise HTTPException(400, 'the body must be a JSON object, such as {"q": "Hello", "source": "en"}')
+                raise HTTPException(
+                    400, 'the body must be a JSON object, such as {"q": "Hello", "source": "en"}'
+                )
             return fields | parsed
         if kind == "multipart/form-data":
             return _multipart(body, content_type) | fields
         if kind == "application/x-www-form-urlencoded":
             if body.lstrip().startswith(b"{"):
-                reason = "the body is JSON, but no form: send the header Content-Type: application/json"
+                reason = (
+                    "the body is JSON, but no form: send the header Content-Type: application/json"
+                )
                 raise HTTPException(400, reason)
             return _form(body.decode("utf-8")) | fields
     except ValueError as error:
         raise HTTPException(400, f"the request is not valid {kind}: {error}") from None
     if body:
-        raise HTTPException(415, "Content-Type: must be application/json, a form, or multipart/form-data")
+        raise HTTPException(
+            415, "Content-Type: must be application/json, a form, or multipart/form-data"
+        )
     return fields
 
 
 def _form(text: str) -> dict[str, str]:
-    return _first(parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS))
+    return _first(
+        parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
+    )
 
 
 def _multipart(body: bytes, content_type: str) -> dict[str, Any]:
@@ -107,7 +115,9 @@ def _first(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 def check_key(key: Any, expected: str | None) -> None:
     """Compare the API key of a request in constant time. The errors are LibreTranslate's."""
     key = key if isinstance(key, str) else ""
-    if expected is not None and not secrets.compare_digest(key.encode("utf-8", "replace"), expected.encode()):
+    if expected is not None and not secrets.compare_digest(
+        key.encode("utf-8", "replace"), expected.encode()
+    ):
         missing = "Please contact the server operator to obtain an API key"
         raise HTTPException(403, "Invalid API key" if key else missing)
 
@@ -118,7 +128,11 @@ def validate(model: type[Model], fields: dict[str, Any]) -> Model:
     A field that is null counts as missing, and so does an empty one, except for a text.
     """
     texts = ("q", "text")
-    fields = {name: value for name, value in fields.items() if value is not None and (value != "" or name in texts)}
+    fields = {
+        name: value
+        for name, value in fields.items()
+        if value is not None and (value != "" or name in texts)
+    }
     try:
         return model.model_validate(fields)
     except ValidationError as error:

@@ -12,9 +12,15 @@ class TranslateRequest(BaseModel):
     source: str = Field(min_length=1, description="a language code of GET /languages, or auto")
     target: str = Field(min_length=1, description="a language code of GET /languages")
     format: Literal["text", "html"] = Field("text", description="text or html; HTML keeps its tags")
-    alternatives: int = Field(0, ge=0, description="most further translations. The server's beams may give fewer")
-    probabilities: bool = Field(False, description="whether to return the probability of every token")
-    api_key: Any = Field(None, description="the key of the server, if it has one and the request has no bearer token")
+    alternatives: int = Field(
+        0, ge=0, description="most further translations. The server's beams may give fewer"
+    )
+    probabilities: bool = Field(
+        False, description="whether to return the probability of every token"
+    )
+    api_key: Any = Field(
+        None, description="the key of the server, if it has one and the request has no bearer token"
+    )
 
 
 class DetectedLanguage(BaseModel):
@@ -35,12 +41,18 @@ class TranslateAnswer(BaseModel):
     """Translations: strings if `q` is a string, lists if it is a list."""
 
     translatedText: str | list[str]
-    alternatives: list[str] | list[list[str]] | None = Field(None, description="the next best translations, if asked")
-    detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = Field(None, description="if source is auto")
+    alternatives: list[str] | list[list[str]] | None = Field(
+        None, description="the next best translations, if asked"
+    )
+    detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = Field(
+        None, description="if source is auto"
+    )
     probabilities: list[list[TokenProbability]] | list[list[list[TokenProbability]]] | None = Field(
         None, description="the tokens of each sentence, if asked"
     )
-    warnings: list[str] | None = Field(None, description="sentences that were cut, and translations without an end")
+    warnings: list[str] | None = Field(
+        None, description="sentences that were cut, and translations without an end"
+    )
 
 
 class DetectRequest(BaseModel):
@@ -63,11 +75,15 @@ class PageRequest(BaseModel):
     """The body of `POST /page/translate`."""
 
     text: str = Field(description="a text")
-    caret: int | None = Field(None, ge=0, description="position in the text. The answer shows its sentence in detail")
+    caret: int | None = Field(
+        None, ge=0, description="position in the text. The answer shows its sentence in detail"
+    )
     num_beams: int | None = Field(None, ge=1, description="beam size (default: the server's)")
     alternatives: int = Field(5, ge=1, description="number of alternatives to each token")
     prefix: list[int] = Field([], description="token ids that the translation starts with")
-    inside: bool = Field(False, description="add attention scores, lengths of residual streams and position vectors")
+    inside: bool = Field(
+        False, description="add attention scores, lengths of residual streams and position vectors"
+    )
     api_key: Any = Field(None, description="as in POST /translate")
 
 

@@ -34,11 +34,15 @@ def load_server(options: ServeOptions) -> Server:
     """Load every model, and start its engine."""
     check_at_least_one(max_characters=options.limits.max_characters)
     if not 0 < options.limits.timeout < math.inf:
-        raise UserError(f"timeout: must be a finite number of seconds above 0, not {options.limits.timeout:g}")
+        raise UserError(
+            f"timeout: must be a finite number of seconds above 0, not {options.limits.timeout:g}"
+        )
     if options.limits.api_key == "":
         raise UserError("api_key: is empty, so that anybody could guess it")
     if options.shortlist is not None and len(options.models) > 1:
-        raise UserError(f"shortlist: {options.shortlist} is for one model, not for {len(options.models)}")
+        raise UserError(
+            f"shortlist: {options.shortlist} is for one model, not for {len(options.models)}"
+        )
     first: dict[Path, LanguagePair] = {}  # of each model
     pairs = []
     for (source, target), folder in model_folders(options.models).items():
@@ -48,7 +52,11 @@ def load_server(options: ServeOptions) -> Server:
             pairs.append(first[folder].directed(source, target, split, site))
             continue
         translator = Translator.from_pretrained(
-            folder, options.device, options.dtype, workers=options.workers, shortlist=options.shortlist
+            folder,
+            options.device,
+            options.dtype,
+            workers=options.workers,
+            shortlist=options.shortlist,
         )
         if translator.directions.source is not None:
             translator = translator.directed(*translator.directions.codes(source, target))
@@ -82,11 +90,20 @@ def run(options: ServeOptions) -> None:
         gc.freeze()  # a collection looks at all loaded modules otherwise, and stops every thread for a second
         host, port = listening.getsockname()[:2]
         pairs = ", ".join(pair.name for pair in server.pairs)
-        print(f"serving {pairs} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends it)", flush=True)
+        print(
+            f"serving {pairs} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends it)",
+            flush=True,
+        )
         for pair in server.models:
-            print(f"{pair.name} computes in {pair.translator.describe()['dtype']} (--dtype changes it)", flush=True)
+            print(
+                f"{pair.name} computes in {pair.translator.describe()['dtype']} (--dtype changes it)",
+                flush=True,
+            )
         if options.host not in LOOPBACK and options.limits.api_key is None:
-            print("anyone who reaches this address can translate; --api_key_file restricts that", flush=True)
+            print(
+                "anyone who reaches this address can translate; --api_key_file restricts that",
+                flush=True,
+            )
         config = uvicorn.Config(
             create_app(server),
             http=_protocol(_connection_limit()),
@@ -125,7 +142,9 @@ def _bound_socket(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        raise UserError(f"--host {host} --port {port}: {getattr(error, 'strerror', None) or error}") from error
+        raise UserError(
+            f"--host {host} --port {port}: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def _connection_limit() -> int:
@@ -135,7 +154,9 @@ def _connection_limit() -> int:
     except ImportError:  # not on Windows
         return 1024
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in _OPEN_FILES:  # macOS says that its hard limit is infinite, and refuses more than 10,240
+    for (
+        wanted
+    ) in _OPEN_FILES:  # macOS says that its hard limit is infinite, and refuses more than 10,240
         wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         with suppress(ValueError, OSError):
             if limit != resource.RLIM_INFINITY and limit < wanted:
@@ -161,7 +182,9 @@ def _protocol(max_connections: int) -> Any:
             super().connection_made(transport)
             if len(self.connections) > max_connections:
                 connections: Any = self.connections
-                next((silent for silent in connections if silent.cycle is None), self).transport.abort()
+                next(
+                    (silent for silent in connections if silent.cycle is None), self
+                ).transport.abort()
             self._await_head()
 
         def data_received(self, data: bytes) -> None:
@@ -172,7 +195,9 @@ def _protocol(max_connections: int) -> Any:
                 if self.head_size > _MAX_HEAD:
                     self.send_400_response("The head of the request is too long.")
                     return
-                self.head_size, self.head_end = (self.head_size, read[-3:]) if end < 0 else (None, b"")
+                self.head_size, self.head_end = (
+                    (self.head_size, read[-3:]) if end < 0 else (None, b"")
+                )
             super().data_received(data)
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -199,7 +224,9 @@ def _protocol(max_connections: int) -> Any:
             self.head_size = None if in_body else 0
             if self.head_timer is not None:
                 self.head_timer.cancel()
-            self.head_timer = self.loop.call_later(_HEAD_SECONDS, self._close_without_head, self.cycle)
+            self.head_timer = self.loop.call_later(
+                _HEAD_SECONDS, self._close_without_head, self.cycle
+            )
 
         def _close_without_head(self, previous: Any) -> None:
             if self.cycle is previous and not self.transport.is_closing():

@@ -15,7 +15,15 @@ from textwrap import shorten
 from typing import Any, TypeVar
 
 from ..data.side_tokens import AS_TEXT
-from ..documents.documents import Part, SentenceCutter, Splitter, join_text, sentences_of, split_text, translated_parts
+from ..documents.documents import (
+    Part,
+    SentenceCutter,
+    Splitter,
+    join_text,
+    sentences_of,
+    split_text,
+    translated_parts,
+)
 from ..documents.html_text import join_html, passages_of, split_html
 from ..engine.continuous import FoundHypothesis
 from ..inference.alignment import Link
@@ -51,7 +59,9 @@ class Notes:
 
     #: For each sentence the tokens of its translation, as `Inspector.token_probabilities` returns them.
     probabilities: list[list[dict[str, Any]]] | None = None
-    warnings: list[str] = field(default_factory=list)  #: sentences that were cut, and translations without an end
+    warnings: list[str] = field(
+        default_factory=list
+    )  #: sentences that were cut, and translations without an end
 
 
 class TooLong(UserError):
@@ -85,17 +95,23 @@ class LanguagePair:
         self.split: Splitter = split or (lambda line: [line])
         self.engine = Engine(translator, **engine)
         # a limit that somebody set is no surprise
-        self._limited = bool(engine.get("max_new_tokens") or translator.model.generation_config.max_new_tokens)
+        self._limited = bool(
+            engine.get("max_new_tokens") or translator.model.generation_config.max_new_tokens
+        )
         self.site = site or {}
         self.inspector = Inspector(translator)
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="text")
         self._html_thread = ThreadPoolExecutor(1, thread_name_prefix="html")
 
-    def directed(self, source: str, target: str, split: Splitter | None, site: Mapping[str, Any]) -> "LanguagePair":
+    def directed(
+        self, source: str, target: str, split: Splitter | None, site: Mapping[str, Any]
+    ) -> "LanguagePair":
         """Another direction of a model of many languages. One engine translates both, in the same batches."""
         other = copy.copy(self)
         other.source, other.target, other.name = source, target, f"{source}-{target}"
-        other.translator = self.translator.directed(*self.translator.directions.codes(source, target))
+        other.translator = self.translator.directed(
+            *self.translator.directions.codes(source, target)
+        )
         other.split, other.site = split or (lambda line: [line]), site
         other.inspector = self.inspector.directed(other.translator)
         return other
@@ -108,7 +124,12 @@ class LanguagePair:
         self._html_thread.shutdown()
 
     async def translate(
-        self, texts: Sequence[str], *, html: bool = False, n_best: int = 1, notes: Notes | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        html: bool = False,
+        n_best: int = 1,
+        notes: Notes | None = None,
     ) -> list[list[str]]:
         """Translate texts. All their sentences wait in the queue together.
 
@@ -130,7 +151,9 @@ class LanguagePair:
             documents = await self._map(split_html, texts, self._html_thread)
             passages = passages_of(documents)
             aligned = [bool(passage.elements) for passage in passages]
-            filled = await self.translate_aligned([passage.text for passage in passages], aligned, notes)
+            filled = await self.translate_aligned(
+                [passage.text for passage in passages], aligned, notes
+            )
             join = partial(join_html, translated=iter(filled))
             return [[text] for text in await self._map(join, documents, self._html_thread)]
         parts, prepared = await self._split(texts, notes)
@@ -139,7 +162,9 @@ class LanguagePair:
         for of_text, translated in zip(parts, found, strict=True):
             ranks = range(max(map(len, translated), default=1))
             # a sentence with fewer hypotheses repeats its last one
-            ranked = [[hypotheses[: rank + 1][-1][0] for hypotheses in translated] for rank in ranks]
+            ranked = [
+                [hypotheses[: rank + 1][-1][0] for hypotheses in translated] for rank in ranks
+            ]
             joined = [join_text(of_text, texts, self.source, self.target) for texts in ranked]
             results.append(list(dict.fromkeys(joined)))
         return results
@@ -153,12 +178,16 @@ class LanguagePair:
         (parts,), prepared = await self._split([request.text], notes)
         starts = list(accumulate((len(part.text) for part in parts), initial=0))
         numbers = [number for number, part in enumerate(parts) if part.is_sentence]
-        before = [number for number in numbers if request.caret is None or starts[number] <= request.caret]
+        before = [
+            number for number in numbers if request.caret is None or starts[number] <= request.caret
+        ]
         number = before[-1] if before else next(iter(numbers), None)
         sentence = "" if number is None else parts[number].text
         own = prepared[sentence][0] if sentence else None
         beams = request.num_beams or self.engine.num_beams
-        picture = await self.inspector.run(self.inspector.picture, own.text if own else sentence, beams, request)
+        picture = await self.inspector.run(
+            self.inspector.picture, own.text if own else sentence, beams, request
+        )
         shown = number if picture["tokens"] else None
         others = [part for n, part in enumerate(parts) if n != shown]
         (translated,) = await self._search([others], prepared, [False], 1, notes)
@@ -172,7 +201,8 @@ class LanguagePair:
             texts.insert(numbers.index(shown), target)
         joined = translated_parts(parts, ((text, []) for text in texts), self.source, self.target)
         pairs = [
-            {"source": part.source, "target": part.target, "is_sentence": part.links is not None} for part in joined
+            {"source": part.source, "target": part.target, "is_sentence": part.links is not None}
+            for part in joined
         ]
         sentences = [index for index, pair in enumerate(pairs) if pair["is_sentence"]]
         sentence_number = None if number is None else sentences[numbers.index(number)]
@@ -188,11 +218,15 @@ class LanguagePair:
         parts, prepared = await self._split(texts, notes)
         translated = await self._search(parts, prepared, aligned, 1, notes)
         return [
-            translated_parts(own, (hypotheses[0] for hypotheses in of_text), self.source, self.target)
+            translated_parts(
+                own, (hypotheses[0] for hypotheses in of_text), self.source, self.target
+            )
             for own, of_text in zip(parts, translated, strict=True)
         ]
 
-    async def _split(self, texts: Sequence[str], notes: Notes | None = None) -> tuple[list[list[Part]], Prepared]:
+    async def _split(
+        self, texts: Sequence[str], notes: Notes | None = None
+    ) -> tuple[list[list[Part]], Prepared]:
         """The sentences and the layout of each text, and the sentences as the engine takes them.
 
         One call in the text thread does both, because each call costs as much as a short sentence.
@@ -206,13 +240,18 @@ class LanguagePair:
                 prepared[sentence] = own, self._encode(sentence if own is None else own.text)
             return parts
 
-        lines = [(number, line) for number, text in enumerate(texts) for line in text.splitlines(keepends=True)]
+        lines = [
+            (number, line)
+            for number, text in enumerate(texts)
+            for line in text.splitlines(keepends=True)
+        ]
         parts: list[list[Part]] = [[] for _ in texts]
         for (number, _), of_line in zip(lines, await self._map(split, lines), strict=True):
             parts[number] += of_line
         if notes is not None:
             notes.warnings += (
-                f"a sentence of {tokens} tokens is longer than any in training: cut" for tokens in cut.lengths
+                f"a sentence of {tokens} tokens is longer than any in training: cut"
+                for tokens in cut.lengths
             )
         return parts, prepared
 
@@ -231,24 +270,43 @@ class LanguagePair:
         """
         sentences = [sentence for parts in texts for sentence in sentences_of(parts)]
         if len(sentences) > self.engine.max_queue:
-            raise TooLong(f"q: {len(sentences)} sentences, but the limit is {self.engine.max_queue}")
-        spans, sources = [prepared[sentence][0] for sentence in sentences], [prepared[each][1] for each in sentences]
+            raise TooLong(
+                f"q: {len(sentences)} sentences, but the limit is {self.engine.max_queue}"
+            )
+        spans, sources = (
+            [prepared[sentence][0] for sentence in sentences],
+            [prepared[each][1] for each in sentences],
+        )
         futures = self.engine.submit(sources, n_best, self.inspector.mark)
         # cancelled with this coroutine, when the time is up or the client has disconnected
         hypotheses = await asyncio.gather(*map(asyncio.wrap_future, futures))
         best, ends = [ranked[0].tokens for ranked in hypotheses], self.translator.end_tokens
         if notes is not None and not self._limited:
-            unended = (text for text, ids in zip(sentences, best, strict=True) if not ends.intersection(ids[-1:]))
+            unended = (
+                text
+                for text, ids in zip(sentences, best, strict=True)
+                if not ends.intersection(ids[-1:])
+            )
             notes.warnings += (f"{ENDLESS}: {shorten(text, _SHOWN_CHARACTERS)}" for text in unended)
         if notes is not None and notes.probabilities is not None and sources:
-            notes.probabilities += await self.inspector.run(self.inspector.token_probabilities, sources, best)
-        with_links = [align for parts, align in zip(texts, aligned, strict=True) for _ in sentences_of(parts)]
+            notes.probabilities += await self.inspector.run(
+                self.inspector.token_probabilities, sources, best
+            )
+        with_links = [
+            align for parts, align in zip(texts, aligned, strict=True) for _ in sentences_of(parts)
+        ]
         needed = [number for number, own in enumerate(spans) if own or with_links[number]]
-        searched = [(sources[number], one.tokens) for number in needed for one in hypotheses[number]]
+        searched = [
+            (sources[number], one.tokens) for number in needed for one in hypotheses[number]
+        ]
         aligned_words = iter(
-            await self.inspector.run(self.inspector.align, *zip(*searched, strict=True)) if searched else ()
+            await self.inspector.run(self.inspector.align, *zip(*searched, strict=True))
+            if searched
+            else ()
         )
-        links_of = {number: list(islice(aligned_words, len(hypotheses[number]))) for number in needed}
+        links_of = {
+            number: list(islice(aligned_words, len(hypotheses[number]))) for number in needed
+        }
 
         def restored(number: int) -> list[tuple[str, list[Link]]]:
             own, decoded = spans[number], self._decode_all(hypotheses[number])
@@ -262,9 +320,13 @@ class LanguagePair:
         try:
             ids = self.translator.encode(sentence, 1)
         except UserError as error:
-            raise UserError("q: " + str(error).removeprefix("line 1: ").replace("the line", "the sentence")) from error
+            raise UserError(
+                "q: " + str(error).removeprefix("line 1: ").replace("the line", "the sentence")
+            ) from error
         if len(ids) > MAX_SENTENCE_TOKENS:
-            raise TooLong(f"q: a sentence of {len(ids)} tokens, but the limit is {MAX_SENTENCE_TOKENS}: split it")
+            raise TooLong(
+                f"q: a sentence of {len(ids)} tokens, but the limit is {MAX_SENTENCE_TOKENS}: split it"
+            )
         return ids
 
     def _decode_all(self, hypotheses: Sequence[FoundHypothesis]) -> list[str]:
@@ -273,7 +335,10 @@ class LanguagePair:
         return [text.replace("\n", " ") for text in texts]  # a model can generate any character
 
     async def _map(
-        self, function: Callable[[Item], Result], items: Sequence[Item], thread: ThreadPoolExecutor | None = None
+        self,
+        function: Callable[[Item], Result],
+        items: Sequence[Item],
+        thread: ThreadPoolExecutor | None = None,
     ) -> list[Result]:
         """Apply a function to each item, in the text thread or another one."""
         loop, results = asyncio.get_running_loop(), list[Result]()

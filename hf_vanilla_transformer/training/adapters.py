@@ -32,10 +32,14 @@ def add_lora(model: Any, args: RunArguments) -> Any:
     with naming_extras():
         from peft import LoraConfig, get_peft_model
     if args.model_name_or_path is None:
-        raise UserError(f"lora_r: {args.lora_r}: adapters need a trained model: give model_name_or_path")
+        raise UserError(
+            f"lora_r: {args.lora_r}: adapters need a trained model: give model_name_or_path"
+        )
     for name, unset in (("average_last", 0), ("ema_decay", 0.0), ("muon", False)):
         if (value := getattr(args, name)) != unset:
-            raise UserError(f"{name}: {value}: it needs the whole weights, and lora_r trains adapters: leave one out")
+            raise UserError(
+                f"{name}: {value}: it needs the whole weights, and lora_r trains adapters: leave one out"
+            )
     settings = adapter_settings(args)
     targets = settings["lora_target_modules"]
     config = LoraConfig(
@@ -49,7 +53,9 @@ def add_lora(model: Any, args: RunArguments) -> Any:
     except ValueError as error:
         raise UserError(f"lora_target_modules: {' '.join(str(error).split())}") from None
     trained, parameters = adapted.get_nb_trainable_parameters()
-    print_main(f"LoRA: {trained:,} of {parameters:,} parameters are trained, in {', '.join(targets)}")
+    print_main(
+        f"LoRA: {trained:,} of {parameters:,} parameters are trained, in {', '.join(targets)}"
+    )
     return adapted
 
 

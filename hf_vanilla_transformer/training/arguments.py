@@ -48,7 +48,9 @@ def _model_fields() -> list[tuple[str, Any, Field]]:
 
 # Generated from the configuration, so that the two cannot drift apart.
 ModelArguments = make_dataclass("ModelArguments", _model_fields())
-ModelArguments.__doc__ = "The architecture: a preset, and any field of `VanillaTransformerConfig` but the token ids."
+ModelArguments.__doc__ = (
+    "The architecture: a preset, and any field of `VanillaTransformerConfig` but the token ids."
+)
 
 
 @dataclass
@@ -80,7 +82,9 @@ class DataArguments:
         "TMX or XLIFF file; a prefix (data/train: data/train.en, data/train.de); a folder of distil; numbers, the "
         "built-in corpus; or a dataset on the Hub (user/name or user/name:configuration). Several are mixed"
     )
-    validation: list[str] | None = _optional("The same, for evaluation during training and to select a checkpoint")
+    validation: list[str] | None = _optional(
+        "The same, for evaluation during training and to select a checkpoint"
+    )
     test: list[str] | None = _optional("The same, scored once after training")
     base_test: list[str] | None = _optional(
         "Fine-tuning: a test set of the base model's text, scored before and after, so that forgetting is seen"
@@ -90,9 +94,13 @@ class DataArguments:
     )
     source_column: str | None = _optional("Column of the source sentences")
     target_column: str | None = _optional("Column of the target sentences")
-    numbers_size: int = HfArg(default=20_000, help="Training pairs of the built-in corpus, number words of num2words")
+    numbers_size: int = HfArg(
+        default=20_000, help="Training pairs of the built-in corpus, number words of num2words"
+    )
     streaming: bool = HfArg(default=False, help="Stream the training data (needs max_steps)")
-    max_source_length: int | None = HfArg(default=256, help="Drop (and report) training pairs with more source tokens")
+    max_source_length: int | None = HfArg(
+        default=256, help="Drop (and report) training pairs with more source tokens"
+    )
     max_target_length: int | None = HfArg(default=256, help="The same for target tokens")
     held_out_pairs: int | None = _optional(
         "Without validation data: validate on this many pairs of the training data (at most a tenth), drawn by seed"
@@ -105,7 +113,9 @@ class DataArguments:
     )
     max_eval_samples: int | None = _optional("Validate on the first N pairs only")
     max_test_samples: int | None = _optional("Score the first N pairs of the test sets only")
-    tokenizer_name: str | None = _optional("A folder with a tokenizer, and optionally target_tokenizer/ in it")
+    tokenizer_name: str | None = _optional(
+        "A folder with a tokenizer, and optionally target_tokenizer/ in it"
+    )
     tokens: str = HfArg(
         default="bpe",
         help="The tokens of both sides: bpe or sentencepiece for languages; chars, bytes, words (as white space "
@@ -121,13 +131,18 @@ class DataArguments:
         "Train on other spellings of each pair, drawn anew in every epoch, by a function (source, target, random "
         "numbers) -> (source, target): MODULE:FUNCTION"
     )
-    separate_vocabularies: bool = HfArg(default=False, help="Train one tokenizer per language, not a joint one")
+    separate_vocabularies: bool = HfArg(
+        default=False, help="Train one tokenizer per language, not a joint one"
+    )
     min_frequency: int = HfArg(default=2, help="How often a pair must occur to become a BPE merge")
     lowercase: bool = HfArg(default=False, help="Lower-case all text")
     bidirectional: bool = HfArg(
-        default=False, help="Train on each pair in both directions (the first stage of Bi-SimCut, Gao et al. 2022)"
+        default=False,
+        help="Train on each pair in both directions (the first stage of Bi-SimCut, Gao et al. 2022)",
     )
-    bpe_dropout: float = HfArg(default=0.0, help="BPE-dropout while training (Provilkov et al. 2020)")
+    bpe_dropout: float = HfArg(
+        default=0.0, help="BPE-dropout while training (Provilkov et al. 2020)"
+    )
     augment: list[str] | None = _optional(
         "Perturb random training pairs, with a probability for each kind: upper=0.05 title=0.05 typos=0.12 "
         "end_punctuation=0.08 merge=0.05 copy=0.02 noise=0.01"
@@ -194,12 +209,15 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         "directions without training text",
     )
     consistency_start: int = HfArg(
-        default=0, help="Updates with the plain loss, which take half the time or less, before consistency starts"
+        default=0,
+        help="Updates with the plain loss, which take half the time or less, before consistency starts",
     )
     teacher: list[str] | None = _optional(
         "Word-level distillation: folder of a model with the same vocabularies to learn from; several form an ensemble"
     )
-    teacher_weight: float = HfArg(default=0.5, help="Weight λ of the teacher's distributions, 1 - λ of the references")
+    teacher_weight: float = HfArg(
+        default=0.5, help="Weight λ of the teacher's distributions, 1 - λ of the references"
+    )
     teacher_top: int = HfArg(
         default=0,
         help="Compute the teacher's distributions once, before training, and keep this many tokens of each, such as "
@@ -210,7 +228,8 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         help="Train the weight matrices of the layers with Muon (Jordan et al. 2024), everything else with optim",
     )
     ema_decay: float = HfArg(
-        default=0.0, help="Decay of an exponential moving average of the weights, such as 0.999; 0 keeps none"
+        default=0.0,
+        help="Decay of an exponential moving average of the weights, such as 0.999; 0 keeps none",
     )
 
     def __post_init__(self) -> None:
@@ -224,7 +243,9 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         self._check_objectives()
         if self.max_tokens_per_batch is None:
             if self.tokens_per_update is not None:
-                raise ValueError(f"tokens_per_update={self.tokens_per_update} needs max_tokens_per_batch")
+                raise ValueError(
+                    f"tokens_per_update={self.tokens_per_update} needs max_tokens_per_batch"
+                )
         elif self.gradient_accumulation_steps != 1:
             raise ValueError(
                 f"gradient_accumulation_steps={self.gradient_accumulation_steps} counts batches: with "
@@ -242,9 +263,14 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             self.accelerator_config.dispatch_batches = False
 
     def _check_objectives(self) -> None:
-        alphas = {name: getattr(self, name) for name in ("simcut_alpha", "r_drop_alpha", "crossconst_alpha")}
+        alphas = {
+            name: getattr(self, name)
+            for name in ("simcut_alpha", "r_drop_alpha", "crossconst_alpha")
+        }
         if self.consistency_start and not any(alphas.values()):
-            raise ValueError(f"consistency_start={self.consistency_start} needs one of {', '.join(alphas)}")
+            raise ValueError(
+                f"consistency_start={self.consistency_start} needs one of {', '.join(alphas)}"
+            )
         if not 0 <= self.teacher_weight <= 1:
             raise ValueError(f"teacher_weight={self.teacher_weight}: must be from 0 to 1")
         if self.teacher_top and not self.teacher:
@@ -281,19 +307,27 @@ class RunArguments(VanillaTransformerTrainingArguments):
     model_class: str | None = _optional(
         "Train this subclass of VanillaTransformerForConditionalGeneration: MODULE:CLASS (gated:GatedTranslator)"
     )
-    lora_r: int = HfArg(default=0, help="Fine-tune with LoRA adapters of this rank, such as 16; 0 trains all weights")
+    lora_r: int = HfArg(
+        default=0,
+        help="Fine-tune with LoRA adapters of this rank, such as 16; 0 trains all weights",
+    )
     lora_alpha: int | None = _optional("Scale α of the adapters (default: 2 · lora_r)")
     lora_dropout: float = HfArg(default=0.0, help="Dropout before the adapters")
-    lora_target_modules: list[str] | None = _optional("Modules with adapters (default: all projections of the layers)")
+    lora_target_modules: list[str] | None = _optional(
+        "Modules with adapters (default: all projections of the layers)"
+    )
     trust_remote_code: bool = HfArg(
-        default=False, help="Run the code that the folder of model_name_or_path or of a teacher contains"
+        default=False,
+        help="Run the code that the folder of model_name_or_path or of a teacher contains",
     )
     learning_rate: float | None = _optional(
         "Peak learning rate; default: the paper's d_model^-0.5 · warmup_steps^-0.5, for fine-tuning its value after "
         "200,000 updates, d_model^-0.5 · 200000^-0.5"
     )
     # None until `__post_init__`: the defaults depend on whether weights are fresh.
-    lr_scheduler_type: str = _optional("Learning rate schedule (default: inverse_sqrt, §5.3, for fine-tuning linear)")
+    lr_scheduler_type: str = _optional(
+        "Learning rate schedule (default: inverse_sqrt, §5.3, for fine-tuning linear)"
+    )
     warmup_steps: float = _optional(
         "Steps of linear warm-up, below 1 a share of all; default: 4000 (§5.3), for fine-tuning 0.05"
     )
@@ -302,21 +336,38 @@ class RunArguments(VanillaTransformerTrainingArguments):
     )
     adam_beta2: float = HfArg(default=0.98, help="β2 of Adam (§5.3)")
     adam_epsilon: float = HfArg(default=1e-9, help="ε of Adam (§5.3)")
-    train_sampling_strategy: str = HfArg(default="group_by_length", help="How training examples are sampled")
+    train_sampling_strategy: str = HfArg(
+        default="group_by_length", help="How training examples are sampled"
+    )
     predict_with_generate: bool = HfArg(default=True, help="Evaluate generated translations")
-    report_to: None | str | list[str] = HfArg(default="none", help="Where to log: none, tensorboard …")
-    metric_for_best_model: str | None = _optional("The metric that selects the best checkpoint (default: BLEU)")
+    report_to: None | str | list[str] = HfArg(
+        default="none", help="Where to log: none, tensorboard …"
+    )
+    metric_for_best_model: str | None = _optional(
+        "The metric that selects the best checkpoint (default: BLEU)"
+    )
     # Every parameter gets a gradient in every step.
-    ddp_find_unused_parameters: bool | None = HfArg(default=False, help="Whether DDP searches for unused parameters")
-    auto_bf16: bool = HfArg(default=False, help="Train in bf16 if a few timed steps are faster than in float32")
-    early_stopping_patience: int | None = _optional("Stop after this many evaluations without improvement")
+    ddp_find_unused_parameters: bool | None = HfArg(
+        default=False, help="Whether DDP searches for unused parameters"
+    )
+    auto_bf16: bool = HfArg(
+        default=False, help="Train in bf16 if a few timed steps are faster than in float32"
+    )
+    early_stopping_patience: int | None = _optional(
+        "Stop after this many evaluations without improvement"
+    )
     max_minutes: float | None = _optional("Stop training after this many minutes")
     average_last: int = HfArg(
-        default=0, help="Average the last N checkpoints (§6.1), if that scores higher, or without validation data"
+        default=0,
+        help="Average the last N checkpoints (§6.1), if that scores higher, or without validation data",
     )
-    test_num_beams: int | None = _optional("Beams for the test split and in the saved generation_config.json")
+    test_num_beams: int | None = _optional(
+        "Beams for the test split and in the saved generation_config.json"
+    )
     test_length_penalty: float | None = _optional("Exponent α of the length penalty, likewise")
-    choices: dict[int, Choice] = field(init=False, default_factory=dict)  #: by the largest number of training pairs
+    choices: dict[int, Choice] = field(
+        init=False, default_factory=dict
+    )  #: by the largest number of training pairs
 
     def __post_init__(self) -> None:
         fine_tuning = self.model_name_or_path is not None
@@ -325,30 +376,41 @@ class RunArguments(VanillaTransformerTrainingArguments):
         if self.warmup_steps is None:
             self.warmup_steps = 0.05 if fine_tuning else 4000
         if self.logging_steps is None:
-            self.logging_steps = 0.05 if fine_tuning else 500  # a fine-tuning run may have fewer updates
+            self.logging_steps = (
+                0.05 if fine_tuning else 500
+            )  # a fine-tuning run may have fewer updates
         selects = self.load_best_model_at_end or self.early_stopping_patience is not None
         selects = selects or getattr(self.save_strategy, "value", self.save_strategy) == "best"
         if selects and not self.metric_for_best_model:
             self.metric_for_best_model = "bleu"
             self.greater_is_better = True
-        if self.greater_is_better is None and str(self.metric_for_best_model).endswith(LOWER_IS_BETTER):
+        if self.greater_is_better is None and str(self.metric_for_best_model).endswith(
+            LOWER_IS_BETTER
+        ):
             self.greater_is_better = False  # the base class knows this of "loss" only
         check_run_arguments(self)
         super().__post_init__()
 
 
 def model_config(
-    model_args: Any, config_class: type[VanillaTransformerConfig] = VanillaTransformerConfig, **overrides: Any
+    model_args: Any,
+    config_class: type[VanillaTransformerConfig] = VanillaTransformerConfig,
+    **overrides: Any,
 ) -> VanillaTransformerConfig:
     """The configuration that `ModelArguments` describe, with overrides."""
-    chosen = {name: value for name, value in vars(model_args).items() if value is not None} | overrides
+    chosen = {
+        name: value for name, value in vars(model_args).items() if value is not None
+    } | overrides
     preset = chosen.pop("preset", None)
     return config_class.from_preset(preset, **chosen) if preset else config_class(**chosen)
 
 
 def run_task(data_args: DataArguments) -> str:
     """The `task` of a run, "language" or "sequence"."""
-    tokens = (data_args.source_tokens or data_args.tokens, data_args.target_tokens or data_args.tokens)
+    tokens = (
+        data_args.source_tokens or data_args.tokens,
+        data_args.target_tokens or data_args.tokens,
+    )
     return data_args.task or task_of(*tokens)
 
 
@@ -376,12 +438,17 @@ def check_selection(args: RunArguments, names: Sequence[str]) -> None:
         return
     measured = [*names, *_OF_TRAINER]
     hint = did_you_mean(metric, measured) or f"choose among {', '.join(measured)}"
-    raise UserError(f"metric_for_best_model: {args.metric_for_best_model!r} is not measured; {hint}")
+    raise UserError(
+        f"metric_for_best_model: {args.metric_for_best_model!r} is not measured; {hint}"
+    )
 
 
 def set_decoding(config: GenerationConfig, args: RunArguments) -> None:
     """Set the search of the test in the saved generation config. The paper's limit of the length stays."""
-    if args.generation_max_length is not None and config.to_diff_dict().keys() & {"max_length", "max_new_tokens"}:
+    if args.generation_max_length is not None and config.to_diff_dict().keys() & {
+        "max_length",
+        "max_new_tokens",
+    }:
         config.max_length, config.max_new_tokens = args.generation_max_length, None
     if args.test_num_beams is not None:
         config.num_beams = args.test_num_beams
@@ -501,23 +568,39 @@ def check_training_arguments(arguments: Any) -> None:
     """Refuse training arguments that train nothing, or that need a package that is not installed."""
     check_ranges(arguments)
     if arguments.max_steps == 0 or arguments.max_steps < -1:
-        raise UserError(f"max_steps: {arguments.max_steps}: give a number of updates, or -1 to train num_train_epochs")
+        raise UserError(
+            f"max_steps: {arguments.max_steps}: give a number of updates, or -1 to train num_train_epochs"
+        )
     if arguments.max_steps == -1 and arguments.num_train_epochs <= 0:
-        raise UserError(f"num_train_epochs: {arguments.num_train_epochs}: must be above 0, or set max_steps")
+        raise UserError(
+            f"num_train_epochs: {arguments.num_train_epochs}: must be above 0, or set max_steps"
+        )
     if arguments.dataloader_persistent_workers and not arguments.dataloader_num_workers:
-        raise UserError("dataloader_persistent_workers: True: there are no workers: set dataloader_num_workers")
+        raise UserError(
+            "dataloader_persistent_workers: True: there are no workers: set dataloader_num_workers"
+        )
     if arguments.deepspeed and importlib.util.find_spec("deepspeed") is None:
-        raise UserError("deepspeed: the package is not installed: pip install deepspeed, or leave the field out")
+        raise UserError(
+            "deepspeed: the package is not installed: pip install deepspeed, or leave the field out"
+        )
     optim = getattr(arguments.optim, "value", arguments.optim)
     if arguments.muon and optim not in ("adamw_torch", "adamw_torch_fused"):
-        raise UserError(f"optim: {optim}: muon needs adamw_torch_fused, the default: leave optim or muon out")
+        raise UserError(
+            f"optim: {optim}: muon needs adamw_torch_fused, the default: leave optim or muon out"
+        )
     if arguments.muon and arguments.fp16:
-        raise UserError("fp16: True: muon averages gradients over updates, and fp16 scales each differently: use bf16")
-    requested = [arguments.report_to] if isinstance(arguments.report_to, str) else arguments.report_to or []
+        raise UserError(
+            "fp16: True: muon averages gradients over updates, and fp16 scales each differently: use bf16"
+        )
+    requested = (
+        [arguments.report_to] if isinstance(arguments.report_to, str) else arguments.report_to or []
+    )
     available = [*get_available_reporting_integrations(), "none", "all"]
     for name in requested:
         if name not in available:
-            error = UserError(f"report_to: {name!r} is not installed: choose among {', '.join(sorted(available))}")
+            error = UserError(
+                f"report_to: {name!r} is not installed: choose among {', '.join(sorted(available))}"
+            )
             raise missing_extra(error) or error
 
 
@@ -531,17 +614,29 @@ def check_run_arguments(arguments: Any) -> None:
     known = [*TITLES, *_OF_TRAINER]
     hint = did_you_mean(metric, known, cutoff=0.7)
     if metric not in known and not metric.startswith(tuple(TITLES)) and hint:
-        raise UserError(f"metric_for_best_model: {arguments.metric_for_best_model!r} is not measured; {hint}")
+        raise UserError(
+            f"metric_for_best_model: {arguments.metric_for_best_model!r} is not measured; {hint}"
+        )
     if not arguments.predict_with_generate:
-        raise UserError("predict_with_generate: False: a run scores generated translations: leave it out")
+        raise UserError(
+            "predict_with_generate: False: a run scores generated translations: leave it out"
+        )
     if arguments.use_liger_kernel:
-        raise UserError("use_liger_kernel: True: there are no Liger kernels for this model: leave it out")
+        raise UserError(
+            "use_liger_kernel: True: there are no Liger kernels for this model: leave it out"
+        )
     if arguments.debug:
-        raise UserError("debug: it cannot read the Boolean masks of this model, or needs a TPU: leave it out")
+        raise UserError(
+            "debug: it cannot read the Boolean masks of this model, or needs a TPU: leave it out"
+        )
     if not arguments.remove_unused_columns:
-        raise UserError("remove_unused_columns: False: the encoded text has columns of the run itself: leave it out")
+        raise UserError(
+            "remove_unused_columns: False: the encoded text has columns of the run itself: leave it out"
+        )
     if arguments.prediction_loss_only:
-        raise UserError("prediction_loss_only: True: a run scores generated translations: leave it out")
+        raise UserError(
+            "prediction_loss_only: True: a run scores generated translations: leave it out"
+        )
 
 
 def check_size(config: VanillaTransformerConfig) -> None:
@@ -555,7 +650,9 @@ def check_size(config: VanillaTransformerConfig) -> None:
     parameters = config.vocab_size * d + config.encoder_layers * layer(
         config.encoder_attention_heads, config.encoder_ffn_dim, 1
     )
-    parameters += config.decoder_layers * layer(config.decoder_attention_heads, config.decoder_ffn_dim, 2)
+    parameters += config.decoder_layers * layer(
+        config.decoder_attention_heads, config.decoder_ffn_dim, 2
+    )
     if config.position_encoding_type == "learned":
         parameters += 2 * config.max_position_embeddings * d
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -573,7 +670,15 @@ def refused_as_one_line(settings: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, ImportError, RuntimeError) as error:
+    except (
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+        ImportError,
+        RuntimeError,
+    ) as error:
         refusal = UserError(f"{settings}: {' '.join(str(error).split()) or repr(error)}")
         raise missing_extra(error) or refusal from None
 
@@ -583,5 +688,13 @@ def check_optimizer(arguments: Any) -> None:
     kind = getattr(arguments.optim, "value", arguments.optim)
     with refused_as_one_line(f"optim: {kind} with optim_args={arguments.optim_args}"):
         make, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
-        if settings.keys() <= {"lr", "betas", "eps", "momentum", "fused", "scale_parameter", "relative_step"}:
+        if settings.keys() <= {
+            "lr",
+            "betas",
+            "eps",
+            "momentum",
+            "fused",
+            "scale_parameter",
+            "relative_step",
+        }:
             make([torch.zeros(1, requires_grad=True)], **settings)

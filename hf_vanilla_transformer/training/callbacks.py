@@ -45,7 +45,11 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
 
     def minutes_left(self) -> float:
         """Minutes until the limit, or infinity."""
-        return math.inf if self.max_seconds is None else max(0.0, self.max_seconds - self.seconds()) / 60
+        return (
+            math.inf
+            if self.max_seconds is None
+            else max(0.0, self.max_seconds - self.seconds()) / 60
+        )
 
     def state(self) -> dict[str, Any]:
         """State for `Trainer` to save in a checkpoint."""
@@ -72,7 +76,9 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
             self._training = False
             self.signals.__exit__(None, None, None)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> Any:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any
+    ) -> Any:
         # Clocks and signals differ between ranks, but all ranks must stop after the same update.
         over = self.max_seconds is not None and self.seconds() > self.max_seconds
         (over,) = self.signals.agree(args.device, over)
@@ -98,7 +104,9 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
             self.evaluation_due = True
             raise Interrupted("the evaluation was interrupted", self.signals.received or 0)
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> Any:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any
+    ) -> Any:
         self.evaluation_due = False
         if control.should_training_stop and self.saved_step != state.global_step:  # early stopping
             control.should_save = True
@@ -111,7 +119,9 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
             control.should_training_stop = True
         return control
 
-    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> Any:
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any
+    ) -> Any:
         unsaved = self.saved_step != state.global_step
         self.signals.agree(args.device)
         if self.interrupted:
@@ -140,15 +150,21 @@ class WeightAverage(TrainerCallback):
         self.average: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: Any = None, **_: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: TrainerState, control: Any, model: Any = None, **_: Any
+    ) -> None:
         weights = trained_weights(model)
         if not self.average:
-            self.average = {name: weight.detach().float().clone() for name, weight in weights.items()}
+            self.average = {
+                name: weight.detach().float().clone() for name, weight in weights.items()
+            }
         for name, weight in weights.items():  # a loaded average is on the CPU
             self.average[name] = self.average[name].to(weight.device)
 
     @torch.no_grad()
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, model: Any = None, **_: Any) -> None:
+    def on_step_end(
+        self, args: Any, state: TrainerState, control: Any, model: Any = None, **_: Any
+    ) -> None:
         decay = min(self.decay, (1 + state.global_step) / (10 + state.global_step))
         for name, weight in trained_weights(model).items():
             self.average[name].lerp_(weight.float(), 1 - decay)
@@ -167,7 +183,9 @@ class WeightAverage(TrainerCallback):
         try:
             self.average = load_file(checkpoint / EMA_WEIGHTS)
         except OSError:
-            message = f"{checkpoint} has no {EMA_WEIGHTS}: resume with ema_decay 0, as it was trained"
+            message = (
+                f"{checkpoint} has no {EMA_WEIGHTS}: resume with ema_decay 0, as it was trained"
+            )
             raise UserError(message) from None
         except SafetensorError as error:
             raise UserError(f"{checkpoint / EMA_WEIGHTS} is damaged: {error}") from None

@@ -39,7 +39,9 @@ STAGING_FOLDER = ".saving"  # a checkpoint is written here and renamed when it i
 
 def complete_checkpoints(run: Path) -> list[Path]:
     """The checkpoints in `run` that were completely written, oldest first."""
-    matches = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in run.glob("checkpoint-*"))
+    matches = (
+        (re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in run.glob("checkpoint-*")
+    )
     numbered = [(int(match[1]), path) for match, path in matches if match]
     return [path for _, path in sorted(numbered) if _is_complete(path)]
 
@@ -48,7 +50,9 @@ def last_checkpoint(run: Path) -> Path:
     """The last complete checkpoint in `run`, which must have one."""
     checkpoints = complete_checkpoints(run)
     if not checkpoints:
-        raise UserError(f"output_dir {run} has no complete checkpoint to resume from: start without it")
+        raise UserError(
+            f"output_dir {run} has no complete checkpoint to resume from: start without it"
+        )
     return checkpoints[-1]
 
 
@@ -100,7 +104,9 @@ def report_failed_save(run: Path, consequence: str) -> Iterator[None]:
         with report_full_disk(run):
             try:
                 yield
-            except CheckpointException as error:  # contains the errors of all ranks, and is no Exception
+            except (
+                CheckpointException
+            ) as error:  # contains the errors of all ranks, and is no Exception
                 raise RuntimeError(str(error)) from error
     except (DiskFull, PermissionError) as error:
         if is_main_rank():
@@ -130,7 +136,11 @@ def require_training_state(checkpoint: Path, processes: int) -> None:
     `Trainer` would silently start them anew: Adam's moments, the warm-up, the random numbers of dropout.
     """
     optimizer = next((name for name in OPTIMIZERS if (checkpoint / name).exists()), OPTIMIZERS[0])
-    random_states = [path.name for path in checkpoint.iterdir() if re.fullmatch(r"rng_state(_\d+)?\.pth", path.name)]
+    random_states = [
+        path.name
+        for path in checkpoint.iterdir()
+        if re.fullmatch(r"rng_state(_\d+)?\.pth", path.name)
+    ]
     for name in (optimizer, SCHEDULER, *(sorted(random_states) or ["rng_state.pth"])):
         file = checkpoint / name
         if not file.exists():
@@ -187,14 +197,20 @@ def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
     for checkpoint, other in zip(checkpoints, shapes, strict=True):
         different = sorted(dict(shapes[0].items() ^ other.items()))
         if different:
-            raise UserError(f"{checkpoint} and {checkpoints[0]} cannot be averaged: they differ in {different[0]}")
+            raise UserError(
+                f"{checkpoint} and {checkpoints[0]} cannot be averaged: they differ in {different[0]}"
+            )
     averaged = {name: _mean([each[name] for each in files], name) for name in shapes[0]}
     with atomic_file(target) as temporary:
         save_file(averaged, temporary, metadata={"format": "pt"})
 
 
 def _tensor_files(checkpoint: Path) -> TensorFiles:
-    if checkpoint.is_dir() and (checkpoint / INDEX).is_file() and not (checkpoint / WEIGHTS).is_file():
+    if (
+        checkpoint.is_dir()
+        and (checkpoint / INDEX).is_file()
+        and not (checkpoint / WEIGHTS).is_file()
+    ):
         return _read_index(checkpoint / INDEX)
     file = checkpoint / WEIGHTS if checkpoint.is_dir() else checkpoint
     return dict.fromkeys(_header(file), file)
@@ -246,7 +262,9 @@ def _mean(files: Sequence[Path], name: str) -> torch.Tensor:
 # The folder of a run: new, empty, or with checkpoints of this run, and used by one run at a time
 
 LOCK = ".lock"
-SCORES_BEFORE = "scores_before.json"  # of fine-tuning: the base model's scores, kept for a run that is resumed
+SCORES_BEFORE = (
+    "scores_before.json"  # of fine-tuning: the base model's scores, kept for a run that is resumed
+)
 # Names in the folder of a run that ended before its first checkpoint. `runs` has TensorBoard's logs.
 _BEFORE_SAVING = {LOCK, STAGING_FOLDER, SCORES_BEFORE, "runs"}
 
@@ -294,7 +312,9 @@ def find_checkpoint(run: Path, resume: str) -> Path | None:
         return None
     checkpoint = Path(resume)
     if checkpoint not in complete_checkpoints(checkpoint.parent):
-        raise UserError(f"resume_from_checkpoint {resume} is no complete checkpoint (`true` resumes from the last)")
+        raise UserError(
+            f"resume_from_checkpoint {resume} is no complete checkpoint (`true` resumes from the last)"
+        )
     if checkpoint.resolve().parent == run.resolve():
         require_last(checkpoint, run)
     else:
@@ -306,8 +326,14 @@ def require_new_folder(run: Path) -> None:
     """Refuse a folder for a new run that has files."""
     names = sorted(set(os.listdir(run)) - _BEFORE_SAVING) if run.is_dir() else []
     if names:
-        resume = "resume its run (--resume_from_checkpoint true) or " if complete_checkpoints(run) else ""
-        raise UserError(f"output_dir {run} is not empty (it has {names[0]}): {resume}name a new folder")
+        resume = (
+            "resume its run (--resume_from_checkpoint true) or "
+            if complete_checkpoints(run)
+            else ""
+        )
+        raise UserError(
+            f"output_dir {run} is not empty (it has {names[0]}): {resume}name a new folder"
+        )
 
 
 @contextmanager

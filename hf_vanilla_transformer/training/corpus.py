@@ -51,7 +51,11 @@ from .held_out import Overlap, hold_out
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  # of source and target
 SPLITS = ("train", "validation", "test", "base_test")
-_LIMITS = {"train": "max_train_samples", "test": "max_test_samples", "base_test": "max_test_samples"}
+_LIMITS = {
+    "train": "max_train_samples",
+    "test": "max_test_samples",
+    "base_test": "max_test_samples",
+}
 _ROWS_READ = 1000
 
 
@@ -64,8 +68,12 @@ class Corpus:
     #: for a split that does not consist of all rows, their number and a digest of the row numbers
     selected: dict[str, tuple[int, str]] = field(default_factory=dict)
     overlap: Overlap | None = None  #: of a stream and the evaluation data
-    directions: dict[str, list[Pair]] = field(default_factory=dict)  #: of a model of many languages, by split
-    parts: dict[str, list[str]] = field(default_factory=dict)  #: names of directions or inputs that are scored apart
+    directions: dict[str, list[Pair]] = field(
+        default_factory=dict
+    )  #: of a model of many languages, by split
+    parts: dict[str, list[str]] = field(
+        default_factory=dict
+    )  #: names of directions or inputs that are scored apart
 
     def select(self, split: str, pairs: Dataset, rows: np.ndarray) -> None:
         """Let a split consist of some rows of `pairs`."""
@@ -75,16 +83,24 @@ class Corpus:
 
     def fingerprint(self, split: str) -> str:
         """Hash of the pairs of a split, or "" if they have not been read."""
-        report = self.reports.get(split) or self.reports.get("train")  # held-out pairs have no report
+        report = self.reports.get(split) or self.reports.get(
+            "train"
+        )  # held-out pairs have no report
         fingerprint = report.fingerprint if report is not None else ""
         if fingerprint and split in self.selected:
-            return hashlib.blake2b(f"{fingerprint} {self.selected[split]}".encode(), digest_size=16).hexdigest()
+            return hashlib.blake2b(
+                f"{fingerprint} {self.selected[split]}".encode(), digest_size=16
+            ).hexdigest()
         return fingerprint
 
     def summary(self, split: str) -> str:
         """The report of a split, after the number of its pairs if it does not consist of all that were kept."""
         report, (count, _) = self.reports.get(split), self.selected.get(split, (None, ""))
-        parts = [f"{count:,} pairs"] if count is not None and (not report or count != report.kept) else []
+        parts = (
+            [f"{count:,} pairs"]
+            if count is not None and (not report or count != report.kept)
+            else []
+        )
         return "; ".join(parts + ([report.summary()] if report else []))
 
 
@@ -101,14 +117,18 @@ class Run:
     encoded: dict[str, Any]  #: the splits as token ids
     encoding: dict[str, EncodingReport]
     model: VanillaTransformerForConditionalGeneration
-    facts: dict[str, Any] = field(default_factory=dict)  #: of the base model, and chosen by the run (`facts`)
+    facts: dict[str, Any] = field(
+        default_factory=dict
+    )  #: of the base model, and chosen by the run (`facts`)
 
     def groups(self, split: str) -> Groups | None:
         """The parts of an encoded evaluation split that are scored apart, or None."""
         names = self.corpus.parts.get(split)
         if not names or split not in self.encoded:
             return None
-        return Groups([names[part] for part in self.encoded[split][PART]], bool(self.corpus.directions))
+        return Groups(
+            [names[part] for part in self.encoded[split][PART]], bool(self.corpus.directions)
+        )
 
 
 def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
@@ -118,7 +138,9 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
             "train: nothing to train on: give text files, a prefix or a dataset (--train train.en train.de)"
         )
     if data_args.bidirectional and data_args.separate_vocabularies:
-        raise UserError("bidirectional=True needs a joint vocabulary: leave out separate_vocabularies")
+        raise UserError(
+            "bidirectional=True needs a joint vocabulary: leave out separate_vocabularies"
+        )
     corpus = Corpus({}, {})
     for split in SPLITS:
         inputs = getattr(data_args, split)
@@ -142,7 +164,9 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
     return corpus
 
 
-def _load_split(corpus: Corpus, split: str, data_args: DataArguments, args: RunArguments) -> tuple[Any, Any]:
+def _load_split(
+    corpus: Corpus, split: str, data_args: DataArguments, args: RunArguments
+) -> tuple[Any, Any]:
     """The pairs of a split and the report. Directions, and several inputs for an evaluation, are parts of it."""
     inputs = getattr(data_args, split)
     training = split == "train"
@@ -205,7 +229,11 @@ def _limit(corpus: Corpus, split: str, data_args: DataArguments) -> None:
 
 def part_numbers(data: Dataset) -> np.ndarray:
     """The number of each row's input or direction, (rows,)."""
-    return np.asarray(data.with_format("numpy")[PART][:]) if PART in data.column_names else np.zeros(len(data), int)
+    return (
+        np.asarray(data.with_format("numpy")[PART][:])
+        if PART in data.column_names
+        else np.zeros(len(data), int)
+    )
 
 
 def _first_rows(data: Dataset, limit: int) -> np.ndarray:
@@ -213,7 +241,9 @@ def _first_rows(data: Dataset, limit: int) -> np.ndarray:
     parts = part_numbers(data)
     ends = np.cumsum(np.bincount(parts))
     shares = np.diff(ends * min(limit, len(data)) // len(data), prepend=0)
-    return np.concatenate([np.flatnonzero(parts == part)[:share] for part, share in enumerate(shares)])
+    return np.concatenate(
+        [np.flatnonzero(parts == part)[:share] for part, share in enumerate(shares)]
+    )
 
 
 def _hold_out(corpus: Corpus, data_args: DataArguments, count: int, seed: int) -> None:
@@ -222,7 +252,9 @@ def _hold_out(corpus: Corpus, data_args: DataArguments, count: int, seed: int) -
     if isinstance(train, IterableDataset):
         raise UserError(f"held_out_pairs: {count}: a stream has no length; give validation data")
     names = [tuple(file.name for file in each.files) for each in split_inputs(data_args, "train")]
-    if corpus.directions:  # an input is a direction, and a sentence may be on either side of several
+    if (
+        corpus.directions
+    ):  # an input is a direction, and a sentence may be on either side of several
         names = [()] * len(corpus.directions["train"])
         corpus.directions["validation"] = corpus.directions["train"]
         corpus.parts["validation"] = list(map("-".join, corpus.directions["train"]))
@@ -232,16 +264,23 @@ def _hold_out(corpus: Corpus, data_args: DataArguments, count: int, seed: int) -
     corpus.select("train", train, kept)
     corpus.select("validation", train, drawn)
     left_out = len(train) - len(kept) - len(drawn)
-    others = f"; {left_out:,} other pairs with their sentences left out of training" if left_out else ""
+    others = (
+        f"; {left_out:,} other pairs with their sentences left out of training" if left_out else ""
+    )
     fewer = f" (a tenth, less than held_out_pairs={count:,})" if len(drawn) < count else ""
-    print_main(f"validation: {counted(len(drawn), 'pair')} held out of the training data{fewer}{others}")
+    print_main(
+        f"validation: {counted(len(drawn), 'pair')} held out of the training data{fewer}{others}"
+    )
 
 
 def both_directions(batch: dict[str, list]) -> dict[str, list]:
     """Append the pairs with source and target exchanged, for the first stage of Bi-SimCut (Gao et al. 2022, arXiv
     2206.02368): one model that translates in both directions."""
     doubled = {name: [*values, *values] for name, values in batch.items()}
-    return doubled | {"source": [*batch["source"], *batch["target"]], "target": [*batch["target"], *batch["source"]]}
+    return doubled | {
+        "source": [*batch["source"], *batch["target"]],
+        "target": [*batch["target"], *batch["source"]],
+    }
 
 
 def split_inputs(data_args: DataArguments, split: str) -> list[Input]:
@@ -251,7 +290,11 @@ def split_inputs(data_args: DataArguments, split: str) -> list[Input]:
     if not data_args.directions:
         return parse_inputs(inputs, *languages, field=split)
     of_directions = inputs_of(inputs, parse_directions(data_args.directions), split == "train")
-    return [each for pair, values in of_directions.items() for each in parse_inputs(values, *pair, field=split)]
+    return [
+        each
+        for pair, values in of_directions.items()
+        for each in parse_inputs(values, *pair, field=split)
+    ]
 
 
 def run_languages(data_args: DataArguments, args: RunArguments) -> tuple[str, str] | None:
@@ -270,7 +313,11 @@ def run_languages(data_args: DataArguments, args: RunArguments) -> tuple[str, st
             return memory_languages(files[0], data_args.source_lang, data_args.target_lang)
         suffixes = [Path(file.name.removesuffix(".gz")).suffix[1:] for file in files]
         for names in (suffixes, [data_args.source_column, data_args.target_column]):
-            codes = [code for name in names if (code := language_code(name)) and code.split("-")[0] in NAMES]
+            codes = [
+                code
+                for name in names
+                if (code := language_code(name)) and code.split("-")[0] in NAMES
+            ]
             if len(set(codes)) == 2:
                 return codes[0], codes[1]
     return model_languages(Path(args.output_dir))
@@ -299,7 +346,9 @@ def choose_tokenizers(
         tokenizers = _train_tokenizers(corpus, model_args, data_args)
         if corpus.directions:
             for tokenizer in dict.fromkeys(tokenizers):
-                add_language_tokens(tokenizer, corpus.directions["train"], data_args.language_token == "source")
+                add_language_tokens(
+                    tokenizer, corpus.directions["train"], data_args.language_token == "source"
+                )
     described = " and ".join(f"{len(each):,}" for each in dict.fromkeys(tokenizers))
     print_main(f"tokenizer: {described} tokens{_missed(tokenizers, model_args, data_args)}")
     return tokenizers
@@ -321,7 +370,9 @@ def _train_tokenizers(corpus: Corpus, model_args: Any, data_args: DataArguments)
     def learn(tokens: str, *columns: str) -> PreTrainedTokenizerBase:
         content = f"{fingerprint} {' '.join(columns)} {len(train)}" if fingerprint else None
         # Read in batches: row by row, a million rows take 20 s.
-        batches = ((column, train.select_columns([column, "line"]).iter(_ROWS_READ)) for column in columns)
+        batches = (
+            (column, train.select_columns([column, "line"]).iter(_ROWS_READ)) for column in columns
+        )
         rows = (
             (text, line)
             for column, read in batches
@@ -384,7 +435,9 @@ def encode_corpus(
             languages: list[Languages] = [(data_args.source_lang, data_args.target_lang)]
             if corpus.directions:
                 languages = list(corpus.directions["train"])
-            data = with_augmentation(data, *tokenizers, augment=augment, seed=seed, limits=limits, languages=languages)
+            data = with_augmentation(
+                data, *tokenizers, augment=augment, seed=seed, limits=limits, languages=languages
+            )
         if training and data_args.bpe_dropout:
             data = with_bpe_dropout(data, *tokenizers, dropout=data_args.bpe_dropout, seed=seed)
         encoded[split], reports[split] = data, report
@@ -419,7 +472,9 @@ def _leave_out_long(corpus: Corpus, split: str, encoded: Dataset, limit: int | N
     reason = f"longer than max_eval_length={limit} tokens"
     left_out = describe_dropped(reason, len(lines), lines[:REPORTED_LINES])
     if not len(short):
-        raise UserError(f"{split}: all {len(lines):,} pairs are {left_out}; raise it, or split them into sentences")
+        raise UserError(
+            f"{split}: all {len(lines):,} pairs are {left_out}; raise it, or split them into sentences"
+        )
     print_main(f"{split}: left out {len(lines):,} of {len(encoded):,} pairs: {left_out}")
     report = corpus.reports.get(split)
     if isinstance(report, PairReport):  # for the model card
@@ -434,7 +489,9 @@ def _leave_out_long(corpus: Corpus, split: str, encoded: Dataset, limit: int | N
 
 def match_case(tokenizers: Tokenizers, data_args: DataArguments) -> None:
     """Ignore case in all scores if the target tokenizer lower-cases: it cannot write the capitals of a reference."""
-    texts = (each.decode(each("A B C")["input_ids"], skip_special_tokens=True) for each in tokenizers)
+    texts = (
+        each.decode(each("A B C")["input_ids"], skip_special_tokens=True) for each in tokenizers
+    )
     lowercases = [text.split() == ["a", "b", "c"] for text in texts]
     if data_args.lowercase and not all(lowercases):
         raise UserError(
@@ -458,7 +515,9 @@ def check_positions(run: Run) -> None:
     for name in ("max_source_length", "max_target_length"):
         value = getattr(data_args, name)
         if value is None or value > limit:
-            raise UserError(f"{name}: {value}: {remedy}; set it to at most {limit}, or more positions")
+            raise UserError(
+                f"{name}: {value}: {remedy}; set it to at most {limit}, or more positions"
+            )
     if "validation" in encoded:
         data = encoded["validation"]
         longest = np.maximum(*pair_lengths(data))
@@ -484,7 +543,9 @@ def _longest_without_merges(data: Any, tokenizers: Tokenizers) -> float:
         return math.inf  # a stream is not read before training
     for side, tokenizer in zip(("input_ids", "labels"), tokenizers, strict=True):
         tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-        symbols = np.array([1 if token in tokenizer.all_special_tokens else len(token) for token in tokens])
+        symbols = np.array(
+            [1 if token in tokenizer.all_special_tokens else len(token) for token in tokens]
+        )
         for batch in data.select_columns([side]).iter(_ROWS_READ):
             longest = max(longest, *(int(symbols[ids].sum()) for ids in batch[side]))
     return longest

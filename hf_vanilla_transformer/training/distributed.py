@@ -88,8 +88,12 @@ def check_equal_versions() -> None:
     for installed, other in others:
         names = sorted(name for name in first | installed if first.get(name) != installed.get(name))
         if names:
-            listed = ", ".join(f"{name} {first.get(name)} and {installed.get(name)}" for name in names)
-            raise UserError(f"versions: {host} and {other} have {listed}; install the same on every host")
+            listed = ", ".join(
+                f"{name} {first.get(name)} and {installed.get(name)}" for name in names
+            )
+            raise UserError(
+                f"versions: {host} and {other} have {listed}; install the same on every host"
+            )
 
 
 @contextmanager
@@ -151,14 +155,21 @@ class StopSignals:
 
     def __enter__(self) -> "StopSignals":
         self._depth += 1
-        if self._depth == 1 and self.received is None and threading.current_thread() is threading.main_thread():
+        if (
+            self._depth == 1
+            and self.received is None
+            and threading.current_thread() is threading.main_thread()
+        ):
             for number in STOPPING:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._previous[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._depth -= 1
         if self._depth == 0:
@@ -167,7 +178,9 @@ class StopSignals:
     def agree(self, device: torch.device, *flags: bool) -> list[bool]:
         """Make `received` the same on all ranks, which must all call it. Return which `flags` any rank has."""
         found = any_rank(*(self.received == each for each in STOPPING), *flags, device=device)
-        received = max((each for each, flag in zip(STOPPING, found, strict=False) if flag), default=None)
+        received = max(
+            (each for each, flag in zip(STOPPING, found, strict=False) if flag), default=None
+        )
         first = self.received is None
         self.received = received
         if received is not None and first:

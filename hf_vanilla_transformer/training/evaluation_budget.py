@@ -65,7 +65,11 @@ class EvaluationBudget(TrainerCallback, ExportableState):
     @staticmethod
     def is_needed(args: "RunArguments", dataset: Any) -> bool:
         """True for a run with a limit of minutes and evaluations."""
-        return args.max_minutes is not None and args.eval_strategy != "no" and isinstance(dataset, Dataset)
+        return (
+            args.max_minutes is not None
+            and args.eval_strategy != "no"
+            and isinstance(dataset, Dataset)
+        )
 
     def state(self) -> dict[str, Any]:
         """State for `Trainer` to save in a checkpoint."""
@@ -79,7 +83,9 @@ class EvaluationBudget(TrainerCallback, ExportableState):
         total = len(trainer.eval_dataset)
         try:
             count = self._count(trainer, total)
-            self.rows = None if count == total else np.linspace(0, total - 1, count).round().astype(int)
+            self.rows = (
+                None if count == total else np.linspace(0, total - 1, count).round().astype(int)
+            )
             first = time.monotonic()
             yield
             self._seconds_per_sentence = (time.monotonic() - first) / count
@@ -118,7 +124,11 @@ class EvaluationBudget(TrainerCallback, ExportableState):
         updates_left = max(0, state.max_steps - state.global_step)
         training_seconds = self.stop.seconds() - self.stop.evaluation_seconds
         if state.global_step:
-            in_time = max(0.0, limit - self.stop.seconds()) * state.global_step / max(training_seconds, 1e-9)
+            in_time = (
+                max(0.0, limit - self.stop.seconds())
+                * state.global_step
+                / max(training_seconds, 1e-9)
+            )
             updates_left = min(updates_left, int(in_time))
         apart = state.eval_steps
         if args.eval_strategy == "epoch":

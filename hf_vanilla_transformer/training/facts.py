@@ -77,7 +77,11 @@ def model_facts(args: RunArguments, base: Path | None) -> dict[str, Any]:
 
 def fixed_facts(run: Run) -> dict[str, Any]:
     """Facts that cannot change within a run: the base model, the tokenizers, and the settings of their training."""
-    facts = {**run.facts, "tokenizer": tokenizer_digest(run.tokenizers), "special tokens": _special_tokens(run)}
+    facts = {
+        **run.facts,
+        "tokenizer": tokenizer_digest(run.tokenizers),
+        "special tokens": _special_tokens(run),
+    }
     for name in _OF_DIRECTIONS:
         facts[name] = getattr(run.data_args, name)
     if not run.data_args.tokenizer_name:

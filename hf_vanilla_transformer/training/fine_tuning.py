@@ -31,7 +31,12 @@ from .fingerprint import read_run_state
 # Fine-tuning may change the regularisation. All other configuration fields decide the shapes or meaning of weights.
 _FREE = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
 # Data fields that describe a new tokenizer, with their defaults.
-_TOKENIZER_FIELDS = {"tokenizer_name": None, "separate_vocabularies": False, "min_frequency": 2, "lowercase": False}
+_TOKENIZER_FIELDS = {
+    "tokenizer_name": None,
+    "separate_vocabularies": False,
+    "min_frequency": 2,
+    "lowercase": False,
+}
 
 
 @dataclass
@@ -79,13 +84,19 @@ def _converted(name: str, kind: object, folder: Path) -> Converted:
 
     readers = {"marian": from_marian, "fsmt": from_fsmt, "m2m_100": from_m2m100}
     if kind not in readers:
-        can = "this package's models and those of transformers' " + ", ".join(readers) + " can be fine-tuned"
+        can = (
+            "this package's models and those of transformers' "
+            + ", ".join(readers)
+            + " can be fine-tuned"
+        )
         can += "; `vanilla-transformer convert` reads others"
         raise UserError(f"model_name_or_path: {name} has model_type={kind!r}; {can}")
     return readers[str(kind)](folder)
 
 
-def check_fields(name: str, config: VanillaTransformerConfig, model_args: Any, data_args: DataArguments) -> None:
+def check_fields(
+    name: str, config: VanillaTransformerConfig, model_args: Any, data_args: DataArguments
+) -> None:
     """Refuse recipe fields that contradict the sizes or tokenizers of the base model."""
     for field, value in vars(model_args).items():
         if value is None or field in _FREE:
@@ -96,7 +107,9 @@ def check_fields(name: str, config: VanillaTransformerConfig, model_args: Any, d
             raise UserError(f"{field}: {value}: fine-tuning keeps {kept} of {name}, leave it out")
     for field, default in _TOKENIZER_FIELDS.items():
         if (value := getattr(data_args, field)) != default:
-            raise UserError(f"{field}: {value}: fine-tuning keeps the tokenizer of {name}, leave it out")
+            raise UserError(
+                f"{field}: {value}: fine-tuning keeps the tokenizer of {name}, leave it out"
+            )
 
 
 def prepare_model(base: PretrainedTranslator, model_args: Any, data_args: DataArguments) -> None:
@@ -104,12 +117,16 @@ def prepare_model(base: PretrainedTranslator, model_args: Any, data_args: DataAr
     check_fields(base.name, base.model.config, model_args, data_args)
     if data_args.directions:
         add_languages(base, data_args)
-    elif Directions(*base.tokenizers, base.model.generation_config.forced_bos_token_id).needs_target:
+    elif Directions(
+        *base.tokenizers, base.model.generation_config.forced_bos_token_id
+    ).needs_target:
         raise UserError(
             f"model_name_or_path: {base.name} translates into many languages: give the directions of the text "
             "(--directions en-de)"
         )
-    changes = {name: getattr(model_args, name) for name in _FREE if getattr(model_args, name) is not None}
+    changes = {
+        name: getattr(model_args, name) for name in _FREE if getattr(model_args, name) is not None
+    }
     if changes:
         # Modules copy their dropout when they are made.
         config = type(base.model.config)(**{**base.model.config.to_dict(), **changes})
@@ -124,10 +141,17 @@ def add_languages(base: PretrainedTranslator, data_args: DataArguments) -> None:
     """Add the languages of the directions that the base model lacks to its tokenizer and embeddings."""
     tokenizer, target_tokenizer = base.tokenizers
     if target_tokenizer is not tokenizer:
-        raise UserError(f"directions: {base.name} has two tokenizers, and its languages cannot share their tokens")
-    related = {code: known for code, _, known in (item.partition("=") for item in data_args.add_languages or ())}
+        raise UserError(
+            f"directions: {base.name} has two tokenizers, and its languages cannot share their tokens"
+        )
+    related = {
+        code: known
+        for code, _, known in (item.partition("=") for item in data_args.add_languages or ())
+    }
     directions = parse_directions(data_args.directions or [])
-    new = extend_languages(base.model, tokenizer, directions, related, data_args.language_token == "source")
+    new = extend_languages(
+        base.model, tokenizer, directions, related, data_args.language_token == "source"
+    )
     if new:
         print_main(f"new languages: {', '.join(new)}")
 
@@ -150,9 +174,8 @@ def resumed_model(
 def describe_defaults(args: RunArguments) -> str:
     """One line about the optimizer settings. The defaults differ from those for fresh weights."""
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-    chosen = (
-        f"learning_rate {args.learning_rate:.3g}, lr_scheduler_type {schedule}, warmup_steps {args.warmup_steps:g}"
-    )
+    rate = f"learning_rate {args.learning_rate:.3g}"
+    chosen = f"{rate}, lr_scheduler_type {schedule}, warmup_steps {args.warmup_steps:g}"
     return f"fine-tuning {args.model_name_or_path}: {chosen} (fresh weights have the schedule of section 5.3)"
 
 
@@ -164,7 +187,9 @@ def score_before(trainer: Any, run: Run) -> dict[str, Any]:
     if checkpoint is not None:
         scores = _kept_scores(checkpoint, trainer)
     else:
-        model = getattr(trainer.model, "get_base_model", lambda: trainer.model)()  # without adapters
+        model = getattr(
+            trainer.model, "get_base_model", lambda: trainer.model
+        )()  # without adapters
         saved = copy.deepcopy(model.generation_config)
         set_decoding(model.generation_config, args)
         for split in ("test", "base_test"):
@@ -172,12 +197,16 @@ def score_before(trainer: Any, run: Run) -> dict[str, Any]:
                 print_main(f"before fine-tuning, {split}:")
                 pairs = run.corpus.pairs[split]
                 options = score_options(run.data_args)
-                results = score_test_split(trainer, run.encoded[split], pairs, split, options, run.groups(split))
+                results = score_test_split(
+                    trainer, run.encoded[split], pairs, split, options, run.groups(split)
+                )
                 scores |= {f"before_{name}": value for name, value in results.items()}
         model.generation_config = saved
     if scores and is_main_rank():
         with atomic_file(Path(args.output_dir) / SCORES_BEFORE) as temporary:
-            temporary.write_text(json.dumps(scores, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            temporary.write_text(
+                json.dumps(scores, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+            )
     return scores
 
 
@@ -190,6 +219,10 @@ def _kept_scores(checkpoint: Path, trainer: Any) -> dict[str, Any]:
         name = split_fact(split)
         if name in then and then[name] != trainer.other_facts[name]:
             prefix = f"before_{split}_"
-            scores = {score: value for score, value in scores.items() if not score.startswith(prefix)}
-            print_main(f"{split}: not the split that the base model was scored on, so there is no score before")
+            scores = {
+                score: value for score, value in scores.items() if not score.startswith(prefix)
+            }
+            print_main(
+                f"{split}: not the split that the base model was scored on, so there is no score before"
+            )
     return scores

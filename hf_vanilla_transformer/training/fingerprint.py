@@ -136,10 +136,18 @@ class RunState:
     """The fingerprint of a run and its position in the data, next to weights, optimizer and counters."""
 
     fixed: dict[str, Any]  #: settings that cannot change within a run, such as the precision
-    data: dict[str, Any]  #: settings and digests that determine the batches. They may change with `ignore_data_skip`.
-    position: dict[str, Any]  #: the next batch in the data, if the number of updates is not enough to find it
-    objective: dict[str, Any] = field(default_factory=dict)  #: settings of the loss. A resume prints their changes.
-    settings: dict[str, Any] = field(default_factory=dict)  #: all others. A resume prints their changes.
+    data: dict[
+        str, Any
+    ]  #: settings and digests that determine the batches. They may change with `ignore_data_skip`.
+    position: dict[
+        str, Any
+    ]  #: the next batch in the data, if the number of updates is not enough to find it
+    objective: dict[str, Any] = field(
+        default_factory=dict
+    )  #: settings of the loss. A resume prints their changes.
+    settings: dict[str, Any] = field(
+        default_factory=dict
+    )  #: all others. A resume prints their changes.
 
     def write(self, checkpoint: Path) -> None:
         """Write `run_state.json` into a checkpoint."""
@@ -160,7 +168,9 @@ def read_run_state(checkpoint: Path) -> RunState:
 # Compare
 
 
-def require_same(checkpoint: Path, saved: Mapping[str, Any], now: Mapping[str, Any], remedy: str) -> None:
+def require_same(
+    checkpoint: Path, saved: Mapping[str, Any], now: Mapping[str, Any], remedy: str
+) -> None:
     """Refuse to resume with a value that differs from the checkpoint's. Only names in both are compared."""
     for name, value in now.items():
         if name in saved and not _equal(saved[name], value):
@@ -191,7 +201,9 @@ def _equal(saved: Any, now: Any) -> bool:
 def _shown(value: Any, other: Any) -> str:
     """A value in a message. A digest is shown if the name alone does not tell the two apart."""
     if isinstance(value, list) and any(map(_is_content, value)):
-        others = other if isinstance(other, list) and len(other) == len(value) else [None] * len(value)
+        others = (
+            other if isinstance(other, list) and len(other) == len(value) else [None] * len(value)
+        )
         return " ".join(map(_shown, value, others))
     if not _is_content(value):
         return str(value)
@@ -268,7 +280,9 @@ def _is_content(value: Any) -> bool:
 def _digest(root: Path) -> str:
     digest = hashlib.blake2b(digest_size=8)
     candidates = [*root.iterdir(), *root.glob(f"{_TOKENIZER_FOLDER}/*")]
-    files = [path for path in candidates if path.suffix in _WEIGHTS_AND_CODE or path.name in _SETTINGS]
+    files = [
+        path for path in candidates if path.suffix in _WEIGHTS_AND_CODE or path.name in _SETTINGS
+    ]
     for path in sorted(files):
         if not path.is_file():
             continue
@@ -296,7 +310,9 @@ def class_name(model: Any) -> str:
 def code_digest(model: Any) -> str | None:
     """A digest of the code of a user's own model class, or None for classes of libraries."""
     libraries = (__package__.partition(".")[0], "transformers", "torch", "builtins")
-    own = [kind for kind in type(model).__mro__ if kind.__module__.partition(".")[0] not in libraries]
+    own = [
+        kind for kind in type(model).__mro__ if kind.__module__.partition(".")[0] not in libraries
+    ]
     return source_digest(*own) if own else None
 
 
@@ -312,7 +328,14 @@ def source_digest(*objects: Any) -> str | None:
 
 
 # Fields of an adapter's configuration that do not change its function.
-_INCIDENTAL = ("base_model_name_or_path", "revision", "inference_mode", "auto_mapping", "peft_version", "task_type")
+_INCIDENTAL = (
+    "base_model_name_or_path",
+    "revision",
+    "inference_mode",
+    "auto_mapping",
+    "peft_version",
+    "task_type",
+)
 
 
 def adapter_facts(model: Any) -> dict[str, Any]:

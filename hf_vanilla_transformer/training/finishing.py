@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from accelerate.utils import wait_for_everyone
 from safetensors.torch import load_file
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 
 from ..data import save_tokenizers
 from ..data.mixtures import PART
@@ -81,7 +85,9 @@ def score_and_save(
 
 
 @contextmanager
-def _scoring(name: str, stop: StopWithCheckpoint, device: torch.device, saved: str) -> Iterator[None]:
+def _scoring(
+    name: str, stop: StopWithCheckpoint, device: torch.device, saved: str
+) -> Iterator[None]:
     """Raise a one-line error that ends with `saved` if scoring fails or is interrupted."""
     try:
         yield
@@ -91,12 +97,18 @@ def _scoring(name: str, stop: StopWithCheckpoint, device: torch.device, saved: s
     except DiskFull:
         raise
     except (ValueError, RuntimeError, IndexError) as error:
-        raise UserError(f"{name} cannot be scored: {' '.join(str(error).split())}; {saved}") from error
+        raise UserError(
+            f"{name} cannot be scored: {' '.join(str(error).split())}; {saved}"
+        ) from error
     if stop.interrupted:
-        raise Interrupted(f"interrupted before {name} was scored; {saved}", stop.signals.received or signal.SIGINT)
+        raise Interrupted(
+            f"interrupted before {name} was scored; {saved}", stop.signals.received or signal.SIGINT
+        )
 
 
-def _validation_facts(trainer: VanillaTransformerTrainer, run: Run, bleu: dict[str, Any]) -> dict[str, Any]:
+def _validation_facts(
+    trainer: VanillaTransformerTrainer, run: Run, bleu: dict[str, Any]
+) -> dict[str, Any]:
     """Return how the validation split was scored: sentences, beams and the signatures of sacreBLEU."""
     beams = trainer.args.generation_num_beams or trainer.model.generation_config.num_beams or 1
     facts: dict[str, Any] = {"eval_sentences": len(trainer.eval_dataset), "eval_num_beams": beams}
@@ -117,13 +129,17 @@ _WEIGHTS = {
 }
 
 
-def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArguments) -> dict[str, float]:
+def choose_weights(
+    trainer: VanillaTransformerTrainer, run: Path, args: RunArguments
+) -> dict[str, float]:
     """Keep the weights with the best `metric_for_best_model` (default BLEU) on the validation split: the current ones
     (the last, or with `load_best_model_at_end` the best), the average of the last checkpoints, or the exponential
     moving average. Without validation data an average is kept unscored, as in §6.1."""
     checkpoints = complete_checkpoints(run)[-args.average_last :] if args.average_last > 1 else []
     if len(checkpoints) < args.average_last > 1:
-        print_main(f"warning: average_last={args.average_last}: the run has saved {len(checkpoints)} checkpoints")
+        print_main(
+            f"warning: average_last={args.average_last}: the run has saved {len(checkpoints)} checkpoints"
+        )
     candidates: dict[str, dict[str, Any]] = {}
     facts: dict[str, dict[str, float]] = dict.fromkeys(_WEIGHTS, {"averaged_checkpoints": 0})
     if len(checkpoints) > 1:
@@ -151,17 +167,25 @@ def choose_weights(trainer: VanillaTransformerTrainer, run: Path, args: RunArgum
         wait_for_everyone()
         # Not `evaluate`: its log and samples belong to the update.
         metrics = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval").metrics
-        scored[name] = metrics | (perplexities(metrics) if "eval_perplexity" in scored["single"] else {})
+        scored[name] = metrics | (
+            perplexities(metrics) if "eval_perplexity" in scored["single"] else {}
+        )
     scores = {name: scored[name][f"eval_{metric}"] for name in _WEIGHTS if name in scored}
     sign = -1 if args.metric_for_best_model and not args.greater_is_better else 1
-    chosen = max(reversed(scores), key=lambda name: sign * scores[name])  # of equals an average: it generalises better
+    chosen = max(
+        reversed(scores), key=lambda name: sign * scores[name]
+    )  # of equals an average: it generalises better
     shown = title_of(metric)
     print_main(
         f"validation {shown}: {', '.join(f'{score:.2f} {name}' for name, score in scores.items())}; "
         f"kept: {_WEIGHTS[chosen]}"
     )
     load_full_state_dict(trainer.model, candidates[chosen])
-    return scored[chosen] | {f"eval_{metric}_{name}": score for name, score in scores.items()} | facts[chosen]
+    return (
+        scored[chosen]
+        | {f"eval_{metric}_{name}": score for name, score in scores.items()}
+        | facts[chosen]
+    )
 
 
 def averaged_weights(checkpoints: list[Path], run: Path) -> dict[str, Any]:
@@ -181,23 +205,33 @@ def averaged_weights(checkpoints: list[Path], run: Path) -> dict[str, Any]:
 
 def full_state_dict(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
     """A copy of the unsharded weights, tied ones once. With FSDP a collective: all ranks must call it."""
-    weights: dict[str, Any] = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    return {name: weights[name].clone() for name in weights.keys() - set(model.all_tied_weights_keys)}
+    weights: dict[str, Any] = get_model_state_dict(
+        model, options=StateDictOptions(full_state_dict=True)
+    )
+    return {
+        name: weights[name].clone() for name in weights.keys() - set(model.all_tied_weights_keys)
+    }
 
 
-def load_full_state_dict(model: VanillaTransformerForConditionalGeneration, weights: dict[str, Any]) -> None:
+def load_full_state_dict(
+    model: VanillaTransformerForConditionalGeneration, weights: dict[str, Any]
+) -> None:
     """Load unsharded weights into a model, sharded or not. One of each set of tied weights is enough."""
     missing = model.state_dict().keys() - weights.keys() - set(model.all_tied_weights_keys)
     if missing:
         raise UserError(f"the weights lack {sorted(missing)[0]}")
-    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, strict=False))
+    set_model_state_dict(
+        model, weights, options=StateDictOptions(full_state_dict=True, strict=False)
+    )
     model.tie_weights()
 
 
 # Model folder
 
 
-def save_model_folder(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path) -> None:
+def save_model_folder(
+    trainer: VanillaTransformerTrainer, tokenizers: Tokenizers, run: Path
+) -> None:
     """Write model and tokenizers into the run's folder, each file atomically, and delete results of old weights."""
     model = trainer.model
     weights = full_state_dict(model) if trainer.is_fsdp_enabled else None
@@ -215,7 +249,10 @@ def save_model_folder(trainer: VanillaTransformerTrainer, tokenizers: Tokenizers
 
 def _same_weights(first: Path, second: Path) -> bool:
     names = {path.name for folder in (first, second) for path in folder.glob("model*.safetensors")}
-    return all((second / name).is_file() and filecmp.cmp(first / name, second / name, shallow=False) for name in names)
+    return all(
+        (second / name).is_file() and filecmp.cmp(first / name, second / name, shallow=False)
+        for name in names
+    )
 
 
 def save_results(trainer: VanillaTransformerTrainer, run: Path, results: dict[str, Any]) -> None:
@@ -233,13 +270,18 @@ _MAX_MAP_CHARACTERS = 150
 def draw_attention(model: VanillaTransformerForConditionalGeneration, run: Run) -> None:
     """Plot the cross-attention of the first test pair that is short enough."""
     rows = iter(run.corpus.pairs.get("test", ()))
-    row = next((row for row in rows if max(len(row["source"]), len(row["target"])) <= _MAX_MAP_CHARACTERS), None)
+    row = next(
+        (row for row in rows if max(len(row["source"]), len(row["target"])) <= _MAX_MAP_CHARACTERS),
+        None,
+    )
     if row is None:
         return
     with report_missing_plot("attention map"):
         directions = run.corpus.directions.get("test")
         direction = directions[row[PART]] if directions else (None, None)
-        source, target, weights = cross_attention(model, *run.tokenizers, row["source"], row["target"], *direction)
+        source, target, weights = cross_attention(
+            model, *run.tokenizers, row["source"], row["target"], *direction
+        )
         file = Path(run.args.output_dir) / "attention.png"
         print_main(f"attention map: {plot_attention(source, target, weights, file)}")
 
@@ -255,7 +297,9 @@ def report_missing_plot(name: str) -> Iterator[None]:
         print(f"no {name}: {error}", file=sys.stderr)
 
 
-def write_card(trainer: VanillaTransformerTrainer, run: Run, results: dict[str, Any], command: str) -> None:
+def write_card(
+    trainer: VanillaTransformerTrainer, run: Run, results: dict[str, Any], command: str
+) -> None:
     """Write the attention map and the training curve, if matplotlib is installed, and the model card."""
     if not is_main_rank():
         return
@@ -264,7 +308,10 @@ def write_card(trainer: VanillaTransformerTrainer, run: Run, results: dict[str, 
     corpus = run.corpus
     folder = Path(run.args.output_dir)
     base = args.model_name_or_path
-    on_hub = {split: [each.name for each in split_inputs(data_args, split) if each.on_hub] for split in SPLITS}
+    on_hub = {
+        split: [each.name for each in split_inputs(data_args, split) if each.on_hub]
+        for split in SPLITS
+    }
     task = tokenizer_task(*run.tokenizers)
     facts = CardFacts(
         model_name=folder.resolve().name,
@@ -275,10 +322,14 @@ def write_card(trainer: VanillaTransformerTrainer, run: Run, results: dict[str, 
         command=command or None,
         metrics=results,
         data_summaries={split: corpus.summary(split) for split in corpus.pairs},
-        data_fingerprints={split: digest for split in corpus.pairs if (digest := corpus.fingerprint(split))},
+        data_fingerprints={
+            split: digest for split in corpus.pairs if (digest := corpus.fingerprint(split))
+        },
         parameters=trainer.model.num_parameters(),
         config=trainer.model.config.to_dict(),
-        generation_config=trainer.model.generation_config.to_dict() if "test_exact_match" in results else {},
+        generation_config=trainer.model.generation_config.to_dict()
+        if "test_exact_match" in results
+        else {},
         train_seconds=results["train_seconds"],
         hardware=describe_hardware(),
         versions=versions(),

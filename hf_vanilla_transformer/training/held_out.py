@@ -21,7 +21,9 @@ def _key(text: str) -> int:
 
 def _keys(pairs: Dataset, column: str) -> np.ndarray:
     batches = pairs.select_columns([column]).iter(_ROWS_READ)
-    return np.fromiter((_key(text) for batch in batches for text in batch[column]), np.int64, len(pairs))
+    return np.fromiter(
+        (_key(text) for batch in batches for text in batch[column]), np.int64, len(pairs)
+    )
 
 
 def hold_out(
@@ -49,7 +51,9 @@ def hold_out(
         known |= np.isin(sources, sentences) | np.isin(targets, sentences)
     kept = np.flatnonzero(~known)
     if not len(kept):
-        raise UserError("held_out_pairs: every pair shares a sentence with the validation pairs; give validation data")
+        raise UserError(
+            "held_out_pairs: every pair shares a sentence with the validation pairs; give validation data"
+        )
     return kept, drawn
 
 

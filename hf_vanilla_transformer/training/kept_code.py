@@ -37,7 +37,9 @@ class KeptCode:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Let `save_pretrained` find the copies in the place of the files."""
-        originals = {name: sys.modules[name].__file__ for name in self._copies if name in sys.modules}
+        originals = {
+            name: sys.modules[name].__file__ for name in self._copies if name in sys.modules
+        }
         try:
             for name in originals:
                 sys.modules[name].__file__ = self._copies[name]
@@ -49,13 +51,19 @@ class KeptCode:
 
 def _modules_of(model: Any) -> dict[str, ModuleType]:
     """The modules of this package's bundle, and those of a subclass and its configuration."""
-    names = {name for name in sys.modules if name.startswith(f"{_PACKAGE}.") and name.endswith(_BUNDLE)}
+    names = {
+        name for name in sys.modules if name.startswith(f"{_PACKAGE}.") and name.endswith(_BUNDLE)
+    }
     config = getattr(model, "config", None)  # a module of somebody else has none
     for kind in (*type(model).__mro__, *type(config).__mro__):
         if kind.__module__.partition(".")[0] not in (*_LIBRARIES, _PACKAGE):
             names.add(kind.__module__)
     modules = {name: sys.modules[name] for name in sorted(names) if name in sys.modules}
-    return {name: module for name, module in modules.items() if _is_file(getattr(module, "__file__", None))}
+    return {
+        name: module
+        for name, module in modules.items()
+        if _is_file(getattr(module, "__file__", None))
+    }
 
 
 def _is_file(path: str | None) -> bool:

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 MOMENTUM = 0.95  # Nesterov's
-ADAM_RMS = 0.2  # typical root mean square of an update of Adam, in learning rates (Liu et al., §2.2)
+ADAM_RMS = (
+    0.2  # typical root mean square of an update of Adam, in learning rates (Liu et al., §2.2)
+)
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5  # of the iteration, by Jordan et al.
 
@@ -82,7 +84,9 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     return (x.mT if is_tall else x).to(matrices.dtype)
 
 
-def muon_groups(model: nn.Module, weight_decay: float, decaying: Collection[str]) -> list[dict[str, Any]]:
+def muon_groups(
+    model: nn.Module, weight_decay: float, decaying: Collection[str]
+) -> list[dict[str, Any]]:
     """Make the parameter groups of `MuonAdamW`: the weights of linear layers inside the stacks' layers, and the rest.
 
     AdamW trains the embeddings and the output layer, tied to them (§3.4), as Jordan et al. advise. `decaying` are

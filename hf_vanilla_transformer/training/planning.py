@@ -39,7 +39,9 @@ def choose_by_pairs(
     if args.choices:
         train = corpus.pairs["train"]
         report = corpus.reports["train"]
-        kept_pairs = sum(part.kept for part in getattr(report, "parts", [report]))  # weights repeat pairs
+        kept_pairs = sum(
+            part.kept for part in getattr(report, "parts", [report])
+        )  # weights repeat pairs
         pairs = min(len(train), kept_pairs) if isinstance(train, Dataset) else max(args.choices)
         limits = sorted(args.choices)
         limit = next((size for size in limits if pairs <= size), limits[-1])
@@ -49,7 +51,9 @@ def choose_by_pairs(
         model_args, data_args, args = choice.arguments
         facts[CHOICE] = limit
         number = counted(pairs, "training pair") if isinstance(train, Dataset) else "a stream"
-        print_main(f"{number}: the recipe's fields for up to {limit:,}{f': {choice.why}' if choice.why else ''}")
+        print_main(
+            f"{number}: the recipe's fields for up to {limit:,}{f': {choice.why}' if choice.why else ''}"
+        )
         print_main("  " + " ".join(f"{name}={value}" for name, value in choice.fields.items()))
     if UPDATES in kept and args.max_steps < 0:
         facts[UPDATES] = args.max_steps = kept[UPDATES]
@@ -70,8 +74,12 @@ def make_schedule(arguments: Any, updates: int) -> Any:
 def check_schedule(arguments: Any) -> None:
     """Make the learning rate schedule for one parameter, and take three steps."""
     kind = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
-    with refused_as_one_line(f"lr_scheduler_type: {kind} with lr_scheduler_kwargs={arguments.lr_scheduler_kwargs}"):
-        schedule = make_schedule(arguments, arguments.max_steps if arguments.max_steps > 0 else 1000)
+    with refused_as_one_line(
+        f"lr_scheduler_type: {kind} with lr_scheduler_kwargs={arguments.lr_scheduler_kwargs}"
+    ):
+        schedule = make_schedule(
+            arguments, arguments.max_steps if arguments.max_steps > 0 else 1000
+        )
         for _ in range(3):
             schedule.optimizer.step()
             schedule.step(*([1.0] if kind in ("reduce_lr_on_plateau", "greedy") else []))

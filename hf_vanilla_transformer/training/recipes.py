@@ -36,7 +36,9 @@ _LISTS = {
     for name, hint in get_type_hints(each).items()
     if any(get_origin(part) is list for part in (hint, *get_args(hint)))
 }
-_DEFAULTS = {field.name: field.default for each in _ARGUMENTS for field in fields(each) if field.init}
+_DEFAULTS = {
+    field.name: field.default for each in _ARGUMENTS for field in fields(each) if field.init
+}
 _OPTIONAL = {name for name in _DEFAULTS if type(None) in _KINDS[name] or _DEFAULTS[name] is None}
 # Fields that take the text of a recipe as written: YAML 1.1 reads `no` as false and 1.10 as 1.1.
 _TEXT = {
@@ -49,7 +51,11 @@ _TEXT = {
 BY_PAIRS = "by_pairs"
 _WHY = "why"
 # Fields that are read before the number of pairs is known.
-_BEFORE_PAIRS = {field.name for field in fields(DataArguments)} - {"bpe_dropout", "augment", "min_frequency"} | {
+_BEFORE_PAIRS = {field.name for field in fields(DataArguments)} - {
+    "bpe_dropout",
+    "augment",
+    "min_frequency",
+} | {
     "output_dir",
     "seed",
     "resume_from_checkpoint",
@@ -104,7 +110,9 @@ class _Parser(HfArgumentParser):
             def or_none(text: str) -> Any:
                 return None if text == _NULL else convert(text)
 
-            or_none.__name__ = getattr(convert, "__name__", "value")  # argparse: "invalid int value"
+            or_none.__name__ = getattr(
+                convert, "__name__", "value"
+            )  # argparse: "invalid int value"
             settings["type"] = or_none
             if "choices" in settings:
                 settings["choices"] = [*settings["choices"], None]
@@ -121,7 +129,9 @@ class _Parser(HfArgumentParser):
 
 def training_parser() -> HfArgumentParser:
     """The parser of all fields of a run."""
-    return _Parser(_ARGUMENTS, allow_abbrev=False, description="Train a translation model from a recipe.")
+    return _Parser(
+        _ARGUMENTS, allow_abbrev=False, description="Train a translation model from a recipe."
+    )
 
 
 def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArguments]:
@@ -145,7 +155,11 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
     values = _read(recipe) if recipe else {}
     rows = values.pop(BY_PAIRS, {})
     from_file = list(_as_flags(values, recipe)) if recipe else []
-    given = {flag.removeprefix("--").split("=")[0].replace("-", "_") for flag in arguments if flag.startswith("--")}
+    given = {
+        flag.removeprefix("--").split("=")[0].replace("-", "_")
+        for flag in arguments
+        if flag.startswith("--")
+    }
     for name in sorted(given - {"help", ""}):
         _require_field(name, "the command line")
     if {"-h", "--help"} & set(arguments):
@@ -156,7 +170,11 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
     for pairs, row in sorted(rows.items()):
         where = f"{recipe}: {BY_PAIRS}: {pairs}"
         for name in row.keys() & (_BEFORE_PAIRS | values.keys()):
-            reason = "is outside by_pairs too: keep one" if name in values else "cannot depend on the pairs"
+            reason = (
+                "is outside by_pairs too: keep one"
+                if name in values
+                else "cannot depend on the pairs"
+            )
             raise UserError(f"{where}: {name} {reason}")
         why = row.pop(_WHY, "")
         arguments_of_row = _parse(parser, [*from_file, *_as_flags(row, where), *arguments])
@@ -169,20 +187,32 @@ def _parse(parser: HfArgumentParser, flags: list[str]) -> tuple[Any, DataArgumen
     try:
         model, data, run = parser.parse_args_into_dataclasses(args=flags, look_for_args_file=False)
     # The argument classes of transformers raise these for contradicting values or a missing package.
-    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ImportError, OSError) as error:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RuntimeError,
+        ImportError,
+        OSError,
+    ) as error:
         if "Unable to find address for: " in str(error):
             name = str(error).split()[-1]
             raise UserError(
                 f"GLOO_SOCKET_IFNAME: this host has no interface {name}; `ip address` lists them"
             ) from None
-        raise missing_extra(error) or UserError(" ".join(str(error).split()) or repr(error)) from None
+        raise missing_extra(error) or UserError(
+            " ".join(str(error).split()) or repr(error)
+        ) from None
     return model, data, run
 
 
 def _read(recipe: str) -> dict[str, Any]:
     path = Path(recipe)
     if not path.is_file():
-        raise UserError(f"there is no recipe {recipe}; `vanilla-transformer recipes` lists those that have a name")
+        raise UserError(
+            f"there is no recipe {recipe}; `vanilla-transformer recipes` lists those that have a name"
+        )
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         root = loader.get_single_node()
@@ -203,8 +233,14 @@ def _values(root: yaml.MappingNode, loader: yaml.SafeLoader, recipe: str) -> dic
         if name not in (BY_PAIRS, _WHY):
             _require_field(name, recipe)
         if name in values:
-            raise UserError(f"{recipe} gives {name} in the lines {lines[name]} and {line}: keep one")
-        value = _rows(value, loader, recipe) if name == BY_PAIRS else _value(value, loader, name in _TEXT | {_WHY})
+            raise UserError(
+                f"{recipe} gives {name} in the lines {lines[name]} and {line}: keep one"
+            )
+        value = (
+            _rows(value, loader, recipe)
+            if name == BY_PAIRS
+            else _value(value, loader, name in _TEXT | {_WHY})
+        )
         values[name], lines[name] = value, line
     return values
 
@@ -213,8 +249,12 @@ def _rows(node: yaml.Node, loader: yaml.SafeLoader, recipe: str) -> dict[int, di
     """Read `by_pairs`: limits of the number of training pairs, and for each the fields and optionally `why`."""
     rows: dict[int, dict[str, Any]] = {}
     for pairs, row in node.value if isinstance(node, yaml.MappingNode) else [(node, node)]:
-        if not (isinstance(row, yaml.MappingNode) and str(pairs.value).isdecimal() and int(pairs.value)):
-            raise UserError(f"{recipe}: {BY_PAIRS} needs rows such as `20000: {{dropout: 0.3, why: few words}}`")
+        if not (
+            isinstance(row, yaml.MappingNode) and str(pairs.value).isdecimal() and int(pairs.value)
+        ):
+            raise UserError(
+                f"{recipe}: {BY_PAIRS} needs rows such as `20000: {{dropout: 0.3, why: few words}}`"
+            )
         rows[int(pairs.value)] = _values(row, loader, f"{recipe}: {BY_PAIRS}: {pairs.value}")
     return rows
 
@@ -231,14 +271,22 @@ def _as_flags(values: dict[str, Any], recipe: str) -> Iterator[str]:
     """The recipe as command-line flags, so that both get the same conversions and checks."""
     for name, value in values.items():
         if value is None and name not in _OPTIONAL:
-            raise UserError(f"{recipe} has no value for {name}; leave the line out for the default, {_DEFAULTS[name]}")
+            raise UserError(
+                f"{recipe} has no value for {name}; leave the line out for the default, {_DEFAULTS[name]}"
+            )
         if isinstance(value, list):
             yield f"--{name}"
             yield from (str(each) for each in value)
         elif isinstance(value, dict) and name in _LISTS:
             yield from (f"--{name}", *(f"{key}={each}" for key, each in value.items()))
         else:
-            text = json.dumps(value) if isinstance(value, dict) else _NULL if value is None else str(value)
+            text = (
+                json.dumps(value)
+                if isinstance(value, dict)
+                else _NULL
+                if value is None
+                else str(value)
+            )
             yield f"--{name}={text}"  # a text may start with a dash
 
 

@@ -10,7 +10,13 @@ import numpy as np
 import torch
 from datasets import disable_progress_bars
 from tqdm import tqdm
-from transformers import EvalPrediction, PreTrainedTokenizerBase, TrainerCallback, TrainerState, TrainingArguments
+from transformers import (
+    EvalPrediction,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging
 
@@ -60,7 +66,9 @@ class SampleTranslations:
         self._answer = "translation"  # the name of what the model wrote
 
     def taken_from(
-        self, compute_metrics: Callable[[EvalPrediction], dict[str, float]], tokenizer: PreTrainedTokenizerBase
+        self,
+        compute_metrics: Callable[[EvalPrediction], dict[str, float]],
+        tokenizer: PreTrainedTokenizerBase,
     ) -> Callable[[EvalPrediction], dict[str, float]]:
         """Wrap `compute_metrics` to keep the translation of a sentence that has not been shown."""
         if tokenizer_task(tokenizer) == "sequence":
@@ -69,7 +77,9 @@ class SampleTranslations:
         def compute(prediction: EvalPrediction) -> dict[str, float]:
             ids = prediction.predictions
             self._sample = None
-            if not isinstance(ids, np.ndarray):  # with `eval_do_concat_batches=False` a list of batches
+            if not isinstance(
+                ids, np.ndarray
+            ):  # with `eval_do_concat_batches=False` a list of batches
                 return compute_metrics(prediction)
             rows = self.evaluated()
             rows = range(len(ids)) if rows is None else rows
@@ -109,12 +119,22 @@ class TrainingReport(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
-            limit = f", at most {args.max_minutes:g} minutes" if getattr(args, "max_minutes", None) else ""
-            _write(f"training on {args.device}: {counted(state.max_steps, 'update')}{limit}, into {args.output_dir}")
+            limit = (
+                f", at most {args.max_minutes:g} minutes"
+                if getattr(args, "max_minutes", None)
+                else ""
+            )
+            _write(
+                f"training on {args.device}: {counted(state.max_steps, 'update')}{limit}, into {args.output_dir}"
+            )
             self._warn_of_warmup(args, state.max_steps)
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        if state.is_world_process_zero and state.global_step < state.max_steps and getattr(args, "max_minutes", None):
+        if (
+            state.is_world_process_zero
+            and state.global_step < state.max_steps
+            and getattr(args, "max_minutes", None)
+        ):
             self._warn_of_warmup(args, state.global_step)
 
     @staticmethod
@@ -126,12 +146,19 @@ class TrainingReport(TrainerCallback):
             )
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: Any, logs: dict[str, Any] | None = None, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: Any,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
     ) -> None:
         if state.is_world_process_zero and (line := log_line(logs or {}, state, self.items)):
             _write(line)
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any
+    ) -> None:
         if state.is_world_process_zero and self.samples is not None:
             for line in self.samples.lines():
                 _write(line)
@@ -144,9 +171,17 @@ class TrainingBar(ProgressCallback):
         super().__init__()
         self.stop = stop
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero and self.training_bar is not None and self.stop.max_seconds is not None:
-            in_time = round(state.global_step * self.stop.max_seconds / max(self.stop.seconds(), 1e-9))
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any
+    ) -> None:
+        if (
+            state.is_world_process_zero
+            and self.training_bar is not None
+            and self.stop.max_seconds is not None
+        ):
+            in_time = round(
+                state.global_step * self.stop.max_seconds / max(self.stop.seconds(), 1e-9)
+            )
             self.training_bar.total = max(state.global_step, min(state.max_steps, in_time))
         super().on_step_end(args, state, control, **kwargs)
 
@@ -154,13 +189,21 @@ class TrainingBar(ProgressCallback):
         """`TrainingReport` prints it."""
 
 
-def show_progress(trainer: Any, stop: StopWithCheckpoint, validation: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+def show_progress(
+    trainer: Any, stop: StopWithCheckpoint, validation: Any, tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Replace the dictionaries that `Trainer` prints by readable lines, and show a bar if there is a terminal."""
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     samples = None
-    if validation is not None and trainer.args.predict_with_generate and trainer.compute_metrics is not None:
-        samples = SampleTranslations(validation, lambda: trainer.budget.rows if trainer.budget is not None else None)
+    if (
+        validation is not None
+        and trainer.args.predict_with_generate
+        and trainer.compute_metrics is not None
+    ):
+        samples = SampleTranslations(
+            validation, lambda: trainer.budget.rows if trainer.budget is not None else None
+        )
         trainer.compute_metrics = samples.taken_from(trainer.compute_metrics, tokenizer)
     trainer.add_callback(TrainingReport(samples, tokenizer_task(tokenizer)))
     if sys.stderr.isatty() and not trainer.args.disable_tqdm:
@@ -180,7 +223,11 @@ def log_line(logs: dict[str, Any], state: TrainerState, items: str = "sentences"
     `items` names what an evaluation counts.
     """
     if any(name.startswith("eval_") for name in logs):
-        apart = {name: f"{name.removeprefix('eval_bleu_')} {{:.2f}}" for name in logs if name.startswith("eval_bleu_")}
+        apart = {
+            name: f"{name.removeprefix('eval_bleu_')} {{:.2f}}"
+            for name in logs
+            if name.startswith("eval_bleu_")
+        }
         apart = _other_scores(logs) | apart | {"eval_sentences": f"{{:,}} {items}"}
         return f"update {state.global_step:,}  validation  {_fields(logs, _EVALUATION | apart)}"
     if "loss" not in logs:
@@ -192,8 +239,16 @@ def log_line(logs: dict[str, Any], state: TrainerState, items: str = "sentences"
 
 def _other_scores(logs: dict[str, Any]) -> dict[str, str]:
     """The formats of scores that `metrics` adds."""
-    names = [name.removeprefix("eval_") for name in logs if name.startswith("eval_") and name not in _EVALUATION]
-    shown = [name for name in names if name in TITLES or not name.startswith((*TITLES, "gen_len", "samples", "steps"))]
+    names = [
+        name.removeprefix("eval_")
+        for name in logs
+        if name.startswith("eval_") and name not in _EVALUATION
+    ]
+    shown = [
+        name
+        for name in names
+        if name in TITLES or not name.startswith((*TITLES, "gen_len", "samples", "steps"))
+    ]
     unshown = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
     return {f"eval_{name}": f"{title_of(name)} {{:.2f}}" for name in shown if name not in unshown}
 
@@ -281,8 +336,16 @@ def perplexities(logs: dict[str, float], exclude: str | None = None) -> dict[str
     """`perplexity` from `nll_loss` or `loss`, `eval_perplexity` from `eval_loss`, but not from `exclude`, a smoothed
     loss.
     """
-    losses = [name for name in logs if name == "loss" or (name.startswith("eval") and name.endswith("_loss"))]
-    metrics = {name.removesuffix("loss") + "perplexity": _exp(logs[name]) for name in losses if name != exclude}
+    losses = [
+        name
+        for name in logs
+        if name == "loss" or (name.startswith("eval") and name.endswith("_loss"))
+    ]
+    metrics = {
+        name.removesuffix("loss") + "perplexity": _exp(logs[name])
+        for name in losses
+        if name != exclude
+    }
     if "nll_loss" in logs:
         metrics["perplexity"] = _exp(logs["nll_loss"])
     return metrics

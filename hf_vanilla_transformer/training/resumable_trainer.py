@@ -56,7 +56,9 @@ from .fingerprint import (
 )
 from .kept_code import KeptCode
 
-NOTHING_TRAINED = "no update was trained: the stream has no pair within max_source_length and max_target_length"
+NOTHING_TRAINED = (
+    "no update was trained: the stream has no pair within max_source_length and max_target_length"
+)
 
 
 class ResumableTrainer(Seq2SeqTrainer):
@@ -87,7 +89,9 @@ class ResumableTrainer(Seq2SeqTrainer):
         if target_tokenizer is not None and target_tokenizer is not self.processing_class:
             self._set_target_tokens(target_tokenizer)
         for tokenizer in {self.processing_class, target_tokenizer}:
-            if isinstance(tokenizer, PreTrainedTokenizerBase) and (tokens := unrecognised_tokens(tokenizer)):
+            if isinstance(tokenizer, PreTrainedTokenizerBase) and (
+                tokens := unrecognised_tokens(tokenizer)
+            ):
                 print_main(
                     f"warning: a call of the tokenizer reads its tokens {', '.join(tokens[:3])} as ordinary text, as "
                     "all special tokens: use encode_pairs, or add them with extend_tokenizer(…, tags=…)"
@@ -96,7 +100,9 @@ class ResumableTrainer(Seq2SeqTrainer):
         self.fixed_facts = dict(fixed_facts or {})
         self.other_facts = dict(other_facts or {})
         self.kept_code = KeptCode(self._base_model())
-        self._teachers: list[dict[str, Any]] = []  # the contents of their folders when training started
+        self._teachers: list[
+            dict[str, Any]
+        ] = []  # the contents of their folders when training started
         # Batches per update without `tokens_per_update`. A resumed run takes the number from the checkpoint.
         self.batches_per_update = self.args.world_size
         # The plan of the training loader, or None without token batches.
@@ -119,7 +125,9 @@ class ResumableTrainer(Seq2SeqTrainer):
             token = getattr(tokenizer, name)
             if token is None:
                 continue
-            if getattr(model.config, "decoder_vocab_size", None) and hasattr(model.config, f"decoder_{name}"):
+            if getattr(model.config, "decoder_vocab_size", None) and hasattr(
+                model.config, f"decoder_{name}"
+            ):
                 setattr(model.config, f"decoder_{name}", token)
                 setattr(model.generation_config, name, token)
             elif token != (source := getattr(self.processing_class, name, token)):
@@ -135,7 +143,9 @@ class ResumableTrainer(Seq2SeqTrainer):
 
     # Start or resume
 
-    def train(self, resume_from_checkpoint: str | os.PathLike | bool | None = None, **kwargs: Any) -> Any:
+    def train(
+        self, resume_from_checkpoint: str | os.PathLike | bool | None = None, **kwargs: Any
+    ) -> Any:
         """Train. `resume_from_checkpoint=True` resumes from the last complete checkpoint.
 
         Raises:
@@ -149,12 +159,16 @@ class ResumableTrainer(Seq2SeqTrainer):
         elif resume_from_checkpoint:
             checkpoint = Path(resume_from_checkpoint)
             if not (checkpoint / TRAINER_STATE).is_file():
-                raise UserError(f"resume_from_checkpoint {checkpoint} is not complete: it has no {TRAINER_STATE}")
+                raise UserError(
+                    f"resume_from_checkpoint {checkpoint} is not complete: it has no {TRAINER_STATE}"
+                )
             require_last(checkpoint, run)
         if self.is_world_process_zero():
             remove_staging_folder(run)
         self._start_or_resume(checkpoint)
-        outcome = super().train(resume_from_checkpoint=str(checkpoint) if checkpoint else None, **kwargs)
+        outcome = super().train(
+            resume_from_checkpoint=str(checkpoint) if checkpoint else None, **kwargs
+        )
         if self.state.global_step == 0:
             raise UserError(NOTHING_TRAINED)
         return outcome
@@ -163,7 +177,9 @@ class ResumableTrainer(Seq2SeqTrainer):
         """Refuse a checkpoint that is damaged or of a different run, and read its position in the data."""
         self._resumed_from = checkpoint
         self._resume_position = {}
-        self._teachers = [content_of(folder) for folder in getattr(self.args, "teacher", None) or ()]
+        self._teachers = [
+            content_of(folder) for folder in getattr(self.args, "teacher", None) or ()
+        ]
         if checkpoint is None:
             return
         read_json_object(checkpoint / TRAINER_STATE)
@@ -182,7 +198,9 @@ class ResumableTrainer(Seq2SeqTrainer):
 
     def _fixed(self) -> dict[str, Any]:
         """Settings that cannot change within a run."""
-        precision = {"no": "float32"}.get(self.accelerator.mixed_precision, self.accelerator.mixed_precision)
+        precision = {"no": "float32"}.get(
+            self.accelerator.mixed_precision, self.accelerator.mixed_precision
+        )
         selection = plain_values(self.args, SELECTION) if self.args.metric_for_best_model else {}
         return {
             **self.fixed_facts,
@@ -220,14 +238,18 @@ class ResumableTrainer(Seq2SeqTrainer):
             **plain_values(args, PLAN),
             "stream_window": self.stream_window if self.by_tokens and streaming else None,
             "pairs per update": None if self.by_tokens else pairs,
-            "train_sampling_strategy": None if self.by_tokens or streaming else args.train_sampling_strategy,
+            "train_sampling_strategy": None
+            if self.by_tokens or streaming
+            else args.train_sampling_strategy,
             "dataloader_drop_last": None if self.by_tokens else args.dataloader_drop_last,
             **self.data_facts,
         }
 
     def _position(self) -> dict[str, Any]:
         """The next batch in the data, if the number of updates is not enough to find it."""
-        position: dict[str, Any] = {"batches_per_update": self.batches_per_update} if self.by_tokens else {}
+        position: dict[str, Any] = (
+            {"batches_per_update": self.batches_per_update} if self.by_tokens else {}
+        )
         if isinstance(self._updates, StreamingTokenBatches):
             position["stream"] = self._updates.state_dict()
         elif not hasattr(self.train_dataset, "__len__"):
@@ -292,7 +314,11 @@ class ResumableTrainer(Seq2SeqTrainer):
         tied = set(getattr(self.model, "all_tied_weights_keys", ()))
         missing = [name for name in load_result.missing_keys if name not in tied]
         if isinstance(self.model, VanillaTransformerPreTrainedModel):
-            info = {"missing_keys": missing, "unexpected_keys": load_result.unexpected_keys, "mismatched_keys": ()}
+            info = {
+                "missing_keys": missing,
+                "unexpected_keys": load_result.unexpected_keys,
+                "mismatched_keys": (),
+            }
             check_weights(Path(self._resumed_from or self.args.output_dir), info)
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
@@ -302,7 +328,11 @@ class ResumableTrainer(Seq2SeqTrainer):
         """Train an epoch with the order of its number, unless the resumed run has nothing left to train."""
         self._epoch = epoch
         resumed = epoch == kwargs["epochs_trained"] and kwargs["resume_from_checkpoint"] is not None
-        skipped = steps_trained_in_current_epoch // self.args.gradient_accumulation_steps if resumed else 0
+        skipped = (
+            steps_trained_in_current_epoch // self.args.gradient_accumulation_steps
+            if resumed
+            else 0
+        )
         self._epoch_start = self.state.global_step - skipped
         self._evaluate_if_due(kwargs["start_time"])
         if self._training_is_over():  # `Trainer` checks this only after an update
@@ -313,7 +343,9 @@ class ResumableTrainer(Seq2SeqTrainer):
         for order in seeded_by_epoch:
             if hasattr(order, "set_epoch"):
                 order.set_epoch(epoch)
-        super()._run_epoch(epoch=epoch, steps_trained_in_current_epoch=steps_trained_in_current_epoch, **kwargs)
+        super()._run_epoch(
+            epoch=epoch, steps_trained_in_current_epoch=steps_trained_in_current_epoch, **kwargs
+        )
 
     def _training_is_over(self) -> bool:
         """True if a resumed run had ended: at its last update, by early stopping or by the time limit."""
@@ -323,12 +355,17 @@ class ResumableTrainer(Seq2SeqTrainer):
         stopping = [each for each in callbacks if isinstance(each, EarlyStoppingCallback)]
         return (
             self.state.global_step >= self.state.max_steps
-            or any(each.early_stopping_patience_counter >= each.early_stopping_patience for each in stopping)
+            or any(
+                each.early_stopping_patience_counter >= each.early_stopping_patience
+                for each in stopping
+            )
             or self._minutes_left() == 0
         )
 
     def _stop_callbacks(self) -> list[StopWithCheckpoint]:
-        return [each for each in self.callback_handler.callbacks if isinstance(each, StopWithCheckpoint)]
+        return [
+            each for each in self.callback_handler.callbacks if isinstance(each, StopWithCheckpoint)
+        ]
 
     def _minutes_left(self) -> float:
         return min((stop.minutes_left() for stop in self._stop_callbacks()), default=math.inf)
@@ -338,11 +375,17 @@ class ResumableTrainer(Seq2SeqTrainer):
 
         The checkpoint is not saved again: a run that is killed before its next one repeats the evaluation.
         """
-        if self._resumed_from is None or not any(stop.evaluation_due for stop in self._stop_callbacks()):
+        if self._resumed_from is None or not any(
+            stop.evaluation_due for stop in self._stop_callbacks()
+        ):
             return
-        self._load_rng_state(str(self._resumed_from))  # saved again if the evaluation is interrupted again
+        self._load_rng_state(
+            str(self._resumed_from)
+        )  # saved again if the evaluation is interrupted again
         self.control.should_evaluate = True
-        self._maybe_log_save_evaluate(self._tr_loss, None, self.model_wrapped, None, self._epoch, None, start_time)
+        self._maybe_log_save_evaluate(
+            self._tr_loss, None, self.model_wrapped, None, self._epoch, None, start_time
+        )
         if self.state.best_global_step == self.state.global_step:
             best = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
             self.state.best_model_checkpoint = str(best if best.is_dir() else self._resumed_from)
@@ -402,7 +445,9 @@ class ResumableTrainer(Seq2SeqTrainer):
         with original_class(self.model), self.kept_code.in_place():
             super()._save(output_dir, state_dict)
         if self.args.should_save and self.target_tokenizer is not None:
-            save_tokenizers(output_dir or self.args.output_dir, self.processing_class, self.target_tokenizer)
+            save_tokenizers(
+                output_dir or self.args.output_dir, self.processing_class, self.target_tokenizer
+            )
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint to the staging folder and rename it when complete, so that a killed run or a full disk
@@ -428,7 +473,9 @@ class ResumableTrainer(Seq2SeqTrainer):
             move_into_place(staged, run / name)
             remove_staging_folder(run)
             best = self.state.best_model_checkpoint
-            rotate_checkpoints(str(run.resolve()), self.args.save_total_limit, best and str(Path(best).resolve()))
+            rotate_checkpoints(
+                str(run.resolve()), self.args.save_total_limit, best and str(Path(best).resolve())
+            )
         wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(run / name))

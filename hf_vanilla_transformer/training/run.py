@@ -55,14 +55,23 @@ from .distributed import (
 )
 from .evaluation_budget import EvaluationBudget
 from .facts import data_facts, fixed_facts, model_facts, other_facts
-from .fine_tuning import base_folder, describe_defaults, load_base_model, prepare_model, resumed_model, score_before
+from .fine_tuning import (
+    base_folder,
+    describe_defaults,
+    load_base_model,
+    prepare_model,
+    resumed_model,
+    score_before,
+)
 from .fingerprint import REMEDY, read_run_state, require_same
 from .planning import PlanUpdates, check_schedule, choose_by_pairs
 from .report import duration, show_progress
 from .trainer import VanillaTransformerTrainer
 
 
-def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, command: str = "") -> dict[str, Any]:
+def run_training(
+    model_args: Any, data_args: DataArguments, args: RunArguments, command: str = ""
+) -> dict[str, Any]:
     """Train a translation model and write a model folder to `args.output_dir`.
 
     Args:
@@ -103,7 +112,9 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
         with signals:
             results = before | train(trainer, stop, folder, checkpoint)
             if data_args.streaming:
-                last_pass = f"{run.corpus.reports['train'].summary()}; {run.encoding['train'].summary()}"
+                last_pass = (
+                    f"{run.corpus.reports['train'].summary()}; {run.encoding['train'].summary()}"
+                )
                 print_main(f"train (streamed, last pass): {last_pass}")
                 for warning in run.corpus.overlap.warnings() if run.corpus.overlap else ():
                     print_main(warning)
@@ -117,10 +128,14 @@ def run_training(model_args: Any, data_args: DataArguments, args: RunArguments, 
     return results
 
 
-def load_run(model_args: Any, data_args: DataArguments, args: RunArguments, checkpoint: Path | None) -> Run:
+def load_run(
+    model_args: Any, data_args: DataArguments, args: RunArguments, checkpoint: Path | None
+) -> Run:
     """Load the data and the model: a new one, the one at `model_name_or_path`, or one for the checkpoint."""
     fine_tuned = args.model_name_or_path is not None
-    starts = fine_tuned and (checkpoint is None or args.lora_r > 0)  # a checkpoint has the adapters alone
+    starts = fine_tuned and (
+        checkpoint is None or args.lora_r > 0
+    )  # a checkpoint has the adapters alone
     folder = base_folder(args, fetch=starts)
     facts = model_facts(args, folder)
     if checkpoint is not None:
@@ -133,12 +148,16 @@ def load_run(model_args: Any, data_args: DataArguments, args: RunArguments, chec
     base = load_base_model(str(args.model_name_or_path), model_class) if starts else None
     with args.main_process_first(desc="reading"):  # the other ranks read the cache
         corpus = load_corpus(data_args, args)
-    model_args, data_args, args, chosen = choose_by_pairs((model_args, data_args, args), corpus, checkpoint)
+    model_args, data_args, args, chosen = choose_by_pairs(
+        (model_args, data_args, args), corpus, checkpoint
+    )
     if base is not None:
         prepare_model(base, model_args, data_args)
         tokenizers = base.tokenizers
     else:
-        tokenizers = broadcast_from_main(lambda: choose_tokenizers(corpus, model_args, data_args, checkpoint))
+        tokenizers = broadcast_from_main(
+            lambda: choose_tokenizers(corpus, model_args, data_args, checkpoint)
+        )
     match_case(tokenizers, data_args)
     if tokenizer_task(*tokenizers) == "language":
         name_languages(tokenizers, run_languages(data_args, args))
@@ -183,7 +202,9 @@ def build_model(
     model_args: Any,
     tokenizers: Tokenizers,
     checkpoint: Path | None = None,
-    model_class: type[VanillaTransformerForConditionalGeneration] = VanillaTransformerForConditionalGeneration,
+    model_class: type[
+        VanillaTransformerForConditionalGeneration
+    ] = VanillaTransformerForConditionalGeneration,
 ) -> VanillaTransformerForConditionalGeneration:
     """Make a model for these vocabularies. Its configuration must equal the checkpoint's, if a run is resumed."""
     source, target = tokenizers
@@ -191,7 +212,9 @@ def build_model(
     chosen: dict[str, Any] = {"vocab_size": len(source), "decoder_start_token_id": start}
     if target is not source:
         chosen |= {"decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
-        chosen |= {f"decoder_{name}": getattr(target, name) for name in ("pad_token_id", "eos_token_id")}
+        chosen |= {
+            f"decoder_{name}": getattr(target, name) for name in ("pad_token_id", "eos_token_id")
+        }
     for token in ("bos", "pad", "eos", "unk"):
         chosen[f"{token}_token_id"] = getattr(source, f"{token}_token_id")
     try:
@@ -202,20 +225,28 @@ def build_model(
     if checkpoint is not None:
         old = model_class.config_class.from_pretrained(checkpoint)
         for name in VanillaTransformerConfig.__annotations__:
-            if name != "use_cache" and getattr(old, name) != getattr(config, name):  # the trainer turns it off
+            if name != "use_cache" and getattr(old, name) != getattr(
+                config, name
+            ):  # the trainer turns it off
                 trained_with = f"but {checkpoint} was trained with {getattr(old, name)}"
                 raise UserError(f"{name}: {getattr(config, name)}, {trained_with}: {REMEDY}")
     return model_class(config)
 
 
 def resolve_arguments(
-    model: VanillaTransformerForConditionalGeneration, args: RunArguments, checkpoint: Path | None = None
+    model: VanillaTransformerForConditionalGeneration,
+    args: RunArguments,
+    checkpoint: Path | None = None,
 ) -> None:
     """Set the arguments that depend on the model and the machine: peak learning rate and precision."""
-    if args.learning_rate is None:  # the peak of Eq. 3, for fine-tuning its value after 200,000 updates
+    if (
+        args.learning_rate is None
+    ):  # the peak of Eq. 3, for fine-tuning its value after 200,000 updates
         updates = max(args.warmup_steps, 1) if args.model_name_or_path is None else 200_000
         if args.model_name_or_path is None and 0 < args.warmup_steps < 1:
-            raise UserError(f"warmup_steps={args.warmup_steps} is a share of the run: give steps, or a learning_rate")
+            raise UserError(
+                f"warmup_steps={args.warmup_steps} is a share of the run: give steps, or a learning_rate"
+            )
         args.learning_rate = model.config.d_model**-0.5 * updates**-0.5
     resolve_precision(model, args, checkpoint)
 
@@ -224,18 +255,28 @@ def check_arguments(encoded: dict[str, Any], args: RunArguments) -> None:
     """Refuse arguments that would fail in the middle of training."""
     if isinstance(encoded["train"], torch.utils.data.IterableDataset):
         if args.max_steps <= 0:
-            raise UserError("streaming=True needs max_steps, because the length of a stream is unknown")
+            raise UserError(
+                "streaming=True needs max_steps, because the length of a stream is unknown"
+            )
         if args.dataloader_num_workers:
-            raise UserError("streaming=True counts dropped pairs in the main process: set dataloader_num_workers to 0")
+            raise UserError(
+                "streaming=True counts dropped pairs in the main process: set dataloader_num_workers to 0"
+            )
     if args.eval_strategy != "no" and "validation" not in encoded:
-        raise UserError(f"eval_strategy={args.eval_strategy.value} needs validation data: give some, or set it to no")
+        raise UserError(
+            f"eval_strategy={args.eval_strategy.value} needs validation data: give some, or set it to no"
+        )
     if args.early_stopping_patience is not None and args.eval_strategy == "no":
         raise UserError("early_stopping_patience needs eval_strategy: steps or epoch")
     if args.average_last > 1 and args.save_strategy == "no":
-        raise UserError(f"average_last={args.average_last} needs checkpoints: set save_strategy to steps or epoch")
+        raise UserError(
+            f"average_last={args.average_last} needs checkpoints: set save_strategy to steps or epoch"
+        )
 
 
-def make_trainer(run: Run, signals: StopSignals) -> tuple[VanillaTransformerTrainer, StopWithCheckpoint]:
+def make_trainer(
+    run: Run, signals: StopSignals
+) -> tuple[VanillaTransformerTrainer, StopWithCheckpoint]:
     """Make the trainer and its time limit."""
     args = run.args
     encoded = run.encoded
@@ -282,7 +323,9 @@ def make_trainer(run: Run, signals: StopSignals) -> tuple[VanillaTransformerTrai
     if args.average_last > 1 and trainer.is_fsdp_enabled:
         kind = trainer.accelerator.state.fsdp_plugin.state_dict_type
         if "FULL" not in str(kind):
-            raise UserError(f"average_last={args.average_last} needs FULL_STATE_DICT checkpoints, not {kind}")
+            raise UserError(
+                f"average_last={args.average_last} needs FULL_STATE_DICT checkpoints, not {kind}"
+            )
     return trainer, stop
 
 
@@ -305,10 +348,13 @@ def train(
     if stop.interrupted:
         with errors_on_main_rank_only():
             raise Interrupted(
-                f"interrupted at step {step}; {resume_hint(run)}", stop.signals.received or signal.SIGINT
+                f"interrupted at step {step}; {resume_hint(run)}",
+                stop.signals.received or signal.SIGINT,
             )
     print_main(f"trained {counted(step, 'update')} in {duration(seconds)}")
-    metrics = outcome.metrics if checkpoint is None else {}  # after a resume they cover only the part since then
+    metrics = (
+        outcome.metrics if checkpoint is None else {}
+    )  # after a resume they cover only the part since then
     return metrics | {"train_updates": step, "train_seconds": seconds, "epoch": trainer.state.epoch}
 
 
@@ -319,7 +365,9 @@ TIMED = 3  # training steps of each precision
 
 
 def resolve_precision(
-    model: VanillaTransformerForConditionalGeneration, args: RunArguments, checkpoint: Path | None = None
+    model: VanillaTransformerForConditionalGeneration,
+    args: RunArguments,
+    checkpoint: Path | None = None,
 ) -> None:
     """Replace `auto_bf16` by `bf16`, true or false, and print the precision. A resumed run keeps its own."""
     reason = " (as set)" if args.bf16 or args.fp16 else ""
@@ -339,14 +387,18 @@ def resolve_precision(
     print_main(f"precision: {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'float32'}{reason}")
 
 
-def bf16_is_faster(model: VanillaTransformerForConditionalGeneration, sentences: int = 64, length: int = 16) -> bool:
+def bf16_is_faster(
+    model: VanillaTransformerForConditionalGeneration, sentences: int = 64, length: int = 16
+) -> bool:
     """Return True if the median of a few training steps is faster with autocast to bfloat16. Precisions alternate.
 
     Weights and random state stay unchanged, gradients are cleared. About 1,000 tokens are enough for the ratio.
     """
     device = model.device
     was_training = model.training
-    vocab_size = min(model.config.vocab_size, model.config.target_vocab_size)  # ids that both vocabularies have
+    vocab_size = min(
+        model.config.vocab_size, model.config.target_vocab_size
+    )  # ids that both vocabularies have
     ids = torch.arange(sentences * length, device=device).view(sentences, length) % vocab_size
     seconds: dict[bool, list[float]] = {True: [], False: []}
     model.train()

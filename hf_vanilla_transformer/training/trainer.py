@@ -70,9 +70,13 @@ class VanillaTransformerTrainer(ResumableTrainer):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.meter = ThroughputMeter()
-        self.scores: dict[int, dict[str, float]] = {}  # of the whole evaluations while training, by update
+        self.scores: dict[
+            int, dict[str, float]
+        ] = {}  # of the whole evaluations while training, by update
         self.budget: EvaluationBudget | None = None  # of a run with `max_minutes`
-        self.ended = 1.0  # share of the translations of the last evaluation that end before their limit
+        self.ended = (
+            1.0  # share of the translations of the last evaluation that end before their limit
+        )
         collating: Any = getattr(self.data_collator, "tokenizer", None)
         if getattr(collating, "padding_side", "right") == "left":
             raise UserError(
@@ -81,8 +85,12 @@ class VanillaTransformerTrainer(ResumableTrainer):
             )
         self._warned = False
         tokenizer = self.target_tokenizer or self.processing_class
-        languages = language_tokens(tokenizer) if isinstance(tokenizer, PreTrainedTokenizerBase) else None
-        self.starts_with_language = bool(languages and languages.target_mark)  # that of each sentence's reference
+        languages = (
+            language_tokens(tokenizer) if isinstance(tokenizer, PreTrainedTokenizerBase) else None
+        )
+        self.starts_with_language = bool(
+            languages and languages.target_mark
+        )  # that of each sentence's reference
         mark = "target" if self.starts_with_language else "source"
         self.consistency: ConsistencyObjective | None = consistency_objective(self.args, mark)
         if self.by_tokens:
@@ -91,13 +99,17 @@ class VanillaTransformerTrainer(ResumableTrainer):
         # (update, batch, loss) of losses on a GPU that the host has not read yet
         self._unread_losses: list[tuple[int, int, torch.Tensor]] = []
         if self.args.device.type != "cpu":
-            self.args.logging_nan_inf_filter = False  # it reads each loss, and a loss that is not finite is an error
+            self.args.logging_nan_inf_filter = (
+                False  # it reads each loss, and a loss that is not finite is an error
+            )
         if self.consistency is not None:
             names = ("simcut_alpha", "r_drop_alpha", "crossconst_alpha")
             name = next(name for name in names if getattr(self.args, name))
             self._check_objective(f"{name}={self.consistency.alpha}")
             joint = self.target_tokenizer in (None, self.processing_class)
-            if name == "crossconst_alpha" and not (joint and languages and languages.source_mark != "source"):
+            if name == "crossconst_alpha" and not (
+                joint and languages and languages.source_mark != "source"
+            ):
                 raise UserError(
                     f"{name}={self.consistency.alpha} needs directions with a joint vocabulary and the token of the "
                     "target language alone"
@@ -107,14 +119,20 @@ class VanillaTransformerTrainer(ResumableTrainer):
             self._check_objective(f"teacher={' '.join(folders)}")
             source = self.processing_class
             tokenizers = None if source is None else (source, self.target_tokenizer or source)
-            self.teacher = Teacher(folders, self.args.teacher_weight, self._base_model(), tokenizers)
-            changing = isinstance(self.train_dataset, torch.utils.data.IterableDataset | RedrawnDataset)
+            self.teacher = Teacher(
+                folders, self.args.teacher_weight, self._base_model(), tokenizers
+            )
+            changing = isinstance(
+                self.train_dataset, torch.utils.data.IterableDataset | RedrawnDataset
+            )
             if self.args.teacher_top and changing:
                 raise UserError(
                     f"teacher_top={self.args.teacher_top} needs the same pairs in each epoch: leave out streaming, "
                     "bpe_dropout and augment"
                 )
-        self.ema = WeightAverage(self.args.ema_decay) if getattr(self.args, "ema_decay", 0) else None
+        self.ema = (
+            WeightAverage(self.args.ema_decay) if getattr(self.args, "ema_decay", 0) else None
+        )
         if self.ema is not None:
             if self.is_fsdp_enabled or is_deepspeed_zero3_enabled():
                 raise UserError(
@@ -122,14 +140,21 @@ class VanillaTransformerTrainer(ResumableTrainer):
                     "with DDP or ZeRO-2"
                 )
             self.add_callback(self.ema)
-        if getattr(self.args, "muon", False) and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            raise UserError("muon=True needs whole matrices, but FSDP and DeepSpeed shard them: train with DDP")
+        if getattr(self.args, "muon", False) and (
+            self.is_fsdp_enabled or self.is_deepspeed_enabled
+        ):
+            raise UserError(
+                "muon=True needs whole matrices, but FSDP and DeepSpeed shard them: train with DDP"
+            )
 
     def _check_token_batches(self) -> None:
         args = self.args
         why = None
         model = self._base_model()
-        if not isinstance(model, VanillaTransformerPreTrainedModel) and self.compute_loss_func is None:
+        if (
+            not isinstance(model, VanillaTransformerPreTrainedModel)
+            and self.compute_loss_func is None
+        ):
             # Marian, BART and T5 accept num_items_in_batch and ignore it.
             name = type(model).__name__
             why = f"needs a loss that is divided by num_items_in_batch: give {name} a compute_loss_func"
@@ -138,7 +163,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
         elif args.n_gpu > 1:
             why = f"does not go with {args.n_gpu} GPUs in one process; start the script with accelerate launch"
         elif self.get_tp_size() * self.get_cp_size() * self.get_sp_size() > 1:
-            why = "shards sentences over ranks and excludes tensor, context and sequence parallelism"
+            why = (
+                "shards sentences over ranks and excludes tensor, context and sequence parallelism"
+            )
         if why:
             raise UserError(f"max_tokens_per_batch={args.max_tokens_per_batch} {why}")
 
@@ -166,7 +193,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
             return "does not go with a stream, whose pairs are not known beforehand"
         for name in ("crossconst_alpha", "teacher_top"):
             if getattr(args, name):
-                return f"does not go with {name}={getattr(args, name)}, which reads pairs one by one"
+                return (
+                    f"does not go with {name}={getattr(args, name)}, which reads pairs one by one"
+                )
         return None
 
     @property
@@ -181,7 +210,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
                 f"{setting} needs a VanillaTransformerForConditionalGeneration, not {type(model).__name__}"
             )
         if self.is_fsdp_enabled:
-            raise UserError(f"{setting} needs unsharded weights, but FSDP shards them: train with DDP")
+            raise UserError(
+                f"{setting} needs unsharded weights, but FSDP shards them: train with DDP"
+            )
 
     # Data loading
 
@@ -196,17 +227,27 @@ class VanillaTransformerTrainer(ResumableTrainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler | None:
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        if self.args.train_sampling_strategy != "group_by_length" or not isinstance(_plain_dataset(dataset), Dataset):
+        if self.args.train_sampling_strategy != "group_by_length" or not isinstance(
+            _plain_dataset(dataset), Dataset
+        ):
             return super()._get_train_sampler(train_dataset)
         # Group all pairs of an update, over ranks and accumulation steps.
-        batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        batch_size = (
+            self.args.train_batch_size
+            * self.args.gradient_accumulation_steps
+            * self.args.world_size
+        )
         return LengthGroupedSampler(*pair_lengths(dataset), batch_size, self.args.seed)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> torch.utils.data.Sampler | None:
-        if self.args.train_sampling_strategy != "group_by_length" or not isinstance(eval_dataset, Dataset):
+        if self.args.train_sampling_strategy != "group_by_length" or not isinstance(
+            eval_dataset, Dataset
+        ):
             return super()._get_eval_sampler(eval_dataset)
         # With several processes accelerate shards the dataset.
-        return torch.utils.data.SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
+        return (
+            torch.utils.data.SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
+        )
 
     def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader:
         """Apply `dataloader_drop_last` to training only, because evaluations count every sentence, and leave signals
@@ -214,7 +255,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
         drop_last = self.args.dataloader_drop_last
         self.args.dataloader_drop_last = drop_last and is_training
         try:
-            return leave_signals_to_main_process(super()._get_dataloader(*args, is_training=is_training, **kwargs))
+            return leave_signals_to_main_process(
+                super()._get_dataloader(*args, is_training=is_training, **kwargs)
+            )
         finally:
             self.args.dataloader_drop_last = drop_last
 
@@ -247,7 +290,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
         }
         if isinstance(dataset, torch.utils.data.IterableDataset):
             if args.dataloader_num_workers:
-                raise UserError("a stream is read in the main process: set dataloader_num_workers to 0")
+                raise UserError(
+                    "a stream is read in the main process: set dataloader_num_workers to 0"
+                )
             updates = StreamingTokenBatches(dataset, self.stream_window, **plan)
             return DataLoader(updates, batch_size=None, **options)
         if len(dataset) == 0:
@@ -264,7 +309,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
         loader = DataLoader(self._token_batches(dataset, sampler), batch_sampler=sampler, **options)
         return leave_signals_to_main_process(loader)
 
-    def _packed_loader(self, dataset: Any, plan: dict[str, Any], options: dict[str, Any]) -> DataLoader:
+    def _packed_loader(
+        self, dataset: Any, plan: dict[str, Any], options: dict[str, Any]
+    ) -> DataLoader:
         """Make the loader of packed rows. It packs in the main process, in a microsecond a pair."""
         sampler = PackedBatchSampler(*pair_lengths(self.train_dataset), **plan)
         longest = max(sampler.places)
@@ -279,13 +326,17 @@ class VanillaTransformerTrainer(ResumableTrainer):
         return PackedPairs(dataset, layout, sampler)
 
     def _token_batches(self, dataset: Any, sampler: TokenBatchSampler) -> TokenBatchDataset:
-        return TokenBatchDataset(dataset, sampler.limit, self.args.world_size, self.args.process_index)
+        return TokenBatchDataset(
+            dataset, sampler.limit, self.args.world_size, self.args.process_index
+        )
 
     def _rounding(self) -> dict[str, Any]:
         """The arguments of `collate_batches` that round the shapes of batches. See `ReleaseFreeMemory`."""
         config = self.model.config
         args = self.args
-        has_limit = config.position_encoding_type == "learned"  # padding must not pass max_position_embeddings
+        has_limit = (
+            config.position_encoding_type == "learned"
+        )  # padding must not pass max_position_embeddings
         rounds = args.bf16 and args.device.type == "cpu" and not has_limit
         pads = config.pad_token_id, getattr(config, "target_pad_token_id", config.pad_token_id)
         return {"row_unit": ROW_UNIT, "pad_token_ids": pads} if rounds else {}
@@ -321,7 +372,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
             target_tokens = self._get_num_items_in_batch(batches, device)
         else:
             try:
-                updates, target_tokens = super().get_batch_samples(epoch_iterator, num_batches, device)
+                updates, target_tokens = super().get_batch_samples(
+                    epoch_iterator, num_batches, device
+                )
             except ValueError as error:  # of accelerate, for a stream without a batch
                 if "does not contain any data" not in str(error):
                     raise
@@ -330,7 +383,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
         self.meter.count(batches, target_tokens)
         return updates, target_tokens
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(
+        self, model: Any, inputs: Any, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
         """Forward and backward pass of one batch, or of all batches of an update with one gradient all-reduce.
 
         With SimCut or R-Drop each batch in two halves: see `halves`.
@@ -341,7 +396,10 @@ class VanillaTransformerTrainer(ResumableTrainer):
         total = torch.zeros((), device=self.args.device)
         for part, (index, batch) in enumerate(batches):
             last = part == len(batches) - 1
-            with self._attention_kernels(), nullcontext() if last else self.accelerator.no_sync(model):
+            with (
+                self._attention_kernels(),
+                nullcontext() if last else self.accelerator.no_sync(model),
+            ):
                 loss = super().training_step(model, batch, num_items_in_batch)
             self._unread_losses.append((self.state.global_step, index, loss.detach().clone()))
             if loss.device.type == "cpu":
@@ -355,7 +413,11 @@ class VanillaTransformerTrainer(ResumableTrainer):
         return attention_kernels(choice, self.args.device)
 
     def _due_consistency(self) -> ConsistencyObjective | None:
-        return self.consistency if self.state.global_step >= getattr(self.args, "consistency_start", 0) else None
+        return (
+            self.consistency
+            if self.state.global_step >= getattr(self.args, "consistency_start", 0)
+            else None
+        )
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -372,20 +434,36 @@ class VanillaTransformerTrainer(ResumableTrainer):
         if nll is not None and num_items_in_batch is not None:
             # The log averages over ranks. If num_items_in_batch counts the tokens of all ranks, the sum is needed.
             data_parallel = self.accelerator.num_processes // self.get_tp_size()
-            self.meter.add_nll(nll.detach().sum() * (data_parallel if self.args.average_tokens_across_devices else 1))
+            self.meter.add_nll(
+                nll.detach().sum()
+                * (data_parallel if self.args.average_tokens_across_devices else 1)
+            )
         return (loss, outputs) if return_outputs else loss
 
     def prediction_step(
-        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None, **kwargs: Any
+        self,
+        model: Any,
+        inputs: Any,
+        prediction_loss_only: bool,
+        ignore_keys: Any = None,
+        **kwargs: Any,
     ) -> tuple[Any, Any, Any]:
         """Skip logits (B, T, V) that the base class would drop, and translate with packed weights."""
         if isinstance(self._base_model(), VanillaTransformerForConditionalGeneration):
             if prediction_loss_only:
                 inputs = {**inputs, "skip_logits": True}
-            elif self.args.predict_with_generate and self.label_smoother is None:  # it reads the logits
+            elif (
+                self.args.predict_with_generate and self.label_smoother is None
+            ):  # it reads the logits
                 model = partial(model, skip_logits=True)  # `generate` gets the inputs, too
         translates = self.args.predict_with_generate and not prediction_loss_only
-        if translates and "labels" in inputs and self.is_in_train and self.budget is not None and self.budget.cuts:
+        if (
+            translates
+            and "labels" in inputs
+            and self.is_in_train
+            and self.budget is not None
+            and self.budget.cuts
+        ):
             kwargs = self._cut(inputs) | kwargs
         with self._attention_kernels(), self._autocast_around_the_step():
             if translates:
@@ -395,7 +473,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
                 if self.starts_with_language and "labels" in inputs:
                     inputs = self._with_first_token(inputs)
                     model = _WithoutPrefix(model)
-            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **kwargs)
+            return super().prediction_step(
+                model, inputs, prediction_loss_only, ignore_keys, **kwargs
+            )
 
     def _with_first_token(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Let `generate` start with the token of the language, the first one of each reference."""
@@ -449,7 +529,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
             return message
         data = _plain_dataset(self.train_dataset)
         if "line" in getattr(data, "column_names", ()):
-            rows = [int(line) for line in data.with_format(None).select_columns(["line"])[rows]["line"]]
+            rows = [
+                int(line) for line in data.with_format(None).select_columns(["line"])[rows]["line"]
+            ]
         else:
             rows = [row + 1 for row in rows]
         return f"{message}; its batch contains the lines {', '.join(map(str, sorted(rows)))}"
@@ -487,14 +569,20 @@ class VanillaTransformerTrainer(ResumableTrainer):
         if getattr(self.args, "muon", False) and self.optimizer is None:
             model = self.model if model is None else model
             _, settings = self.get_optimizer_cls_and_kwargs(self.args, model)  # AdamW's
-            groups = muon_groups(model, self.args.weight_decay, self.get_decay_parameter_names(model))
+            groups = muon_groups(
+                model, self.args.weight_decay, self.get_decay_parameter_names(model)
+            )
             self.optimizer = MuonAdamW(groups, **settings)
         return super().create_optimizer(model)
 
     # `Trainer` expects one batch per step
 
     def floating_point_ops(self, inputs: Any) -> int:
-        return sum(map(super().floating_point_ops, inputs)) if self.by_tokens else super().floating_point_ops(inputs)
+        return (
+            sum(map(super().floating_point_ops, inputs))
+            if self.by_tokens
+            else super().floating_point_ops(inputs)
+        )
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
         for batch in inputs if self.by_tokens else [inputs]:
@@ -512,7 +600,11 @@ class VanillaTransformerTrainer(ResumableTrainer):
         if "loss" in logs:
             self._require_finite_losses()
             limit = self._minutes_left()
-            logs.update(self.meter.read(self.state, lambda number: self.accelerator.reduce(number, "mean"), limit))
+            logs.update(
+                self.meter.read(
+                    self.state, lambda number: self.accelerator.reduce(number, "mean"), limit
+                )
+            )
         if not self.args.label_smoothing_factor:  # it smooths the evaluation loss, too
             smoothed = getattr(self.model.config, "label_smoothing", 0) > 0
             logs.update(perplexities(logs, exclude="loss" if smoothed else None))
@@ -528,7 +620,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
             return metrics
         with self.budget.evaluation(self):
             rows = self.budget.rows
-            metrics = super().evaluate(None if rows is None else self.eval_dataset.select(rows), *args, **kwargs)
+            metrics = super().evaluate(
+                None if rows is None else self.eval_dataset.select(rows), *args, **kwargs
+            )
             if self.budget.is_whole:
                 self.scores[self.state.global_step] = metrics
         return metrics
@@ -570,7 +664,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
             start = time.monotonic()
             with self.accelerator.autocast():
                 self.teacher.keep_top(self.args.teacher_top, self.train_dataset, self.data_collator)
-            print_main(f"teacher: distributions of the training pairs computed in {time.monotonic() - start:.0f} s")
+            print_main(
+                f"teacher: distributions of the training pairs computed in {time.monotonic() - start:.0f} s"
+            )
         self.meter.reset()
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:

@@ -50,7 +50,9 @@ def full_disk_reason(error: BaseException | None) -> str | None:
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             reasons.append(error.errno)
-        reasons += [number for number, signs in _SIGNS.items() if any(sign in str(error) for sign in signs)]
+        reasons += [
+            number for number, signs in _SIGNS.items() if any(sign in str(error) for sign in signs)
+        ]
         error = error.__cause__ or error.__context__
     # The last is the first that was raised: torch.save replaces the operating system's error.
     return _FULL[reasons[-1]] if reasons else None

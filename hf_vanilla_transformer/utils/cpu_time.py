@@ -82,7 +82,9 @@ class CpuTime:
             seconds = time.monotonic() - self._last[0]
             if seconds >= _WINDOW:
                 sample = self._sample()
-                _, busy, own = (now - before for now, before in zip(sample, self._last, strict=True))
+                _, busy, own = (
+                    now - before for now, before in zip(sample, self._last, strict=True)
+                )
                 self._used_by_others.append((busy - own) / seconds)
                 self._last = sample
                 self._cores = available_cpus()
@@ -101,8 +103,19 @@ class CpuTime:
             name, *ticks = line.split()
             if name in cores:
                 user, nice, system, _, _, interrupts, soft_interrupts, steal = map(int, ticks[:8])
-                busy += user + system + interrupts + soft_interrupts + steal + (nice if os.nice(0) > 0 else 0)
-        return time.monotonic(), busy / os.sysconf("SC_CLK_TCK") if busy else 0.0, time.process_time()
+                busy += (
+                    user
+                    + system
+                    + interrupts
+                    + soft_interrupts
+                    + steal
+                    + (nice if os.nice(0) > 0 else 0)
+                )
+        return (
+            time.monotonic(),
+            busy / os.sysconf("SC_CLK_TCK") if busy else 0.0,
+            time.process_time(),
+        )
 
 
 @cache

@@ -65,7 +65,10 @@ def missing_extra(error: Exception) -> UserError | None:
     """The error of a library that is not installed, as one line that names its extra, or None for other errors."""
     # transformers raises errors without a name
     text = f"{getattr(error, 'name', '')} {error}".lower().replace("-", "_")
-    library = next((name for name in EXTRAS if re.search(rf"\b{name}\b", text) and not _is_installed(name)), None)
+    library = next(
+        (name for name in EXTRAS if re.search(rf"\b{name}\b", text) and not _is_installed(name)),
+        None,
+    )
     if library is None or not re.search(r"no module|requires|install|import", text):
         return None
     return UserError(

@@ -15,13 +15,17 @@ code { font-size: .85em; opacity: .8; overflow-wrap: anywhere }"""
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table of text. Each cell has its own direction."""
     cells = "".join(f"<th>{escape(cell)}" for cell in head)
-    lines = "".join("<tr>" + "".join(f'<td dir="auto">{escape(cell)}' for cell in row) for row in rows)
+    lines = "".join(
+        "<tr>" + "".join(f'<td dir="auto">{escape(cell)}' for cell in row) for row in rows
+    )
     return f"<table><thead><tr>{cells}<tbody>{lines}</table>"
 
 
 def html_texts(texts: Mapping[str, str]) -> str:
     """Texts below one another, with their names."""
-    terms = "".join(f'<dt>{escape(name)}<dd dir="auto">{escape(text)}' for name, text in texts.items())
+    terms = "".join(
+        f'<dt>{escape(name)}<dd dir="auto">{escape(text)}' for name, text in texts.items()
+    )
     return f"<dl>{terms}</dl>"
 
 

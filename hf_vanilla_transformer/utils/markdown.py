@@ -7,7 +7,9 @@ from collections.abc import Sequence
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in the pipe syntax of GitHub and the Hub, with one line per row."""
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(" ".join(["|", *(f"{cell} |" if cell else "|" for cell in line)]) for line in lines)
+    return "\n".join(
+        " ".join(["|", *(f"{cell} |" if cell else "|" for cell in line)]) for line in lines
+    )
 
 
 def isolated(text: str) -> str:
@@ -15,4 +17,6 @@ def isolated(text: str) -> str:
 
     A page or a terminal then shows its signs, and the text around it, in their places (Unicode Standard Annex 9).
     """
-    return f"\u2068{text}\u2069" if {"R", "AL"} & set(map(unicodedata.bidirectional, text)) else text
+    return (
+        f"\u2068{text}\u2069" if {"R", "AL"} & set(map(unicodedata.bidirectional, text)) else text
+    )

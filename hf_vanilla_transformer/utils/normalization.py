@@ -33,7 +33,9 @@ def normal_form(text: str, normalize: Normalizer) -> str | None:
     return None if form is None else str(form)
 
 
-def normalized_hypotheses(texts: Iterable[str], normalize: Normalizer | None) -> tuple[list[str], int]:
+def normalized_hypotheses(
+    texts: Iterable[str], normalize: Normalizer | None
+) -> tuple[list[str], int]:
     """The forms of hypotheses, "" for invalid ones, and the number of these."""
     if normalize is None:
         return list(texts), 0
@@ -41,7 +43,9 @@ def normalized_hypotheses(texts: Iterable[str], normalize: Normalizer | None) ->
     return [form or "" for form in forms], sum(form is None for form in forms)
 
 
-def normalized_references(columns: Sequence[Sequence[str]], normalize: Normalizer | None) -> list[list[str]]:
+def normalized_references(
+    columns: Sequence[Sequence[str]], normalize: Normalizer | None
+) -> list[list[str]]:
     """The forms of lists of references. An invalid one stays as it is, with a warning that counts them."""
     if normalize is None:
         return [list(column) for column in columns]
@@ -51,5 +55,6 @@ def normalized_references(columns: Sequence[Sequence[str]], normalize: Normalize
         logger.warning("normalize: %s references are invalid and stay as they are", f"{invalid:,}")
     pairs = zip(forms, columns, strict=True)
     return [
-        [text if form is None else form for form, text in zip(column, texts, strict=True)] for column, texts in pairs
+        [text if form is None else form for form, text in zip(column, texts, strict=True)]
+        for column, texts in pairs
     ]

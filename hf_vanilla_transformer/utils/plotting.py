@@ -10,7 +10,14 @@ from .atomic_write import atomic_file
 from .errors import UserError, naming_extras
 
 # For scripts that matplotlib's default font lacks. The installed ones are used.
-_FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "Arial Unicode MS", "Noto Sans")
+_FONTS = (
+    "DejaVu Sans",
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "WenQuanYi Zen Hei",
+    "Arial Unicode MS",
+    "Noto Sans",
+)
 _DPI = 150
 _MAX_PIXELS = 12_000  # on the longer side. matplotlib refuses more than 2^16 and needs memory for all of them.
 
@@ -33,7 +40,9 @@ def figure_file(path: str | os.PathLike, **settings: Any) -> Iterator[Any]:
     from matplotlib import font_manager
 
     installed = set(font_manager.get_font_names())
-    with matplotlib.rc_context({"font.family": [font for font in _FONTS if font in installed] or ["sans-serif"]}):
+    with matplotlib.rc_context(
+        {"font.family": [font for font in _FONTS if font in installed] or ["sans-serif"]}
+    ):
         figure = _figure_class()(**settings)
         yield figure
         with atomic_file(path) as temporary:

@@ -20,7 +20,9 @@ def parse_xml(data: bytes, name: str) -> Any:
     try:
         root = etree.fromstring(data, etree.XMLParser(**SAFE, strip_cdata=False, encoding="utf-8"))
     except (etree.XMLSyntaxError, ValueError) as error:
-        if isinstance(error, etree.XMLSyntaxError) and error.msg is None:  # libxml2 has no memory to say so
+        if (
+            isinstance(error, etree.XMLSyntaxError) and error.msg is None
+        ):  # libxml2 has no memory to say so
             raise MemoryError(f"{name}: the memory is full") from None
         raise UserError(f"{name} is no well-formed XML: {one_line(error)}") from None
     refuse_entities(root, name)
@@ -32,7 +34,9 @@ def refuse_entities(root: Any, name: object) -> None:
     dtd = root.getroottree().docinfo.internalDTD
     declared = [] if dtd is None else [entity.name for entity in dtd.iterentities()]
     if declared:
-        raise UserError(f"{name} declares the entity {declared[0]!r}, which is refused: write its text in its place")
+        raise UserError(
+            f"{name} declares the entity {declared[0]!r}, which is refused: write its text in its place"
+        )
 
 
 def local_name(element: Any) -> str:

@@ -59,7 +59,11 @@ def shown(value: object) -> str:
     if value is None or isinstance(value, int | float):
         return str(value)
     plain = (str, int, float, type(None))
-    if isinstance(value, list | tuple) and len(value) < 10 and all(isinstance(each, plain) for each in value):
+    if (
+        isinstance(value, list | tuple)
+        and len(value) < 10
+        and all(isinstance(each, plain) for each in value)
+    ):
         return f"[{', '.join(map(shown, value))}]"[: 2 * _MAX_SHOWN]
     return f"a {type(value).__name__}"
 
@@ -81,10 +85,15 @@ def refuse_special_files(source: str | Path) -> None:
     for path in (source, *(sorted(source.rglob("*")) if source.is_dir() else ())):
         try:
             mode = path.stat().st_mode
-        except (OSError, RuntimeError):  # links in a circle are one or the other, depending on Python
+        except (
+            OSError,
+            RuntimeError,
+        ):  # links in a circle are one or the other, depending on Python
             continue
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise UserError(f"{path}: neither a file nor a folder, nor a link to one: nothing was read")
+            raise UserError(
+                f"{path}: neither a file nor a folder, nor a link to one: nothing was read"
+            )
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -138,7 +147,10 @@ def _check_nesting(text: str, loader: Any, as_text: bool) -> None:
             if anchor_depth is not None or aliases > _MAX_ALIASES:
                 raise ValueError("its aliases repeat other aliases, or are too many")
         elif (
-            isinstance(event, yaml.ScalarEvent) and event.implicit[0] and len(event.value) > _MAX_PLAIN and not as_text
+            isinstance(event, yaml.ScalarEvent)
+            and event.implicit[0]
+            and len(event.value) > _MAX_PLAIN
+            and not as_text
         ):
             raise ValueError(f"a scalar of {len(event.value)} characters has no quotes")
         if depth > _MAX_DEPTH:
@@ -159,7 +171,9 @@ def reading_weights(path: str | Path) -> Iterator[None]:
     except pickle.UnpicklingError as error:
         unsafe = unsafe_name(error)
         if unsafe is None:
-            raise UserError(f"{path}: damaged, or not written by torch.save. Nothing of it was run") from None
+            raise UserError(
+                f"{path}: damaged, or not written by torch.save. Nothing of it was run"
+            ) from None
         raise UserError(
             f"{path}: it contains {unsafe}, neither a tensor nor plain data. Nothing of it was run. "
             f"If you trust the file, load it where it was made and save only its weights and options"

@@ -28,7 +28,10 @@ CONTENT_TYPES = {
 _EXAMPLES = 3
 
 # Files for only one of the engines
-_OF_ENGINE = {"server": ("server_engine.js",), "browser": ("browser_engine.js", "browser_runtime.js", "search.js")}
+_OF_ENGINE = {
+    "server": ("server_engine.js",),
+    "browser": ("browser_engine.js", "browser_runtime.js", "search.js"),
+}
 _ANY_POLICY = "default-src 'self'"  # of index.html, replaced by `_index`
 
 
@@ -38,16 +41,25 @@ def page_files(site: dict[str, Any]) -> dict[str, bytes]:
     Args:
         site: the content of `site.json`. `site["engine"]` is "browser" or "server".
     """
-    unused = [name for engine, names in _OF_ENGINE.items() if engine != site["engine"] for name in names]
+    unused = [
+        name for engine, names in _OF_ENGINE.items() if engine != site["engine"] for name in names
+    ]
     folder = resources.files(__package__) / "static"
-    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name not in unused}
+    files = {
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.is_file() and path.name not in unused
+    }
     files["index.html"] = _index(files["index.html"].decode(), site).encode()
     files["site.json"] = (json.dumps(site, indent=2, ensure_ascii=False) + "\n").encode()
     return files
 
 
 def model_facts(
-    model: VanillaTransformerForConditionalGeneration, folder: Path, source: str | None, target: str | None
+    model: VanillaTransformerForConditionalGeneration,
+    folder: Path,
+    source: str | None,
+    target: str | None,
 ) -> dict[str, Any]:
     """The fields of `site.json` that both engines have."""
     return {
@@ -76,7 +88,9 @@ def _index(html: str, site: dict[str, Any]) -> str:
     hashes = {entry["url"]: entry["integrity"] for entry in modules if "integrity" in entry}
     import_map = json.dumps({"integrity": hashes}) if hashes else None
     if import_map is not None:
-        html = html.replace("<script ", f'<script type="importmap">{import_map}</script>\n  <script ', 1)
+        html = html.replace(
+            "<script ", f'<script type="importmap">{import_map}</script>\n  <script ', 1
+        )
     return html.replace(_ANY_POLICY, content_security_policy(site, import_map), 1)
 
 
@@ -91,7 +105,9 @@ def content_security_policy(site: dict[str, Any], import_map: str | None = None)
     if site["engine"] == "browser":
         scripts.append("'wasm-unsafe-eval'")
     if import_map is not None:
-        scripts.append(f"'sha256-{base64.b64encode(hashlib.sha256(import_map.encode()).digest()).decode()}'")
+        scripts.append(
+            f"'sha256-{base64.b64encode(hashlib.sha256(import_map.encode()).digest()).decode()}'"
+        )
     policy = {
         "default-src": ["'none'"],
         "script-src": scripts,

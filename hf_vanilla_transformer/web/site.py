@@ -102,7 +102,11 @@ def write_site(
 
 
 def publish_site(
-    source: str | Path, model_id: str, repo_id: str | None = None, private: bool | None = None, dry_run: bool = False
+    source: str | Path,
+    model_id: str,
+    repo_id: str | None = None,
+    private: bool | None = None,
+    dry_run: bool = False,
 ) -> str:
     """Create or update the static Space that translates with a model on the Hub.
 
@@ -171,7 +175,9 @@ def search_settings(model: VanillaTransformerForConditionalGeneration) -> dict[s
         "formula": "power" if "length_penalty" in given else "gnmt",
         "early_stopping": given.get("early_stopping", False),
         "max_length_over_source": given.get("max_length_over_source", MAX_LENGTH_OVER_SOURCE),
-        "decoder_start_token_id": given.get("decoder_start_token_id", config.decoder_start_token_id),
+        "decoder_start_token_id": given.get(
+            "decoder_start_token_id", config.decoder_start_token_id
+        ),
         "eos_token_ids": ends(given),
         "suppressed_tokens": banned_tokens(given),
         "min_new_tokens": shortest(given),
@@ -202,9 +208,13 @@ def _local_runtime(folder: Path) -> dict[str, Path]:
     for name, (package, file, integrity) in _RUNTIME.items():
         path = folder / "node_modules" / package.rpartition("@")[0] / file
         if not path.is_file():
-            raise UserError(f"runtime {folder}: {path.relative_to(folder)} is missing: run there {install}")
+            raise UserError(
+                f"runtime {folder}: {path.relative_to(folder)} is missing: run there {install}"
+            )
         digest = base64.b64encode(hashlib.sha384(path.read_bytes()).digest()).decode()
         if f"sha384-{digest}" != integrity:
-            raise UserError(f"runtime {folder}: {path.relative_to(folder)} is not of {package}: run there {install}")
+            raise UserError(
+                f"runtime {folder}: {path.relative_to(folder)} is not of {package}: run there {install}"
+            )
         paths[name] = path
     return paths

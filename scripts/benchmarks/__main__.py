@@ -45,7 +45,9 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         ("gpu", add_gpu, "all measurements that need a GPU, in eight minutes"),
     ):
         form = argparse.RawDescriptionHelpFormatter
-        add_arguments(commands.add_parser(name, help=text, description=__doc__, formatter_class=form))
+        add_arguments(
+            commands.add_parser(name, help=text, description=__doc__, formatter_class=form)
+        )
     return parser.parse_args(arguments)
 
 
@@ -53,10 +55,24 @@ def add_gpu(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("output", metavar="OUT", help="folder for a JSON file per section; existing ones are kept")
     add("--device", choices=["cuda", "cpu"], default="cuda", help="(default: %(default)s)")
-    add("--source", metavar="F", help="text to train on and to translate (default: generated number words)")
+    add(
+        "--source",
+        metavar="F",
+        help="text to train on and to translate (default: generated number words)",
+    )
     add("--target", metavar="F", help="its translations, line by line")
-    add("--peak", type=float, default=989.0, metavar="X", help="bf16 TFLOP/s of the GPU (default: %(default)s)")
-    add("--quick", action="store_true", help="tiny sizes, to try the command on a CPU; the figures say nothing")
+    add(
+        "--peak",
+        type=float,
+        default=989.0,
+        metavar="X",
+        help="bf16 TFLOP/s of the GPU (default: %(default)s)",
+    )
+    add(
+        "--quick",
+        action="store_true",
+        help="tiny sizes, to try the command on a CPU; the figures say nothing",
+    )
 
 
 def add_decode(parser: argparse.ArgumentParser) -> None:
@@ -95,8 +111,19 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     )
     add("--preset", default="base", metavar="NAME", help="tiny (Multi30k's), or a row of Table 3")
     add("--vocab_size", type=int, default=16_000, metavar="N", help="(default: %(default)s)")
-    add("--tokens", type=int, default=4096, metavar="N", help="max_tokens_per_batch of ours (default: %(default)s)")
-    add("--tokens_per_update", type=int, metavar="N", help="about (default: one batch in each process)")
+    add(
+        "--tokens",
+        type=int,
+        default=4096,
+        metavar="N",
+        help="max_tokens_per_batch of ours (default: %(default)s)",
+    )
+    add(
+        "--tokens_per_update",
+        type=int,
+        metavar="N",
+        help="about (default: one batch in each process)",
+    )
     add("--updates", type=int, default=5, metavar="N", help="per turn (default: %(default)s)")
     add("--warm_up", type=int, default=2, metavar="N", help="updates before the first turn")
     add(
@@ -114,7 +141,11 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--rounds", type=int, default=3, metavar="N", help="turns of each engine, after a warm-up")
     add("--threads", type=int, default=os.cpu_count(), metavar="N", help="of each process")
-    add("--device", default="cpu", help='"cpu", "cuda", or with decode also "cuda:1" (default: %(default)s)')
+    add(
+        "--device",
+        default="cpu",
+        help='"cpu", "cuda", or with decode also "cuda:1" (default: %(default)s)',
+    )
     add("--output", metavar="F", help="JSON file with all figures")
 
 
@@ -129,7 +160,9 @@ def decode(arguments: argparse.Namespace) -> Iterator[Any]:
         check_tokenizer(arguments.bleu_tokenize)
     sentences = list(read_sentences(arguments.source))[: arguments.sentences]
     references = (
-        list(read_sentences(arguments.reference, "target"))[: arguments.sentences] if arguments.reference else None
+        list(read_sentences(arguments.reference, "target"))[: arguments.sentences]
+        if arguments.reference
+        else None
     )
     yield from compare(
         arguments.model,
@@ -154,7 +187,9 @@ def check_gpu(arguments: argparse.Namespace) -> int:
     from . import gpu_check
 
     text = arguments.source, arguments.target
-    check = gpu_check.Check(Path(arguments.output), arguments.device, *text, arguments.quick, arguments.peak)
+    check = gpu_check.Check(
+        Path(arguments.output), arguments.device, *text, arguments.quick, arguments.peak
+    )
     print(gpu_check.report(gpu_check.run(check)))
     return 0
 
@@ -163,7 +198,9 @@ def main(arguments: argparse.Namespace) -> int:
     from hf_vanilla_transformer.inference.text_io import line_writer
     from hf_vanilla_transformer.utils.system_info import describe_hardware, versions
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the signal of `timeout` ends a benchmark like Ctrl-C
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # the signal of `timeout` ends a benchmark like Ctrl-C
     if arguments.command == "gpu":
         return check_gpu(arguments)
     from hf_vanilla_transformer.utils.errors import check_at_least_one
@@ -171,24 +208,39 @@ def main(arguments: argparse.Namespace) -> int:
     from . import report, training
 
     for name, values in vars(arguments).items():
-        numbers = [value for value in (values if isinstance(values, list) else [values]) if type(value) is int]
+        numbers = [
+            value
+            for value in (values if isinstance(values, list) else [values])
+            if type(value) is int
+        ]
         check_at_least_one(**{name: min(numbers, default=None)})
-    settings = {name: value for name, value in vars(arguments).items() if name not in ("command", "output")}
+    settings = {
+        name: value for name, value in vars(arguments).items() if name not in ("command", "output")
+    }
     results: list[Any] = []
     status = 0
     with line_writer(arguments.output) if arguments.output else nullcontext() as write:
         try:
             # `extend` keeps the measurements before an interrupt
-            results.extend(decode(arguments) if arguments.command == "decode" else training.compare(**settings))
+            results.extend(
+                decode(arguments) if arguments.command == "decode" else training.compare(**settings)
+            )
         except KeyboardInterrupt:
             if not results:
                 raise
             status = 130
-            print("interrupted: the figures are those of the rounds finished by then", file=sys.stderr)
+            print(
+                "interrupted: the figures are those of the rounds finished by then", file=sys.stderr
+            )
         if write:
             machine = {"hardware": describe_hardware(), **versions("ctranslate2")}
             measurements = [one.as_dict() for one in results]
-            write(json.dumps({"machine": machine, "settings": settings, "measurements": measurements}, indent=2))
+            write(
+                json.dumps(
+                    {"machine": machine, "settings": settings, "measurements": measurements},
+                    indent=2,
+                )
+            )
     print(report.table(results))
     return status
 

@@ -59,7 +59,9 @@ def compare(
     if not sentences:
         raise UserError("sentences: there are none to translate")
     if references is not None and len(references) != len(sentences):
-        raise UserError(f"references: {len(references)} of them for {len(sentences)} sentences; give one for each")
+        raise UserError(
+            f"references: {len(references)} of them for {len(sentences)} sentences; give one for each"
+        )
     source, target = load_tokenizers(folder)
     ids = source(list(sentences))["input_ids"]
 
@@ -78,16 +80,26 @@ def compare(
             workers[name] = stack.enter_context(Worker(serve, name, *made_from, threads=threads))
             workers[name].receive()
         for size, width in product(batch_sizes, beams):
-            yield from _measure(workers, ids[:limit_single] if size == 1 else ids, size, width, rounds, bleu)
+            yield from _measure(
+                workers, ids[:limit_single] if size == 1 else ids, size, width, rounds, bleu
+            )
 
 
 def _measure(
-    workers: dict[str, Worker], ids: Ids, size: int, beams: int, rounds: int, bleu: Callable[[Ids], dict[str, Any]]
+    workers: dict[str, Worker],
+    ids: Ids,
+    size: int,
+    beams: int,
+    rounds: int,
+    bleu: Callable[[Ids], dict[str, Any]],
 ) -> Iterator[Measurement]:
     order = sorted(range(len(ids)), key=lambda index: len(ids[index]), reverse=True)
     ordered = [ids[index] for index in order]
     first_outputs = None
-    measured = {name: Measurement(name, {"batch": size, "beams": beams}, {"sentences": len(ids)}) for name in workers}
+    measured = {
+        name: Measurement(name, {"batch": size, "beams": beams}, {"sentences": len(ids)})
+        for name in workers
+    }
     for name, worker in workers.items():
         caches = worker.ask("cache_bytes", ordered[:size], beams) if size > 1 else None
         measured[name].more["KV caches, MiB"] = caches and caches / 2**20
@@ -109,7 +121,9 @@ def _measure(
 # Worker processes
 
 
-def serve(pipe: Connection, name: str, folder: str, work: str, device: str, shortlist: str | None) -> None:
+def serve(
+    pipe: Connection, name: str, folder: str, work: str, device: str, shortlist: str | None
+) -> None:
     """Run an engine in a worker process."""
     engine = ENGINES[name](folder, work, device, shortlist)
     on_gpu = torch.device(device).type == "cuda"

@@ -14,7 +14,10 @@ from hf_vanilla_transformer.data.tokenizer_training import load_tokenizers
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.engine.optimize import optimize_for_inference
 from hf_vanilla_transformer.engine.shortlist import with_shortlist
-from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, paper_generation_config
+from hf_vanilla_transformer.generation_vanilla_transformer import (
+    MAX_LENGTH_OVER_SOURCE,
+    paper_generation_config,
+)
 from hf_vanilla_transformer.inference.dtypes import INT8
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.inference.shortlist_files import read_shortlist
@@ -42,7 +45,9 @@ class GenerateEngine:
         """Target ids with end-of-sentence tokens, in the order of the sentences, from batches of `size`."""
         batches = [sentences[start : start + size] for start in range(0, len(sentences), size)]
         limit = max_target_tokens(sentences)
-        return [row for batch in batches for row in self._generate(batch, beams, max_new_tokens=limit)]
+        return [
+            row for batch in batches for row in self._generate(batch, beams, max_new_tokens=limit)
+        ]
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
         """Peak size of the KV caches while a batch is translated, or None."""
@@ -50,15 +55,21 @@ class GenerateEngine:
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         self._generate(batch, beams, past_key_values=cache, max_new_tokens=max_target_tokens(batch))
         layers = cache.self_attention_cache.layers + cache.cross_attention_cache.layers
-        storages = [states.untyped_storage() for layer in layers for states in (layer.keys, layer.values)]
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())  # each once
+        storages = [
+            states.untyped_storage() for layer in layers for states in (layer.keys, layer.values)
+        ]
+        return sum(
+            {storage.data_ptr(): storage.nbytes() for storage in storages}.values()
+        )  # each once
 
     def _generate(self, batch: Ids, beams: int, **settings: Any) -> Ids:
         eos = self.model.config.eos_token_id
         input_ids, mask = self._padded(batch)
         settings |= {"num_beams": beams, "length_penalty": LENGTH_PENALTY}
         sequences = self.model.generate(input_ids, attention_mask=mask, **settings)
-        return [row[: row.index(eos) + 1] if eos in row else row for row in sequences[:, 1:].tolist()]
+        return [
+            row[: row.index(eos) + 1] if eos in row else row for row in sequences[:, 1:].tolist()
+        ]
 
     def _padded(self, batch: Ids) -> tuple[torch.Tensor, torch.Tensor]:
         """Source ids (B, S) and their mask."""
@@ -74,7 +85,9 @@ class OurEngine(GenerateEngine):
 
     def __init__(self, model: Any, workers: bool = False, compiled: bool = False):
         super().__init__(model)
-        self.workers = torch.get_num_threads() if workers else 1  # parallel searches of `size` sentences each
+        self.workers = (
+            torch.get_num_threads() if workers else 1
+        )  # parallel searches of `size` sentences each
         # the paper's settings, because the peers do not read the checkpoint's
         self.model.generation_config = paper_generation_config(model.config)
         engine = model.inference_engine  # `load_model` sets one for int8
@@ -84,7 +97,9 @@ class OurEngine(GenerateEngine):
         if size == 1:
             return super().translate(sentences, size, beams)
         limit = max_target_tokens(sentences)
-        shards = shard_evenly(sorted(range(len(sentences)), key=lambda i: -len(sentences[i])), self.workers)
+        shards = shard_evenly(
+            sorted(range(len(sentences)), key=lambda i: -len(sentences[i])), self.workers
+        )
 
         def search(shard: list[int]) -> Ids:
             pending = iter([sentences[index] for index in shard])
@@ -93,15 +108,22 @@ class OurEngine(GenerateEngine):
                 batch = list(islice(pending, count))
                 return self._padded(batch) if batch else None
 
-            return self._generate(list(islice(pending, size)), beams, next_batch=next_batch, max_new_tokens=limit)
+            return self._generate(
+                list(islice(pending, size)), beams, next_batch=next_batch, max_new_tokens=limit
+            )
 
         translations: dict[int, list[int]] = {}
-        for shard, rows in zip(shards, map_in_threads(search, shards, self.workers, threading.Event()), strict=True):
+        for shard, rows in zip(
+            shards, map_in_threads(search, shards, self.workers, threading.Event()), strict=True
+        ):
             translations |= zip(shard, rows, strict=True)
         return [translations[index] for index in range(len(sentences))]
 
     def cache_bytes(self, batch: Ids, beams: int) -> int | None:
-        limits: dict[str, Any] = {"length_penalty": LENGTH_PENALTY, "max_new_tokens": max_target_tokens(batch)}
+        limits: dict[str, Any] = {
+            "length_penalty": LENGTH_PENALTY,
+            "max_new_tokens": max_target_tokens(batch),
+        }
         search = ContinuousSearch(self.model, len(batch), num_beams=beams, **limits)
         largest = 0
         search.join([(index, row, 1, []) for index, row in enumerate(batch)])
@@ -117,7 +139,13 @@ class CTranslate2Engine:
     """All sentences at once: CTranslate2 sorts them by length and forms the batches itself."""
 
     def __init__(
-        self, folder: str, work: str, device: str, shortlist: str | None, quantization: str, workers: bool = False
+        self,
+        folder: str,
+        work: str,
+        device: str,
+        shortlist: str | None,
+        quantization: str,
+        workers: bool = False,
     ):
         from hf_vanilla_transformer.interop.ctranslate2 import convert
 
@@ -158,7 +186,12 @@ class CTranslate2Engine:
 
 
 def _ours(
-    folder: str, work: str, device: str, shortlist: str | None, dtype: str | torch.dtype, **options: bool
+    folder: str,
+    work: str,
+    device: str,
+    shortlist: str | None,
+    dtype: str | torch.dtype,
+    **options: bool,
 ) -> Any:
     engine = OurEngine(load_model(folder, device, dtype), **options)
     if shortlist is not None:
@@ -171,11 +204,18 @@ def _marian(folder: str, work: str, device: str, shortlist: str | None, dtype: t
     from hf_vanilla_transformer.interop.marian import to_marian
 
     if shortlist is not None:
-        raise UserError(f"shortlist: {shortlist}: transformers' Marian takes none; leave out its engines")
+        raise UserError(
+            f"shortlist: {shortlist}: transformers' Marian takes none; leave out its engines"
+        )
     return GenerateEngine(to_marian(load_model(folder, device, torch.float32)).to(dtype))
 
 
-_DTYPES: dict[str, Any] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": INT8}
+_DTYPES: dict[str, Any] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "int8": INT8,
+}
 _QUANTIZATIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int8": "int8"}
 
 #: Engine by name, made from the model folder, a folder for converted models, the device and a shortlist or None. With
@@ -183,12 +223,25 @@ _QUANTIZATIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "int
 #: sentences.
 ENGINES: dict[str, Callable[[str, str, str, str | None], Any]] = {
     **{f"ours_{name}": partial(_ours, dtype=dtype) for name, dtype in _DTYPES.items()},
-    **{f"ours_workers_{name}": partial(_ours, dtype=dtype, workers=True) for name, dtype in _DTYPES.items()},
-    **{f"ours_compiled_{name}": partial(_ours, dtype=_DTYPES[name], compiled=True) for name in ("bf16", "int8")},
-    **{f"marian_{name}": partial(_marian, dtype=_DTYPES[name]) for name in ("fp32", "bf16", "fp16")},
-    **{f"ctranslate2_{name}": partial(CTranslate2Engine, quantization=q) for name, q in _QUANTIZATIONS.items()},
     **{
-        f"ctranslate2_workers_{name}": partial(CTranslate2Engine, quantization=_QUANTIZATIONS[name], workers=True)
+        f"ours_workers_{name}": partial(_ours, dtype=dtype, workers=True)
+        for name, dtype in _DTYPES.items()
+    },
+    **{
+        f"ours_compiled_{name}": partial(_ours, dtype=_DTYPES[name], compiled=True)
+        for name in ("bf16", "int8")
+    },
+    **{
+        f"marian_{name}": partial(_marian, dtype=_DTYPES[name]) for name in ("fp32", "bf16", "fp16")
+    },
+    **{
+        f"ctranslate2_{name}": partial(CTranslate2Engine, quantization=q)
+        for name, q in _QUANTIZATIONS.items()
+    },
+    **{
+        f"ctranslate2_workers_{name}": partial(
+            CTranslate2Engine, quantization=_QUANTIZATIONS[name], workers=True
+        )
         for name in ("fp32", "int8")
     },
 }

@@ -68,7 +68,9 @@ class Check:
 
     output: Path  # folder of the JSON files and of the trained model
     device: str  # "cuda", or "cpu" to try the command without a GPU
-    source: str | Path | None = None  # parallel text to train on and to translate. None generates number words
+    source: str | Path | None = (
+        None  # parallel text to train on and to translate. None generates number words
+    )
     target: str | Path | None = None
     quick: bool = False  # sizes for two minutes on a CPU. The figures have no meaning
     peak: float = 989.0  # bf16 TFLOP/s of the device, for the utilisation
@@ -115,8 +117,13 @@ def run(check: Check) -> dict[str, Figures]:
                 figures = {"not measured": " ".join(str(error).split())[:300]}
             figures["seconds"] = round(time.monotonic() - start, 1)
             with atomic_file(file) as temporary:
-                temporary.write_text(json.dumps(figures, indent=2, default=str) + "\n", encoding="utf-8")
-            print(f"{name}: {figures.get('not measured', 'measured')} ({figures['seconds']} s)", flush=True)
+                temporary.write_text(
+                    json.dumps(figures, indent=2, default=str) + "\n", encoding="utf-8"
+                )
+            print(
+                f"{name}: {figures.get('not measured', 'measured')} ({figures['seconds']} s)",
+                flush=True,
+            )
         figures_of[name] = json.loads(file.read_text(encoding="utf-8"))
     return figures_of
 
@@ -124,7 +131,10 @@ def run(check: Check) -> dict[str, Figures]:
 def sections(check: Check) -> dict[str, Callable[[], Figures]]:
     """The sections, the most important ones first."""
     named: dict[str, Callable[[], Figures]] = {
-        "machine": lambda: {"hardware": describe_hardware(), **versions("ctranslate2", "flash-attn")}
+        "machine": lambda: {
+            "hardware": describe_hardware(),
+            **versions("ctranslate2", "flash-attn"),
+        }
     }
     sizes = ("tiny",) if check.quick else ("base", "big")
     for size in sizes:
@@ -139,7 +149,9 @@ def sections(check: Check) -> dict[str, Callable[[], Figures]]:
 def train_on_text(check: Check, preset: str) -> Figures:
     """Target tokens per second in bf16, against transformers' trainer in random order and grouped by length."""
     engines = ["ours_bf16", "marian_bf16", "marian_grouped_bf16"]
-    return _figures(training.compare(engines, *check.text(), preset, device=check.device, **check.sizes))
+    return _figures(
+        training.compare(engines, *check.text(), preset, device=check.device, **check.sizes)
+    )
 
 
 def train_on_random_pairs(check: Check, preset: str) -> Figures:
@@ -173,7 +185,11 @@ def train_model(check: Check, preset: str) -> Figures:
     }
     flags = [part for name, value in fields.items() for part in (f"--{name}", str(value))]
     results = run_training(*parse_recipe(["--train", *map(str, check.text()), *flags]))
-    return {name: results[name] for name in ("train_updates", "train_seconds", "train_loss") if name in results}
+    return {
+        name: results[name]
+        for name in ("train_updates", "train_seconds", "train_loss")
+        if name in results
+    }
 
 
 def decode(check: Check, preset: str) -> Figures:
@@ -200,7 +216,9 @@ def decode(check: Check, preset: str) -> Figures:
 def _figures(measurements: Iterable[Measurement]) -> Figures:
     """The figures of all rounds by engine and setting."""
     return {
-        ", ".join([one.engine, *(f"{name} {value}" for name, value in one.setting.items())]): one.as_dict()
+        ", ".join(
+            [one.engine, *(f"{name} {value}" for name, value in one.setting.items())]
+        ): one.as_dict()
         for one in list(measurements)
     }
 
@@ -219,4 +237,6 @@ def report(sections: dict[str, Figures]) -> str:
             notes += [f"{memory:,.0f} MiB"] if memory else []
             rows.append([name, engine, f"{one['tokens_per_second']:,.0f}", ", ".join(notes)])
     machine = f"{sections['machine']['hardware']}; torch {sections['machine']['torch']}"
-    return f"{machine}\n\n{markdown_table(['section', 'engine', 'target tokens/s', 'others'], rows)}"
+    return (
+        f"{machine}\n\n{markdown_table(['section', 'engine', 'target tokens/s', 'others'], rows)}"
+    )

@@ -39,7 +39,11 @@ class Worker:
     """
 
     def __init__(
-        self, serve: Callable[..., None], *args: Any, threads: int, environment: Mapping[str, str] | None = None
+        self,
+        serve: Callable[..., None],
+        *args: Any,
+        threads: int,
+        environment: Mapping[str, str] | None = None,
     ):
         context = multiprocessing.get_context("spawn")
         self.pipe, worker_end = context.Pipe()
@@ -65,7 +69,9 @@ class Worker:
 
     def send(self, request: str, *args: Any) -> None:
         """Send a request without waiting. `receive` must follow."""
-        with suppress(BrokenPipeError, ConnectionResetError):  # `receive` reports that the process died
+        with suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # `receive` reports that the process died
             self.pipe.send((request, args))
 
     def receive(self) -> Any:
@@ -79,12 +85,21 @@ class Worker:
         return answer
 
 
-def _run(pipe: Connection, serve: Callable[..., None], args: Any, threads: int, environment: dict[str, str]) -> None:
+def _run(
+    pipe: Connection,
+    serve: Callable[..., None],
+    args: Any,
+    threads: int,
+    environment: dict[str, str],
+) -> None:
     import hf_vanilla_transformer  # noqa: F401  (registers the model)
 
     # set, or accelerate chooses a number of threads when there are several processes
     os.environ.update(environment, OMP_NUM_THREADS=str(threads))
-    for number in (signal.SIGINT, signal.SIGTERM):  # the main process reports first, and then ends its workers
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # the main process reports first, and then ends its workers
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
     logging.disable_progress_bar()

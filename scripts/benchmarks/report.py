@@ -42,7 +42,10 @@ class Measurement:
     @property
     def rates(self) -> list[float]:
         """Target tokens per second."""
-        return [tokens / seconds for tokens, seconds in zip(self.target_tokens, self.seconds, strict=True)]
+        return [
+            tokens / seconds
+            for tokens, seconds in zip(self.target_tokens, self.seconds, strict=True)
+        ]
 
     @property
     def tokens_per_second(self) -> float:
@@ -62,30 +65,47 @@ class Measurement:
 
     def as_dict(self) -> dict[str, Any]:
         """All figures, for JSON."""
-        return asdict(self) | {name: getattr(self, name) for name in ("rates", "tokens_per_second", "spread")}
+        return asdict(self) | {
+            name: getattr(self, name) for name in ("rates", "tokens_per_second", "spread")
+        }
 
 
 def table(measurements: Sequence[Measurement]) -> str:
     """A Markdown table with a row for each measurement."""
-    alone = {one.engine: one.tokens_per_second for one in measurements if one.setting.get("processes") == 1}
+    alone = {
+        one.engine: one.tokens_per_second
+        for one in measurements
+        if one.setting.get("processes") == 1
+    }
     more = [name for name in FORMATS if any(one.more.get(name) is not None for one in measurements)]
     rows = []
     for one in measurements:
         ours = _compared(measurements, one)
         rate = one.tokens_per_second
-        row = {"engine": one.engine, **one.setting, "target tokens/s": f"{rate:,.0f}", "spread": f"{one.spread:.0%}"}
+        row = {
+            "engine": one.engine,
+            **one.setting,
+            "target tokens/s": f"{rate:,.0f}",
+            "spread": f"{one.spread:.0%}",
+        }
         row["ours / this"] = f"{ours.tokens_per_second / rate:.2f} ({ours.engine})" if ours else ""
         row["peak MiB"] = _number(one.peak_mib, ",.0f")
-        row["ours / this, peak"] = f"{ours.peak_mib / one.peak_mib:.2f}" if ours and one.peak_mib else ""
+        row["ours / this, peak"] = (
+            f"{ours.peak_mib / one.peak_mib:.2f}" if ours and one.peak_mib else ""
+        )
         if "processes" in one.setting:
-            row["times one process"] = f"{rate / alone[one.engine]:.2f}" if one.engine in alone else ""
+            row["times one process"] = (
+                f"{rate / alone[one.engine]:.2f}" if one.engine in alone else ""
+            )
         rows.append(row | {name: _number(one.more.get(name), FORMATS[name]) for name in more})
     return markdown_table(list(rows[0]), [[str(cell) for cell in row.values()] for row in rows])
 
 
 def _compared(measurements: Sequence[Measurement], peer: Measurement) -> Any:
     """The measurement of this package with the setting of a peer, in the same precision or else the fastest."""
-    candidates = [one for one in measurements if family(one.engine) == "ours" and one.setting == peer.setting]
+    candidates = [
+        one for one in measurements if family(one.engine) == "ours" and one.setting == peer.setting
+    ]
     same = [one for one in candidates if precision(one.engine) == precision(peer.engine)]
     fastest = max(same or candidates, key=lambda one: one.tokens_per_second, default=None)
     return None if family(peer.engine) == "ours" else fastest

@@ -18,15 +18,32 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from datasets import Dataset, load_from_disk
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback, set_seed
+from transformers import (
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    set_seed,
+)
 from transformers.utils import logging
 
-from hf_vanilla_transformer.configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
-from hf_vanilla_transformer.data import encode_pairs, load_pairs, load_tokenizers, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.configuration_vanilla_transformer import (
+    PRESETS,
+    VanillaTransformerConfig,
+)
+from hf_vanilla_transformer.data import (
+    encode_pairs,
+    load_pairs,
+    load_tokenizers,
+    save_tokenizers,
+    train_tokenizer,
+)
 from hf_vanilla_transformer.data.batching import TokenBatchSampler, pair_lengths
 from hf_vanilla_transformer.interop.marian import to_marian
 from hf_vanilla_transformer.loss_vanilla_transformer import IGNORED
-from hf_vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
 from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from hf_vanilla_transformer.utils.errors import UserError
@@ -48,7 +65,11 @@ TINY: dict[str, Any] = {
 }
 SIZES = ("tiny", *PRESETS)
 #: `train_sampling_strategy` of transformers' trainer by engine. None for this package
-SAMPLING: dict[str, str | None] = {"ours": None, "marian": "random", "marian_grouped": "group_by_length"}
+SAMPLING: dict[str, str | None] = {
+    "ours": None,
+    "marian": "random",
+    "marian_grouped": "group_by_length",
+}
 ENGINES = tuple(f"{name}_{dtype}" for dtype in ("fp32", "bf16") for name in SAMPLING)
 
 MAX_LENGTH = 256  # tokens per side, as in the recipes
@@ -64,14 +85,18 @@ class Turn(NamedTuple):
     tokens: int  # of both sides, without padding
     padded_tokens: int  # of both sides, with padding
     peak_mib: float | None
-    step_mib: float | None  # the peak above the memory before the first measured update: without weights and moments
+    step_mib: (
+        float | None
+    )  # the peak above the memory before the first measured update: without weights and moments
 
 
 class BatchSizes(NamedTuple):
     """The batches and updates of every engine."""
 
     tokens: int  # `max_tokens_per_batch` of this package
-    tokens_per_update: int | None  # target tokens of an update, about. None: one batch in each process
+    tokens_per_update: (
+        int | None
+    )  # target tokens of an update, about. None: one batch in each process
     pairs: int  # per batch of transformers' trainer: this package's average
     accumulation: int  # batches per update of transformers' trainer
 
@@ -109,7 +134,9 @@ def compare(
     Yields:
         Each measurement after its first round. Later rounds are added to it, as in `decoding.compare`.
     """
-    check_choices(engines=(engines, ENGINES), preset=([preset], SIZES), device=([device], ["cpu", "cuda"]))
+    check_choices(
+        engines=(engines, ENGINES), preset=([preset], SIZES), device=([device], ["cpu", "cuda"])
+    )
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("device: 'cuda' cannot be used here: torch sees no GPU")
     if (source is None) != (target is None):
@@ -119,7 +146,10 @@ def compare(
         teams: dict[tuple[str, int], list[Worker]] = {}
         for count, engine in product(dict.fromkeys(processes), engines):
             args = engine, folder, batch_sizes(data, tokens, tokens_per_update, count), device
-            workers = [Worker(serve, *args, threads=threads, environment=each) for each in _environments(count)]
+            workers = [
+                Worker(serve, *args, threads=threads, environment=each)
+                for each in _environments(count)
+            ]
             teams[engine, count] = [stack.enter_context(worker) for worker in workers]
             for worker in workers:  # after all have started, because they wait for each other
                 worker.receive()
@@ -165,9 +195,14 @@ def prepare(
         data = random_pairs(vocab_size, tokens)
     data.save_to_disk(folder / "data")
     save_tokenizers(folder / "tokenizer", tokenizer, tokenizer)
-    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "pad", "eos", "unk")}
+    ids = {
+        f"{name}_token_id": getattr(tokenizer, f"{name}_token_id")
+        for name in ("bos", "pad", "eos", "unk")
+    }
     set_seed(1)
-    config = config_of(preset, vocab_size, **ids, decoder_start_token_id=tokenizer.bos_token_id, **fields)
+    config = config_of(
+        preset, vocab_size, **ids, decoder_start_token_id=tokenizer.bos_token_id, **fields
+    )
     VanillaTransformerForConditionalGeneration(config).save_pretrained(folder / "model")
     return load_from_disk(folder / "data")
 
@@ -183,14 +218,21 @@ def random_pairs(vocab_size: int, tokens: int) -> Dataset:
     """Pairs of `RANDOM_LENGTH` random tokens per side, enough for 16 batches."""
     generator = np.random.default_rng(1)
     shape = 16 * -(-tokens // RANDOM_LENGTH), RANDOM_LENGTH
-    sides = {side: generator.integers(4, vocab_size, shape).tolist() for side in ("input_ids", "labels")}
+    sides = {
+        side: generator.integers(4, vocab_size, shape).tolist() for side in ("input_ids", "labels")
+    }
     return Dataset.from_dict({**sides, "length": [RANDOM_LENGTH] * shape[0]})
 
 
-def batch_sizes(data: Dataset, tokens: int, tokens_per_update: int | None, processes: int) -> BatchSizes:
+def batch_sizes(
+    data: Dataset, tokens: int, tokens_per_update: int | None, processes: int
+) -> BatchSizes:
     """The sizes of batches. transformers' trainer gets this package's average number of pairs."""
     sampler = TokenBatchSampler(
-        *pair_lengths(data), tokens, tokens_per_update=tokens_per_update, batches_per_update=processes
+        *pair_lengths(data),
+        tokens,
+        tokens_per_update=tokens_per_update,
+        batches_per_update=processes,
     )
     batches = len(sampler.tokens)
     accumulation = max(1, round(batches / len(sampler) / processes))
@@ -245,7 +287,9 @@ class TurnCallback(TrainerCallback):
             mask = batch["attention_mask"]
             target_tokens = labels.ne(IGNORED).sum()
             padded_tokens = torch.full_like(target_tokens, labels.numel() + mask.numel())
-            self.counts = self.counts + torch.stack([target_tokens, target_tokens + mask.sum(), padded_tokens])
+            self.counts = self.counts + torch.stack(
+                [target_tokens, target_tokens + mask.sum(), padded_tokens]
+            )
         return self.step(model, inputs, *args, **kwargs)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:

@@ -24,7 +24,13 @@ project = "hf_vanilla_transformer"
 copyright = "the hf_vanilla_transformer authors, Apache-2.0"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "scripts/docs/index"
-include_patterns = ["scripts/docs/**", "**README.md", "CONTRIBUTING.md", "CHANGELOG.md", "model_cards/*.md"]
+include_patterns = [
+    "scripts/docs/**",
+    "**README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "model_cards/*.md",
+]
 exclude_patterns = [".*", "runs", "node_modules", "scripts/docs/lessons/source"]
 
 html_theme = "furo"
@@ -91,7 +97,11 @@ def own_fields(cls: type) -> list[dataclasses.Field]:
     """Return the fields that a dataclass adds to its base, which for transformers' classes has 100 others."""
     if not dataclasses.is_dataclass(cls):
         return []
-    return [field for field in dataclasses.fields(cls) if field.name in vars(cls).get("__annotations__", {})]
+    return [
+        field
+        for field in dataclasses.fields(cls)
+        if field.name in vars(cls).get("__annotations__", {})
+    ]
 
 
 def show_own_fields(app: Sphinx, kind: str, name: str, cls: Any, *_: Any) -> tuple[str, str] | None:
@@ -103,7 +113,9 @@ def show_own_fields(app: Sphinx, kind: str, name: str, cls: Any, *_: Any) -> tup
     return (f"(*, {', '.join(shown)})", "") if shown else None
 
 
-def describe_own_fields(app: Sphinx, kind: str, name: str, cls: Any, options: Any, lines: list[str]) -> None:
+def describe_own_fields(
+    app: Sphinx, kind: str, name: str, cls: Any, options: Any, lines: list[str]
+) -> None:
     """Append the help of each field, the text of the command line's --help."""
     for field in own_fields(cls) if kind == "class" else []:
         if help := field.metadata.get("help"):

@@ -18,15 +18,23 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument("--model", required=True, metavar="DIR", help="folder of the trained model")
     parser.add_argument("--sentence", required=True, help="the sentence to translate")
     parser.add_argument("--translation", help="the translation (default: the model's)")
-    parser.add_argument("--layer", type=int, metavar="N", help="decoder layer, counted from 1 (default: the last)")
-    parser.add_argument("--output", metavar="F", help="the plot: .png, .pdf or .svg (default: print the numbers)")
+    parser.add_argument(
+        "--layer", type=int, metavar="N", help="decoder layer, counted from 1 (default: the last)"
+    )
+    parser.add_argument(
+        "--output", metavar="F", help="the plot: .png, .pdf or .svg (default: print the numbers)"
+    )
     add_shared_flags(parser, "source_lang", "target_lang", *MODEL_CODE, "device")
     return parser.parse_args(arguments)
 
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.data import load_tokenizers
-    from hf_vanilla_transformer.evaluation.plots import checked_layer, cross_attention, plot_attention
+    from hf_vanilla_transformer.evaluation.plots import (
+        checked_layer,
+        cross_attention,
+        plot_attention,
+    )
     from hf_vanilla_transformer.inference.loading import load_model
 
     model = load_model(arguments.model, arguments.device)
@@ -35,7 +43,11 @@ def main(arguments: argparse.Namespace) -> None:
     languages = (arguments.source_lang, arguments.target_lang)
     source_tokens, target_tokens, weights = cross_attention(model, *tokenizers, *text, *languages)
     if arguments.output:
-        print(plot_attention(source_tokens, target_tokens, weights, arguments.output, layer=arguments.layer))
+        print(
+            plot_attention(
+                source_tokens, target_tokens, weights, arguments.output, layer=arguments.layer
+            )
+        )
         return
     layer = checked_layer(weights, arguments.layer)
     print("", *source_tokens, sep="\t")

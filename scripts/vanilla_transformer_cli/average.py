@@ -31,12 +31,19 @@ TRAINING_STATE = (
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
-    parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help="folders or .safetensors files")
+    parser.add_argument(
+        "checkpoints", nargs="*", metavar="CHECKPOINT", help="folders or .safetensors files"
+    )
     parser.add_argument("--run", metavar="DIR", help="average the checkpoints of this run")
     parser.add_argument(
-        "--last", type=int, metavar="K", help="with --run: its last K checkpoints (the paper: 5 or 20)"
+        "--last",
+        type=int,
+        metavar="K",
+        help="with --run: its last K checkpoints (the paper: 5 or 20)",
     )
-    parser.add_argument("--output", required=True, metavar="DIR", help="new folder, or a file.safetensors")
+    parser.add_argument(
+        "--output", required=True, metavar="DIR", help="new folder, or a file.safetensors"
+    )
     add_shared_flags(parser, *MODEL_CODE)
     parsed = parser.parse_args(arguments)
     if bool(parsed.checkpoints) == bool(parsed.run):
@@ -72,7 +79,9 @@ def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
     check_at_least_one(last=arguments.last)
     checkpoints = complete_checkpoints(Path(arguments.run))
     if len(checkpoints) < arguments.last:
-        raise UserError(f"last: {arguments.last}: run {arguments.run} has {len(checkpoints)} complete checkpoints")
+        raise UserError(
+            f"last: {arguments.last}: run {arguments.run} has {len(checkpoints)} complete checkpoints"
+        )
     return checkpoints[-arguments.last :]
 
 
@@ -91,10 +100,14 @@ def write_model_folder(checkpoints: list[Path], output: Path) -> None:
         folder.mkdir()
         average_weights(checkpoints, folder / WEIGHTS)
         if not last.is_dir():
-            raise UserError(f"{last} has no configuration next to it: name folders, or end output with .safetensors")
+            raise UserError(
+                f"{last} has no configuration next to it: name folders, or end output with .safetensors"
+            )
         # Checkpoints of `Seq2SeqTrainer` lack the target tokenizer of the run.
         target_tokenizer = last.parent / TARGET_FOLDER
         if last.name.startswith("checkpoint-") and target_tokenizer.is_dir():
             shutil.copytree(target_tokenizer, folder / TARGET_FOLDER)
-        unwanted = shutil.ignore_patterns(*TRAINING_STATE, *RESULTS, "*.safetensors", INDEX, "checkpoint-*")
+        unwanted = shutil.ignore_patterns(
+            *TRAINING_STATE, *RESULTS, "*.safetensors", INDEX, "checkpoint-*"
+        )
         shutil.copytree(last, folder, ignore=unwanted, dirs_exist_ok=True)

@@ -21,19 +21,35 @@ from .parsing import COLUMNS, COLUMNS_TITLE, Parser, add_shared_flags, given_val
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
-    parser.add_argument("input", nargs="+", metavar="INPUT", help="as of `train --train`: train.en train.de, a CSV …")
     parser.add_argument(
-        "--output", required=True, nargs="+", metavar="F", help="two text files, source first, or a TSV"
+        "input",
+        nargs="+",
+        metavar="INPUT",
+        help="as of `train --train`: train.en train.de, a CSV …",
+    )
+    parser.add_argument(
+        "--output",
+        required=True,
+        nargs="+",
+        metavar="F",
+        help="two text files, source first, or a TSV",
     )
     parser.add_argument("--exclude", nargs="+", metavar="INPUT", help="validation and test text")
     parser.add_argument(
-        "--dropped", metavar="F", help="TSV for the dropped pairs: rule, line, source, target, and other columns"
+        "--dropped",
+        metavar="F",
+        help="TSV for the dropped pairs: rule, line, source, target, and other columns",
     )
     parser.add_argument("--report", metavar="F", help="HTML file for the counts and examples")
-    parser.add_argument("--skip", nargs="+", default=[], metavar="RULE", help="rules that are not applied")
+    parser.add_argument(
+        "--skip", nargs="+", default=[], metavar="RULE", help="rules that are not applied"
+    )
     parser.add_argument("--max_characters", type=int, metavar="N", help="of a side (default: 1000)")
     parser.add_argument(
-        "--max_ratio", type=float, metavar="R", help="of the lengths in characters (default: fits the text)"
+        "--max_ratio",
+        type=float,
+        metavar="R",
+        help="of the lengths in characters (default: fits the text)",
     )
     parser.add_argument(
         "--detect",
@@ -42,8 +58,12 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     )
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     parsed = parser.parse_args(arguments)
-    if len(parsed.output) > 2 or (len(parsed.output) == 1 and not parsed.output[0].endswith((".tsv", ".tsv.gz"))):
-        parser.error(f"--output {' '.join(parsed.output)}: give two text files, source first, or one .tsv")
+    if len(parsed.output) > 2 or (
+        len(parsed.output) == 1 and not parsed.output[0].endswith((".tsv", ".tsv.gz"))
+    ):
+        parser.error(
+            f"--output {' '.join(parsed.output)}: give two text files, source first, or one .tsv"
+        )
     return parsed
 
 
@@ -74,7 +94,9 @@ def _write(arguments: argparse.Namespace, rows: Any, judged: Any) -> None:
 
     with ExitStack() as files:
         write = [files.enter_context(line_writer(name)) for name in arguments.output]
-        write_dropped = files.enter_context(line_writer(arguments.dropped)) if arguments.dropped else None
+        write_dropped = (
+            files.enter_context(line_writer(arguments.dropped)) if arguments.dropped else None
+        )
         header_is_due = len(write) == 1
         for rule, row in judged:
             reason = row.defect or rule
@@ -115,10 +137,14 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.detect and "languages" not in limits:
         next(iter(rows), None)
         if not set(CODES) <= set(rows.names):
-            raise UserError("detect: give --source_lang and --target_lang: the text does not name its languages")
+            raise UserError(
+                "detect: give --source_lang and --target_lang: the text does not name its languages"
+            )
     judged, report = judge_pairs(rows, rules, excluded, arguments.detect, **limits)
     with ExitStack() as files:
-        write_page = files.enter_context(line_writer(arguments.report)) if arguments.report else None
+        write_page = (
+            files.enter_context(line_writer(arguments.report)) if arguments.report else None
+        )
         _write(arguments, rows, judged)
         if write_page is not None:
             write_page(report_page(report, rows.summary()))

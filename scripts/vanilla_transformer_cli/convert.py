@@ -36,19 +36,33 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     description = (__doc__ or "").replace("@@FORMATS@@\n", FORMATS)
     parser = Parser(prog, description)
     names = [line.split()[0] for line in FORMATS.splitlines() if line[2] != " "]
-    parser.add_argument("--from", required=True, dest="source_format", choices=names, metavar="FORMAT")
+    parser.add_argument(
+        "--from", required=True, dest="source_format", choices=names, metavar="FORMAT"
+    )
     parser.add_argument("source", metavar="SRC", help="the checkpoint: a folder, a file or a name")
     parser.add_argument("output", metavar="DIR", help="new model folder")
     parser.add_argument(
         "--set", action="append", type=name_and_value, default=[], dest="options", metavar="NAME=VALUE",
         help="an option",
     )  # fmt: skip
-    parser.add_argument("--overwrite", action="store_true", help="replace a folder that exists already")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace a folder that exists already"
+    )
     return parser.parse_args(arguments)
 
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.interop.converting import convert
 
-    options: dict[str, Any] = dict(arguments.options)  # `convert` parses the text as the option's type
-    print(convert(arguments.source_format, arguments.source, arguments.output, arguments.overwrite, **options))
+    options: dict[str, Any] = dict(
+        arguments.options
+    )  # `convert` parses the text as the option's type
+    print(
+        convert(
+            arguments.source_format,
+            arguments.source,
+            arguments.output,
+            arguments.overwrite,
+            **options,
+        )
+    )

@@ -26,14 +26,53 @@ SETTINGS = "num_beams", "length_penalty", "max_new_tokens", "batch_size", "shard
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
     add = parser.add_argument
-    add("--teacher", required=True, nargs="+", metavar="DIR", help="model folder; several form an ensemble")
-    add("--source_file", required=True, metavar="F", help="text to translate, one sentence per line, or a table")
-    add("--output_dir", required=True, metavar="DIR", help="folder for train.source.txt and train.target.txt")
-    add("--reference_file", metavar="F", help="translations of the same lines by people, to train on too")
-    add("--back_translation", action="store_true", help="write the translations as the source, the text as the target")
-    add("--n_best", type=int, default=1, metavar="N", help="translations of each line (default: %(default)s)")
-    add("--mbr", action="store_true", help="keep the one of --n_best that is most similar to the others (chrF)")
-    add("--tag", default="", metavar="TOKEN", help="start of the source of back-translations, such as <BT>")
+    add(
+        "--teacher",
+        required=True,
+        nargs="+",
+        metavar="DIR",
+        help="model folder; several form an ensemble",
+    )
+    add(
+        "--source_file",
+        required=True,
+        metavar="F",
+        help="text to translate, one sentence per line, or a table",
+    )
+    add(
+        "--output_dir",
+        required=True,
+        metavar="DIR",
+        help="folder for train.source.txt and train.target.txt",
+    )
+    add(
+        "--reference_file",
+        metavar="F",
+        help="translations of the same lines by people, to train on too",
+    )
+    add(
+        "--back_translation",
+        action="store_true",
+        help="write the translations as the source, the text as the target",
+    )
+    add(
+        "--n_best",
+        type=int,
+        default=1,
+        metavar="N",
+        help="translations of each line (default: %(default)s)",
+    )
+    add(
+        "--mbr",
+        action="store_true",
+        help="keep the one of --n_best that is most similar to the others (chrF)",
+    )
+    add(
+        "--tag",
+        default="",
+        metavar="TOKEN",
+        help="start of the source of back-translations, such as <BT>",
+    )
     add(
         "--pairs_format",
         choices=["text", "jsonl", "parquet"],
@@ -42,7 +81,9 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     )
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the teacher's generation_config.json)")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="sample; 0 does not (default)")
+    group.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="sample; 0 does not (default)"
+    )
     add_shared_flags(group, *SETTINGS, "device", "dtype", "ray")
     add_shared_flags(parser, *MODEL_CODE)
     return parser.parse_args(arguments)
@@ -66,7 +107,9 @@ def main(arguments: argparse.Namespace) -> None:
             tag=arguments.tag,
             references=arguments.reference_file,
             back_translation=arguments.back_translation,
-            columns=columns_of(arguments, arguments.teacher[0], arguments.source_file, arguments.reference_file),
+            columns=columns_of(
+                arguments, arguments.teacher[0], arguments.source_file, arguments.reference_file
+            ),
             progress=progress,
             pool=ray_pool(arguments, "teacher"),
             pairs_format=arguments.pairs_format,

@@ -18,26 +18,51 @@ from pathlib import Path
 from typing import Any
 
 from .models import MODEL_CODE, codes_of, load_translator
-from .parsing import COLUMNS, COLUMNS_TITLE, DECODING, Parser, add_shared_flags, columns_of, given_values
+from .parsing import (
+    COLUMNS,
+    COLUMNS_TITLE,
+    DECODING,
+    Parser,
+    add_shared_flags,
+    columns_of,
+    given_values,
+)
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
     translations = parser.add_mutually_exclusive_group(required=True)
-    translations.add_argument("--model", nargs="+", metavar="DIR", help="model folder, or several; needs --source")
-    translations.add_argument("--hypothesis", metavar="F", help="an existing translation, one sentence per line")
-    parser.add_argument("--source", metavar="F", help="text to translate, one sentence per line, .gz too, or a table")
+    translations.add_argument(
+        "--model", nargs="+", metavar="DIR", help="model folder, or several; needs --source"
+    )
+    translations.add_argument(
+        "--hypothesis", metavar="F", help="an existing translation, one sentence per line"
+    )
+    parser.add_argument(
+        "--source",
+        metavar="F",
+        help="text to translate, one sentence per line, .gz too, or a table",
+    )
     parser.add_argument(
         "--reference", required=True, nargs="+", metavar="F",
         help="references, one per line, or a table such as --source; several files for several references",
     )  # fmt: skip
     parser.add_argument(
-        "--compare", nargs="+", default=[], metavar="SYSTEM", help="model folders or translations, beside the first"
+        "--compare",
+        nargs="+",
+        default=[],
+        metavar="SYSTEM",
+        help="model folders or translations, beside the first",
     )
     parser.add_argument("--output", metavar="F", help="JSON file for the scores and the settings")
-    parser.add_argument("--report", metavar="F", help="HTML file for tables and the sentences that differ most")
     parser.add_argument(
-        "--format", choices=["text", "markdown", "latex"], default="text", help="of the tables (default: text)"
+        "--report", metavar="F", help="HTML file for tables and the sentences that differ most"
+    )
+    parser.add_argument(
+        "--format",
+        choices=["text", "markdown", "latex"],
+        default="text",
+        help="of the tables (default: text)",
     )
     parser.add_argument(
         "--metrics", nargs="+", metavar="NAME",
@@ -54,7 +79,9 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "--n_best", type=int, metavar="N",
         help="score lists of N translations, which top_k needs; a translation is then a file of `translate --n_best`",
     )  # fmt: skip
-    parser.add_argument("--by", metavar="NAME", help="scores by length, or by the value of this column of --source")
+    parser.add_argument(
+        "--by", metavar="NAME", help="scores by length, or by the value of this column of --source"
+    )
     parser.add_argument(
         "--perturb", nargs="+", metavar="NAME",
         help="scores of perturbed text too: upper, title, typos, end_punctuation, merge, copy, noise, or all",
@@ -89,11 +116,16 @@ def translators(arguments: argparse.Namespace) -> dict[str, Any]:
     from hf_vanilla_transformer.utils.errors import UserError
 
     systems: dict[str, Any] = {}
-    for name, models in [(arguments.hypothesis, arguments.model), *((name, [name]) for name in arguments.compare)]:
+    for name, models in [
+        (arguments.hypothesis, arguments.model),
+        *((name, [name]) for name in arguments.compare),
+    ]:
         name = name or " + ".join(models)
         if name in systems:
             raise UserError(f"compare: {name} is named twice")
-        is_model = name != arguments.hypothesis and (models == arguments.model or Path(name).is_dir())
+        is_model = name != arguments.hypothesis and (
+            models == arguments.model or Path(name).is_dir()
+        )
         systems[name] = load_translator(arguments, models) if is_model else None
     return systems
 
@@ -107,7 +139,9 @@ def read_hypotheses(file: str, references: list[str], name: str) -> list[str]:
     require_plain_text(Path(file))
     lines = list(read_sentences(file))
     if len(lines) != len(references):
-        raise UserError(f"{file} has {len(lines)} lines, {name} has {len(references)}: each needs its other")
+        raise UserError(
+            f"{file} has {len(lines)} lines, {name} has {len(references)}: each needs its other"
+        )
     return lines
 
 
@@ -120,9 +154,13 @@ def read_n_best(file: str, references: list[str], name: str) -> list[list[str]]:
     for number, line in enumerate(read_lines(file), start=1):
         index, *cells = line.split(" ||| ")
         if not cells or not index.strip().isdecimal():
-            raise UserError(f"{file}, line {number}: it is no line of an n-best list: i ||| translation ||| score")
+            raise UserError(
+                f"{file}, line {number}: it is no line of an n-best list: i ||| translation ||| score"
+            )
         if int(index) >= len(lists):
-            raise UserError(f"{file}, line {number}: sentence {index}, but {name} has {len(lists)} lines, from 0")
+            raise UserError(
+                f"{file}, line {number}: sentence {index}, but {name} has {len(lists)} lines, from 0"
+            )
         lists[int(index)].append(cells[0])
     if missing := [number for number, texts in enumerate(lists) if not texts]:
         raise UserError(f"{file}: sentence {missing[0]} of {name} has no translation")
@@ -150,14 +188,18 @@ def translate_source(
     }
 
 
-def read_texts(arguments: argparse.Namespace) -> tuple[list[str] | None, list[list[str]], list[str] | None]:
+def read_texts(
+    arguments: argparse.Namespace,
+) -> tuple[list[str] | None, list[list[str]], list[str] | None]:
     """Sources, if there are any, lists of references, and the labels of --by."""
     from hf_vanilla_transformer.data.corpora import Columns
     from hf_vanilla_transformer.evaluation.comparison import length_labels
     from hf_vanilla_transformer.inference.sentences import read_sentence_pairs, read_sentences
     from hf_vanilla_transformer.utils.errors import UserError
 
-    columns = columns_of(arguments, (arguments.model or [None])[0], arguments.source, *arguments.reference)
+    columns = columns_of(
+        arguments, (arguments.model or [None])[0], arguments.source, *arguments.reference
+    )
     sources, first = None, arguments.reference[0]
     if arguments.source:
         sources, references = read_sentence_pairs(arguments.source, first, columns)
@@ -165,15 +207,25 @@ def read_texts(arguments: argparse.Namespace) -> tuple[list[str] | None, list[li
         references = list(read_sentences(first, "target", columns))
     if not references:
         raise UserError(f"{first}: it is empty, there is nothing to score")
-    lists = [references, *(list(read_sentences(name, "target", columns)) for name in arguments.reference[1:])]
+    lists = [
+        references,
+        *(list(read_sentences(name, "target", columns)) for name in arguments.reference[1:]),
+    ]
     labels = None
     if arguments.by == "length":
         labels = length_labels(sources or references)
     elif arguments.by:
-        labels = list(read_sentences(arguments.source, "source", Columns(source_column=arguments.by)))
-    for name, lines in (*zip(arguments.reference, lists, strict=True), (f"--by {arguments.by}", labels)):
+        labels = list(
+            read_sentences(arguments.source, "source", Columns(source_column=arguments.by))
+        )
+    for name, lines in (
+        *zip(arguments.reference, lists, strict=True),
+        (f"--by {arguments.by}", labels),
+    ):
         if lines is not None and len(lines) != len(references):
-            raise UserError(f"{name} has {len(lines)} lines, {first} has {len(references)}: each needs its other")
+            raise UserError(
+                f"{name} has {len(lines)} lines, {first} has {len(references)}: each needs its other"
+            )
     return sources, lists, labels
 
 
@@ -202,7 +254,9 @@ def score_perturbed(
         sources, references = map(list, zip(*perturb_all(name, pairs, languages), strict=True))
         hypotheses = {}
         for system, translator in systems.items():
-            settings = given_values(arguments, *DECODING) | codes_of(arguments, translator, arguments.source)
+            settings = given_values(arguments, *DECODING) | codes_of(
+                arguments, translator, arguments.source
+            )
             hypotheses[system] = list(translator.translate(sources, **settings))
         labels = [name] * len(sources)
         groups |= scores_by_group(hypotheses, references, labels, sources=sources, **options)
@@ -210,7 +264,11 @@ def score_perturbed(
 
 
 def print_scores(
-    results: dict[str, Any], scores: dict[str, float], tables: list[Any], signatures: list[str], form: str
+    results: dict[str, Any],
+    scores: dict[str, float],
+    tables: list[Any],
+    signatures: list[str],
+    form: str,
 ) -> None:
     """Print scores with their signatures, then tables with the signatures of groups."""
     from hf_vanilla_transformer.evaluation.metric_names import title_of
@@ -229,20 +287,28 @@ def print_scores(
     if "invalid" in scores:
         print(f"invalid = {scores['invalid']:.2f} % of {results['sentences']} sentences")
     if "seconds" in results:
-        print(f"{results['seconds']:.1f} seconds, {results['sentences_per_second']:.1f} sentences per second")
+        print(
+            f"{results['seconds']:.1f} seconds, {results['sentences_per_second']:.1f} sentences per second"
+        )
 
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.data.perturbations import perturbation_names
     from hf_vanilla_transformer.evaluation import comparison, score_tables
     from hf_vanilla_transformer.evaluation.metric_names import DEFAULT
-    from hf_vanilla_transformer.evaluation.metrics import make_metrics, score_names, score_translations
+    from hf_vanilla_transformer.evaluation.metrics import (
+        make_metrics,
+        score_names,
+        score_translations,
+    )
     from hf_vanilla_transformer.inference.text_io import line_writer
     from hf_vanilla_transformer.utils.normalization import import_normalizer
 
     default = ["top_k"] if arguments.n_best else DEFAULT
     # before the model translates for an hour
-    metrics = make_metrics(arguments.metrics or default, arguments.bleu_tokenize, arguments.bleu_lowercase)
+    metrics = make_metrics(
+        arguments.metrics or default, arguments.bleu_tokenize, arguments.bleu_lowercase
+    )
     names = score_names(metrics)
     perturbations = perturbation_names(arguments.perturb or [])
     options = {
@@ -272,17 +338,27 @@ def main(arguments: argparse.Namespace) -> None:
         hypotheses = {name: [texts[0] for texts in lists[name]] for name in systems}
         n_best = {name: lists[name] for name in systems} if arguments.n_best else None
         results = score_translations(
-            hypotheses[first], references, sources=sources, n_best=lists[first] if n_best else None, **options
+            hypotheses[first],
+            references,
+            sources=sources,
+            n_best=lists[first] if n_best else None,
+            **options,
         )
         scores = {name: results[name] for name in (*names, "invalid") if name in results}
         signatures: list[str] = []
         results |= origin
-        results["reference"] = arguments.reference if len(references) > 1 else arguments.reference[0]
+        results["reference"] = (
+            arguments.reference if len(references) > 1 else arguments.reference[0]
+        )
         tables = []
         functions = any(":" in name for name in metrics)
         if arguments.compare or functions:
-            of_sentences = options | {"metrics": {name: each for name, each in metrics.items() if name != "top_k"}}
-            compared = comparison.compare_systems(hypotheses, references, sources=sources, **of_sentences)
+            of_sentences = options | {
+                "metrics": {name: each for name, each in metrics.items() if name != "top_k"}
+            }
+            compared = comparison.compare_systems(
+                hypotheses, references, sources=sources, **of_sentences
+            )
             results |= {"comparison": compared}
             results["differences"] = comparison.largest_differences(hypotheses, references, sources)
             tables.append(score_tables.comparison_table(compared))
@@ -296,12 +372,18 @@ def main(arguments: argparse.Namespace) -> None:
         if perturbations:
             pairs = list(zip(sources or [], references[0], strict=True))
             labels = ["none"] * len(pairs)
-            clean = comparison.scores_by_group(hypotheses, references, labels, sources=sources, **options)["none"]
-            results["perturbations"] = score_perturbed(arguments, systems, clean, pairs, perturbations, options)
+            clean = comparison.scores_by_group(
+                hypotheses, references, labels, sources=sources, **options
+            )["none"]
+            results["perturbations"] = score_perturbed(
+                arguments, systems, clean, pairs, perturbations, options
+            )
             tables.append(score_tables.group_table("perturbation", results["perturbations"]))
             signatures += score_tables.group_signatures(results["perturbations"])
         print_scores(results, scores, tables, list(dict.fromkeys(signatures)), arguments.format)
         if write:
             write(json.dumps(results, indent=2, ensure_ascii=False))
         if write_page:
-            write_page(score_tables.comparison_page(f"Scores on {results['reference']}", tables, results))
+            write_page(
+                score_tables.comparison_page(f"Scores on {results['reference']}", tables, results)
+            )

@@ -31,24 +31,46 @@ from .parsing import Parser, add_shared_flags
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
     formats = ["argos", "ctranslate2", "marian", "marian-npz", "onnx", "torch", "web"]
-    parser.add_argument("--to", required=True, dest="target_format", choices=formats, metavar="FORMAT")
+    parser.add_argument(
+        "--to", required=True, dest="target_format", choices=formats, metavar="FORMAT"
+    )
     parser.add_argument("model", metavar="MODEL", help="a model folder with its tokenizer")
-    parser.add_argument("output", metavar="DIR", help="new folder; with argos a new file, NAME.argosmodel")
     parser.add_argument(
-        "--quantization", metavar="TYPE", help="ctranslate2 and argos: int8, float16, bfloat16, ... (its names)"
+        "output", metavar="DIR", help="new folder; with argos a new file, NAME.argosmodel"
     )
-    parser.add_argument("--vmap", metavar="FILE", help="ctranslate2 only: a vocabulary mapping to include")
     parser.add_argument(
-        "--languages", nargs=2, metavar="CODE", help="argos only: of source and target (default: the model's)"
+        "--quantization",
+        metavar="TYPE",
+        help="ctranslate2 and argos: int8, float16, bfloat16, ... (its names)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a folder that exists already")
+    parser.add_argument(
+        "--vmap", metavar="FILE", help="ctranslate2 only: a vocabulary mapping to include"
+    )
+    parser.add_argument(
+        "--languages",
+        nargs=2,
+        metavar="CODE",
+        help="argos only: of source and target (default: the model's)",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace a folder that exists already"
+    )
     add_shared_flags(parser, *MODEL_CODE)
     web = parser.add_argument_group("web only")
-    web.add_argument("--dtype", nargs="+", metavar="TYPE", help="of the weights: fp32, fp16, q8 (default: q8 fp32)")
     web.add_argument(
-        "--runtime", metavar="DIR", help="folder in which npm installed the runtime, for use without a network"
+        "--dtype",
+        nargs="+",
+        metavar="TYPE",
+        help="of the weights: fp32, fp16, q8 (default: q8 fp32)",
     )
-    web.add_argument("--example", nargs="+", default=[], metavar="TEXT", help="sentences that the page offers")
+    web.add_argument(
+        "--runtime",
+        metavar="DIR",
+        help="folder in which npm installed the runtime, for use without a network",
+    )
+    web.add_argument(
+        "--example", nargs="+", default=[], metavar="TEXT", help="sentences that the page offers"
+    )
     parsed = parser.parse_args(arguments)
     if parsed.target_format != "web" and (parsed.dtype or parsed.runtime or parsed.example):
         parser.error("--dtype, --runtime and --example are for --to web")
@@ -65,7 +87,12 @@ def main(arguments: argparse.Namespace) -> None:
 
         dtypes = arguments.dtype or DEFAULT_DTYPES
         choices = {"dtypes": dtypes, "runtime": arguments.runtime, "examples": arguments.example}
-        print(write_site(arguments.model, arguments.output, overwrite=arguments.overwrite, **choices))
+        print(
+            write_site(arguments.model, arguments.output, overwrite=arguments.overwrite, **choices)
+        )
         return
-    choices = {name: getattr(arguments, name) for name in ("overwrite", "quantization", "vmap", "languages")}
+    choices = {
+        name: getattr(arguments, name)
+        for name in ("overwrite", "quantization", "vmap", "languages")
+    }
     print(export(arguments.target_format, arguments.model, arguments.output, **choices))

@@ -41,7 +41,10 @@ SHARED = ("train", "translate", "distil")
 
 # oneDNN compiles kernels for every shape of a product, and almost every batch has a new one. Its default is to keep
 # 1,024: 150 MB after 10,000 sentences of a tiny model. In training they also divide the heap into small pieces.
-KERNELS_KEPT = {**dict.fromkeys(("translate", "predict", "serve", "distil", "evaluate"), 128), "train": 64}
+KERNELS_KEPT = {
+    **dict.fromkeys(("translate", "predict", "serve", "distil", "evaluate"), 128),
+    "train": 64,
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -53,7 +56,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = Parser(
         prog="vanilla-transformer",
         usage="vanilla-transformer SUBCOMMAND [ARGUMENT ...]",
-        description="subcommands:\n" + "\n".join(f"  {name:{width}}  {text}" for name, text in SUBCOMMANDS.items()),
+        description="subcommands:\n"
+        + "\n".join(f"  {name:{width}}  {text}" for name, text in SUBCOMMANDS.items()),
         epilog="vanilla-transformer SUBCOMMAND --help lists the arguments of one.",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
@@ -73,7 +77,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run_subcommand(name: str, arguments: list[str]) -> None:
     """Run one of `SUBCOMMANDS`. Always raises SystemExit, with 2 for wrong arguments."""
-    run_module(importlib.import_module(f".{name}", __package__), arguments, f"vanilla-transformer {name}")
+    run_module(
+        importlib.import_module(f".{name}", __package__), arguments, f"vanilla-transformer {name}"
+    )
 
 
 def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:

@@ -13,7 +13,9 @@ from .parsing import Parser
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
-    parser.add_argument("--output", required=True, metavar="F", help="the output that the shards were given")
+    parser.add_argument(
+        "--output", required=True, metavar="F", help="the output that the shards were given"
+    )
     return parser.parse_args(arguments)
 
 

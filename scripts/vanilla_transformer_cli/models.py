@@ -21,7 +21,9 @@ def use_model_code(arguments: argparse.Namespace) -> None:
     folders: Any = next(filter(None, named), [])
     for name in [folders] if isinstance(folders, str) else folders:
         if arguments.trust_remote_code:
-            trust_code(Path(name if Path(name).is_dir() else name.partition("=")[2] or name))  # SOURCE-TARGET=DIR
+            trust_code(
+                Path(name if Path(name).is_dir() else name.partition("=")[2] or name)
+            )  # SOURCE-TARGET=DIR
 
 
 def use_shipped_models(arguments: Any) -> None:
@@ -35,7 +37,9 @@ def use_shipped_models(arguments: Any) -> None:
         arguments.model = model_folder(models)
 
 
-def load_translator(arguments: argparse.Namespace, models: Sequence[str], device: str | None = None) -> Any:
+def load_translator(
+    arguments: argparse.Namespace, models: Sequence[str], device: str | None = None
+) -> Any:
     """The translator of a model, or of several as an ensemble, with the flags of the subcommand.
 
     A model of many languages translates from --source_lang into --target_lang.
@@ -45,7 +49,9 @@ def load_translator(arguments: argparse.Namespace, models: Sequence[str], device
     first, *others = models
     workers, shortlist = (getattr(arguments, name, None) for name in ("workers", "shortlist"))
     device = device or arguments.device
-    translator = Translator.from_pretrained(first, device, arguments.dtype, others, workers, shortlist=shortlist)
+    translator = Translator.from_pretrained(
+        first, device, arguments.dtype, others, workers, shortlist=shortlist
+    )
     codes = (getattr(arguments, name, None) for name in ("source_lang", "target_lang"))
     return translator if translator.directions.source is None else translator.directed(*codes)
 
@@ -54,7 +60,9 @@ def codes_of(arguments: argparse.Namespace, translator: Any, path: str | None) -
     """The columns of a table with the languages of each row, for a model of many languages, without those of flags."""
     from hf_vanilla_transformer.inference.sentences import read_codes
 
-    is_read = translator.directions.source is not None and not getattr(arguments, "paragraphs", False)
+    is_read = translator.directions.source is not None and not getattr(
+        arguments, "paragraphs", False
+    )
     columns = read_codes(path) if is_read else {}
     return {name: codes for name, codes in columns.items() if getattr(arguments, name) is None}
 
@@ -95,8 +103,12 @@ def shared_work(arguments: argparse.Namespace) -> Iterator[tuple[Any, str | None
         device = "cpu"  # this process only reads and writes
         if processes.num_processes > 1:
             raise UserError("--ray starts workers: leave out accelerate launch")
-    with tqdm(unit=" sentences", disable=processes.process_index > 0 or not sys.stderr.isatty()) as bar:
+    with tqdm(
+        unit=" sentences", disable=processes.process_index > 0 or not sys.stderr.isatty()
+    ) as bar:
         try:
             yield processes, device, lambda lines, _: bar.update(lines * processes.num_processes)
         except KeyboardInterrupt:
-            raise Interrupted("interrupted: finished chunks are kept, and the same command resumes") from None
+            raise Interrupted(
+                "interrupted: finished chunks are kept, and the same command resumes"
+            ) from None

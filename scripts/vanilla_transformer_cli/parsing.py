@@ -30,7 +30,14 @@ _HINTS = {
 COLUMNS = "source_lang", "target_lang", "source_column", "target_column"
 REPETITION = "no_repeat_ngram_size", "repetition_penalty"
 CANDIDATES = "format", "normalize", "spellings"  # of n-best lists
-DECODING = "num_beams", "length_penalty", "max_new_tokens", *REPETITION, "batch_size", "max_tokens_per_batch"
+DECODING = (
+    "num_beams",
+    "length_penalty",
+    "max_new_tokens",
+    *REPETITION,
+    "batch_size",
+    "max_tokens_per_batch",
+)
 
 
 COLUMNS_TITLE = "files with both languages: CSV, TSV, JSON lines, Parquet, TMX, XLIFF"
@@ -55,11 +62,27 @@ def name_and_value(text: str) -> tuple[str, str]:
 # Flags that several subcommands share. The package's defaults apply to those that are not given.
 SHARED: dict[str, dict[str, Any]] = {
     "num_beams": {"type": int, "metavar": "N", "help": "beam size; 1 is greedy decoding"},
-    "length_penalty": {"type": float, "metavar": "A", "help": "score log P / length^A (default: the paper's)"},
-    "max_new_tokens": {"type": int, "metavar": "N", "help": "(default: longest source of the batch + 50)"},
-    "no_repeat_ngram_size": {"type": int, "metavar": "N", "help": "no N tokens occur twice in a translation"},
+    "length_penalty": {
+        "type": float,
+        "metavar": "A",
+        "help": "score log P / length^A (default: the paper's)",
+    },
+    "max_new_tokens": {
+        "type": int,
+        "metavar": "N",
+        "help": "(default: longest source of the batch + 50)",
+    },
+    "no_repeat_ngram_size": {
+        "type": int,
+        "metavar": "N",
+        "help": "no N tokens occur twice in a translation",
+    },
     "repetition_penalty": {"type": float, "metavar": "P", "help": "above 1, tokens rarely repeat"},
-    "batch_size": {"type": int, "metavar": "N", "help": "sentences per batch, at most (default: 64)"},
+    "batch_size": {
+        "type": int,
+        "metavar": "N",
+        "help": "sentences per batch, at most (default: 64)",
+    },
     "max_tokens_per_batch": {
         "type": int,
         "metavar": "N",
@@ -80,13 +103,22 @@ SHARED: dict[str, dict[str, Any]] = {
         "metavar": "M",
         "help": "with tsv and jsonl: M lines in turn are spellings of one input",
     },
-    "source_lang": {"metavar": "CODE", "help": "source language, such as en (default: the model's)"},
-    "target_lang": {"metavar": "CODE", "help": "target language, such as de (default: the model's)"},
+    "source_lang": {
+        "metavar": "CODE",
+        "help": "source language, such as en (default: the model's)",
+    },
+    "target_lang": {
+        "metavar": "CODE",
+        "help": "target language, such as de (default: the model's)",
+    },
     "source_column": {
         "metavar": "NAME",
         "help": "column of the source in a CSV, TSV, JSON or Parquet file (default: source, or the language)",
     },
-    "target_column": {"metavar": "NAME", "help": "column of the target (default: target, or the language)"},
+    "target_column": {
+        "metavar": "NAME",
+        "help": "column of the target (default: target, or the language)",
+    },
     "shard": {
         "type": _shard,
         "metavar": "I/N",
@@ -110,7 +142,10 @@ SHARED: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "run the code that the folder of a subclass contains, to load its model",
     },
-    "model_class": {"metavar": "MODULE:CLASS", "help": "the class of the model, if it is a subclass of one's own"},
+    "model_class": {
+        "metavar": "MODULE:CLASS",
+        "help": "the class of the model, if it is a subclass of one's own",
+    },
     "device": {"help": 'such as "cpu" or "cuda:1" (default: the accelerator if there is one)'},
     "dtype": {
         "choices": ["float32", "bfloat16", "float16", "int8", "fastest"],
@@ -129,7 +164,9 @@ def add_shared_flags(parser: argparse._ActionsContainer, *names: str) -> None:
 def given_values(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The values of the flags that are given."""
     values = {name: getattr(arguments, name) for name in names}
-    return {name: value for name, value in values.items() if value is not None and value is not False}
+    return {
+        name: value for name, value in values.items() if value is not None and value is not False
+    }
 
 
 def candidate_values(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -151,10 +188,16 @@ def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | N
     from hf_vanilla_transformer.inference.languages import has_language_tokens, model_languages
     from hf_vanilla_transformer.utils.errors import UserError
 
-    used = getattr(arguments, "paragraphs", False) or any(has_pairs(Path(file)) for file in files if file)
+    used = getattr(arguments, "paragraphs", False) or any(
+        has_pairs(Path(file)) for file in files if file
+    )
     given = {} if used else given_values(arguments, *COLUMNS)
-    if given and not (given.keys() <= {"source_lang", "target_lang"} and model and has_language_tokens(model)):
-        raise UserError(f"--{next(iter(given))} has no effect: plain text has no columns and one language")
+    if given and not (
+        given.keys() <= {"source_lang", "target_lang"} and model and has_language_tokens(model)
+    ):
+        raise UserError(
+            f"--{next(iter(given))} has no effect: plain text has no columns and one language"
+        )
     languages = model_languages(model) if model else None
     return Columns(**{name: getattr(arguments, name) for name in COLUMNS}, languages=languages)
 
@@ -175,7 +218,9 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 class _StoreAll(argparse.Action):
     """Store the value of a flag. A repeated flag of several values keeps the values of every occurrence."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
         earlier = getattr(namespace, self.dest, self.default)
         repeated = isinstance(values, list) and earlier is not self.default
         setattr(namespace, self.dest, [*earlier, *values] if repeated else values)

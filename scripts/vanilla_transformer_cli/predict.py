@@ -39,14 +39,39 @@ _COLUMNS = ("source_column", "target_column")
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
     add = parser.add_argument
-    add("--model", required=True, nargs="+", metavar="DIR", help="model folder, or g2p_en; several form an ensemble")
-    add("--input", metavar="F", help="sequences, one a line, .gz too, or a table (default: standard input)")
+    add(
+        "--model",
+        required=True,
+        nargs="+",
+        metavar="DIR",
+        help="model folder, or g2p_en; several form an ensemble",
+    )
+    add(
+        "--input",
+        metavar="F",
+        help="sequences, one a line, .gz too, or a table (default: standard input)",
+    )
     add("--output", metavar="F", help="file for the predictions (default: standard output)")
-    add("--n_best", type=int, metavar="N", help="write N predictions for each line, with their scores")
+    add(
+        "--n_best",
+        type=int,
+        metavar="N",
+        help="write N predictions for each line, with their scores",
+    )
     add_shared_flags(parser, *CANDIDATES)
-    add("--prefix", metavar="F", help="file with the start of each target, one per line; an empty line forces nothing")
-    add("--probabilities", action="store_true", help="write the probability of each token, from 0 to 1")
-    add("--score", metavar="F", help="existing targets, one per line: write their log-probabilities")
+    add(
+        "--prefix",
+        metavar="F",
+        help="file with the start of each target, one per line; an empty line forces nothing",
+    )
+    add(
+        "--probabilities",
+        action="store_true",
+        help="write the probability of each token, from 0 to 1",
+    )
+    add(
+        "--score", metavar="F", help="existing targets, one per line: write their log-probabilities"
+    )
     add_shared_flags(parser.add_argument_group("tables: CSV, TSV, JSON lines, Parquet"), *_COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the model's generation_config.json)")
     add_shared_flags(group, *DECODING, "workers", "shortlist", "device", "dtype", "shard", "ray")
@@ -64,7 +89,9 @@ def check_combination(arguments: argparse.Namespace) -> None:
         raise UserError(f"--score is for existing targets, --{requested[0]} is for new ones")
     for name in given_values(arguments, "shard", "ray"):
         if arguments.score or arguments.output in (None, "-"):
-            raise UserError(f"--{name} predicts into a file: it needs --output, and cannot have --score")
+            raise UserError(
+                f"--{name} predicts into a file: it needs --output, and cannot have --score"
+            )
     for name in ("prefix", "score"):
         if getattr(arguments, name) == "-" and arguments.input in (None, "-"):
             raise UserError(f"--{name} and --input cannot both be standard input: name a file")

@@ -23,22 +23,42 @@ class SecretiveParser(Parser):
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments") or "unknown flag" in message:
-            message = "there is an unknown flag or a second folder, and there is no flag for a token"
+            message = (
+                "there is an unknown flag or a second folder, and there is no flag for a token"
+            )
         super().error(re.sub(r"hf_\w+", "hf_...", message))
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = SecretiveParser(prog, __doc__)
-    parser.add_argument("folder", metavar="DIR", help="a run's output_dir, or a folder of save_pretrained")
-    parser.add_argument("--repo-id", required=True, metavar="NAME", help="on the Hub: model or organisation/model")
+    parser.add_argument(
+        "folder", metavar="DIR", help="a run's output_dir, or a folder of save_pretrained"
+    )
+    parser.add_argument(
+        "--repo-id", required=True, metavar="NAME", help="on the Hub: model or organisation/model"
+    )
     parser.add_argument("--private", action="store_true", help="make the new repository private")
-    parser.add_argument("--dry-run", action="store_true", help="list the files, and what --space would delete")
-    parser.add_argument("--max-shard-size", metavar="SIZE", help="split larger weights into shards, as 5GB")
-    parser.add_argument("--revision", "--branch", metavar="BRANCH", help="branch, created if necessary")
-    parser.add_argument("--commit-message", default="Upload model", metavar="TEXT", help="(default: Upload model)")
-    parser.add_argument("--license", metavar="ID", help="the model's license for the card, as apache-2.0")
-    parser.add_argument("--base-model", metavar="NAME", help="for an adapter: its base model on the Hub")
-    parser.add_argument("--include", nargs="+", default=[], metavar="FILE", help="more files, by their paths in DIR")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="list the files, and what --space would delete"
+    )
+    parser.add_argument(
+        "--max-shard-size", metavar="SIZE", help="split larger weights into shards, as 5GB"
+    )
+    parser.add_argument(
+        "--revision", "--branch", metavar="BRANCH", help="branch, created if necessary"
+    )
+    parser.add_argument(
+        "--commit-message", default="Upload model", metavar="TEXT", help="(default: Upload model)"
+    )
+    parser.add_argument(
+        "--license", metavar="ID", help="the model's license for the card, as apache-2.0"
+    )
+    parser.add_argument(
+        "--base-model", metavar="NAME", help="for an adapter: its base model on the Hub"
+    )
+    parser.add_argument(
+        "--include", nargs="+", default=[], metavar="FILE", help="more files, by their paths in DIR"
+    )
     parser.add_argument(
         "--space",
         nargs="?",
@@ -52,7 +72,10 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.hub.publishing import prepared_files, publish
 
-    choices = {name: getattr(arguments, name) for name in ("include", "max_shard_size", "license", "base_model")}
+    choices = {
+        name: getattr(arguments, name)
+        for name in ("include", "max_shard_size", "license", "base_model")
+    }
     private = True if arguments.private else None
     if arguments.dry_run:
         with prepared_files(arguments.folder, arguments.repo_id, **choices) as files:
@@ -70,5 +93,11 @@ def main(arguments: argparse.Namespace) -> None:
         from hf_vanilla_transformer.web.site import publish_site
 
         # with the owner's name
-        model_id = arguments.repo_id if arguments.dry_run else make_repository(arguments.repo_id, private)
-        print(publish_site(arguments.folder, model_id, arguments.space or None, private, arguments.dry_run))
+        model_id = (
+            arguments.repo_id if arguments.dry_run else make_repository(arguments.repo_id, private)
+        )
+        print(
+            publish_site(
+                arguments.folder, model_id, arguments.space or None, private, arguments.dry_run
+            )
+        )

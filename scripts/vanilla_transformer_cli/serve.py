@@ -30,10 +30,28 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         help="model folder, or SOURCE-TARGET=DIR if neither its card nor its name has the languages; several serve "
         "several pairs, and so does a model of many languages",
     )
-    add("--pivot", metavar="CODE", help="translate other pairs through this language: de to en, then en to fr")
-    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 is every one (default: %(default)s)")
-    add("--port", type=int, default=5000, metavar="N", help="0 takes a free one (default: %(default)s)")
-    add("--api_key_file", metavar="F", help="file with a key that requests must have as api_key or bearer token")
+    add(
+        "--pivot",
+        metavar="CODE",
+        help="translate other pairs through this language: de to en, then en to fr",
+    )
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; 0.0.0.0 is every one (default: %(default)s)",
+    )
+    add(
+        "--port",
+        type=int,
+        default=5000,
+        metavar="N",
+        help="0 takes a free one (default: %(default)s)",
+    )
+    add(
+        "--api_key_file",
+        metavar="F",
+        help="file with a key that requests must have as api_key or bearer token",
+    )
     add(
         "--cors_origin",
         nargs="+",
@@ -48,13 +66,37 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         metavar="NAME",
         help="names of this server behind a proxy; on 127.0.0.1 requests for other names are refused",
     )
-    add("--translate_files", action="store_true", help="translate documents by POST /translate_file")
+    add(
+        "--translate_files", action="store_true", help="translate documents by POST /translate_file"
+    )
     add = parser.add_argument_group("limits").add_argument
-    add("--max_characters", type=int, default=10_000, metavar="N", help="of a request (default: %(default)s)")
-    add("--max_queue", type=int, default=1024, metavar="N", help="sentences that may wait (default: %(default)s)")
-    add("--timeout", type=float, default=60.0, metavar="S", help="seconds until an answer (default: %(default)g)")
+    add(
+        "--max_characters",
+        type=int,
+        default=10_000,
+        metavar="N",
+        help="of a request (default: %(default)s)",
+    )
+    add(
+        "--max_queue",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="sentences that may wait (default: %(default)s)",
+    )
+    add(
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds until an answer (default: %(default)g)",
+    )
     group = parser.add_argument_group("translation (defaults: the model's generation_config.json)")
-    group.add_argument("--lines", action="store_true", help="take each line as one sentence, instead of splitting it")
+    group.add_argument(
+        "--lines",
+        action="store_true",
+        help="take each line as one sentence, instead of splitting it",
+    )
     add_shared_flags(group, *_ENGINE, "workers", "shortlist", "device", "dtype")
     add_shared_flags(parser, *MODEL_CODE)
     parser.set_defaults(dtype="fastest")

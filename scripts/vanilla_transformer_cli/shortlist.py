@@ -27,7 +27,13 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add("--target", required=True, metavar="F", help="their translations")
     add("--output", required=True, metavar="F", help="file for the shortlist")
     add("--alignment", metavar="F", help="links of the words of each pair, as in 0-0 1-2")
-    add("--best", type=int, default=100, metavar="N", help="candidates of a source token (default: %(default)s)")
+    add(
+        "--best",
+        type=int,
+        default=100,
+        metavar="N",
+        help="candidates of a source token (default: %(default)s)",
+    )
     add(
         "--frequent",
         type=int,
@@ -46,4 +52,6 @@ def main(arguments: argparse.Namespace) -> None:
     translator = load_translator(arguments, [arguments.model])
     pairs = zip(*read_sentence_pairs(arguments.source, arguments.target), strict=True)
     settings = {name: getattr(arguments, name) for name in ("alignment", "best", "frequent")}
-    print(f"{arguments.output}: {write_shortlist(translator, pairs, arguments.output, **settings):,} source tokens")
+    print(
+        f"{arguments.output}: {write_shortlist(translator, pairs, arguments.output, **settings):,} source tokens"
+    )

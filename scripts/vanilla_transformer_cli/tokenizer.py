@@ -15,14 +15,19 @@ from .parsing import COLUMNS, COLUMNS_TITLE, Parser, add_shared_flags, columns_o
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
     parser.add_argument("files", nargs="+", help="text, one sentence per line, .gz too, or a table")
-    parser.add_argument("--output_dir", required=True, help="folder of the tokenizer, created if necessary")
+    parser.add_argument(
+        "--output_dir", required=True, help="folder of the tokenizer, created if necessary"
+    )
     size = "number of tokens, including 4 special tokens and 256 bytes (default %(default)s)"
     parser.add_argument("--vocab_size", type=int, default=37000, help=size)
-    parser.add_argument("--min_frequency", type=int, default=2, help="least frequency of a merged pair (default 2)")
+    parser.add_argument(
+        "--min_frequency", type=int, default=2, help="least frequency of a merged pair (default 2)"
+    )
     argos = "a SentencePiece vocabulary, for models to be used in Argos Translate"
     parser.add_argument("--sentencepiece", action="store_true", help=argos)
     rules = (
-        "of --sentencepiece, for both sides: identity keeps full-width punctuation in translations (default nmt_nfkc)"
+        "of --sentencepiece, for both sides: identity keeps full-width punctuation in translations "
+        "(default nmt_nfkc)"
     )
     parser.add_argument("--normalization", choices=("nmt_nfkc", "nfkc", "identity"), help=rules)
     parser.add_argument("--lowercase", action="store_true", help="lower-case all text")
@@ -40,18 +45,32 @@ def main(arguments: argparse.Namespace) -> None:
     if Path(arguments.output_dir).is_file():
         raise UserError(f"output_dir {arguments.output_dir} is a file: name a folder")
     columns = columns_of(arguments, None, *arguments.files)
-    sides = [(file, side) for file in arguments.files for side in SIDES[: 2 if has_pairs(Path(file)) else 1]]
+    sides = [
+        (file, side)
+        for file in arguments.files
+        for side in SIDES[: 2 if has_pairs(Path(file)) else 1]
+    ]
     lines = chain.from_iterable(read_sentences(file, side, columns) for file, side in sides)
     if arguments.sentencepiece and (arguments.lowercase or arguments.min_frequency != 2):
         raise UserError("sentencepiece: it has neither --lowercase nor --min_frequency")
     if arguments.normalization and not arguments.sentencepiece:
-        raise UserError("normalization: the BPE keeps all text, and its source is NFKC; add --sentencepiece")
+        raise UserError(
+            "normalization: the BPE keeps all text, and its source is NFKC; add --sentencepiece"
+        )
     if arguments.sentencepiece:
         normalization = arguments.normalization or "nmt_nfkc"
-        tokenizer = train_sentencepiece_tokenizer(lines, arguments.vocab_size, normalization=normalization)
+        tokenizer = train_sentencepiece_tokenizer(
+            lines, arguments.vocab_size, normalization=normalization
+        )
     else:
-        tokenizer = train_tokenizer(lines, arguments.vocab_size, arguments.min_frequency, arguments.lowercase)
+        tokenizer = train_tokenizer(
+            lines, arguments.vocab_size, arguments.min_frequency, arguments.lowercase
+        )
     save_tokenizers(arguments.output_dir, tokenizer)
-    print(f"{len(tokenizer):,} tokens learned from {', '.join(arguments.files)}; saved in {arguments.output_dir}")
+    print(
+        f"{len(tokenizer):,} tokens learned from {', '.join(arguments.files)}; saved in {arguments.output_dir}"
+    )
     if len(tokenizer) < arguments.vocab_size:
-        print(f"below --vocab_size {arguments.vocab_size:,}: no other pair occurs {arguments.min_frequency} times")
+        print(
+            f"below --vocab_size {arguments.vocab_size:,}: no other pair occurs {arguments.min_frequency} times"
+        )

@@ -28,14 +28,26 @@ COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
         "source_lang": ("CODE", "source language, such as en"),
         "target_lang": ("CODE", "target language, such as de"),
         "source_column": ("NAME", "column of the source in a table (target_column: of the target)"),
-        "tokens": ("KIND", "bpe, sentencepiece, chars, bytes, words, smiles or a regular expression (source_tokens)"),
+        "tokens": (
+            "KIND",
+            "bpe, sentencepiece, chars, bytes, words, smiles or a regular expression (source_tokens)",
+        ),
         "rewrite": ("MODULE:FUNCTION", "other spellings of each pair, drawn anew in every epoch"),
-        "augment": ("NAME=P", "perturb random training pairs: typos=0.12 upper=0.05 ... (see evaluate --perturb)"),
+        "augment": (
+            "NAME=P",
+            "perturb random training pairs: typos=0.12 upper=0.05 ... (see evaluate --perturb)",
+        ),
         "max_train_samples": ("N", "only the first N pairs (max_eval_samples, max_test_samples)"),
     },
     "model": {
-        "model_name_or_path": ("X", "fine-tune this one: a model folder, a folder of an OPUS-MT model, a Hub name"),
-        "model_class": ("MODULE:CLASS", "train a subclass of one's own (guide: extending the model)"),
+        "model_name_or_path": (
+            "X",
+            "fine-tune this one: a model folder, a folder of an OPUS-MT model, a Hub name",
+        ),
+        "model_class": (
+            "MODULE:CLASS",
+            "train a subclass of one's own (guide: extending the model)",
+        ),
         "lora_r": ("N", "train LoRA adapters of this rank, not all weights of model_name_or_path"),
         "preset": ("NAME", "a row of Table 3 of the paper: base, big, ..."),
         "vocab_size": ("N", "tokens of the tokenizer that is trained"),
@@ -67,10 +79,19 @@ COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
         "logging_steps": ("N", "updates between lines of the log"),
         "load_best_model_at_end": ("BOOL", "keep the weights with the best BLEU"),
         "early_stopping_patience": ("N", "stop after N evaluations without improvement"),
-        "average_last": ("N", "average the last N checkpoints, if that scores higher (section 6.1)"),
+        "average_last": (
+            "N",
+            "average the last N checkpoints, if that scores higher (section 6.1)",
+        ),
         "test_num_beams": ("N", "beams for the test, and in the saved model"),
-        "bleu_tokenize": ("NAME", "tokenizer of sacreBLEU: 13a, intl, char, zh, none; by default as the script needs"),
-        "base_test": ("INPUT", "fine-tuning: a test set of the base model, scored before and after"),
+        "bleu_tokenize": (
+            "NAME",
+            "tokenizer of sacreBLEU: 13a, intl, char, zh, none; by default as the script needs",
+        ),
+        "base_test": (
+            "INPUT",
+            "fine-tuning: a test set of the base model, scored before and after",
+        ),
         "report_to": ("NAME", "tensorboard, wandb, trackio or none"),
     },
 }
@@ -89,7 +110,9 @@ def help_parser(prog: str | None) -> Parser:
     """A parser that only prints the help on the common fields."""
     parser = Parser(prog, __doc__, usage="%(prog)s [RECIPE] [--FIELD VALUE ...]")
     parser.add_argument(
-        "RECIPE", nargs="?", help="name (`vanilla-transformer recipes` lists them), or path of a YAML file"
+        "RECIPE",
+        nargs="?",
+        help="name (`vanilla-transformer recipes` lists them), or path of a YAML file",
     )
     parser.add_argument("--help-all", action="store_true", help="list every field and exit")
     for title, fields in COMMON_FIELDS.items():

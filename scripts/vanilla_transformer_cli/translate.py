@@ -54,10 +54,25 @@ from .parsing import (
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
     add = parser.add_argument
-    add("--model", required=True, nargs="+", metavar="DIR", help="model folder; several form an ensemble")
-    add("--input", metavar="F", help="text to translate, .gz too, a table or a document (default: standard input)")
+    add(
+        "--model",
+        required=True,
+        nargs="+",
+        metavar="DIR",
+        help="model folder; several form an ensemble",
+    )
+    add(
+        "--input",
+        metavar="F",
+        help="text to translate, .gz too, a table or a document (default: standard input)",
+    )
     add("--output", metavar="F", help="file for the translations (default: standard output)")
-    add("--n_best", type=int, metavar="N", help="write N translations of each line, with their scores")
+    add(
+        "--n_best",
+        type=int,
+        metavar="N",
+        help="write N translations of each line, with their scores",
+    )
     add_shared_flags(parser, *CANDIDATES)
     add(
         "--prefix", metavar="F",
@@ -65,20 +80,37 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "of a prefix may be continued",
     )  # fmt: skip
     add("--alignment", action="store_true", help="write the word alignment")
-    add("--alignment_layer", type=int, metavar="N", help="its decoder layer, from 1 (default: the last but one)")
-    add("--probabilities", action="store_true", help="write the probability of each token, from 0 to 1")
+    add(
+        "--alignment_layer",
+        type=int,
+        metavar="N",
+        help="its decoder layer, from 1 (default: the last but one)",
+    )
+    add(
+        "--probabilities",
+        action="store_true",
+        help="write the probability of each token, from 0 to 1",
+    )
     add(
         "--paragraphs", action="store_true",
         help="documents: split each line into sentences; blank lines, indentation and list marks stay, and sentences "
         "longer than any in training are cut and named (extra: documents)",
     )  # fmt: skip
-    add("--unwrap", action="store_true", help="with --paragraphs: only a blank line or a list mark ends a paragraph")
+    add(
+        "--unwrap",
+        action="store_true",
+        help="with --paragraphs: only a blank line or a list mark ends a paragraph",
+    )
     add(
         "--raw", action="store_true",
         help="give the model every line as it is; by default addresses, placeholders such as {name} and %%s, markup, "
         "emoji, times and lines without a letter, such as numbers, are kept",
     )  # fmt: skip
-    add("--score", metavar="F", help="existing translations, one per line: write their log-probabilities")
+    add(
+        "--score",
+        metavar="F",
+        help="existing translations, one per line: write their log-probabilities",
+    )
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the model's generation_config.json)")
     add_shared_flags(group, *DECODING, "workers", "shortlist", "device", "dtype", "shard", "ray")
@@ -107,7 +139,9 @@ def check_combination(arguments: argparse.Namespace) -> None:
     requested = [name for name in for_sentences if getattr(arguments, name)]
     arguments.paragraphs |= document
     if arguments.paragraphs and (requested or arguments.score):
-        raise UserError(f"--paragraphs translates documents, --{(requested or ['score'])[0]} is for single sentences")
+        raise UserError(
+            f"--paragraphs translates documents, --{(requested or ['score'])[0]} is for single sentences"
+        )
     if not arguments.paragraphs:
         columns_of(arguments, arguments.model[0], arguments.input, arguments.score)
     requested += ["paragraphs"] if arguments.paragraphs else []
@@ -119,9 +153,13 @@ def check_combination(arguments: argparse.Namespace) -> None:
         raise UserError("--alignment_layer needs --alignment: give both, or neither")
     for name in given_values(arguments, "shard", "ray"):
         if arguments.score or arguments.output in (None, "-"):
-            raise UserError(f"--{name} translates into a file: it needs --output, and cannot have --score")
+            raise UserError(
+                f"--{name} translates into a file: it needs --output, and cannot have --score"
+            )
         if is_document(arguments.input, arguments.output):
-            raise UserError(f"--{name} is for lines of text, {arguments.input} is translated as a whole")
+            raise UserError(
+                f"--{name} is for lines of text, {arguments.input} is translated as a whole"
+            )
     for name in ("prefix", "score"):
         if getattr(arguments, name) == "-" and arguments.input in (None, "-"):
             raise UserError(f"--{name} and --input cannot both be standard input: name a file")
@@ -129,7 +167,9 @@ def check_combination(arguments: argparse.Namespace) -> None:
 
 def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `translated_lines` that are given."""
-    settings = given_values(arguments, *DECODING, "n_best", "alignment", "alignment_layer", "probabilities")
+    settings = given_values(
+        arguments, *DECODING, "n_best", "alignment", "alignment_layer", "probabilities"
+    )
     settings |= candidate_values(arguments)
     settings["protect"] = not arguments.raw
     if arguments.paragraphs:
@@ -152,7 +192,9 @@ def sentences_to_translate(arguments: argparse.Namespace) -> Iterator[str]:
     from hf_vanilla_transformer.documents.documents import unwrapped
     from hf_vanilla_transformer.inference.sentences import read_sentences
 
-    lines = read_sentences(arguments.input, "source", columns_of(arguments, arguments.model[0], arguments.input))
+    lines = read_sentences(
+        arguments.input, "source", columns_of(arguments, arguments.model[0], arguments.input)
+    )
     return unwrapped(lines, languages_of(arguments)[0]) if arguments.unwrap else lines
 
 

@@ -48,6 +48,8 @@ class Objective:
             differentiate = partial(self.differentiate, smoothing=label_smoothing)
             weights = lm_head.weight, lm_head.bias
             uniform = self.uniform(label_smoothing)
-            total, plain = fused_objective(hidden, *weights, labels.flatten(), differentiate, uniform)
+            total, plain = fused_objective(
+                hidden, *weights, labels.flatten(), differentiate, uniform
+            )
         tokens = target_tokens(labels, num_items_in_batch)
         return total / tokens, plain / tokens

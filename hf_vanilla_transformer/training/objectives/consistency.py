@@ -34,7 +34,9 @@ from ...loss_vanilla_transformer import (
 )
 from . import Objective
 
-CPU_CACHE = 2**17  # logits of each pass that are differentiated at once, so that they stay in a core's cache
+CPU_CACHE = (
+    2**17
+)  # logits of each pass that are differentiated at once, so that they stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,19 @@ class ConsistencyObjective(Objective):
         The batch has `input_ids` (B, S), `labels` (B, T), and perhaps `attention_mask` (B, S) and `decoder_input_ids`
         (B, T).
         """
-        batch = {**batch, "attention_mask": model.source_mask(batch["input_ids"], batch.get("attention_mask"))}
+        batch = {
+            **batch,
+            "attention_mask": model.source_mask(batch["input_ids"], batch.get("attention_mask")),
+        }
         if batch.get("decoder_input_ids") is None:
-            batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
-        twice = {name: torch.cat([each, each]) for name, each in batch.items() if isinstance(each, Tensor)}
+            batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(
+                batch["labels"]
+            )
+        twice = {
+            name: torch.cat([each, each])
+            for name, each in batch.items()
+            if isinstance(each, Tensor)
+        }
         if self.cutoff:
             source, target = batch["input_ids"], batch["decoder_input_ids"]
             if "decoder_position_ids" in batch:  # several pairs in a row
@@ -73,17 +84,30 @@ class ConsistencyObjective(Objective):
                 start = torch.zeros_like(target, dtype=torch.bool)
                 start[:, 0] = True
             del twice["input_ids"], twice["decoder_input_ids"]
-            end = torch.isin(source, torch.tensor(model.config.eos_token_id, device=source.device))  # (B, S)
+            end = torch.isin(
+                source, torch.tensor(model.config.eos_token_id, device=source.device)
+            )  # (B, S)
             twice["inputs_embeds"] = self._embed(model.get_encoder().embed_tokens, source, keep=end)
-            twice["decoder_inputs_embeds"] = self._embed(model.get_decoder().embed_tokens, target, keep=start)
+            twice["decoder_inputs_embeds"] = self._embed(
+                model.get_decoder().embed_tokens, target, keep=start
+            )
         if self.language_mark:
             pad, source = model.config.pad_token_id, batch["input_ids"]
             target = batch["labels"].masked_fill(batch["labels"] == IGNORED, pad)  # (B, T)
-            other = torch.cat([source[:, :1], target], dim=1) if self.language_mark == "source" else target[:, 1:]
+            other = (
+                torch.cat([source[:, :1], target], dim=1)
+                if self.language_mark == "source"
+                else target[:, 1:]
+            )
             width = max(source.shape[1], other.shape[1])
-            pairs = {"input_ids": (source, other, pad), "attention_mask": (batch["attention_mask"], other.ne(pad), 0)}
+            pairs = {
+                "input_ids": (source, other, pad),
+                "attention_mask": (batch["attention_mask"], other.ne(pad), 0),
+            }
             for name, (*sides, value) in pairs.items():
-                padded = [F.pad(side.long(), (0, width - side.shape[1]), value=value) for side in sides]
+                padded = [
+                    F.pad(side.long(), (0, width - side.shape[1]), value=value) for side in sides
+                ]
                 twice[name] = torch.cat(padded)  # (2 B, S)
         return {**batch, "input_ids": None, "decoder_input_ids": None, **twice, "objective": self}
 
@@ -91,12 +115,16 @@ class ConsistencyObjective(Objective):
         """Embeddings of tokens (B, T), before scale and position, followed by the same with some zeroed."""
         embeddings = embed_tokens(ids)  # (B, T, D)
         kept = keep | random_mask(ids, self.cutoff)  # (B, T)
-        return torch.cat([embeddings, embeddings * kept[..., None].to(embeddings.dtype)])  # (2 B, T, D)
+        return torch.cat(
+            [embeddings, embeddings * kept[..., None].to(embeddings.dtype)]
+        )  # (2 B, T, D)
 
     def uniform(self, smoothing: float) -> tuple[float, float]:
         return smoothing, smoothing * self.second_cross_entropy
 
-    def from_logits(self, logits: Tensor, labels: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
+    def from_logits(
+        self, logits: Tensor, labels: Tensor, label_smoothing: float
+    ) -> tuple[Tensor, Tensor]:
         """Sum the loss of logits (2 B, T, V) and labels (B, T), and the unsmoothed cross-entropy of the first half."""
         counted = labels.ne(IGNORED)  # (B, T)
         first, second = (half[counted].float() for half in logits.chunk(2))  # (N', V)
@@ -115,7 +143,12 @@ class ConsistencyObjective(Objective):
         return loss, cross_entropy(first.detach(), 0.0)
 
     def differentiate(
-        self, logits: Tensor, labels: Tensor, positions: Tensor | slice, weights: Tensor | None, smoothing: float
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        positions: Tensor | slice,
+        weights: Tensor | None,
+        smoothing: float,
     ) -> Tensor:
         """Overwrite the logits z and z' of both passes (2, n, V) with the derivatives of the loss. Return its sum and
         the unsmoothed cross-entropy of the first pass, all without label smoothing's terms of mean(z).
@@ -151,10 +184,15 @@ class ConsistencyObjective(Objective):
                 by_other = difference.mul_(-r).addcmul_(q, c + f + r * mean).sub_(p, alpha=f)
             else:
                 by_other = q.mul_(c + f).sub_(p, alpha=f)
-            cross_entropy, plain = cross_entropy_into(by_z, 1.0, z, lse, label, smoothing)  # (rows, 1)
+            cross_entropy, plain = cross_entropy_into(
+                by_z, 1.0, z, lse, label, smoothing
+            )  # (rows, 1)
             loss = loss + cross_entropy
             if c:
-                loss = loss + c * cross_entropy_into(by_other, c, other, other_lse, label, smoothing)[0]
+                loss = (
+                    loss
+                    + c * cross_entropy_into(by_other, c, other, other_lse, label, smoothing)[0]
+                )
             z.copy_(by_z if some is None else by_z * some)
             other.copy_(by_other if some is None else by_other * some)
             sums = sums + torch.stack([weighted_sum(loss, some), weighted_sum(plain, some)])
@@ -184,7 +222,9 @@ def random_mask(ids: Tensor, probability: float) -> Tensor:
 
 def simcut(alpha: float = 3.0, probability: float = 0.05) -> ConsistencyObjective:
     """SimCut, with the paper's defaults."""
-    return ConsistencyObjective(alpha, second_cross_entropy=0.0, forward=1.0, reverse=0.0, cutoff=probability)
+    return ConsistencyObjective(
+        alpha, second_cross_entropy=0.0, forward=1.0, reverse=0.0, cutoff=probability
+    )
 
 
 def r_drop(alpha: float = 5.0) -> ConsistencyObjective:
@@ -194,7 +234,9 @@ def r_drop(alpha: float = 5.0) -> ConsistencyObjective:
 
 def crossconst(alpha: float, language_mark: str) -> ConsistencyObjective:
     """CrossConST for a joint vocabulary."""
-    return ConsistencyObjective(alpha, second_cross_entropy=0.0, forward=1.0, reverse=0.0, language_mark=language_mark)
+    return ConsistencyObjective(
+        alpha, second_cross_entropy=0.0, forward=1.0, reverse=0.0, language_mark=language_mark
+    )
 
 
 def consistency_objective(args: Any, language_mark: str = "source") -> ConsistencyObjective | None:

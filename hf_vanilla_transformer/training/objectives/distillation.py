@@ -81,7 +81,12 @@ class FullDistributions:
     teachers: Sequence[tuple[Tensor, nn.Module]]
 
     def at(self, positions: Tensor | slice, dtype: torch.dtype) -> FullChunk:
-        return FullChunk([_logits(head, states.flatten(0, 1)[positions], dtype) for states, head in self.teachers])
+        return FullChunk(
+            [
+                _logits(head, states.flatten(0, 1)[positions], dtype)
+                for states, head in self.teachers
+            ]
+        )
 
 
 def _logits(head: Any, states: Tensor, dtype: torch.dtype) -> Tensor:
@@ -147,12 +152,18 @@ class TopOfCorpus:
             for row in rows:
                 self.start[_key(row["input_ids"], row["labels"])] = end
                 end += len(row["labels"])
-            batch = collator([{name: row[name] for name in ("input_ids", "labels")} for row in rows])
+            batch = collator(
+                [{name: row[name] for name in ("input_ids", "labels")} for row in rows]
+            )
             positions = batch["labels"].flatten().ne(IGNORED).nonzero().squeeze(1)  # (n,)
             taught = distributions(batch)
             kept = slice(end - len(positions), end)
-            parts = (each[kept].split(POSITIONS_AT_ONCE) for each in (self.tokens, self.probabilities))
-            for some, tokens, probabilities in zip(positions.split(POSITIONS_AT_ONCE), *parts, strict=True):
+            parts = (
+                each[kept].split(POSITIONS_AT_ONCE) for each in (self.tokens, self.probabilities)
+            )
+            for some, tokens, probabilities in zip(
+                positions.split(POSITIONS_AT_ONCE), *parts, strict=True
+            ):
                 best = taught.at(some, torch.float32).rows(slice(None)).t.topk(count)  # (n, K)
                 tokens.copy_(best.indices)
                 probabilities.copy_(best.values)
@@ -160,16 +171,22 @@ class TopOfCorpus:
     def of(self, batch: Mapping[str, Any]) -> TopDistributions:
         """Get the distributions at the target positions of a batch of these pairs. Padding gets any distribution."""
         labels = batch["labels"].cpu().numpy()  # (B, T)
-        sources, real = (batch[name].cpu().numpy() for name in ("input_ids", "attention_mask"))  # (B, S)
+        sources, real = (
+            batch[name].cpu().numpy() for name in ("input_ids", "attention_mask")
+        )  # (B, S)
         index = np.zeros(labels.shape, dtype=np.int64)
         for row, (source, mask, label) in enumerate(zip(sources, real, labels, strict=True)):
             target = label[label != IGNORED]
             if len(target):
-                index[row, : len(target)] = self.start[_key(source[mask != 0], target)] + np.arange(len(target))
+                index[row, : len(target)] = self.start[_key(source[mask != 0], target)] + np.arange(
+                    len(target)
+                )
         chosen = torch.from_numpy(index.ravel())
         device = batch["labels"].device  # (B T,)
         probabilities = self.probabilities[chosen].to(device).float()  # (B T, K)
-        return TopDistributions(self.tokens[chosen].to(device).long(), F.normalize(probabilities, p=1, dim=1))
+        return TopDistributions(
+            self.tokens[chosen].to(device).long(), F.normalize(probabilities, p=1, dim=1)
+        )
 
 
 def _key(source: Any, target: Any) -> bytes:
@@ -210,7 +227,9 @@ class Teacher:
         self.weight = weight
         self.top: TopOfCorpus | None = None
 
-    def keep_top(self, count: int, pairs: Any, collator: Callable[[list[dict[str, Any]]], Any]) -> None:
+    def keep_top(
+        self, count: int, pairs: Any, collator: Callable[[list[dict[str, Any]]], Any]
+    ) -> None:
         """Compute the `count` most probable target tokens of all training pairs, so that updates need no teacher."""
         count = min(count, self.models[0].config.target_vocab_size)
         self.top = TopOfCorpus(count, pairs, collator, self._distributions)
@@ -225,9 +244,13 @@ class Teacher:
         device = self.models[0].device
         batch = {name: each.to(device) for name, each in batch.items() if isinstance(each, Tensor)}
         if batch.get("decoder_input_ids") is None:
-            batch["decoder_input_ids"] = self.models[0].prepare_decoder_input_ids_from_labels(batch["labels"])
+            batch["decoder_input_ids"] = self.models[0].prepare_decoder_input_ids_from_labels(
+                batch["labels"]
+            )
         arguments = {name: each for name, each in batch.items() if name in TEACHER_ARGUMENTS}
-        return FullDistributions([(each.model(**arguments).last_hidden_state, each.lm_head) for each in self.models])
+        return FullDistributions(
+            [(each.model(**arguments).last_hidden_state, each.lm_head) for each in self.models]
+        )
 
 
 def _load_teacher(
@@ -237,8 +260,16 @@ def _load_teacher(
 ) -> VanillaTransformerForConditionalGeneration:
     model = load_model(folder, student.device)
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
-        raise UserError(f"teacher {folder} is a {type(model).__name__}: convert it, or use `distil` for its text")
-    names = ("vocab_size", "target_vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
+        raise UserError(
+            f"teacher {folder} is a {type(model).__name__}: convert it, or use `distil` for its text"
+        )
+    names = (
+        "vocab_size",
+        "target_vocab_size",
+        "decoder_start_token_id",
+        "pad_token_id",
+        "eos_token_id",
+    )
     for name in (*names, "target_pad_token_id", "target_eos_token_id"):
         theirs = getattr(model.config, name)
         ours = getattr(student.config, name)
@@ -272,7 +303,9 @@ class DistillationObjective(Objective):
     def uniform(self, smoothing: float) -> tuple[float]:
         return ((1 - self.weight) * smoothing,)
 
-    def from_logits(self, logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    def from_logits(
+        self, logits: Tensor, labels: Tensor, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
         counted = labels.ne(IGNORED)  # (B, T)
         scores = logits[counted].float()
         targets = labels[counted]  # (N', V), (N',)
@@ -282,11 +315,18 @@ class DistillationObjective(Objective):
             F.cross_entropy(each, targets, label_smoothing=epsilon, reduction="sum")
             for each, epsilon in ((scores, smoothing), (scores.detach(), 0.0))
         )
-        divergence = taught.rows(slice(None)).divergence(scores, scores.logsumexp(dim=1, keepdim=True)).sum()
+        divergence = (
+            taught.rows(slice(None)).divergence(scores, scores.logsumexp(dim=1, keepdim=True)).sum()
+        )
         return (1 - self.weight) * smoothed + self.weight * divergence, plain
 
     def differentiate(
-        self, logits: Tensor, labels: Tensor, positions: Tensor | slice, weights: Tensor | None, smoothing: float
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        positions: Tensor | slice,
+        weights: Tensor | None,
+        smoothing: float,
     ) -> Tensor:
         """Overwrite logits (1, n, V) with (1 - λ) (p - (1 - ε) [label]) + λ (p - t). Return the summed loss without
         label smoothing's term of mean(z), and the unsmoothed cross-entropy."""
@@ -299,7 +339,9 @@ class DistillationObjective(Objective):
             some = None if weights is None else weights[rows]
             p, lse = softmax_and_lse(z)  # (rows, V), (rows, 1)
             derivative = t.subtract_from(p, self.weight)
-            cross_entropy, plain = cross_entropy_into(derivative, share, z, lse, labels[rows], smoothing)  # (rows, 1)
+            cross_entropy, plain = cross_entropy_into(
+                derivative, share, z, lse, labels[rows], smoothing
+            )  # (rows, 1)
             loss = share * cross_entropy + self.weight * t.divergence(z, lse)
             sums = sums + torch.stack([weighted_sum(loss, some), weighted_sum(plain, some)])
             z.copy_(derivative if some is None else derivative * some)

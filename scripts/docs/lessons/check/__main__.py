@@ -29,9 +29,16 @@ def _setting(text: str) -> tuple[str, Any]:
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
-    parser.add_argument("code", metavar="FILE.py:NAME", help="a class or a function that returns the model")
     parser.add_argument(
-        "--set", nargs="+", type=_setting, default=[], metavar="NAME=VALUE", help="arguments of the constructor"
+        "code", metavar="FILE.py:NAME", help="a class or a function that returns the model"
+    )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        type=_setting,
+        default=[],
+        metavar="NAME=VALUE",
+        help="arguments of the constructor",
     )
     parser.add_argument(
         "--role",
@@ -41,7 +48,9 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         metavar="ROLE=MODULE",
         help="name a module that is not found: output_layer=NAME",
     )
-    parser.add_argument("--seconds", type=int, default=60, metavar="N", help="time limit (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=int, default=60, metavar="N", help="time limit (default: %(default)s)"
+    )
     parsed = parser.parse_args(arguments)
     if not all(parsed.code.rpartition(":")[::2]):
         parser.error(f"{parsed.code}: give the file and the name, such as mine.py:Transformer")
@@ -61,7 +70,9 @@ def main(arguments: argparse.Namespace) -> int:
     for note in report["notes"]:
         print(f"note: {note}")
     verdict = "differs from" if report["mistakes"] else "equals"
-    print(f"{arguments.code} {verdict} the paper: the largest difference is {report['difference']:.1e}")
+    print(
+        f"{arguments.code} {verdict} the paper: the largest difference is {report['difference']:.1e}"
+    )
     return 1 if report["mistakes"] else 0
 
 

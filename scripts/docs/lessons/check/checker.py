@@ -33,18 +33,36 @@ _OUTPUTS = {
 }
 _OUTPUT_MISTAKES = {
     "probabilities": Mistake(
-        "output", "§3.4", "probabilities", "the model ends in a softmax, and cross-entropy computes another one"
+        "output",
+        "§3.4",
+        "probabilities",
+        "the model ends in a softmax, and cross-entropy computes another one",
     ),
     "log-probabilities over positions": Mistake(
-        "output", "§3.4", "dim=1", "the softmax of the output runs over positions, not over the vocabulary"
+        "output",
+        "§3.4",
+        "dim=1",
+        "the softmax of the output runs over positions, not over the vocabulary",
     ),
 }
-_TIED = Mistake("tying", "§3.4", "source", "the output layer has the table of the source, not of the target")
-_PRE = Mistake("norm position", "§3.1", "post", "an argument asks for pre-norm, and the layers are post-norm")
-_CACHED = Mistake(
-    "cached step", "§3.1", None, "token by token with a cache the logits are not those of the whole target"
+_TIED = Mistake(
+    "tying", "§3.4", "source", "the output layer has the table of the source, not of the target"
 )
-_PADDED = Mistake("positions", "§3.5", "padding", "padding on the left of a source moves the positions of its tokens")
+_PRE = Mistake(
+    "norm position", "§3.1", "post", "an argument asks for pre-norm, and the layers are post-norm"
+)
+_CACHED = Mistake(
+    "cached step",
+    "§3.1",
+    None,
+    "token by token with a cache the logits are not those of the whole target",
+)
+_PADDED = Mistake(
+    "positions",
+    "§3.5",
+    "padding",
+    "padding on the left of a source moves the positions of its tokens",
+)
 _NOT_A_NUMBER = Mistake(
     "mask value",
     "§3.2.3",
@@ -53,8 +71,15 @@ _NOT_A_NUMBER = Mistake(
     "first one under a causal mask without its diagonal",
 )
 _COPIES = "the layers of a stack are one object, as in [layer] * N: use copy.deepcopy"
-_IN_TRAINING = "the causal mask exists in training mode alone: call eval() only to decode token by token"
-_REPEATED = Mistake("heads", "§3.2.2", "one map", "one projection (d_k, d_k) serves every head: each head has its own")
+_IN_TRAINING = (
+    "the causal mask exists in training mode alone: call eval() only to decode token by token"
+)
+_REPEATED = Mistake(
+    "heads",
+    "§3.2.2",
+    "one map",
+    "one projection (d_k, d_k) serves every head: each head has its own",
+)
 
 _MASKS = {
     "visible": "masks: 1 or True shows a key",
@@ -77,10 +102,15 @@ def check(build: Any, given: Mapping[str, Any], roles: Mapping[str, str] | None 
         UserError: it cannot be built, called or understood. The message names the argument that is needed.
     """
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # it zeroes padding, in nested tensors without a shape
+    torch.backends.mha.set_fastpath_enabled(
+        False
+    )  # it zeroes padding, in nested tensors without a shape
     torch.manual_seed(0)
     try:
-        for words, check_objective in ((r"shift", check_shift), (r"loss|smooth|criterion", check_loss)):
+        for words, check_objective in (
+            (r"shift", check_shift),
+            (r"loss|smooth|criterion", check_loss),
+        ):
             if re.search(words, build.__name__, re.IGNORECASE):
                 return check_objective(build, given)
         part = part_of(build.__name__)
@@ -113,14 +143,18 @@ def check_model(build: Any, given: Mapping[str, Any], roles: Mapping[str, str]) 
     report = _checked(build, model, arguments, roles)
     if any((each.place, each.option) == ("causal mask", "none") for each in report.mistakes):
         subject.switch_off_dropout(model)
-        with contextlib.suppress(UserError):  # it has dropout that is no module, or cannot be called
+        with contextlib.suppress(
+            UserError
+        ):  # it has dropout that is no module, or cannot be called
             trained = _checked(build, model.train(), arguments, roles)
             if len(trained.mistakes) < len(report.mistakes):
                 return trained._replace(notes=[*trained.notes, _IN_TRAINING])
     return report
 
 
-def _checked(build: Any, model: nn.Module, arguments: Mapping[str, Any], roles: Mapping[str, str]) -> Report:
+def _checked(
+    build: Any, model: nn.Module, arguments: Mapping[str, Any], roles: Mapping[str, str]
+) -> Report:
     """Compare a model in the mode that it is in."""
     source, target, calls, outputs = _working_calls(model)
     if not outputs:
@@ -133,10 +167,18 @@ def _checked(build: Any, model: nn.Module, arguments: Mapping[str, Any], roles: 
     if report is None:
         report = _numbers(checked, subject.heads_of(model, arguments))
     report = _with_notes(checked, report, build)
-    asks_pre_norm = any("norm" in name and (value is True or value == "pre") for name, value in arguments.items())
-    if not report.mistakes and asks_pre_norm and not any(note.startswith("pre-norm") for note in report.notes):
+    asks_pre_norm = any(
+        "norm" in name and (value is True or value == "pre") for name, value in arguments.items()
+    )
+    if (
+        not report.mistakes
+        and asks_pre_norm
+        and not any(note.startswith("pre-norm") for note in report.notes)
+    ):
         return Report([_PRE], report.difference, report.notes)
-    for mistake, difference in () if report.mistakes else _with_cache_and_padding(model, source, target):
+    for mistake, difference in (
+        () if report.mistakes else _with_cache_and_padding(model, source, target)
+    ):
         if difference > TOLERANCE:
             return Report([mistake], difference, report.notes)
     return report
@@ -171,7 +213,9 @@ def _numbers(checked: _Subject, named_heads: Sequence[int]) -> Report:
     if report.mistakes == [UNKNOWN]:
         reference = Reference(found.tensors, all_heads[0], subject.PAD, found.tables)
         mistakes = _local(checked, reference)
-        return report._replace(mistakes=[_REPEATED, *mistakes] if found.repeated else mistakes or [UNKNOWN])
+        return report._replace(
+            mistakes=[_REPEATED, *mistakes] if found.repeated else mistakes or [UNKNOWN]
+        )
     if found.repeated:
         return report._replace(mistakes=[_REPEATED, *report.mistakes])
     return report
@@ -181,7 +225,9 @@ def _local(checked: _Subject, reference: Reference) -> list[Mistake]:
     """The mistakes by place, for the way to call the model that explains most."""
     best: list[Mistake] | None = None
     for call, output in zip(checked.calls, checked.outputs, strict=True):
-        found = _traced(checked.model, call, {"output_layer": checked.roles.output_name.rpartition(".")[0]})
+        found = _traced(
+            checked.model, call, {"output_layer": checked.roles.output_name.rpartition(".")[0]}
+        )
         if found.is_applied:
             found.flow["decoder"] = _states(call, checked)
         places = Places(found, reference, checked.source, checked.target, checked.norms)
@@ -226,7 +272,9 @@ def _traced(model: nn.Module, call: Call, given: Mapping[str, str]) -> Roles:
 
 def _applied(found: Roles, states: Tensor) -> Tensor:
     """The logits of the decoder's states, by the output layer that forward does not call."""
-    return functional.linear(states, found.tensors["lm_head.weight"], found.tensors.get("lm_head.bias"))
+    return functional.linear(
+        states, found.tensors["lm_head.weight"], found.tensors.get("lm_head.bias")
+    )
 
 
 def _with_notes(checked: _Subject, report: Report, build: Any) -> Report:
@@ -236,7 +284,9 @@ def _with_notes(checked: _Subject, report: Report, build: Any) -> Report:
     mistakes = list(report.mistakes)
     if found.is_applied:
         module = found.output_name.rpartition(".")[0]
-        notes.append(f"forward gives the decoder's states (B, T, d_model): {module} was applied to them")
+        notes.append(
+            f"forward gives the decoder's states (B, T, d_model): {module} was applied to them"
+        )
     encodings = dict.fromkeys(call.encoding for call in checked.calls if call.encoding)
     matching = [note for note in notes if note in _MASKS.values()]
     if encodings and matching:
@@ -244,24 +294,38 @@ def _with_notes(checked: _Subject, report: Report, build: Any) -> Report:
         encoding = next(name for name, note in _MASKS.items() if note == matching[0])
         encoding = "visible" if encoding == "number" else encoding
         if own is not None and own.is_shifted:
-            explanation = f"{own.function} does not mark a position and the earlier ones: its diagonal is off"
+            explanation = (
+                f"{own.function} does not mark a position and the earlier ones: its diagonal is off"
+            )
             mistakes.append(Mistake("causal mask", "§3.2.3", "own function", explanation))
         elif own is not None and encoding in ("visible", "hidden") and own.encoding != encoding:
             explanation = f"{own.function} marks the {own.encoding} keys, and attention takes them for the {encoding} "
-            mistakes.append(Mistake("masks", "§3.2.3", "inverted", f"{explanation}ones: an inverted mask"))
+            mistakes.append(
+                Mistake("masks", "§3.2.3", "inverted", f"{explanation}ones: an inverted mask")
+            )
     unused = [name for name in found.unused if name not in found.filled]
     if unused and not mistakes:
         notes.append(f"no operation uses {', '.join(unused[:3])}{' …' if len(unused) > 3 else ''}")
     return Report(mistakes, report.difference, notes)
 
 
-def _with_cache_and_padding(model: nn.Module, source: Tensor, target: Tensor) -> Iterator[tuple[Mistake, float]]:
+def _with_cache_and_padding(
+    model: nn.Module, source: Tensor, target: Tensor
+) -> Iterator[tuple[Mistake, float]]:
     """Mistakes that only calls with Hugging Face's arguments show, with the difference of the logits."""
-    if not {"input_ids", "attention_mask", "past_key_values"} <= inspect.signature(model.forward).parameters.keys():
+    if (
+        not {"input_ids", "attention_mask", "past_key_values"}
+        <= inspect.signature(model.forward).parameters.keys()
+    ):
         return
 
     def run(ids: Tensor, target: Tensor, **more: Any) -> Any:
-        return model(input_ids=ids, attention_mask=ids.ne(subject.PAD).long(), decoder_input_ids=target, **more)
+        return model(
+            input_ids=ids,
+            attention_mask=ids.ne(subject.PAD).long(),
+            decoder_input_ids=target,
+            **more,
+        )
 
     logits = run(source, target).logits
     steps = []
@@ -284,7 +348,9 @@ def _batch(model: nn.Module, lengths: tuple[int, int]) -> tuple[Tensor, Tensor]:
     sizes = [part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)]
     size = min([each for each in sizes if each > subject.EOS + 2], default=subject.SOURCE_TOKENS)
     size = min(size, subject.SOURCE_TOKENS)
-    source, target = (torch.randint(subject.EOS + 1, size, (3, length), generator=generator) for length in lengths)
+    source, target = (
+        torch.randint(subject.EOS + 1, size, (3, length), generator=generator) for length in lengths
+    )
     for row, length in enumerate((lengths[0] - 1, lengths[0] - 2, lengths[0] - 3)):
         source[row, length:] = subject.PAD  # in each, so that an inverted mask shows something
     return source, target
@@ -326,7 +392,11 @@ def _working_calls(model: nn.Module) -> tuple[Tensor, Tensor, list[Call], list[T
         if outputs or not is_finite:
             return source, target, calls, outputs
         first_errors = first_errors or errors
-        fixed = {int(number) for error in errors for number in re.findall(r"size of tensor b \((\d+)\)", str(error))}
+        fixed = {
+            int(number)
+            for error in errors
+            for number in re.findall(r"size of tensor b \((\d+)\)", str(error))
+        }
         for length in sorted(fixed):
             if 5 < length <= 500 and (length, length) not in lengths:
                 lengths.append((length, length))
@@ -342,7 +412,10 @@ def _compare(checked: _Subject, reference: Reference) -> Report:
     for choice, mistake in choices({each.place for each in MISTAKES}, checked.norms):
         try:
             logits = reference(source, target, choice)
-        except (RuntimeError, KeyError):  # shapes that this mistake does not allow, or a part that the model lacks
+        except (
+            RuntimeError,
+            KeyError,
+        ):  # shapes that this mistake does not allow, or a part that the model lacks
             continue
         for name, transform in _OUTPUTS.items():
             expected = transform(logits)

@@ -51,7 +51,11 @@ def own_convention(build: Callable[..., Any]) -> Convention | None:
 
 
 def _convention(result: Any, name: str) -> Convention | None:
-    if not isinstance(result, Tensor) or result.shape[-2:] != (LENGTH, LENGTH) or result.numel() != LENGTH**2:
+    if (
+        not isinstance(result, Tensor)
+        or result.shape[-2:] != (LENGTH, LENGTH)
+        or result.numel() != LENGTH**2
+    ):
         return None
     if result.is_floating_point() and bool(result.isinf().any()):
         return None  # numbers to add explain themselves
@@ -71,7 +75,15 @@ def _functions(build: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., A
         return
     own = Path(file)
     others = sorted(each for each in own.parent.glob("*.py") if each != own)
-    names = {"torch": torch, "nn": nn, "F": functional, "np": numpy, "numpy": numpy, "math": math, "Variable": _same}
+    names = {
+        "torch": torch,
+        "nn": nn,
+        "F": functional,
+        "np": numpy,
+        "numpy": numpy,
+        "math": math,
+        "Variable": _same,
+    }
     for path in [own, *others][:_MAX_FILES]:
         try:
             tree = ast.parse(path.read_text("utf-8"))
@@ -80,7 +92,9 @@ def _functions(build: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., A
         for node in tree.body:
             if isinstance(node, ast.FunctionDef) and re.search("mask", node.name, re.IGNORECASE):
                 node.decorator_list = []
-                node.args.defaults = [each for each in node.args.defaults if isinstance(each, ast.Constant)]
+                node.args.defaults = [
+                    each for each in node.args.defaults if isinstance(each, ast.Constant)
+                ]
                 node.returns = None
                 for argument in node.args.args:
                     argument.annotation = None

@@ -38,9 +38,14 @@ MISTAKES = (
     _position("swapped", "cosines are in the even dimensions and sines in the odd ones"),
     _position("only sines", "the odd dimensions have sines, not cosines"),
     _position("only cosines", "the even dimensions have cosines, not sines"),
-    _position("2i twice", "the exponent is 4i / d_model: i already counts by 2, and is doubled again"),
+    _position(
+        "2i twice", "the exponent is 4i / d_model: i already counts by 2, and is doubled again"
+    ),
     _position("no 2", "the exponent is i / d_model, not 2i / d_model"),
-    _position("every dimension", "a sine and its cosine have different frequencies: the exponent counts dimensions"),
+    _position(
+        "every dimension",
+        "a sine and its cosine have different frequencies: the exponent counts dimensions",
+    ),
     _position(
         "every dimension twice",
         "the exponents are 4i / d_model for a sine, (4i + 4) / d_model for its cosine: 2i is doubled again",
@@ -49,53 +54,98 @@ MISTAKES = (
     _position("from 1", "positions start at 1, not at 0"),
     _position("base 1000", "the base of the wavelengths is 1000, not 10000"),
     _position("base 100000", "the base of the wavelengths is 100000, not 10000"),
-    _position("scaled", "positions are multiplied by sqrt(d_model) too: scale the embeddings before the addition"),
-    _head("not transposed", "heads are split by view(B, H, T, d_k), not a transposed view(B, T, H, d_k)"),
-    _head("neither transposed", "heads are split and joined without transposes, which mixes positions"),
-    _head("not transposed back", "heads are joined without a transpose back to (B, T, H, d_k), which mixes positions"),
+    _position(
+        "scaled",
+        "positions are multiplied by sqrt(d_model) too: scale the embeddings before the addition",
+    ),
+    _head(
+        "not transposed",
+        "heads are split by view(B, H, T, d_k), not a transposed view(B, T, H, d_k)",
+    ),
+    _head(
+        "neither transposed", "heads are split and joined without transposes, which mixes positions"
+    ),
+    _head(
+        "not transposed back",
+        "heads are joined without a transpose back to (B, T, H, d_k), which mixes positions",
+    ),
     _head("one", "the projections are not split into heads"),
     _factor("none", "scores are not divided by sqrt(d_k)"),
     _factor("sqrt(d_model)", "scores are divided by sqrt(d_model), not by sqrt(d_k)"),
     _factor("d_k", "scores are divided by d_k, not by its square root"),
     _factor("sqrt(keys)", "scores are divided by the root of the number of keys, not of d_k"),
     _factor("multiplied", "scores are multiplied by sqrt(d_k)"),
-    _softmax("over queries", "the softmax runs over the queries (dim=-2), not over the keys (dim=-1)"),
+    _softmax(
+        "over queries", "the softmax runs over the queries (dim=-2), not over the keys (dim=-1)"
+    ),
     _softmax("over heads", "the softmax runs over the heads (dim=1), not over the keys (dim=-1)"),
-    _causal("none", "the decoder sees later target tokens: the causal mask is missing or has no effect"),
-    _causal("one too many", "each position sees the next token too: the mask's diagonal is off by one"),
+    _causal(
+        "none", "the decoder sees later target tokens: the causal mask is missing or has no effect"
+    ),
+    _causal(
+        "one too many", "each position sees the next token too: the mask's diagonal is off by one"
+    ),
     _causal("without itself", "a position does not see itself: the mask's diagonal is off by one"),
     _causal(
         "without itself, the first sees none",
         "a position does not see itself, and the first sees none: the diagonal is off by one",
     ),
     _causal("inverted", "a position sees later tokens alone: the causal mask is inverted"),
-    _causal("reversed", "a position sees itself and later ones: the causal mask is transposed or inverted"),
+    _causal(
+        "reversed",
+        "a position sees itself and later ones: the causal mask is transposed or inverted",
+    ),
     _padding("ignored", "padding of the source is attended to"),
     _padding("ignored in the encoder", "the encoder attends to padding"),
     _padding("ignored in cross-attention", "cross-attention attends to padding of the source"),
     _padding("inverted", "only padding is attended to: the padding mask is inverted"),
-    _padding("inverted in the encoder", "the encoder attends to padding alone: its mask is inverted"),
-    _padding("inverted in cross-attention", "cross-attention attends to padding alone: its mask is inverted"),
+    _padding(
+        "inverted in the encoder", "the encoder attends to padding alone: its mask is inverted"
+    ),
+    _padding(
+        "inverted in cross-attention",
+        "cross-attention attends to padding alone: its mask is inverted",
+    ),
     _value("zero", "masked scores become 0, not minus infinity: exp(0) is 1"),
-    _value("after softmax", "the mask is applied after the softmax, so that weights do not add up to 1"),
-    _memory("the decoder itself", "cross-attention takes keys and values from the decoder, not from the encoder"),
-    _memory("the decoder itself, masked", "cross-attention is one more self-attention, with the causal mask"),
-    _memory("the embeddings", "cross-attention reads the source's embeddings, not the encoder's output"),
+    _value(
+        "after softmax", "the mask is applied after the softmax, so that weights do not add up to 1"
+    ),
+    _memory(
+        "the decoder itself",
+        "cross-attention takes keys and values from the decoder, not from the encoder",
+    ),
+    _memory(
+        "the decoder itself, masked",
+        "cross-attention is one more self-attention, with the causal mask",
+    ),
+    _memory(
+        "the embeddings", "cross-attention reads the source's embeddings, not the encoder's output"
+    ),
     Mistake("attention output", "§3.2.2", "not projected", "the output projection W^O is not used"),
     _residual("none", "no sublayer has a residual connection"),
     _residual("none around self-attention", "self-attention has no residual connection"),
     _residual("none around cross-attention", "cross-attention has no residual connection"),
     _residual("none around feed-forward", "the feed-forward network has no residual connection"),
     _residual("outside the norm", "x + LayerNorm(Sublayer(x)) is neither post-norm nor pre-norm"),
-    _residual("outside the norm around self-attention", "self-attention is x + LayerNorm(Sublayer(x))"),
-    _residual("outside the norm around cross-attention", "cross-attention is x + LayerNorm(Sublayer(x))"),
-    _residual("outside the norm around feed-forward", "the feed-forward network is x + LayerNorm(Sublayer(x))"),
+    _residual(
+        "outside the norm around self-attention", "self-attention is x + LayerNorm(Sublayer(x))"
+    ),
+    _residual(
+        "outside the norm around cross-attention", "cross-attention is x + LayerNorm(Sublayer(x))"
+    ),
+    _residual(
+        "outside the norm around feed-forward",
+        "the feed-forward network is x + LayerNorm(Sublayer(x))",
+    ),
     _residual("of the norm", "the residual adds LayerNorm(x), not x"),
     _norm("none", "layers are not normalised"),
     _norm("variance", "LayerNorm divides by the variance, not by its square root"),
     _norm("unbiased variance", "LayerNorm divides by the variance, not by its square root"),
     _norm("over positions", "LayerNorm averages over positions, not over features"),
-    _norm("over positions and features", "LayerNorm averages over positions and features, not over features alone"),
+    _norm(
+        "over positions and features",
+        "LayerNorm averages over positions and features, not over features alone",
+    ),
     _norm("no mean", "LayerNorm does not subtract the mean"),
     Mistake("final norm", "§3.1", "unused", "the normalisation after the stacks is not used"),
     _hidden("none", "the feed-forward network has no activation"),
@@ -103,7 +153,9 @@ MISTAKES = (
     Mistake("feed-forward", "§3.3, Eq. 2", "second ReLU", "a ReLU follows the second matrix too"),
     _input("decoder reads the source", "the decoder reads the source, not the target"),
     _input("encoder reads the target", "the encoder reads the target, not the source"),
-    Mistake("embeddings", "§3.4", "normalised", "a normalisation follows the embeddings and positions"),
+    Mistake(
+        "embeddings", "§3.4", "normalised", "a normalisation follows the embeddings and positions"
+    ),
     Mistake("output scale", "§3.4", "1/sqrt(d_model)", "the logits are divided by sqrt(d_model)"),
     _sublayer("cross-attention first", "cross-attention comes before self-attention"),
     _sublayer("no self-attention", "self-attention is not called"),

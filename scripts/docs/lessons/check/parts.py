@@ -36,15 +36,22 @@ _PARTS = {
             "sublayers",
         ),
     ),
-    r"att|mha": ("attention", ("heads", "attention scale", "softmax", "mask value", "attention output")),
+    r"att|mha": (
+        "attention",
+        ("heads", "attention scale", "softmax", "mask value", "attention output"),
+    ),
 }
 
 
 def part_of(name: str) -> tuple[str, tuple[str, ...]] | None:
     """The part that a class with this name is, and its places. None is a whole model."""
-    if re.search(r"transformer(?!.*(layer|block|attention))|seq2seq|translat|^model", name, re.IGNORECASE):
+    if re.search(
+        r"transformer(?!.*(layer|block|attention))|seq2seq|translat|^model", name, re.IGNORECASE
+    ):
         return None
-    return next((part for words, part in _PARTS.items() if re.search(words, name, re.IGNORECASE)), None)
+    return next(
+        (part for words, part in _PARTS.items() if re.search(words, name, re.IGNORECASE)), None
+    )
 
 
 @torch.no_grad()
@@ -57,10 +64,15 @@ def check_part(build: Any, given: Mapping[str, Any], part: str, places: tuple[st
     working: list[Callable[[], Any]] = []
     outputs: list[Tensor] = []
     errors: list[BaseException] = []
-    for visible in (mask, None):  # without a mask only if the part takes none: a mistake in it would not show
+    for visible in (
+        mask,
+        None,
+    ):  # without a mask only if the part takes none: a mistake in it would not show
         for call in () if outputs else _calls(part, module, x, visible):
             try:
-                output, again = (each[0] if isinstance(each, tuple) else each for each in (call(), call()))
+                output, again = (
+                    each[0] if isinstance(each, tuple) else each for each in (call(), call())
+                )
             except Exception as error:
                 errors.append(error)
                 continue
@@ -97,7 +109,9 @@ def _difference(output: Tensor, numbers: Tensor, x: Tensor, part: str) -> float:
     return relative_difference(output, numbers) if output.shape == numbers.shape else float("inf")
 
 
-def _calls(part: str, module: nn.Module, x: Tensor, mask: Tensor | None) -> Iterator[Callable[[], Any]]:
+def _calls(
+    part: str, module: nn.Module, x: Tensor, mask: Tensor | None
+) -> Iterator[Callable[[], Any]]:
     """Ways to call a part with x (B, T, D) or (T, B, D), and a mask (B, T) of the visible keys or the hidden ones."""
     masks: list[tuple[Tensor, ...]] = [()]
     if mask is not None:
@@ -109,21 +123,27 @@ def _calls(part: str, module: nn.Module, x: Tensor, mask: Tensor | None) -> Iter
             yield partial(module, *values, *mask_of_call)
 
 
-def _weights(part: str, module: nn.Module, call: Callable[[], Any], x: Tensor) -> tuple[dict[str, Tensor], list[int]]:
+def _weights(
+    part: str, module: nn.Module, call: Callable[[], Any], x: Tensor
+) -> tuple[dict[str, Tensor], list[int]]:
     """The weights of a part by this package's names, and its number of heads, if it has some."""
     if part == "positions":
         return {}, [1]
     if part == "norm":
         vectors = [value for value in module.state_dict().values() if value.is_floating_point()]
         names = (f"{AT}norm.weight", f"{AT}norm.bias")
-        return {name: value.expand(subject.WIDTH) for name, value in zip(names, vectors, strict=False)}, [1]
+        return {
+            name: value.expand(subject.WIDTH) for name, value in zip(names, vectors, strict=False)
+        }, [1]
     with Trace(module, {}, x) as trace:
         call()
     tensors, heads = part_tensors(trace, module, subject.WIDTH)
     return tensors, [heads]
 
 
-def _reference(part: str, reference: Reference) -> Callable[[Tensor, Any, Mapping[str, Any]], Tensor]:
+def _reference(
+    part: str, reference: Reference
+) -> Callable[[Tensor, Any, Mapping[str, Any]], Tensor]:
     """The paper's output for x, a mask or None, and a choice."""
 
     def output(x: Tensor, mask: Any, choice: Mapping[str, Any]) -> Tensor:
@@ -132,7 +152,9 @@ def _reference(part: str, reference: Reference) -> Callable[[Tensor, Any, Mappin
             return x + reference.positions(x.shape[1], x.shape[2], "encoder", option)
         if part == "norm":
             return reference.norm(x, f"{AT}norm", choice)
-        visible = torch.ones(1, dtype=torch.bool) if mask is None else mask[:, None, None]  # (B, 1, 1, T)
+        visible = (
+            torch.ones(1, dtype=torch.bool) if mask is None else mask[:, None, None]
+        )  # (B, 1, 1, T)
         if part == "attention":
             return reference.attention(x, x, visible, f"{AT}self_attn.", choice)
         return reference.layer(x, None, visible, None, AT, choice)

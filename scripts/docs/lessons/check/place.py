@@ -15,7 +15,11 @@ from .roles import ROLE_WORDS, STACKS, Roles, Sublayer
 TOLERANCE = 1e-4
 
 _IN_ATTENTION = ("heads", "attention scale", "softmax", "mask value", "attention output")
-_SUBLAYERS = {"self_attn": "self-attention", "cross_attn": "cross-attention", "final": "feed-forward"}
+_SUBLAYERS = {
+    "self_attn": "self-attention",
+    "cross_attn": "cross-attention",
+    "final": "feed-forward",
+}
 
 
 class Difference(NamedTuple):
@@ -76,7 +80,9 @@ class Places:
         if f"model.{stack}.embedding_norm.weight" in self.reference.weights:
             places.append("embeddings")
         right = [{"positions": option} for option in ALLOWED["positions"]]
-        right = [choice | norm for choice in right for norm in (self.norms if len(places) == 3 else [{}])]
+        right = [
+            choice | norm for choice in right for norm in (self.norms if len(places) == 3 else [{}])
+        ]
         if stack == "decoder":
             right += [choice | {"inputs": "shifted inside"} for choice in right]
         mistakes = self._explain(vectors, stack, expected, right, places)
@@ -85,19 +91,27 @@ class Places:
 
     def _layers(self, stack: str) -> Iterator[Difference]:
         sublayers = self.roles.sublayers[stack]
-        roles = ("self_attn", "cross_attn", "final") if stack == "decoder" else ("self_attn", "final")
+        roles = (
+            ("self_attn", "cross_attn", "final") if stack == "decoder" else ("self_attn", "final")
+        )
         for number in sorted({each.number for each in sublayers}):
             present = {each.role for each in sublayers if each.number == number}
             for role in roles:
                 if role not in present:
-                    yield Difference(_listed("sublayers", f"no {_SUBLAYERS[role]}"), f"{stack} layer {number + 1}", "")
+                    yield Difference(
+                        _listed("sublayers", f"no {_SUBLAYERS[role]}"),
+                        f"{stack} layer {number + 1}",
+                        "",
+                    )
         if stack == "decoder" and self.roles.is_swapped:
             yield Difference(_listed("sublayers", "cross-attention first"), "the decoder", "")
         for index, sublayer in enumerate(sublayers):
             following = sublayers[index + 1] if index + 1 < len(sublayers) else None
             yield from self._sublayer(stack, sublayer, following)
 
-    def _sublayer(self, stack: str, sublayer: Sublayer, following: Sublayer | None) -> Iterator[Difference]:
+    def _sublayer(
+        self, stack: str, sublayer: Sublayer, following: Sublayer | None
+    ) -> Iterator[Difference]:
         at = f"model.{stack}.layers.{sublayer.number}."
         layer = f"{stack} layer {sublayer.number + 1}"
         stream = self.oriented(sublayer.stream, stack)
@@ -106,7 +120,11 @@ class Places:
         if stream is None or x is None:
             return
         first = self.roles.sublayers[stack][0]
-        if sublayer.number > 0 and sublayer.stream is not first.stream and torch.equal(sublayer.stream, first.stream):
+        if (
+            sublayer.number > 0
+            and sublayer.stream is not first.stream
+            and torch.equal(sublayer.stream, first.stream)
+        ):
             yield Difference(_OLD_INPUT, layer, "")
             return
         if sublayer.role == "cross_attn" and (option := self._memory(sublayer)) is not None:
@@ -119,19 +137,29 @@ class Places:
 
     def _memory(self, sublayer: Sublayer) -> Mistake | None:
         memory = sublayer.memory
-        embeddings = self.roles.sublayers["encoder"][0].stream if self.roles.sublayers["encoder"] else None
+        embeddings = (
+            self.roles.sublayers["encoder"][0].stream if self.roles.sublayers["encoder"] else None
+        )
         if memory is None:
             return None
         if sublayer.reads_itself:
             return _listed("memory", "the decoder itself")
-        if embeddings is not None and memory.shape == embeddings.shape and torch.equal(memory, embeddings):
+        if (
+            embeddings is not None
+            and memory.shape == embeddings.shape
+            and torch.equal(memory, embeddings)
+        ):
             return _listed("memory", "the embeddings")
         return None
 
-    def _function(self, stack: str, sublayer: Sublayer, at: str, x: Tensor, output: Tensor) -> list[Mistake] | None:
+    def _function(
+        self, stack: str, sublayer: Sublayer, at: str, x: Tensor, output: Tensor
+    ) -> list[Mistake] | None:
         reference = self.reference
         if sublayer.role == "final":
-            right: list[dict[str, Any]] = [{"activation": option} for option in ALLOWED["activation"]]
+            right: list[dict[str, Any]] = [
+                {"activation": option} for option in ALLOWED["activation"]
+            ]
 
             def feed_forward(choice: Mapping[str, Any]) -> Tensor:
                 return reference.feed_forward(x, at, choice)
@@ -159,7 +187,11 @@ class Places:
         return self._explain(output, stack, attention, right, places)
 
     def _connection(
-        self, stack: str, sublayer: Sublayer, following: Sublayer | None, vectors: tuple[Tensor, Tensor, Tensor]
+        self,
+        stack: str,
+        sublayer: Sublayer,
+        following: Sublayer | None,
+        vectors: tuple[Tensor, Tensor, Tensor],
     ) -> Iterator[Difference]:
         """Compare the residual connection and the normalisations around a sublayer."""
         stream, x, output = vectors
@@ -168,11 +200,17 @@ class Places:
         reference = self.reference
         layer = f"{stack} layer {sublayer.number + 1}"
         where = f"{layer}, {ROLE_WORDS[sublayer.role]}"
-        unknown = f"{layer}, the residual connection or normalisation of {ROLE_WORDS[sublayer.role]}"
+        unknown = (
+            f"{layer}, the residual connection or normalisation of {ROLE_WORDS[sublayer.role]}"
+        )
         has_norm = f"{place}.weight" in reference.weights
         if self.roles.is_pre and has_norm:
             mistakes = self._explain(
-                x, stack, lambda choice: reference.norm(stream, place, choice), self.norms, ("norm",)
+                x,
+                stack,
+                lambda choice: reference.norm(stream, place, choice),
+                self.norms,
+                ("norm",),
             )
             yield from _as_differences(mistakes, where, "§3.1", unknown)
         after = following.stream if following is not None else self.roles.flow.get(stack)
@@ -218,7 +256,10 @@ class Places:
             for group in itertools.combinations(listed, count):
                 for mistakes in itertools.product(*group):
                     options = {each.place: each.option for each in mistakes}
-                    if any(self._is_close(numbers, stack, expected, {**choice, **options}) for choice in right):
+                    if any(
+                        self._is_close(numbers, stack, expected, {**choice, **options})
+                        for choice in right
+                    ):
                         return list(mistakes)
         return None
 
@@ -231,7 +272,10 @@ class Places:
     ) -> bool:
         try:
             other = expected(choice)
-        except (RuntimeError, KeyError):  # shapes that this mistake does not allow, or a part that the model lacks
+        except (
+            RuntimeError,
+            KeyError,
+        ):  # shapes that this mistake does not allow, or a part that the model lacks
             return False
         if other.shape != numbers.shape:
             return False
@@ -254,7 +298,10 @@ class Places:
 
 
 _OLD_INPUT = Mistake(
-    "layers", "§3.1", "old input", "the layer reads the embeddings, not the output of the layer before"
+    "layers",
+    "§3.1",
+    "old input",
+    "the layer reads the embeddings, not the output of the layer before",
 )
 
 

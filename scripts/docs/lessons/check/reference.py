@@ -27,7 +27,12 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
     "sigmoid": torch.sigmoid,
 }
-_SCALES = {"sqrt(d_model)": 0.5, "none": 0.0, "d_model": 1.0, "1/sqrt(d_model)": -0.5}  # exponents of d_model
+_SCALES = {
+    "sqrt(d_model)": 0.5,
+    "none": 0.0,
+    "d_model": 1.0,
+    "1/sqrt(d_model)": -0.5,
+}  # exponents of d_model
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,9 @@ class Reference:
     weights: Mapping[str, Tensor]
     heads: int
     pad_token_id: int
-    tables: Mapping[str, Tensor] = field(default_factory=dict)  #: stack -> its table of positions (P, D)
+    tables: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  #: stack -> its table of positions (P, D)
     epsilon: float = 1e-5
 
     def __call__(self, source: Tensor, target: Tensor, choice: Mapping[str, Any]) -> Tensor:
@@ -57,7 +64,9 @@ class Reference:
         hidden = self.embed(source, "encoder", choice)
         memory = hidden
         for number in range(self.depth("encoder")):
-            hidden = self.layer(hidden, None, shown("the encoder"), None, f"model.encoder.layers.{number}.", choice)
+            hidden = self.layer(
+                hidden, None, shown("the encoder"), None, f"model.encoder.layers.{number}.", choice
+            )
         if choice.get("memory") != "the embeddings":
             memory = self.final_norm(hidden, "encoder", choice)
         hidden = self.embed(target, "decoder", choice)
@@ -66,27 +75,42 @@ class Reference:
         causal = self.causal_mask(target.shape[1], choice)
         for number in range(self.depth("decoder")):
             hidden = self.layer(
-                hidden, memory, causal, shown("cross-attention"), f"model.decoder.layers.{number}.", choice
+                hidden,
+                memory,
+                causal,
+                shown("cross-attention"),
+                f"model.decoder.layers.{number}.",
+                choice,
             )
         return self.output(self.final_norm(hidden, "decoder", choice), choice)
 
     def output(self, hidden: Tensor, choice: Mapping[str, Any]) -> Tensor:
         """The logits (B, T, V) of the decoder's states (§3.4)."""
         logits = self.linear(hidden, "lm_head")
-        return logits * hidden.shape[-1] ** -0.5 if choice.get("output scale") == "1/sqrt(d_model)" else logits
+        return (
+            logits * hidden.shape[-1] ** -0.5
+            if choice.get("output scale") == "1/sqrt(d_model)"
+            else logits
+        )
 
     def shifted(self, target: Tensor, choice: Mapping[str, Any]) -> Tensor:
         """The embeddings of a target after a vector of zeros, without its last token, plus positions."""
         table = self.weights["model.decoder.embed_tokens.weight"]
         scale = table.shape[1] ** _SCALES[choice.get("embedding scale", "sqrt(d_model)")]
         vectors = functional.pad(table[target][:, :-1], (0, 0, 1, 0)) * scale
-        return vectors + self.positions(target.shape[1], table.shape[1], "decoder", choice.get("positions", ""))
+        return vectors + self.positions(
+            target.shape[1], table.shape[1], "decoder", choice.get("positions", "")
+        )
 
     def depth(self, stack: str) -> int:
-        return sum(f"model.{stack}.layers.{number}.fc1.weight" in self.weights for number in range(64))
+        return sum(
+            f"model.{stack}.layers.{number}.fc1.weight" in self.weights for number in range(64)
+        )
 
     def linear(self, x: Tensor, name: str) -> Tensor:
-        return functional.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+        return functional.linear(
+            x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
+        )
 
     def embed(self, ids: Tensor, stack: str, choice: Mapping[str, Any]) -> Tensor:
         """Scaled embeddings (§3.4) plus positions (§3.5), (B, T, D)."""
@@ -96,7 +120,9 @@ class Reference:
         vectors = table[ids] * scale
         if option not in ("none", f"none in the {stack}"):
             positions = self.positions(ids.shape[1], table.shape[1], stack, option)
-            vectors = (table[ids] + positions) * scale if option == "scaled" else vectors + positions
+            vectors = (
+                (table[ids] + positions) * scale if option == "scaled" else vectors + positions
+            )
         if choice.get("embeddings") == "normalised":
             return self.norm(vectors, f"model.{stack}.embedding_norm", choice)
         return vectors
@@ -108,7 +134,11 @@ class Reference:
         numbers = torch.arange(length, dtype=torch.float64)[:, None]
         even = torch.arange(0, width, 2, dtype=torch.float64)  # 2i
         if option in ("split", "tensor2tensor"):
-            exponents = even / width if option == "split" else torch.linspace(0, 1, len(even), dtype=torch.float64)
+            exponents = (
+                even / width
+                if option == "split"
+                else torch.linspace(0, 1, len(even), dtype=torch.float64)
+            )
             angles = numbers / 10000**exponents
             return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
         if option == "from 1":
@@ -124,8 +154,14 @@ class Reference:
             odd = even
         sines = (numbers / base ** (even / width)).sin()
         cosines = (numbers / base ** (odd / width)).cos()
-        waves = {"swapped": (cosines, sines), "only sines": (sines, sines), "only cosines": (cosines, cosines)}
-        return torch.stack(waves.get(option, (sines, cosines)), dim=-1).flatten(-2)[:, :width].float()
+        waves = {
+            "swapped": (cosines, sines),
+            "only sines": (sines, sines),
+            "only cosines": (cosines, cosines),
+        }
+        return (
+            torch.stack(waves.get(option, (sines, cosines)), dim=-1).flatten(-2)[:, :width].float()
+        )
 
     @staticmethod
     def causal_mask(length: int, choice: Mapping[str, Any]) -> Tensor:
@@ -134,14 +170,21 @@ class Reference:
         return {
             "none": full,
             "one too many": full.tril(1),
-            "without itself": full.tril(-1) | torch.eye(length, dtype=torch.bool)[:1].expand(length, -1),
+            "without itself": full.tril(-1)
+            | torch.eye(length, dtype=torch.bool)[:1].expand(length, -1),
             "without itself, the first sees none": full.tril(-1),
             "reversed": full.triu(),
             "inverted": full.triu(1),
         }.get(choice.get("causal mask", ""), full.tril())
 
     def layer(
-        self, x: Tensor, memory: Tensor | None, mask: Tensor, cross: Tensor | None, at: str, choice: Mapping[str, Any]
+        self,
+        x: Tensor,
+        memory: Tensor | None,
+        mask: Tensor,
+        cross: Tensor | None,
+        at: str,
+        choice: Mapping[str, Any],
     ) -> Tensor:
         """One layer of the encoder, or with `memory` of the decoder (§3.1)."""
 
@@ -152,7 +195,10 @@ class Reference:
             return self.attention(y, y, mask, f"{at}self_attn.", choice)
 
         def cross_attention(y: Tensor) -> Tensor:
-            masks: Any = {"the decoder itself": torch.ones(1, dtype=torch.bool), "the decoder itself, masked": mask}
+            masks: Any = {
+                "the decoder itself": torch.ones(1, dtype=torch.bool),
+                "the decoder itself, masked": mask,
+            }
             option = choice.get("memory")
             read = y if option in masks else memory
             return self.attention(y, read, masks.get(option, cross), f"{at}cross_attn.", choice)
@@ -175,13 +221,19 @@ class Reference:
         output = self.linear(hidden, f"{at}fc2")
         return output.relu() if choice.get("feed-forward") == "second ReLU" else output
 
-    def sublayer(self, x: Tensor, function: Any, norm: str, name: str, choice: Mapping[str, Any]) -> Tensor:
+    def sublayer(
+        self, x: Tensor, function: Any, norm: str, name: str, choice: Mapping[str, Any]
+    ) -> Tensor:
         """LayerNorm(x + Sublayer(x)) (§3.1), or x + Sublayer(LayerNorm(x)) if pre-norm."""
         option = choice.get("residual")
         missing = option in ("none", f"none around {name}")
         if choice.get("norm position") == "pre":
             normed = self.norm(x, norm, choice)
-            return function(normed) if missing else (normed if option == "of the norm" else x) + function(normed)
+            return (
+                function(normed)
+                if missing
+                else (normed if option == "of the norm" else x) + function(normed)
+            )
         if option in ("outside the norm", f"outside the norm around {name}"):
             return x + self.norm(function(x), norm, choice)
         return self.norm(function(x) if missing else x + function(x), norm, choice)
@@ -197,14 +249,18 @@ class Reference:
         centred = x if kind == "no mean" else x - x.mean(axes, keepdim=True)
         variance = x.var(axes, keepdim=True, unbiased=kind.startswith("unbiased"))
         divisor = variance.sqrt() + epsilon if kind == "unbiased" else (variance + epsilon).sqrt()
-        return centred / (variance + epsilon if kind.endswith("variance") else divisor) * gain + bias
+        return (
+            centred / (variance + epsilon if kind.endswith("variance") else divisor) * gain + bias
+        )
 
     def final_norm(self, x: Tensor, stack: str, choice: Mapping[str, Any]) -> Tensor:
         name = f"model.{stack}.layer_norm"
         unused = choice.get("final norm") == "unused" or f"{name}.weight" not in self.weights
         return x if unused else self.norm(x, name, choice)
 
-    def attention(self, x: Tensor, memory: Any, mask: Any, at: str, choice: Mapping[str, Any]) -> Tensor:
+    def attention(
+        self, x: Tensor, memory: Any, mask: Any, at: str, choice: Mapping[str, Any]
+    ) -> Tensor:
         """Multi-head attention (§3.2.2) of x (B, T, D) to memory (B, S, D). `mask` is True where a key is visible."""
         batch, length, width = x.shape
         option = choice.get("heads", "blocks")
@@ -225,7 +281,12 @@ class Reference:
         if option == "keys are values":
             v = k
         size = len(self.weights[f"{at}q_proj.weight"]) // self.heads
-        scales = {"none": 1.0, "sqrt(d_model)": width**-0.5, "d_k": 1 / size, "multiplied": size**0.5}
+        scales = {
+            "none": 1.0,
+            "sqrt(d_model)": width**-0.5,
+            "d_k": 1 / size,
+            "multiplied": size**0.5,
+        }
         scales["sqrt(keys)"] = memory.shape[1] ** -0.5
         scale = scales.get(choice.get("attention scale", ""), size**-0.5)
         scores = q @ k.transpose(-1, -2) * scale  # (B, H, T, S)
@@ -234,7 +295,9 @@ class Reference:
         elif choice.get("mask value") != "after softmax":
             is_infinite = choice.get("softmax") is None and bool(mask.any(-1).all())
             scores = scores.masked_fill(~mask, -math.inf if is_infinite else -1e9)
-        weights = scores.softmax({"over queries": -2, "over heads": 1}.get(choice.get("softmax", ""), -1))
+        weights = scores.softmax(
+            {"over queries": -2, "over heads": 1}.get(choice.get("softmax", ""), -1)
+        )
         if choice.get("mask value") == "after softmax":
             weights = weights.masked_fill(~mask, 0.0)
         context = weights @ v  # (B, H, T, d_k)
@@ -243,4 +306,8 @@ class Reference:
         elif option not in ("neither transposed", "not transposed back"):
             context = context.transpose(1, 2)
         merged = context.reshape(batch, length, -1)
-        return merged if choice.get("attention output") == "not projected" else self.linear(merged, f"{at}out_proj")
+        return (
+            merged
+            if choice.get("attention output") == "not projected"
+            else self.linear(merged, f"{at}out_proj")
+        )

@@ -10,7 +10,9 @@ from .mistakes import MISTAKES, Mistake
 from .reference import ALLOWED
 
 TOLERANCE = 2e-5  # of the largest number
-UNKNOWN = Mistake("model", "§3", None, "the numbers differ, and no single known mistake explains it")
+UNKNOWN = Mistake(
+    "model", "§3", None, "the numbers differ, and no single known mistake explains it"
+)
 
 _DIFFERENCES = {
     ("norm position", "pre"): "pre-norm, where §3.1 has post-norm",
@@ -74,4 +76,8 @@ def choices(
 def notes_of(choice: Mapping[str, Any], mistake: Mistake | None, **more: Any) -> list[str]:
     """The right differences of a choice, but for the place of the mistake."""
     items = {**choice, **more}.items()
-    return [_DIFFERENCES[item] for item in items if item in _DIFFERENCES and (not mistake or item[0] != mistake.place)]
+    return [
+        _DIFFERENCES[item]
+        for item in items
+        if item in _DIFFERENCES and (not mistake or item[0] != mistake.place)
+    ]

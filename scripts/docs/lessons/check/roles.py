@@ -22,8 +22,27 @@ ATTENTIONS = ("self_attn", "cross_attn")
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "mkldnn_linear")
 _WITH_SUMMAND = ("addmm", "baddbmm")
-_SHAPES: tuple[str, ...] = ("view", "unsafe_view", "reshape", "t", "transpose", "permute", "clone", "alias", "detach")
-_SHAPES += ("expand", "squeeze", "unsqueeze", "to_copy", "lift_fresh", "numpy_T", "view_copy", "contiguous")
+_SHAPES: tuple[str, ...] = (
+    "view",
+    "unsafe_view",
+    "reshape",
+    "t",
+    "transpose",
+    "permute",
+    "clone",
+    "alias",
+    "detach",
+)
+_SHAPES += (
+    "expand",
+    "squeeze",
+    "unsqueeze",
+    "to_copy",
+    "lift_fresh",
+    "numpy_T",
+    "view_copy",
+    "contiguous",
+)
 _OF_NORM = ("sub", "div", "mul", "rsub", "mul_")
 
 
@@ -163,7 +182,9 @@ class Graph:
         elif "scaled_dot_product" in node.operation and len(node.inputs) >= 3:
             self.products[node] = node.inputs[:3]
         elif "layer_norm" in node.operation or "rms_norm" in node.operation:
-            self._add_norm(node, node.inputs[0], [each for each in node.inputs[1:] if each.parameters], node)
+            self._add_norm(
+                node, node.inputs[0], [each for each in node.inputs[1:] if each.parameters], node
+            )
         elif node.operation in ("mul", "div"):
             self._classify_gain(node)
 
@@ -184,7 +205,14 @@ class Graph:
             self.linears[node] = Linear(node, sequence_of(data[0]), weight, bias, names)
 
     def _classify_gain(self, node: Node) -> None:
-        gain = next((each for each in node.inputs if each.parameters and each.value.numel() in (1, self.width)), None)
+        gain = next(
+            (
+                each
+                for each in node.inputs
+                if each.parameters and each.value.numel() in (1, self.width)
+            ),
+            None,
+        )
         data = [each for each in node.inputs if each.is_data]
         if gain is None or len(data) != 1 or node.value.shape[-1] != self.width:
             return
@@ -198,7 +226,9 @@ class Graph:
         output = node
         parameters = [gain]
         for _ in range(4):
-            child = next((each for each in output.children if each.operation in ("div", "mul", "add")), None)
+            child = next(
+                (each for each in output.children if each.operation in ("div", "mul", "add")), None
+            )
             if child is None or child.value.shape != node.value.shape:
                 break
             bias = next((each for each in child.inputs if each.parameters), None)
@@ -214,7 +244,9 @@ class Graph:
         vectors = [each.value.flatten().expand(self.width) for each in parameters]
         gain = vectors[0] if vectors else torch.ones(self.width)
         names = frozenset().union(*(each.parameters for each in parameters))
-        self.norms[node] = Norm(node, sequence_of(x), output, gain, vectors[1] if len(vectors) > 1 else None, names)
+        self.norms[node] = Norm(
+            node, sequence_of(x), output, gain, vectors[1] if len(vectors) > 1 else None, names
+        )
 
     def _origin(self, node: Node) -> Node:
         """The last linear map, product, normalisation or lookup in front of a node, or the sum of several."""
@@ -371,8 +403,14 @@ def _joined(maps: list[Linear]) -> Linear:
     if len(maps) == 1:
         return first
     weight = torch.cat([each.weight for each in maps])
-    bias = None if first.bias is None else torch.cat([each.bias for each in maps if each.bias is not None])
-    return Linear(first.node, first.x, weight, bias, frozenset().union(*(each.names for each in maps)))
+    bias = (
+        None
+        if first.bias is None
+        else torch.cat([each.bias for each in maps if each.bias is not None])
+    )
+    return Linear(
+        first.node, first.x, weight, bias, frozenset().union(*(each.names for each in maps))
+    )
 
 
 def _for_all_heads(linear: Linear, width: int) -> Linear:
@@ -405,9 +443,15 @@ def stacks_of(graph: Graph, trace: Trace, blocks: list[Block]) -> dict[str, Stac
         for block in blocks
         if block.memory is not None
     )
-    source = next((min(memory) for memory, own in crossing if len(memory) == 1 and not memory & own), None)
+    source = next(
+        (min(memory) for memory, own in crossing if len(memory) == 1 and not memory & own), None
+    )
     if source is None:
-        named = [table.number for table in tables if _ids_of(table) == {"source"} and table.number in labels]
+        named = [
+            table.number
+            for table in tables
+            if _ids_of(table) == {"source"} and table.number in labels
+        ]
         source = named[0] if len(named) == 1 else labels[0]
     by_number = {table.number: table for table in tables}
     target = next(label for label in labels if label != source)
@@ -451,7 +495,11 @@ def _name_blocks(stacks: Mapping[str, Stack]) -> bool:
                 block.role = role
             if stack is stacks["encoder"]:
                 continue
-            crossing = [each for each in attentions if each.memory is not None and each.memory.reads == {source}]
+            crossing = [
+                each
+                for each in attentions
+                if each.memory is not None and each.memory.reads == {source}
+            ]
             if len(crossing) == 1 and len(attentions) <= 2:
                 for block in attentions:
                     block.role = "cross_attn" if block is crossing[0] else "self_attn"
@@ -472,17 +520,23 @@ def _place_norms(graph: Graph, stack: Stack, norms: list[Norm]) -> list[Norm]:
         calls.setdefault((norm.names, norm.x), norm)
     norms = sorted(calls.values(), key=lambda norm: norm.node.number)
     before = {
-        block: next((each for each in norms if each.output is block.x or each.node is block.x), None)
+        block: next(
+            (each for each in norms if each.output is block.x or each.node is block.x), None
+        )
         for block in blocks
     }
     first = before[blocks[0]]
-    stack.is_pre = first is not None and (_is_inside(first, stack) or _is_bypassed(graph, first, blocks[0]))
+    stack.is_pre = first is not None and (
+        _is_inside(first, stack) or _is_bypassed(graph, first, blocks[0])
+    )
     rest: list[Norm] = []
     for norm in norms:
         if stack.is_pre:
             place = next((block for block in blocks if before[block] is norm), None)
         else:
-            place = next((block for block in reversed(blocks) if block.end.number < norm.node.number), None)
+            place = next(
+                (block for block in reversed(blocks) if block.end.number < norm.node.number), None
+            )
         if place is not None and place.norm is None:
             place.norm = norm
         else:
@@ -531,13 +585,17 @@ def roles_of(trace: Trace, module: nn.Module, given: Mapping[str, str]) -> Roles
     graph = Graph(trace, tables[0].value.shape[-1])
     blocks = _once(blocks_of(graph))
     if not any(block.is_attention for block in blocks):
-        raise UserError(f"there are no layers with attention among {len(graph.linears)} products with weights")
+        raise UserError(
+            f"there are no layers with attention among {len(graph.linears)} products with weights"
+        )
     stacks = stacks_of(graph, trace, blocks)
     is_swapped = _name_blocks(stacks)
     source = {stacks["encoder"].table.number}
     left: list[Norm] = []
     for name, stack in stacks.items():
-        norms = [each for each in graph.norms.values() if (each.x.reads <= source) == (name == "encoder")]
+        norms = [
+            each for each in graph.norms.values() if (each.x.reads <= source) == (name == "encoder")
+        ]
         left += _place_norms(graph, stack, norms)
         stack.positions = _learned_positions(graph, stack, dict(module.named_parameters()))
     roles = Roles({}, {}, {}, {}, next(block.heads for block in blocks if block.is_attention))
@@ -549,7 +607,9 @@ def roles_of(trace: Trace, module: nn.Module, given: Mapping[str, str]) -> Roles
         _add_stack(roles, name, stack)
     _add_output(roles, graph, stacks, module, blocks, given)
     _add_unused(roles, graph, stacks, module)
-    roles.unnamed += [f"a normalisation ({', '.join(sorted(norm.names)) or 'without gain'})" for norm in left]
+    roles.unnamed += [
+        f"a normalisation ({', '.join(sorted(norm.names)) or 'without gain'})" for norm in left
+    ]
     _add_flow(roles, stacks)
     return roles
 
@@ -560,7 +620,9 @@ def part_tensors(trace: Trace, module: nn.Module, width: int) -> tuple[dict[str,
     blocks = blocks_of(graph)
     attentions = [block for block in blocks if block.is_attention]
     if not attentions:
-        raise UserError(f"{type(module).__name__}: no attention among {len(graph.linears)} products with weights")
+        raise UserError(
+            f"{type(module).__name__}: no attention among {len(graph.linears)} products with weights"
+        )
     attentions[0].role = "self_attn"
     entry = next(node for node in graph.nodes if node.is_data)
     stack = Stack(entry, [blocks])
@@ -576,24 +638,40 @@ def _once(blocks: list[Block]) -> list[Block]:
     """Drop a repeated call of a block with the same vectors."""
     kept: list[Block] = []
     for block in blocks:
-        same = (each for each in kept if each.names == block.names and each.x.value.shape == block.x.value.shape)
+        same = (
+            each
+            for each in kept
+            if each.names == block.names and each.x.value.shape == block.x.value.shape
+        )
         if not any(torch.equal(each.x.value, block.x.value) for each in same):
             kept.append(block)
     return kept
 
 
-def _learned_positions(graph: Graph, stack: Stack, parameters: Mapping[str, nn.Parameter]) -> Tensor | None:
+def _learned_positions(
+    graph: Graph, stack: Stack, parameters: Mapping[str, nn.Parameter]
+) -> Tensor | None:
     """The trained vectors (T, D) that are added to the embeddings of a stack."""
     if not stack.layers:
         return None
     node = _entry(stack)
     while node is not stack.table:
-        constants = [each for each in node.inputs if each.parameters and each.value.shape[-1:] == (graph.width,)]
-        is_trained = any(parameters[name].requires_grad for each in constants for name in each.parameters)
+        constants = [
+            each
+            for each in node.inputs
+            if each.parameters and each.value.shape[-1:] == (graph.width,)
+        ]
+        is_trained = any(
+            parameters[name].requires_grad for each in constants for name in each.parameters
+        )
         if node.operation == "add" and constants and is_trained and constants[0].value.ndim > 1:
             value = constants[0].value
             length = max(node.value.shape[:-1][-2:]) if node.value.ndim > 2 else value.shape[0]
-            return value.reshape(-1, length, graph.width)[0] if value.numel() >= length * graph.width else None
+            return (
+                value.reshape(-1, length, graph.width)[0]
+                if value.numel() >= length * graph.width
+                else None
+            )
         data = [each for each in node.inputs if each.is_data]
         if not data:
             return None
@@ -621,11 +699,19 @@ def _shared(stacks: Mapping[str, Stack]) -> list[str]:
                 for parameter in block.names:
                     places.setdefault(parameter, []).append(f"{ROLE_WORDS[block.role]} of {at}")
                 for parameter in block.norm.names if block.norm else ():
-                    places.setdefault(parameter, []).append(f"the normalisation of {ROLE_WORDS[block.role]} of {at}")
-    return list(dict.fromkeys(f"{used[0]} and {used[1]}" for used in places.values() if len(used) > 1))
+                    places.setdefault(parameter, []).append(
+                        f"the normalisation of {ROLE_WORDS[block.role]} of {at}"
+                    )
+    return list(
+        dict.fromkeys(f"{used[0]} and {used[1]}" for used in places.values() if len(used) > 1)
+    )
 
 
-ROLE_WORDS = {"self_attn": "self-attention", "cross_attn": "cross-attention", "final": "the feed-forward network"}
+ROLE_WORDS = {
+    "self_attn": "self-attention",
+    "cross_attn": "cross-attention",
+    "final": "the feed-forward network",
+}
 
 
 def _put(tensors: dict[str, Tensor], name: str, weight: Tensor, bias: Tensor | None) -> None:
@@ -644,7 +730,12 @@ def _add_stack(roles: Roles, name: str, stack: Stack) -> None:
     if stack.final_norm is not None:
         _put(tensors, f"model.{name}.layer_norm", stack.final_norm.gain, stack.final_norm.bias)
     if stack.norm_of_embeddings is not None:
-        _put(tensors, f"model.{name}.embedding_norm", stack.norm_of_embeddings.gain, stack.norm_of_embeddings.bias)
+        _put(
+            tensors,
+            f"model.{name}.embedding_norm",
+            stack.norm_of_embeddings.gain,
+            stack.norm_of_embeddings.bias,
+        )
 
 
 def _add_layer(tensors: dict[str, Tensor], at: str, layer: list[Block]) -> None:
@@ -666,7 +757,9 @@ def _add_output(
 ) -> None:
     used = {linear.node for block in blocks for linear in block.weights.values()}
     end = max((block.end.number for block in blocks), default=0)
-    rest = [each for each in graph.linears.values() if each.node not in used and each.node.number > end]
+    rest = [
+        each for each in graph.linears.values() if each.node not in used and each.node.number > end
+    ]
     tables = {name: stack.table.inputs[0].parameters for name, stack in stacks.items()}
     if rest:
         output = rest[-1]
@@ -681,10 +774,17 @@ def _add_output(
     candidates = [
         name
         for name, each in parameters.items()
-        if each.ndim == 2 and each.shape[1] == graph.width and name not in touched and name not in _lookup_names(graph)
+        if each.ndim == 2
+        and each.shape[1] == graph.width
+        and name not in touched
+        and name not in _lookup_names(graph)
         if wanted is None or name.rpartition(".")[0] == wanted
     ]
-    candidates = [name for name in candidates if len(parameters[name]) == len(stacks["decoder"].table.inputs[0].value)]
+    candidates = [
+        name
+        for name in candidates
+        if len(parameters[name]) == len(stacks["decoder"].table.inputs[0].value)
+    ]
     if len(candidates) != 1:
         raise UserError(
             "forward gives the decoder's states, and no output layer was found: call it in forward, or name it with "
@@ -692,7 +792,9 @@ def _add_output(
         )
     name = candidates[0]
     bias = parameters.get(name.rpartition(".")[0] + ".bias")
-    _put(roles.tensors, "lm_head", parameters[name].detach(), None if bias is None else bias.detach())
+    _put(
+        roles.tensors, "lm_head", parameters[name].detach(), None if bias is None else bias.detach()
+    )
     roles.output_name = name
     roles.is_applied = True
 
@@ -717,15 +819,29 @@ def _add_unused(roles: Roles, graph: Graph, stacks: Mapping[str, Stack], module:
         prefixes = [_prefix(layer) for layer in stack.layers]
         for number, (layer, prefix) in enumerate(zip(stack.layers, prefixes, strict=True)):
             if prefix and prefixes.count(prefix) == 1:
-                _fill_layer(roles, graph, f"model.{name}.layers.{number}.", name, layer, prefix, unused)
+                _fill_layer(
+                    roles, graph, f"model.{name}.layers.{number}.", name, layer, prefix, unused
+                )
     roles.unused = list(unused)
     roles.unused_layers = _unused_layers(unused, module)
-    unused = {name: each for name, each in unused.items() if not name.startswith(tuple(roles.unused_layers))}
-    norms = [name for name, each in unused.items() if each.numel() == graph.width and each.ndim == 1]
-    gains = [name for name in norms if f"{name.rpartition('.')[0]}.weight" == name or _is_first(name, norms)]
+    unused = {
+        name: each
+        for name, each in unused.items()
+        if not name.startswith(tuple(roles.unused_layers))
+    }
+    norms = [
+        name for name, each in unused.items() if each.numel() == graph.width and each.ndim == 1
+    ]
+    gains = [
+        name
+        for name in norms
+        if f"{name.rpartition('.')[0]}.weight" == name or _is_first(name, norms)
+    ]
     for name, gain in zip(_without_final_norm(stacks), gains, strict=False):
         parent = gain.rpartition(".")[0]
-        bias = next((each for each in norms if each != gain and each.rpartition(".")[0] == parent), None)
+        bias = next(
+            (each for each in norms if each != gain and each.rpartition(".")[0] == parent), None
+        )
         roles.filled += [each for each in (gain, bias) if each is not None]
         _put(
             roles.tensors,
@@ -737,13 +853,25 @@ def _add_unused(roles: Roles, graph: Graph, stacks: Mapping[str, Stack], module:
 
 def is_trained(parameter: nn.Parameter) -> bool:
     """True for a parameter that training changes. A module that is never called may have one without a shape."""
-    return parameter.requires_grad and not isinstance(parameter, nn.parameter.UninitializedParameter)
+    return parameter.requires_grad and not isinstance(
+        parameter, nn.parameter.UninitializedParameter
+    )
 
 
 def _unused(graph: Graph, module: nn.Module) -> dict[str, nn.Parameter]:
     """The trained parameters that no operation on the sentences uses."""
-    read = {name for node in graph.nodes if node.is_data for each in node.inputs for name in each.parameters}
-    return {name: each for name, each in module.named_parameters() if name not in read and is_trained(each)}
+    read = {
+        name
+        for node in graph.nodes
+        if node.is_data
+        for each in node.inputs
+        for name in each.parameters
+    }
+    return {
+        name: each
+        for name, each in module.named_parameters()
+        if name not in read and is_trained(each)
+    }
 
 
 def _unused_layers(unused: Mapping[str, nn.Parameter], module: nn.Module) -> list[str]:
@@ -780,9 +908,19 @@ def _prefix(layer: list[Block]) -> str:
 
 
 def _fill_layer(
-    roles: Roles, graph: Graph, at: str, stack: str, layer: list[Block], prefix: str, unused: dict[str, nn.Parameter]
+    roles: Roles,
+    graph: Graph,
+    at: str,
+    stack: str,
+    layer: list[Block],
+    prefix: str,
+    unused: dict[str, nn.Parameter],
 ) -> None:
-    inside = {name: each for name, each in unused.items() if name.startswith(f"{prefix}." if prefix else "")}
+    inside = {
+        name: each
+        for name, each in unused.items()
+        if name.startswith(f"{prefix}." if prefix else "")
+    }
     width = graph.width
     attentions = ATTENTIONS if stack == "decoder" else ATTENTIONS[:1]
 
@@ -790,9 +928,16 @@ def _fill_layer(
         weight = inside.pop(name)
         unused.pop(name)
         parent = name.rpartition(".")[0]
-        others = [each for each in inside if each.rpartition(".")[0] == parent and inside[each].ndim == 1]
+        others = [
+            each for each in inside if each.rpartition(".")[0] == parent and inside[each].ndim == 1
+        ]
         bias = others[0] if others and len(inside[others[0]]) == len(weight) else None
-        _put(roles.tensors, f"{at}{place}", weight.detach().flatten(1) if weight.ndim > 1 else weight.detach(), None)
+        _put(
+            roles.tensors,
+            f"{at}{place}",
+            weight.detach().flatten(1) if weight.ndim > 1 else weight.detach(),
+            None,
+        )
         if bias is not None:
             roles.tensors[f"{at}{place}.bias"] = inside.pop(bias).detach()
             unused.pop(bias)
@@ -823,7 +968,9 @@ def _fill_layer(
     present = {block.role for block in layer if block.norm is not None}
     for role in (*attentions, "final"):
         if role not in present:
-            gains = [name for name, each in inside.items() if each.ndim == 1 and each.numel() == width]
+            gains = [
+                name for name, each in inside.items() if each.ndim == 1 and each.numel() == width
+            ]
             if gains:
                 take(f"{role}_layer_norm", gains[0])
 
@@ -836,7 +983,11 @@ def _unflattened(node: Node) -> Tensor:
             value = node.value
         child = node.children[0] if len(node.children) == 1 else None
         if child is None or child.operation not in _SHAPES:
-            is_bias = child is not None and child.operation == "add" and any(each.parameters for each in child.inputs)
+            is_bias = (
+                child is not None
+                and child.operation == "add"
+                and any(each.parameters for each in child.inputs)
+            )
             return child.value if child is not None and is_bias else value
         node = child
     return value
@@ -848,12 +999,27 @@ def _add_flow(roles: Roles, stacks: Mapping[str, Stack]) -> None:
         roles.sublayers[name] = []
         for number, layer in enumerate(stack.layers):
             for block in layer:
-                stream = sequence_of(block.norm.x) if stack.is_pre and block.norm is not None else block.x
+                stream = (
+                    sequence_of(block.norm.x)
+                    if stack.is_pre and block.norm is not None
+                    else block.x
+                )
                 memory = None if block.memory is None else block.memory.value
-                reads_itself = block.memory is not None and stacks["decoder"].table.number in block.memory.reads
+                reads_itself = (
+                    block.memory is not None
+                    and stacks["decoder"].table.number in block.memory.reads
+                )
                 output = _unflattened(block.end)
                 roles.sublayers[name].append(
-                    Sublayer(number, block.role, stream.value, block.x.value, memory, output, reads_itself)
+                    Sublayer(
+                        number,
+                        block.role,
+                        stream.value,
+                        block.x.value,
+                        memory,
+                        output,
+                        reads_itself,
+                    )
                 )
     for layer in stacks["decoder"].layers:
         crossing = next((block for block in layer if block.role == "cross_attn"), None)

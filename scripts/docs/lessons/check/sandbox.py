@@ -69,13 +69,17 @@ def check_file(
     command = [sys.executable, "-m", f"{__package__}.sandbox"]
     try:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        ended = subprocess.run(command, input=task, capture_output=True, text=True, timeout=seconds, env=environment)
+        ended = subprocess.run(
+            command, input=task, capture_output=True, text=True, timeout=seconds, env=environment
+        )
     except subprocess.TimeoutExpired:
         raise UserError(f"{path}: the code did not end in {seconds} seconds") from None
     try:
         answer = json.loads(ended.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        raise UserError(f"{path}: the code ended its process with status {ended.returncode}") from None
+        raise UserError(
+            f"{path}: the code ended its process with status {ended.returncode}"
+        ) from None
     if "error" in answer:
         raise UserError(f"{path}: {answer['error']}")
     return answer
@@ -103,7 +107,9 @@ def _package_of(path: Path) -> tuple[Path, str]:
     while (root / "__init__.py").is_file():
         names.insert(0, root.name)
         root = root.parent
-    is_relative = any(line.startswith(("from .", "import .")) for line in path.read_text("utf-8").splitlines())
+    is_relative = any(
+        line.startswith(("from .", "import .")) for line in path.read_text("utf-8").splitlines()
+    )
     if len(names) == 1 and is_relative:
         names.insert(0, root.name)
         root = root.parent
@@ -123,7 +129,9 @@ def _imported(path: Path) -> ModuleType:
             return importlib.import_module(dotted) if dotted else _loaded(path)
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
-            folders = [each for each in list(path.parents)[:_MAX_PARENTS] if _contains(each, missing)]
+            folders = [
+                each for each in list(path.parents)[:_MAX_PARENTS] if _contains(each, missing)
+            ]
             if not missing or missing in searched or not folders:
                 raise
             searched.add(missing)
@@ -159,11 +167,17 @@ def _run(path: str, name: str, given: dict[str, Any], roles: dict[str, str]) -> 
     except Exception as error:
         return {"error": f"{type(error).__name__} when it is imported: {one_line(error)}"}
     if not callable(build := getattr(module, name, None)):
-        names = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        names = [
+            key
+            for key, value in vars(module).items()
+            if getattr(value, "__module__", "") == module.__name__
+        ]
         return {"error": f"it has no class or function {name}; it has {', '.join(names) or 'none'}"}
     report = check(build, given, roles)
     return {
-        "mistakes": [f"{each.place} ({each.section}): {each.explanation}" for each in report.mistakes],
+        "mistakes": [
+            f"{each.place} ({each.section}): {each.explanation}" for each in report.mistakes
+        ],
         "difference": report.difference,
         "notes": report.notes,
     }

@@ -41,7 +41,10 @@ _ARGUMENTS: tuple[tuple[str, Any], ...] = (
     (r".*pad.*", PAD),
     (r".*(bos|sos|start).*", BOS),
     (r".*eos.*", EOS),
-    (r"(n|num|nb|number_of)?_?(attention_|attn_)?heads?(_(count|size|num))?|h|nhead|.*_n?_?heads", HEADS),
+    (
+        r"(n|num|nb|number_of)?_?(attention_|attn_)?heads?(_(count|size|num))?|h|nhead|.*_n?_?heads",
+        HEADS,
+    ),
     (r"(d|dim)_(k|v|q|head)|head_dim|(key|value|query)_(dim|size)", WIDTH // HEADS),
     (
         r"d_?ff|ff(n|w)?(_?(dim|size|hidden))?|d_?ffn|dim_?feedforward|feed_?forward\w*|pf_dim|d_inner\w*|d_hid|ffn_hidden|inner\w*|"
@@ -75,16 +78,24 @@ def constructor_arguments(build: Callable[..., Any], given: Mapping[str, Any]) -
     parameters = inspect.signature(build).parameters
     flexible = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     if not flexible and (unknown := given.keys() - parameters.keys()):
-        raise UserError(f"--set {min(unknown)}: {build.__name__} takes {', '.join(parameters) or 'no arguments'}")
+        raise UserError(
+            f"--set {min(unknown)}: {build.__name__} takes {', '.join(parameters) or 'no arguments'}"
+        )
     arguments = dict(given)
     for name, parameter in parameters.items():
         if name in arguments or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        value = next((value for names, value in _ARGUMENTS if re.fullmatch(names, name.lower())), None)
-        if value is not None and not (isinstance(parameter.default, str) and not isinstance(value, str)):
+        value = next(
+            (value for names, value in _ARGUMENTS if re.fullmatch(names, name.lower())), None
+        )
+        if value is not None and not (
+            isinstance(parameter.default, str) and not isinstance(value, str)
+        ):
             arguments[name] = value
         elif parameter.default is parameter.empty:
-            raise UserError(f"{build.__name__}: what is its argument {name}? Give --set {name}=VALUE")
+            raise UserError(
+                f"{build.__name__}: what is its argument {name}? Give --set {name}=VALUE"
+            )
     return arguments
 
 
@@ -129,7 +140,9 @@ def switch_off_dropout(module: nn.Module) -> None:
 def require_parameters(module: nn.Module) -> None:
     """Refuse a module that has nothing to compare."""
     if not any(True for _ in module.parameters()):
-        raise UserError(f"{type(module).__name__} has no parameters: it needs layers of an encoder and of a decoder")
+        raise UserError(
+            f"{type(module).__name__} has no parameters: it needs layers of an encoder and of a decoder"
+        )
 
 
 def require_equal(output: Tensor, again: Tensor) -> None:
@@ -145,7 +158,9 @@ def randomise(module: nn.Module) -> None:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in module.parameters():
-            if not parameter.requires_grad or isinstance(parameter, nn.parameter.UninitializedParameter):
+            if not parameter.requires_grad or isinstance(
+                parameter, nn.parameter.UninitializedParameter
+            ):
                 continue
             noise = torch.randn(parameter.shape, generator=generator)
             is_gain = parameter.ndim <= 1 and bool((parameter == 1).all())
@@ -164,7 +179,9 @@ def norm_options(module: nn.Module) -> dict[str, tuple[Any, ...]]:
     torchs = any(isinstance(part, nn.LayerNorm) for part in module.modules())
     return {
         "norm": ("biased",) if torchs else ("biased", "unbiased"),
-        "epsilon": tuple(named) if len(named) == 1 else (*named, *sorted({1e-5, 1e-6, 1e-12} - named)),
+        "epsilon": tuple(named)
+        if len(named) == 1
+        else (*named, *sorted({1e-5, 1e-6, 1e-12} - named)),
     }
 
 
@@ -197,7 +214,9 @@ def calls(module: nn.Module, source: Tensor, target: Tensor) -> Iterator[Call]:
     Calls with all masks come first.
     """
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = [each for each in inspect.signature(module.forward).parameters.values() if each.kind in kinds]
+    parameters = [
+        each for each in inspect.signature(module.forward).parameters.values() if each.kind in kinds
+    ]
     if len(parameters) < 2:
         names = ", ".join(each.name for each in parameters) or "nothing"
         raise UserError(
@@ -205,18 +224,27 @@ def calls(module: nn.Module, source: Tensor, target: Tensor) -> Iterator[Call]:
             "that calls the encoder, the decoder and the output layer"
         )
     first = parameters[0].name
-    second = next((each.name for each in parameters[1:] if re.fullmatch(_TARGET, each.name)), parameters[1].name)
+    second = next(
+        (each.name for each in parameters[1:] if re.fullmatch(_TARGET, each.name)),
+        parameters[1].name,
+    )
     required = {each.name for each in parameters if each.default is each.empty} - {first, second}
-    masks = {each.name for each in parameters if re.search(_MASK, each.name) and "head" not in each.name}
+    masks = {
+        each.name for each in parameters if re.search(_MASK, each.name) and "head" not in each.name
+    }
     if unknown := sorted(required - masks):
-        raise UserError(f"forward: what is its argument {unknown[0]}? It is no mask, source or target")
+        raise UserError(
+            f"forward: what is its argument {unknown[0]}? It is no mask, source or target"
+        )
     of_source = {name for name in masks if not re.search(_OF_TARGET, name.lower())}
     sets = list(dict.fromkeys(map(frozenset, (masks, required | of_source, required))))
     for chosen, batch_first in itertools.product(sets, (True, False)):
         ids = (source, target) if batch_first else (source.T, target.T)
         ways = itertools.product((3, 4, 2), ("visible", "hidden", "number", "added"))
         for dimensions, encoding in ways if chosen else [(3, "")]:
-            named = {name: _mask(name, source, target, dimensions, encoding) for name in sorted(chosen)}
+            named = {
+                name: _mask(name, source, target, dimensions, encoding) for name in sorted(chosen)
+            }
             words = dict(zip((first, second), ids, strict=True))
             has_masks = any("len" not in name.lower() for name in chosen)
             yield Call(partial(module, **words, **named), *ids, encoding if has_masks else "")
@@ -231,12 +259,24 @@ def _mask(name: str, source: Tensor, target: Tensor, dimensions: int, encoding: 
     batch, length = target.shape
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     if dimensions == 2 and not pads:
-        visible = causal if of_target else torch.ones(source.shape[1], source.shape[1], dtype=torch.bool)
+        visible = (
+            causal if of_target else torch.ones(source.shape[1], source.shape[1], dtype=torch.bool)
+        )
     elif of_target and not pads:
-        visible = causal.expand(batch, 1, length, length) if dimensions == 4 else causal.expand(batch, length, length)
+        visible = (
+            causal.expand(batch, 1, length, length)
+            if dimensions == 4
+            else causal.expand(batch, length, length)
+        )
     else:
         visible = (target if of_target else source).ne(PAD)
-        visible = visible if dimensions == 2 else visible[:, None, None] if dimensions == 4 else visible[:, None]
+        visible = (
+            visible
+            if dimensions == 2
+            else visible[:, None, None]
+            if dimensions == 4
+            else visible[:, None]
+        )
     if encoding == "added":
         return torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
     return {"visible": visible, "hidden": ~visible, "number": visible.long()}[encoding]
@@ -247,7 +287,9 @@ def logits_of(output: Any, batch: int, length: int) -> Tensor | None:
     if hasattr(output, "logits"):
         output = output.logits
     if isinstance(output, tuple | list):
-        output = next((each for each in output if isinstance(each, Tensor) and each.ndim >= 2), None)
+        output = next(
+            (each for each in output if isinstance(each, Tensor) and each.ndim >= 2), None
+        )
     if not isinstance(output, Tensor) or not output.is_floating_point():
         return None
     if output.ndim == 2 and len(output) % batch == 0:

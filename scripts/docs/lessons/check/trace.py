@@ -58,10 +58,14 @@ class Trace(TorchDispatchMode):
         vectors: the vectors that are passed to a part of a model.
     """
 
-    def __init__(self, module: nn.Module, inputs: Mapping[str, Tensor], vectors: Tensor | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, inputs: Mapping[str, Tensor], vectors: Tensor | None = None
+    ) -> None:
         super().__init__()
         self.nodes: list[Node] = []
-        self.kept: list[Tensor] = []  # an id or a storage is not used again as long as its tensor lives
+        self.kept: list[
+            Tensor
+        ] = []  # an id or a storage is not used again as long as its tensor lives
         self.of_tensor: dict[int, Node] = {}
         self.of_storage: dict[int, Node] = {}
         self.written: dict[int, Node] = {}  # the last operation in place on a storage
@@ -78,9 +82,15 @@ class Trace(TorchDispatchMode):
             self.of_storage[_storage(vectors)] = node
 
     def __torch_dispatch__(
-        self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        function: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        read = [each for each in tree_leaves((args, dict(kwargs or {}))) if isinstance(each, Tensor)]
+        read = [
+            each for each in tree_leaves((args, dict(kwargs or {}))) if isinstance(each, Tensor)
+        ]
         inputs = tuple(self.node_of(each) for each in read)
         output = function(*args, **(kwargs or {}))
         operation = function.overloadpacket.__name__
@@ -99,7 +109,9 @@ class Trace(TorchDispatchMode):
             return self._record("written", (known, write), tensor)
         return known
 
-    def _record(self, operation: str, inputs: tuple[Node, ...], tensor: Tensor, index: int = 0) -> Node:
+    def _record(
+        self, operation: str, inputs: tuple[Node, ...], tensor: Tensor, index: int = 0
+    ) -> Node:
         in_place = operation.endswith("_") and not operation.endswith("__")
         name = operation.strip("_")
         provenance = _provenance(name, inputs, tensor, len(self.nodes))
@@ -127,12 +139,18 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() or -id(tensor)
 
 
-def _provenance(operation: str, inputs: Sequence[Node], output: Tensor, number: int) -> dict[str, frozenset[Any]]:
+def _provenance(
+    operation: str, inputs: Sequence[Node], output: Tensor, number: int
+) -> dict[str, frozenset[Any]]:
     """The fields `reads`, `ids_of` and `parameters` of an operation's output."""
     if operation.endswith("_like") or operation.startswith("new_"):  # the shape alone
         return {}
     floats = [each for each in inputs if each.value.is_floating_point()]
-    integers = [each for each in inputs if not each.value.is_floating_point() and each.value.dtype != torch.bool]
+    integers = [
+        each
+        for each in inputs
+        if not each.value.is_floating_point() and each.value.dtype != torch.bool
+    ]
     if not output.is_floating_point():
         ids_of = frozenset().union(*(each.ids_of for each in integers))
         return {"ids_of": ids_of if output.dtype != torch.bool else frozenset()}
@@ -148,5 +166,9 @@ def _provenance(operation: str, inputs: Sequence[Node], output: Tensor, number: 
 def lookups(trace: Trace) -> Iterator[Node]:
     """The nodes that look up the embeddings of words, in the order of execution."""
     for node in trace.nodes:
-        if node.operation in _LOOKUPS and node.is_data and not any(each.is_data for each in node.inputs):
+        if (
+            node.operation in _LOOKUPS
+            and node.is_data
+            and not any(each.is_data for each in node.inputs)
+        ):
             yield node
