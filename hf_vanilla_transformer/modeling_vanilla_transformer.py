@@ -308,7 +308,8 @@ class VanillaTransformerForConditionalGeneration(
                 "label_smoothing_factor and compute_loss_func need DataCollatorForSeq2Seq(tokenizer, model=model), "
                 "label_smoothing of the configuration does not"
             )
-        start, pad = self.config.decoder_start_token_id, self.config.target_pad_token_id
+        start = self.config.decoder_start_token_id
+        pad = self.config.target_pad_token_id
         if start is None or pad is None:
             raise ValueError(
                 f"decoder_start_token_id={start} and pad_token_id={pad}: labels need both"

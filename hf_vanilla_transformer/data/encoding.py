@@ -144,8 +144,11 @@ def encode_pairs(
 
     def read(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         if indices[0] == 0:  # read again from the start
-            report.seen, report.too_long, report.first_lines = 0, 0, []
-            report.unknown, report.first_unknown = 0, []
+            report.seen = 0
+            report.too_long = 0
+            report.first_lines = []
+            report.unknown = 0
+            report.first_unknown = []
         encoded = encode(batch, indices)
         too_long = over(encoded["source_length"], encoded["target_length"])
         report.count(encoded["line"], too_long)
@@ -186,11 +189,9 @@ class _Encode:
         directions: Sequence[Direction],
         refuse_unknown: bool = False,
     ) -> None:
-        self.tokenizer, self.target_tokenizer, self.directions = (
-            tokenizer,
-            target_tokenizer,
-            directions,
-        )
+        self.tokenizer = tokenizer
+        self.target_tokenizer = target_tokenizer
+        self.directions = directions
         self.refuse_unknown = refuse_unknown
         self.languages = language_tokens(tokenizer), language_tokens(target_tokenizer)
 

@@ -45,7 +45,8 @@ def aligned(source: str, target: str, draw: Random) -> tuple[str, str]:
 
 @lru_cache(maxsize=200_000)  # the pairs of a corpus, again in every epoch
 def _in_order_of(source: str, target: str) -> str:
-    product, reactants = _molecule(source), _molecule(target)
+    product = _molecule(source)
+    reactants = _molecule(target)
     common = common_atoms(product, reactants)
     first = [common[atom] for atom in range(product.GetNumAtoms()) if atom in common]
     place = {atom: number for number, atom in enumerate(first)}

@@ -24,10 +24,8 @@ _PO_CHARSET = re.compile(
     rb'^"Content-Type:[^"\n]*charset=(?!CHARSET\b)([\w.:-]+)', re.IGNORECASE | re.MULTILINE
 )
 #: Encodings that a file with a readable declaration cannot have, and those that browsers read as a larger one.
-_WIDE, _LATIN = (
-    re.compile("(?:utf|ucs)-?(?:16|32|2|4)", re.I),
-    re.compile("(?:iso-?8859-1|latin-?1|(?:us-)?ascii)$", re.I),
-)
+_WIDE = re.compile("(?:utf|ucs)-?(?:16|32|2|4)", re.I)
+_LATIN = re.compile("(?:iso-?8859-1|latin-?1|(?:us-)?ascii)$", re.I)
 _DECLARED_IN = 8192  # bytes
 
 
@@ -77,7 +75,8 @@ def is_document(source: str | Path | None, output: str | Path | None) -> bool:
 def check_output(source: str | Path | None, output: str | Path | None) -> None:
     """Refuse an output whose name promises a document of another format than the input."""
     name = Path(str(output or "").removesuffix(".gz"))
-    suffix, other = Path(source or "").suffix.lower(), name.suffix.lower()
+    suffix = Path(source or "").suffix.lower()
+    other = name.suffix.lower()
     if (
         other in SUFFIXES
         and _FORMATS.get(suffix, suffix) != _FORMATS.get(other, other)
@@ -99,7 +98,8 @@ def text_translator(
         source, target: languages of the texts and the translations, or None.
         settings: as in `Translator.translate`.
     """
-    split, cut = sentence_splitter(source), SentenceCutter(translator)
+    split = sentence_splitter(source)
+    cut = SentenceCutter(translator)
 
     def translate(texts: Sequence[str]) -> list[list[TranslatedPart]]:
         parts = [split_text(text, split, source, cut) for text in texts]

@@ -35,7 +35,8 @@ _SEPARATORS = re.compile(
 
 #: Languages that write ordinal numbers with a full stop: "3. Oktober".
 _DOTTED_ORDINALS = re.compile("bs|cs|da|de|et|fi|fo|hr|hu|is|lb|lv|mk|nb|nn|no|pl|sk|sl|sq|sr|tr")
-_NUMBER_MARK, _ENDS_WITH_ORDINAL = re.compile(r"\d{1,3}\."), re.compile(r"(?:^|\s)\d{1,3}\.\s*$")
+_NUMBER_MARK = re.compile(r"\d{1,3}\.")
+_ENDS_WITH_ORDINAL = re.compile(r"(?:^|\s)\d{1,3}\.\s*$")
 
 #: Languages without a space between sentences.
 _UNSPACED = frozenset(["zh", "ja", "yue", "wuu", "lzh"])
@@ -161,7 +162,8 @@ class SentenceCutter:
 
 def unwrapped(lines: Iterable[str], language: str | None = None) -> Iterator[str]:
     """Join the lines of hard-wrapped text to paragraphs. A blank line, a list mark, a heading or a rule ends one."""
-    space, paragraph = "" if base_language(language) in _UNSPACED else " ", ""
+    space = "" if base_language(language) in _UNSPACED else " "
+    paragraph = ""
     for line in lines:
         starts = not line.strip() or not has_words(line) or _LIST_MARK.match(line)[0].strip()  # type: ignore[index]
         if paragraph and (starts or paragraph.lstrip().startswith("#")):
@@ -177,7 +179,8 @@ def unwrapped(lines: Iterable[str], language: str | None = None) -> Iterator[str
 
 def _rejoined(sentences: Iterable[str], spans: list[tuple[int, int]], ordinals: bool) -> list[str]:
     """Sentences without the cuts within a protected span, and after an ordinal number, as in "Der 1. FC Köln"."""
-    whole, end = list[str](), 0
+    whole = list[str]()
+    end = 0
     inside = {position for start, stop in spans for position in range(start + 1, stop)}
     for sentence in sentences:
         if whole and (end in inside or (ordinals and _ENDS_WITH_ORDINAL.search(whole[-1][-16:]))):
@@ -257,7 +260,8 @@ def translate_documents(
     Raises:
         UserError: as in `Translator.translate` and `sentence_splitter`.
     """
-    split, settings = sentence_splitter(language), {"protect": True} | settings
+    split = sentence_splitter(language)
+    settings = {"protect": True} | settings
     translator.translate([], **settings)  # checks the arguments before anything is read
     lines = iter(lines)
     ahead = 1 if settings.get("batch_size") == 1 else _LINES_AHEAD
@@ -297,7 +301,8 @@ def _translate_windows(
 ) -> Iterator[str]:
     cut = SentenceCutter(translator)
     for window in windows:
-        paragraphs, numbers = list[list[Part]](), list[int]()
+        paragraphs = list[list[Part]]()
+        numbers = list[int]()
         for line in window:
             paragraphs.append(split_text(line, split, languages[0], cut))
             for tokens in cut.lengths:

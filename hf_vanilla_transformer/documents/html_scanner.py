@@ -12,8 +12,10 @@ _RAW = frozenset(("script", "style", "textarea", "title", "xmp", "iframe", "noem
 
 _NEXT = re.compile(r"<(?=[a-zA-Z!?/])")
 _NAME = re.compile(r"</?[a-zA-Z][^\s/>]*")
-_BETWEEN, _ATTRIBUTE = re.compile(r"[\s/]*"), re.compile(r"=?[^\s/>=]*")
-_EQUALS, _UNQUOTED = re.compile(r"\s*=\s*"), re.compile(r"[^\s>]*")
+_BETWEEN = re.compile(r"[\s/]*")
+_ATTRIBUTE = re.compile(r"=?[^\s/>=]*")
+_EQUALS = re.compile(r"\s*=\s*")
+_UNQUOTED = re.compile(r"[^\s>]*")
 
 #: Markup by its first characters, with its end.
 _DECLARATIONS = {"<!--": "-->", "<![CDATA[": "]]>", "<!": ">", "<?": ">", "</": ">"}
@@ -67,13 +69,16 @@ def _tag(document: str, start: int) -> Token:
     if document.find(">", start) < 0:
         return Token("other", "", document[start:])
     position = _skip(_NAME, document, start)
-    tag, attributes = document[start:position].lstrip("</").lower(), dict[str, str]()
+    tag = document[start:position].lstrip("</").lower()
+    attributes = dict[str, str]()
     while True:
-        after, position = position, _skip(_BETWEEN, document, position)
+        after = position
+        position = _skip(_BETWEEN, document, position)
         if document.startswith(">", position):
             break
         end = _skip(_ATTRIBUTE, document, position)
-        name, value = document[position:end].lower(), ""
+        name = document[position:end].lower()
+        value = ""
         position = _skip(_EQUALS, document, end)
         if position > end:
             quoted = document.startswith(('"', "'"), position)
@@ -82,7 +87,8 @@ def _tag(document: str, start: int) -> Token:
                 if quoted
                 else _skip(_UNQUOTED, document, position)
             )
-            value, position = document[position + quoted : end], end + quoted
+            value = document[position + quoted : end]
+            position = end + quoted
         if end < 0 or end == len(document):  # no closing quote, or no ">"
             return Token("other", "", document[start:])
         attributes.setdefault(name, value)

@@ -49,7 +49,8 @@ _ENDED_BY: dict[str, frozenset[str]] = {
 
 _SPACES = re.compile(r"[ \t\n\r\f]+")  # HTML collapses these, but not the no-break space
 
-_LETTERS, _NO_LETTER = re.compile(rf"[^\W{UNSPACED}]+"), re.compile(rf"[\W{UNSPACED}]")
+_LETTERS = re.compile(rf"[^\W{UNSPACED}]+")
+_NO_LETTER = re.compile(rf"[\W{UNSPACED}]")
 
 _MAX_SCRIPT = 8  # events of a subscript or superscript. A longer one is an ordinary element
 _MAX_DEPTH = 64  # of inline elements. Deeper tags are elements without an end
@@ -182,7 +183,8 @@ def _end_of_element(events: list[Event], start: int) -> int:
     """The index after the element that starts at `start`: after its end tag, or where HTML implies its end."""
     open_tags = [events[start].tag]
     for index in range(start + 1, len(events)):
-        kind, tag = events[index].kind, events[index].tag
+        kind = events[index].kind
+        tag = events[index].tag
         if kind == "end" and tag in open_tags:
             while open_tags.pop() != tag:
                 pass
@@ -226,7 +228,8 @@ def with_scripts_whole(events: Iterable[Event]) -> list[Event]:
 
     If the word goes on after it, as in H<sub>2</sub>O, the word is part of the point.
     """
-    queue, whole = deque(events), list[Event]()
+    queue = deque(events)
+    whole = list[Event]()
     while queue:
         event = queue.popleft()
         before = whole[-1] if whole else None
@@ -292,7 +295,10 @@ def passage_of(
         "".join(event.raw for event in outer) for outer in (run[:start], run[stop:])
     )
     run = run[start:stop]
-    raw, text, before, last_space = "".join(event.raw for event in run), "", "", ""
+    raw = "".join(event.raw for event in run)
+    text = ""
+    before = ""
+    last_space = ""
     ends = matching_ends(run)
     roots: list[Element] = []
     open_elements: list[tuple[int, Element]] = []  # with the index of the end tag
@@ -315,10 +321,8 @@ def passage_of(
             continue
         if open_elements and open_elements[-1][0] == index:
             _, element = open_elements.pop()
-            element.closing, element.end = (
-                event.raw if event.written is None else event.written,
-                len(text),
-            )
+            element.closing = event.raw if event.written is None else event.written
+            element.end = len(text)
             last_tag = element, "closing"
         else:
             element = Element(
@@ -357,7 +361,10 @@ def extent(run: list[Event], first: int, last: int) -> tuple[int, int]:
         is_tag = event.kind in ("start", "end") and event.tag not in _VOID
         return event.kind == "text" or (is_tag and index not in ends and index not in starts)
 
-    start, stop, closed, opened = 0, len(run), -1, len(run)
+    start = 0
+    stop = len(run)
+    closed = -1
+    opened = len(run)
     for index in range(first):
         if is_loose(index) and closed < index:
             start = index + 1
@@ -375,7 +382,8 @@ def _add_space(element: Element, tag: str, before: str = "", after: str = "") ->
 
 def _clip(elements: list[Element], end: int) -> None:
     for element in elements:
-        element.start, element.end = min(element.start, end), min(element.end, end)
+        element.start = min(element.start, end)
+        element.end = min(element.end, end)
         _clip(element.children, end)
 
 

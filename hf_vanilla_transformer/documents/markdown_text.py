@@ -58,10 +58,8 @@ _FIXED_TEXT = re.compile(
 )
 _CHECKBOX = re.compile(r"\[[ xX]\](?=[ \t])")
 _ATTRIBUTES = re.compile(r"\{(?:[#.:]|\w+=)[^{}\n]*\}(?=\s*\Z)")
-_LEFT_MARK, _RIGHT_MARK = (
-    re.compile(r"(?:==|\+\+)(?=[^\s=+])"),
-    re.compile(r"(?<=[^\s=+])(?:==|\+\+)(?!\w)"),
-)
+_LEFT_MARK = re.compile(r"(?:==|\+\+)(?=[^\s=+])")
+_RIGHT_MARK = re.compile(r"(?<=[^\s=+])(?:==|\+\+)(?!\w)")
 
 _ESCAPED = re.compile(
     r"\\([!-/:-@\[-`{-~])|(&(?:#[xX][0-9a-fA-F]{1,6}|#\d{1,7}|[A-Za-z][A-Za-z0-9]{0,31});)"
@@ -403,7 +401,8 @@ def _delimiters(mark: _Mark) -> Iterator[tuple[int, int, Event]]:
     position = mark.start
     pending = 0  # an empty token before the one of its pair
     for number, (token, length) in enumerate(mark.tokens):
-        start, position = position, position + length
+        start = position
+        position = position + length
         if token.type == "text" and token.content:
             continue
         if token.type == "text":
@@ -463,7 +462,8 @@ def _tags_counted(markup: "Counter[tuple[str, str]] | None") -> Counter[tuple[st
 
 def _with_tags(element: Element) -> Element:
     """An element with tags of HTML for emphasis, which need no white space around them, and space around code."""
-    opening, closing = element.opening, element.closing
+    opening = element.opening
+    closing = element.closing
     mark = opening.strip()
     if not closing and mark[:1] in ("`", "$", ":"):
         opening = f" {opening} "
@@ -531,7 +531,8 @@ def _recording(name: str, rule: Callable[[Any, bool], bool]) -> Callable[[Any, b
     """A rule that also records where it has found markup. The text of an image has tokens of its own."""
 
     def recorded(state: Any, silent: bool) -> bool:
-        start, before = state.pos, len(state.tokens)
+        start = state.pos
+        before = len(state.tokens)
         # the first token of a run of `*` is that of the text before, if there is any
         skipped = 1 if state.pending and name in _RUNS else 0
         if not rule(state, silent):
@@ -564,7 +565,8 @@ def _match_at(pattern: "re.Pattern[str]") -> Callable[[Any, bool], bool]:
 
 
 _fixed_text = _match_at(_FIXED_TEXT)
-_attributes, _checkbox = _match_at(_ATTRIBUTES), _match_at(_CHECKBOX)
+_attributes = _match_at(_ATTRIBUTES)
+_checkbox = _match_at(_CHECKBOX)
 
 
 def _loose(state: Any, silent: bool) -> bool:
@@ -608,7 +610,9 @@ def _push_text(state: Any, name: str, text: str, line: int) -> None:
     """The tokens of a block with the text of one line."""
     state.push(f"{name}_open", "", 1)
     token = state.push("inline", "", 0)
-    token.content, token.map, token.children = text.strip(), [line, line + 1], []
+    token.content = text.strip()
+    token.map = [line, line + 1]
+    token.children = []
     state.push(f"{name}_close", "", -1)
 
 
@@ -621,10 +625,8 @@ def _verbatim(state: Any, start: int, end: int, silent: bool) -> bool:
         return False
     if not silent:
         token = state.push("verbatim", "", 0)
-        token.content, token.map = (
-            state.getLines(start, last + 1, state.blkIndent, True),
-            [start, last + 1],
-        )
+        token.content = state.getLines(start, last + 1, state.blkIndent, True)
+        token.map = [start, last + 1]
         state.line = last + 1
     return True
 
@@ -698,17 +700,24 @@ def _container(state: Any, start: int, end: int, silent: bool) -> bool:
         return False
     if silent:
         return True
-    indent, last = state.sCount[start] + 4, start + 1
+    indent = state.sCount[start] + 4
+    last = start + 1
     while last < end and (state.isEmpty(last) or state.sCount[last] >= indent):
         last += 1
-    parent, block_indent, line_max = state.parentType, state.blkIndent, state.lineMax
+    parent = state.parentType
+    block_indent = state.blkIndent
+    line_max = state.lineMax
     state.push("container_open", "", 1).map = [start, last]
     title = line[opening.end() :].strip().strip('"')
     if title:
         _push_text(state, "title", title, start)
-    state.parentType, state.blkIndent, state.lineMax = "container", indent, last
+    state.parentType = "container"
+    state.blkIndent = indent
+    state.lineMax = last
     state.md.block.tokenize(state, start + 1, last)
-    state.parentType, state.blkIndent, state.lineMax = parent, block_indent, line_max
+    state.parentType = parent
+    state.blkIndent = block_indent
+    state.lineMax = line_max
     state.push("container_close", "", -1)
     state.line = last
     return True

@@ -9,7 +9,8 @@ from ..data.words import break_points
 from ..inference.placement import TranslateTexts
 from ..utils.errors import UserError
 
-_NEWLINE, _TIME = r"(?:\r\n|[\r\n])", r"(?:\d+:){1,2}\d+(?:[,.]\d+)?"
+_NEWLINE = r"(?:\r\n|[\r\n])"
+_TIME = r"(?:\d+:){1,2}\d+(?:[,.]\d+)?"
 _TIMES = rf"[^\S\r\n]*{_TIME}[^\S\r\n]*-->[^\S\r\n]*{_TIME}[^\r\n]*"
 #: A time line and the lines after it. Cues end at a blank line, or before the number and the times of the next one.
 _CUE = re.compile(
@@ -57,7 +58,8 @@ def translate_subtitles(subtitles: str, translate: TranslateTexts) -> str:
         else:
             groups.append([line])
     translations = translate([" ".join(line.text for line in group) for group in groups])
-    pieces, position = [], 0
+    pieces = []
+    position = 0
     for group, parts in zip(groups, translations, strict=True):
         translation = "".join(part.target for part in parts)
         for line, text in zip(
@@ -86,9 +88,15 @@ def _lines(start: int, text: str) -> list[_Line]:
         match = _WRAPPED.fullmatch(content)
         before, inner, after = match.groups() if match else ("", content, "")
         lines.append(
-            _Line(start + begin, start + begin + len(content), before, " ".join(inner.split()), after,
-                  [len(row) for row in inner.splitlines()])
-        )  # fmt: skip
+            _Line(
+                start + begin,
+                start + begin + len(content),
+                before,
+                " ".join(inner.split()),
+                after,
+                [len(row) for row in inner.splitlines()],
+            )
+        )
     return [line for line in lines if line.text]
 
 
@@ -100,12 +108,15 @@ def _goes_on(text: str, following: str) -> bool:
 def _cut(text: str, lengths: Sequence[int]) -> list[str]:
     """A text in pieces of about these proportions, cut between words."""
     words = [text[start:end] for start, end in pairwise([0, *break_points(text)[1:], len(text)])]
-    pieces, start, size, total = [], 0, 0, 0
+    pieces = []
+    start = 0
+    size = 0
+    total = 0
     for number, length in enumerate(lengths):
         total += length
-        end, spare = (
-            start,
-            len(lengths) - number - 1,
+        end = start
+        spare = (
+            len(lengths) - number - 1
         )  # pieces after this one, each with a word if there are enough
         while end < len(words) - spare and (
             end == start or size + len(words[end]) / 2 < len(text) * total / sum(lengths)

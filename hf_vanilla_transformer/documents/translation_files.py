@@ -281,10 +281,8 @@ def _new_after(element: Any, like: Any, name: str) -> Any:
     previous = element.getprevious()
     indent = element.getparent().text if previous is None else previous.tail
     element.addnext(new)  # takes the tail of the element with it
-    new.tail, element.tail = (
-        new.tail or element.tail,
-        indent if indent and not indent.strip() else None,
-    )
+    new.tail = new.tail or element.tail
+    element.tail = indent if indent and not indent.strip() else None
     return new
 
 

@@ -107,7 +107,8 @@ def write_model_card(directory: Path, facts: CardFacts) -> Path:
 
 def model_card(directory: Path, facts: CardFacts) -> ModelCard:
     """Return the card that `write_model_card` writes."""
-    results, hub_names = _results(facts), _hub_names(facts)
+    results = _results(facts)
+    hub_names = _hub_names(facts)
     recipe = _public_recipe(facts.recipe, hub_names)
     answer = "translation" if facts.task == "language" else "prediction"
     return ModelCard.from_template(
@@ -148,7 +149,8 @@ def card_for_repository(text: str, repo_id: str, license: str | None = None) -> 
     if license is not None:
         data.license = license
     if usage is not None:
-        old, short = usage[1], repo_id.rpartition("/")[2]
+        old = usage[1]
+        short = repo_id.rpartition("/")[2]
         if data.model_name is not None:
             data.model_name = short
         named = re.sub(
@@ -203,7 +205,8 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
         dataset, _, configuration = (dataset or "").partition(":")
         for metric, label, part in _measured(facts.metrics, prefix):
             name = f"{prefix}_{metric}{part}"
-            value, before = facts.metrics.get(name), facts.metrics.get(f"before_{name}")
+            value = facts.metrics.get(name)
+            before = facts.metrics.get(f"before_{name}")
             if not _is_number(value):
                 continue
             signature = facts.signatures.get(name) or facts.metrics.get(f"{name}_signature")
@@ -272,7 +275,8 @@ def _text(facts: CardFacts, split: str) -> tuple[str | None, str | None]:
         _BUILT_IN if name == "numbers" else _public_value("input", name, _hub_names(facts))
         for name in inputs
     ]
-    text, on_hub = ", ".join(shown) or None, list(facts.datasets.get(split, ()))
+    text = ", ".join(shown) or None
+    on_hub = list(facts.datasets.get(split, ()))
     dataset = on_hub[0] if inputs == on_hub and len(on_hub) == 1 else None
     part = facts.recipe.get(_PARTS.get(split.removeprefix("base_"), ""))
     if text is None and split == "validation" and facts.recipe.get("held_out_pairs"):
@@ -358,7 +362,8 @@ def _data(facts: CardFacts) -> list[tuple[str, str]]:
         ("train", "validation", "test", *facts.data_summaries, *facts.data_fingerprints)
     ):
         text, dataset = _text(facts, split)
-        summary, fingerprint = facts.data_summaries.get(split), facts.data_fingerprints.get(split)
+        summary = facts.data_summaries.get(split)
+        fingerprint = facts.data_fingerprints.get(split)
         if not (summary or fingerprint or (text and not dataset)):
             continue
         parts = (
@@ -415,14 +420,17 @@ def _public_command(command: str, hub_names: Collection[str]) -> str:
     for argument in arguments:
         owner, equals, value = argument.partition("=")
         if equals and re.fullmatch(r"[\w-]+", owner):  # --flag=value, VARIABLE=value
-            flag, shown = "", f"{owner}={_public_value(owner, value, hub_names)}"
+            flag = ""
+            shown = f"{owner}={_public_value(owner, value, hub_names)}"
         elif argument.startswith("-"):
             flag = owner = shown = argument
         elif flag:
-            owner, shown = flag, _public_value(flag, argument, hub_names)
+            owner = flag
+            shown = _public_value(flag, argument, hub_names)
         else:
             inside = not _PATH_START.match(argument) and ".." not in re.split(r"[\\/]", argument)
-            owner, shown = "", _public_text(argument) if inside else _public_value("file", argument)
+            owner = ""
+            shown = _public_text(argument) if inside else _public_value("file", argument)
         if not _SECRET_FIELD.search(owner):
             public.append(shown)
     return shlex.join(public)

@@ -100,7 +100,8 @@ def distil(
         raise UserError(f"output_dir {folder} is a file; name a folder")
     folder.mkdir(parents=True, exist_ok=True)
     if references is None:
-        lines, human = list(read_sentences(source, "source", columns)), list[str]()
+        lines = list(read_sentences(source, "source", columns))
+        human = list[str]()
     else:
         lines, human = read_sentence_pairs(source, references, columns)
     translations = folder / TRANSLATIONS
@@ -114,9 +115,16 @@ def distil(
     if not translations.exists():
         listed = n_best if n_best > 1 else None
         translate_file(
-            teacher, lines, translations, processes, n_best=listed, progress=progress, shard=shard, pool=pool,
+            teacher,
+            lines,
+            translations,
+            processes,
+            n_best=listed,
+            progress=progress,
+            shard=shard,
+            pool=pool,
             **settings,
-        )  # fmt: skip
+        )
     processes.wait_for_everyone()
     if processes.process_index or shard:
         return 0
@@ -132,7 +140,9 @@ def distil(
 
 def _write_pairs(pairs: Iterable[tuple[str, str]], folder: Path, pairs_format: str) -> int:
     """Write the pairs with text on both sides, and return their number."""
-    count, blank, table = 0, 0, pairs_format != "text"
+    count = 0
+    blank = 0
+    table = pairs_format != "text"
     with ExitStack() as stack:
         if table:
             write_row = stack.enter_context(
@@ -160,7 +170,8 @@ def _taught(translations: Path, n_best: int, mbr: bool) -> Iterator[tuple[int, s
     if n_best == 1:
         yield from enumerate(read_lines(translations))
         return
-    metric, fields = CHRF(), (line.split(" ||| ", 1) for line in read_lines(translations))
+    metric = CHRF()
+    fields = (line.split(" ||| ", 1) for line in read_lines(translations))
     for number, group in groupby(fields, key=itemgetter(0)):
         texts = [scored.rpartition(" ||| ")[0] for _, scored in group]
         if mbr:

@@ -199,11 +199,10 @@ def translate_file(
         UserError: chunks of a different job are next to this output, or as in `Translator.translate`.
     """
     number_of_shard, shards = shard or (1, 1)
-    share, shares = (
-        number_of_shard - 1 + shards * processes.process_index,
-        shards * processes.num_processes,
-    )
-    parts, table = _parts_of(output), file_format(Path(output)) in TABLES
+    share = number_of_shard - 1 + shards * processes.process_index
+    shares = shards * processes.num_processes
+    parts = _parts_of(output)
+    table = file_format(Path(output)) in TABLES
     fingerprint = translator_fingerprint(translator)
     table = table and settings.get("n_best_format", "moses") == "moses"
     job = {"translator": fingerprint, **({"table": True} if table else {})} | settings
@@ -250,7 +249,8 @@ def _write_chunks(
     progress: Any,
 ) -> tuple[list[Path], int]:
     """Translate the missing chunks of a turn (i, N), and return the files and the number of lines of all chunks."""
-    lines, written = 0, list[Path]()
+    lines = 0
+    written = list[Path]()
     unknown = UnknownSymbols()
 
     def missing() -> Iterator[_Chunk]:
@@ -320,7 +320,8 @@ def merge_shards(output: str | Path) -> int:
         _JOB,
         _ORDER,
     }
-    missing, foreign = [name for name in names if name not in present], sorted(present - set(names))
+    missing = [name for name in names if name not in present]
+    foreign = sorted(present - set(names))
     if missing:
         also = (
             f" ({len(foreign)} files there are of other text, model or settings)" if foreign else ""

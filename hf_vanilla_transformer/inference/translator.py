@@ -252,10 +252,8 @@ class Translator:
     ) -> dict[str, Any]:
         """The settings that `translate` uses with these arguments, defaults filled in, to report with a score."""
         defaults = self.model.generation_config
-        engine, dtype = (
-            getattr(self.model, "inference_engine", None),
-            str(self.model.dtype).removeprefix("torch."),
-        )
+        engine = getattr(self.model, "inference_engine", None)
+        dtype = str(self.model.dtype).removeprefix("torch.")
         alpha = getattr(defaults, "paper_length_penalty", None)
         formula = 1.0 if alpha is None else f"((5 + length) / 6)^{alpha}"
         longest = given.get("max_new_tokens") or defaults.max_new_tokens
@@ -422,7 +420,8 @@ class Translator:
         jobs = search_jobs(
             sentences, request.batch_size, request.max_tokens, request.refill, workers
         )
-        stop, models = threading.Event(), self._searched_models()
+        stop = threading.Event()
+        models = self._searched_models()
 
         def search(job: SearchJob) -> list[list[Hypothesis]]:
             return self._search_in_memory(
@@ -541,8 +540,10 @@ class Translator:
         stop: threading.Event,
     ) -> list[list[Hypothesis]]:
         """Translate sentences in one search, `batch_size` at a time, refilling finished rows until `stop` is set."""
-        sources, pending = [sentence.source for sentence in sentences], iter(sentences)
-        device, prefix_length = self.model.device, len(sentences[0].prefix)
+        sources = [sentence.source for sentence in sentences]
+        pending = iter(sentences)
+        device = self.model.device
+        prefix_length = len(sentences[0].prefix)
 
         def padded(batch: list[EncodedSentence]) -> tuple[torch.Tensor, ...]:
             """Ids and mask (B, S) of the sources, and the first tokens (B, 1 + P) of the translations."""
@@ -584,16 +585,16 @@ class Translator:
         request: TranslationRequest,
     ) -> list[list[Hypothesis]]:
         """The output of `generate` for each source. The first `given` tokens of each sequence were forced."""
-        sequences, scores = (
-            output.sequences,
-            getattr(output, "sequences_scores", None),
-        )  # (B · n_best, T)
+        sequences = output.sequences
+        scores = getattr(output, "sequences_scores", None)  # (B · n_best, T)
         texts = self.target_tokenizer.batch_decode(
             sequences[:, 1 + self.directions.prefix_length :], **AS_TEXT
         )
         n_best = len(texts) // len(sources)
         nothing: list[Any] = [None] * len(texts)
-        alignments, tokens, probabilities = nothing, nothing, nothing
+        alignments = nothing
+        tokens = nothing
+        probabilities = nothing
         if request.alignment_layer is not None or request.probabilities:
             repeated = [source for source in sources for _ in range(n_best)]
             targets = self.targets(sequences.tolist(), given)
@@ -663,7 +664,8 @@ class Translator:
 
 def check_repetition(settings: Mapping[str, Any]) -> None:
     """Refuse arguments of `generate` against repetition that are out of range, with a `UserError`."""
-    size, penalty = settings.get("no_repeat_ngram_size"), settings.get("repetition_penalty")
+    size = settings.get("no_repeat_ngram_size")
+    penalty = settings.get("repetition_penalty")
     if size is not None and size < 0:
         raise UserError(f"no_repeat_ngram_size: must be at least 0, not {size}")
     if penalty is not None and not penalty > 0:

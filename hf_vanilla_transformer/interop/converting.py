@@ -92,10 +92,8 @@ def _parsed(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
         with suppress(ValueError, KeyError):
             value = parse(value)
     is_kind = isinstance(value, (*kinds, int) if kind is float else kinds)
-    is_flag, is_finite = (
-        isinstance(value, bool),
-        not isinstance(value, float) or math.isfinite(value),
-    )
+    is_flag = isinstance(value, bool)
+    is_finite = not isinstance(value, float) or math.isfinite(value)
     if not is_kind or not is_finite or (is_flag and kind is not bool):
         raise UserError(f"{name}={shown(value)}: {needed} is needed")
     return value

@@ -24,27 +24,27 @@ NEVER = -1e4  # output bias of forbidden tokens, within the range of float16
 
 # Activation functions, and their names in `ctranslate2.specs.common_spec.Activation`.
 ACTIVATIONS = {
-    **{
-        "relu": "RELU",
-        "gelu": "GELU",
-        "gelu_python": "GELU",
-        "quick_gelu": "GELUSigmoid",
-        "tanh": "Tanh",
-    },
-    **{"silu": "SWISH", "swish": "SWISH", "sigmoid": "Sigmoid"},
+    "relu": "RELU",
+    "gelu": "GELU",
+    "gelu_python": "GELU",
+    "quick_gelu": "GELUSigmoid",
+    "tanh": "Tanh",
+    "silu": "SWISH",
+    "swish": "SWISH",
+    "sigmoid": "Sigmoid",
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "GELUTanh"),
 }
 
 #: Generation settings that CTranslate2 applies, in the model or as arguments of `translate_batch`.
 APPLIED = {
-    *(
-        "min_length",
-        "min_new_tokens",
-        "repetition_penalty",
-        "no_repeat_ngram_size",
-        "bad_words_ids",
-    ),
-    *("suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
+    "min_length",
+    "min_new_tokens",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
 }
 
 
@@ -118,10 +118,8 @@ def search_note(model: Any, tokenizer: Any) -> str:
         model, side_tokens(tokenizer, model.config.target_vocab_size, "target")
     )
     listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
-    note, settings = (
-        f"; its search is an argument of translate_batch: {listed}",
-        check_search(model, "", APPLIED),
-    )
+    note = f"; its search is an argument of translate_batch: {listed}"
+    settings = check_search(model, "", APPLIED)
     languages = language_tokens(tokenizer, "target")
     if languages is not None and (languages.source_mark or languages.target_mark):
         code, number = next(iter(languages.ids.items()))
@@ -179,7 +177,8 @@ def register() -> None:
         def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
             # the base class writes null for a token that the tokenizer lacks, so that nothing can load the folder
             source, target = self.get_vocabulary(model, tokenizer)
-            fields, settings = model.config, model.generation_config
+            fields = model.config
+            settings = model.generation_config
             for name, ids, tokens in (
                 ("bos", (fields.bos_token_id,), source),
                 ("unk", (fields.unk_token_id,), source),
@@ -207,7 +206,8 @@ def _new_spec(config: VanillaTransformerConfig) -> Any:
     from ctranslate2.specs import TransformerSpec
     from ctranslate2.specs.common_spec import Activation
 
-    heads, is_pre_norm = config.encoder_attention_heads, config.layer_norm_position == "pre"
+    heads = config.encoder_attention_heads
+    is_pre_norm = config.layer_norm_position == "pre"
     widths = None, config.d_model // heads
     refuse_fields(
         config,
@@ -229,10 +229,8 @@ def _use_names_of_bart(model: Any) -> None:
     for stack in (model.model.encoder, model.model.decoder):
         stack.embed_positions = torch.nn.Embedding.from_pretrained(position_table(stack))
     for layer in model.model.decoder.layers:
-        layer.encoder_attn, layer.encoder_attn_layer_norm = (
-            layer.cross_attn,
-            layer.cross_attn_layer_norm,
-        )
+        layer.encoder_attn = layer.cross_attn
+        layer.encoder_attn_layer_norm = layer.cross_attn_layer_norm
     if banned := banned_tokens(check_search(model, "CTranslate2", APPLIED)):
         head = model.lm_head
         bias = head.weight.new_zeros(head.out_features) if head.bias is None else head.bias.detach()

@@ -28,15 +28,14 @@ SEARCH_NOTE = (
 
 # Options of `eole predict` without a counterpart in `generate`, with the values that do nothing.
 DROPPED = {
-    **{
-        "ratio": 0,
-        "top_k": 0,
-        "top_p": 0,
-        "coverage_penalty": "none",
-        "max_length_ratio": 2,
-        "replace_unk": False,
-    },
-    **{"ignore_when_blocking": [], "optional_eos": []},
+    "ratio": 0,
+    "top_k": 0,
+    "top_p": 0,
+    "coverage_penalty": "none",
+    "max_length_ratio": 2,
+    "replace_unk": False,
+    "ignore_when_blocking": [],
+    "optional_eos": [],
 }
 
 # eole's names of activations -> transformers' names.
@@ -159,10 +158,8 @@ def from_eole(
     tying = state_dicts.find_tying(tensors, source, target, "generator.weight")
     sizes = state_dicts.find_sizes(tensors, source, _LAYERS, "mlp.gate_up_proj.weight")
     vocabulary = Options(read_json_object(folder / "vocab.json"), f"{folder / 'vocab.json'}: ")
-    sides, specials = (
-        [vocabulary.texts(side) for side in ("src", "tgt")],
-        vocabulary.section("specials"),
-    )
+    sides = [vocabulary.texts(side) for side in ("src", "tgt")]
+    specials = vocabulary.section("specials")
     special = {name: specials.text(name, token) for name, token in opennmt.SPECIAL.items()}
     ids, search_ids = opennmt.special_ids(
         sides, special, tying.fields["share_encoder_decoder_embeddings"]
@@ -245,7 +242,8 @@ def _of_both_stacks(
 
 def _search(inference: Options, unk: int) -> dict[str, Any]:
     """The section `inference`, with the defaults of `eole predict`, under the names of `generate`."""
-    beams, alpha = inference.integer("beam_size", 5, 1), inference.number("alpha", 1.0)
+    beams = inference.integer("beam_size", 5, 1)
+    alpha = inference.number("alpha", 1.0)
     settings: dict[str, Any] = {
         "num_beams": beams,
         "max_new_tokens": inference.integer("max_length", 250, 1),

@@ -44,7 +44,8 @@ class ExportableEncoder(nn.Module):
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()
-        self.encoder, self.projections = model.model.encoder, Projections(model)
+        self.encoder = model.model.encoder
+        self.projections = Projections(model)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Sources (B, S) and their mask, 0 for padding, to the encoder's output (B, S, D) and its projections."""
@@ -57,7 +58,8 @@ class ExportableDecoder(nn.Module):
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()
-        self.decoder, self.lm_head = model.model.decoder, model.lm_head
+        self.decoder = model.model.decoder
+        self.lm_head = model.lm_head
 
     def forward(
         self,
@@ -119,7 +121,8 @@ def export_pair(
     With `one_source` the cross-attention keys and values have one row for all rows of a batch.
     """
     # Only the shapes matter. All sizes differ: B = 3, S = 4, T = 2, P = 5.
-    heads, rows = config.decoder_attention_heads, 1 if one_source else 3
+    heads = config.decoder_attention_heads
+    rows = 1 if one_source else 3
     widths = (
         config.head_dim or config.d_model // heads,
         config.value_head_dim or config.d_model // heads,
@@ -127,7 +130,8 @@ def export_pair(
     tokens, target = (torch.ones(3, length, dtype=torch.long) for length in (4, 2))
     source = [torch.zeros(rows, heads, 4, width) for width in widths * config.decoder_layers]
     past = [torch.zeros(3, heads, 5, width) for width in widths * config.decoder_layers]
-    mask, shape = torch.ones_like(tokens), {0: BATCH, 1: SOURCE}
+    mask = torch.ones_like(tokens)
+    shape = {0: BATCH, 1: SOURCE}
     source_shape = {2: SOURCE} if one_source else {0: BATCH, 2: SOURCE}
     caches = [source_shape] * len(source), [{0: BATCH, 2: PAST}] * len(past)
     shapes = {0: BATCH, 1: TARGET}, shape, *caches

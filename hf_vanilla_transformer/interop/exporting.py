@@ -65,11 +65,9 @@ def export(
     if Path(output).resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
         raise UserError(f"output {output} contains the model itself; name a new folder")
     refuse_special_files(source)
-    module, note, output = (
-        import_module(f".{FORMATS[target_format]}", __package__),
-        "",
-        Path(output),
-    )
+    module = import_module(f".{FORMATS[target_format]}", __package__)
+    note = ""
+    output = Path(output)
     writes = (
         _new_file(output, overwrite) if target_format == "argos" else new_folder(output, overwrite)
     )
@@ -119,7 +117,8 @@ def _new_file(output: Path, overwrite: bool) -> AbstractContextManager[Path]:
 
 
 def _load_tokenizers(source: str | Path, model: Any) -> tuple[Any, Any]:
-    tokenizers, rows = load_tokenizers(source), model.config.vocab_size
+    tokenizers = load_tokenizers(source)
+    rows = model.config.vocab_size
     if len(tokenizers[0]) > rows:
         raise UserError(
             f"tokenizer: it has {len(tokenizers[0])} tokens, and the model's vocab_size is {rows}; call "
@@ -134,7 +133,8 @@ def refuse_languages(target_format: str, tokenizers: Sequence[Any]) -> None:
     languages = directions.source
     if languages is None or directions.unmarked:
         return
-    source, target = languages.source_mark, languages.target_mark
+    source = languages.source_mark
+    target = languages.target_mark
     in_text = not target and source != "source" and not languages.by_name
     reasons = {
         "argos": source and "Argos puts no token of a language before a source",

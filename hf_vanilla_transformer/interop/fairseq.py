@@ -53,26 +53,20 @@ REFUSED: Unsupported = {
 
 # Options of the search without a counterpart in `generate`, with the values that do nothing.
 DROPPED = {
-    **{
-        "max_len_a": 0,
-        "unkpen": 0,
-        "match_source_len": False,
-        "no_early_stop": False,
-        "prefix_size": 0,
-    },
-    **{
-        "sampling": False,
-        "diverse_beam_groups": -1,
-        "diversity_rate": -1.0,
-        "temperature": 1.0,
-        "lm_weight": 0.0,
-    },
-    **{
-        "constraints": False,
-        "replace_unk": False,
-        "iter_decode_with_beam": 1,
-        "decoding_format": "",
-    },
+    "max_len_a": 0,
+    "unkpen": 0,
+    "match_source_len": False,
+    "no_early_stop": False,
+    "prefix_size": 0,
+    "sampling": False,
+    "diverse_beam_groups": -1,
+    "diversity_rate": -1.0,
+    "temperature": 1.0,
+    "lm_weight": 0.0,
+    "constraints": False,
+    "replace_unk": False,
+    "iter_decode_with_beam": 1,
+    "decoding_format": "",
 }
 
 _MULTILINGUAL = "translation_multi_simple_epoch"

@@ -50,7 +50,8 @@ def from_joeynmt(source: str | Path) -> Converted:
     path = Path(source)
     folder = path if path.is_dir() else path.parent
     options, is_version_1 = _read_options(folder / "config.yaml")
-    architecture, data = options.section("model"), options.section("data")
+    architecture = options.section("model")
+    data = options.section("data")
     _refuse(architecture)
     files = (
         [path] if not path.is_dir() else list(path.glob("best.ckpt")) or sorted(path.glob("*.ckpt"))
@@ -112,7 +113,8 @@ def _of_version_2(options: Options) -> dict[str, Any]:
     Its search may write an empty translation, and has its longest in the section `training`. It splits text at white
     space, also text with byte-pair codes.
     """
-    data, model = options.section("data"), options.section("model")
+    data = options.section("data")
+    model = options.section("model")
     shared = {"lowercase": data.flag("lowercase"), "level": data.text("level", "word")}
     shared |= {"level": "word", "needs_codes": True} if shared["level"] == "bpe" else {}
     sides = {side: {**shared, "voc_file": data.text(f"{side}_vocab")} for side in SIDES}
@@ -182,7 +184,8 @@ def _fields(model: Options) -> dict[str, Any]:
 
 def _tokens(folder: Path, data: Options, side: str, special: list[str]) -> list[str]:
     """The tokens of a side by id, in the order of JoeyNMT's `Vocabulary`: special tokens first, each token once."""
-    file, named = folder / f"{side}_vocab.txt", data.section(side).text("voc_file")
+    file = folder / f"{side}_vocab.txt"
+    named = data.section(side).text("voc_file")
     if not file.is_file() and named:
         file = folder / Path(named).name
     return list(dict.fromkeys([*special, *vocabularies.read_lines(file)]))
@@ -190,7 +193,8 @@ def _tokens(folder: Path, data: Options, side: str, special: list[str]) -> list[
 
 def _set_search(generation_config: Any, testing: Options, banned: list[int]) -> list[str]:
     """Set JoeyNMT's search, with the paper's length penalty, and return notes on the differences of `generate`."""
-    unk, notes = list(_SPECIAL_TOKENS).index("unk"), []
+    unk = list(_SPECIAL_TOKENS).index("unk")
+    notes = []
     generation_config.num_beams = testing.integer("beam_size", 1, 1)
     alpha = testing.number("alpha", testing.number("beam_alpha", -1.0))
     generation_config.paper_length_penalty = max(0.0, alpha)
@@ -198,10 +202,8 @@ def _set_search(generation_config: Any, testing: Options, banned: list[int]) -> 
     generation_config.suppress_tokens = (
         banned + [unk] * (not testing.flag("generate_unk", True)) or None
     )
-    longest, size = (
-        testing.integer("max_output_length", -1),
-        testing.integer("no_repeat_ngram_size", -1),
-    )
+    longest = testing.integer("max_output_length", -1)
+    size = testing.integer("no_repeat_ngram_size", -1)
     penalty = testing.number("repetition_penalty", -1.0)
     if longest > 0:
         generation_config.max_new_tokens = longest
@@ -227,7 +229,8 @@ def _set_search(generation_config: Any, testing: Options, banned: list[int]) -> 
 def _with_tokenizers(
     model: Any, folder: Path, data: Options, tokens: list[list[str]], special: Mapping[str, str]
 ) -> Converted:
-    sides, specials = [data.section(side) for side in SIDES], (special,) * 2
+    sides = [data.section(side) for side in SIDES]
+    specials = (special,) * 2
     pretokenizers = [side.section("tokenizer_cfg").text("pretokenizer", "none") for side in sides]
     changes = [
         side.flag("normalize") or name != "none"

@@ -94,7 +94,8 @@ def _content(
     tokenizer: PreTrainedTokenizerBase, side: Side, size: int
 ) -> tuple[dict[str, Any], int]:
     """The content of tokenizer.json, without BPE-dropout, truncation and padding, and the number of missing pieces."""
-    backend, missing = getattr(tokenizer, "backend_tokenizer", None), 0
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    missing = 0
     if isinstance(tokenizer, MarianTokenizer):
         backend, missing = _marian_backend(tokenizer, side, size)
     if backend is None:

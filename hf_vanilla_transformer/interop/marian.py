@@ -64,7 +64,8 @@ def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTMode
 
 def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> None:
     """Save `to_marian(model)` with the model's search. The paper's length penalty becomes log P / length^α."""
-    marian, search = to_marian(model), model.generation_config.to_diff_dict()
+    marian = to_marian(model)
+    search = model.generation_config.to_diff_dict()
     defaults = {"num_beams": 1, "length_penalty": search.pop("paper_length_penalty", 1.0)}
     settings = marian.generation_config.to_diff_dict() | defaults | search
     dropped = {"max_length_over_source"}
@@ -95,16 +96,15 @@ def from_marian(folder: str | Path) -> Converted:
     tables = [peer.tensors[name] for name in sorted(POSITION_TABLES) if name in peer.tensors]
     positions = position_layout(tables) if tables else "sinusoidal_split"
     bias = peer.tensors.get("final_logits_bias")
-    tokenizer, target_tokenizer = load_tokenizer("MarianTokenizer", folder, files), None
+    tokenizer = load_tokenizer("MarianTokenizer", folder, files)
+    target_tokenizer = None
     if tokenizer is None and (Path(folder) / "tokenizer.json").is_file():
         tokenizer, target_tokenizer = load_tokenizers(folder)
     converted = from_peer(
-        *(
-            peer,
-            tokenizer,
-            {"lm_head.bias": TensorRef("final_logits_bias", 0)},
-            ["final_logits_bias"],
-        ),  # (1, V)
+        peer,
+        tokenizer,
+        {"lm_head.bias": TensorRef("final_logits_bias", 0)},
+        ["final_logits_bias"],  # (1, V)
         position_encoding_type=positions,
         lm_head_bias=bias is not None and bool(bias.any()),
     )

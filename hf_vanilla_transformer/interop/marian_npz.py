@@ -80,19 +80,15 @@ REFUSED: Unsupported = {
 
 # Options of marian-decoder without a counterpart in `generate`, with the values that do nothing.
 DROPPED = {
-    **{
-        "word-penalty": 0,
-        "max-length-factor": 3,
-        "max-length": 1000,
-        "max-length-crop": False,
-        "shortlist": [],
-    },
-    **{
-        "output-sampling": [],
-        "output-approx-knn": [],
-        "force-decode": False,
-        "no-spm-encode": False,
-    },
+    "word-penalty": 0,
+    "max-length-factor": 3,
+    "max-length": 1000,
+    "max-length-crop": False,
+    "shortlist": [],
+    "output-sampling": [],
+    "output-approx-knn": [],
+    "force-decode": False,
+    "no-spm-encode": False,
 }
 
 # Options that place normalisations before each sub-layer, after it, and after each stack, with their defaults.
@@ -157,7 +153,8 @@ def from_marian_npz(
         path.parent, named
     )
     sides = [_tokens(vocabulary) for vocabulary in paths]
-    ids, is_pre_norm = _special_ids(sides, pad), _POSITIONS[_normalisations(options)] == "pre"
+    ids = _special_ids(sides, pad)
+    is_pre_norm = _POSITIONS[_normalisations(options)] == "pre"
     model = _model(tensors, options, ids, is_pre_norm)
     set_generation_config(model, ids | _search(decoder, ids["unk_token_id"]))
     files = [(source_sentencepiece, target_sentencepiece), (codes, target_codes)]
@@ -168,7 +165,8 @@ def from_marian_npz(
             spm_models = _existing(
                 paths[0].parent, [path.name for path in paths] if has_pieces else _SPM_MODELS
             )
-        sides, specials = [_with_unused(side, pad) for side in sides], (_SPECIAL,) * 2
+        sides = [_with_unused(side, pad) for side in sides]
+        specials = (_SPECIAL,) * 2
         raw_text = spm_models, codes_of_sides, (source_language, target_language)
         converted = vocabularies.with_tokenizers(model, sides, specials, *raw_text, origins=paths)
         converted.notes += [TRUECASING_NOTE] * bool(codes_of_sides)
@@ -282,7 +280,8 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], Options]:
         if "pickle" in reason:  # numpy advises to allow it, but that would run code
             reason = "it holds Python objects; nothing of it was run"
         raise UserError(f"{path}: no .npz of Marian, or a damaged one ({reason})") from None
-    stored, separate = arrays.pop(OPTIONS, None), path.with_name(f"{path.name}.yml")
+    stored = arrays.pop(OPTIONS, None)
+    separate = path.with_name(f"{path.name}.yml")
     if stored is not None:
         content = stored.tobytes().rstrip(b"\0")
         return arrays, Options(

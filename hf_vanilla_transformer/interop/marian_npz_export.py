@@ -47,7 +47,8 @@ def write(model: Any, model_folder: str | Path, tokenizers: Sequence[Any], folde
     sides = [_without_padding(model, "source", source), _without_padding(model, "target", target)]
     folder.mkdir()
     names = _write_vocabularies(Path(model_folder), folder, sides)
-    unk, banned = model.config.unk_token_id, banned_tokens(settings)
+    unk = model.config.unk_token_id
+    banned = banned_tokens(settings)
     arrays, options = _arrays(
         model, [len(side) for side in sides], [token for token in banned if token != unk]
     )
@@ -136,11 +137,10 @@ def _arrays(
     model: Any, sizes: list[int], banned: list[int]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The weights under Marian's names, and its options."""
-    config, weights = (
-        model.config,
-        {name: p.detach() for name, p in model.named_parameters(remove_duplicate=False)},
-    )
-    shared, tied = config.share_encoder_decoder_embeddings, config.tie_word_embeddings
+    config = model.config
+    weights = {name: p.detach() for name, p in model.named_parameters(remove_duplicate=False)}
+    shared = config.share_encoder_decoder_embeddings
+    tied = config.tie_word_embeddings
     arrays = {} if tied else {"decoder_ff_logit_out_Wt": weights["lm_head.weight"][: sizes[1]]}
     bias = weights.get("lm_head.bias", torch.zeros(config.target_vocab_size)).clone()
     bias[banned] = NEVER
@@ -150,7 +150,9 @@ def _arrays(
         arrays["Wemb" if shared else f"{stack}_Wemb"] = embedding[:size]
     for name, weight in weights.items():
         if match := re.fullmatch(r"model\.(\w+)\.layers\.(\d+)\.(.+)\.weight", name):
-            stack, layer, module = match[1], int(match[2]), match[3]
+            stack = match[1]
+            layer = int(match[2])
+            module = match[3]
             bias = weights.get(name.replace("weight", "bias"), torch.zeros(len(weight)))
             pair = (
                 weight if weight.ndim == 1 else weight.T,
@@ -159,41 +161,36 @@ def _arrays(
             for marian_name, part in zip(IN_LAYER[module], pair, strict=True):
                 arrays[f"{stack}_l{layer + 1}_{marian_name}"] = part
     options = {
-        **{"type": "transformer", "version": "v1.12.42", "enc-depth": config.encoder_layers},
-        **{
-            "dec-depth": config.decoder_layers,
-            "dim-emb": config.d_model,
-            "ulr": False,
-            "input-types": [],
-        },
-        **{
-            "transformer-heads": config.encoder_attention_heads,
-            "transformer-dim-ffn": config.encoder_ffn_dim,
-        },
-        **{"transformer-decoder-dim-ffn": config.decoder_ffn_dim, "transformer-ffn-depth": 2},
-        **{
-            "transformer-decoder-ffn-depth": 0,
-            "transformer-ffn-activation": _ACTIVATIONS[config.activation_function],
-        },
-        **{
-            "transformer-preprocess": "",
-            "transformer-postprocess": "dan",
-            "transformer-postprocess-emb": "d",
-        },
-        **{"transformer-postprocess-top": "", "transformer-decoder-autoreg": "self-attention"},
-        **{
-            "transformer-tied-layers": [],
-            "transformer-no-projection": False,
-            "transformer-aan-only": False,
-        },
-        **{"transformer-train-position-embeddings": False, "skip": False},
-        **{"tied-embeddings-all": shared and tied, "tied-embeddings-src": shared and not tied},
-        **{
-            "tied-embeddings": tied and not shared,
-            "layer-normalization": False,
-            "right-left": False,
-        },
-        **{"transformer-guided-alignment-layer": "last", "lemma-dim-emb": 0},
+        "type": "transformer",
+        "version": "v1.12.42",
+        "enc-depth": config.encoder_layers,
+        "dec-depth": config.decoder_layers,
+        "dim-emb": config.d_model,
+        "ulr": False,
+        "input-types": [],
+        "transformer-heads": config.encoder_attention_heads,
+        "transformer-dim-ffn": config.encoder_ffn_dim,
+        "transformer-decoder-dim-ffn": config.decoder_ffn_dim,
+        "transformer-ffn-depth": 2,
+        "transformer-decoder-ffn-depth": 0,
+        "transformer-ffn-activation": _ACTIVATIONS[config.activation_function],
+        "transformer-preprocess": "",
+        "transformer-postprocess": "dan",
+        "transformer-postprocess-emb": "d",
+        "transformer-postprocess-top": "",
+        "transformer-decoder-autoreg": "self-attention",
+        "transformer-tied-layers": [],
+        "transformer-no-projection": False,
+        "transformer-aan-only": False,
+        "transformer-train-position-embeddings": False,
+        "skip": False,
+        "tied-embeddings-all": shared and tied,
+        "tied-embeddings-src": shared and not tied,
+        "tied-embeddings": tied and not shared,
+        "layer-normalization": False,
+        "right-left": False,
+        "transformer-guided-alignment-layer": "last",
+        "lemma-dim-emb": 0,
     }
     # (n,) to (1, n)
     return {

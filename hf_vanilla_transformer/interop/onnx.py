@@ -21,7 +21,8 @@ from .state_dicts import STACKS
 WEIGHTS = "weights.bin"
 
 # Smaller tensors stay in the graphs. Each tensor of the file starts at a page, so that it can be memory-mapped.
-_MIN_BYTES, _PAGE = 1024, 4096
+_MIN_BYTES = 1024
+_PAGE = 4096
 _PARTS = ("key", "value")
 
 
@@ -36,7 +37,8 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
         model: see `export_programs`.
     """
     onnx_ir = require_onnx()
-    function, layers = model.config.activation_function, model.config.decoder_layers
+    function = model.config.activation_function
+    layers = model.config.decoder_layers
     source, target = (cache_names("present", layers, stack) for stack in STACKS)
     inputs = [
         "input_ids",
@@ -89,7 +91,9 @@ def to_onnx(
 
 
 # Dynamic axes by the start of a value's name. transformers.js reads these names of optimum.
-_BATCH, _SOURCE, _TARGET = "batch_size", "encoder_sequence_length", "decoder_sequence_length"
+_BATCH = "batch_size"
+_SOURCE = "encoder_sequence_length"
+_TARGET = "decoder_sequence_length"
 _PAST = "past_decoder_sequence_length"
 AXES = {
     "input_ids": (_BATCH, _TARGET),
@@ -130,12 +134,14 @@ def _name_axes(graph: Any) -> None:
 
 def _replace_cosines(exported_program: ExportedProgram) -> None:
     """Replace cos(x) by sin(x + π/2): the angles of §3.5 are float64, and onnxruntime 1.23 has no such cosine."""
-    graph, aten = exported_program.graph, torch.ops.aten
+    graph = exported_program.graph
+    aten = torch.ops.aten
     for node in list(graph.find_nodes(op="call_function", target=aten.cos.default)):
         with graph.inserting_before(node):
             shifted = graph.call_function(aten.add.Tensor, (node.args[0], math.pi / 2))
             shifted.meta = dict(node.meta)
-        node.target, node.args = aten.sin.default, (shifted,)
+        node.target = aten.sin.default
+        node.args = (shifted,)
     exported_program.graph_module.recompile()
 
 

@@ -20,7 +20,8 @@ from .options import Options, Unsupported
 from .state_dicts import STACKS, Renames
 from .transformers_folders import set_generation_config
 
-_MAX_NESTING, _MAX_PARTS = 8, 1000  # of the objects around a vocabulary of torchtext
+_MAX_NESTING = 8
+_MAX_PARTS = 1000  # of the objects around a vocabulary of torchtext
 EPSILON = 1e-6  # of its LayerNorm, unless norm_eps says otherwise
 SPECIAL = {"unk_token": "<unk>", "pad_token": "<blank>", "bos_token": "<s>", "eos_token": "</s>"}
 # The order of torchtext's fields in versions 1 and 2.
@@ -52,17 +53,18 @@ REFUSED: Unsupported = {
 
 # Transforms of OpenNMT-py 3 and eole that change text. The others drop or corrupt training data.
 TRANSFORMS = (
-    *(
-        "sentencepiece",
-        "bpe",
-        "onmt_tokenize",
-        "prefix",
-        "suffix",
-        "normalize",
-        "uppercase",
-        "docify",
-    ),
-    *("inlinetags", "terminology", "inferfeats", "insert_mask_before_placeholder"),
+    "sentencepiece",
+    "bpe",
+    "onmt_tokenize",
+    "prefix",
+    "suffix",
+    "normalize",
+    "uppercase",
+    "docify",
+    "inlinetags",
+    "terminology",
+    "inferfeats",
+    "insert_mask_before_placeholder",
 )
 
 # The scores of version 3 are means, so that a later hypothesis may be better.
@@ -134,7 +136,9 @@ def from_opennmt(
     epsilon = state_dicts.EPSILON_OF_UNBIASED_NORMS if is_old else EPSILON
     vocab = state.get("vocab")
     sides = _vocabularies(vocab)
-    ids, search_ids, start = _TORCHTEXT_IDS, _TORCHTEXT_IDS, _TORCHTEXT_IDS["bos_token_id"]
+    ids = _TORCHTEXT_IDS
+    search_ids = _TORCHTEXT_IDS
+    start = _TORCHTEXT_IDS["bos_token_id"]
     if sides:
         ids, search_ids = special_ids(
             sides, SPECIAL, tying.fields["share_encoder_decoder_embeddings"]
@@ -315,7 +319,8 @@ def with_tokenizers(
     `files` are `codes` and two SentencePiece models, or None. `transforms` are those of the training, of which some
     change the text of a translation too.
     """
-    spm_models, codes = vocabularies.both_sides(*files[1:]), vocabularies.both_sides(files[0], None)
+    spm_models = vocabularies.both_sides(*files[1:])
+    codes = vocabularies.both_sides(files[0], None)
     specials = [{name: token for name, token in special.items() if token in side} for side in sides]
     converted = vocabularies.with_tokenizers(
         model, sides, specials, spm_models, codes, source_ends=False

@@ -61,7 +61,8 @@ class Reference:
         self.length = min(limits)
         self.names = side_tokens(self.target, model.config.target_vocab_size, "target")
         # words of the vocabulary, because the text has to be of the model's languages
-        decode, size = side_decoder(self.source, "source"), len(self.source)
+        decode = side_decoder(self.source, "source")
+        size = len(self.source)
         numbers = (
             i
             for i in range(size - 1, 0, -max(1, size // 300))
@@ -87,12 +88,14 @@ class Reference:
 
     def marked(self, line: str) -> str:
         """A line for an engine that reads the mark of its target in the text."""
-        languages, target = self.directions.source, self.direction[1]
+        languages = self.directions.source
+        target = self.direction[1]
         return line if languages is None or target is None else f">>{target}<< {line}"
 
     def pieces(self, line: str) -> list[str]:
         """The source tokens, by the tokenizer itself: names made by id would hide a wrong vocabulary."""
-        ids, pieces = self.ids(line), self.source.tokenize(line)
+        ids = self.ids(line)
+        pieces = self.source.tokenize(line)
         known = self.source.convert_tokens_to_ids(pieces)
         start = next((i for i in range(len(ids)) if ids[i : i + len(known)] == known), 0)
         names = side_tokens(self.source, self.model.config.vocab_size, "source")
@@ -164,10 +167,8 @@ def self_test(
 def _ctranslate2(reference: Reference, folder: Path) -> list[Translation]:
     arguments = ctranslate2.search_arguments(reference.model, reference.names)
     rows = _ctranslate2_rows(reference, folder, map(reference.pieces, reference.lines), arguments)
-    special, join = (
-        set(reference.target.all_special_tokens),
-        reference.target.convert_tokens_to_string,
-    )
+    special = set(reference.target.all_special_tokens)
+    join = reference.target.convert_tokens_to_string
     return [
         Translation(row, join([token for token in row if token not in special]).strip())
         for row in rows
@@ -237,7 +238,8 @@ def _web(reference: Reference, folder: Path) -> list[Translation]:
         for name in GRAPHS
     )
     settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
-    tokenizer, translations = Tokenizer.from_file(str(folder / "tokenizer.json")), []
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    translations = []
     inputs = {value.name: value for value in decoder.get_inputs()}
     outputs = [value.name for value in decoder.get_outputs()]
     for line in reference.lines:

@@ -30,7 +30,8 @@ STACKS = ("encoder", "decoder")
 EPSILON_OF_UNBIASED_NORMS = 1e-12  # (1e-6)²
 _MAX_NAMES = 4  # in a message
 _MAX_LAYERS = 1000
-_MAX_NESTING, _MAX_CHILDREN = 4, 100  # of containers around a state dictionary
+_MAX_NESTING = 4
+_MAX_CHILDREN = 100  # of containers around a state dictionary
 _USUAL_KEYS = ("", "state_dict", "model_state_dict", "model", "module", "net", "model_state")
 _MAX_PREFIX = 500  # characters of the names of nested modules
 _MAX_CLASSES = 200  # of other libraries in a file: each costs a further reading
@@ -231,7 +232,8 @@ def find_weights(
 
     `saved` is a state dictionary, a module, or containers of them, such as {"state_dict": …} or (model, optimizer).
     """
-    level, seen = {"": saved}, {id(saved)}
+    level = {"": saved}
+    seen = {id(saved)}
     for _ in range(_MAX_NESTING):
         models = {}
         for key, value in level.items():
@@ -249,7 +251,8 @@ def find_weights(
                     f"{where}: {_some(models)}: each contains a model; save the state_dict() of one"
                 )
             return require_tensors(models[(usual or list(models))[0]], where)
-        parents, level = level, {}
+        parents = level
+        level = {}
         for parent, value in parents.items():
             sequence = value if isinstance(value, list | tuple) else ()
             children = value.items() if isinstance(value, Mapping) else enumerate(sequence)
@@ -263,7 +266,8 @@ def find_weights(
 def _state_of_module(module: Ignored) -> dict[str, Any]:
     """The state dictionary of a module that was saved whole."""
     state: dict[str, Any] = {}
-    modules, seen = [("", module)], {id(module)}
+    modules = [("", module)]
+    seen = {id(module)}
     for prefix, module in modules:
         content = (
             module.state
@@ -329,7 +333,8 @@ def find_tying(tensors: Mapping[str, Tensor], source: str, target: str, output: 
     encoder = require_matrix(tensors, source)
     decoder = require_matrix(tensors, target) if target in tensors else encoder
     head = require_matrix(tensors, output) if output in tensors else decoder
-    shared, tied = same(encoder, decoder), same(decoder, head)
+    shared = same(encoder, decoder)
+    tied = same(decoder, head)
     if len(head) != len(decoder):
         raise UserError(
             f"{output} has {len(head)} tokens, {target} has {len(decoder)}: the numbers must agree"
@@ -414,7 +419,8 @@ def build_model(
     weights = {}
     for name, (source, rows, transposed) in refs.items():
         weight = tensors[source] if rows is None else tensors[source][rows]
-        weight, shape = weight.T if transposed else weight, parameters[name].shape
+        weight = weight.T if transposed else weight
+        shape = parameters[name].shape
         if weight.shape != shape:
             raise UserError(
                 f"{source} gives {tuple(weight.shape)} for {name}, which is {tuple(shape)}"

@@ -196,7 +196,8 @@ def _roles(
             continue
         group, _, last = path.rpartition(".")
         group, is_list = re.subn(r"\.linears$", "", group)
-        part, fused = _PART.fullmatch(last), _FUSED.fullmatch(last)
+        part = _PART.fullmatch(last)
+        fused = _FUSED.fullmatch(last)
         letters = ""
         if part or fused:
             letters = part[1] if part else fused[1] if fused else ""
@@ -303,7 +304,8 @@ def around_layers(
     )
     if len(embeddings) == 1:
         sources = targets = embeddings
-    sources, targets = [source] if source else sources, [target] if target else targets
+    sources = [source] if source else sources
+    targets = [target] if target else targets
     for option, names in (
         ("source_embedding", sources),
         ("target_embedding", targets),

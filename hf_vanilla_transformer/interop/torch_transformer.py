@@ -35,8 +35,10 @@ class Naming:
 # torchtext's order of the special tokens
 _SPECIAL = {"unk_token_id": 0, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
 
-_POST, _PRE = {"layer_norm_position": "post"}, {"layer_norm_position": "pre"}
-_SCALED, _NOT_SCALED = {"scale_embedding": True, **_SPECIAL}, {"scale_embedding": False, **_SPECIAL}
+_POST = {"layer_norm_position": "post"}
+_PRE = {"layer_norm_position": "pre"}
+_SCALED = {"scale_embedding": True, **_SPECIAL}
+_NOT_SCALED = {"scale_embedding": False, **_SPECIAL}
 # its vocabularies start with <s>, </s>, <blank>, <unk>
 _ANNOTATED = {
     "scale_embedding": True,
@@ -128,16 +130,12 @@ def from_torch(
     around = _around(tensors, width, (source_embedding, target_embedding, output_layer), positions)
     requested = {
         "layer_norm_position": None if norm_first is None else "pre" if norm_first else "post",
-        **{
-            "layer_norm_eps": layer_norm_eps,
-            "scale_embedding": scale_embedding,
-            "pad_token_id": pad_token_id,
-        },
-        **{
-            "bos_token_id": bos_token_id,
-            "eos_token_id": eos_token_id,
-            "unk_token_id": unk_token_id,
-        },
+        "layer_norm_eps": layer_norm_eps,
+        "scale_embedding": scale_embedding,
+        "pad_token_id": pad_token_id,
+        "bos_token_id": bos_token_id,
+        "eos_token_id": eos_token_id,
+        "unk_token_id": unk_token_id,
     }
     is_of_torch = any("in_proj" in ref.name for ref in refs.values())
     settings, notes = _settings(around, requested, is_of_torch)
@@ -297,7 +295,8 @@ def _with_norms_and_biases(
 
     A gain that is one number becomes a vector. The Annotated Transformer divides by the unbiased standard deviation.
     """
-    width, filled = fields["d_model"], dict(tensors)
+    width = fields["d_model"]
+    filled = dict(tensors)
     for name, ref in list(refs.items()):
         if "layer_norm" in name and tensors[ref.name].shape == (1,):
             filled[ref.name] = tensors[ref.name].expand(width)

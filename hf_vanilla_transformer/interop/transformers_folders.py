@@ -32,15 +32,23 @@ from .state_dicts import STACKS, TensorRef, build_model, find_sizes, find_tying,
 
 #: Configuration fields that these classes have under our names, with our meaning.
 SAME_FIELDS = (
-    *("d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim"),
-    *(
-        "encoder_attention_heads",
-        "decoder_attention_heads",
-        "activation_function",
-        "scale_embedding",
-    ),
-    *("dropout", "attention_dropout", "activation_dropout", "max_position_embeddings"),
-    *("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"),
+    "d_model",
+    "encoder_layers",
+    "decoder_layers",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+    "activation_function",
+    "scale_embedding",
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "max_position_embeddings",
+    "pad_token_id",
+    "eos_token_id",
+    "bos_token_id",
+    "decoder_start_token_id",
 )
 #: The classes whose folders are converted, by model type.
 MODEL_CLASSES: dict[str, type[PreTrainedModel]] = {
@@ -163,7 +171,8 @@ def from_peer(
 
 def _untied(peer: PeerFolder, output: str) -> tuple[dict[str, Tensor], list[str]]:
     """The tensors, each embedding under its name, and a note for each pair that config.json ties but that differs."""
-    tensors, notes = dict(peer.tensors), []
+    tensors = dict(peer.tensors)
+    notes = []
     shared = tensors.get(_SHARED)
     tied = (
         getattr(peer.config, "share_encoder_decoder_embeddings", False),

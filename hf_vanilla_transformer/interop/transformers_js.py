@@ -30,8 +30,13 @@ DTYPES = {"fp32": "", "q8": "_quantized", "fp16": "_fp16"}
 GRAPHS = ("encoder_model", "decoder_model_merged")
 #: Generation settings that the page's search and transformers.js apply.
 APPLIED = {
-    *("min_length", "min_new_tokens", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens"),
-    *("forced_bos_token_id", "forced_eos_token_id"),
+    "min_length",
+    "min_new_tokens",
+    "bad_words_ids",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
 }
 
 _LARGEST = 2**31  # bytes of a file of ONNX
@@ -92,7 +97,8 @@ class _Encoder(nn.Module):
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration, ids: SourceIds):
         super().__init__()
-        self.encoder, self.ids = model.model.encoder, ids
+        self.encoder = model.model.encoder
+        self.ids = ids
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor
@@ -133,7 +139,7 @@ class _Decoder(programs.ExportableDecoder):
         """Return the scores (B, H, T, S) and (B, H, T, P + T) of each layer too, and what the encoder returns."""
         states = encoder_attention_mask[..., None].float()  # (B, S, 1)
         output, present = programs.decode(
-            *(self.decoder, input_ids, states, encoder_attention_mask, source, past), **INSIDE
+            self.decoder, input_ids, states, encoder_attention_mask, source, past, **INSIDE
         )
         logits = self.lm_head(output.last_hidden_state)
         length = (
@@ -160,13 +166,15 @@ def make_graphs(
         ids: the ids of the source, from `joint_tokenizer`.
     """
     onnx_ir = require_onnx()
-    function, layers = model.config.activation_function, model.config.decoder_layers
+    function = model.config.activation_function
+    layers = model.config.decoder_layers
     model = copy_with_scores(model)
     # one source for all rows, so that the graph broadcasts it: a beam search need not repeat it for each beam
     encoder, decoder = programs.export_pair(
         model.config, _Encoder(model, ids), _Decoder(model), one_source=True
     )
-    states, shape = torch.zeros(3, 4, model.config.d_model), {0: programs.BATCH, 1: programs.SOURCE}
+    states = torch.zeros(3, 4, model.config.d_model)
+    shape = {0: programs.BATCH, 1: programs.SOURCE}
     projections = programs.export_module(programs.Projections(model), (states,), (shape,))
     inputs = [
         "input_ids",
@@ -226,7 +234,8 @@ def _merge(decoder: Any, projections: Any, onnx_ir: Any) -> None:
     copies = [onnx_ir.node("Identity", [value]) for value in cached]
     for copy, value in zip(copies, cached, strict=True):
         copy.outputs[0].name = f"cached.{value.name}"
-        copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
+        copy.outputs[0].type = value.type
+        copy.outputs[0].shape = value.shape
         # optimum's name: the source's length, or 0 at the first step
         value.shape = onnx_ir.Shape(
             [*value.shape[:2], f"{AXES['encoder_hidden_states'][1]}_out", value.shape[3]]
@@ -298,7 +307,8 @@ def _quantise(proto: Any, path: Path) -> None:
         without_log_messages()
     ):  # advice to optimise the graph first. onnxruntime does it at loading time
         quantize_dynamic(
-            *(proto, str(path)),
+            proto,
+            str(path),
             op_types_to_quantize=["MatMul", "Gather"],
             per_channel=True,
             weight_type=QuantType.QInt8,
@@ -322,21 +332,19 @@ def _config(
     """The configuration of a Marian model with these sizes. The libraries derive the names of the caches from it."""
     config = model.config
     sizes = (
-        *(
-            "d_model",
-            "encoder_layers",
-            "decoder_layers",
-            "encoder_attention_heads",
-            "decoder_attention_heads",
-        ),
-        *(
-            "encoder_ffn_dim",
-            "decoder_ffn_dim",
-            "activation_function",
-            "max_position_embeddings",
-            "scale_embedding",
-        ),
-        *("bos_token_id", "decoder_start_token_id", "tie_word_embeddings"),
+        "d_model",
+        "encoder_layers",
+        "decoder_layers",
+        "encoder_attention_heads",
+        "decoder_attention_heads",
+        "encoder_ffn_dim",
+        "decoder_ffn_dim",
+        "activation_function",
+        "max_position_embeddings",
+        "scale_embedding",
+        "bos_token_id",
+        "decoder_start_token_id",
+        "tie_word_embeddings",
     )
     return {
         "model_type": "marian",
@@ -354,7 +362,8 @@ def _config(
 
 def generation_settings(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
     """Greedy: transformers.js has no beam search, and would ignore all but the first of several beams."""
-    settings, config = model.generation_config, model.config
+    settings = model.generation_config
+    config = model.config
     explicit = settings.to_diff_dict()
     limit = config.max_position_embeddings if config.position_encoding_type == "learned" else 512
     return {

@@ -19,76 +19,61 @@ from transformers.utils import logging
 
 #: Settings of generation_config.json that choose between tokens, and that the search here applies.
 APPLIED = {
-    *(
-        "min_length",
-        "min_new_tokens",
-        "repetition_penalty",
-        "no_repeat_ngram_size",
-        "bad_words_ids",
-    ),
-    *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
+    "min_length",
+    "min_new_tokens",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
 }
 #: Settings that do not change which token is best: of lengths, of a beam search, of sampling, of speed and of outputs.
 HARMLESS = {
-    *(
-        "max_length",
-        "max_new_tokens",
-        "max_length_over_source",
-        "decoder_start_token_id",
-        "pad_token_id",
-    ),
-    *(
-        "bos_token_id",
-        "eos_token_id",
-        "num_beams",
-        "length_penalty",
-        "paper_length_penalty",
-        "early_stopping",
-    ),
-    *(
-        "num_return_sequences",
-        "renormalize_logits",
-        "remove_invalid_values",
-        "temperature",
-        "top_k",
-        "top_p",
-    ),
-    *(
-        "min_p",
-        "top_h",
-        "typical_p",
-        "epsilon_cutoff",
-        "eta_cutoff",
-        "use_cache",
-        "cache_implementation",
-    ),
-    *(
-        "cache_config",
-        "max_cache_len",
-        "output_attentions",
-        "output_hidden_states",
-        "output_scores",
-        "output_logits",
-    ),
-    *(
-        "return_dict_in_generate",
-        "num_assistant_tokens",
-        "num_assistant_tokens_schedule",
-        "assistant_lookbehind",
-    ),
-    *(
-        "assistant_confidence_threshold",
-        "target_lookbehind",
-        "max_matching_ngram_size",
-        "compile_config",
-    ),
-    *(
-        "disable_compile",
-        "low_memory",
-        "prefill_chunk_size",
-        "transformers_version",
-        "_from_model_config",
-    ),
+    "max_length",
+    "max_new_tokens",
+    "max_length_over_source",
+    "decoder_start_token_id",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "num_beams",
+    "length_penalty",
+    "paper_length_penalty",
+    "early_stopping",
+    "num_return_sequences",
+    "renormalize_logits",
+    "remove_invalid_values",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "top_h",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "use_cache",
+    "cache_implementation",
+    "cache_config",
+    "max_cache_len",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "output_logits",
+    "return_dict_in_generate",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_lookbehind",
+    "assistant_confidence_threshold",
+    "target_lookbehind",
+    "max_matching_ngram_size",
+    "compile_config",
+    "disable_compile",
+    "low_memory",
+    "prefill_chunk_size",
+    "transformers_version",
+    "_from_model_config",
 }
 _TOKENS = {name for name in APPLIED if name.endswith(("_ids", "_id", "s_tokens"))}
 _NEUTRAL = {
@@ -288,7 +273,8 @@ class Translator:
                 f"a source of {ids.shape[1]} tokens is longer than max_position_embeddings={longest}"
             )
         limits = self.max_lengths(mask)  # (B,)
-        source, past = self.backend.encode(ids, mask), self.empty_cache(len(ids))
+        source = self.backend.encode(ids, mask)
+        past = self.empty_cache(len(ids))
         tokens = np.full((len(ids), 1), self.settings["decoder_start_token_id"])
         translations: list[list[int]] = [[] for _ in ids]
         unfinished = set(range(len(ids)))
@@ -308,7 +294,8 @@ class Translator:
 
     def max_lengths(self, mask: np.ndarray) -> np.ndarray:
         """The maximum length (B,) of each translation: its source's plus 50, unless the settings limit it."""
-        settings, batch = self.settings, len(mask)
+        settings = self.settings
+        batch = len(mask)
         if settings.get("max_new_tokens") is not None:
             return np.full(batch, settings["max_new_tokens"])
         if settings.get("max_length") not in (

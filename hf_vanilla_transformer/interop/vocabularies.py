@@ -21,8 +21,11 @@ from ..utils.errors import UserError, naming_extras
 from ..utils.untrusted import one_line, read_json_object, require_file
 from .converted import Converted
 
-_PIECES, _BYTE = (1, 4), 6  # the types of normal and user-defined pieces, and of bytes
-_START, _END, _HIDDEN = "\ue001", "\ue002", "\ue003"
+_PIECES = (1, 4)
+_BYTE = 6  # the types of normal and user-defined pieces, and of bytes
+_START = "\ue001"
+_END = "\ue002"
+_HIDDEN = "\ue003"
 _ALL = 1000  # spaces at the end of a text
 JOINER = "@@"  # subword-nmt and fastBPE end a token with it if the next one continues the word
 _NO_LIMIT = int(1e9)  # of the tokens of a text
@@ -215,8 +218,10 @@ def sentencepiece_backend(
         RuntimeError: no SentencePiece model, or of another kind.
     """
     proto = _sentencepiece_model(model)
-    trained, normal = proto.trainer_spec, proto.normalizer_spec
-    is_unigram, has_bytes = trained.model_type == 1, trained.byte_fallback
+    trained = proto.trainer_spec
+    normal = proto.normalizer_spec
+    is_unigram = trained.model_type == 1
+    has_bytes = trained.byte_fallback
     ids = ids_by_token(tokens)
     missing = [
         piece.piece
@@ -266,10 +271,8 @@ def sentencepiece_backend(
         merges.sort(key=lambda pair: -scores["".join(pair)])
         settings |= {"unk_token": special["unk_token"], "fuse_unk": True}
         backend = Tokenizer(models.BPE(ids_by_token(tokens), merges, **settings))
-    backend.normalizer, backend.pre_tokenizer = (
-        normalizers.Sequence(steps),
-        pre_tokenizers.Sequence(splits),
-    )
+    backend.normalizer = normalizers.Sequence(steps)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
     marks = decoders.Replace(Regex(f"[{_START}{_END}{_HIDDEN}]"), "")
     spaces = (_ALL, _ALL) if of_marian else (int(normal.add_dummy_prefix), 0)
     joined = [marks, decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", *spaces)]
@@ -402,7 +405,8 @@ def _merges(codes: Path) -> list[str]:
     """The merges of a file of codes. fastBPE adds a count to each."""
     lines = read_lines(codes)
     if lines and lines[0].startswith("#version:"):
-        version, lines = lines[0].split(":", 1)[1].strip(), lines[1:]
+        version = lines[0].split(":", 1)[1].strip()
+        lines = lines[1:]
     else:
         # no version line: subword-nmt before 0.2, or fastBPE
         version = "0.2" if all(len(line.split()) == 3 for line in lines) else "0.1"

@@ -36,7 +36,8 @@ _CONTENT_TYPES = ("application/json", "application/x-www-form-urlencoded", "mult
 _RETRY_AFTER = "1"  # seconds, because a full queue moves on with every batch
 
 #: A character needs at most 12 bytes, as two JSON escapes or percent-encoded.
-_BYTES_PER_CHARACTER, _OTHER_FIELDS = 12, 4096
+_BYTES_PER_CHARACTER = 12
+_OTHER_FIELDS = 4096
 _MOST_FILE_BYTES = 10_000_000
 
 # The page loads its files from this server alone, and no other page may frame it. index.html has a stricter policy.
@@ -232,19 +233,21 @@ async def _failed(_: Request, error: Exception) -> Response:
     headers: dict[str, str] = {}
     match error:
         case StarletteHTTPException():
-            status, message, headers = (
-                error.status_code,
-                str(error.detail),
-                {**(error.headers or {})},
-            )
+            status = error.status_code
+            message = str(error.detail)
+            headers = {**(error.headers or {})}
         case ClientDisconnect():
-            status, message = 499, "the client has disconnected"
+            status = 499
+            message = "the client has disconnected"
         case QueueFull():
-            status, message = 503, "too many requests wait: try again in a second"
+            status = 503
+            message = "too many requests wait: try again in a second"
         case UserError():
-            status, message = 413 if isinstance(error, TooLong) else 400, str(error)
+            status = 413 if isinstance(error, TooLong) else 400
+            message = str(error)
         case _:
-            status, message = 500, "Cannot translate text: see the log of the server"
+            status = 500
+            message = "Cannot translate text: see the log of the server"
     if status == 503:
         headers["Retry-After"] = _RETRY_AFTER
     return JSONResponse({"error": message}, status, headers)
@@ -294,7 +297,8 @@ async def _in_time(request: Request, work: Coroutine[Any, Any, Result], seconds:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(disconnected())
     try:
         done, _ = await asyncio.wait(
             [working, leaving], timeout=seconds, return_when="FIRST_COMPLETED"

@@ -69,7 +69,8 @@ class Engine:
         )
         check_repetition(settings)
         self.model = translator.model.eval()
-        self.max_queue, self._batch_size = max_queue, batch_size
+        self.max_queue = max_queue
+        self._batch_size = batch_size
         optimize_if_possible(self.model)
         workers = translator.workers or worker_count(self.model)
         model = (

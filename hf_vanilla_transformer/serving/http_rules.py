@@ -26,7 +26,10 @@ class HttpRules:
     def __init__(
         self, app: Any, hosts: Collection[str], origins: Collection[str], paths: Collection[str]
     ):
-        self.app, self.hosts, self.origins, self.paths = app, hosts, origins, paths
+        self.app = app
+        self.hosts = hosts
+        self.origins = origins
+        self.paths = paths
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":

@@ -97,10 +97,8 @@ class Inspector:
         self, sources: Sequence[list[int]], targets: Sequence[list[int]]
     ) -> list[list[dict]]:
         """For each pair {"text", "probability"} of every target token."""
-        rows, start = (
-            token_log_probabilities([self.model], self.source_tokenizer, sources, targets),
-            len(self.mark),
-        )
+        rows = token_log_probabilities([self.model], self.source_tokenizer, sources, targets)
+        start = len(self.mark)
         return [
             [
                 {"text": text, "probability": round(math.exp(log_p), 4)}
@@ -127,7 +125,8 @@ class Inspector:
             return empty
         source = self.source_tokenizer(source_text(sentence, self.source_tokenizer))["input_ids"]
         source = self.translator.directions.mark(source, self.translator.directions.default, 1)
-        size, prefix = self.model.config.target_vocab_size, request.prefix
+        size = self.model.config.target_vocab_size
+        prefix = request.prefix
         if not all(0 <= token < size for token in prefix) or len(prefix) > MAX_TOKENS:
             raise UserError(f"prefix: must be at most {MAX_TOKENS} token ids from 0 to {size - 1}")
         if len(source) > MAX_TOKENS:
@@ -135,10 +134,8 @@ class Inspector:
             return empty | {"note": note}
         hypotheses = self._search(source, num_beams, prefix)
         best = hypotheses[0]["tokens"]
-        ids, target = (
-            torch.tensor([source], device=self.copy.device),
-            decoder_inputs(self.copy, [best]),
-        )
+        ids = torch.tensor([source], device=self.copy.device)
+        target = decoder_inputs(self.copy, [best])
         output = self.copy(ids, decoder_input_ids=target, use_cache=False, **INSIDE)
         probabilities = output.logits[0].float().softmax(dim=-1).cpu()  # (T, V)
         is_short = max(len(source), len(best)) <= _MAX_INSIDE
@@ -168,10 +165,8 @@ class Inspector:
 
     def _search(self, source: list[int], beams: int, prefix: list[int]) -> list[dict[str, Any]]:
         """The hypotheses of one sentence by `generate`, the best first, with the mark of their language."""
-        start, ends = (
-            self.model.generation_config.decoder_start_token_id,
-            self.translator.end_tokens,
-        )
+        start = self.model.generation_config.decoder_start_token_id
+        ends = self.translator.end_tokens
         prefix = prefix if self.marks.intersection(prefix[:1]) else [*self.mark, *prefix]
         if prefix and prefix[-1] in ends:
             return [self._hypothesis(prefix, None)]

@@ -78,7 +78,8 @@ class Server:
                 continue
             *before, pair = legs
             rows = [row for row, other in enumerate(sources) if other == source]
-            own_texts, html = [texts[row] for row in rows], request.format == "html"
+            own_texts = [texts[row] for row in rows]
+            html = request.format == "html"
             for leg in before:
                 notes.append(Notes())  # the answer has the probabilities of the last pair only
                 own_texts = [
@@ -117,7 +118,8 @@ class Server:
         fitting = [(sum(fit), -row) for row, fit in enumerate(ranked) if all(fit)]
         if fitting:
             return routes[-max(fitting)[1]][1]
-        source, target = self._known(source), self._known(target)
+        source = self._known(source)
+        target = self._known(target)
         if source == target:
             return []
         names = [f"{NAMES.get(code, code)} ({code})" for code in (target, source)]
@@ -178,7 +180,8 @@ class Server:
                 400, f"Invalid request: file format not supported ({', '.join(SUFFIXES)})"
             )
         if request.source == "auto":
-            target, archive = self._known(request.target), file.content.startswith(b"PK")
+            target = self._known(request.target)
+            archive = file.content.startswith(b"PK")
             if archive and len({source for source, other in self.routes if other == target}) > 1:
                 raise HTTPException(
                     400, f"source: auto is not supported for {suffix}; give a language code"

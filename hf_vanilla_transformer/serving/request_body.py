@@ -137,7 +137,8 @@ def validate(model: type[Model], fields: dict[str, Any]) -> Model:
         return model.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-    name, problem = str(first["loc"][0]), first["msg"][0].lower() + first["msg"][1:]
+    name = str(first["loc"][0])
+    problem = first["msg"][0].lower() + first["msg"][1:]
     description = model.model_fields[name].description
     if first["type"] == "missing":
         raise HTTPException(400, f"Invalid request: missing {name} parameter ({description})")

@@ -108,11 +108,14 @@ class LanguagePair:
     ) -> "LanguagePair":
         """Another direction of a model of many languages. One engine translates both, in the same batches."""
         other = copy.copy(self)
-        other.source, other.target, other.name = source, target, f"{source}-{target}"
+        other.source = source
+        other.target = target
+        other.name = f"{source}-{target}"
         other.translator = self.translator.directed(
             *self.translator.directions.codes(source, target)
         )
-        other.split, other.site = split or (lambda line: [line]), site
+        other.split = split or (lambda line: [line])
+        other.site = site
         other.inspector = self.inspector.directed(other.translator)
         return other
 
@@ -231,7 +234,8 @@ class LanguagePair:
 
         One call in the text thread does both, because each call costs as much as a short sentence.
         """
-        cut, prepared = SentenceCutter(self.translator), Prepared()
+        cut = SentenceCutter(self.translator)
+        prepared = Prepared()
 
         def split(line: tuple[int, str]) -> list[Part]:
             parts = split_text(line[1], self.split, self.source, cut)
@@ -273,14 +277,13 @@ class LanguagePair:
             raise TooLong(
                 f"q: {len(sentences)} sentences, but the limit is {self.engine.max_queue}"
             )
-        spans, sources = (
-            [prepared[sentence][0] for sentence in sentences],
-            [prepared[each][1] for each in sentences],
-        )
+        spans = [prepared[sentence][0] for sentence in sentences]
+        sources = [prepared[each][1] for each in sentences]
         futures = self.engine.submit(sources, n_best, self.inspector.mark)
         # cancelled with this coroutine, when the time is up or the client has disconnected
         hypotheses = await asyncio.gather(*map(asyncio.wrap_future, futures))
-        best, ends = [ranked[0].tokens for ranked in hypotheses], self.translator.end_tokens
+        best = [ranked[0].tokens for ranked in hypotheses]
+        ends = self.translator.end_tokens
         if notes is not None and not self._limited:
             unended = (
                 text
@@ -309,7 +312,8 @@ class LanguagePair:
         }
 
         def restored(number: int) -> list[tuple[str, list[Link]]]:
-            own, decoded = spans[number], self._decode_all(hypotheses[number])
+            own = spans[number]
+            decoded = self._decode_all(hypotheses[number])
             pairs = list(zip(decoded, links_of.get(number, [[]] * len(decoded)), strict=True))
             return pairs if own is None else [own.restore(*pair) for pair in pairs]
 
@@ -341,7 +345,8 @@ class LanguagePair:
         thread: ThreadPoolExecutor | None = None,
     ) -> list[Result]:
         """Apply a function to each item, in the text thread or another one."""
-        loop, results = asyncio.get_running_loop(), list[Result]()
+        loop = asyncio.get_running_loop()
+        results = list[Result]()
         for start in range(0, len(items), _ITEMS_AT_ONCE):
             own = map(function, items[start : start + _ITEMS_AT_ONCE])
             results += await loop.run_in_executor(thread or self._text_thread, list, own)

@@ -449,7 +449,8 @@ def set_decoding(config: GenerationConfig, args: RunArguments) -> None:
         "max_length",
         "max_new_tokens",
     }:
-        config.max_length, config.max_new_tokens = args.generation_max_length, None
+        config.max_length = args.generation_max_length
+        config.max_new_tokens = None
     if args.test_num_beams is not None:
         config.num_beams = args.test_num_beams
     if args.test_length_penalty is not None:

@@ -317,7 +317,8 @@ class ThroughputMeter:
         """
         if self._start is None:
             return {}
-        updates, now = self._updates, time.monotonic()
+        updates = self._updates
+        now = time.monotonic()
         seconds = max(now - self._start, 1e-9)
         metrics = {"tokens_per_second": round(float(self._target_tokens) / seconds, 1)}
         if self._positions:

@@ -42,9 +42,14 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument("source", metavar="SRC", help="the checkpoint: a folder, a file or a name")
     parser.add_argument("output", metavar="DIR", help="new model folder")
     parser.add_argument(
-        "--set", action="append", type=name_and_value, default=[], dest="options", metavar="NAME=VALUE",
+        "--set",
+        action="append",
+        type=name_and_value,
+        default=[],
+        dest="options",
+        metavar="NAME=VALUE",
         help="an option",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace a folder that exists already"
     )

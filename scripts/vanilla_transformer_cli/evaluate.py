@@ -44,9 +44,12 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         help="text to translate, one sentence per line, .gz too, or a table",
     )
     parser.add_argument(
-        "--reference", required=True, nargs="+", metavar="F",
+        "--reference",
+        required=True,
+        nargs="+",
+        metavar="F",
         help="references, one per line, or a table such as --source; several files for several references",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--compare",
         nargs="+",
@@ -65,32 +68,40 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         help="of the tables (default: text)",
     )
     parser.add_argument(
-        "--metrics", nargs="+", metavar="NAME",
+        "--metrics",
+        nargs="+",
+        metavar="NAME",
         help="bleu, chrf, chrf++, ter, exact_match, top_k (with --n_best), token_error_rate, character_error_rate, "
         "sequence_error_rate, MODULE:FUNCTION that returns one number per sentence for the lists of sources, "
         "hypotheses and references, or what evaluate.load finds: a folder, or a metric on the Hub such as comet "
         "(default: bleu chrf, or top_k)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--normalize", metavar="MODULE:FUNCTION",
+        "--normalize",
+        metavar="MODULE:FUNCTION",
         help="brings translations and references to one form before they are scored; None is an invalid one",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--n_best", type=int, metavar="N",
+        "--n_best",
+        type=int,
+        metavar="N",
         help="score lists of N translations, which top_k needs; a translation is then a file of `translate --n_best`",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--by", metavar="NAME", help="scores by length, or by the value of this column of --source"
     )
     parser.add_argument(
-        "--perturb", nargs="+", metavar="NAME",
+        "--perturb",
+        nargs="+",
+        metavar="NAME",
         help="scores of perturbed text too: upper, title, typos, end_punctuation, merge, copy, noise, or all",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--bleu_tokenize", metavar="NAME",
+        "--bleu_tokenize",
+        metavar="NAME",
         help="sacreBLEU's tokenizer for BLEU: 13a, none for tokenised text, intl, char, zh … (default: fits the "
         "script of the references)",
-    )  # fmt: skip
+    )
     parser.add_argument("--bleu_lowercase", action="store_true", help="case-insensitive scores")
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the model's generation_config.json)")
@@ -200,7 +211,8 @@ def read_texts(
     columns = columns_of(
         arguments, (arguments.model or [None])[0], arguments.source, *arguments.reference
     )
-    sources, first = None, arguments.reference[0]
+    sources = None
+    first = arguments.reference[0]
     if arguments.source:
         sources, references = read_sentence_pairs(arguments.source, first, columns)
     else:
@@ -330,7 +342,8 @@ def main(arguments: argparse.Namespace) -> None:
             elif model is None:
                 lines = read_hypotheses(name, references[0], arguments.reference[0])
                 lists[name] = [[line] for line in lines]
-        first, origin = next(iter(systems)), {"hypothesis": arguments.hypothesis}
+        first = next(iter(systems))
+        origin = {"hypothesis": arguments.hypothesis}
         for name, translator in systems.items():
             if translator is not None:
                 lists[name], settings = translate_source(arguments, translator, sources or [])

@@ -156,7 +156,8 @@ def predict_at_a_prompt(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.inference.text_io import prompt_lines
     from hf_vanilla_transformer.utils.errors import UserError
 
-    translator, settings = load_translator(arguments, arguments.model), output_settings(arguments)
+    translator = load_translator(arguments, arguments.model)
+    settings = output_settings(arguments)
     translated_lines(translator, [], **settings)  # checks the arguments before the first prompt
     for line in prompt_lines():
         try:

@@ -75,10 +75,11 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     )
     add_shared_flags(parser, *CANDIDATES)
     add(
-        "--prefix", metavar="F",
+        "--prefix",
+        metavar="F",
         help="file with the start of each translation, one per line; an empty line forces nothing, and the last word "
         "of a prefix may be continued",
-    )  # fmt: skip
+    )
     add("--alignment", action="store_true", help="write the word alignment")
     add(
         "--alignment_layer",
@@ -92,20 +93,22 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         help="write the probability of each token, from 0 to 1",
     )
     add(
-        "--paragraphs", action="store_true",
+        "--paragraphs",
+        action="store_true",
         help="documents: split each line into sentences; blank lines, indentation and list marks stay, and sentences "
         "longer than any in training are cut and named (extra: documents)",
-    )  # fmt: skip
+    )
     add(
         "--unwrap",
         action="store_true",
         help="with --paragraphs: only a blank line or a list mark ends a paragraph",
     )
     add(
-        "--raw", action="store_true",
+        "--raw",
+        action="store_true",
         help="give the model every line as it is; by default addresses, placeholders such as {name} and %%s, markup, "
         "emoji, times and lines without a letter, such as numbers, are kept",
-    )  # fmt: skip
+    )
     add(
         "--score",
         metavar="F",
@@ -205,11 +208,17 @@ def translate_to_file(arguments: argparse.Namespace) -> None:
     with shared_work(arguments) as (processes, device, progress):
         translator = load_translator(arguments, arguments.model, device)
         translate_file(
-            translator, sentences_to_translate(arguments), arguments.output, processes, prefixes=arguments.prefix,
+            translator,
+            sentences_to_translate(arguments),
+            arguments.output,
+            processes,
+            prefixes=arguments.prefix,
             codes=codes_of(arguments, translator, arguments.input),
-            shard=arguments.shard, pool=ray_pool(arguments, "model"), progress=progress,
+            shard=arguments.shard,
+            pool=ray_pool(arguments, "model"),
+            progress=progress,
             **output_settings(arguments),
-        )  # fmt: skip
+        )
 
 
 def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
@@ -232,7 +241,8 @@ def translate_at_a_prompt(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.inference.text_io import prompt_lines
     from hf_vanilla_transformer.utils.errors import UserError
 
-    translator, settings = load_translator(arguments, arguments.model), output_settings(arguments)
+    translator = load_translator(arguments, arguments.model)
+    settings = output_settings(arguments)
     translated_lines(translator, [], **settings)  # checks the arguments before the first prompt
     for line in prompt_lines():
         try:
@@ -247,7 +257,8 @@ def translate_document_file(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.documents.document_files import text_translator, translate_document
     from hf_vanilla_transformer.inference.text_io import open_to_write
 
-    data, settings = Path(arguments.input).read_bytes(), output_settings(arguments)
+    data = Path(arguments.input).read_bytes()
+    settings = output_settings(arguments)
     del settings["paragraphs"]
     languages = languages_of(arguments)
     translate = text_translator(load_translator(arguments, arguments.model), *languages, **settings)

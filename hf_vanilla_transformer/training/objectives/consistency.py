@@ -77,7 +77,8 @@ class ConsistencyObjective(Objective):
             if isinstance(each, Tensor)
         }
         if self.cutoff:
-            source, target = batch["input_ids"], batch["decoder_input_ids"]
+            source = batch["input_ids"]
+            target = batch["decoder_input_ids"]
             if "decoder_position_ids" in batch:  # several pairs in a row
                 start = batch["decoder_position_ids"] == 0  # (B, T)
             else:
@@ -92,7 +93,8 @@ class ConsistencyObjective(Objective):
                 model.get_decoder().embed_tokens, target, keep=start
             )
         if self.language_mark:
-            pad, source = model.config.pad_token_id, batch["input_ids"]
+            pad = model.config.pad_token_id
+            source = batch["input_ids"]
             target = batch["labels"].masked_fill(batch["labels"] == IGNORED, pad)  # (B, T)
             other = (
                 torch.cat([source[:, :1], target], dim=1)
@@ -133,7 +135,8 @@ class ConsistencyObjective(Objective):
         def cross_entropy(scores: Tensor, smoothing: float) -> Tensor:
             return F.cross_entropy(scores, targets, label_smoothing=smoothing, reduction="sum")
 
-        log_p, log_q = first.log_softmax(dim=1), second.log_softmax(dim=1)  # (N', V)
+        log_p = first.log_softmax(dim=1)
+        log_q = second.log_softmax(dim=1)  # (N', V)
         forward = F.kl_div(log_q, log_p, reduction="sum", log_target=True)  # KL(p ‖ q)
         reverse = F.kl_div(log_p, log_q, reduction="sum", log_target=True)  # KL(q ‖ p)
         loss = cross_entropy(first, label_smoothing)
