@@ -39,13 +39,13 @@ def test_checkpoint_has_the_code_of_the_start(tmp_path: Path, monkeypatch: pytes
 
 
 def test_checkpoint_has_the_code_of_a_subclass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "own_code"
+    folder = tmp_path / "kept_own_code"
     folder.mkdir()
     (folder / "__init__.py").touch()
     (folder / "own.py").write_text(OWN)
     (folder / "own_part.py").write_text("NUMBER = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    from own_code.own import OwnTranslator  # type: ignore[import-not-found]
+    from kept_own_code.own import OwnTranslator  # type: ignore[import-not-found]
 
     OwnTranslator.register_for_auto_class("AutoModelForSeq2SeqLM")
     model = OwnTranslator(tiny_model().config)

@@ -57,7 +57,7 @@ def test_samples_and_cards_isolate_text_from_right_to_left() -> None:
         samples = SampleTranslations([{"source": text, "target": text}])
         samples._sample = (0, text)
         printed += "\n".join(samples.lines())
-    table = _examples([[text] * 3 for text in texts])
+    table = _examples([[text] * 3 for text in texts], "translation")
     for text in texts[:2]:
         assert isolated(text) == f"\u2068{text}\u2069"
         assert printed.count(f"  \u2068{text}\u2069") == 3 and table.count(f"| \u2068{text}\u2069 |") >= 1
