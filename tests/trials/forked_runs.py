@@ -26,7 +26,7 @@ from tests.trainer_helpers import TINY_RUN, as_flags
 # Each phase, and the function at whose beginning it is reported. It is slowed down there, so that signals hit it.
 PHASES: dict[str, tuple[Any, str, float]] = {
     "reading": (run, "load_corpus", 0.1),
-    "tokenizer training": (corpus, "train_tokenizer", 0.1),
+    "tokenizer training": (corpus, "train_any_tokenizer", 0.1),
     "training": (VanillaTransformerTrainer, "training_step", 0.02),
     "saving": (VanillaTransformerTrainer, "_save_rng_state", 0.1),
     "evaluating": (VanillaTransformerTrainer, "prediction_step", 0.05),
