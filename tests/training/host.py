@@ -47,9 +47,9 @@ if __name__ == "__main__":
         if host == os.environ["HOST"]:
             die_at(NOTES / f"{number} {death}", phase, int(updates), float(seconds))
     if version := os.environ.get("OTHER_VERSION"):
-        import hf_vanilla_transformer
+        from hf_vanilla_transformer.utils import version as version_module
 
-        hf_vanilla_transformer.__version__ = version
+        version_module.__version__ = version
     if "FULL_DISK" in os.environ:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
     main(["train", *sys.argv[2:]])

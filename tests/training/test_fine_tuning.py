@@ -163,12 +163,14 @@ def test_scores_before_are_those_of_the_base_model(base: Path, text: dict[str, l
 @pytest.mark.slow
 def test_resumed_run_ends_with_the_same_weights_and_scores(base: Path, text: dict, tmp_path: Path) -> None:
     whole = fine_tune(tmp_path / "whole", base, text)
-    fine_tune(tmp_path / "cut", base, text, save_total_limit=5)
+    own_base = shutil.copytree(base, tmp_path / "base")
+    fine_tune(tmp_path / "cut", own_base, text, save_total_limit=5)
     (tmp_path / "resumed").mkdir()
     for name in ("checkpoint-2", SCORES_BEFORE):
         (tmp_path / "cut" / name).rename(tmp_path / "resumed" / name)
     # The base model is not needed again.
-    resumed = fine_tune(tmp_path / "resumed", tmp_path / "gone", text, resume_from_checkpoint=True)
+    shutil.rmtree(own_base)
+    resumed = fine_tune(tmp_path / "resumed", own_base, text, resume_from_checkpoint=True)
     assert_same_model(tmp_path / "whole", tmp_path / "resumed")
     scores = {name: value for name, value in whole.items() if "test_" in name and name.endswith(("bleu", "chrf"))}
     assert len(scores) == 8 and scores == {name: resumed[name] for name in scores}
