@@ -1,5 +1,7 @@
 """A part of the trial with random recipes. `python -m tests.trials.recipes` runs all of it."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,12 +10,13 @@ from tests.trials import recipes
 
 
 @pytest.mark.slow
-def test_random_recipes_end_trained_or_in_one_line(tmp_path: Path) -> None:
-    outcomes = {number: outcome for number, *_, outcome in recipes.run_cases(range(1000, 1025), 0, tmp_path)}
-    faults = {number: outcome.faults for number, outcome in outcomes.items() if outcome.faults}
-    assert not faults, "\n".join(f"{number}: {outcomes[number].output[-2000:]}" for number in faults)
-    kinds = {outcome.kind for outcome in outcomes.values()}
-    assert kinds == {"trained and saved", "refused in one line"}
+def test_random_recipes_end_trained_or_in_one_line() -> None:
+    # In a process of its own: a process that has computed a gradient cannot fork another one that computes one.
+    command = [sys.executable, "-m", "tests.trials.recipes", "--first", "1000", "--runs", "25"]
+    trial = subprocess.run(command, capture_output=True, text=True)
+    assert trial.returncode == 0, trial.stdout[-5000:] + trial.stderr[-2000:]
+    summary = trial.stdout.splitlines()[-1]
+    assert "trained and saved" in summary and "refused in one line" in summary
 
 
 def test_judge_notices_faults(tmp_path: Path) -> None:
