@@ -15,8 +15,9 @@ from ..data.tokenizer_training import tokenizer_digest
 from ..utils.user_code import import_object
 from .adapters import adapter_settings
 from .arguments import DataArguments, RunArguments
-from .corpus import Corpus, Run, split_inputs
+from .corpus import Corpus, split_inputs
 from .fingerprint import content_of, source_digest
+from .run_state import Run
 
 _END_READ = 1 << 20  # bytes at each end of a streamed file
 # Data arguments that determine the pairs and batches.

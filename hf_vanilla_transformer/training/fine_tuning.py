@@ -23,10 +23,11 @@ from ..utils.errors import UserError
 from ..utils.untrusted import read_json_object
 from .arguments import DataArguments, RunArguments, score_options, set_decoding
 from .checkpoints import SCORES_BEFORE
-from .corpus import Run, Tokenizers
+from .corpus_tokenizers import Tokenizers
 from .distributed import is_main_rank, print_main
 from .facts import SCORED, split_fact
 from .fingerprint import read_run_state
+from .run_state import Run
 
 # Fine-tuning may change the regularisation. All other configuration fields decide the shapes or meaning of weights.
 _FREE = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")

@@ -41,9 +41,11 @@ from .checkpoints import (
     resume_hint,
     staged,
 )
-from .corpus import SPLITS, Run, Tokenizers, run_languages, split_inputs
+from .corpus import SPLITS, run_languages, split_inputs
+from .corpus_tokenizers import Tokenizers
 from .distributed import is_main_rank, original_class, print_main
 from .report import perplexities
+from .run_state import Run
 from .trainer import VanillaTransformerTrainer
 
 # Files about the weights in the same folder

@@ -35,16 +35,9 @@ from .arguments import (
 )
 from .callbacks import FitThreads, ReleaseFreeMemory, StopWithCheckpoint
 from .checkpoints import find_checkpoint, one_run_at_a_time, report_failed_save, resume_hint
-from .corpus import (
-    Run,
-    Tokenizers,
-    check_positions,
-    choose_tokenizers,
-    encode_corpus,
-    load_corpus,
-    match_case,
-    run_languages,
-)
+from .corpus import load_corpus, run_languages
+from .corpus_encoding import check_positions, encode_corpus
+from .corpus_tokenizers import Tokenizers, choose_tokenizers, match_case
 from .distributed import (
     StopSignals,
     broadcast_from_main,
@@ -66,6 +59,7 @@ from .fine_tuning import (
 from .fingerprint import REMEDY, read_run_state, require_same
 from .planning import PlanUpdates, check_schedule, choose_by_pairs
 from .report import duration, show_progress
+from .run_state import Run
 from .trainer import VanillaTransformerTrainer
 
 

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
-from hf_vanilla_transformer.training.corpus import choose_tokenizers, load_corpus
+from hf_vanilla_transformer.training.corpus import load_corpus
+from hf_vanilla_transformer.training.corpus_tokenizers import choose_tokenizers
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.utils.errors import UserError

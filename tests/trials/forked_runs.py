@@ -17,7 +17,7 @@ from typing import Any
 import datasets
 
 from hf_vanilla_transformer.evaluation.metrics import score_translations
-from hf_vanilla_transformer.training import corpus, finishing, run
+from hf_vanilla_transformer.training import corpus_tokenizers, finishing, run
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from hf_vanilla_transformer.utils.errors import UserError, run_command
@@ -26,7 +26,7 @@ from tests.trainer_helpers import TINY_RUN, as_flags
 # Each phase, and the function at whose beginning it is reported. It is slowed down there, so that signals hit it.
 PHASES: dict[str, tuple[Any, str, float]] = {
     "reading": (run, "load_corpus", 0.1),
-    "tokenizer training": (corpus, "train_any_tokenizer", 0.1),
+    "tokenizer training": (corpus_tokenizers, "train_any_tokenizer", 0.1),
     "training": (VanillaTransformerTrainer, "training_step", 0.02),
     "saving": (VanillaTransformerTrainer, "_save_rng_state", 0.1),
     "evaluating": (VanillaTransformerTrainer, "prediction_step", 0.05),

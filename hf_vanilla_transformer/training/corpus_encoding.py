@@ -1,0 +1,156 @@
+"""The splits of a run as token ids, within the limits of lengths and positions."""
+
+import math
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+
+from ..data import (
+    EncodingReport,
+    PairReport,
+    encode_pairs,
+    with_augmentation,
+    with_bpe_dropout,
+)
+from ..data.augmentation import parse_augment
+from ..data.batching import pair_lengths
+from ..data.corpora import REPORTED_LINES, describe_dropped
+from ..data.perturbations import Languages
+from ..data.rewriting import Rewrite, with_rewriting
+from ..utils.errors import UserError
+from ..utils.untrusted import one_line
+from ..utils.user_code import import_object
+from .arguments import DataArguments
+from .corpus import ROWS_READ, Corpus, first_rows
+from .corpus_tokenizers import Tokenizers
+from .distributed import print_main
+from .run_state import Run
+
+
+def encode_corpus(
+    corpus: Corpus, tokenizers: Tokenizers, data_args: DataArguments, seed: int = 0
+) -> tuple[dict[str, Any], dict[str, EncodingReport]]:
+    """Tokenize all splits. Training pairs over the length limits are dropped and counted, evaluation pairs kept."""
+    encoded: dict[str, Any] = {}
+    reports = {}
+    for split, pairs in corpus.pairs.items():
+        training = split == "train"
+        data, report = encode_pairs(
+            pairs,
+            *tokenizers,
+            max_source_length=data_args.max_source_length,
+            max_target_length=data_args.max_target_length,
+            drop_too_long=training,
+            directions=corpus.directions.get(split, ()),
+        )
+        if report.too_long:
+            print_main(f"{split}: {report.summary()}")
+        if not training:
+            data = _leave_out_long(corpus, split, data, data_args.max_eval_length)
+        if report.unknown:
+            print_main(f"{split}: {report.describe_unknown()}")
+        limits = data_args.max_source_length, data_args.max_target_length
+        if training and data_args.rewrite:
+            rewrite = import_rewrite(data_args.rewrite)
+            data = with_rewriting(data, *tokenizers, rewrite=rewrite, seed=seed, limits=limits)
+        if training and data_args.augment:
+            augment = parse_augment(data_args.augment)
+            languages: list[Languages] = [(data_args.source_lang, data_args.target_lang)]
+            if corpus.directions:
+                languages = list(corpus.directions["train"])
+            data = with_augmentation(
+                data, *tokenizers, augment=augment, seed=seed, limits=limits, languages=languages
+            )
+        if training and data_args.bpe_dropout:
+            data = with_bpe_dropout(data, *tokenizers, dropout=data_args.bpe_dropout, seed=seed)
+        encoded[split], reports[split] = data, report
+    if "validation" in encoded and data_args.max_eval_samples:
+        rows = first_rows(encoded["validation"], data_args.max_eval_samples)
+        for splits in (encoded, corpus.pairs):
+            splits["validation"] = splits["validation"].select(rows)
+    return encoded, reports
+
+
+def import_rewrite(name: str) -> Rewrite:
+    """Import the function MODULE:FUNCTION of `rewrite`."""
+    try:
+        function: Rewrite = import_object(name)
+    except Exception as error:  # the code of the user
+        raise UserError(f"rewrite: {name}: {one_line(error)}; give MODULE:FUNCTION") from error
+    if not callable(function):
+        raise UserError(f"rewrite: {name} is no function; give MODULE:FUNCTION")
+    return function
+
+
+def _leave_out_long(corpus: Corpus, split: str, encoded: Dataset, limit: int | None) -> Dataset:
+    """Leave out evaluation pairs over a limit, also from the corpus, because its references are scored.
+
+    A single sentence of 8,000 tokens makes its whole batch that long, in memory that training never needs.
+    """
+    lengths = encoded.with_format("numpy")["length"][:]
+    short = np.flatnonzero(lengths <= (limit or np.inf))
+    if len(short) == len(encoded):
+        return encoded
+    lines = [encoded[int(row)]["line"] for row in np.flatnonzero(lengths > limit)]
+    reason = f"longer than max_eval_length={limit} tokens"
+    left_out = describe_dropped(reason, len(lines), lines[:REPORTED_LINES])
+    if not len(short):
+        raise UserError(
+            f"{split}: all {len(lines):,} pairs are {left_out}; raise it, or split them into sentences"
+        )
+    print_main(f"{split}: left out {len(lines):,} of {len(encoded):,} pairs: {left_out}")
+    report = corpus.reports.get(split)
+    if isinstance(report, PairReport):  # for the model card
+        report.kept -= len(lines)
+        report.dropped[reason], report.first_lines[reason] = len(lines), lines[:REPORTED_LINES]
+    corpus.select(split, corpus.pairs[split], short)
+    return encoded.select(short)
+
+
+def check_positions(run: Run) -> None:
+    """Refuse sentences that learned positions cannot represent. Sinusoids have no end."""
+    config = run.model.config
+    data_args = run.data_args
+    encoded = run.encoded
+    limit = config.max_position_embeddings
+    if config.position_encoding_type != "learned":
+        return
+    remedy = f"the learned positions end at max_position_embeddings={limit}"
+    for name in ("max_source_length", "max_target_length"):
+        value = getattr(data_args, name)
+        if value is None or value > limit:
+            raise UserError(
+                f"{name}: {value}: {remedy}; set it to at most {limit}, or more positions"
+            )
+    if "validation" in encoded:
+        data = encoded["validation"]
+        longest = np.maximum(*pair_lengths(data))
+        lines = [data[int(row)]["line"] for row in np.flatnonzero(longest > limit)[:5]]
+        if lines:
+            raise UserError(
+                f"validation data: the lines {', '.join(map(str, lines))} have up to {longest.max()} tokens: {remedy}"
+            )
+    if data_args.bpe_dropout:
+        longest_text = _longest_without_merges(encoded["train"], run.tokenizers)
+        if longest_text > limit:
+            raise UserError(
+                f"bpe_dropout: {data_args.bpe_dropout}: without merges a sentence has up to {longest_text} tokens: "
+                f"{remedy}; set more positions, or a lower max_source_length and max_target_length"
+            )
+
+
+def _longest_without_merges(data: Any, tokenizers: Tokenizers) -> float:
+    """The largest number of tokens that BPE-dropout can make of a sentence: each symbol of its tokens is one."""
+    data = getattr(data, "encoded", data)
+    longest = 0
+    if not isinstance(data, Dataset):
+        return math.inf  # a stream is not read before training
+    for side, tokenizer in zip(("input_ids", "labels"), tokenizers, strict=True):
+        tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        symbols = np.array(
+            [1 if token in tokenizer.all_special_tokens else len(token) for token in tokens]
+        )
+        for batch in data.select_columns([side]).iter(ROWS_READ):
+            longest = max(longest, *(int(symbols[ids].sum()) for ids in batch[side]))
+    return longest

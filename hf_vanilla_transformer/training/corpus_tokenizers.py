@@ -1,0 +1,119 @@
+"""The tokenizers of a run: load them, or train them on the training split."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data import (
+    load_tokenizers,
+)
+from ..data.encoding import name_end_token
+from ..data.language_tokens import add_language_tokens
+from ..data.symbol_tokenizers import train_any_tokenizer
+from ..data.token_kinds import LANGUAGE_TOKENS, describe_tokenizer, task_of
+from ..data.tokenizer_training import tokenizer_digest
+from ..utils.errors import UserError
+from .arguments import DataArguments
+from .corpus import ROWS_READ, Corpus
+from .distributed import print_main
+
+Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  # of source and target
+
+
+def choose_tokenizers(
+    corpus: Corpus, model_args: Any, data_args: DataArguments, checkpoint: Path | None
+) -> Tokenizers:
+    """Load the tokenizers, or train them on the training split. A resumed run loads them from its checkpoint."""
+    if checkpoint is not None:
+        tokenizers = load_tokenizers(checkpoint)
+        name = data_args.tokenizer_name
+        if name and tokenizer_digest(load_tokenizers(name)) != tokenizer_digest(tokenizers):
+            raise UserError(
+                f"tokenizer_name: {name} is not the tokenizer of {checkpoint} that a resumed run keeps: "
+                "leave it out, or start a new run"
+            )
+        return tokenizers
+    if data_args.tokenizer_name:
+        tokenizers = load_tokenizers(data_args.tokenizer_name)
+        source, target = tokenizers
+        name_end_token(target, data_args.tokenizer_name)
+        if source is not target:
+            name_end_token(source, data_args.tokenizer_name, required=False)
+    else:
+        tokenizers = _train_tokenizers(corpus, model_args, data_args)
+        if corpus.directions:
+            for tokenizer in dict.fromkeys(tokenizers):
+                add_language_tokens(
+                    tokenizer, corpus.directions["train"], data_args.language_token == "source"
+                )
+    described = " and ".join(f"{len(each):,}" for each in dict.fromkeys(tokenizers))
+    print_main(f"tokenizer: {described} tokens{_missed(tokenizers, model_args, data_args)}")
+    return tokenizers
+
+
+def _side_tokens(data_args: DataArguments) -> tuple[str, str]:
+    """The tokens of source and target, as `--tokens` names them."""
+    return data_args.source_tokens or data_args.tokens, data_args.target_tokens or data_args.tokens
+
+
+def _train_tokenizers(corpus: Corpus, model_args: Any, data_args: DataArguments) -> Tokenizers:
+    """Train the tokenizers on the training split: a joint one, or one for each side if their tokens differ."""
+    train = corpus.pairs["train"]
+    # The fingerprint keys the tokenizer cache. A stream has none before it has been read.
+    fingerprint = "" if data_args.streaming else corpus.fingerprint("train")
+    kinds = _side_tokens(data_args)
+    task = data_args.task or task_of(*kinds)
+
+    def learn(tokens: str, *columns: str) -> PreTrainedTokenizerBase:
+        content = f"{fingerprint} {' '.join(columns)} {len(train)}" if fingerprint else None
+        # Read in batches: row by row, a million rows take 20 s.
+        batches = (
+            (column, train.select_columns([column, "line"]).iter(ROWS_READ)) for column in columns
+        )
+        rows = (
+            (text, line)
+            for column, read in batches
+            for batch in read
+            for text, line in zip(batch[column], batch["line"], strict=True)
+        )
+        tokenizer = train_any_tokenizer(
+            rows,
+            tokens,
+            vocab_size=model_args.vocab_size or VanillaTransformerConfig().vocab_size,
+            min_frequency=data_args.min_frequency,
+            lowercase=data_args.lowercase,
+            content=content,
+            side=columns[0] if len(columns) == 1 else "text",
+        )
+        describe_tokenizer(tokenizer, tokens, task)
+        return tokenizer
+
+    if data_args.separate_vocabularies or kinds[0] != kinds[1]:
+        return learn(kinds[0], "source"), learn(kinds[1], "target")
+    return (learn(kinds[0], "source", "target"),) * 2
+
+
+def _missed(tokenizers: Tokenizers, model_args: Any, data_args: DataArguments) -> str:
+    """The end of the line on the tokenizers, if the text has too few words for `vocab_size`."""
+    size = model_args.vocab_size or VanillaTransformerConfig().vocab_size
+    if data_args.tokenizer_name or set(_side_tokens(data_args)) - set(LANGUAGE_TOKENS):
+        return ""
+    return f"; vocab_size={size:,} needs more text" if min(map(len, tokenizers)) < size else ""
+
+
+def match_case(tokenizers: Tokenizers, data_args: DataArguments) -> None:
+    """Ignore case in all scores if the target tokenizer lower-cases: it cannot write the capitals of a reference."""
+    texts = (
+        each.decode(each("A B C")["input_ids"], skip_special_tokens=True) for each in tokenizers
+    )
+    lowercases = [text.split() == ["a", "b", "c"] for text in texts]
+    if data_args.lowercase and not all(lowercases):
+        raise UserError(
+            f"lowercase: True: the tokenizer {data_args.tokenizer_name or 'of the checkpoint'} keeps capitals; "
+            "leave lowercase out, or train a tokenizer"
+        )
+    if lowercases[1] and not data_args.bleu_lowercase:
+        data_args.bleu_lowercase = True
+        print_main("scores ignore case, because the target tokenizer lower-cases all text")
