@@ -33,12 +33,10 @@ AUTO_MAP = {
 # (-4.7 %) are about 4,000 · d_model parameters short: with a vocabulary of 41,000 every row is within 3 %.
 PRESETS: dict[str, dict[str, Any]] = {
     "base": {"dropout": 0.1, "label_smoothing": 0.1},
-    **{
-        f"A{heads}": {"heads": heads} for heads in (1, 4, 16, 32)
-    },  # (A) heads, at equal computation: h · d_k = 512
-    **{
-        f"B{d_k}": {"head_dim": d_k, "value_head_dim": 64} for d_k in (16, 32)
-    },  # (B) d_k alone, d_v stays 64
+    # (A) heads, at equal computation: h · d_k = 512.
+    **{f"A{heads}": {"heads": heads} for heads in (1, 4, 16, 32)},
+    # (B) d_k alone, d_v stays 64.
+    **{f"B{d_k}": {"head_dim": d_k, "value_head_dim": 64} for d_k in (16, 32)},
     **{f"C{layers}": {"layers": layers} for layers in (2, 4, 8)},  # (C) depth and width
     **{
         f"C{width}": {"d_model": width, "head_dim": width // 8, "value_head_dim": width // 8}

@@ -47,9 +47,8 @@ logger = logging.get_logger(__name__)
 BEAMS = 4
 ALPHA = 0.6
 MAX_LENGTH_OVER_SOURCE = 50  # tokens
-NextBatch: TypeAlias = Callable[
-    [int], tuple[Tensor, ...] | None
-]  # ids and mask (B, S), perhaps prefixes (B, P)
+# Ids and mask (B, S), perhaps prefixes (B, P).
+NextBatch: TypeAlias = Callable[[int], tuple[Tensor, ...] | None]
 
 # Arguments of `generate`, and fields of a generation config, that `beam_search` covers.
 COVERED = frozenset(
@@ -382,13 +381,11 @@ class ModuleDecoder(Decoder):
     def _set_mask(self, visible: Tensor) -> None:
         self.visible = visible  # (B, S)
         self.mask: Tensor | None = None  # (B, 1, 1, S)
-        if visible.device.type == "cpu" and bool(
-            visible.all()
-        ):  # a GPU would have to be waited for
+        if visible.device.type == "cpu" and bool(visible.all()):
+            # A GPU would have to be waited for.
             return
-        if (
-            self.model.config._attn_implementation == "eager"
-        ):  # a Boolean mask hides whole rows, by zeros
+        if self.model.config._attn_implementation == "eager":
+            # A Boolean mask hides whole rows, by zeros.
             visible = additive_mask(visible, self.states.dtype)
         self.mask = visible[:, None, None]
 
@@ -430,9 +427,8 @@ class ModuleDecoder(Decoder):
 
     def replace(self, rows: Tensor, other: "ModuleDecoder") -> None:
         if not other.cache.is_updated:
-            other._forward(
-                torch.zeros_like(rows)[:, None]
-            )  # any token: a first call caches the source
+            # Any token: a first call caches the source.
+            other._forward(torch.zeros_like(rows)[:, None])
         self.has_one_beam = False
         self.states = replace_rows(self.states, rows, other.states, 1)
         self.slots.replace(rows, other.slots)
@@ -478,9 +474,8 @@ def beam_search(
     beams = generation_config.num_beams
     given = _given_source(model_kwargs, beams)
     source = given if source is None else source._replace(mask=given.mask)
-    prefix = input_ids[::beams].to(
-        source.states.device, torch.long
-    )  # an offloaded model has no device
+    # An offloaded model has no device.
+    prefix = input_ids[::beams].to(source.states.device, torch.long)
     check_ids(prefix, model.config.target_vocab_size, "decoder_input_ids")
     rows = len(prefix)
     # Processors may know a sentence by its row. New sentences then join when all are done.
@@ -672,9 +667,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
         source = None
         if kwargs.get("encoder_outputs") is not None:
-            kwargs["encoder_outputs"] = copy.copy(
-                kwargs["encoder_outputs"]
-            )  # it is repeated for each beam in place
+            # It is repeated for each beam in place.
+            kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
         elif search is not None and input_ids is not None and self.inference_engine is not None:
             source = self.encode(input_ids, kwargs["attention_mask"])
             kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=source.states)

@@ -58,18 +58,16 @@ def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinu
     "sinusoidal_split" (Marian) has all sines before all cosines, and so has "sinusoidal_fairseq" (fairseq, FSMT,
     tensor2tensor), with exponents i / (D/2 - 1) instead of 2i / D and, if D is odd, a 0 at the end.
     """
-    dtype = (
-        torch.float32 if position_ids.device.type == "mps" else torch.float64
-    )  # MPS has no float64
+    # MPS has no float64.
+    dtype = torch.float32 if position_ids.device.type == "mps" else torch.float64
     half = d_model // 2
     device = position_ids.device
     if layout == "sinusoidal_fairseq":
         exponents = torch.linspace(0, 1, half, dtype=dtype, device=device)  # i / (D/2 - 1)
     else:
         exponents = torch.arange(0, d_model, 2, dtype=dtype, device=device) / d_model  # 2i / D
-    angles = (
-        position_ids[..., None].to(dtype) / 10000**exponents
-    )  # (B, T, D/2), one more if D is odd
+    # (B, T, D/2), one more if D is odd.
+    angles = position_ids[..., None].to(dtype) / 10000**exponents
     sines = angles.sin()
     cosines = angles[..., :half].cos()
     if layout != "sinusoidal":
@@ -151,9 +149,8 @@ def attention_kernels(choice: str, device: torch.device) -> AbstractContextManag
 
 
 def split_heads(projected: Tensor, width: int) -> Tensor:
-    return projected.unflatten(-1, (-1, width)).transpose(
-        1, 2
-    )  # (B, T, H * width) -> (B, H, T, width)
+    # (B, T, H * width) -> (B, H, T, width).
+    return projected.unflatten(-1, (-1, width)).transpose(1, 2)
 
 
 class VanillaTransformerAttention(nn.Module):
@@ -212,9 +209,8 @@ class VanillaTransformerAttention(nn.Module):
             output, weights = attend(
                 self, query, key, value, attention_mask, scaling=self.scaling, dropout=p, **kwargs
             )
-        return self.out_proj(
-            output.flatten(2)
-        ), weights  # (B, T, H, d_v) -> (B, T, H * d_v) -> (B, T, D)
+        # (B, T, H, d_v) -> (B, T, H * d_v) -> (B, T, D).
+        return self.out_proj(output.flatten(2)), weights
 
     def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
         states = cast_once(states)
@@ -598,19 +594,18 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
 
         if position_ids is None:
             static = getattr(past_key_values, "is_compileable", False)
-            position_ids = token_positions(
-                inputs_embeds, attention_mask, past, static
-            )  # (B or 1, T)
+            # (B or 1, T)
+            position_ids = token_positions(inputs_embeds, attention_mask, past, static)
         x = self.embed(inputs_embeds, position_ids)
         cache = getattr(past_key_values, "self_attention_cache", past_key_values)
-        mask = create_causal_mask(
-            self.config, inputs_embeds, attention_mask, cache
-        )  # (B, 1, T, P + T)
+        # (B, 1, T, P + T)
+        mask = create_causal_mask(self.config, inputs_embeds, attention_mask, cache)
         source_mask = None
         if encoder_hidden_states is not None:
+            # (B, 1, T, S)
             source_mask = self.bidirectional_mask(
                 inputs_embeds, encoder_attention_mask, encoder_hidden_states
-            )  # (B, 1, T, S)
+            )
         for layer in self.layers:
             x = layer(
                 x,
@@ -639,9 +634,8 @@ def dropout(x: Tensor, p: float, training: bool, residual: Tensor | None = None)
         dropped = F.dropout(x, p=p, training=training)
         return dropped if residual is None else residual + dropped
     threshold = min(round(p * 2**16), 2**16 - 1)
-    bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(
-        -(2**63), None
-    )  # four draws in each
+    # Four draws in each.
+    bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= threshold - 2**15
     scale = 2**16 / (2**16 - threshold)
     return x * kept * scale if residual is None else torch.add(residual, x * kept, alpha=scale)

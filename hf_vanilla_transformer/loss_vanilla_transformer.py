@@ -26,9 +26,8 @@ CPU_HALF_ROWS = 8
 DEVICE_CHUNK = 2**26
 # positions are rounded up to a multiple of it: oneDNN compiles and keeps kernels for every shape of a product
 ROW_UNIT = 64
-CPU_CACHE = (
-    2**19
-)  # logits that are differentiated at once: on a CPU they should stay in a core's cache
+# Logits that are differentiated at once: on a CPU they should stay in a core's cache.
+CPU_CACHE = 2**19
 
 #: Overwrites the logits (P, n, V) of a chunk with the derivatives of the loss by them. It gets the labels (n, 1), the
 #: chunk's positions among the N, as numbers (n,) or as a slice, and weights (n, 1): 0 for a position that does not
@@ -191,9 +190,8 @@ class _FusedObjective(torch.autograd.Function):
         constants = [logged]
         if counted is not None:
             constants.append(counted)
-        if (
-            torch.compiler.is_compiling()
-        ):  # elsewhere a derivative of a gradient is an error of `backward`
+        if torch.compiler.is_compiling():
+            # Elsewhere a derivative of a gradient is an error of `backward`.
             constants += [gradient for gradient in gradients if gradient is not None]
         ctx.mark_non_differentiable(*constants)
         ctx.set_materialize_grads(False)
@@ -271,9 +269,8 @@ def _all_positions(
     if any(uniform):
         mean_weight = weight.mean(dim=0, dtype=torch.float32)  # (D,)
         counted = (tokens * weights).float()  # (P, N, D)
-        sum_tokens = sum(
-            u * states.sum(dim=0) for u, states in zip(uniform, counted, strict=True)
-        )  # (D,)
+        # (D,)
+        sum_tokens = sum(u * states.sum(dim=0) for u, states in zip(uniform, counted, strict=True))
         loss = loss - (sum_tokens * mean_weight).sum()
         if bias is not None:
             loss = loss - sum(uniform) * weights.sum() * bias.float().mean()
@@ -302,9 +299,8 @@ def _labelled_positions(
     """Compute the outputs of `_FusedObjective` from the N' positions with a label, in memory that is used again."""
     passes = len(hidden)
     counted = labels.ne(IGNORED).nonzero().squeeze(1)  # (N',)
-    tokens = F.pad(
-        hidden[:, counted].to(dtype), (0, 0, 0, -len(counted) % ROW_UNIT)
-    )  # (P, N' rounded up, D)
+    # (P, N' rounded up, D)
+    tokens = F.pad(hidden[:, counted].to(dtype), (0, 0, 0, -len(counted) % ROW_UNIT))
     cast_weight = weight.to(dtype)  # (V, D)
     cast_bias = None if bias is None else bias.to(dtype)  # (V,)
     u = torch.tensor(uniform)  # (P,)
@@ -318,9 +314,8 @@ def _labelled_positions(
         grad_bias = torch.full_like(bias, -count / len(bias), dtype=torch.float32)  # (V,)
     sums = torch.stack([total, torch.zeros_like(total)])
     grad_tokens: Any = torch.empty_like(tokens, dtype=torch.float32) if grad else None  # (P, N', D)
-    grad_weight: Any = (
-        (sum_tokens / -len(weight)).repeat(len(weight), 1) if grad else None
-    )  # (V, D)
+    # (V, D)
+    grad_weight: Any = (sum_tokens / -len(weight)).repeat(len(weight), 1) if grad else None
     rows = max(1, rows_per_chunk(weight.shape, "cpu", dtype) // passes)
     # One buffer for all chunks: fresh memory, mapped page by page, costs a third of this loss's time.
     buffer = tokens.new_empty(min(rows, tokens.shape[1]) * passes, len(weight))  # (P rows, V)

@@ -272,9 +272,8 @@ class VanillaTransformerForConditionalGeneration(
         loss, nll_loss = compute_losses(
             states, logits, self.lm_head, labels, smoothing, num_items_in_batch
         )
-        fields["nll_loss"] = (
-            nll_loss if self.training else None
-        )  # `Trainer` takes all but the loss for predictions
+        # `Trainer` takes all but the loss for predictions.
+        fields["nll_loss"] = nll_loss if self.training else None
         if skips and skip_logits is None:
             return VanillaTransformerTrainingOutput(
                 loss, UnreadLogits(states, self.lm_head), **fields
@@ -503,13 +502,11 @@ class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedMo
         mask = self.source_mask(input_ids, attention_mask)
         outputs = self.model(input_ids, mask, inputs_embeds, **kwargs)
         states = outputs.last_hidden_state  # (B, S, D)
-        mask = (
-            torch.ones_like(states[..., :1]) if mask is None else mask[..., None].type_as(states)
-        )  # (B, S, 1)
+        # (B, S, 1)
+        mask = torch.ones_like(states[..., :1]) if mask is None else mask[..., None].type_as(states)
         mean = (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)  # (B, D)
-        logits = self.classifier(
-            dropout(mean, p=self.config.dropout, training=self.training)
-        )  # (B, L)
+        # (B, L)
+        logits = self.classifier(dropout(mean, p=self.config.dropout, training=self.training))
         loss = (
             None
             if labels is None

@@ -30,9 +30,8 @@ REFILL_SHARE = (
 _COMPACT_SHARE = 0.2  # of free rows that are removed at once: this copies the KV caches too
 _CAPACITY_UNIT = 32  # the capacity of hypotheses is a multiple of it: few shapes
 _NO_BEAM = -1e9  # log-probability of a beam without a hypothesis
-_CHUNK = (
-    2**19
-)  # logits that `topk_log_probs` reads at a time on a CPU: two megabytes stay in the cores' caches
+# Logits that `topk_log_probs` reads at a time on a CPU: two megabytes stay in the cores' caches.
+_CHUNK = 2**19
 _BLOCK = 64  # `topk` searches blocks of so many tokens,
 _LARGE = 2**14  # in a vocabulary from this size on
 
@@ -196,9 +195,8 @@ class SearchConfig:
         scores = scores.masked_fill(~ends[:, :beams] | state.done[:, None], -torch.inf)
         new_tokens = _append(state, parents[:, :beams], tokens[:, :beams])
         new_lengths = length[:, None].expand(-1, beams)
-        ended_scores, best = torch.cat([state.ended_scores, scores], dim=1).topk(
-            beams, dim=1
-        )  # (B, K)
+        # (B, K)
+        ended_scores, best = torch.cat([state.ended_scores, scores], dim=1).topk(beams, dim=1)
         ended_tokens = torch.cat([state.ended_tokens, new_tokens], dim=1)
         ended_tokens = ended_tokens.gather(1, best[..., None].expand_as(new_tokens))
         ended_lengths = torch.cat([state.ended_lengths, new_lengths], dim=1).gather(1, best)
@@ -246,9 +244,8 @@ class SearchConfig:
         lengths = torch.where(state.done, state.lengths, state.lengths + 1)
         ends = [tokens[:, 0] == eos for eos in self.eos_token_ids]
         done = torch.stack([state.done, lengths == state.limits, *ends]).any(dim=0)
-        written = state.tokens.scatter(
-            2, state.lengths[:, None, None], tokens[..., None]
-        )  # (B, 1, T)
+        # (B, 1, T)
+        written = state.tokens.scatter(2, state.lengths[:, None, None], tokens[..., None])
         return state._replace(
             tokens=written,
             next_tokens=tokens,
@@ -491,9 +488,8 @@ class BeamSearch:
             groups = {length: state.lengths == length for length in set(state.lengths.tolist())}
         processed = torch.empty_like(scores)
         for length, rows in groups.items():
-            tokens = (
-                state.tokens[rows, :, :length].expand(-1, beams, -1).flatten(0, 1)
-            )  # (n · K, length)
+            # (n · K, length)
+            tokens = state.tokens[rows, :, :length].expand(-1, beams, -1).flatten(0, 1)
             shown = scores[rows].expand(-1, beams, -1).flatten(0, 1)  # (n · K, V)
             shown = self.processors(tokens, shown)  # type: ignore[misc]
             processed[rows] = shown.unflatten(0, (-1, beams))[:, :running]

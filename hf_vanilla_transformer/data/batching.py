@@ -72,9 +72,8 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         rng = np.random.default_rng((self.seed, self.epoch))
         bucket = (self.source_lengths + rng.integers(BUCKET)) // BUCKET
-        order = np.lexsort(
-            (rng.random(len(self)), self.target_lengths, bucket)
-        )  # the last key counts first
+        # The last key counts first.
+        order = np.lexsort((rng.random(len(self)), self.target_lengths, bucket))
         starts = np.arange(0, len(order), self.batch_size)
         if len(order) % self.batch_size:
             # The loader splits after every `batch_size` pairs, so the incomplete batch must stay last.
@@ -122,9 +121,8 @@ def even_groups(tokens: np.ndarray, count: int) -> np.ndarray:
     nearest = np.searchsorted((border[:-1] + border[1:]) / 2, targets)
     step = np.arange(count + 1)
     starts = np.maximum.accumulate(nearest - step) + step  # strictly increasing …
-    return np.minimum(
-        starts, len(tokens) - count + step
-    )  # … with a batch left for each group that follows
+    # … with a batch left for each group that follows.
+    return np.minimum(starts, len(tokens) - count + step)
 
 
 def shard_batches(
@@ -284,9 +282,8 @@ def split_grown_batches(
     moved = []
     for batch in batches:
         by_length = batch[np.argsort(lengths[batch], kind="stable")]
-        padded = lengths[by_length] * np.arange(
-            1, len(batch) + 1
-        )  # of the shortest pairs: increasing
+        # Of the shortest pairs: increasing.
+        padded = lengths[by_length] * np.arange(1, len(batch) + 1)
         fitting = max(1, int(np.searchsorted(padded, max_tokens, side="right")))
         kept.append(batch if fitting == len(batch) else by_length[:fitting])
         moved.append(by_length[fitting:])

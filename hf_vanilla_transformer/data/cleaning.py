@@ -91,9 +91,8 @@ class CleaningReport:
     seen: int = 0
     dropped: Counter[str] = field(default_factory=Counter)  #: by rule
     repaired: int = 0  #: pairs that are kept with characters instead of entities
-    examples: dict[str, list[tuple[int, str, str]]] = field(
-        default_factory=dict
-    )  #: line, source and target, by rule
+    #: line, source and target, by rule
+    examples: dict[str, list[tuple[int, str, str]]] = field(default_factory=dict)
 
     def count(self, rule: str | None, row: PairRow, repaired: bool) -> None:
         """Count a judged row."""
@@ -160,9 +159,8 @@ def judge_pairs(
 @dataclass
 class _Judge:
     rules: tuple[str, ...]
-    excluded: frozenset[
-        int
-    ]  # hashes, because a set of the sentences themselves would not fit into memory
+    # Hashes, because a set of the sentences themselves would not fit into memory.
+    excluded: frozenset[int]
     detect: bool
     one_direction: bool
     given: dict[str, Any]

@@ -20,9 +20,8 @@ class CleaningInput:
     sources: list[Source]
     reports: list[PairReport]
     columns: Columns
-    names: list[str] = field(
-        default_factory=list
-    )  #: of other columns, complete after the first iteration
+    #: of other columns, complete after the first iteration
+    names: list[str] = field(default_factory=list)
 
     @classmethod
     def open(cls, inputs: Sequence[str], columns: Columns) -> "CleaningInput":

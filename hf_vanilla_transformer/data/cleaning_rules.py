@@ -60,9 +60,8 @@ class Limits:
         """Limits that fit the pairs: ratios within five deviations, and the scripts of a fifth of all letters."""
         ratios = [_log_ratio(*pair) for pair in pairs] or [0.0]
         middle = statistics.median(ratios)
-        deviation = 1.4826 * statistics.median(
-            abs(ratio - middle) for ratio in ratios
-        )  # of a normal distribution
+        # Of a normal distribution.
+        deviation = 1.4826 * statistics.median(abs(ratio - middle) for ratio in ratios)
         scripts = []
         for texts in zip(*pairs, strict=True) if pairs else ((), ()):
             counts = Counter(map(_script, filter(str.isalpha, chain.from_iterable(texts))))
@@ -234,9 +233,8 @@ def repaired_entities(pair: Pair) -> Pair:
 
 
 def _unescaped(text: str) -> str:
-    while (
-        plain := _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
-    ) != text:  # "&amp;amp;"
+    while (plain := _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)) != text:
+        # "&amp;amp;".
         text = plain
     return text
 

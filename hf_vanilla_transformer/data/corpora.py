@@ -48,9 +48,8 @@ class Input:
     """Sentence pairs in files, or in a dataset."""
 
     name: str  #: the input in messages
-    files: tuple[
-        Path, ...
-    ] = ()  #: one file, or two of parallel text, source first. Empty for a dataset
+    #: one file, or two of parallel text, source first. Empty for a dataset
+    files: tuple[Path, ...] = ()
     dataset: str | None = None  #: one of `BUILT_IN`, a folder or a name on the Hub
     configuration: str | None = None  #: of a dataset on the Hub
 
@@ -208,9 +207,8 @@ class PairReport:
     name: str  #: the input, as the user named it
     seen: int = 0  #: numbers of rows
     kept: int = 0
-    dropped: dict[str, int] = field(
-        default_factory=dict
-    )  #: reason -> number of rows dropped for it
+    #: reason -> number of rows dropped for it
+    dropped: dict[str, int] = field(default_factory=dict)
     #: reason -> the first few of their line numbers, from 1
     first_lines: dict[str, list[int]] = field(default_factory=dict)
     repaired: Repairs = field(default_factory=dict)  #: repair -> number of lines that had it
@@ -475,9 +473,8 @@ class Source:
         digest = hashlib.blake2b(repr((_CACHE_VERSION, self.columns)).encode(), digest_size=16)
         for path in self.input.files:
             # the suffix determines the format
-            digest.update(
-                "".join(path.suffixes[-2:]).encode()
-            )  # with `.gz`, and a language of parallel text
+            # With `.gz`, and a language of parallel text.
+            digest.update("".join(path.suffixes[-2:]).encode())
             with path.open("rb") as handle:
                 while block := handle.read(1 << 20):
                     digest.update(block)

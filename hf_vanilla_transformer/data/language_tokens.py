@@ -16,9 +16,8 @@ from ..utils.errors import UserError, did_you_mean
 from ..utils.untrusted import shown
 from .side_tokens import Side, target_vocabulary
 
-Direction: TypeAlias = tuple[
-    str | None, str | None
-]  # the codes of source and target. None: not named
+# The codes of source and target. None: not named.
+Direction: TypeAlias = tuple[str | None, str | None]
 
 #: Entries of tokenizer_config.json: the pairs of the training, the languages that the sides are marked with, and the
 #: tokens by code, if their form does not tell.

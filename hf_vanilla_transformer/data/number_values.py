@@ -101,12 +101,10 @@ class Numbers:
 
     #: for each number that is compared its readings, of one value each, or of several for a list such as "2,3"
     compared: list[list[Values]] = field(default_factory=list)
-    measured: list[Values] = field(
-        default_factory=list
-    )  #: values before a unit that may be converted
-    possible: set[Decimal] = field(
-        default_factory=set
-    )  #: values of all readings, also of dates and times
+    #: values before a unit that may be converted
+    measured: list[Values] = field(default_factory=list)
+    #: values of all readings, also of dates and times
+    possible: set[Decimal] = field(default_factory=set)
 
     def lacks_one_of(self, other: "Numbers") -> bool:
         """Return whether a number of `other` has no reading whose values occur here."""

@@ -139,9 +139,8 @@ class PackedBatchSampler(TokenBatchSampler):
             window = order[start : start + WINDOW]
             rows += [window[row] for row in fill_rows(source[window], target[window], self.places)]
         self.row_count = len(rows)
-        self.row_starts = np.concatenate(
-            [[0], np.cumsum([len(row) for row in rows])]
-        )  # (rows + 1,)
+        # (rows + 1,)
+        self.row_starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
         self.planned = np.concatenate(rows)  # (N,), the pairs of all rows
         # the places in the plan, grouped by the lengths of their pairs
         self.by_length = np.lexsort((target[self.planned], source[self.planned]))
@@ -161,9 +160,8 @@ class PackedBatchSampler(TokenBatchSampler):
         shuffled = self.by_length[
             np.argsort(self.equal_lengths + rng.random(len(self.equal_lengths)))
         ]
-        self.pairs = np.empty_like(
-            self.planned
-        )  # (N,), as `planned`, with other pairs of the same lengths
+        # (N,), as `planned`, with other pairs of the same lengths.
+        self.pairs = np.empty_like(self.planned)
         self.pairs[self.by_length] = self.planned[shuffled]
         self.order = rng.permutation(self.row_count)
         self.starts = np.arange(self.updates + 1) * self.row_count // self.updates
@@ -263,9 +261,8 @@ class PackedLayout:
         numbers = np.concatenate([*rows, np.zeros(0, np.int64)]).astype(np.int64)  # (n,)
         row_of = np.repeat(np.arange(len(rows)), counts)  # (n,)
         first_of_row = np.cumsum(counts) - counts
-        segment = (
-            np.arange(len(numbers)) - first_of_row[row_of] + 1
-        )  # (n,), 1 for the first of a row
+        # (n,), 1 for the first of a row.
+        segment = np.arange(len(numbers)) - first_of_row[row_of] + 1
 
         lengths = np.diff(pairs.source_starts)[numbers]
         self._check(lengths, row_of, self.source_places)
@@ -387,9 +384,8 @@ class PackedPairs(torch.utils.data.Dataset):
         sampler = self.sampler
         places = (self.layout.source_places, self.layout.target_places)
         source, target = pairs.lengths
-        times = np.maximum(-(-source // places[0]), -(-target // places[1])).clip(
-            1
-        )  # rows that a pair would need
+        # Rows that a pair would need.
+        times = np.maximum(-(-source // places[0]), -(-target // places[1])).clip(1)
         batches = []
         for time in np.unique(times):
             chosen = np.flatnonzero(times == time)
@@ -512,9 +508,8 @@ def packed_positions(model: Any, batch: Mapping[str, Tensor]) -> Iterator[None]:
     positions = ((encoder, batch["position_ids"]), (decoder, batch["decoder_position_ids"]))
 
     def look_up(position_ids: Tensor, module: Any, args: tuple, output: Tensor) -> Tensor:
-        return nn.functional.embedding(
-            position_ids + getattr(module, "offset", 0), module.weight
-        )  # BART's offset
+        # BART's offset.
+        return nn.functional.embedding(position_ids + getattr(module, "offset", 0), module.weight)
 
     with ExitStack() as hooks:
         for stack, position_ids in positions:

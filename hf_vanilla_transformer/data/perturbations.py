@@ -57,9 +57,8 @@ _BLOCKS = {
 _LETTERS = regex.compile(r"(?:\p{L}\p{M}*[\u200c\u200d]*)+")
 _UNSPACED = regex.compile(rf"(?:(?=[{UNSPACED}])\p{{L}}\p{{M}}*)+")
 _JOINED = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff9f]")
-_GEORGIAN = re.compile(
-    "[\u10d0-\u10ff]"
-)  # its capitals are for whole words of headlines, and few fonts have them
+# Its capitals are for whole words of headlines, and few fonts have them.
+_GEORGIAN = re.compile("[\u10d0-\u10ff]")
 _TURKIC = ("tr", "az", "crh", "gag", "tur", "aze", "azj")
 
 Languages: TypeAlias = tuple[str | None, str | None]

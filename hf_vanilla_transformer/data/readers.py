@@ -233,9 +233,8 @@ def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]
             except StopIteration:
                 return
             except csv.Error as error:
-                if "unexpected end" in str(
-                    error
-                ):  # an open quotation mark has taken in the rest of the file
+                if "unexpected end" in str(error):
+                    # An open quotation mark has taken in the rest of the file.
                     raise UserError(
                         f"{path}, line {line}: {error}; a quotation mark is not closed"
                     ) from None

@@ -44,9 +44,8 @@ TARGET_FOLDER = "target_tokenizer"
 # Arguments of `from_pretrained` that transformers saves with a tokenizer.
 _LOADING = ("is_local", "local_files_only")
 
-_SMALLEST_VOCABULARY = (
-    len(SPECIAL_TOKENS) + 256
-)  # every byte is a token, so there are no unknown tokens
+# Every byte is a token, so there are no unknown tokens.
+_SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
 _LARGEST_VOCABULARY = (
     1_000_000  # `tokenizers` allocates for it, and aborts the process if it cannot
 )

@@ -170,9 +170,8 @@ class _AllowedCharacters:
             data = self.rest + block
             # UTF-16 has two-byte characters
             self.wide = self.wide or data[:1] in (b"\xff", b"\xfe") or b"\0" in data[:4]
-            start = data.rfind(
-                b"&", max(0, len(data) - 12)
-            )  # of a reference that the block may have cut
+            # Of a reference that the block may have cut.
+            start = data.rfind(b"&", max(0, len(data) - 12))
             self.rest = b"" if self.wide or start < 0 else data[start:]
             data = (
                 data if self.wide else _REFERENCE.sub(_allowed, data[: len(data) - len(self.rest)])
@@ -254,9 +253,8 @@ def _segment(element: Any) -> str:
     text = re.sub(r"(?<=\w)\0+(?=\w)", " ", _text(element)).replace("\0", "")
     if _NOT_ALLOWED in text:
         return BadRow("a character that XML does not allow")
-    return (
-        re.sub(r"[ \t\r\n]+", " ", text).strip() if "\n" in text else text
-    )  # the layout of the file
+    # The layout of the file.
+    return re.sub(r"[ \t\r\n]+", " ", text).strip() if "\n" in text else text
 
 
 def _text(element: Any) -> str:

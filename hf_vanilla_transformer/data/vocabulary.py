@@ -170,9 +170,8 @@ def extend_embeddings(
     resize = model.resize_decoder_token_embeddings if target else model.resize_token_embeddings
     resize(len(new), mean_resizing=False)
     old_ids = _old_ids(old, new)
-    unique = {
-        id(matrix): matrix for matrix in _token_matrices(model, side)
-    }  # shared matrices only once
+    # Shared matrices only once.
+    unique = {id(matrix): matrix for matrix in _token_matrices(model, side)}
     for matrix in unique.values():
         for index, parts in old_ids.items():
             matrix[index] = matrix[parts].mean(dim=0)

@@ -69,9 +69,8 @@ def sentence_splitter(language: str | None) -> Splitter:
     def split(line: str) -> list[str]:
         try:
             return segment(language or "en", line)
-        except (
-            BaseException
-        ) as error:  # a panic of Rust code is no Exception. 1.0.32 fails on some mixed separators
+        except BaseException as error:
+            # A panic of Rust code is no Exception. 1.0.32 fails on some mixed separators.
             if type(error).__name__ != "PanicException":
                 raise
             return [line]

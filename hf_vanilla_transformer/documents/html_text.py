@@ -84,9 +84,8 @@ class Passage:
     text: str
     elements: list[Element]
     raw: str
-    escape: Callable[[str], str] = partial(
-        html.escape, quote=False
-    )  #: for the pieces of the translation
+    #: for the pieces of the translation
+    escape: Callable[[str], str] = partial(html.escape, quote=False)
 
     def translated(self, parts: Sequence[TranslatedPart]) -> str:
         """The escaped translation with every inline tag exactly once, or the passage verbatim if it has not changed.

@@ -115,9 +115,8 @@ def _cut(text: str, lengths: Sequence[int]) -> list[str]:
     for number, length in enumerate(lengths):
         total += length
         end = start
-        spare = (
-            len(lengths) - number - 1
-        )  # pieces after this one, each with a word if there are enough
+        # Pieces after this one, each with a word if there are enough.
+        spare = len(lengths) - number - 1
         while end < len(words) - spare and (
             end == start or size + len(words[end]) / 2 < len(text) * total / sum(lengths)
         ):

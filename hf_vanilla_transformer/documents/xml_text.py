@@ -57,9 +57,8 @@ class Inline:
 
     is_container: Callable[[Any], bool]  #: whether it encloses words, as a link does
     is_kept: Callable[[Any], bool]  #: whether it stays as it is, inside a sentence
-    as_text: Callable[[Any], str | None] = lambda element: (
-        None
-    )  #: the text that an element stands for
+    #: the text that an element stands for
+    as_text: Callable[[Any], str | None] = lambda element: None
     copies: bool = False  #: for a translation beside its source
 
 

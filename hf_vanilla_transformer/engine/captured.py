@@ -183,9 +183,8 @@ class CapturedSteps:
 
     def __init__(self, recorder: Recorder):
         self.recorder = recorder
-        self.idle: dict[
-            tuple[SearchConfig, Sizes], CapturedStep
-        ] = {}  # the most recently used last
+        # The most recently used last.
+        self.idle: dict[tuple[SearchConfig, Sizes], CapturedStep] = {}
         self.in_use = 0  # bytes
         self.lock = threading.RLock()  # a collection may return a step anywhere
 
@@ -364,9 +363,8 @@ class CapturedDecoder(PackedDecoder):
         super()._hold_source(visible, cross_kv)
         self.moves = True
         places = torch.arange(1, self.visible.shape[1] + 1, device=visible.device)
-        self.source_lengths = (self.visible * places).amax(
-            dim=1
-        )  # (B,), up to the last visible token
+        # (B,), up to the last visible token.
+        self.source_lengths = (self.visible * places).amax(dim=1)
 
     def _trims(self, visible: Tensor) -> bool:
         return False
@@ -382,9 +380,8 @@ class CapturedDecoder(PackedDecoder):
     def read_done(self, state: BeamState) -> list[bool]:
         """`state.done` on the host, and with it how much room the sentences need that are not done."""
         done = state.done
-        self.slots.visible.masked_fill_(
-            done[:, None, None], False
-        )  # or they would take slots for ever
+        # Or they would take slots for ever.
+        self.slots.visible.masked_fill_(done[:, None, None], False)
         used = self.slots.used(state.parents)  # (B, C)
         places = torch.arange(1, used.shape[1] + 1, device=used.device)
         highest = (used * places).amax(dim=1)

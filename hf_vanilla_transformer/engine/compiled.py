@@ -223,9 +223,8 @@ class CompiledDecoder(Decoder):
 
     def __init__(self, weights: CompiledWeights, source: EncodedSource, beams: int):
         states = source.states[source.mask.ne(0)][None]
-        if (
-            states.shape[1] == 1
-        ):  # a token that is there twice is attended to as if it were there once
+        if states.shape[1] == 1:
+            # A token that is there twice is attended to as if it were there once.
             states = states.repeat(1, 2, 1)
         self.weights = weights
         self.initial_beams = beams
@@ -233,9 +232,8 @@ class CompiledDecoder(Decoder):
         self.slots = BeamCacheSlots(1, states.device, beams)
         self.self_kv = [kv[:, :0] for kv in self.cross_kv]
         self.embed_tokens = weights.model.get_decoder().embed_tokens
-        self.code: dict[
-            SearchConfig | None, Callable[[list[Tensor]], Any]
-        ] = {}  # of this search: fixed sizes stay
+        # Of this search: fixed sizes stay.
+        self.code: dict[SearchConfig | None, Callable[[list[Tensor]], Any]] = {}
 
     def prefill(self, tokens: Tensor) -> None:
         beams = self.initial_beams

@@ -127,9 +127,10 @@ class ContinuousSearch:
         longest = max(map(len, sources))
         pad = self.model.config.pad_token_id
         start = self.model.generation_config.decoder_start_token_id
+        # (n, S)
         ids = torch.tensor(
             [source + [pad] * (longest - len(source)) for source in sources], device=device
-        )  # (n, S)
+        )
         lengths = torch.tensor([len(source) for source in sources], device=device)
         mask = (torch.arange(longest, device=device) < lengths[:, None]).long()  # (n, S)
         source = self.model.encode(ids, mask)

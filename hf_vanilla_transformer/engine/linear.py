@@ -64,9 +64,8 @@ class PrepackedLinear(PlainLinear):
         self.plain_rows = 1 if weight.dtype == torch.float32 else 0
         if self.plain_rows and weight.numel() < _LEAST_PREPACKED:
             self.plain_rows = _LEAST_PRODUCT // weight.numel()
-        super().__init__(
-            weight if self.plain_rows else weight.new_empty(0), bias
-        )  # a view would keep it all
+        # A view would keep it all.
+        super().__init__(weight if self.plain_rows else weight.new_empty(0), bias)
         self.packed = kernels.reorder(weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,9 +103,8 @@ class DynamicInt8Linear(PlainLinear):
         super().__init__(kernels.prepack_int8(integers), bias)
         self.register_buffer("scales", scales)
         self.register_buffer("zero_points", torch.zeros(len(weight), dtype=torch.int32))
-        self.register_buffer(
-            "shift", -UNSIGNED * scales * integers.sum(dim=1, dtype=torch.float32)
-        )  # (O,)
+        # (O,)
+        self.register_buffer("shift", -UNSIGNED * scales * integers.sum(dim=1, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
         integers, scales = quantize_per_row(x, UNSIGNED, torch.uint8)  # (R, D), (R,)
@@ -127,9 +125,8 @@ def largest_weight() -> int:
     scale = torch.ones(1)
     x = torch.full((1, 2), 255, dtype=torch.uint8)
     packed = kernels.prepack_int8(weight)
-    product = kernels.int8_product(
-        x, packed, scale, torch.zeros(1, dtype=torch.int32), None
-    )  # (1, 1)
+    # (1, 1)
+    product = kernels.int8_product(x, packed, scale, torch.zeros(1, dtype=torch.int32), None)
     return 127 if product.item() == 2 * 255 * 127 else 64  # 2 · 255 · 64 < 2^15
 
 

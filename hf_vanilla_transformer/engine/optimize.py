@@ -141,12 +141,10 @@ class InferenceEngine:
         self.quantization = quantization
         self.compile = compile
         self.lock = threading.Lock()
-        self.states: dict[
-            bool, list[Any]
-        ] = {}  # of encoder (True) and decoder (False), when they were packed
-        self.held: list[
-            Any
-        ] = []  # modules and weights of these states, so that no other gets their id or address
+        # Of encoder (True) and decoder (False), when they were packed.
+        self.states: dict[bool, list[Any]] = {}
+        # Modules and weights of these states, so that no other gets their id or address.
+        self.held: list[Any] = []
         self.packed: dict[
             tuple[torch.dtype, bool], PackedWeights | Int8Weights | CompiledWeights
         ] = {}
@@ -174,9 +172,8 @@ class InferenceEngine:
                 self.packed = {}
                 self.states = {part: _state(model, part) for part in (False, True)}
                 self.held = [weight.detach() for weight in model.parameters()]
-                self.held += [
-                    module for module in model.modules() if module is not model
-                ]  # which must be collected
+                # Which must be collected.
+                self.held += [module for module in model.modules() if module is not model]
             if (dtype, compiled) not in self.packed:
                 with torch.no_grad():
                     self.packed[dtype, compiled] = self._pack(model, dtype, compiled)

@@ -87,9 +87,8 @@ class PackedLayer(nn.Module):
         """
 
         def self_attention(x: Tensor) -> Tensor:
-            query, kv = self.qkv_proj(x).tensor_split(
-                [self.key_width], dim=1
-            )  # (R, H · d_k), (R, H · (d_k + d_v))
+            # (R, H · d_k), (R, H · (d_k + d_v)).
+            query, kv = self.qkv_proj(x).tensor_split([self.key_width], dim=1)
             self_kv.view(-1, self_kv.shape[2]).index_copy_(0, rows, kv)  # (B, C, ·) -> (B · C, ·)
             return self.attend(query, self_kv, mask, self.heads, self.key_width, self.scaling)
 
@@ -146,18 +145,16 @@ def attend(
     batch = len(kv)
 
     def split_heads(states: Tensor) -> Tensor:
-        return states.reshape(batch, -1, heads, states.shape[-1] // heads).transpose(
-            1, 2
-        )  # (B, H, ·, width)
+        # (B, H, ·, width)
+        return states.reshape(batch, -1, heads, states.shape[-1] // heads).transpose(1, 2)
 
     key = split_heads(kv[..., :key_width])
     value = split_heads(kv[..., key_width:])  # (B, H, N, ·)
     output = F.scaled_dot_product_attention(
         split_heads(query), key, value, attn_mask=mask, scale=scaling
     )
-    return (
-        output.transpose(1, 2).flatten(2).flatten(0, 1)
-    )  # (B, H, K, d_v) -> (B, K, H · d_v) -> (R, H · d_v)
+    # (B, H, K, d_v) -> (B, K, H · d_v) -> (R, H · d_v).
+    return output.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 def attend_in_sums(
@@ -166,9 +163,8 @@ def attend_in_sums(
     """`attend` for one sentence, as reductions that Inductor fuses. For few rows cheaper than one GEMM per head."""
     wide = torch.promote_types(query.dtype, torch.float32)
     q = query.unflatten(1, (heads, 1, -1)).to(wide)  # (K, H · d_k) -> (K, H, 1, d_k)
-    k = (
-        kv[0, :, :key_width].unflatten(1, (heads, -1)).transpose(0, 1).to(wide)
-    )  # (N, H · d_k) -> (H, N, d_k)
+    # (N, H · d_k) -> (H, N, d_k).
+    k = kv[0, :, :key_width].unflatten(1, (heads, -1)).transpose(0, 1).to(wide)
     v = kv[0, :, key_width:].unflatten(1, (heads, -1)).transpose(0, 1).to(wide)  # (H, N, d_v)
     scores = (q * k).sum(dim=-1) * scaling  # (K, H, N)
     if mask is not None:
@@ -271,9 +267,8 @@ class PackedWeights(nn.Module):
         """
         x = embeds * self.embed_scale + encodings[positions][:, None]
         x = x.to(self.dtype).flatten(0, 1)  # (B, K, D) -> (R, D)
-        first = (
-            self_kv[0].shape[1] * torch.arange(len(embeds), device=embeds.device)[:, None]
-        )  # (B, 1)
+        # (B, 1)
+        first = self_kv[0].shape[1] * torch.arange(len(embeds), device=embeds.device)[:, None]
         rows = (slots + first).flatten()  # (B, K) -> (R,)
         with attention_kernels(self.config.attention_kernels, x.device):
             for layer, kv, source_kv in zip(self.layers, self_kv, cross_kv, strict=True):

@@ -21,9 +21,8 @@ from .packed_decoder import OutputRows, PackedDecoder
 from .shared_copy import shared_copy
 
 _ROW_UNIT = 256  # rows are a multiple of it: oneDNN compiles a kernel for each shape
-_LEAST_SELECTED = (
-    2**23
-)  # elements of the output layer. The rows of a smaller one take longer to pack than to compute
+# Elements of the output layer. The rows of a smaller one take longer to pack than to compute.
+_LEAST_SELECTED = 2**23
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +35,8 @@ class Shortlist:
 
     def allowed(self, ids: Tensor, mask: Tensor) -> Tensor:
         """The candidates (B, V) of sources (B, S), True for those that the output layer computes."""
-        rows = self.table[ids.masked_fill(mask == 0, len(self.table) - 1).cpu()].flatten(
-            1
-        )  # (B, S · N)
+        # (B, S · N)
+        rows = self.table[ids.masked_fill(mask == 0, len(self.table) - 1).cpu()].flatten(1)
         allowed = torch.zeros(len(ids), self.size, dtype=torch.bool)
         allowed[:, self.always] = True
         return allowed.scatter_(1, rows, True).to(ids.device)

@@ -62,9 +62,8 @@ class CardFacts:
     signatures: Mapping[str, str] = field(default_factory=dict)
     #: the numbers of pairs kept and dropped, by split (`train`, `validation`, `test`)
     data_summaries: Mapping[str, str] = field(default_factory=dict)
-    data_fingerprints: Mapping[str, str] = field(
-        default_factory=dict
-    )  #: the hash of the text, by split
+    #: the hash of the text, by split
+    data_fingerprints: Mapping[str, str] = field(default_factory=dict)
     parameters: int | None = None  #: number of trained parameters, tied ones counted once
     #: the results of `to_dict()`. The test sets were translated with `generation_config`.
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -211,9 +210,8 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
                 continue
             signature = facts.signatures.get(name) or facts.metrics.get(f"{name}_signature")
             signature = signature or facts.signatures.get(metric)
-            if (
-                part
-            ):  # of a direction or an input: not in the metadata, whose scores are of whole splits
+            if part:
+                # Of a direction or an input: not in the metadata, whose scores are of whole splits.
                 signature = None
             result = EvalResult(
                 task_type=task_type,
@@ -454,7 +452,6 @@ def _plain(name: str, value: Any, hub_names: Collection[str]) -> Any:
         return _public_recipe(value, hub_names)
     if isinstance(value, list | tuple | set):
         items = [_plain(name, each, hub_names) for each in value if each is not None]
-        return (
-            items[0] if len(items) == 1 else items
-        )  # a recipe takes a list of one without brackets
+        # A recipe takes a list of one without brackets.
+        return items[0] if len(items) == 1 else items
     return _public_value(name, str(value), hub_names)

@@ -72,9 +72,8 @@ _ACCESS_TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")
 class ModelFiles:
     """The files to upload."""
 
-    chosen: dict[
-        str, Path | bytes
-    ]  #: name in the repository -> the file, or its content if it was changed
+    #: name in the repository -> the file, or its content if it was changed
+    chosen: dict[str, Path | bytes]
     #: files and folders (ending in `/`) of the model folder that are not uploaded
     left: list[str] = field(default_factory=list)
 

@@ -117,9 +117,8 @@ def publish(
     api = HfApi()
     with prepared_files(folder, repo_id, **choices) as files, one_line_errors(repo_id):
         repo_id = make_repository(repo_id, private)
-        files.chosen[CARD] = _card(
-            files, Path(folder), repo_id, choices.get("license")
-        )  # with the owner's name
+        # With the owner's name.
+        files.chosen[CARD] = _card(files, Path(folder), repo_id, choices.get("license"))
         if revision is not None:
             with_retries(lambda: api.create_branch(repo_id, branch=revision, exist_ok=True))
         there = with_retries(

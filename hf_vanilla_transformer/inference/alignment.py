@@ -153,9 +153,8 @@ def decoder_inputs(model: PreTrainedModel, targets: Sequence[list[int]]) -> Tens
     """Decoder inputs (B, T) for teacher forcing: the targets shifted right by one position (§3.1)."""
     longest = max(map(len, targets))
     start = model.config.decoder_start_token_id
-    pad = getattr(
-        model.config, "target_pad_token_id", model.config.pad_token_id
-    )  # the latter in other models
+    # The latter in other models.
+    pad = getattr(model.config, "target_pad_token_id", model.config.pad_token_id)
     rows = [[start, *target[:-1]] + [pad] * (longest - len(target)) for target in targets]
     return torch.tensor(rows, device=model.device)
 

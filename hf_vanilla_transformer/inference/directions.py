@@ -11,9 +11,8 @@ from ..data.language_tokens import Direction, encode_targets, language_tokens
 from ..utils.errors import UserError
 
 Codes = str | Iterable[str] | None
-Place = tuple[
-    int, Direction
-]  # the number of a line, for messages, and the direction of its sentence
+# The number of a line, for messages, and the direction of its sentence.
+Place = tuple[int, Direction]
 
 
 class Directions:

@@ -104,9 +104,8 @@ def name_languages(tokenizers: Iterable[Any], languages: tuple[str, str] | None)
 
 def language_code(value: Any) -> str | None:
     """A language code with hyphens, such as pt-BR for pt_BR, or None if the value is no code."""
-    text = (
-        value.replace("_", "-").removesuffix("-XX") if isinstance(value, str) else ""
-    )  # en_XX: mBART
+    # en_XX: mBART.
+    text = value.replace("_", "-").removesuffix("-XX") if isinstance(value, str) else ""
     return text if _CODE.fullmatch(text) else None
 
 

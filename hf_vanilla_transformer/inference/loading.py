@@ -187,9 +187,8 @@ def registered_class(folder: Path) -> type[PreTrainedModel] | None:
 def check_model_folder(folder: Path, subclasses: bool = True) -> None:
     """Refuse a folder with whole weights of this package that do not fit the class in its config.json."""
     config = _config(folder)
-    name = (config.get("architectures") or [""])[0].removeprefix(
-        "FSDP"
-    )  # FSDP2 saves a class with this prefix
+    # FSDP2 saves a class with this prefix.
+    name = (config.get("architectures") or [""])[0].removeprefix("FSDP")
     model_class = getattr(modeling_vanilla_transformer, name, None)
     whole = (folder / "model.safetensors").is_file() or (
         folder / "model.safetensors.index.json"

@@ -19,9 +19,8 @@ _MARKS = (
     "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0711\u0730-\u074a\u07a6-\u07b0\u07eb-\u07f3"
     rf"\u0816-\u082d\u08d3-\u0dff\u200c\u200d{UNSPACED}"
 )
-_UNIT = re.compile(
-    rf"[\w{_MARKS}]+(?:[-'’][\w{_MARKS}]+)*|[^\w\s]"
-)  # letters, or one punctuation mark
+# Letters, or one punctuation mark.
+_UNIT = re.compile(rf"[\w{_MARKS}]+(?:[-'’][\w{_MARKS}]+)*|[^\w\s]")
 
 
 @dataclass

@@ -128,9 +128,8 @@ class Protected:
         position = 0
         places = list[int]()
         moved = [0]  # of the spans in the translation, and characters inserted up to each
-        pairs: list[
-            tuple[int, int]
-        ] = []  # linked characters of the sentence and the restored translation
+        # Linked characters of the sentence and the restored translation.
+        pairs: list[tuple[int, int]] = []
         placed = list(placement.places())
         for place, next_place in zip(placed, [*placed[1:], None], strict=True):
             restored += translation[position : place.opens]
@@ -208,9 +207,8 @@ def protect(sentence: str, escaped: bool = False) -> Protected | None:
         position = match.end()
         opening = match[0]
         after = sentence[position : position + 1]
-        follows = spans and spans[-1].start == len(
-            text
-        )  # no space between this span and the one before
+        # No space between this span and the one before.
+        follows = spans and spans[-1].start == len(text)
         if (
             not follows
             and text[-1:].isspace()

@@ -35,9 +35,8 @@ def read_lines(path: str | Path | None = None) -> Iterator[str]:
     """
     if path is None or str(path) == "-":
         yield from _decode(sys.stdin.buffer, "standard input")
-    elif (
-        Path(path).is_fifo()
-    ):  # such as the shell's `<(zcat file)`: testing for gzip would consume its first bytes
+    elif Path(path).is_fifo():
+        # Such as the shell's `<(zcat file)`: testing for gzip would consume its first bytes.
         with open(path, "rb") as stream:
             yield from _decode(stream, str(path))
     else:

@@ -102,9 +102,8 @@ def search_arguments(model: Any, tokens: Sequence[str]) -> dict[str, Any]:
             settings.get("forced_eos_token_id") is not None
         )
     if (forced := settings.get("forced_bos_token_id")) is not None:
-        arguments["target_prefix"] = [
-            [tokens[forced[0] if isinstance(forced, list) else forced]]
-        ]  # for each sentence
+        # For each sentence.
+        arguments["target_prefix"] = [[tokens[forced[0] if isinstance(forced, list) else forced]]]
     if sequences := [ids for ids in settings.get("bad_words_ids") or [] if len(ids) > 1]:
         arguments["suppress_sequences"] = [[tokens[token] for token in ids] for ids in sequences]
     if len(ends(settings)) > 1:

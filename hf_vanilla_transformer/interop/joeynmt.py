@@ -174,9 +174,8 @@ def _fields(model: Options) -> dict[str, Any]:
         "layer_norm_position": encoder.text("layer_norm"),
         "dropout": decoder.number("dropout", 0.1, 0.0),
     }
-    for stack, options, heads in zip(
-        STACKS, (encoder, decoder), (4, 8), strict=True
-    ):  # JoeyNMT's defaults
+    for stack, options, heads in zip(STACKS, (encoder, decoder), (4, 8), strict=True):
+        # JoeyNMT's defaults.
         fields[f"{stack}_attention_heads"] = options.integer("num_heads", heads, 1)
         fields[f"{stack}_ffn_dim"] = options.integer("ff_size", 2048, 1)
     return fields

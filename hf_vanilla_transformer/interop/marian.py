@@ -69,9 +69,8 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
     defaults = {"num_beams": 1, "length_penalty": search.pop("paper_length_penalty", 1.0)}
     settings = marian.generation_config.to_diff_dict() | defaults | search
     dropped = {"max_length_over_source"}
-    if (
-        settings["num_beams"] == 1
-    ):  # transformers refuses to save options of a beam search for a greedy one
+    if settings["num_beams"] == 1:
+        # Transformers refuses to save options of a beam search for a greedy one.
         dropped |= {"length_penalty", "early_stopping"}
     settings = {name: value for name, value in settings.items() if name not in dropped}
     if not settings.keys() & {"max_length", "max_new_tokens"}:
@@ -157,6 +156,5 @@ def _permuted(name: str, weight: Tensor, order: Tensor) -> Tensor:
     module, kind = name.split(".")[-2:]
     if module == "embed_tokens" or (module in _READS and kind == "weight"):
         return weight[:, order]  # (·, D)
-    return (
-        weight if module in _READS else weight[order]
-    )  # (D, ·) or (D,): out_proj, fc2 and LayerNorm
+    # (D, ·) or (D,): out_proj, fc2 and LayerNorm.
+    return weight if module in _READS else weight[order]

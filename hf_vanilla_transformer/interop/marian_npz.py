@@ -189,9 +189,8 @@ def _model(
     tensors, positions = _positions(tensors, options, sizes["d_model"])
     fields = {
         **sizes,
-        **{
-            f"{stack}_layers": sizes[f"{stack}_layers"] - 1 for stack in STACKS
-        },  # Marian counts layers from 1
+        # Marian counts layers from 1.
+        **{f"{stack}_layers": sizes[f"{stack}_layers"] - 1 for stack in STACKS},
         **tying.fields,
         **positions,
         **{

@@ -28,9 +28,8 @@ def check_search(model: Any, library: str, applied: set[str]) -> dict[str, Any]:
 
 def shortest(settings: dict[str, Any]) -> int:
     """The number of tokens after which a translation may end."""
-    return max(
-        settings.get("min_new_tokens") or 0, (settings.get("min_length") or 0) - 1
-    )  # without the start token
+    # Without the start token.
+    return max(settings.get("min_new_tokens") or 0, (settings.get("min_length") or 0) - 1)
 
 
 def longest(settings: dict[str, Any]) -> int | None:

@@ -211,9 +211,8 @@ def _argos(reference: Reference, file: Path) -> list[Translation]:
 
 
 def _graphs(reference: Reference, folder: Path) -> list[Translation]:
-    is_default = (
-        reference.settings.get("forced_bos_token_id") is not None
-    )  # the folder has to know it
+    # The folder has to know it.
+    is_default = reference.settings.get("forced_bos_token_id") is not None
     translator = Translator(folder, *((None, None) if is_default else reference.direction))
     prefix_length = len(reference.prefix)
     translator.settings["max_new_tokens"] = prefix_length + reference.length

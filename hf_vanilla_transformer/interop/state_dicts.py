@@ -82,9 +82,8 @@ def rename(name: str, renames: Renames) -> str:
 class Tying(NamedTuple):
     """Which of source embedding, target embedding and output matrix are equal (§3.4)."""
 
-    fields: dict[
-        str, Any
-    ]  #: `share_encoder_decoder_embeddings`, `tie_word_embeddings` and both vocabulary sizes
+    #: `share_encoder_decoder_embeddings`, `tie_word_embeddings` and both vocabulary sizes
+    fields: dict[str, Any]
     copies: set[str]  #: names of tensors that equal one before them
 
 
@@ -154,9 +153,8 @@ def read_torch_file(path: str | Path) -> Any:
                     return torch.load(path, map_location="cpu", weights_only=True)
             except pickle.UnpicklingError as error:
                 name, kind = _placeholder(error) or ("", Ignored)
-                if (
-                    "persistent_load" in str(error) and placeholders
-                ):  # old files store modules with their code
+                if "persistent_load" in str(error) and placeholders:
+                    # Old files store modules with their code.
                     raise pickle.UnpicklingError(f"GLOBAL {next(iter(placeholders))}") from None
                 if (
                     not name
@@ -371,9 +369,10 @@ def position_layout(tables: Iterable[Tensor]) -> str:
     layouts = ["sinusoidal", "sinusoidal_split"]
     for table in tables:
         positions = torch.arange(len(table))[None]
+        # (P, D)
         expected = {
             layout: sinusoidal_positions(positions, table.shape[1], layout)[0] for layout in layouts
-        }  # (P, D)
+        }
         near: dict[str, Any] = {"rtol": 0, "atol": _TABLE_ROUNDING}
         layouts = [
             layout for layout in layouts if torch.allclose(expected[layout], table.float(), **near)

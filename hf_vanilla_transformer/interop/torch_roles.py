@@ -89,9 +89,8 @@ def one_model(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tens
     modules = [prefix.split(".")[-2::-1] for prefix in max(prefixes.values(), key=len, default=())]
     if len(modules) < 2:
         return floats, []
-    while (
-        all(modules) and len({names[0] for names in modules}) == 1
-    ):  # "transformer" of "net.transformer."
+    while all(modules) and len({names[0] for names in modules}) == 1:
+        # "transformer" of "net.transformer.".
         modules = [names[1:] for names in modules]
     roots = sorted("".join(f"{name}." for name in reversed(names)) for names in modules)
     usual = [root for root in roots if root.split(".")[-2:][0] in _USUAL_MODULES]

@@ -261,9 +261,8 @@ def _build(
     if any(ref.name.endswith(_GAINS_OF_UNBIASED_NORMS) for ref in refs.values()):
         fields.setdefault("layer_norm_eps", state_dicts.EPSILON_OF_UNBIASED_NORMS)
     tensors = _with_norms_and_biases(tensors, refs, fields)
-    tables = [
-        tensors[name].flatten(0, -2) for name in around.positions
-    ]  # (P, 1, D) or (1, P, D) to (P, D)
+    # (P, 1, D) or (1, P, D) to (P, D).
+    tables = [tensors[name].flatten(0, -2) for name in around.positions]
     tables = [table[: min(map(len, tables))] for table in tables]
     tensors |= dict(zip(_TABLES, (tables[0], tables[-1]) if tables else (), strict=False))
     fields |= _position_fields(tables, around, positions)

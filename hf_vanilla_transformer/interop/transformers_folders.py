@@ -222,9 +222,8 @@ def _check_sizes(config: Any, folder: Path) -> None:
     positions = config.max_position_embeddings
     if getattr(config, "position_encoding_type", "") == "learned":
         rows.append(positions)
-    elif (
-        type(config).model_type in MODEL_CLASSES and positions > _MAX_POSITIONS
-    ):  # their classes make a table
+    elif type(config).model_type in MODEL_CLASSES and positions > _MAX_POSITIONS:
+        # Their classes make a table.
         reason = f"{_MAX_POSITIONS} is the most"
         raise UserError(
             f"{folder / 'config.json'}: max_position_embeddings={shown(positions)}: {reason}"

@@ -142,9 +142,8 @@ class _Decoder(programs.ExportableDecoder):
             self.decoder, input_ids, states, encoder_attention_mask, source, past, **INSIDE
         )
         logits = self.lm_head(output.last_hidden_state)
-        length = (
-            past[0].shape[2] + 1 + torch.arange(input_ids.shape[1])
-        )  # (T), with the token that is predicted
+        # (T), with the token that is predicted.
+        length = past[0].shape[2] + 1 + torch.arange(input_ids.shape[1])
         limit = (
             encoder_attention_mask.sum(dim=-1, keepdim=True) + self.over
             if self.limit is None
@@ -303,9 +302,8 @@ def _save(graphs: dict[str, Any], folder: Path, dtype: str) -> int:
 def _quantise(proto: Any, path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with (
-        without_log_messages()
-    ):  # advice to optimise the graph first. onnxruntime does it at loading time
+    with without_log_messages():
+        # Advice to optimise the graph first. onnxruntime does it at loading time.
         quantize_dynamic(
             proto,
             str(path),

@@ -333,9 +333,8 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.set_verbosity_error()  # transformers warns of the unknown model type, but a tokenizer does not need it
     translator = Translator(arguments.model, arguments.source_lang, arguments.target_lang)
-    lines = [
-        line.decode("utf-8").rstrip("\n") for line in sys.stdin.buffer
-    ]  # only a line feed ends a line
+    # Only a line feed ends a line.
+    lines = [line.decode("utf-8").rstrip("\n") for line in sys.stdin.buffer]
     for start in range(0, len(lines), arguments.batch_size):
         translations = translator.translate(lines[start : start + arguments.batch_size])
         # a model can generate any character

@@ -124,9 +124,8 @@ def _add_interface(app: FastAPI, server: Server) -> None:
     @app.get("/spec", include_in_schema=False)
     async def specification() -> dict[str, Any]:
         openapi = app.openapi()
-        return openapi | {
-            "info": openapi["info"] | {"title": "LibreTranslate"}
-        }  # by which clients know the interface
+        # By which clients know the interface.
+        return openapi | {"info": openapi["info"] | {"title": "LibreTranslate"}}
 
     @app.get("/languages")
     async def languages() -> list[schemas.Language]:
@@ -176,9 +175,8 @@ def _add_disabled(app: FastAPI, path: str, message: str) -> None:
 
     @app.post(path, include_in_schema=False)
     async def disabled(request: Request) -> Response:
-        async for (
-            _
-        ) in request.stream():  # some clients fail if the answer precedes the end of their file
+        async for _ in request.stream():
+            # Some clients fail if the answer precedes the end of their file.
             pass
         raise HTTPException(403, message)
 
@@ -280,9 +278,8 @@ async def _read_fields(
             408, f"the body did not arrive within {limits.timeout:g} seconds"
         ) from None
     fields = parse_fields(body, request.headers.get("content-type", ""), request.url.query)
-    key = fields.get("api_key") or fields.get(
-        "apiKey"
-    )  # the latter by LibreTranslate's client of npm
+    # The latter by LibreTranslate's client of npm.
+    key = fields.get("api_key") or fields.get("apiKey")
     check_key(key or (bearer.credentials if bearer else None), limits.api_key)
     return fields
 

@@ -144,9 +144,8 @@ class DocumentProcesses:
 
 def _read_document(connection: Connection) -> None:
     """Read a document, ask the server for the translation of its texts, and send the translated document."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C in a terminal reaches all processes. The server decides
+    # Ctrl-C in a terminal reaches all processes. The server decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, OSError):  # the server has ended the work
         upload: Upload = connection.recv()
         _limit_resources(upload.seconds, upload.memory)

@@ -189,9 +189,8 @@ class Engine:
                 logger.exception("translation failed")
                 results = [(sentence, error) for sentence in {*joining, *search.keys}]
                 search.clear()
-            with (
-                self._changed
-            ):  # before the futures resolve, so that a client finds its answer counted
+            with self._changed:
+                # Before the futures resolve, so that a client finds its answer counted.
                 self._running[worker] = len(search)
                 self.translated += sum(not isinstance(result, Exception) for _, result in results)
             for sentence, result in results:

@@ -58,9 +58,8 @@ class Inspector:
     def _set_direction(self, translator: Translator) -> None:
         self.translator = translator
         self.marks = translator.directions.marks(None, None)
-        self.mark = translator.directions.prefix(
-            translator.directions.default
-        )  # the first ids of a translation
+        # The first ids of a translation.
+        self.mark = translator.directions.prefix(translator.directions.default)
 
     def directed(self, translator: Translator) -> "Inspector":
         """An inspector of another direction of the model, in the same thread."""

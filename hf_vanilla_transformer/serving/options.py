@@ -14,9 +14,8 @@ class Limits:
     api_key: str | None = (
         None  #: key that translation requests must have. None lets everybody translate.
     )
-    cors_origins: tuple[
-        str, ...
-    ] = ()  #: web sites that may call this server from their pages. "*" is all.
+    #: web sites that may call this server from their pages. "*" is all.
+    cors_origins: tuple[str, ...] = ()
     #: Names under which the server is reached, such as behind a proxy. Others are refused if there are any, and on a
     #: loopback address.
     allowed_hosts: tuple[str, ...] = ()

@@ -154,9 +154,8 @@ def _connection_limit() -> int:
     except ImportError:  # not on Windows
         return 1024
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for (
-        wanted
-    ) in _OPEN_FILES:  # macOS says that its hard limit is infinite, and refuses more than 10,240
+    for wanted in _OPEN_FILES:
+        # macOS says that its hard limit is infinite, and refuses more than 10,240.
         wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         with suppress(ValueError, OSError):
             if limit != resource.RLIM_INFINITY and limit < wanted:

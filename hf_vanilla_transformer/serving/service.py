@@ -59,9 +59,8 @@ class Notes:
 
     #: For each sentence the tokens of its translation, as `Inspector.token_probabilities` returns them.
     probabilities: list[list[dict[str, Any]]] | None = None
-    warnings: list[str] = field(
-        default_factory=list
-    )  #: sentences that were cut, and translations without an end
+    #: sentences that were cut, and translations without an end
+    warnings: list[str] = field(default_factory=list)
 
 
 class TooLong(UserError):

@@ -365,9 +365,8 @@ class RunArguments(VanillaTransformerTrainingArguments):
         "Beams for the test split and in the saved generation_config.json"
     )
     test_length_penalty: float | None = _optional("Exponent α of the length penalty, likewise")
-    choices: dict[int, Choice] = field(
-        init=False, default_factory=dict
-    )  #: by the largest number of training pairs
+    #: by the largest number of training pairs
+    choices: dict[int, Choice] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         fine_tuning = self.model_name_or_path is not None
@@ -376,9 +375,8 @@ class RunArguments(VanillaTransformerTrainingArguments):
         if self.warmup_steps is None:
             self.warmup_steps = 0.05 if fine_tuning else 4000
         if self.logging_steps is None:
-            self.logging_steps = (
-                0.05 if fine_tuning else 500
-            )  # a fine-tuning run may have fewer updates
+            # A fine-tuning run may have fewer updates.
+            self.logging_steps = 0.05 if fine_tuning else 500
         selects = self.load_best_model_at_end or self.early_stopping_patience is not None
         selects = selects or getattr(self.save_strategy, "value", self.save_strategy) == "best"
         if selects and not self.metric_for_best_model:

@@ -104,9 +104,8 @@ def report_failed_save(run: Path, consequence: str) -> Iterator[None]:
         with report_full_disk(run):
             try:
                 yield
-            except (
-                CheckpointException
-            ) as error:  # contains the errors of all ranks, and is no Exception
+            except CheckpointException as error:
+                # Contains the errors of all ranks, and is no Exception.
                 raise RuntimeError(str(error)) from error
     except (DiskFull, PermissionError) as error:
         if is_main_rank():

@@ -188,9 +188,8 @@ def score_before(trainer: Any, run: Run) -> dict[str, Any]:
     if checkpoint is not None:
         scores = _kept_scores(checkpoint, trainer)
     else:
-        model = getattr(
-            trainer.model, "get_base_model", lambda: trainer.model
-        )()  # without adapters
+        # Without adapters.
+        model = getattr(trainer.model, "get_base_model", lambda: trainer.model)()
         saved = copy.deepcopy(model.generation_config)
         set_decoding(model.generation_config, args)
         for split in ("test", "base_test"):

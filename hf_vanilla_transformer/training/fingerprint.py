@@ -136,18 +136,14 @@ class RunState:
     """The fingerprint of a run and its position in the data, next to weights, optimizer and counters."""
 
     fixed: dict[str, Any]  #: settings that cannot change within a run, such as the precision
-    data: dict[
-        str, Any
-    ]  #: settings and digests that determine the batches. They may change with `ignore_data_skip`.
-    position: dict[
-        str, Any
-    ]  #: the next batch in the data, if the number of updates is not enough to find it
-    objective: dict[str, Any] = field(
-        default_factory=dict
-    )  #: settings of the loss. A resume prints their changes.
-    settings: dict[str, Any] = field(
-        default_factory=dict
-    )  #: all others. A resume prints their changes.
+    #: settings and digests that determine the batches. They may change with `ignore_data_skip`.
+    data: dict[str, Any]
+    #: the next batch in the data, if the number of updates is not enough to find it
+    position: dict[str, Any]
+    #: settings of the loss. A resume prints their changes.
+    objective: dict[str, Any] = field(default_factory=dict)
+    #: all others. A resume prints their changes.
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def write(self, checkpoint: Path) -> None:
         """Write `run_state.json` into a checkpoint."""

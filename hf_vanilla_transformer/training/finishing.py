@@ -174,9 +174,8 @@ def choose_weights(
         )
     scores = {name: scored[name][f"eval_{metric}"] for name in _WEIGHTS if name in scored}
     sign = -1 if args.metric_for_best_model and not args.greater_is_better else 1
-    chosen = max(
-        reversed(scores), key=lambda name: sign * scores[name]
-    )  # of equals an average: it generalises better
+    # Of equals an average: it generalises better.
+    chosen = max(reversed(scores), key=lambda name: sign * scores[name])
     shown = title_of(metric)
     print_main(
         f"validation {shown}: {', '.join(f'{score:.2f} {name}' for name, score in scores.items())}; "

@@ -39,9 +39,8 @@ def choose_by_pairs(
     if args.choices:
         train = corpus.pairs["train"]
         report = corpus.reports["train"]
-        kept_pairs = sum(
-            part.kept for part in getattr(report, "parts", [report])
-        )  # weights repeat pairs
+        # Weights repeat pairs.
+        kept_pairs = sum(part.kept for part in getattr(report, "parts", [report]))
         pairs = min(len(train), kept_pairs) if isinstance(train, Dataset) else max(args.choices)
         limits = sorted(args.choices)
         limit = next((size for size in limits if pairs <= size), limits[-1])

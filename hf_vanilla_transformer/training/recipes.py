@@ -110,9 +110,8 @@ class _Parser(HfArgumentParser):
             def or_none(text: str) -> Any:
                 return None if text == _NULL else convert(text)
 
-            or_none.__name__ = getattr(
-                convert, "__name__", "value"
-            )  # argparse: "invalid int value"
+            # argparse: "invalid int value".
+            or_none.__name__ = getattr(convert, "__name__", "value")
             settings["type"] = or_none
             if "choices" in settings:
                 settings["choices"] = [*settings["choices"], None]

@@ -77,9 +77,8 @@ class SampleTranslations:
         def compute(prediction: EvalPrediction) -> dict[str, float]:
             ids = prediction.predictions
             self._sample = None
-            if not isinstance(
-                ids, np.ndarray
-            ):  # with `eval_do_concat_batches=False` a list of batches
+            if not isinstance(ids, np.ndarray):
+                # With `eval_do_concat_batches=False` a list of batches.
                 return compute_metrics(prediction)
             rows = self.evaluated()
             rows = range(len(ids)) if rows is None else rows

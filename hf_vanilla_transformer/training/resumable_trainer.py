@@ -100,9 +100,8 @@ class ResumableTrainer(Seq2SeqTrainer):
         self.fixed_facts = dict(fixed_facts or {})
         self.other_facts = dict(other_facts or {})
         self.kept_code = KeptCode(self._base_model())
-        self._teachers: list[
-            dict[str, Any]
-        ] = []  # the contents of their folders when training started
+        # The contents of their folders when training started.
+        self._teachers: list[dict[str, Any]] = []
         # Batches per update without `tokens_per_update`. A resumed run takes the number from the checkpoint.
         self.batches_per_update = self.args.world_size
         # The plan of the training loader, or None without token batches.
@@ -379,9 +378,8 @@ class ResumableTrainer(Seq2SeqTrainer):
             stop.evaluation_due for stop in self._stop_callbacks()
         ):
             return
-        self._load_rng_state(
-            str(self._resumed_from)
-        )  # saved again if the evaluation is interrupted again
+        # Saved again if the evaluation is interrupted again.
+        self._load_rng_state(str(self._resumed_from))
         self.control.should_evaluate = True
         self._maybe_log_save_evaluate(
             self._tr_loss, None, self.model_wrapped, None, self._epoch, None, start_time

@@ -127,9 +127,8 @@ def load_run(
 ) -> Run:
     """Load the data and the model: a new one, the one at `model_name_or_path`, or one for the checkpoint."""
     fine_tuned = args.model_name_or_path is not None
-    starts = fine_tuned and (
-        checkpoint is None or args.lora_r > 0
-    )  # a checkpoint has the adapters alone
+    # A checkpoint has the adapters alone.
+    starts = fine_tuned and (checkpoint is None or args.lora_r > 0)
     folder = base_folder(args, fetch=starts)
     facts = model_facts(args, folder)
     if checkpoint is not None:
@@ -219,9 +218,8 @@ def build_model(
     if checkpoint is not None:
         old = model_class.config_class.from_pretrained(checkpoint)
         for name in VanillaTransformerConfig.__annotations__:
-            if name != "use_cache" and getattr(old, name) != getattr(
-                config, name
-            ):  # the trainer turns it off
+            if name != "use_cache" and getattr(old, name) != getattr(config, name):
+                # The trainer turns it off.
                 trained_with = f"but {checkpoint} was trained with {getattr(old, name)}"
                 raise UserError(f"{name}: {getattr(config, name)}, {trained_with}: {REMEDY}")
     return model_class(config)
@@ -233,9 +231,8 @@ def resolve_arguments(
     checkpoint: Path | None = None,
 ) -> None:
     """Set the arguments that depend on the model and the machine: peak learning rate and precision."""
-    if (
-        args.learning_rate is None
-    ):  # the peak of Eq. 3, for fine-tuning its value after 200,000 updates
+    if args.learning_rate is None:
+        # The peak of Eq. 3, for fine-tuning its value after 200,000 updates.
         updates = max(args.warmup_steps, 1) if args.model_name_or_path is None else 200_000
         if args.model_name_or_path is None and 0 < args.warmup_steps < 1:
             raise UserError(
@@ -346,9 +343,8 @@ def train(
                 stop.signals.received or signal.SIGINT,
             )
     print_main(f"trained {counted(step, 'update')} in {duration(seconds)}")
-    metrics = (
-        outcome.metrics if checkpoint is None else {}
-    )  # after a resume they cover only the part since then
+    # After a resume they cover only the part since then.
+    metrics = outcome.metrics if checkpoint is None else {}
     return metrics | {"train_updates": step, "train_seconds": seconds, "epoch": trainer.state.epoch}
 
 
@@ -390,9 +386,8 @@ def bf16_is_faster(
     """
     device = model.device
     was_training = model.training
-    vocab_size = min(
-        model.config.vocab_size, model.config.target_vocab_size
-    )  # ids that both vocabularies have
+    # Ids that both vocabularies have.
+    vocab_size = min(model.config.vocab_size, model.config.target_vocab_size)
     ids = torch.arange(sentences * length, device=device).view(sentences, length) % vocab_size
     seconds: dict[bool, list[float]] = {True: [], False: []}
     model.train()

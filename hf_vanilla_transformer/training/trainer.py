@@ -70,9 +70,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.meter = ThroughputMeter()
-        self.scores: dict[
-            int, dict[str, float]
-        ] = {}  # of the whole evaluations while training, by update
+        # Of the whole evaluations while training, by update.
+        self.scores: dict[int, dict[str, float]] = {}
         self.budget: EvaluationBudget | None = None  # of a run with `max_minutes`
         self.ended = (
             1.0  # share of the translations of the last evaluation that end before their limit
@@ -88,9 +87,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
         languages = (
             language_tokens(tokenizer) if isinstance(tokenizer, PreTrainedTokenizerBase) else None
         )
-        self.starts_with_language = bool(
-            languages and languages.target_mark
-        )  # that of each sentence's reference
+        # That of each sentence's reference.
+        self.starts_with_language = bool(languages and languages.target_mark)
         mark = "target" if self.starts_with_language else "source"
         self.consistency: ConsistencyObjective | None = consistency_objective(self.args, mark)
         if self.by_tokens:
@@ -334,9 +332,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
         """The arguments of `collate_batches` that round the shapes of batches. See `ReleaseFreeMemory`."""
         config = self.model.config
         args = self.args
-        has_limit = (
-            config.position_encoding_type == "learned"
-        )  # padding must not pass max_position_embeddings
+        # Padding must not pass max_position_embeddings.
+        has_limit = config.position_encoding_type == "learned"
         rounds = args.bf16 and args.device.type == "cpu" and not has_limit
         pads = config.pad_token_id, getattr(config, "target_pad_token_id", config.pad_token_id)
         return {"row_unit": ROW_UNIT, "pad_token_ids": pads} if rounds else {}
@@ -452,9 +449,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
         if isinstance(self._base_model(), VanillaTransformerForConditionalGeneration):
             if prediction_loss_only:
                 inputs = {**inputs, "skip_logits": True}
-            elif (
-                self.args.predict_with_generate and self.label_smoother is None
-            ):  # it reads the logits
+            elif self.args.predict_with_generate and self.label_smoother is None:
+                # It reads the logits.
                 model = partial(model, skip_logits=True)  # `generate` gets the inputs, too
         translates = self.args.predict_with_generate and not prediction_loss_only
         if (

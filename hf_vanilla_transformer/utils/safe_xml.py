@@ -20,9 +20,8 @@ def parse_xml(data: bytes, name: str) -> Any:
     try:
         root = etree.fromstring(data, etree.XMLParser(**SAFE, strip_cdata=False, encoding="utf-8"))
     except (etree.XMLSyntaxError, ValueError) as error:
-        if (
-            isinstance(error, etree.XMLSyntaxError) and error.msg is None
-        ):  # libxml2 has no memory to say so
+        if isinstance(error, etree.XMLSyntaxError) and error.msg is None:
+            # libxml2 has no memory to say so.
             raise MemoryError(f"{name}: the memory is full") from None
         raise UserError(f"{name} is no well-formed XML: {one_line(error)}") from None
     refuse_entities(root, name)

@@ -198,9 +198,8 @@ def main(arguments: argparse.Namespace) -> int:
     from hf_vanilla_transformer.inference.text_io import line_writer
     from hf_vanilla_transformer.utils.system_info import describe_hardware, versions
 
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # the signal of `timeout` ends a benchmark like Ctrl-C
+    # The signal of `timeout` ends a benchmark like Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if arguments.command == "gpu":
         return check_gpu(arguments)
     from hf_vanilla_transformer.utils.errors import check_at_least_one

@@ -58,9 +58,8 @@ class GenerateEngine:
         storages = [
             states.untyped_storage() for layer in layers for states in (layer.keys, layer.values)
         ]
-        return sum(
-            {storage.data_ptr(): storage.nbytes() for storage in storages}.values()
-        )  # each once
+        # Each once.
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def _generate(self, batch: Ids, beams: int, **settings: Any) -> Ids:
         eos = self.model.config.eos_token_id
@@ -85,9 +84,8 @@ class OurEngine(GenerateEngine):
 
     def __init__(self, model: Any, workers: bool = False, compiled: bool = False):
         super().__init__(model)
-        self.workers = (
-            torch.get_num_threads() if workers else 1
-        )  # parallel searches of `size` sentences each
+        # Parallel searches of `size` sentences each.
+        self.workers = torch.get_num_threads() if workers else 1
         # the paper's settings, because the peers do not read the checkpoint's
         self.model.generation_config = paper_generation_config(model.config)
         engine = model.inference_engine  # `load_model` sets one for int8

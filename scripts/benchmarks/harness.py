@@ -69,9 +69,8 @@ class Worker:
 
     def send(self, request: str, *args: Any) -> None:
         """Send a request without waiting. `receive` must follow."""
-        with suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # `receive` reports that the process died
+        with suppress(BrokenPipeError, ConnectionResetError):
+            # `receive` reports that the process died.
             self.pipe.send((request, args))
 
     def receive(self) -> Any:

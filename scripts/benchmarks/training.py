@@ -85,18 +85,16 @@ class Turn(NamedTuple):
     tokens: int  # of both sides, without padding
     padded_tokens: int  # of both sides, with padding
     peak_mib: float | None
-    step_mib: (
-        float | None
-    )  # the peak above the memory before the first measured update: without weights and moments
+    # The peak above the memory before the first measured update: without weights and moments.
+    step_mib: float | None
 
 
 class BatchSizes(NamedTuple):
     """The batches and updates of every engine."""
 
     tokens: int  # `max_tokens_per_batch` of this package
-    tokens_per_update: (
-        int | None
-    )  # target tokens of an update, about. None: one batch in each process
+    # Target tokens of an update, about. None: one batch in each process.
+    tokens_per_update: int | None
     pairs: int  # per batch of transformers' trainer: this package's average
     accumulation: int  # batches per update of transformers' trainer
 

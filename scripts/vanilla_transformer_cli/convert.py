@@ -59,9 +59,8 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.interop.converting import convert
 
-    options: dict[str, Any] = dict(
-        arguments.options
-    )  # `convert` parses the text as the option's type
+    # `convert` parses the text as the option's type.
+    options: dict[str, Any] = dict(arguments.options)
     print(
         convert(
             arguments.source_format,

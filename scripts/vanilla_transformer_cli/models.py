@@ -21,9 +21,8 @@ def use_model_code(arguments: argparse.Namespace) -> None:
     folders: Any = next(filter(None, named), [])
     for name in [folders] if isinstance(folders, str) else folders:
         if arguments.trust_remote_code:
-            trust_code(
-                Path(name if Path(name).is_dir() else name.partition("=")[2] or name)
-            )  # SOURCE-TARGET=DIR
+            # SOURCE-TARGET=DIR.
+            trust_code(Path(name if Path(name).is_dir() else name.partition("=")[2] or name))
 
 
 def use_shipped_models(arguments: Any) -> None:

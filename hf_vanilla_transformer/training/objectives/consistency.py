@@ -34,9 +34,8 @@ from ...loss_vanilla_transformer import (
 )
 from . import Objective
 
-CPU_CACHE = (
-    2**17
-)  # logits of each pass that are differentiated at once, so that they stay in a core's cache
+# Logits of each pass that are differentiated at once, so that they stay in a core's cache.
+CPU_CACHE = 2**17
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,8 @@ class ConsistencyObjective(Objective):
                 start = torch.zeros_like(target, dtype=torch.bool)
                 start[:, 0] = True
             del twice["input_ids"], twice["decoder_input_ids"]
-            end = torch.isin(
-                source, torch.tensor(model.config.eos_token_id, device=source.device)
-            )  # (B, S)
+            # (B, S)
+            end = torch.isin(source, torch.tensor(model.config.eos_token_id, device=source.device))
             twice["inputs_embeds"] = self._embed(model.get_encoder().embed_tokens, source, keep=end)
             twice["decoder_inputs_embeds"] = self._embed(
                 model.get_decoder().embed_tokens, target, keep=start
@@ -117,9 +115,8 @@ class ConsistencyObjective(Objective):
         """Embeddings of tokens (B, T), before scale and position, followed by the same with some zeroed."""
         embeddings = embed_tokens(ids)  # (B, T, D)
         kept = keep | random_mask(ids, self.cutoff)  # (B, T)
-        return torch.cat(
-            [embeddings, embeddings * kept[..., None].to(embeddings.dtype)]
-        )  # (2 B, T, D)
+        # (2 B, T, D)
+        return torch.cat([embeddings, embeddings * kept[..., None].to(embeddings.dtype)])
 
     def uniform(self, smoothing: float) -> tuple[float, float]:
         return smoothing, smoothing * self.second_cross_entropy
@@ -187,9 +184,8 @@ class ConsistencyObjective(Objective):
                 by_other = difference.mul_(-r).addcmul_(q, c + f + r * mean).sub_(p, alpha=f)
             else:
                 by_other = q.mul_(c + f).sub_(p, alpha=f)
-            cross_entropy, plain = cross_entropy_into(
-                by_z, 1.0, z, lse, label, smoothing
-            )  # (rows, 1)
+            # (rows, 1)
+            cross_entropy, plain = cross_entropy_into(by_z, 1.0, z, lse, label, smoothing)
             loss = loss + cross_entropy
             if c:
                 loss = (

@@ -171,9 +171,8 @@ class TopOfCorpus:
     def of(self, batch: Mapping[str, Any]) -> TopDistributions:
         """Get the distributions at the target positions of a batch of these pairs. Padding gets any distribution."""
         labels = batch["labels"].cpu().numpy()  # (B, T)
-        sources, real = (
-            batch[name].cpu().numpy() for name in ("input_ids", "attention_mask")
-        )  # (B, S)
+        # (B, S)
+        sources, real = (batch[name].cpu().numpy() for name in ("input_ids", "attention_mask"))
         index = np.zeros(labels.shape, dtype=np.int64)
         for row, (source, mask, label) in enumerate(zip(sources, real, labels, strict=True)):
             target = label[label != IGNORED]
@@ -339,9 +338,10 @@ class DistillationObjective(Objective):
             some = None if weights is None else weights[rows]
             p, lse = softmax_and_lse(z)  # (rows, V), (rows, 1)
             derivative = t.subtract_from(p, self.weight)
+            # (rows, 1)
             cross_entropy, plain = cross_entropy_into(
                 derivative, share, z, lse, labels[rows], smoothing
-            )  # (rows, 1)
+            )
             loss = share * cross_entropy + self.weight * t.divergence(z, lse)
             sums = sums + torch.stack([weighted_sum(loss, some), weighted_sum(plain, some)])
             z.copy_(derivative if some is None else derivative * some)

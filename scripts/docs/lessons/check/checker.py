@@ -102,9 +102,8 @@ def check(build: Any, given: Mapping[str, Any], roles: Mapping[str, str] | None 
         UserError: it cannot be built, called or understood. The message names the argument that is needed.
     """
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(
-        False
-    )  # it zeroes padding, in nested tensors without a shape
+    # It zeroes padding, in nested tensors without a shape.
+    torch.backends.mha.set_fastpath_enabled(False)
     torch.manual_seed(0)
     try:
         for words, check_objective in (
@@ -143,9 +142,8 @@ def check_model(build: Any, given: Mapping[str, Any], roles: Mapping[str, str]) 
     report = _checked(build, model, arguments, roles)
     if any((each.place, each.option) == ("causal mask", "none") for each in report.mistakes):
         subject.switch_off_dropout(model)
-        with contextlib.suppress(
-            UserError
-        ):  # it has dropout that is no module, or cannot be called
+        with contextlib.suppress(UserError):
+            # It has dropout that is no module, or cannot be called.
             trained = _checked(build, model.train(), arguments, roles)
             if len(trained.mistakes) < len(report.mistakes):
                 return trained._replace(notes=[*trained.notes, _IN_TRAINING])

@@ -152,9 +152,8 @@ def _reference(
             return x + reference.positions(x.shape[1], x.shape[2], "encoder", option)
         if part == "norm":
             return reference.norm(x, f"{AT}norm", choice)
-        visible = (
-            torch.ones(1, dtype=torch.bool) if mask is None else mask[:, None, None]
-        )  # (B, 1, 1, T)
+        # (B, 1, 1, T)
+        visible = torch.ones(1, dtype=torch.bool) if mask is None else mask[:, None, None]
         if part == "attention":
             return reference.attention(x, x, visible, f"{AT}self_attn.", choice)
         return reference.layer(x, None, visible, None, AT, choice)

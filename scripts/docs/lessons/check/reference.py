@@ -42,9 +42,8 @@ class Reference:
     weights: Mapping[str, Tensor]
     heads: int
     pad_token_id: int
-    tables: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  #: stack -> its table of positions (P, D)
+    #: stack -> its table of positions (P, D)
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
     epsilon: float = 1e-5
 
     def __call__(self, source: Tensor, target: Tensor, choice: Mapping[str, Any]) -> Tensor:

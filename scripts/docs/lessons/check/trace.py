@@ -63,9 +63,8 @@ class Trace(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.nodes: list[Node] = []
-        self.kept: list[
-            Tensor
-        ] = []  # an id or a storage is not used again as long as its tensor lives
+        # An id or a storage is not used again as long as its tensor lives.
+        self.kept: list[Tensor] = []
         self.of_tensor: dict[int, Node] = {}
         self.of_storage: dict[int, Node] = {}
         self.written: dict[int, Node] = {}  # the last operation in place on a storage
