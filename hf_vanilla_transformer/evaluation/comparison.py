@@ -1,7 +1,7 @@
 """Comparison of systems on one test set: significance, groups of sentences, and the largest differences."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
 import numpy as np
 from sacrebleu.metrics import CHRF
@@ -12,10 +12,26 @@ from ..utils.normalization import Normalizer, normalized_hypotheses, normalized_
 from .metric_names import DEFAULT, SIGNED
 from .metrics import Groups, Metrics, compute_metric, make_metrics, reference_lists
 
+if TYPE_CHECKING:
+    from evaluate import EvaluationModule
+    from sacrebleu.metrics.base import Metric
+
 SAMPLES = 1000
 TRIALS = 10000
 SEED = 12345  # sacreBLEU's
 LENGTHS = 10, 20, 30, 50  # words, the ends of the groups
+
+#: `score`, `mean`, `interval` and the p-values of a metric.
+Result: TypeAlias = dict[str, float]
+#: Results by system and metric.
+Results: TypeAlias = dict[str, dict[str, Result]]
+
+
+class Comparison(TypedDict):
+    """Systems and their baseline."""
+
+    signatures: dict[str, str]  #: by metric
+    systems: Results
 
 
 def compare_systems(
@@ -27,7 +43,7 @@ def compare_systems(
     tokenize: str | None = None,
     lowercase: bool = False,
     normalize: Normalizer | None = None,
-) -> dict[str, Any]:
+) -> Comparison:
     """Compare systems with the first of them, the baseline.
 
     Args:
@@ -48,7 +64,7 @@ def compare_systems(
     named = {
         system: normalized_hypotheses(texts, normalize)[0] for system, texts in systems.items()
     }
-    results: dict[str, dict[str, Any]] = {system: {} for system in systems}
+    results: Results = {system: {} for system in systems}
     signatures: dict[str, str] = {}
     made = make_metrics(metrics, tokenize, lowercase)
     signed = {name: metric for name, metric in made.items() if name in SIGNED}
@@ -84,20 +100,25 @@ def compare_systems(
 
 
 def _paired_tests(
-    systems: Mapping[str, Sequence[str]], references: list[list[str]], scorers: Mapping[str, Any]
-) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    systems: Mapping[str, Sequence[str]],
+    references: list[list[str]],
+    scorers: "Mapping[str, Metric]",
+) -> tuple[Results, dict[str, str]]:
     """sacreBLEU's results by system and metric, and its signatures by metric."""
     named = list(systems.items())
-    tests: list[Any] = []
-    for kind, samples in (("bs", SAMPLES), ("ar", TRIALS)):
-        tests.append(PairedTest(named, scorers, references, test_type=kind, n_samples=samples)())
-    (bootstrap, by_metric), (_, trials) = tests
-    results: dict[str, dict[str, Any]] = {system: {} for system in systems}
+    test_bootstrap = PairedTest(named, scorers, references, test_type="bs", n_samples=SAMPLES)
+    test_trials = PairedTest(named, scorers, references, test_type="ar", n_samples=TRIALS)
+    bootstrap, by_metric = test_bootstrap()
+    _, trials = test_trials()
+    results: Results = {system: {} for system in systems}
     signatures = {}
     names = [name for name in by_metric if name != "System"]  # sacreBLEU's
     for metric, name in zip(scorers, names, strict=True):
         signatures[metric] = f"{name}|{bootstrap[name]}"
-        for system, outcome, trial in zip(systems, by_metric[name], trials[name], strict=True):
+        # sacreBLEU's annotation allows names of systems
+        resampled = cast(list[Any], by_metric[name])
+        exchanged = cast(list[Any], trials[name])
+        for system, outcome, trial in zip(systems, resampled, exchanged, strict=True):
             results[system][metric] = _result(
                 outcome.score, outcome.mean, outcome.ci, outcome.p_value, trial.p_value
             )
@@ -105,7 +126,10 @@ def _paired_tests(
 
 
 def _statistics(
-    metric: Any, hypotheses: list[str], references: list[list[str]], sources: Sequence[str] | None
+    metric: "EvaluationModule",
+    hypotheses: list[str],
+    references: list[list[str]],
+    sources: Sequence[str] | None,
 ) -> np.ndarray | None:
     """Counts and units of each sentence, (N, 2), whose score is the ratio of their sums. None if a metric has none."""
     rows = [list(row) for row in zip(*references, strict=True)]
@@ -119,20 +143,19 @@ def _statistics(
 
 def _result(
     score: float, mean: float, interval: float, bootstrap: float | None, trials: float | None
-) -> dict[str, Any]:
+) -> Result:
     result = {"score": float(score), "mean": float(mean), "interval": float(interval)}
-    return (
-        result
-        if bootstrap is None
-        else result | {"p_bootstrap": bootstrap, "p_randomization": trials}
-    )
+    if bootstrap is not None and trials is not None:
+        result["p_bootstrap"] = bootstrap
+        result["p_randomization"] = trials
+    return result
 
 
-def _compare_means(baseline: np.ndarray, values: np.ndarray) -> dict[str, Any]:
+def _compare_means(baseline: np.ndarray, values: np.ndarray) -> Result:
     """sacreBLEU's two tests, for counts and units (N, 2) of sentences."""
     draw = np.random.default_rng(SEED)
     samples = draw.integers(len(values), size=(SAMPLES, len(values)))
-    score = _ratio(values.sum(axis=0))
+    score = float(_ratio(values.sum(axis=0)))
     means = _ratio(values[samples].sum(axis=1))
     mean, interval = estimate_ci(means)
     if values is baseline:
@@ -148,7 +171,7 @@ def _compare_means(baseline: np.ndarray, values: np.ndarray) -> dict[str, Any]:
     return _result(score, mean, interval, float(bootstrap), float(trials))
 
 
-def _ratio(sums: np.ndarray) -> Any:
+def _ratio(sums: np.ndarray) -> np.ndarray:
     """The scores of sums (…, 2) of counts and units."""
     return sums[..., 0] / np.maximum(sums[..., 1], 1e-12)
 
@@ -190,7 +213,7 @@ def _scores_of_rows(
     rows: Sequence[int],
     hypotheses: Sequence[str],
     references: Sequence[Sequence[str]],
-    metrics: Mapping[str, Any],
+    metrics: "Mapping[str, EvaluationModule]",
     sources: Sequence[str] | None,
     n_best: Sequence[Sequence[str]] | None,
     normalize: Normalizer | None,
@@ -212,7 +235,7 @@ def _scores_of_rows(
         its_scores, details = compute_metric(name, metric, texts, columns, chosen, lists)
         scores |= its_scores
         if f"{name}_signature" in details:
-            signatures[name] = details[f"{name}_signature"]
+            signatures[name] = str(details[f"{name}_signature"])
     return scores, signatures
 
 
@@ -229,7 +252,7 @@ def largest_differences(
     references: Sequence[str] | Sequence[Sequence[str]],
     sources: Sequence[str] | None = None,
     count: int = 5,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, str | float]]:
     """Return the sentences in which a system differs most from the baseline, the first system, by chrF.
 
     Returns:

@@ -6,12 +6,14 @@ download. `evaluate.combine` takes them. Importing this module imports `evaluate
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias, cast
 
 import datasets
 import evaluate
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.metrics.base import Metric, Score
+from sacrebleu.metrics.bleu import BLEUScore
 
 from ..utils.errors import UserError
 from .bleu_tokenizers import check_tokenizer, fitting_tokenizer, warn_of_tokenizer, warn_once
@@ -20,6 +22,9 @@ from .metric_names import TOP
 
 #: A metric of one's own: sources, hypotheses and references (the first of each) to one number for each sentence.
 SentenceMetric: TypeAlias = Callable[[list[str], list[str], list[str]], Sequence[float]]
+
+#: The reference of a prediction, or several.
+Reference: TypeAlias = str | Sequence[str]
 
 _STRING = datasets.Value("string")
 _STRINGS = datasets.Sequence(_STRING)
@@ -58,7 +63,7 @@ class TextMetric(evaluate.Metric):
             features=[several, one],
         )
 
-    def _prediction_type(self) -> Any:
+    def _prediction_type(self) -> datasets.Value | datasets.Sequence:
         return _STRING
 
     def cased(self, text: str) -> str:
@@ -88,7 +93,7 @@ class FunctionMetric(TextMetric):
         )
 
     def values(
-        self, sources: Sequence[str], predictions: Sequence[str], references: Iterable[Any]
+        self, sources: Sequence[str], predictions: Sequence[str], references: Iterable[Reference]
     ) -> np.ndarray:
         """The numbers (N,) of the sentences."""
         first = [alternatives(row)[0] for row in references]
@@ -102,28 +107,32 @@ class FunctionMetric(TextMetric):
         return numbers
 
     def _compute(
-        self, predictions: Any = None, references: Any = None, sources: Any = None, **options: Any
-    ) -> dict[str, Any]:
+        self,
+        sources: Sequence[str],
+        predictions: Sequence[str],
+        references: Sequence[Reference],
+        **options: object,
+    ) -> dict[str, float]:
         return {self.key: float(self.values(sources, predictions, references).mean())}
 
 
 class SacrebleuMetric(TextMetric):
     """A metric that sacreBLEU computes (Post 2018)."""
 
-    def scorer(self, references: Sequence[Sequence[str]]) -> Any:
+    def scorer(self, references: Sequence[Sequence[str]]) -> Metric:
         """sacreBLEU's object for these lists of references."""
         raise NotImplementedError
 
     def _compute(
-        self, predictions: Any = None, references: Any = None, **options: Any
-    ) -> dict[str, Any]:
+        self, predictions: Sequence[str], references: Sequence[Reference], **options: object
+    ) -> dict[str, float | str | list[float]]:
         columns = reference_columns(references)
         scorer = self.scorer(columns)
         score = scorer.corpus_score(list(predictions), columns)
         signature = f"{score.name}|{scorer.get_signature()}"
         return {self.key: score.score, f"{self.key}_signature": signature} | self._details(score)
 
-    def _details(self, score: Any) -> dict[str, Any]:
+    def _details(self, score: Score) -> dict[str, float | list[float]]:
         return {}
 
 
@@ -153,8 +162,8 @@ class Bleu(SacrebleuMetric):
         return BLEU(tokenize=tokenize, lowercase=self.lowercase, force=tokenize == "none")
 
     def _compute(
-        self, predictions: Any = None, references: Any = None, **options: Any
-    ) -> dict[str, Any]:
+        self, predictions: Sequence[str], references: Sequence[Reference], **options: object
+    ) -> dict[str, float | str | list[float]]:
         results = super()._compute(predictions, references)
         if (
             results["bleu"] == 0
@@ -166,12 +175,13 @@ class Bleu(SacrebleuMetric):
             )
         return results
 
-    def _details(self, score: Any) -> dict[str, Any]:
+    def _details(self, score: Score) -> dict[str, float | list[float]]:
+        bleu = cast(BLEUScore, score)
         return {
-            "brevity_penalty": score.bp,
-            "precisions": list(score.precisions),
-            "hypothesis_length": score.sys_len,
-            "reference_length": score.ref_len,
+            "brevity_penalty": bleu.bp,
+            "precisions": list(bleu.precisions),
+            "hypothesis_length": bleu.sys_len,
+            "reference_length": bleu.ref_len,
         }
 
 
@@ -207,13 +217,13 @@ class Ter(SacrebleuMetric):
 class RateMetric(TextMetric):
     """A metric in percent: of counts and of the units that they are counted in, both for each sentence."""
 
-    def statistics(self, predictions: Iterable[str], references: Iterable[Any]) -> np.ndarray:
+    def statistics(self, predictions: Iterable[str], references: Iterable[Reference]) -> np.ndarray:
         """Counts and units, (N, 2)."""
         raise NotImplementedError
 
     def _compute(
-        self, predictions: Any = None, references: Any = None, **options: Any
-    ) -> dict[str, Any]:
+        self, predictions: Sequence[str], references: Sequence[Reference], **options: object
+    ) -> dict[str, float]:
         counts, units = self.statistics(predictions, references).sum(axis=0)
         if not units:
             raise UserError(f"{self.key}: the references are empty")
@@ -226,7 +236,7 @@ class ExactMatch(RateMetric):
     key = "exact_match"
     description = "percentage of predictions that equal a reference"
 
-    def statistics(self, predictions: Iterable[str], references: Iterable[Any]) -> np.ndarray:
+    def statistics(self, predictions: Iterable[str], references: Iterable[Reference]) -> np.ndarray:
         rows = zip(predictions, references, strict=True)
         return np.array(
             [(normal(text, self) in normals(row, self), 1) for text, row in rows], dtype=np.float64
@@ -239,7 +249,7 @@ class SequenceErrorRate(ExactMatch):
     key = "sequence_error_rate"
     description = "percentage of predictions that equal no reference"
 
-    def statistics(self, predictions: Iterable[str], references: Iterable[Any]) -> np.ndarray:
+    def statistics(self, predictions: Iterable[str], references: Iterable[Reference]) -> np.ndarray:
         equal, one = super().statistics(predictions, references).T
         return np.stack([one - equal, one], axis=1)
 
@@ -253,18 +263,21 @@ class TopK(TextMetric):
     key = "top_k"
     description = "percentage of n-best lists with a reference among their first k"
 
-    def _prediction_type(self) -> Any:
+    def _prediction_type(self) -> datasets.Value | datasets.Sequence:
         return _STRINGS
 
     def _compute(
-        self, predictions: Any = None, references: Any = None, **options: Any
-    ) -> dict[str, Any]:
+        self,
+        predictions: Sequence[Sequence[str]],
+        references: Sequence[Reference],
+        **options: object,
+    ) -> dict[str, float]:
         longest = max(map(len, predictions))
         ranks = [self._rank(texts, row) for texts, row in zip(predictions, references, strict=True)]
         reported = [k for k in TOP if k <= max(longest, 1)]
         return {f"top_{k}": 100 * sum(rank <= k for rank in ranks) / len(ranks) for k in reported}
 
-    def _rank(self, texts: Sequence[str], references: Any) -> float:
+    def _rank(self, texts: Sequence[str], references: Reference) -> float:
         """The place of the first reference in an n-best list, from 1."""
         wanted = normals(references, self)
         places = (
@@ -288,7 +301,7 @@ class TokenErrorRate(RateMetric):
         words = re.sub(r"\s\s+", " ", self.cased(text)).strip().split(" ")
         return [word for word in words if word]
 
-    def statistics(self, predictions: Iterable[str], references: Iterable[Any]) -> np.ndarray:
+    def statistics(self, predictions: Iterable[str], references: Iterable[Reference]) -> np.ndarray:
         counts = []
         for text, row in zip(predictions, references, strict=True):
             tokens = self.tokens(text)
@@ -331,17 +344,17 @@ def normal(text: str, metric: TextMetric) -> str:
     return metric.cased(text).strip()
 
 
-def normals(references: Any, metric: TextMetric) -> set[str]:
+def normals(references: Reference, metric: TextMetric) -> set[str]:
     """The references of one prediction as a metric compares whole texts."""
     return {normal(text, metric) for text in alternatives(references)}
 
 
-def alternatives(references: Any) -> list[str]:
+def alternatives(references: Reference) -> list[str]:
     """The references of one prediction, which may be one text."""
     return [references] if isinstance(references, str) else list(references)
 
 
-def reference_columns(references: Iterable[Any]) -> list[list[str]]:
+def reference_columns(references: Iterable[Reference]) -> list[list[str]]:
     """sacreBLEU's lists of references, from the references of each prediction."""
     rows = [alternatives(row) for row in references]
     count = max(map(len, rows))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from datasets import Dataset
@@ -27,6 +27,17 @@ if TYPE_CHECKING:
 #: Names (`metric_names.TITLES`, MODULE:FUNCTION, or whatever `evaluate.load` takes) or metrics of `evaluate`. A
 #: mapping names the metrics.
 Metrics: TypeAlias = "Sequence[str | EvaluationModule] | Mapping[str, EvaluationModule]"
+#: Token ids (N, T), or a tuple of outputs that starts with them.
+TokenIds: TypeAlias = "np.ndarray | Sequence[Sequence[int]] | tuple[np.ndarray, ...]"
+#: What a metric tells besides its score: a signature, a count, the precisions of n-grams.
+Detail: TypeAlias = str | float | list[float]
+
+
+class Scores(NamedTuple):
+    """The results of metrics."""
+
+    scores: dict[str, float]
+    details: dict[str, Detail]
 
 
 def make_metrics(
@@ -43,7 +54,7 @@ def make_metrics(
     """
     if isinstance(metrics, Mapping):
         return dict(metrics)
-    made: dict[str, Any] = {}
+    made: dict[str, EvaluationModule] = {}
     for metric in metrics:
         if isinstance(metric, str):
             made[metric] = _load_metric(metric, tokenize, lowercase)
@@ -83,7 +94,7 @@ def compute_metric(
     references: Sequence[Sequence[str]],
     sources: Sequence[str] | None = None,
     n_best: Sequence[Sequence[str]] | None = None,
-) -> tuple[dict[str, float], dict[str, Any]]:
+) -> Scores:
     """Compute one metric.
 
     Returns:
@@ -92,7 +103,10 @@ def compute_metric(
     """
     features = metric.features if isinstance(metric.features, Mapping) else metric.features[0]
     rows = [list(row) for row in zip(*references, strict=True)]
-    inputs: dict[str, Any] = {"predictions": list(hypotheses), "references": rows}
+    inputs: dict[str, Sequence[str | list[str]]] = {
+        "predictions": list(hypotheses),
+        "references": rows,
+    }
     if name == "top_k":
         if n_best is None:
             raise UserError("top_k: it scores n-best lists: give n_best")
@@ -115,23 +129,24 @@ def compute_metric(
     return _scores_and_details(name, results)
 
 
-def _scores_and_details(name: str, results: Any) -> tuple[dict[str, float], dict[str, Any]]:
-    if name == "top_k":
-        return dict(results), {}
-    if name in TITLES or ":" in name:
-        return {name: results.pop(name)}, results
+def _scores_and_details(name: str, results: dict[str, Any] | float) -> Scores:
     short = Path(name).name.removesuffix(".py")
-    results = results if isinstance(results, Mapping) else {short: results}
+    results = dict(results) if isinstance(results, Mapping) else {short: results}
+    if name == "top_k":
+        return Scores(results, {})
+    if name in TITLES or ":" in name:
+        return Scores({name: results.pop(name)}, results)
     numbers = {
         key: float(value)
         for key, value in results.items()
         if isinstance(value, int | float | np.number)
     }
     if len(numbers) == 1:
-        return {short: next(iter(numbers.values()))}, {}
-    return {
+        return Scores({short: next(iter(numbers.values()))}, {})
+    named = {
         key if key.startswith(short) else f"{short}_{key}": value for key, value in numbers.items()
-    }, {}
+    }
+    return Scores(named, {})
 
 
 def score_translations(
@@ -194,7 +209,7 @@ def _score(
     sources: Sequence[str] | None = None,
     n_best: Sequence[Sequence[str]] | None = None,
     normalize: Normalizer | None = None,
-) -> tuple[dict[str, float], dict[str, Any]]:
+) -> Scores:
     """The scores of `score_translations`, and the rest of its results."""
     hypotheses = text_list(hypotheses, "hypotheses")
     columns = reference_lists(references)
@@ -210,7 +225,7 @@ def _score(
     if n_best is not None:
         n_best = [normalized_hypotheses(texts, normalize)[0] for texts in n_best]
     scores: dict[str, float] = {}
-    details: dict[str, Any] = {"sentences": len(hypotheses)}
+    details: dict[str, Detail] = {"sentences": len(hypotheses)}
     if "exact_match" not in metrics:
         metrics = {**metrics, **make_metrics(["exact_match"], lowercase=lowercase)}
     for name, metric in metrics.items():
@@ -219,7 +234,7 @@ def _score(
         details |= its_details
     if normalize is not None:
         scores["invalid"] = 100 * invalid / len(hypotheses)
-    return scores, details
+    return Scores(scores, details)
 
 
 @dataclass(frozen=True)
@@ -237,12 +252,20 @@ class Groups:
         tokenize: str | None = None,
         lowercase: bool = False,
         metrics: Metrics = DEFAULT,
-        **options: Any,
+        sources: Sequence[str] | None = None,
+        n_best: Sequence[Sequence[str]] | None = None,
+        normalize: Normalizer | None = None,
     ) -> dict[str, Any]:
         """As `score_translations`, and each score of each group, such as `bleu_en-de`."""
         made = make_metrics(metrics, tokenize, lowercase)
         scores, details = self.scores_and_details(
-            hypotheses, references, made, lowercase=lowercase, **options
+            hypotheses,
+            references,
+            made,
+            lowercase=lowercase,
+            sources=sources,
+            n_best=n_best,
+            normalize=normalize,
         )
         return details | scores
 
@@ -252,32 +275,40 @@ class Groups:
         references: Sequence[str] | Sequence[Sequence[str]],
         metrics: "Mapping[str, EvaluationModule]",
         *,
+        lowercase: bool = False,
         sources: Sequence[str] | None = None,
         n_best: Sequence[Sequence[str]] | None = None,
-        **options: Any,
-    ) -> tuple[dict[str, float], dict[str, Any]]:
+        normalize: Normalizer | None = None,
+    ) -> Scores:
         """The scores, of all and of each group, and the rest of the results of `score`."""
         columns = reference_lists(references)
-        apart: dict[str, tuple[dict[str, float], dict[str, Any]]] = {}
+        apart: dict[str, Scores] = {}
         for name, rows in self.rows().items():
             apart[name] = _score(
                 [hypotheses[row] for row in rows],
                 [[column[row] for row in rows] for column in columns],
                 metrics,
+                lowercase=lowercase,
                 sources=None if sources is None else [sources[row] for row in rows],
                 n_best=None if n_best is None else [n_best[row] for row in rows],
-                **options,
+                normalize=normalize,
             )
         if self.mean:
             scores, details = _mean_of_groups(apart)
             details["sentences"] = len(hypotheses)
         else:
             scores, details = _score(
-                hypotheses, columns, metrics, sources=sources, n_best=n_best, **options
+                hypotheses,
+                columns,
+                metrics,
+                lowercase=lowercase,
+                sources=sources,
+                n_best=n_best,
+                normalize=normalize,
             )
         for name, (its_scores, _) in apart.items():
             scores |= {f"{metric}_{name}": value for metric, value in its_scores.items()}
-        return scores, details
+        return Scores(scores, details)
 
     def rows(self) -> dict[str, list[int]]:
         """The sentences of each group, in the order of the first of each."""
@@ -288,18 +319,19 @@ class Groups:
 
 
 def _mean_of_groups(
-    apart: Mapping[str, tuple[dict[str, float], dict[str, Any]]],
-) -> tuple[dict[str, float], dict[str, Any]]:
+    apart: Mapping[str, Scores],
+) -> Scores:
     """The mean of each score that all groups have, and the signatures of all groups."""
     all_scores = [scores for scores, _ in apart.values()]
     common = [name for name in all_scores[0] if all(name in scores for scores in all_scores)]
     means = {name: fmean(scores[name] for scores in all_scores) for name in common}
-    signatures: dict[str, Any] = {}
+    signatures: dict[str, Detail] = {}
     for name in SIGNED:
-        of_groups = [details.get(f"{name}_signature") for _, details in apart.values()]
-        if any(of_groups):
-            signatures[f"{name}_signature"] = "; ".join(dict.fromkeys(filter(None, of_groups)))
-    return means, signatures
+        key = f"{name}_signature"
+        of_groups = [str(details[key]) for _, details in apart.values() if key in details]
+        if of_groups:
+            signatures[key] = "; ".join(dict.fromkeys(of_groups))
+    return Scores(means, signatures)
 
 
 def score_names(metrics: "Mapping[str, EvaluationModule]") -> list[str]:
@@ -387,13 +419,17 @@ def translation_metrics(
             ids[:, start + 1 :][ended[:, :-1] > 0] = pad_id
         hypotheses = decode_ids(tokenizer, predicted)
         references = decode_ids(tokenizer, labels)
-        options: dict[str, Any] = {"lowercase": lowercase, "normalize": normalize}
-        if sources is not None and len(sources) == len(predicted):
-            options["sources"] = sources
-        if groups and len(groups.names) == len(predicted):
-            scores, _ = groups.scores_and_details(hypotheses, references, made, **options)
-        else:
-            scores, _ = _score(hypotheses, references, made, **options)
+        is_whole = sources is not None and len(sources) == len(predicted)
+        by_group = groups is not None and len(groups.names) == len(predicted)
+        score = groups.scores_and_details if groups and by_group else _score
+        scores, _ = score(
+            hypotheses,
+            references,
+            made,
+            lowercase=lowercase,
+            sources=sources if is_whole else None,
+            normalize=normalize,
+        )
         gen_len = np.count_nonzero(predicted != pad_id, axis=1).mean()
         return {name: float(value) for name, value in scores.items()} | {"gen_len": float(gen_len)}
 
@@ -403,7 +439,7 @@ def translation_metrics(
 def score_test_split(
     trainer: Seq2SeqTrainer,
     dataset: Dataset,
-    pairs: Any,
+    pairs: Dataset | Mapping[str, Sequence[str]],
     split: str,
     options: dict[str, Any],
     groups: Groups | None = None,
@@ -449,10 +485,8 @@ def score_test_split(
         name: value for name, value in options.items() if name not in ("metrics", "tokenize")
     }
     settings["sources"] = list(sources)
-    if groups:
-        values, details = groups.scores_and_details(hypotheses, references, made, **settings)
-    else:
-        values, details = _score(hypotheses, references, made, **settings)
+    score = groups.scores_and_details if groups else _score
+    values, details = score(hypotheses, references, made, **settings)
     scores = details | values
     report(f"{split}: {_shown(values, details)}", flush=True)
     for name in dict.fromkeys(groups.names) if groups else ():
@@ -467,14 +501,16 @@ def score_test_split(
         name: value for name, value in predicted.metrics.items() if name.startswith(f"{split}_")
     }
     metrics = {name: value for name, value in metrics.items() if not name.startswith(computed)}
-    scores |= {
-        "seconds": seconds,
-        "examples": example_translations(sources, references, hypotheses),
+    named = {f"{split}_{name}": value for name, value in scores.items()}
+    return {
+        **metrics,
+        **named,
+        f"{split}_seconds": seconds,
+        f"{split}_examples": example_translations(sources, references, hypotheses),
     }
-    return metrics | {f"{split}_{name}": value for name, value in scores.items()}
 
 
-def _shown(scores: Mapping[str, float], details: Mapping[str, Any]) -> str:
+def _shown(scores: Mapping[str, float], details: Mapping[str, Detail]) -> str:
     """Scores of all in one line, such as `BLEU 34.10 (BLEU|…), chrF 60.20`."""
     plain = [
         name
@@ -492,22 +528,23 @@ def _shown(scores: Mapping[str, float], details: Mapping[str, Any]) -> str:
 
 def reference_lists(references: Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
     """Return the lists of references. One list may stand alone."""
-    several = bool(references) and all(isinstance(item, list | tuple) for item in references)
-    columns: Any = references if several else [references]
-    return [text_list(column, "references") for column in columns]
+    if bool(references) and all(isinstance(item, list | tuple) for item in references):
+        return [text_list(column, "references") for column in references]
+    return [text_list(references, "references")]
 
 
-def text_list(texts: Sequence[str], name: str) -> list[str]:
+def text_list(texts: Sequence[object], name: str) -> list[str]:
     if isinstance(texts, str):
         raise UserError(f"{name}: a list of strings is needed, not one string")
-    texts = list(texts)
+    checked = []
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str):
             raise UserError(f"{name}: line {number} is {text!r}, not a string")
-    return texts
+        checked.append(text)
+    return checked
 
 
-def _token_ids(ids: Any, pad_id: int) -> np.ndarray:
+def _token_ids(ids: TokenIds, pad_id: int) -> np.ndarray:
     """The ids (N, T) with -100 replaced by `pad_id`, as a copy, because the trainer keeps using its arrays."""
     array = np.asarray(ids[0] if isinstance(ids, tuple) else ids)
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.integer):
@@ -518,7 +555,7 @@ def _token_ids(ids: Any, pad_id: int) -> np.ndarray:
     return np.where(array == IGNORED, pad_id, array)
 
 
-def decode_ids(tokenizer: PreTrainedTokenizerBase, ids: Any) -> list[str]:
+def decode_ids(tokenizer: PreTrainedTokenizerBase, ids: TokenIds) -> list[str]:
     """The texts of predictions or labels (N, T), without the tokens of languages, which M2M-100 decodes as text."""
     ids = _token_ids(ids, tokenizer.pad_token_id)
     languages = language_tokens(tokenizer, "target")

@@ -2,11 +2,12 @@
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from tokenizers import decoders
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,6 +18,10 @@ from ..inference.alignment import decoder_inputs
 from ..inference.translator import TOKENIZER_LOCK, Translator
 from ..utils.errors import UserError
 from ..utils.plotting import figure_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Printable characters for the space at the start of a token, line breaks and tabs.
 _PRINTABLE = str.maketrans({" ": "▁", "\n": "↵", "\r": "↵", "\t": "⇥"})
@@ -131,14 +136,20 @@ def checked_layer(weights: torch.Tensor, layer: int | None) -> int:
 
 
 def _label(
-    axis: Any, source_tokens: Sequence[str], target_tokens: Sequence[str], *, top: bool, left: bool
+    axis: "Axes",
+    source_tokens: Sequence[str],
+    target_tokens: Sequence[str],
+    *,
+    top: bool,
+    left: bool,
 ) -> None:
-    # a "$" in a token must not start math mode
-    style = {"fontsize": 8, "parse_math": False}
     columns = len(source_tokens)
     rows = len(target_tokens)
-    axis.set_xticks(range(columns), source_tokens if top else [""] * columns, rotation=90, **style)
-    axis.set_yticks(range(rows), target_tokens if left else [""] * rows, **style)
+    column_labels = source_tokens if top else [""] * columns
+    row_labels = target_tokens if left else [""] * rows
+    # a "$" in a token must not start math mode
+    axis.set_xticks(range(columns), column_labels, rotation=90, fontsize=8, parse_math=False)
+    axis.set_yticks(range(rows), row_labels, fontsize=8, parse_math=False)
     axis.tick_params(top=top, labeltop=top, bottom=False, labelbottom=False, length=0)
     # white lines between the cells
     axis.set_xticks([column - 0.5 for column in range(1, columns)], minor=True)
@@ -170,12 +181,11 @@ def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int], side: Side) ->
 TRAIN_COLOR = "#0072b2"
 EVAL_COLOR = "#d55e00"
 SCORE_COLOR = "#009e73"
-_MARKED_LINE: dict[str, Any] = {"linewidth": 1.6, "marker": "o", "markersize": 4}
 
 Points = list[tuple[int, float]]
 
 
-def plot_curve(log_history: Sequence[dict[str, Any]], path: Path) -> Path:
+def plot_curve(log_history: Sequence[Mapping[str, float]], path: Path) -> Path:
     """Plot the training and validation loss in `trainer.state.log_history` and, below them, its BLEU.
 
     The training loss without label smoothing (`nll_loss`) is preferred, because the validation loss is unsmoothed.
@@ -193,7 +203,7 @@ def plot_curve(log_history: Sequence[dict[str, Any]], path: Path) -> Path:
         axes = _axes(figure, panels)
         _draw_loss(axes[0], train, evaluation)
         if score:
-            axes[1].plot(*zip(*score, strict=True), **_MARKED_LINE, color=SCORE_COLOR)
+            _plot_marked(axes[1], score, SCORE_COLOR)
             step, best = max(score, key=lambda point: point[1])
             axes[1].plot(step, best, marker="o", ms=9, markerfacecolor="none", color=SCORE_COLOR)
             axes[1].set_title(
@@ -203,7 +213,7 @@ def plot_curve(log_history: Sequence[dict[str, Any]], path: Path) -> Path:
     return Path(path)
 
 
-def _points(entries: Iterable[dict[str, Any]], name: str) -> Points:
+def _points(entries: Iterable[Mapping[str, float]], name: str) -> Points:
     """(step, value) for each step, from its first log entry. NaN and infinity are left out."""
     points: dict[int, float] = {}
     for entry in entries:
@@ -213,14 +223,15 @@ def _points(entries: Iterable[dict[str, Any]], name: str) -> Points:
     return sorted(points.items())
 
 
-def _during_training(log_history: Sequence[dict[str, Any]], name: str) -> Points:
+def _during_training(log_history: Sequence[Mapping[str, float]], name: str) -> Points:
     """The points before the end of training. Later evaluations score the best or averaged weights, not the weights
     of their step, so they are plotted only if there are no other points."""
     before_end = takewhile(lambda entry: "train_runtime" not in entry, log_history)
     return _points(before_end, name) or _points(log_history, name)
 
 
-def _axes(figure: Any, panels: int) -> Any:
+def _axes(figure: "Figure", panels: int) -> np.ndarray:
+    """The panels, one below the other: an array of `Axes`."""
     axes = figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0]
     for axis in axes:
         axis.grid(color="0.9", linewidth=0.8)
@@ -234,7 +245,13 @@ def _axes(figure: Any, panels: int) -> Any:
     return axes
 
 
-def _draw_loss(axis: Any, train: Points, evaluation: Points) -> None:
+def _plot_marked(axis: "Axes", points: Points, color: str, *, label: str | None = None) -> None:
+    """Plot a line with a mark at each point."""
+    steps, values = zip(*points, strict=True)
+    axis.plot(steps, values, color=color, label=label, linewidth=1.6, marker="o", markersize=4)
+
+
+def _draw_loss(axis: "Axes", train: Points, evaluation: Points) -> None:
     if train:
         marker = "o" if len(train) == 1 else ""  # a line needs two points to be visible
         axis.plot(
@@ -245,9 +262,7 @@ def _draw_loss(axis: Any, train: Points, evaluation: Points) -> None:
             label="training",
         )
     if evaluation:
-        axis.plot(
-            *zip(*evaluation, strict=True), **_MARKED_LINE, color=EVAL_COLOR, label="validation"
-        )
+        _plot_marked(axis, evaluation, EVAL_COLOR, label="validation")
     if train or evaluation:
         axis.legend(frameon=False)
     axis.set_ylabel("Loss")

@@ -6,14 +6,14 @@ from typing import Any
 
 from ..utils.html_page import html_page, html_table, html_texts
 from ..utils.markdown import markdown_table
-from .comparison import SAMPLES, TRIALS
+from .comparison import SAMPLES, TRIALS, Comparison
 from .metric_names import title_of
 
 _LATEX = str.maketrans({character: f"\\{character}" for character in "&%$#_{}"})
 Table = tuple[list[str], list[list[str]]]
 
 
-def comparison_table(comparison: Mapping[str, Any]) -> Table:
+def comparison_table(comparison: Comparison) -> Table:
     """Head and rows of `compare_systems`: score ± half of the 95 % interval, and the p-values of the two tests."""
     names = list(comparison["signatures"])
     rows = []

@@ -4,10 +4,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .atomic_write import atomic_file
 from .errors import UserError, naming_extras
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # For scripts that matplotlib's default font lacks. The installed ones are used.
 _FONTS = (
@@ -29,7 +32,7 @@ def check_figure_path(path: str | os.PathLike) -> None:
 
 
 @contextmanager
-def figure_file(path: str | os.PathLike, **settings: Any) -> Iterator[Any]:
+def figure_file(path: str | os.PathLike, **settings: Any) -> "Iterator[Figure]":
     """A figure to draw on. It is written to `path` (atomically) when the block ends, in the format of its suffix.
 
     The figure needs no display, and the user's matplotlib settings and backend stay as they are. `settings` are
@@ -49,7 +52,7 @@ def figure_file(path: str | os.PathLike, **settings: Any) -> Iterator[Any]:
             figure.savefig(temporary, dpi=min(_DPI, _MAX_PIXELS / max(figure.get_size_inches())))
 
 
-def _figure_class() -> Any:
+def _figure_class() -> "type[Figure]":
     with naming_extras():
         from matplotlib.figure import Figure
     return Figure
