@@ -15,13 +15,18 @@ import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch.distributed import DistError
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ..utils.atomic_write import atomic_file, replace_folder, report_full_disk, share_files
 from ..utils.errors import DiskFull, UserError
 from ..utils.untrusted import one_line, read_json_object
-from .distributed import broadcast_from_main, errors_on_main_rank_only, is_main_rank, print_main
+from .distributed import (
+    broadcast_from_main,
+    errors_on_main_rank_only,
+    is_main_rank,
+    lost_rank,
+    print_main,
+)
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # maps each tensor to its shard
@@ -112,9 +117,9 @@ def report_failed_save(run: Path, consequence: str) -> Iterator[None]:
             remove_staging_folder(run)
         raise DiskFull(f"{error}: {consequence}; {resume_hint(run)}") from error
     except RuntimeError as error:
-        if not isinstance(error, DistError) and "gloo" not in str(error):
+        lost = lost_rank(error)
+        if lost is None:
             raise
-        lost = f"a process on another rank ended or cannot be reached ({one_line(error)})"
         raise UserError(f"{lost}: {consequence}; {resume_hint(run)}") from error
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
@@ -18,11 +19,13 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from datasets.utils.logging import disable_progress_bar as disable_progress_bars
 from torch import distributed, nn
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers.utils import logging
 
 from ..utils.errors import Interrupted, UserError
 from ..utils.system_info import versions
+from ..utils.untrusted import one_line
 
 Value = TypeVar("Value")
 
@@ -96,15 +99,73 @@ def check_equal_versions() -> None:
             )
 
 
+# How long another rank waits for the main rank to raise the same error.
+_SAME_ERROR_WITHIN = timedelta(seconds=10)
+
+
 @contextmanager
 def errors_on_main_rank_only() -> Iterator[None]:
-    """Report a `UserError` that all ranks raise alike only once: the other ranks exit silently."""
+    """Report a `UserError` that all ranks raise alike only once: the other ranks exit silently.
+
+    An error that the main rank does not raise, such as a full disk of one host, is reported with the name of its host.
+    The loss of another rank is one line too.
+    """
+    try:
+        with _report_lost_rank():
+            yield
+    except UserError as error:
+        interrupted = isinstance(error, Interrupted)
+        if is_main_rank():
+            _tell_other_ranks(error)
+            raise
+        if interrupted or _is_reported(error):
+            raise SystemExit(error.status if interrupted else 2) from None
+        raise UserError(f"{socket.gethostname()}: {error}") from error
+
+
+@contextmanager
+def _report_lost_rank() -> Iterator[None]:
     try:
         yield
-    except UserError as error:
-        if is_main_rank():
+    except RuntimeError as error:
+        lost = lost_rank(error)
+        if lost is None:
             raise
-        raise SystemExit(error.status if isinstance(error, Interrupted) else 2) from None
+        raise UserError(f"{lost}: its own output says why") from error
+
+
+def lost_rank(error: RuntimeError) -> str | None:
+    """Say that another rank was lost if this is the error of a collective, or return None."""
+    if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
+        return None
+    return f"a process on another rank ended or cannot be reached ({one_line(error)})"
+
+
+def _error_key(error: UserError) -> str:
+    return f"hf_vanilla_transformer error: {error}"
+
+
+def _tell_other_ranks(error: UserError) -> None:
+    """Record that the main rank reports this error."""
+    if distributed.is_available() and distributed.is_initialized():
+        with suppress(RuntimeError):  # the launcher has ended
+            _get_default_store().set(_error_key(error), "reported")
+
+
+def _is_reported(error: UserError) -> bool:
+    """True if the main rank, or another one on this host, reports the same error."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    store = _get_default_store()
+    key = _error_key(error)
+    try:
+        store.wait([key], _SAME_ERROR_WITHIN)
+    except distributed.DistStoreError:
+        reports = store.add(f"{key} on {socket.gethostname()}", 1)
+        return reports > 1
+    except RuntimeError:  # the launcher has ended
+        return False
+    return True
 
 
 def shard_tied_modules(model: nn.Module, **settings: Any) -> None:

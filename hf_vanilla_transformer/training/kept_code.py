@@ -15,6 +15,8 @@ from typing import Any
 
 from transformers.dynamic_module_utils import get_relative_import_files
 
+from ..utils.atomic_write import report_full_disk
+
 _PACKAGE = __package__.partition(".")[0]
 _BUNDLE = "_vanilla_transformer"
 _LIBRARIES = ("builtins", "torch", "transformers")
@@ -29,9 +31,10 @@ class KeptCode:
         for number, (name, module) in enumerate(_modules_of(model).items()):
             source = Path(str(module.__file__))
             target = Path(self._folder.name) / str(number)
-            target.mkdir()
-            for file in [source, *map(Path, get_relative_import_files(source))]:
-                shutil.copyfile(file, target / file.name)
+            with report_full_disk(self._folder.name):
+                target.mkdir()
+                for file in [source, *map(Path, get_relative_import_files(source))]:
+                    shutil.copyfile(file, target / file.name)
             self._copies[name] = str(target / source.name)
 
     @contextmanager

@@ -7,14 +7,17 @@ import signal
 import socket
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
+import torch
 from torch.distributed import DistBackendError
 from torch.distributed.checkpoint.api import CheckpointException
 
+from hf_vanilla_transformer.training import distributed as training_distributed
 from hf_vanilla_transformer.training import finishing
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints, report_failed_save
-from hf_vanilla_transformer.training.distributed import require_first_rank
+from hf_vanilla_transformer.training.distributed import errors_on_main_rank_only, require_first_rank
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from hf_vanilla_transformer.utils.atomic_write import atomic_file, full_disk_reason, new_folder
 from hf_vanilla_transformer.utils.errors import DiskFull, UserError
@@ -66,6 +69,32 @@ def test_errors_of_other_ranks_are_one_line(tmp_path):
             raise error
     with pytest.raises(RuntimeError, match="shape"), report_failed_save(tmp_path, "training stopped"):
         raise RuntimeError("shape")
+
+
+@pytest.mark.parametrize("main_fails", [False, True])
+def test_error_of_one_rank_names_its_host_and_one_of_all_ranks_is_printed_once(monkeypatch, main_fails):
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True)
+    monkeypatch.setattr(training_distributed, "_get_default_store", lambda: store)
+    monkeypatch.setattr(training_distributed, "_SAME_ERROR_WITHIN", timedelta(milliseconds=10))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    raised = {}
+    for rank in range(0 if main_fails else 1, 3):
+        monkeypatch.setenv("RANK", str(rank))
+        with pytest.raises((UserError, SystemExit)) as caught, errors_on_main_rank_only():
+            raise DiskFull("/scratch: no space left")
+        raised[rank] = str(caught.value)
+    reported = "/scratch: no space left"
+    if main_fails:
+        assert raised == {0: reported, 1: "2", 2: "2"}
+    else:
+        assert raised == {1: f"{socket.gethostname()}: {reported}", 2: "2"}
+
+
+def test_loss_of_another_rank_is_one_line_before_training(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    lost = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:60829"
+    with pytest.raises(UserError, match=r"another rank.*10\.0\.0\.1"), errors_on_main_rank_only():
+        raise RuntimeError(lost)
 
 
 def test_closed_port_of_the_first_rank_is_named(monkeypatch):
