@@ -34,7 +34,7 @@ from .layers_vanilla_transformer import (
     VanillaTransformerPreTrainedModel,
     check_ids,
     dropout,
-    is_hooked,
+    is_plain_linear,
 )
 from .loss_vanilla_transformer import (
     IGNORED,
@@ -287,10 +287,7 @@ class VanillaTransformerForConditionalGeneration(
             requested = self.training and states.requires_grad and not torch.compiler.is_compiling()
         else:
             requested = skip_logits
-        if not requested or is_hooked(self.lm_head):
-            return False
-        # An adapter or a quantized layer computes something else. Sharding and offloading replace `forward`.
-        if type(self.lm_head) is not nn.Linear or "forward" in vars(self.lm_head):
+        if not requested or not is_plain_linear(self.lm_head):
             return False
         # The fused gradients come before the loss is scaled, and float16 underflows on small ones.
         device_type = self.lm_head.weight.device.type

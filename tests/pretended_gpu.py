@@ -101,6 +101,7 @@ KERNELS = {
     "_index_put_impl_": 2,
 }
 KERNELS_OF_A_LIST = 8  # of `_foreach` and `_fused` operations, which are launched for groups of tensors
+TENSORS_OF_A_CAT = 64  # that one kernel joins
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "attend", "attend_backward"}
 
 
@@ -266,6 +267,8 @@ def _count(func: Any, name: str, args: tuple) -> None:
         _wait(name)
     if name.startswith(("_foreach", "_fused")):
         kernels = KERNELS_OF_A_LIST
+    elif name == "cat":
+        kernels = -(-len(args[0]) // TENSORS_OF_A_CAT)
     else:
         kernels = 0 if name in FREE else KERNELS.get(name, 1)
     if kernels:
@@ -392,8 +395,7 @@ def _attention(
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
     output = _weights(query, key, mask, causal, scale) @ value.float()  # (B, H, T, d_v)
-    # with the memory layout of torch's kernels, (B, T, H, d_v)
-    return output.to(query.dtype).transpose(1, 2).contiguous().transpose(1, 2)
+    return like_kernels(output, query.dtype)
 
 
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
@@ -417,7 +419,12 @@ def _attend_backward(
     by_query = by_scores @ key.float()
     by_key = by_scores.transpose(-1, -2) @ query.float()
     by_value = weights.transpose(-1, -2) @ grad
-    return by_query.to(query.dtype), by_key.to(query.dtype), by_value.to(query.dtype)
+    return like_kernels(by_query, query.dtype), like_kernels(by_key, key.dtype), like_kernels(by_value, value.dtype)
+
+
+def like_kernels(heads: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, H, T, d) with the memory layout that torch's kernels give to outputs and gradients: (B, T, H, d)."""
+    return heads.to(dtype).transpose(1, 2).contiguous().transpose(1, 2)
 
 
 # The device

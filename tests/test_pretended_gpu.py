@@ -1,13 +1,20 @@
 """What an update asks of a GPU, counted on a pretended one: a ratchet for launches, and no waits."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import nn
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.training.forward import CastForward
 from tests.model_helpers import gradients, tiny_model, translation_batch
-from tests.pretended_gpu import Count, autocast, counted, on_cpu, on_gpu
+from tests.pretended_gpu import DEVICE, Count, autocast, counted, on_cpu, on_gpu
 
-LAUNCHES = 1_366  # of a forward and a backward pass of the base model, 6 + 6 layers. Without padding 1,344
+# of a forward and a backward pass of the base model, 6 + 6 layers
+LAUNCHES = 1_096
+LAUNCHES_CAST_TOGETHER = 842
+LAUNCHES_CAST_BY_LAYER = 880  # for several processes
 WAITS = 0
 COPIES = 0
 
@@ -21,14 +28,14 @@ def six_layers(vocab_size: int = 500) -> VanillaTransformerForConditionalGenerat
     return VanillaTransformerForConditionalGeneration(config).train()
 
 
-def update(model: nn.Module, batch: dict) -> Count:
+def update(model: nn.Module, batch: dict, forward: Callable | None = None) -> Count:
     """Count the second update, after everything that the first one makes."""
     for _ in range(2):
         for weight in model.parameters():
             weight.grad = None
         with counted() as count:
             with autocast():
-                loss = model(**batch).loss
+                loss = (forward or model)(**batch).loss
             loss.backward()
     return count
 
@@ -40,6 +47,33 @@ def test_update_launches_few_kernels_and_waits_for_none() -> None:
     assert count.launches <= LAUNCHES, count.operations.most_common(20)
     assert sum(count.waits.values()) <= WAITS, count.waits
     assert sum(count.copies.values()) <= COPIES, count.copies
+
+
+@pytest.mark.parametrize(("by_layer", "launches"), [(False, LAUNCHES_CAST_TOGETHER), (True, LAUNCHES_CAST_BY_LAYER)])
+def test_weights_that_are_cast_together_need_few_kernels(by_layer: bool, launches: int) -> None:
+    batch = translation_batch([9, 4, 7], [5, 12, 3])
+    batch["num_items_in_batch"] = batch["labels"].ne(-100).sum()
+    model = on_gpu(six_layers())
+    forward = CastForward(model, torch.device(DEVICE), torch.bfloat16, by_layer)
+    count = update(model, on_gpu(batch), forward.forward)
+    assert count.launches <= launches, count.operations.most_common(20)
+    assert not count.waits
+    assert not count.copies
+    assert all(weight.grad.dtype == torch.float32 for weight in model.parameters())
+
+
+def test_joint_projections_have_the_gradients_of_separate_ones() -> None:
+    batch = translation_batch([9, 4], [5, 12])
+    for fields in ({}, {"attention_bias": False}, {"head_dim": 5, "value_head_dim": 3}):
+        loss, expected = gradients(tiny_model(**fields).train(), **batch)
+        with counted() as count:
+            found, actual = gradients(on_gpu(tiny_model(**fields).train()), **on_gpu(batch))
+        assert abs(found - loss) < 1e-5
+        for name, gradient in expected.items():
+            torch.testing.assert_close(on_cpu(actual[name]), gradient, rtol=1e-4, atol=1e-6)
+        # 2 + 2 layers: q, k and v together, q, k and v of the source, out and feed-forward
+        products = count.operations["addmm"] + count.operations["mm"]
+        assert products == 3 * (2 * 4 + 2 * 7) + 3
 
 
 def test_pretended_gpu_computes_what_the_cpu_computes() -> None:

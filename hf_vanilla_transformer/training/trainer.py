@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from accelerate.utils import convert_outputs_to_fp32
 from datasets import Dataset
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import DataLoader
@@ -39,6 +40,7 @@ from ..utils.errors import UserError
 from .callbacks import WeightAverage
 from .distributed import leave_signals_to_main_process, print_main, shard_tied_modules
 from .evaluation_budget import EvaluationBudget, longest_cut
+from .forward import CastForward, forward_pass_of
 from .muon import MuonAdamW, muon_groups
 from .objectives.consistency import ConsistencyObjective, consistency_objective, halves
 from .objectives.distillation import Teacher
@@ -96,6 +98,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         self._decide_packing()
         # (update, batch, loss) of losses on a GPU that the host has not read yet
         self._unread_losses: list[tuple[int, int, torch.Tensor]] = []
+        self._cast_forward: CastForward | None = None
         if self.args.device.type != "cpu":
             self.args.logging_nan_inf_filter = (
                 False  # it reads each loss, and a loss that is not finite is an error
@@ -426,7 +429,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
             inputs = consistency.inputs(self._base_model(), inputs)
         elif model.training and self.teacher is not None:
             inputs = self.teacher.inputs(inputs)
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        with self._forward_pass(model):
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         nll = outputs.get("nll_loss") if isinstance(outputs, dict) else None
         if nll is not None and num_items_in_batch is not None:
             # The log averages over ranks. If num_items_in_batch counts the tokens of all ranks, the sum is needed.
@@ -436,6 +440,30 @@ class VanillaTransformerTrainer(ResumableTrainer):
                 * (data_parallel if self.args.average_tokens_across_devices else 1)
             )
         return (loss, outputs) if return_outputs else loss
+
+    def _forward_pass(self, model: Any) -> AbstractContextManager[None]:
+        """A context in which a model in training casts its weights together, if that pays."""
+        if not model.training or not self.casts_together:
+            return nullcontext()
+        base = self._base_model()
+        if self._cast_forward is None or self._cast_forward.plain.model is not base:
+            several = self.accelerator.num_processes > 1
+            self._cast_forward = CastForward(base, self.args.device, torch.bfloat16, several)
+        return forward_pass_of(base, convert_outputs_to_fp32(self._cast_forward.forward))
+
+    @property
+    def casts_together(self) -> bool:
+        """True if an update of this run casts its weights by one kernel: in bf16 on a GPU, where launches count."""
+        base = self._base_model()
+        return (
+            self.args.device.type != "cpu"
+            and self.accelerator.mixed_precision == "bf16"
+            and isinstance(base, VanillaTransformerForConditionalGeneration)
+            and self.accelerator.unwrap_model(self.model) is base  # without an adapter
+            and not base.is_gradient_checkpointing  # computes layers again outside of the context
+            and not (self.is_fsdp_enabled or self.is_deepspeed_enabled)
+            and self.get_tp_size() == 1
+        )
 
     def prediction_step(
         self,

@@ -1,0 +1,95 @@
+"""Weights that are cast together: the values and gradients of autocast, bit for bit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hf_vanilla_transformer import VanillaTransformerTrainer
+from hf_vanilla_transformer.training.forward import CastForward, PlainForward, forward_pass_of, linear_weights
+from tests import trainer_helpers
+from tests.model_helpers import gradients, tiny_model, translation_batch
+from tests.trainer_helpers import EntropyLoss, assert_same_model, flat, random_pairs
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"layer_norm_position": "pre", "final_layer_norm": True},
+    {"attention_bias": False, "head_dim": 5, "value_head_dim": 3},
+    {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False, "lm_head_bias": True},
+]
+
+
+@pytest.mark.parametrize("by_layer", [False, True])
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_gradients_are_those_of_autocast(fields: dict[str, Any], by_layer: bool) -> None:
+    model = tiny_model(label_smoothing=0.1, **fields).train()
+    batch = translation_batch([9, 4, 7], [5, 12, 3])
+    with forward_pass_of(model, torch.autocast("cpu", dtype=torch.bfloat16)(PlainForward(model).forward)):
+        loss, expected = gradients(model, **batch)
+    model.zero_grad()
+    forward = CastForward(model, torch.device("cpu"), torch.bfloat16, by_layer)
+    with forward_pass_of(model, forward.forward):
+        found, actual = gradients(model, **batch)
+    assert found == loss
+    assert expected.keys() == actual.keys()
+    for name, gradient in expected.items():
+        assert actual[name].dtype == torch.float32
+        assert torch.equal(actual[name], gradient), name
+    assert "forward" not in vars(model)
+
+
+def test_all_trained_linear_layers_are_cast_but_the_output() -> None:
+    model = tiny_model(encoder_layers=2, decoder_layers=1)
+    model.model.encoder.layers[0].fc1.weight.requires_grad = False
+    nn.utils.parametrizations.weight_norm(model.model.encoder.layers[1].fc2)  # its call computes more
+    (names,) = linear_weights(model, by_layer=False)
+    linear = {
+        f"{name}.{part}"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name != "lm_head"
+        for part in ("weight", "bias")
+    }
+    left_out = {f"model.encoder.layers.{layer}" for layer in ("0.fc1.weight", "1.fc2.weight", "1.fc2.bias")}
+    assert set(names) == linear - left_out
+    by_layer = linear_weights(model, by_layer=True)
+    assert sorted(name for names in by_layer for name in names) == sorted(names)
+    assert [{name.split("layers.")[0] for name in group} for group in by_layer] == [
+        {"model.encoder."},
+        {"model.encoder."},
+        {"model.decoder."},
+    ]
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"pack": True, "tokens_per_update": 150, "ema_decay": 0.9, "max_grad_norm": 0.1},
+    {"muon": True, "r_drop_alpha": 3.0},
+    {"kind": EntropyLoss},  # which reads the logits
+]
+
+
+def trained(folder: Path, steps: int = 3, resume: Path | None = None, **settings: Any) -> Any:
+    settings = {"max_tokens_per_batch": 60, "max_steps": steps, "bf16": True, "learning_rate": 0.01, **settings}
+    model = tiny_model(dropout=0.3, label_smoothing=0.1)
+    return trainer_helpers.trained(folder, random_pairs(64), model, resume=resume, seed=3, **settings)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_updates_are_those_of_autocast(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = trained(tmp_path, **settings)
+    assert not expected.casts_together  # on a CPU
+    monkeypatch.setattr(VanillaTransformerTrainer, "casts_together", True)
+    actual = trained(tmp_path, **settings)
+    assert actual._cast_forward is not None
+    assert torch.equal(flat(actual.model), flat(expected.model))
+
+
+def test_run_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VanillaTransformerTrainer, "casts_together", True)
+    settings = {**SETTINGS[0], "save_strategy": "steps", "save_steps": 1}
+    trained(tmp_path / "whole", 2, **settings)
+    trained(tmp_path / "resumed", 2, tmp_path / "whole" / "checkpoint-1", **settings)
+    assert_same_model(tmp_path / "whole" / "checkpoint-2", tmp_path / "resumed" / "checkpoint-2")
