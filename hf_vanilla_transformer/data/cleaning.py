@@ -6,7 +6,7 @@ direction, or of its input if the text names no languages.
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NamedTuple, TypeAlias
@@ -16,6 +16,7 @@ from datasets import Dataset
 from ..utils.errors import UserError
 from .cleaning_rules import (
     RULES,
+    SEQUENCE_RULES,
     FittingLimits,
     Limits,
     Pair,
@@ -27,6 +28,7 @@ from .cleaning_rules import (
 
 __all__ = [
     "RULES",
+    "SEQUENCE_RULES",
     "CleaningReport",
     "Judged",
     "Limits",
@@ -121,10 +123,11 @@ class CleaningReport:
 
 def judge_pairs(
     rows: Iterable[PairRow],
-    rules: Sequence[str] = tuple(RULES),
+    rules: Sequence[str] | None = None,
     excluded: Iterable[str] = (),
     detect: bool = False,
     one_direction: bool = False,
+    task: str = "language",
     **limits: object,
 ) -> tuple[Iterator[Judged], CleaningReport]:
     """Judge pairs one by one.
@@ -132,10 +135,11 @@ def judge_pairs(
     Args:
         rows: the pairs. They are read two or three times: for the limits, for the best of near duplicates, and to be
             judged. An iterator, which can be read once, is kept in memory.
-        rules: names of `RULES`.
+        rules: names of `RULES`. None is all, or `SEQUENCE_RULES` if `task` is "sequence".
         excluded: sentences of validation and test sets. A pair with one of them on a side is dropped.
         detect: detect the languages that the rows name.
         one_direction: whether an input that names no languages has one direction.
+        task: "language" compares sentences by their words, "sequence" by all of their characters.
         limits: fields of `Limits`, for all directions. The rest is taken from pairs of each direction.
 
     Returns:
@@ -145,13 +149,22 @@ def judge_pairs(
     Raises:
         UserError: an unknown rule.
     """
+    if rules is None:
+        rules = tuple(RULES) if task == "language" else SEQUENCE_RULES
     unknown = [rule for rule in rules if rule not in RULES]
     if unknown:
         raise UserError(f"rules: {unknown[0]!r} is unknown; choose from {', '.join(RULES)}")
     again = list(rows) if isinstance(rows, Iterator) else rows
     report = CleaningReport()
+    key = text_key if task == "language" else hash
     judge = _Judge(
-        tuple(rules), frozenset(map(text_key, excluded)), detect, one_direction, limits, report
+        rules=tuple(rules),
+        excluded=frozenset(map(key, excluded)),
+        detect=detect,
+        one_direction=one_direction,
+        given=limits,
+        report=report,
+        key=key,
     )
     return judge.judged(again), report
 
@@ -165,6 +178,7 @@ class _Judge:
     one_direction: bool
     given: dict[str, Any]
     report: CleaningReport
+    key: Callable[[str], int]  #: the same for texts that count as the same
     limits: dict[Group, FittingLimits] = field(default_factory=dict)
 
     def judged(self, rows: Iterable[PairRow]) -> Iterator[Judged]:
@@ -245,7 +259,7 @@ class _Judge:
         rule = broken_rule(row.pair, self.rules, self.limits[row.group].of(row.pair))
         if rule is not None or not self.excluded or "overlap" not in self.rules:
             return rule
-        return None if self.excluded.isdisjoint(map(text_key, row.pair)) else "overlap"
+        return None if self.excluded.isdisjoint(map(self.key, row.pair)) else "overlap"
 
 
 def _key(row: PairRow) -> int:

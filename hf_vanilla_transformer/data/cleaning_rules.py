@@ -215,6 +215,10 @@ RULES: dict[str, tuple[str, Callable[[Pair, Limits], bool] | None]] = {
 }
 
 
+#: Those of sequences that are no language. They compare whole sequences.
+SEQUENCE_RULES = ("length", "overlap", "duplicate")
+
+
 def broken_rule(pair: Pair, rules: Iterable[str], limits: Limits) -> str | None:
     """The first rule that a pair breaks by itself, or None."""
     for name in rules:

@@ -5,6 +5,7 @@ languages, or of sequences alone. `normalize_source` says whether `data.source_t
 """
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from tokenizers import Regex
@@ -67,6 +68,20 @@ def describe_tokenizer(tokenizer: PreTrainedTokenizerBase, tokens: str, task: st
         "task": task,
         "normalize_source": task == "language",
     }
+
+
+def set_task(tokenizers: Iterable[PreTrainedTokenizerBase], task: str, new: bool) -> None:
+    """Store the task of a model in its tokenizers.
+
+    Args:
+        tokenizers: of the model.
+        task: one of `TASKS`.
+        new: whether the weights are new. Trained ones keep the normalisation of their source.
+    """
+    for tokenizer in tokenizers:
+        tokenizer.init_kwargs["task"] = task
+        if new and task == "sequence":
+            tokenizer.init_kwargs["normalize_source"] = False
 
 
 def has_closed_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:

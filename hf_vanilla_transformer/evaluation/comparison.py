@@ -9,6 +9,7 @@ from sacrebleu.significance import PairedTest, estimate_ci
 
 from ..data.words import words
 from ..utils.normalization import Normalizer, normalized_hypotheses, normalized_references
+from .metric_classes import CharacterErrorRate
 from .metric_names import DEFAULT, SIGNED
 from .metrics import Groups, Metrics, compute_metric, make_metrics, reference_lists
 
@@ -92,7 +93,7 @@ def compare_systems(
             if name not in results[system]:
                 del signatures[name]
             continue
-        signatures[name] = f"{name}|mean of {len(columns[0])} sentences|{sampled}"
+        signatures[name] = f"{name}|mean of {len(columns[0])} pairs|{sampled}"
         for system, values in statistics.items():
             if values is not None:
                 results[system][name] = _compare_means(first, values)
@@ -247,31 +248,47 @@ def length_labels(texts: Sequence[str]) -> list[str]:
     return [names[int(np.searchsorted(LENGTHS, len(words(text))))] for text in texts]
 
 
+def _chrf(hypothesis: str, references: list[str]) -> float:
+    score: float = CHRF().sentence_score(hypothesis, references).score
+    return score
+
+
+def _character_accuracy(hypothesis: str, references: list[str]) -> float:
+    """100 minus the character error rate."""
+    edits, characters = CharacterErrorRate().statistics([hypothesis], [references])[0]
+    return 100 - 100 * float(edits) / max(float(characters), 1)
+
+
 def largest_differences(
     systems: Mapping[str, Sequence[str]],
     references: Sequence[str] | Sequence[Sequence[str]],
     sources: Sequence[str] | None = None,
     count: int = 5,
+    task: str = "language",
 ) -> list[dict[str, str | float]]:
-    """Return the sentences in which a system differs most from the baseline, the first system, by chrF.
+    """Return the sentences in which a system differs most from the baseline, the first system.
+
+    Args:
+        systems: hypotheses by the name of the system.
+        references: one for each hypothesis, or several such lists.
+        sources: to be returned with the rest.
+        count: sentences of each kind.
+        task: "language" compares by chrF, "sequence" by the character error rate.
 
     Returns:
         For each other system `count` sentences where it is better and `count` where it is worse: `system`, `line`,
         `source`, `reference`, `baseline`, `hypothesis` and `difference`.
     """
     columns = reference_lists(references)
-    metric = CHRF()
+    score = _chrf if task == "language" else _character_accuracy
     scores = {
-        system: [
-            metric.sentence_score(text, list(row)).score
-            for text, *row in zip(texts, *columns, strict=True)
-        ]
+        system: [score(text, row) for text, *row in zip(texts, *columns, strict=True)]
         for system, texts in systems.items()
     }
     first, *others = systems
     results = []
     for system in others:
-        differences = np.subtract(scores[system], scores[first])
+        differences: np.ndarray = np.subtract(scores[system], scores[first])
         order = np.argsort(-differences, kind="stable")
         chosen = dict.fromkeys([*order[:count].tolist(), *order[::-1][:count][::-1].tolist()])
         for row in (row for row in chosen if differences[row]):

@@ -18,6 +18,7 @@ from ..inference.alignment import decoder_inputs
 from ..inference.translator import TOKENIZER_LOCK, Translator
 from ..utils.errors import UserError
 from ..utils.plotting import figure_file
+from .metric_names import LOWER_IS_BETTER, TITLES, title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -186,14 +187,15 @@ Points = list[tuple[int, float]]
 
 
 def plot_curve(log_history: Sequence[Mapping[str, float]], path: Path) -> Path:
-    """Plot the training and validation loss in `trainer.state.log_history` and, below them, its BLEU.
+    """Plot the training and validation loss in `trainer.state.log_history` and, below them, a validation score.
 
-    The training loss without label smoothing (`nll_loss`) is preferred, because the validation loss is unsmoothed.
-    Without BLEU only the loss is plotted. Return the path.
+    The training loss without label smoothing (`nll_loss`) is preferred, because the validation loss is unsmoothed. The
+    score is the first of `TITLES` that was measured. Without one only the loss is plotted. Return the path.
     """
     train = _points(log_history, "nll_loss") or _points(log_history, "loss")
     evaluation = _during_training(log_history, "eval_loss")
-    score = _during_training(log_history, "eval_bleu")
+    scores = ((name, _during_training(log_history, f"eval_{name}")) for name in TITLES)
+    name, score = next((each for each in scores if each[1]), ("", []))
     if not (train or evaluation or score):
         raise UserError(
             "log_history: it has neither losses nor scores to draw; set logging_steps or eval_steps lower"
@@ -204,12 +206,13 @@ def plot_curve(log_history: Sequence[Mapping[str, float]], path: Path) -> Path:
         _draw_loss(axes[0], train, evaluation)
         if score:
             _plot_marked(axes[1], score, SCORE_COLOR)
-            step, best = max(score, key=lambda point: point[1])
+            choose = min if name in LOWER_IS_BETTER else max
+            step, best = choose(score, key=lambda point: point[1])
             axes[1].plot(step, best, marker="o", ms=9, markerfacecolor="none", color=SCORE_COLOR)
             axes[1].set_title(
                 f"best {best:.2f} at update {step:,}", loc="right", fontsize=10, color=SCORE_COLOR
             )
-            axes[1].set_ylabel("BLEU")
+            axes[1].set_ylabel(title_of(name))
     return Path(path)
 
 

@@ -29,8 +29,10 @@ def comparison_table(comparison: Comparison) -> Table:
     return ["system", *map(title_of, names)], rows
 
 
-def group_table(title: str, groups: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Head and rows of `scores_by_group`."""
+def group_table(
+    title: str, groups: Mapping[str, Mapping[str, Any]], items: str = "sentences"
+) -> Table:
+    """Head and rows of `scores_by_group`. `items` names what is counted."""
     first = next(iter(groups.values()))
     systems = [name for name in first if name not in ("sentences", "signatures")]
     metrics = list(first[systems[0]])
@@ -45,7 +47,7 @@ def group_table(title: str, groups: Mapping[str, Mapping[str, Any]]) -> Table:
         ]
         for label, group in groups.items()
     ]
-    return [title, "sentences", *head], rows
+    return [title, items, *head], rows
 
 
 def group_signatures(groups: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -82,7 +84,8 @@ def render(table: Table, form: str) -> str:
 def comparison_page(title: str, tables: Sequence[Table], results: Mapping[str, Any]) -> str:
     """A page in one file: tables, signatures and the sentences of `largest_differences`.
 
-    `results` are `score_translations` with `comparison` and `differences`, if several systems are compared.
+    `results` are `score_translations` with the `task`, and `comparison` and `differences`, if several systems are
+    compared.
     """
     signatures = [value for name, value in results.items() if name.endswith("_signature")]
     signatures = (
@@ -97,7 +100,8 @@ def comparison_page(title: str, tables: Sequence[Table], results: Mapping[str, A
         f"paired bootstrap, and approximate randomization with {TRIALS:,} trials.</p>"
     )
     parts += [f"<p><code>{escape(signature)}</code></p>" for signature in signatures]
-    parts += ["<h2>Largest differences, by chrF</h2>"] if differences else []
+    measure = "character error rate" if results.get("task") == "sequence" else "chrF"
+    parts += [f"<h2>Largest differences, by {measure}</h2>"] if differences else []
     for each in differences:
         texts = {
             name: each[name]

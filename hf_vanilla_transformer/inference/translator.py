@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..data.language_tokens import Direction
 from ..data.side_tokens import AS_TEXT, readable_tokens
 from ..data.source_text import source_text
+from ..data.token_kinds import tokenizer_task
 from ..data.tokenizer_training import load_tokenizers, recognising_added_tokens, tokenizer_digest
 from ..data.words import WordSplitter, white_space_words, words
 from ..engine.shared_copy import in_evaluation_mode, shared_copy
@@ -46,7 +47,7 @@ from .workers import map_in_threads, worker_count
 
 logger = logging.getLogger(__name__)
 
-ENDLESS = "the translation did not end before the length limit; no_repeat_ngram_size or repetition_penalty may help"
+ENDLESS = "the output did not end before the length limit; no_repeat_ngram_size or repetition_penalty may help"
 
 #: Encoding a target switches some tokenizers, such as Marian's, to a different vocabulary and back.
 TOKENIZER_LOCK = threading.Lock()
@@ -136,6 +137,11 @@ class Translator:
             members.append(load_model(other, model.device, model.dtype, trust_remote_code))
         return cls(model, source, target, members, workers, shortlist)
 
+    @property
+    def task(self) -> str:
+        """The task of the model by its tokenizers, "language" or "sequence"."""
+        return tokenizer_task(self.source_tokenizer, self.target_tokenizer)
+
     def directed(
         self, source_lang: str | None = None, target_lang: str | None = None
     ) -> "Translator":
@@ -202,6 +208,7 @@ class Translator:
                 The decoder's KV caches are `num_beams` times as large.
             first_line: the line number of the first sentence, or of every sentence, for messages.
             protect: keep sentences without letters, and addresses, placeholders, markup, emoji and times, as they are.
+                A sequence that is no language has none of these.
             **generate_kwargs: arguments of `model.generate`, such as `num_beams`. None takes the value of the
                 checkpoint's `generation_config.json`. Without `max_new_tokens` there, a translation has at most as
                 many tokens as the longest source of the batch, and 50 more (§6.1).
@@ -227,7 +234,7 @@ class Translator:
             probabilities=probabilities,
             settings=settings,
             refill=penalty is not None,
-            protect=protect,
+            protect=protect and self.task == "language",
             words=alignment_words,
             marks=self.directions.marks(source_lang, target_lang),
             has_codes=not all(
@@ -286,7 +293,7 @@ class Translator:
         beams = settings.get("num_beams") or self.model.generation_config.num_beams or 1
         if n_best > beams and not settings.get("do_sample"):
             raise UserError(
-                f"n_best: {n_best} translations need num_beams to be at least {n_best}; it is {beams}"
+                f"n_best: {n_best} hypotheses need num_beams to be at least {n_best}; it is {beams}"
             )
         if settings.keys() & {"num_return_sequences", "return_dict_in_generate"}:
             raise UserError(

@@ -344,7 +344,7 @@ class RunArguments(VanillaTransformerTrainingArguments):
         default="none", help="Where to log: none, tensorboard …"
     )
     metric_for_best_model: str | None = _optional(
-        "The metric that selects the best checkpoint (default: BLEU)"
+        "The metric that selects the best checkpoint (default: the first of metrics)"
     )
     # Every parameter gets a gradient in every step.
     ddp_find_unused_parameters: bool | None = HfArg(

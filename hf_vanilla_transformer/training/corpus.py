@@ -108,7 +108,7 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
     if data_args.bidirectional:
         for split in corpus.pairs.keys() & {"train", "validation"}:
             corpus.pairs[split] = corpus.pairs[split].map(both_directions, batched=True)
-    _compare_sources(corpus)
+    _compare_sources(corpus, run_task(data_args))
     return corpus
 
 
@@ -149,10 +149,11 @@ def _load_split(
     return pairs, report
 
 
-def _compare_sources(corpus: Corpus) -> None:
+def _compare_sources(corpus: Corpus, task: str) -> None:
     """Warn of evaluation pairs whose source is trained on. A stream is compared while it is read."""
     train = corpus.pairs["train"]
-    overlap = Overlap({split: pairs for split, pairs in corpus.pairs.items() if split != "train"})
+    evaluated = {split: pairs for split, pairs in corpus.pairs.items() if split != "train"}
+    overlap = Overlap(evaluated, task)
     if isinstance(train, IterableDataset):
         corpus.overlap = overlap
         corpus.pairs["train"] = train.map(overlap.see, batched=True, features=train.features)
@@ -207,12 +208,14 @@ def _hold_out(corpus: Corpus, data_args: DataArguments, count: int, seed: int) -
         corpus.parts["validation"] = list(map("-".join, corpus.directions["train"]))
     distilled = np.array([each == DISTILLED for each in names])[part_numbers(train)]
     both_sides = data_args.bidirectional or bool(corpus.directions)
-    kept, drawn = hold_out(train, count, seed, distilled, both_sides)
+    task = run_task(data_args)
+    kept, drawn = hold_out(train, count, seed, distilled, both_sides, task)
     corpus.select("train", train, kept)
     corpus.select("validation", train, drawn)
     left_out = len(train) - len(kept) - len(drawn)
+    items = "sentences" if task == "language" else "sequences"
     others = (
-        f"; {left_out:,} other pairs with their sentences left out of training" if left_out else ""
+        f"; {left_out:,} other pairs with their {items} left out of training" if left_out else ""
     )
     fewer = f" (a tenth, less than held_out_pairs={count:,})" if len(drawn) < count else ""
     print_main(

@@ -21,7 +21,7 @@ from ..data.rewriting import Rewrite, with_rewriting
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line
 from ..utils.user_code import import_object
-from .arguments import DataArguments
+from .arguments import DataArguments, run_task
 from .corpus import ROWS_READ, Corpus, first_rows
 from .corpus_tokenizers import Tokenizers
 from .distributed import print_main
@@ -55,6 +55,11 @@ def encode_corpus(
             rewrite = import_rewrite(data_args.rewrite)
             data = with_rewriting(data, *tokenizers, rewrite=rewrite, seed=seed, limits=limits)
         if training and data_args.augment:
+            if run_task(data_args) == "sequence":
+                raise UserError(
+                    f"augment: {' '.join(data_args.augment)}: it perturbs text in a language; rewrite changes other "
+                    "sequences"
+                )
             augment = parse_augment(data_args.augment)
             languages: list[Languages] = [(data_args.source_lang, data_args.target_lang)]
             if corpus.directions:
@@ -97,7 +102,7 @@ def _leave_out_long(corpus: Corpus, split: str, encoded: Dataset, limit: int | N
     left_out = describe_dropped(reason, len(lines), lines[:REPORTED_LINES])
     if not len(short):
         raise UserError(
-            f"{split}: all {len(lines):,} pairs are {left_out}; raise it, or split them into sentences"
+            f"{split}: all {len(lines):,} pairs are {left_out}; raise it, or split them"
         )
     print_main(f"{split}: left out {len(lines):,} of {len(encoded):,} pairs: {left_out}")
     report = corpus.reports.get(split)
@@ -135,7 +140,7 @@ def check_positions(run: Run) -> None:
         longest_text = _longest_without_merges(encoded["train"], run.tokenizers)
         if longest_text > limit:
             raise UserError(
-                f"bpe_dropout: {data_args.bpe_dropout}: without merges a sentence has up to {longest_text} tokens: "
+                f"bpe_dropout: {data_args.bpe_dropout}: without merges a text has up to {longest_text} tokens: "
                 f"{remedy}; set more positions, or a lower max_source_length and max_target_length"
             )
 

@@ -6,13 +6,17 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data import (
-    load_tokenizers,
-)
+from ..data import load_tokenizers
 from ..data.encoding import name_end_token
 from ..data.language_tokens import add_language_tokens
 from ..data.symbol_tokenizers import train_any_tokenizer
-from ..data.token_kinds import LANGUAGE_TOKENS, describe_tokenizer, task_of
+from ..data.token_kinds import (
+    LANGUAGE_TOKENS,
+    describe_tokenizer,
+    has_closed_vocabulary,
+    task_of,
+    tokenizer_task,
+)
 from ..data.tokenizer_training import tokenizer_digest
 from ..utils.errors import UserError
 from .arguments import DataArguments
@@ -20,6 +24,23 @@ from .corpus import ROWS_READ, Corpus
 from .distributed import print_main
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  # of source and target
+
+
+def loaded_tokenizers(data_args: DataArguments, checkpoint: Path | None) -> Tokenizers | None:
+    """The tokenizers of the checkpoint that a run resumes from, or of `tokenizer_name`. None if it trains them."""
+    if checkpoint is not None:
+        return load_tokenizers(checkpoint)
+    if data_args.tokenizer_name:
+        return load_tokenizers(data_args.tokenizer_name)
+    return None
+
+
+def take_task(data_args: DataArguments, tokenizers: Tokenizers | None) -> None:
+    """Let a run have the task of the tokenizers that it has loaded, unless `task` is set."""
+    if tokenizers is None or data_args.task is not None:
+        return
+    if tokenizer_task(*tokenizers) == "sequence":
+        data_args.task = "sequence"
 
 
 def choose_tokenizers(
@@ -105,10 +126,7 @@ def _missed(tokenizers: Tokenizers, model_args: Any, data_args: DataArguments) -
 
 def match_case(tokenizers: Tokenizers, data_args: DataArguments) -> None:
     """Ignore case in all scores if the target tokenizer lower-cases: it cannot write the capitals of a reference."""
-    texts = (
-        each.decode(each("A B C")["input_ids"], skip_special_tokens=True) for each in tokenizers
-    )
-    lowercases = [text.split() == ["a", "b", "c"] for text in texts]
+    lowercases = [_lowercases(each) for each in tokenizers]
     if data_args.lowercase and not all(lowercases):
         raise UserError(
             f"lowercase: True: the tokenizer {data_args.tokenizer_name or 'of the checkpoint'} keeps capitals; "
@@ -117,3 +135,12 @@ def match_case(tokenizers: Tokenizers, data_args: DataArguments) -> None:
     if lowercases[1] and not data_args.bleu_lowercase:
         data_args.bleu_lowercase = True
         print_main("scores ignore case, because the target tokenizer lower-cases all text")
+
+
+def _lowercases(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a tokenizer lower-cases all text. One with a closed vocabulary may lack these letters."""
+    if has_closed_vocabulary(tokenizer):
+        normalizer = tokenizer.backend_tokenizer.normalizer
+        return normalizer is not None and normalizer.normalize_str("ABC") == "abc"
+    text = tokenizer.decode(tokenizer("A B C")["input_ids"], skip_special_tokens=True)
+    return text.split() == ["a", "b", "c"]

@@ -113,9 +113,22 @@ def check_fields(
             )
 
 
+def check_tokens_kept(name: str, tokenizers: Tokenizers, data_args: DataArguments) -> None:
+    """Refuse `tokens` that are not those of the base model."""
+    sides = {"source_tokens": data_args.source_tokens, "target_tokens": data_args.target_tokens}
+    for (field, own), tokenizer in zip(sides.items(), tokenizers, strict=True):
+        tokens = own or data_args.tokens
+        if tokens not in (tokenizer.init_kwargs.get("tokens"), DataArguments.tokens):
+            field = field if own else "tokens"
+            raise UserError(
+                f"{field}: {tokens}: fine-tuning keeps the tokenizer of {name}, leave it out"
+            )
+
+
 def prepare_model(base: PretrainedTranslator, model_args: Any, data_args: DataArguments) -> None:
     """Check the recipe against the base model, and set its dropout and label smoothing."""
     check_fields(base.name, base.model.config, model_args, data_args)
+    check_tokens_kept(base.name, base.tokenizers, data_args)
     if data_args.directions:
         add_languages(base, data_args)
     elif Directions(

@@ -5,7 +5,7 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 from ..data import save_tokenizers
 from ..data.mixtures import PART
 from ..data.token_kinds import tokenizer_task
-from ..evaluation.metric_names import title_of
+from ..evaluation.metric_names import DEFAULT, LOWER_IS_BETTER, title_of
 from ..evaluation.metrics import score_test_split, signatures_of
 from ..evaluation.plots import cross_attention, plot_attention, plot_curve
 from ..hub.card import CardFacts, write_model_card
@@ -62,13 +62,13 @@ def score_and_save(
     """
     args = run.args
     folder = Path(run.args.output_dir)
-    bleu = score_options(run.data_args)
+    options = score_options(run.data_args)
     saved = f"the last update is saved, and a resumed run continues with the scores: {resume_hint(folder)}"
     stop.signals.message = f"the scores are left out; {saved}"
     with _scoring("the validation split", stop, args.device, saved):
-        results |= choose_weights(trainer, folder, args)
+        results |= choose_weights(trainer, folder, args, options["metrics"])
         if trainer.eval_dataset is not None:
-            results |= _validation_facts(trainer, run, bleu)
+            results |= _validation_facts(trainer, run, options)
         set_decoding(trainer.model.generation_config, args)
     save_model_folder(trainer, run.tokenizers, folder)
     saved = f"the model is saved in {folder}, and a resumed run scores it: {resume_hint(folder)}"
@@ -78,7 +78,7 @@ def score_and_save(
             if split in run.encoded:
                 data = run.encoded[split]
                 pairs = run.corpus.pairs[split]
-                results |= score_test_split(trainer, data, pairs, split, bleu, run.groups(split))
+                results |= score_test_split(trainer, data, pairs, split, options, run.groups(split))
     if is_main_rank():
         save_results(trainer, folder, results)
         if stop.saved_for_scoring:
@@ -109,7 +109,7 @@ def _scoring(
 
 
 def _validation_facts(
-    trainer: VanillaTransformerTrainer, run: Run, bleu: dict[str, Any]
+    trainer: VanillaTransformerTrainer, run: Run, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Return how the validation split was scored: sentences, beams and the signatures of sacreBLEU."""
     beams = trainer.args.generation_num_beams or trainer.model.generation_config.num_beams or 1
@@ -118,7 +118,7 @@ def _validation_facts(
     references = run.corpus.pairs["validation"]["target"]
     if groups is None:
         references = references[:1000]
-    signatures = signatures_of(references, groups, **bleu)
+    signatures = signatures_of(references, groups, **options)
     return facts | {f"eval_{name}": value for name, value in signatures.items()}
 
 
@@ -132,11 +132,17 @@ _WEIGHTS = {
 
 
 def choose_weights(
-    trainer: VanillaTransformerTrainer, run: Path, args: RunArguments
+    trainer: VanillaTransformerTrainer,
+    run: Path,
+    args: RunArguments,
+    metrics: Sequence[str] = DEFAULT,
 ) -> dict[str, float]:
-    """Keep the weights with the best `metric_for_best_model` (default BLEU) on the validation split: the current ones
-    (the last, or with `load_best_model_at_end` the best), the average of the last checkpoints, or the exponential
-    moving average. Without validation data an average is kept unscored, as in §6.1."""
+    """Keep the weights with the best score on the validation split.
+
+    The candidates are the current ones (the last, or with `load_best_model_at_end` the best), the average of the last
+    checkpoints, and the exponential moving average. The score is `metric_for_best_model`, or the first measured one of
+    `metrics`. Without validation data an average is kept unscored, as in §6.1.
+    """
     checkpoints = complete_checkpoints(run)[-args.average_last :] if args.average_last > 1 else []
     if len(checkpoints) < args.average_last > 1:
         print_main(
@@ -162,18 +168,23 @@ def choose_weights(
     scored = {"single": trainer.scores.get(step) or trainer.evaluate()}
     if not candidates:
         return scored["single"]
-    metric = (args.metric_for_best_model or "bleu").removeprefix("eval_")
+    measured = [name for name in metrics if f"eval_{name}" in scored["single"]]
+    default = [*measured, "exact_match"][0]
+    metric = (args.metric_for_best_model or default).removeprefix("eval_")
     candidates["single"] = full_state_dict(trainer.model)
     for name in [each for each in candidates if each not in scored]:
         load_full_state_dict(trainer.model, candidates[name])
         wait_for_everyone()
         # Not `evaluate`: its log and samples belong to the update.
-        metrics = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval").metrics
-        scored[name] = metrics | (
-            perplexities(metrics) if "eval_perplexity" in scored["single"] else {}
+        predicted = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval").metrics
+        scored[name] = predicted | (
+            perplexities(predicted) if "eval_perplexity" in scored["single"] else {}
         )
     scores = {name: scored[name][f"eval_{metric}"] for name in _WEIGHTS if name in scored}
-    sign = -1 if args.metric_for_best_model and not args.greater_is_better else 1
+    is_better = (
+        args.greater_is_better if args.metric_for_best_model else metric not in LOWER_IS_BETTER
+    )
+    sign = 1 if is_better else -1
     # Of equals an average: it generalises better.
     chosen = max(reversed(scores), key=lambda name: sign * scores[name])
     shown = title_of(metric)

@@ -1,42 +1,56 @@
 """Validation pairs drawn from the training data, and the overlap of evaluation data with it.
 
-Sentences that differ only in case, white space or the composition of their characters count as the same.
+Sentences that differ only in case, white space or the composition of their characters count as the same. Sequences
+that are no language must be equal: `c1ccccc1` and `C1CCCCC1` are two molecules.
 """
 
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
 
 import numpy as np
 from datasets import Dataset
 
 from ..utils.errors import UserError
 
+Key: TypeAlias = Callable[[str], int]
+
 _ROWS_READ = 1000
 
 
-def _key(text: str) -> int:
+def _sentence_key(text: str) -> int:
     """A number, the same for sentences that count as the same."""
     return hash(" ".join(unicodedata.normalize("NFKC", text).casefold().split()))
 
 
-def _keys(pairs: Dataset, column: str) -> np.ndarray:
+def _key(task: str) -> Key:
+    """The function from a text to a number that is the same for texts that count as the same."""
+    return _sentence_key if task == "language" else hash
+
+
+def _keys(pairs: Dataset, column: str, key: Key) -> np.ndarray:
     batches = pairs.select_columns([column]).iter(_ROWS_READ)
     return np.fromiter(
-        (_key(text) for batch in batches for text in batch[column]), np.int64, len(pairs)
+        (key(text) for batch in batches for text in batch[column]), np.int64, len(pairs)
     )
 
 
 def hold_out(
-    pairs: Dataset, count: int, seed: int, distilled: np.ndarray, bidirectional: bool = False
+    pairs: Dataset,
+    count: int,
+    seed: int,
+    distilled: np.ndarray,
+    bidirectional: bool = False,
+    task: str = "language",
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw validation pairs by distinct source, and leave out of training every pair that would give them away.
 
     These are all pairs with a held-out source, in a distilled input also those with a held-out target (of a
     back-translation), and for training in both directions all pairs with a held-out sentence on either side. Pairs
-    of the N that are `distilled` (N,) are not drawn, and at most a tenth of the sources is. Return the row numbers of
-    the training pairs and of the validation pairs.
+    of the N that are `distilled` (N,) are not drawn, and at most a tenth of the sources is. `task` decides which texts
+    are the same. Return the row numbers of the training pairs and of the validation pairs.
     """
-    sources, targets = (_keys(pairs, column) for column in ("source", "target"))
+    sources, targets = (_keys(pairs, column, _key(task)) for column in ("source", "target"))
     rows = np.flatnonzero(~distilled)
     first = np.sort(rows[np.unique(sources[rows], return_index=True)[1]])
     count = min(count, len(first) // 10)
@@ -52,7 +66,7 @@ def hold_out(
     kept = np.flatnonzero(~known)
     if not len(kept):
         raise UserError(
-            "held_out_pairs: every pair shares a sentence with the validation pairs; give validation data"
+            "held_out_pairs: every pair shares a side with the validation pairs; give validation data"
         )
     return kept, drawn
 
@@ -60,14 +74,15 @@ def hold_out(
 class Overlap:
     """The pairs of evaluation splits whose source is trained on. `seen` collects the sources of the training data."""
 
-    def __init__(self, splits: Mapping[str, Dataset]):
-        self.keys = {split: _keys(pairs, "source") for split, pairs in splits.items()}
+    def __init__(self, splits: Mapping[str, Dataset], task: str = "language"):
+        self.key = _key(task)
+        self.keys = {split: _keys(pairs, "source", self.key) for split, pairs in splits.items()}
         self.known = {key for keys in self.keys.values() for key in keys.tolist()}
         self.seen: set[int] = set()
 
     def see(self, batch: dict[str, list]) -> dict[str, list]:
         """Compare a batch of training pairs, and return it."""
-        self.seen.update(self.known.intersection(map(_key, batch["source"])))
+        self.seen.update(self.known.intersection(map(self.key, batch["source"])))
         return batch
 
     def warnings(self) -> Iterator[str]:

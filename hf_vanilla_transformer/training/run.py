@@ -11,7 +11,7 @@ from datasets import config as datasets_config
 from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, set_seed
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data.token_kinds import tokenizer_task
+from ..data.token_kinds import set_task, tokenizer_task
 from ..evaluation.metrics import make_metrics, score_names, translation_metrics
 from ..hub.publishing import destination, publish_run
 from ..inference.languages import name_languages
@@ -37,7 +37,13 @@ from .callbacks import FitThreads, ReleaseFreeMemory, StopWithCheckpoint
 from .checkpoints import find_checkpoint, one_run_at_a_time, report_failed_save, resume_hint
 from .corpus import load_corpus, run_languages
 from .corpus_encoding import check_positions, encode_corpus
-from .corpus_tokenizers import Tokenizers, choose_tokenizers, match_case
+from .corpus_tokenizers import (
+    Tokenizers,
+    choose_tokenizers,
+    loaded_tokenizers,
+    match_case,
+    take_task,
+)
 from .distributed import (
     StopSignals,
     broadcast_from_main,
@@ -139,11 +145,14 @@ def load_run(
             if trusted is not None:
                 trust_code(Path(trusted))
     base = load_base_model(str(args.model_name_or_path), model_class) if starts else None
+    loaded = base.tokenizers if base is not None else loaded_tokenizers(data_args, checkpoint)
+    take_task(data_args, loaded)
     with args.main_process_first(desc="reading"):  # the other ranks read the cache
         corpus = load_corpus(data_args, args)
     model_args, data_args, args, chosen = choose_by_pairs(
         (model_args, data_args, args), corpus, checkpoint
     )
+    take_task(data_args, loaded)  # the chosen arguments may be others
     if base is not None:
         prepare_model(base, model_args, data_args)
         tokenizers = base.tokenizers
@@ -151,6 +160,8 @@ def load_run(
         tokenizers = broadcast_from_main(
             lambda: choose_tokenizers(corpus, model_args, data_args, checkpoint)
         )
+    if data_args.task is not None:
+        set_task(tokenizers, data_args.task, new=not fine_tuned)
     match_case(tokenizers, data_args)
     if tokenizer_task(*tokenizers) == "language":
         name_languages(tokenizers, run_languages(data_args, args))

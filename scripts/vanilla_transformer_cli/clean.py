@@ -8,6 +8,9 @@ each direction has its own, and a TSV keeps all columns. Pairs with a sentence o
 so are duplicates. Of near duplicates the best is kept, and entities (&amp;) on one side become their characters. The
 report shows ten examples of each rule. The output of OpusFilter or OpusCleaner is plain text, which `train` reads: use
 them for heavier filters.
+
+--task sequence is for text that is no language. It drops pairs that are too long, that are duplicates, or that have a
+side in the --exclude text, and changes nothing in the others.
 """
 
 import argparse
@@ -17,6 +20,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from .parsing import COLUMNS, COLUMNS_TITLE, Parser, add_shared_flags, given_values
+
+TASKS = ("language", "sequence")
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -41,6 +46,12 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         help="TSV for the dropped pairs: rule, line, source, target, and other columns",
     )
     parser.add_argument("--report", metavar="F", help="HTML file for the counts and examples")
+    parser.add_argument(
+        "--task",
+        choices=TASKS,
+        default="language",
+        help="sequence: reactions, phonemes, code, formulas (default: %(default)s)",
+    )
     parser.add_argument(
         "--skip", nargs="+", default=[], metavar="RULE", help="rules that are not applied"
     )
@@ -116,7 +127,7 @@ def _write(arguments: argparse.Namespace, rows: Any, judged: Any) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.data import load_pairs
-    from hf_vanilla_transformer.data.cleaning import RULES, judge_pairs
+    from hf_vanilla_transformer.data.cleaning import RULES, SEQUENCE_RULES, judge_pairs
     from hf_vanilla_transformer.data.cleaning_input import CODES, CleaningInput
     from hf_vanilla_transformer.data.cleaning_report import report_page, report_text
     from hf_vanilla_transformer.data.corpora import Columns
@@ -132,7 +143,8 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.exclude:
         held_out = load_pairs(arguments.exclude, field="exclude", **columns)[0]
         excluded = [*held_out["source"], *held_out["target"]]
-    rules = [rule for rule in RULES if rule not in arguments.skip]
+    of_task = RULES if arguments.task == "language" else SEQUENCE_RULES
+    rules = [rule for rule in of_task if rule not in arguments.skip]
     limits = _limits(arguments)
     if arguments.detect and "languages" not in limits:
         next(iter(rows), None)
@@ -140,7 +152,9 @@ def main(arguments: argparse.Namespace) -> None:
             raise UserError(
                 "detect: give --source_lang and --target_lang: the text does not name its languages"
             )
-    judged, report = judge_pairs(rows, rules, excluded, arguments.detect, **limits)
+    judged, report = judge_pairs(
+        rows, rules, excluded, arguments.detect, task=arguments.task, **limits
+    )
     with ExitStack() as files:
         write_page = (
             files.enter_context(line_writer(arguments.report)) if arguments.report else None

@@ -74,7 +74,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         help="bleu, chrf, chrf++, ter, exact_match, top_k (with --n_best), token_error_rate, character_error_rate, "
         "sequence_error_rate, MODULE:FUNCTION that returns one number per sentence for the lists of sources, "
         "hypotheses and references, or what evaluate.load finds: a folder, or a metric on the Hub such as comet "
-        "(default: bleu chrf, or top_k)",
+        "(default: bleu chrf; of a model of other sequences exact_match character_error_rate; with --n_best top_k)",
     )
     parser.add_argument(
         "--normalize",
@@ -189,7 +189,9 @@ def translate_source(
     found = translator.translate_nbest(sources, n_best, scores=False, **settings, **codes)
     translations = [[hypothesis.text for hypothesis in hypotheses] for hypotheses in found]
     seconds = time.perf_counter() - start
-    models = arguments.model or []
+    models = arguments.model or [
+        None
+    ]  # without --model the settings of a compared one are not reported
     return translations, {
         "model": models if len(models) > 1 else models[0],
         "source": arguments.source,
@@ -275,6 +277,21 @@ def score_perturbed(
     return groups
 
 
+def items_of(task: str) -> str:
+    """The name of what is scored, in the plural."""
+    return "sentences" if task == "language" else "sequences"
+
+
+def task_of_models(arguments: argparse.Namespace) -> str:
+    """The task of the models: "sequence" if that of one is. Without a model it is "language"."""
+    from hf_vanilla_transformer.data import load_tokenizers
+    from hf_vanilla_transformer.data.token_kinds import tokenizer_task
+
+    folders = [*(arguments.model or []), *arguments.compare]
+    tasks = {tokenizer_task(*load_tokenizers(name)) for name in folders if Path(name).is_dir()}
+    return "sequence" if "sequence" in tasks else "language"
+
+
 def print_scores(
     results: dict[str, Any],
     scores: dict[str, float],
@@ -286,6 +303,7 @@ def print_scores(
     from hf_vanilla_transformer.evaluation.metric_names import title_of
     from hf_vanilla_transformer.evaluation.score_tables import render
 
+    items = items_of(results.get("task", "language"))
     for name, score in scores.items() if "comparison" not in results else ():
         if name not in ("exact_match", "invalid"):
             print(f"{results.get(f'{name}_signature') or title_of(name)} = {score:.2f}")
@@ -295,28 +313,35 @@ def print_scores(
         print(signature)
     for signature in results.get("comparison", {}).get("signatures", {}).values():
         print(signature)
-    print(f"exact match = {results['exact_match']:.2f} % of {results['sentences']} sentences")
+    print(f"exact match = {results['exact_match']:.2f} % of {results['sentences']} {items}")
     if "invalid" in scores:
-        print(f"invalid = {scores['invalid']:.2f} % of {results['sentences']} sentences")
+        print(f"invalid = {scores['invalid']:.2f} % of {results['sentences']} {items}")
     if "seconds" in results:
         print(
-            f"{results['seconds']:.1f} seconds, {results['sentences_per_second']:.1f} sentences per second"
+            f"{results['seconds']:.1f} seconds, {results['sentences_per_second']:.1f} {items} per second"
         )
 
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.data.perturbations import perturbation_names
     from hf_vanilla_transformer.evaluation import comparison, score_tables
-    from hf_vanilla_transformer.evaluation.metric_names import DEFAULT
+    from hf_vanilla_transformer.evaluation.metric_names import DEFAULT, OF_SEQUENCES
     from hf_vanilla_transformer.evaluation.metrics import (
         make_metrics,
         score_names,
         score_translations,
     )
     from hf_vanilla_transformer.inference.text_io import line_writer
+    from hf_vanilla_transformer.utils.errors import UserError
     from hf_vanilla_transformer.utils.normalization import import_normalizer
 
-    default = ["top_k"] if arguments.n_best else DEFAULT
+    task = task_of_models(arguments)
+    of_task = DEFAULT if task == "language" else OF_SEQUENCES
+    default = ["top_k"] if arguments.n_best else of_task
+    if arguments.perturb and task == "sequence":
+        raise UserError(
+            "perturb: it perturbs text in a language, and the model reads other sequences"
+        )
     # before the model translates for an hour
     metrics = make_metrics(
         arguments.metrics or default, arguments.bleu_tokenize, arguments.bleu_lowercase
@@ -360,6 +385,8 @@ def main(arguments: argparse.Namespace) -> None:
         scores = {name: results[name] for name in (*names, "invalid") if name in results}
         signatures: list[str] = []
         results |= origin
+        if task == "sequence":
+            results["task"] = task
         results["reference"] = (
             arguments.reference if len(references) > 1 else arguments.reference[0]
         )
@@ -373,7 +400,9 @@ def main(arguments: argparse.Namespace) -> None:
                 hypotheses, references, sources=sources, **of_sentences
             )
             results |= {"comparison": compared}
-            results["differences"] = comparison.largest_differences(hypotheses, references, sources)
+            results["differences"] = comparison.largest_differences(
+                hypotheses, references, sources, task=task
+            )
             tables.append(score_tables.comparison_table(compared))
         if labels is not None:
             groups = comparison.scores_by_group(
@@ -381,7 +410,7 @@ def main(arguments: argparse.Namespace) -> None:
             )
             signatures += score_tables.group_signatures(groups)
             results["groups"] = groups
-            tables.append(score_tables.group_table(arguments.by, groups))
+            tables.append(score_tables.group_table(arguments.by, groups, items_of(task)))
         if perturbations:
             pairs = list(zip(sources or [], references[0], strict=True))
             labels = ["none"] * len(pairs)
@@ -391,7 +420,9 @@ def main(arguments: argparse.Namespace) -> None:
             results["perturbations"] = score_perturbed(
                 arguments, systems, clean, pairs, perturbations, options
             )
-            tables.append(score_tables.group_table("perturbation", results["perturbations"]))
+            tables.append(
+                score_tables.group_table("perturbation", results["perturbations"], items_of(task))
+            )
             signatures += score_tables.group_signatures(results["perturbations"])
         print_scores(results, scores, tables, list(dict.fromkeys(signatures)), arguments.format)
         if write:

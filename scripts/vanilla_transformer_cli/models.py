@@ -26,7 +26,7 @@ def use_model_code(arguments: argparse.Namespace) -> None:
 
 
 def use_shipped_models(arguments: Any) -> None:
-    """Replace the names of models of this package in --model, such as `g2p_en`, by their folders."""
+    """Replace the names of models of this package in --model and --compare, such as `g2p_en`, by their folders."""
     from hf_vanilla_transformer.utils.shipped_models import model_folder
 
     models = getattr(arguments, "model", None)
@@ -34,6 +34,8 @@ def use_shipped_models(arguments: Any) -> None:
         arguments.model = [model_folder(name) for name in models]
     elif models is not None:
         arguments.model = model_folder(models)
+    if isinstance(getattr(arguments, "compare", None), list):
+        arguments.compare = [model_folder(name) for name in arguments.compare]
 
 
 def load_translator(

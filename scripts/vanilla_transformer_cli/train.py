@@ -77,7 +77,7 @@ COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
         "eval_steps": ("N", "updates between evaluations"),
         "save_steps": ("N", "updates between checkpoints"),
         "logging_steps": ("N", "updates between lines of the log"),
-        "load_best_model_at_end": ("BOOL", "keep the weights with the best BLEU"),
+        "load_best_model_at_end": ("BOOL", "keep the weights with the best score"),
         "early_stopping_patience": ("N", "stop after N evaluations without improvement"),
         "average_last": (
             "N",

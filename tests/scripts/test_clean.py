@@ -63,3 +63,26 @@ def test_spaces_of_a_pair_stay_as_they_are(command, tmp_path, monkeypatch):
     assert command("clean", "a.jsonl", "--output", "a.tsv")[0] == 0
     lines = (tmp_path / "a.tsv").read_text(encoding="utf-8").splitlines()
     assert lines == ["source\ttarget\tid\ttags", 'a b\u00a0c\td\u3000e\t7\t["x"]']
+
+
+def test_sequences_are_compared_whole_and_left_as_they_are(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pairs = [
+        ("c1ccccc1", "C1CCCCC1"),
+        ("C1CCCCC1", "C1CCCCC1"),  # a copy is a reaction like others
+        ("c1ccccc1", "C1CCCCC1"),
+        ("CC&amp;", "CC&"),
+        ("N" * 1001, "N"),
+        ("OCC", "12 34"),
+        ("CCO", "34 12"),
+    ]
+    write(tmp_path / "train.tsv", ["source\ttarget", *("\t".join(pair) for pair in pairs)])
+    write(tmp_path / "test.tsv", ["source\ttarget", "occ\tF", "CCO\tF"])
+    flags = ["--task", "sequence", "--exclude", "test.tsv", "--dropped", "dropped.tsv"]
+    status, printed, errors = command("clean", "train.tsv", "--output", "clean.tsv", *flags)
+    assert (status, errors) == (0, "")
+    kept = (tmp_path / "clean.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    assert kept == ["\t".join(pairs[row]) for row in (0, 1, 3, 5)]
+    dropped = [line.split("\t")[:2] for line in (tmp_path / "dropped.tsv").read_text(encoding="utf-8").splitlines()]
+    assert dropped == [["duplicate", "4"], ["length", "6"], ["overlap", "8"]]
+    assert "kept 4 of 7 pairs" in printed

@@ -1,14 +1,18 @@
 """`predict` with the shipped model: a first success without any training or network."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.inference import file_translation
+from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.utils.shipped_models import model_folder, shipped_models
+from tests.model_helpers import randomise, tiny_model
 from vanilla_transformer_cli.main import main
 
 WORDS = {"cat": "K AE T", "world": "W ER L D", "kitten": "K IH T AH N"}
@@ -160,3 +164,37 @@ def test_predict_reads_a_pipe(repository):
     command = [sys.executable, "-m", "vanilla_transformer_cli", "predict", "--model", "g2p_en"]
     done = subprocess.run(command, input="world\n", capture_output=True, text=True, cwd=repository)
     assert done.stdout == "W ER L D\n", done.stderr
+
+
+def test_scores_of_a_model_of_sequences_are_not_of_languages(command, tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text("\n".join(WORDS) + "\n")
+    targets = tmp_path / "targets.txt"
+    targets.write_text("K AE T\nW ER L D\nK IH T AH M\n")
+    other = tmp_path / "other.txt"
+    other.write_text("K AE T\nW ER L D\nK IH T AH M\n")
+    report = tmp_path / "report.html"
+    flags = ["--source", str(words), "--reference", str(targets)]
+    _, printed, _ = command("evaluate", "--model", "g2p_en", *flags)
+    assert "exact match = 66.67 % of 3 sequences" in printed
+    assert "character error rate = " in printed
+    compared = ["--compare", str(other), "--by", "length", "--report", str(report)]
+    _, tables, _ = command("evaluate", "--hypothesis", str(targets), "--compare", "g2p_en", *flags)
+    _, more, _ = command("evaluate", "--model", "g2p_en", *flags, *compared)
+    page = report.read_text(encoding="utf-8")
+    assert "Largest differences, by character error rate" in page
+    for text in (printed, tables, more, page):
+        assert not re.search("bleu|chrf|translat|languag|sentence", text, re.IGNORECASE)
+    status, _, errors = command("evaluate", "--model", "g2p_en", *flags, "--perturb", "typos")
+    assert status == 2 and errors.startswith("error: perturb:")
+
+
+def test_translate_protects_nothing_in_sequences(tmp_path):
+    texts = ["N#N", "1", "[NH3+]", "C#N {x}", "www.a.b"]
+    tokenizer = train_symbol_tokenizer([(text, 1) for text in texts], "chars")
+    model = randomise(tiny_model(vocab_size=len(tokenizer)))
+    translator = Translator(model, tokenizer)
+    plain = list(translator.translate(texts, max_new_tokens=5))
+    assert list(translator.translate(texts, max_new_tokens=5, protect=True)) == plain
+    tokenizer.init_kwargs["task"] = "language"
+    assert list(Translator(model, tokenizer).translate(texts, max_new_tokens=5, protect=True))[1] == "1"

@@ -1,0 +1,142 @@
+"""The task of a run: what is loaded decides it, and nothing speaks of languages where the text is none."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
+from hf_vanilla_transformer.data.token_kinds import tokenizer_task
+from hf_vanilla_transformer.data.tokenizer_training import load_tokenizers, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.training.corpus import load_corpus
+from hf_vanilla_transformer.training.corpus_tokenizers import match_case
+from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.training.run import run_training
+from hf_vanilla_transformer.utils.errors import UserError
+from tests.model_helpers import randomise, tiny_model
+from tests.trainer_helpers import as_flags
+
+WORDS_OF_LANGUAGES = re.compile(r".*(?:bleu|chrf|translat|languag|sentence).*", re.IGNORECASE)
+RINGS = [("c1ccccc1", "C1CCCCC1"), ("C1CCCCC1", "c1ccccc1"), ("CC(=O)O", "CCO"), ("OCC", "CC=O")]
+SETTINGS: dict[str, Any] = {
+    "max_steps": 2,
+    "per_device_train_batch_size": 4,
+    "generation_max_length": 8,
+    "logging_steps": 1,
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "use_cpu": True,
+    "disable_tqdm": True,
+}
+
+
+def write_rows(path: Path, pairs: list[tuple[str, str]]) -> str:
+    path.write_text("source\ttarget\n" + "".join(f"{a}\t{b}\n" for a, b in pairs), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A folder of a model of molecules."""
+    rows = [(text, 1) for pair in RINGS for text in pair]
+    tokenizer = train_symbol_tokenizer(rows, "smiles")
+    randomise(tiny_model(vocab_size=len(tokenizer))).save_pretrained(tmp_path / "base")
+    save_tokenizers(tmp_path / "base", tokenizer)
+    return tmp_path / "base"
+
+
+def run(folder: Path, **flags: Any) -> dict[str, Any]:
+    return run_training(*parse_recipe(["--output_dir", str(folder), *as_flags(SETTINGS | flags)]))
+
+
+def splits(folder: Path) -> dict[str, Any]:
+    table = write_rows(folder / "rings.tsv", RINGS)
+    return {"train": table, "validation": table, "test": table}
+
+
+@pytest.mark.parametrize("average", [{}, {"average_last": 2}])
+def test_fine_tuning_takes_the_task_of_its_base_model(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture, average: dict[str, Any]
+) -> None:
+    results = run(tmp_path / "run", model_name_or_path=str(base), **splits(tmp_path), **average)
+    assert {"test_exact_match", "eval_character_error_rate", "before_test_exact_match"} <= results.keys()
+    assert not [name for name in results if "bleu" in name or "chrf" in name]
+    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    printed = "".join(capsys.readouterr())
+    assert WORDS_OF_LANGUAGES.findall(printed + card) == []
+    assert tokenizer_task(*load_tokenizers(tmp_path / "run")) == "sequence"
+    if average:
+        assert "eval_exact_match_averaged" in results
+
+
+def test_resumed_fine_tuning_keeps_the_task(base: Path, tmp_path: Path) -> None:
+    flags = {"model_name_or_path": str(base), **splits(tmp_path), "save_strategy": "steps"}
+    run(tmp_path / "run", **flags, max_steps=1, lr_scheduler_type="constant")
+    results = run(tmp_path / "run", **flags, max_steps=2, lr_scheduler_type="constant", resume_from_checkpoint="true")
+    assert results["train_updates"] == 2
+    assert not [name for name in results if "bleu" in name]
+
+
+def test_tokens_of_a_base_model_cannot_change(base: Path, tmp_path: Path) -> None:
+    flags = {"model_name_or_path": str(base), **splits(tmp_path)}
+    with pytest.raises(UserError, match="tokens: chars: fine-tuning keeps the tokenizer"):
+        run(tmp_path / "run", **flags, tokens="chars")
+    with pytest.raises(UserError, match="target_tokens: words: fine-tuning keeps"):
+        run(tmp_path / "run", **flags, target_tokens="words")
+    assert run(tmp_path / "run", **flags, tokens="smiles")["train_updates"] == 2
+
+
+@pytest.mark.parametrize("task", ["sequence", None])
+def test_loaded_tokenizers_have_the_task_of_the_run(tmp_path: Path, task: str | None) -> None:
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    save_tokenizers(tmp_path / "tokenizer", train_tokenizer([text for pair in RINGS for text in pair], 300))
+    flags: dict[str, Any] = {"tokenizer_name": str(tmp_path / "tokenizer"), **sizes, **splits(tmp_path)}
+    results = run(tmp_path / "run", **flags, **({"task": task} if task else {}))
+    assert ("test_bleu" in results) is (task is None)
+    tokenizer = load_tokenizers(tmp_path / "run")[0]
+    assert tokenizer_task(tokenizer) == (task or "language")
+    assert tokenizer.init_kwargs["normalize_source"] is (task is None)
+
+
+def test_molecules_that_differ_in_case_are_different(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    table = write_rows(tmp_path / "train.tsv", RINGS[:1])
+    other = write_rows(tmp_path / "valid.tsv", RINGS[1:])
+    flags = as_flags({"output_dir": "unused", "train": table, "validation": other, "tokens": "smiles"})
+    _, data_args, args = parse_recipe(flags)
+    load_corpus(data_args, args)
+    assert "trained on" not in capsys.readouterr().out
+    _, data_args, args = parse_recipe([*flags, "--validation", table])
+    load_corpus(data_args, args)
+    assert "1 of 1 validation pairs have a source that is trained on" in capsys.readouterr().out
+
+
+def test_held_out_molecules_leave_others_of_another_case_in_training(tmp_path: Path) -> None:
+    molecules = [f"{'C' * n}c1ccccc1" for n in range(1, 21)]
+    pairs = [(each, "O") for one in molecules for each in (one, one.upper())]
+    table = write_rows(tmp_path / "train.tsv", pairs)
+    flags = {"output_dir": "unused", "train": table, "tokens": "smiles", "held_out_pairs": 4}
+    _, data_args, args = parse_recipe(as_flags(flags))
+    corpus = load_corpus(data_args, args)
+    held_out = set(corpus.pairs["validation"]["source"])
+    assert len(held_out) == 4
+    assert set(corpus.pairs["train"]["source"]) == {source for source, _ in pairs} - held_out
+
+
+@pytest.mark.parametrize(("tokens", "text"), [("chars", "XyZ"), ("words", "AA Bb")])
+def test_symbols_can_be_lower_cased(tokens: str, text: str) -> None:
+    tokenizer = train_symbol_tokenizer([(text, 1)], tokens, lowercase=True)
+    _, data_args, _ = parse_recipe(as_flags({"output_dir": "unused", "train": "x.tsv", "lowercase": "true"}))
+    match_case((tokenizer, tokenizer), data_args)
+    assert data_args.bleu_lowercase
+    kept = train_symbol_tokenizer([(text, 1)], tokens)
+    with pytest.raises(UserError, match="keeps capitals"):
+        match_case((kept, kept), data_args)
+
+
+def test_perturbations_of_text_are_refused_for_molecules(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="augment: upper=0.5: .*rewrite"):
+        run(tmp_path / "run", **splits(tmp_path), tokens="smiles", augment="upper=0.5")
