@@ -143,9 +143,8 @@ def paper_generation_config(config: VanillaTransformerConfig) -> GenerationConfi
     )
     generation_config.paper_length_penalty = ALPHA
     generation_config.max_length_over_source = MAX_LENGTH_OVER_SOURCE
-    generation_config._from_model_config = (
-        False  # or `generate` would make it anew from the model's configuration
-    )
+    # Or `generate` would make it anew from the model's configuration.
+    generation_config._from_model_config = False
     return generation_config
 
 
@@ -674,9 +673,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=source.states)
         if search is not None:
             kwargs["custom_generate"] = partial(search, source=source, next_batch=next_batch)
-            kwargs["use_cache"] = (
-                False  # the search has its own, and to make one transformers copies configurations
-            )
+            # The search has its own, and to make one transformers copies configurations.
+            kwargs["use_cache"] = False
         if generation_config is None:
             kwargs.update(settings)
         else:  # transformers warns of one beside the other

@@ -24,9 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import GenerationConfig, LogitsProcessorList
 
-REFILL_SHARE = (
-    0.1  # of the batch that joins at once: each time costs an encoder pass and copies the KV caches
-)
+# Of the batch that joins at once: each time costs an encoder pass and copies the KV caches.
+REFILL_SHARE = 0.1
 _COMPACT_SHARE = 0.2  # of free rows that are removed at once: this copies the KV caches too
 _CAPACITY_UNIT = 32  # the capacity of hypotheses is a multiple of it: few shapes
 _NO_BEAM = -1e9  # log-probability of a beam without a hypothesis
@@ -372,13 +371,11 @@ class BeamSearch:
     config: SearchConfig
     penalty: LengthPenalty
     max_length: int  # tokens of a translation, the prefix included, at most
-    over: int | None = (
-        None  # tokens that it may have more than its source, without the prefix. None: no such limit
-    )
+    # Tokens that it may have more than its source, without the prefix. None: no such limit.
+    over: int | None = None
     processors: LogitsProcessorList | None = None  # of `generate`
-    fixed_rows: bool = (
-        False  # processors identify a sentence by its row: no other may join a running batch
-    )
+    # Processors identify a sentence by its row: no other may join a running batch.
+    fixed_rows: bool = False
 
     def __post_init__(self) -> None:
         self.clear()

@@ -26,9 +26,8 @@ class EncodingReport:
     dropped: bool  #: whether pairs over a limit were dropped (training) or kept (evaluation)
     seen: int = 0  #: numbers of pairs
     too_long: int = 0
-    longest_source: int | None = (
-        None  #: tokens of the longest source that is not dropped. None for a stream
-    )
+    #: tokens of the longest source that is not dropped. None for a stream
+    longest_source: int | None = None
     #: the first few line (or row) numbers of pairs over a limit, from 1
     first_lines: list[int] = field(default_factory=list)
     unknown: int = 0  #: pairs with symbols that a tokenizer lacks. In training they are an error

@@ -46,9 +46,8 @@ _LOADING = ("is_local", "local_files_only")
 
 # Every byte is a token, so there are no unknown tokens.
 _SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
-_LARGEST_VOCABULARY = (
-    1_000_000  # `tokenizers` allocates for it, and aborts the process if it cannot
-)
+# `tokenizers` allocates for it, and aborts the process if it cannot.
+_LARGEST_VOCABULARY = 1_000_000
 
 #: A merge takes time proportional to the length of each word that contains it, so one word of 1 MB (base64, a DNA
 #: sequence, a line of dashes) would take hours. Longer runs of one kind of character are left out of the training.

@@ -68,9 +68,8 @@ class CardFacts:
     #: the results of `to_dict()`. The test sets were translated with `generation_config`.
     config: Mapping[str, Any] = field(default_factory=dict)
     generation_config: Mapping[str, Any] = field(default_factory=dict)
-    train_seconds: float | None = (
-        None  #: wall time of training, including the time before a resumption
-    )
+    #: wall time of training, including the time before a resumption
+    train_seconds: float | None = None
     hardware: str | None = None  #: see `system_info`
     versions: Mapping[str, str] = field(default_factory=dict)
     #: the model that was fine-tuned. `base_model_on_hub` says that this is its name on the Hub

@@ -223,9 +223,8 @@ def _load_adapter(model: PreTrainedModel, folder: Path) -> "PeftModel":
     from peft import LoraConfig, PeftModel
 
     config = LoraConfig.from_pretrained(str(folder))
-    config.task_type = (
-        None  # it adds methods around the model, which a version of transformers may lack
-    )
+    # It adds methods around the model, which a version of transformers may lack.
+    config.task_type = None
     adapted = PeftModel.from_pretrained(model, str(folder), config=config, torch_device="cpu")
     keys = adapted.load_adapter(str(folder), "default", torch_device="cpu")  # again, for the names
     # PEFT saves embeddings of a new size twice if they are also in modules_to_save, and reads them once.

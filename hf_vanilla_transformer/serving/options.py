@@ -11,9 +11,8 @@ class Limits:
 
     max_characters: int = 10_000  #: of all texts of a request
     timeout: float = 60.0  #: seconds until the body has arrived, and then until the answer
-    api_key: str | None = (
-        None  #: key that translation requests must have. None lets everybody translate.
-    )
+    #: key that translation requests must have. None lets everybody translate.
+    api_key: str | None = None
     #: web sites that may call this server from their pages. "*" is all.
     cors_origins: tuple[str, ...] = ()
     #: Names under which the server is reached, such as behind a proxy. Others are refused if there are any, and on a
@@ -34,8 +33,7 @@ class ServeOptions:
     workers: int | None = None
     shortlist: str | None = None  #: of one model, see `Translator`
     split_sentences: bool = True  #: split a line into sentences
-    pivot: str | None = (
-        None  #: language through which pairs without a model of their own are translated
-    )
+    #: language through which pairs without a model of their own are translated
+    pivot: str | None = None
     limits: Limits = field(default_factory=Limits)
     engine: Mapping[str, Any] = field(default_factory=dict)  #: arguments of `Engine`

@@ -266,9 +266,8 @@ def _mean(files: Sequence[Path], name: str) -> torch.Tensor:
 # The folder of a run: new, empty, or with checkpoints of this run, and used by one run at a time
 
 LOCK = ".lock"
-SCORES_BEFORE = (
-    "scores_before.json"  # of fine-tuning: the base model's scores, kept for a run that is resumed
-)
+# Of fine-tuning: the base model's scores, kept for a run that is resumed.
+SCORES_BEFORE = "scores_before.json"
 # Names in the folder of a run that ended before its first checkpoint. `runs` has TensorBoard's logs.
 _BEFORE_SAVING = {LOCK, STAGING_FOLDER, SCORES_BEFORE, "runs"}
 

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 MOMENTUM = 0.95  # Nesterov's
-ADAM_RMS = (
-    0.2  # typical root mean square of an update of Adam, in learning rates (Liu et al., §2.2)
-)
+# Typical root mean square of an update of Adam, in learning rates (Liu et al., §2.2).
+ADAM_RMS = 0.2
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5  # of the iteration, by Jordan et al.
 

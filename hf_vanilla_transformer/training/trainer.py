@@ -75,9 +75,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
         # Of the whole evaluations while training, by update.
         self.scores: dict[int, dict[str, float]] = {}
         self.budget: EvaluationBudget | None = None  # of a run with `max_minutes`
-        self.ended = (
-            1.0  # share of the translations of the last evaluation that end before their limit
-        )
+        # Share of the translations of the last evaluation that end before their limit.
+        self.ended = 1.0
         collating: Any = getattr(self.data_collator, "tokenizer", None)
         if getattr(collating, "padding_side", "right") == "left":
             raise UserError(
@@ -100,9 +99,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
         self._unread_losses: list[tuple[int, int, torch.Tensor]] = []
         self._cast_forward: CastForward | None = None
         if self.args.device.type != "cpu":
-            self.args.logging_nan_inf_filter = (
-                False  # it reads each loss, and a loss that is not finite is an error
-            )
+            # It reads each loss, and a loss that is not finite is an error.
+            self.args.logging_nan_inf_filter = False
         if self.consistency is not None:
             names = ("simcut_alpha", "r_drop_alpha", "crossconst_alpha")
             name = next(name for name in names if getattr(self.args, name))

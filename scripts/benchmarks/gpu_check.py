@@ -68,9 +68,8 @@ class Check:
 
     output: Path  # folder of the JSON files and of the trained model
     device: str  # "cuda", or "cpu" to try the command without a GPU
-    source: str | Path | None = (
-        None  # parallel text to train on and to translate. None generates number words
-    )
+    # Parallel text to train on and to translate. None generates number words.
+    source: str | Path | None = None
     target: str | Path | None = None
     quick: bool = False  # sizes for two minutes on a CPU. The figures have no meaning
     peak: float = 989.0  # bf16 TFLOP/s of the device, for the utilisation
