@@ -1,13 +1,14 @@
-"""Chunks of a translation on the workers of a Ray cluster. Ray restarts a worker that dies and repeats its chunk."""
+"""Chunks of a translation on a Ray cluster, with Ray Data. Ray restarts a worker that dies and repeats its chunk."""
 
 import logging
 import os
+import pickle
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain, islice, repeat
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..utils.errors import UserError, naming_extras
@@ -22,6 +23,7 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
+@dataclass
 class RayPool:
     """One translator for each accelerator of a cluster, or for each `workers` of its CPU cores without one.
 
@@ -32,89 +34,81 @@ class RayPool:
         device: "cpu" takes no accelerators.
     """
 
-    def __init__(
-        self,
-        address: str,
-        load: Callable[[], Translator],
-        workers: int | None = None,
-        device: str | None = None,
-    ):
-        self.address = address
-        self.load = load
-        self.workers = workers or 1
-        self.device = device
+    address: str
+    load: Callable[[], Translator]
+    workers: int | None = None
+    device: str | None = None
 
     def map(
         self, function: Callable[[Translator, Job], Result], jobs: Iterable[Job], fingerprint: str
     ) -> Iterator[Result]:
-        """Yield `function(translator, job)` for each job, in order of completion. Few jobs are read ahead.
+        """Yield `function(translator, job)` for each job, in order of completion. All jobs are read first.
 
         Raises:
             UserError: what `function` raises, a cluster that cannot be reached, workers that cannot start, or a
                 model with another fingerprint on a worker.
         """
-        with self._cluster() as ray:
-            gpus = 0 if self.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
-            count = gpus or max(1, int(ray.cluster_resources().get("CPU", 1)) // self.workers)
-            worker = ray.remote(_Worker).options(
-                num_cpus=self.workers,
+        rows = [{"job": pickle.dumps(job)} for job in jobs]
+        if not rows:
+            return
+        with _cluster(self.address) as ray:
+            resources = ray.cluster_resources()
+            gpus = 0 if self.device == "cpu" else int(resources.get("GPU", 0))
+            cores = self.workers or 1
+            count = gpus or max(1, int(resources.get("CPU", 1)) // cores)
+            # a block for each job, because Ray repeats and reports whole blocks
+            results = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+                _Worker,
+                fn_constructor_args=[self.load, function, fingerprint],
+                batch_size=1,
+                concurrency=min(count, len(rows)),
+                num_cpus=cores,
                 num_gpus=int(gpus > 0),
-                max_restarts=-1,
-                max_task_retries=MAX_RETRIES,
+                ray_remote_args_fn=lambda: {"max_task_retries": MAX_RETRIES},
             )
-            actors = [worker.remote(self.load, function, fingerprint) for _ in range(count)]
-            # a second job for each worker, so that none waits for this process
-            idle = chain.from_iterable(repeat(actors, 2))
-            jobs = iter(jobs)
-            running = {actor.run.remote(job): actor for actor, job in zip(idle, jobs, strict=False)}
-            # Ray ends a worker without a handle, which frees its cores for one that is restarted
-            del actors
-            del idle
-            while running:
-                [done], _ = ray.wait(list(running))
-                actor = running.pop(done)
-                running |= {actor.run.remote(job): actor for job in islice(jobs, 1)}
-                del actor
-                yield ray.get(done)
+            for row in results.iter_rows():
+                result = pickle.loads(row["result"])
+                if isinstance(result, UserError):
+                    raise result
+                yield result
 
-    @contextmanager
-    def _cluster(self) -> Iterator[Any]:
-        """The module `ray`, connected. Its errors become one line."""
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # sends nothing
-        with naming_extras():
-            import ray
-        try:
-            host, _, port = self.address.rpartition(":")
-            if port.isdecimal():  # ray.init tries for minutes
-                socket.create_connection((host.rpartition("/")[2], int(port)), timeout=10).close()
-                _check_token(self.address)
-            dashboard = False if self.address == "local" else None
-            ray.init(
-                self.address,
-                include_dashboard=dashboard,
-                log_to_driver=False,
-                logging_level=logging.WARNING,
-            )
-        except (
-            OSError,
-            ValueError,
-            RuntimeError,
-            subprocess.TimeoutExpired,
-            ray.exceptions.RayError,
-        ) as error:
-            raise UserError(
-                f"ray: cannot connect to a cluster at {self.address} ({one_line(error)})"
-            ) from error
-        try:
-            yield ray
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, UserError):
-                raise error.cause from None
-            raise
-        except ray.exceptions.RayError as error:
-            raise UserError(f"ray: {one_line(error)}; finished chunks are kept") from error
-        finally:
-            ray.shutdown()
+
+@contextmanager
+def _cluster(address: str) -> Iterator[Any]:
+    """The module `ray`, connected. Its errors become one line."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # sends nothing
+    with naming_extras():
+        import ray
+        import ray.data
+    try:
+        host, _, port = address.rpartition(":")
+        if port.isdecimal():  # ray.init tries for minutes
+            socket.create_connection((host.rpartition("/")[2], int(port)), timeout=10).close()
+            _check_token(address)
+        ray.init(
+            address,
+            include_dashboard=False if address == "local" else None,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+        )
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        subprocess.TimeoutExpired,
+        ray.exceptions.RayError,
+    ) as error:
+        raise UserError(
+            f"ray: cannot connect to a cluster at {address} ({one_line(error)})"
+        ) from error
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # it says that it shows no bars
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    try:
+        yield ray
+    except ray.exceptions.RayError as error:
+        raise UserError(f"ray: {one_line(error)}; finished chunks are kept") from error
+    finally:
+        ray.shutdown()
 
 
 def _check_token(address: str) -> None:
@@ -128,7 +122,7 @@ def _check_token(address: str) -> None:
 
 
 class _Worker:
-    """An actor with a translator."""
+    """A translator, and what it does with each job. A UserError is a result, and reaches the caller as it is."""
 
     def __init__(
         self,
@@ -141,13 +135,16 @@ class _Worker:
         self.fingerprint = fingerprint
         self.translator: Translator | None = None
 
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
+        return {"result": [pickle.dumps(self.run(pickle.loads(job))) for job in batch["job"]]}
+
     def run(self, job: Any) -> Any:
-        """Translate a job. The model is loaded at the first one, where an error reaches the caller."""
-        if self.translator is None:
-            translator = self.load()
-            if translator_fingerprint(translator) != self.fingerprint:
-                raise UserError(
-                    "model: a worker of Ray has another model in the same folder, or measured another dtype"
-                )
-            self.translator = translator
-        return self.function(self.translator, job)
+        try:
+            if self.translator is None:
+                translator = self.load()
+                if translator_fingerprint(translator) != self.fingerprint:
+                    raise UserError("model: a worker of Ray has another model in the same folder")
+                self.translator = translator
+            return self.function(self.translator, job)
+        except UserError as error:
+            return error

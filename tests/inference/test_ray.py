@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ import pytest
 
 from hf_vanilla_transformer import BatchTranslator, Translator
 from hf_vanilla_transformer.data.readers import read_rows
+from hf_vanilla_transformer.inference.fingerprints import translator_fingerprint
+from hf_vanilla_transformer.inference.ray_workers import RayPool
 from hf_vanilla_transformer.inference.text_io import row_writer
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import save_model
 
 #: More in the measurement: RAY_LINES=20000 pytest -m slow -s tests/inference/test_ray.py -k killed
@@ -83,7 +87,7 @@ def test_killed_workers_of_ray_lose_and_repeat_nothing(
                 write({"id": number, "source": text})
     command = [sys.executable, "-m", "vanilla_transformer_cli", "translate", "--model", str(folder), "--ray", "local"]
     start = time.perf_counter()
-    run_and_kill([*command, "--input", str(source), "--output", str(output), *FLAGS], "ray::_Worker", kills)
+    run_and_kill([*command, "--input", str(source), "--output", str(output), *FLAGS], "_Worker)).submit", kills)
     print(f"\n{form}, {LINES:,} lines, {kills} killed: {time.perf_counter() - start:.1f} s")
     lines = output.read_text(encoding="utf-8").split("\n")[:-1]
     if form == "txt":
@@ -126,6 +130,23 @@ def test_cluster_with_a_token_translates_for_its_holders(folder: Path, expected:
                 assert (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1] == expected[:100]
         finally:
             head.terminate()
+
+
+def test_errors_of_workers_of_ray_reach_the_caller(folder: Path) -> None:
+    """A refusal of a line, and another model in the folder of a worker."""
+    pytest.importorskip("ray", reason='pip install ".[ray]"')
+    load = partial(Translator.from_pretrained, folder, device="cpu")
+    pool = RayPool("local", load)
+    fingerprint = translator_fingerprint(load())
+    assert list(pool.map(refuse, [], fingerprint)) == []
+    with pytest.raises(UserError, match="^line: refused$"):
+        list(pool.map(refuse, ["two"], fingerprint))
+    with pytest.raises(UserError, match="^model: a worker of Ray has another model"):
+        list(pool.map(refuse, ["two"], "of another model"))
+
+
+def refuse(translator: Translator, line: str) -> str:
+    raise UserError("line: refused")
 
 
 def test_distil_on_ray_writes_the_pairs_of_one_process(folder: Path, expected: list[str], tmp_path: Path) -> None:
