@@ -1,11 +1,15 @@
 """The basis of every test: no network, a Hugging Face home of its own, few threads, fixed seeds."""
 
+import gc
 import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+# Imports and the collection of tests make a million objects that stay: looking for garbage among them takes seconds.
+gc.disable()
 
 # A shell makes background processes ignore Ctrl-C, and their children, which the tests interrupt, would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -26,7 +30,6 @@ os.environ.update(
 for _name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_METRICS_CACHE", "HF_EVALUATE_CACHE"):
     os.environ.pop(_name, None)
 
-import gc  # noqa: E402
 import random  # noqa: E402
 
 import numpy as np  # noqa: E402
@@ -50,6 +53,7 @@ def pytest_collection_finish() -> None:
     """Leave the libraries and the tests, a million objects, out of the collections of garbage in every test."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
