@@ -28,6 +28,16 @@ def slow(*values: Any) -> list[Any]:
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
+def first_of_each(rows: list[tuple], column: int) -> list[Any]:
+    """Rows of a table of parameters. Only the slow tests try one whose value in this column an earlier row has."""
+    known = set[Any]()
+    params = []
+    for row in rows:
+        params.append(pytest.param(*row, marks=[pytest.mark.slow] if row[column] in known else []))
+        known.add(row[column])
+    return params
+
+
 # First lines of a script that can load this package's code from checkpoints only.
 WITHOUT_THE_PACKAGE = """
 import sys

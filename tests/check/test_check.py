@@ -15,6 +15,7 @@ from scripts.docs.lessons.check.mistakes import MISTAKES
 from scripts.docs.lessons.check.sandbox import check_file
 from tests.check import more_styles, styles
 from tests.conftest import REPOSITORY
+from tests.model_helpers import first_of_each
 from tests.test_planted_faults import FAULTS, file_of, plant
 
 CASES = [
@@ -29,7 +30,7 @@ def style(name):
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested.tensor", "ignore:.*norm_first", "ignore:.*mismatched")
 
 
-@pytest.mark.parametrize(("name", "bug", "place"), CASES)
+@pytest.mark.parametrize(("name", "bug", "place"), first_of_each(CASES, column=2))
 def test_mistakes_are_named_and_right_code_passes(name, bug, place):
     report = check(style(name), {"bug": bug})
     assert [mistake.place for mistake in report.mistakes] == ([place] if place else [])
