@@ -6,6 +6,8 @@ import pytest
 
 from hf_vanilla_transformer.utils.plotting import figure_file
 
+pytestmark = pytest.mark.usefixtures("drawn_figures")
+
 matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed; it comes with the extra 'plot'")
 
 

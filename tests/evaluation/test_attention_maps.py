@@ -9,6 +9,8 @@ from hf_vanilla_transformer.evaluation.plots import cross_attention, plot_attent
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import tiny_config, tiny_marian
 
+pytestmark = pytest.mark.usefixtures("drawn_figures")
+
 SENTENCE, TRANSLATION = "two hundred and one", "zweihunderteins für 中"
 LAYERS, HEADS = 2, 4
 

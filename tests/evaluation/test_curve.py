@@ -10,6 +10,8 @@ pytest.importorskip("matplotlib", reason="plots need matplotlib")
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
+pytestmark = pytest.mark.usefixtures("drawn_figures")
+
 
 def history(updates: int = 3000) -> list[dict]:
     """The log of `Trainer`: losses often, evaluations seldom, the summary of training, and an evaluation after it."""

@@ -29,7 +29,7 @@ def train(folder, **flags):
     return run_tiny(folder, **settings, **write_pairs(folder.parent, PAIRS, "train", "test"), **flags)
 
 
-def test_run_is_published_at_its_end(hub, tmp_path, capfd) -> None:
+def test_run_is_published_at_its_end(hub, tmp_path, capfd, drawn_figures) -> None:
     train(tmp_path / "numbers", hub_private_repo=True)
     repository = hub.repositories["me/numbers"]
     first, only = repository.branches["main"]

@@ -7,6 +7,8 @@ from hf_vanilla_transformer.evaluation.plots import cross_attention
 from hf_vanilla_transformer.inference.translator import Translator
 from tests.trainer_helpers import as_flags
 
+pytestmark = pytest.mark.usefixtures("drawn_figures")
+
 SENTENCE = "two hundred and one"
 
 

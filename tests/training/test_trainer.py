@@ -42,12 +42,12 @@ def losses(made):
 
 @pytest.mark.parametrize("smoothing", [0.1, *slow(0.0)])
 def test_update_is_the_same_in_1_4_or_16_batches(tmp_path, smoothing):
-    """20 updates of all 32 sentences."""
+    """8 updates of all 32 sentences."""
     moved, counts = [], []
     for max_tokens in (1000, 90, 22):
         model = tiny_model(label_smoothing=smoothing)
         before = flat(model)
-        settings = {"max_tokens_per_batch": max_tokens, "tokens_per_update": 1001, "max_steps": 20} | DESCENT
+        settings = {"max_tokens_per_batch": max_tokens, "tokens_per_update": 1001, "max_steps": 8} | DESCENT
         made = trained(tmp_path, random_pairs(32), model, **settings)
         moved.append((flat(model) - before, losses(made)))
         counts.append(len(made._updates.batches(0)))
