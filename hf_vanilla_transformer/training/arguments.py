@@ -197,6 +197,10 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         "Pack several pairs into each row of a token batch, so that all batches have one shape and little padding; "
         "default: on a GPU"
     )
+    torch_compile: bool | None = _optional(
+        "Compile the update of packed rows as one graph; without packed rows, the model by torch.compile; default: "
+        "packed rows on a GPU"
+    )
     simcut_alpha: float = HfArg(
         default=0.0, help="SimCut (Gao et al. 2022): weight α of its divergence (in the paper 3)"
     )

@@ -1,19 +1,26 @@
-"""The forward pass of an update on a GPU, with few launches of kernels.
+"""The forward pass of an update on a GPU, with few launches of kernels or as one compiled graph.
 
 Eager training is bound by launches: on an H200 the base and the big model take the same time. Autocast casts each
 weight and each bias by itself, and each gradient back: 384 of 1,312 kernels of an update of the base model.
 `CastForward` casts all of them together. Values and gradients are autocast's, bit for bit.
+
+`CompiledForward` compiles the function of packed rows to their losses. Their batches have one shape, and nothing in
+them waits for the host, so that a run has one graph of the forward and one of the backward pass.
 """
 
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from ..data.packing import packed_inputs
 from ..layers_vanilla_transformer import is_plain_linear
+from ..loss_vanilla_transformer import VanillaTransformerOutput
+from .distributed import print_main
 
 ALIGNED = 8  # elements: weights start at multiples of 16 bytes, for the kernels of products
 
@@ -62,8 +69,7 @@ class PlainForward(nn.Module):
         self.model = model
 
     def forward(self, **batch: Any) -> Any:
-        forward: Callable[..., Any] = type(self.model).forward
-        return forward(self.model, **batch)
+        return cast(Any, type(self.model)).forward(self.model, **batch)
 
 
 def linear_weights(model: nn.Module, by_layer: bool) -> list[list[str]]:
@@ -71,7 +77,7 @@ def linear_weights(model: nn.Module, by_layer: bool) -> list[list[str]]:
 
     In a group those whose size is a multiple of 8 are first, so that all but the last of the others are aligned.
     """
-    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    output = cast(Any, model).get_output_embeddings()
     groups: dict[str, list[str]] = defaultdict(list)
     sizes = {}
     for module_name, module in model.named_modules():
@@ -91,6 +97,83 @@ def cast_together(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]
     joined = torch.cat([weight.flatten() for weight in weights]).to(dtype)
     parts = joined.split([weight.numel() for weight in weights])
     return [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
+
+
+class CompiledForward:
+    """The forward pass for packed rows, as one graph compiled at the first batch.
+
+    Batches of another shape run without it. If torch cannot compile it, a line says so and the run goes on without.
+
+    Args:
+        forward: returns the model's outputs for the arguments of its forward pass.
+        model: of `forward`.
+        shapes: of `input_ids` and `labels`, the planned ones.
+        settings: `backend` and `mode` of `torch.compile`.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        model: Any,
+        shapes: tuple[tuple[int, int], tuple[int, int]],
+        **settings: Any,
+    ):
+        self.forward = forward
+        self.model = model
+        self.shapes = shapes
+        self.started: float | None = None  # when compiling started, until `report`
+        self.failed = False
+        self._reported = False
+        self._compiled = torch.compile(self._losses, fullgraph=True, dynamic=False, **settings)
+
+    def fits(self, batch: Mapping[str, Any]) -> bool:
+        """True if the batch has the shape that is compiled."""
+        if self.failed or "segment_ids" not in batch:
+            return False
+        return (tuple(batch["input_ids"].shape), tuple(batch["labels"].shape)) == self.shapes
+
+    def __call__(self, **batch: Any) -> VanillaTransformerOutput:
+        """The losses of a batch of packed rows."""
+        items = batch.get("num_items_in_batch")
+        if items is not None:  # a number would be a constant of the graph
+            batch["num_items_in_batch"] = torch.as_tensor(items, device=batch["labels"].device)
+        if not self._reported and self.started is None:
+            self.started = time.monotonic()
+        try:
+            loss, nll_loss = self._compiled(batch)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # torch has no public class for the errors of its compilers
+            self.failed = True
+            reason = " ".join(str(error).split())[:200]
+            print_main(
+                f"torch_compile: the update is not compiled: {type(error).__name__}: {reason}"
+            )
+            loss, nll_loss = self._losses(batch)
+        return VanillaTransformerOutput(loss=loss, nll_loss=nll_loss)
+
+    def _losses(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        inputs = packed_inputs(batch, self.model.config, self.model.dtype)
+        outputs = self.forward(**inputs, skip_logits=True)
+        return outputs.loss, outputs.nll_loss
+
+    def report(self) -> None:
+        """After the first backward pass: say what was compiled, and how long it took."""
+        if self._reported:
+            return
+        self._reported = True
+        if self.failed or self.started is None:
+            return
+        (rows, source), (_, target) = self.shapes
+        print_main(
+            f"torch_compile: one graph for updates of batches of {rows} rows of {source} source and {target} target "
+            f"places, compiled in {time.monotonic() - self.started:.0f} s"
+        )
+
+
+def keeps_few_activations(model: nn.Module) -> bool:
+    """True if the model computes activations again in the backward pass (gradient checkpointing)."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 @contextmanager

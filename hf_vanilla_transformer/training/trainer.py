@@ -3,7 +3,7 @@
 import inspect
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from accelerate.utils import convert_outputs_to_fp32
+from accelerate.utils import DynamoBackend, convert_outputs_to_fp32
 from datasets import Dataset
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import DataLoader
@@ -40,7 +40,13 @@ from ..utils.errors import UserError
 from .callbacks import WeightAverage
 from .distributed import leave_signals_to_main_process, print_main, shard_tied_modules
 from .evaluation_budget import EvaluationBudget, longest_cut
-from .forward import CastForward, forward_pass_of
+from .forward import (
+    CastForward,
+    CompiledForward,
+    PlainForward,
+    forward_pass_of,
+    keeps_few_activations,
+)
 from .muon import MuonAdamW, muon_groups
 from .objectives.consistency import ConsistencyObjective, consistency_objective, halves
 from .objectives.distillation import Teacher
@@ -95,9 +101,13 @@ class VanillaTransformerTrainer(ResumableTrainer):
         if self.by_tokens:
             self._check_token_batches()
         self._decide_packing()
+        if self.packs and self.args.torch_compile:
+            # accelerate would compile the model for every shape of an evaluation, too
+            self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
         # (update, batch, loss) of losses on a GPU that the host has not read yet
         self._unread_losses: list[tuple[int, int, torch.Tensor]] = []
         self._cast_forward: CastForward | None = None
+        self._compiled_forward: CompiledForward | None = None
         if self.args.device.type != "cpu":
             # It reads each loss, and a loss that is not finite is an error.
             self.args.logging_nan_inf_filter = False
@@ -354,6 +364,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
             stream = cast(Any, dataloader.dataset)
             sampler = cast(Any, dataloader.batch_sampler)
             self._updates = stream if isinstance(stream, StreamingTokenBatches) else sampler
+            self._decide_compiling()
         return super().set_initial_training_values(args, dataloader)
 
     # The update
@@ -399,6 +410,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
                 nullcontext() if last else self.accelerator.no_sync(model),
             ):
                 loss = super().training_step(model, batch, num_items_in_batch)
+            if self._compiled_forward is not None:
+                self._compiled_forward.report()
             self._unread_losses.append((self.state.global_step, index, loss.detach().clone()))
             if loss.device.type == "cpu":
                 self._require_finite_losses()
@@ -421,13 +434,15 @@ class VanillaTransformerTrainer(ResumableTrainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Compute the loss of the objective, and log the loss without label smoothing if the model returns it."""
-        if "segment_ids" in inputs:
+        forward = self._forward_pass(inputs) if model.training else None
+        if "segment_ids" in inputs and not isinstance(forward, CompiledForward):
             inputs = packed_inputs(inputs, self._base_model().config, self.model.dtype)
         if model.training and (consistency := self._due_consistency()):
             inputs = consistency.inputs(self._base_model(), inputs)
         elif model.training and self.teacher is not None:
             inputs = self.teacher.inputs(inputs)
-        with self._forward_pass(model):
+        base = self._base_model()
+        with nullcontext() if forward is None else forward_pass_of(base, forward):
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         nll = outputs.get("nll_loss") if isinstance(outputs, dict) else None
         if nll is not None and num_items_in_batch is not None:
@@ -439,15 +454,64 @@ class VanillaTransformerTrainer(ResumableTrainer):
             )
         return (loss, outputs) if return_outputs else loss
 
-    def _forward_pass(self, model: Any) -> AbstractContextManager[None]:
-        """A context in which a model in training casts its weights together, if that pays."""
-        if not model.training or not self.casts_together:
-            return nullcontext()
+    def _forward_pass(self, batch: dict[str, Any]) -> Callable[..., Any] | None:
+        """What computes the losses of a batch in training in place of the model's own forward pass, if that pays."""
         base = self._base_model()
+        if self._compiled_forward is not None and self._compiled_forward.fits(batch):
+            return self._compiled_forward
+        if not self.casts_together:
+            return None
+        return convert_outputs_to_fp32(self._casting(base))
+
+    def _casting(self, base: Any) -> CastForward:
         if self._cast_forward is None or self._cast_forward.plain.model is not base:
             several = self.accelerator.num_processes > 1
             self._cast_forward = CastForward(base, self.args.device, torch.bfloat16, several)
-        return forward_pass_of(base, convert_outputs_to_fp32(self._cast_forward.forward))
+        return self._cast_forward
+
+    def _decide_compiling(self) -> None:
+        """Compile the update on a GPU, and where it is asked for."""
+        args = self.args
+        self._compiled_forward = None
+        requested = args.torch_compile
+        if not self.packs or requested is False or not (requested or args.device.type == "cuda"):
+            return
+        if why_not := self._why_not_compiled():
+            print_main(f"torch_compile: the update is not compiled, which {why_not}")
+            return
+        base = self._base_model()
+        forward: Callable[..., Any] = PlainForward(base).forward
+        if self.accelerator.mixed_precision == "bf16":
+            forward = self._casting(base).forward
+        plan = cast(PackedBatchSampler, self._updates)
+        source, target = plan.places
+        self._compiled_forward = CompiledForward(
+            forward,
+            base,
+            ((plan.rows_of_batch, source), (plan.rows_of_batch, target)),
+            backend=args.torch_compile_backend or "inductor",
+            mode=args.torch_compile_mode,
+        )
+
+    def _why_not_compiled(self) -> str | None:
+        args = self.args
+        base = self._base_model()
+        reasons = {
+            "reads two passes over a batch": self.consistency is not None,
+            "asks a teacher": self.teacher is not None,
+            "has a loss of its own": self.label_smoother is not None
+            or self.compute_loss_func is not None
+            or type(self).compute_loss is not VanillaTransformerTrainer.compute_loss,
+            "computes activations again": args.gradient_checkpointing
+            or keeps_few_activations(base),
+            "has adapters": self.accelerator.unwrap_model(self.model) is not base,
+            "shards weights": self.is_fsdp_enabled
+            or self.is_deepspeed_enabled
+            or self.get_tp_size() > 1,
+            "scales its loss for fp16": self.accelerator.mixed_precision == "fp16",
+            "adds noise to embeddings": bool(args.neftune_noise_alpha),
+        }
+        return next((reason for reason, applies in reasons.items() if applies), None)
 
     @property
     def casts_together(self) -> bool:
@@ -458,7 +522,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
             and self.accelerator.mixed_precision == "bf16"
             and isinstance(base, VanillaTransformerForConditionalGeneration)
             and self.accelerator.unwrap_model(self.model) is base  # without an adapter
-            and not base.is_gradient_checkpointing  # computes layers again outside of the context
+            and not keeps_few_activations(base)  # computes layers again outside of the context
             and not (self.is_fsdp_enabled or self.is_deepspeed_enabled)
             and self.get_tp_size() == 1
         )

@@ -1,0 +1,143 @@
+"""Updates of packed rows compiled as one graph for each pass, for a whole run, and resumed to the same bytes."""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
+
+from tests import trainer_helpers
+from tests.model_helpers import tiny_model
+from tests.trainer_helpers import DESCENT, EntropyLoss, assert_same_model, flat, random_pairs
+
+COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+
+
+@pytest.fixture(autouse=True)
+def forget_compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("BACKEND", "MODE"):  # transformers sets them, and every later trainer would read them
+        monkeypatch.setenv(f"ACCELERATE_DYNAMO_{name}", "")
+        monkeypatch.delenv(f"ACCELERATE_DYNAMO_{name}")
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def trained(folder: Path, steps: int, resume: Path | None = None, dropout: float = 0.3, **settings: Any) -> Any:
+    settings = {"max_tokens_per_batch": 60, "max_steps": steps, "pack": True, "learning_rate": 0.01, **settings}
+    model = tiny_model(dropout=dropout, label_smoothing=0.1, encoder_layers=1, decoder_layers=1)
+    return trainer_helpers.trained(folder, random_pairs(64), model, resume=resume, seed=3, **settings)
+
+
+def count_graphs(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count the graphs that are compiled from now on, by direction."""
+    graphs: Counter[str] = Counter()
+
+    def counting(direction: str) -> Callable:
+        def compiler(graph: Any, example: Any) -> Callable:
+            graphs[direction] += 1
+            return graph.forward
+
+        return compiler
+
+    backend = aot_autograd(fw_compiler=counting("forward"), bw_compiler=counting("backward"))
+    compile_with = torch.compile
+
+    def compiled(function: Callable, **settings: Any) -> Callable:
+        return compile_with(function, **{**settings, "backend": backend})
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    return graphs
+
+
+def test_run_has_one_graph_of_each_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    graphs = count_graphs(monkeypatch)
+    # four epochs with batches that are not full, several batches an update, and evaluations in between
+    evaluated = {"eval_strategy": "steps", "eval_steps": 20, "eval_dataset": random_pairs(8)}
+    trainer = trained(tmp_path, 50, tokens_per_update=100, bf16=True, **evaluated, **COMPILED)
+    assert trainer.state.epoch > 3
+    assert graphs == {"forward": 1, "backward": 1}
+    assert not counters["graph_break"]
+    line = "torch_compile: one graph for updates of batches of 1 rows of 60 source and 60 target places, compiled in"
+    assert capsys.readouterr().out.count(line) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bf16", [False, True])
+def test_compiled_updates_are_those_of_eager_ones(bf16: bool, tmp_path: Path) -> None:
+    whole = {"tokens_per_update": 150, "dropout": 0.0, "bf16": bf16, **DESCENT}
+    eager = trained(tmp_path, 3, **whole)
+    compiled = trained(tmp_path, 3, **whole, **COMPILED)
+    start = flat(trained(tmp_path, 1, **{**whole, "learning_rate": 1e-9}).model)
+    moved = (flat(eager.model) - start).norm()
+    assert (flat(compiled.model) - flat(eager.model)).norm() < (1e-2 if bf16 else 1e-5) * moved
+
+
+SETTINGS: list[dict[str, Any]] = [{"bf16": True}, {"muon": True, "ema_decay": 0.9, "tokens_per_update": 100}]
+
+
+def check_resume(folder: Path, **settings: Any) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 2, **settings}
+    trained(folder / "whole", 4, **settings)
+    torch._dynamo.reset()
+    trained(folder / "resumed", 4, folder / "whole" / "checkpoint-2", **settings)
+    assert_same_model(folder / "whole" / "checkpoint-4", folder / "resumed" / "checkpoint-4")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_compiled_run_resumes_to_the_same_bytes(settings: dict[str, Any], tmp_path: Path) -> None:
+    check_resume(tmp_path, **settings, **COMPILED)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor, torch's own compiler, needs a C++ compiler")
+def test_run_compiled_by_inductor_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    check_resume(tmp_path, torch_compile=True)
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 2  # one a run
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"r_drop_alpha": 3.0}, "which reads two passes over a batch"),
+        ({"kind": EntropyLoss}, "which has a loss of its own"),
+        ({"gradient_checkpointing": True}, "which computes activations again"),
+    ],
+)
+def test_update_that_cannot_be_compiled_is_named(
+    settings: dict[str, Any], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    trainer = trained(tmp_path, 1, **settings, **COMPILED)
+    assert trainer.state.global_step == 1
+    assert f"torch_compile: the update is not compiled, {reason}" in capsys.readouterr().out
+    assert not counters["stats"]
+
+
+def test_run_goes_on_without_a_compiler_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def failing(function: Callable, **_: Any) -> Callable:
+        def run(*args: Any) -> None:
+            raise RuntimeError("no compiler\nis here")
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", failing)
+    compiled = trained(tmp_path, 2, **COMPILED)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("torch_compile")]
+    assert lines == ["torch_compile: the update is not compiled: RuntimeError: no compiler is here"]
+    assert torch.equal(flat(compiled.model), flat(trained(tmp_path, 2).model))
+
+
+def test_compiling_is_the_default_of_gpus_only(tmp_path: Path) -> None:
+    assert trained(tmp_path, 1)._compiled_forward is None
