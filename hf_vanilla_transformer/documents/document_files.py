@@ -10,9 +10,11 @@ from ..inference.placement import TranslatedPart, TranslateTexts
 from ..inference.translator import Translator
 from ..utils.errors import UserError
 from .documents import SentenceCutter, sentence_splitter, sentences_of, split_text, translated_parts
-from .html_text import split_html, translate_pieces
-from .markdown_text import translate_markdown
+from .guard import Reading, guarded
+from .html_text import translate_html
+from .markdown_text import read_markdown, translate_markdown
 from .office_files import MAX_UNPACKED, translate_docx, translate_odt
+from .readings import read_html, read_po, read_subtitles, read_tmx, read_xliff
 from .subtitles import translate_subtitles
 from .translation_files import translate_po, translate_tmx, translate_xliff
 
@@ -51,7 +53,7 @@ def translate_document(
     """
     if suffix.lower() == ".tmx":
         filled = _text_format(
-            lambda text, function: translate_tmx(text, function, source, target), _ENCODING
+            lambda text, function: _translated_memory(text, function, source, target), _ENCODING
         )
         return filled(data, translate)
     if suffix.lower() in _ARCHIVES:
@@ -137,6 +139,33 @@ def _text_format(
     return translate_data
 
 
+def _checked(
+    translated: Callable[[str, TranslateTexts], str],
+    read: Callable[[str], Reading],
+    fills: bool = False,
+) -> Callable[[str, TranslateTexts], str]:
+    """A translation of texts with the checks of `guarded`."""
+
+    def translate_checked(text: str, translate: TranslateTexts) -> str:
+        return guarded(text, translated, translate, read, fills)
+
+    return translate_checked
+
+
+def _translated_memory(
+    text: str, translate: TranslateTexts, source: str | None, target: str | None
+) -> str:
+    if source is None or target is None:
+        raise UserError("documents: a TMX file needs source_lang and target_lang")
+    return guarded(
+        text,
+        lambda memory, function: translate_tmx(memory, function, source, target),
+        translate,
+        lambda memory: read_tmx(memory, target),
+        fills=True,
+    )
+
+
 def decode(data: bytes, encoding: str = "utf-8") -> tuple[str, str]:
     """The text of a file, with a byte order mark if it has one, and its encoding, `encoding` without a mark."""
     wide = {
@@ -160,15 +189,17 @@ _ARCHIVES = {".docx": translate_docx, ".odt": translate_odt}
 
 _FORMATS: dict[str, Callable[[bytes, TranslateTexts], bytes]] = {
     **dict.fromkeys(
-        (".html", ".htm", ".xhtml"),
-        _text_format(
-            lambda text, translate: translate_pieces(split_html(text), translate), _CHARSET
-        ),
+        (".html", ".htm", ".xhtml"), _text_format(_checked(translate_html, read_html), _CHARSET)
     ),
-    **dict.fromkeys(_MARKDOWN, _text_format(translate_markdown)),
-    **dict.fromkeys((".srt", ".vtt"), _text_format(translate_subtitles)),
-    **dict.fromkeys((".po", ".pot"), _text_format(translate_po, _PO_CHARSET)),
-    **dict.fromkeys((".xlf", ".xliff"), _text_format(translate_xliff, _ENCODING)),
+    **dict.fromkeys(_MARKDOWN, _text_format(_checked(translate_markdown, read_markdown))),
+    **dict.fromkeys((".srt", ".vtt"), _text_format(_checked(translate_subtitles, read_subtitles))),
+    **dict.fromkeys(
+        (".po", ".pot"), _text_format(_checked(translate_po, read_po, fills=True), _PO_CHARSET)
+    ),
+    **dict.fromkeys(
+        (".xlf", ".xliff"),
+        _text_format(_checked(translate_xliff, read_xliff, fills=True), _ENCODING),
+    ),
     **_ARCHIVES,
 }
 

@@ -222,6 +222,11 @@ def translate_pieces(pieces: Sequence["str | Passage"], translate: TranslateText
     return join_html(pieces, iter(translate([passage.text for passage in passages_of([pieces])])))
 
 
+def translate_html(document: str, translate: TranslateTexts) -> str:
+    """Translate the text of a document."""
+    return translate_pieces(split_html(document), translate)
+
+
 def with_scripts_whole(events: Iterable[Event]) -> list[Event]:
     """The events, with each `sub` and `sup` directly after text as a point, such as a footnote's mark.
 

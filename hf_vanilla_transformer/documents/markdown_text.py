@@ -18,6 +18,7 @@ from typing import Any
 
 from ..inference.placement import Element, TranslatedPart, TranslateTexts
 from ..utils.errors import UserError, naming_extras
+from .guard import Reading
 from .html_scanner import scan
 from .html_text import (
     Event,
@@ -31,6 +32,7 @@ from .html_text import (
     whole_elements,
     with_scripts_whole,
 )
+from .readings import read_html
 
 _LINE_BREAK = re.compile(r"[ \t]*\n[ \t]*")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|[\r\n]|\Z)")
@@ -167,32 +169,37 @@ def split_markdown(text: str) -> list[str | Passage]:
 
 
 def translate_markdown(text: str, translate: TranslateTexts) -> str:
-    """Translate a document. Raise a UserError if the result has other blocks, links or code than the source."""
-    translated = translate_pieces(split_markdown(text), translate)
-    before = markdown_structure(text)
-    after = markdown_structure(translated)
-    if before != after:
-        number = next(
-            (i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), -1
-        )
-        raise UserError(
-            f"documents: the translation would change this Markdown: {before[number][0]} {number + 1}"
-        )
-    return translated
+    """Translate the text of a document."""
+    return translate_pieces(split_markdown(text), translate)
 
 
-def markdown_structure(text: str) -> list[tuple[Any, ...]]:
-    """The blocks of a document without its texts, to compare documents."""
+def read_markdown(text: str) -> Reading:
+    """Read the blocks, the inline markup and the texts of a document from the tokens of the parser."""
+    reading = Reading()
     blocks, _, references = _blocks(text.removeprefix("\ufeff"))
-    structure: list[tuple[Any, ...]] = []
     for block in blocks:
-        content = block.content if block.type in ("fence", "code_block", "verbatim") else ""
-        inline = _inline_markup(block.content, references) if block.type == "inline" else Counter()
+        inline = Counter[tuple[str, str]]()
+        if block.type == "inline":
+            inline = _inline_markup(block.content, references)
+            _, tokens = _parsed(block.content, references)
+            reading.add_text(_shown(tokens))
+        elif block.type == "html_block":
+            reading.letters += read_html(block.content).letters
         plain = {key: number for key, number in _tags_counted(inline).items() if key[0] != "image"}
-        structure.append(
-            (block.type, block.nesting, block.level, block.info, content, sorted(plain.items()))
-        )
-    return structure
+        is_kept = block.type in ("fence", "code_block", "verbatim")
+        kept = block.content if is_kept else ""
+        reading.order.append((block.type, block.level, block.info, kept, *sorted(plain.items())))
+    return reading
+
+
+def _shown(tokens: Iterable[Any]) -> str:
+    """The text of inline tokens. That of an image stands in tokens of its own."""
+    shown = [
+        _shown(token.children or []) if token.type == "image" else token.content
+        for token in tokens
+        if token.type != "html_inline"
+    ]
+    return "".join(shown)
 
 
 def _blocks(text: str) -> tuple[list[Any], list[str], dict[str, Any]]:

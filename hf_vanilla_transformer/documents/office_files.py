@@ -10,6 +10,7 @@ import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,7 +18,9 @@ from typing import Any
 from ..inference.placement import TranslateTexts
 from ..utils.errors import UserError
 from ..utils.safe_xml import local_name, parse_xml
+from .guard import guarded
 from .html_text import Event, Passage, join_html, names, passage_of, passages_of, split_events
+from .readings import read_docx, read_odt
 from .xml_text import Inline, Mark, Marks, element_events, fill, joined_markup, xml_characters
 
 #: Bytes of all parts of a file when they are unpacked, so that a small archive cannot fill the memory.
@@ -70,47 +73,57 @@ def translate_docx(
 
     The formatting of a run of text goes with its words. Code and the results of fields stay.
     """
-    return _with_parts(data, _WORD_ROOTS, _word_texts, translate, max_unpacked)
+    translated = partial(_with_parts, roots=_WORD_ROOTS, texts_of=_word_texts)
+    with _checked_archive(data, max_unpacked):
+        return guarded(data, translated, translate, read_docx)
 
 
 def translate_odt(
     data: bytes, translate: TranslateTexts, max_unpacked: int = MAX_UNPACKED
 ) -> bytes:
     """Translate the paragraphs, tables, headers, footers, notes, comments and text boxes of an ODT file."""
-    return _with_parts(data, _ODT_ROOTS, _odt_texts, translate, max_unpacked)
+    translated = partial(_with_parts, roots=_ODT_ROOTS, texts_of=_odt_texts)
+    with _checked_archive(data, max_unpacked):
+        return guarded(data, translated, translate, read_odt)
+
+
+@contextmanager
+def _checked_archive(data: bytes, max_unpacked: int) -> Iterator[None]:
+    """Refuse an archive that is damaged, or that unpacks to too much, before a part of it is read."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+        if unpacked > max_unpacked:
+            raise UserError(
+                f"documents: the file has {unpacked} bytes unpacked; at most {max_unpacked} are read"
+            )
+        yield
+    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as error:
+        raise UserError(f"documents: this is no document of a word processor ({error})") from error
 
 
 def _with_parts(
     data: bytes,
+    translate: TranslateTexts,
     roots: frozenset[str],
     texts_of: Callable[[Any], Texts],
-    translate: TranslateTexts,
-    max_unpacked: int,
 ) -> bytes:
     """An archive with the text of some of its parts translated, and the rest as they are."""
     target = io.BytesIO()
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(target, "w") as output:
-            unpacked = sum(entry.file_size for entry in archive.infolist())
-            if unpacked > max_unpacked:
-                raise UserError(
-                    f"documents: the file has {unpacked} bytes unpacked; at most {max_unpacked} are read"
-                )
-            parts = {
-                name: part
-                for name in archive.namelist()
-                if (part := _part(archive, name, roots)) is not None
-            }
-            if not parts:
-                raise UserError(
-                    "documents: this archive is no document of a word processor of its suffix"
-                )
-            translated = _translated(parts, texts_of, translate)
-            for entry in archive.infolist():
-                content = translated.get(entry.filename)
-                output.writestr(entry, archive.read(entry) if content is None else content)
-    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as error:
-        raise UserError(f"documents: this is no document of a word processor ({error})") from error
+    with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(target, "w") as output:
+        parts = {
+            name: part
+            for name in archive.namelist()
+            if (part := _part(archive, name, roots)) is not None
+        }
+        if not parts:
+            raise UserError(
+                "documents: this archive is no document of a word processor of its suffix"
+            )
+        translated = _translated(parts, texts_of, translate)
+        for entry in archive.infolist():
+            content = translated.get(entry.filename)
+            output.writestr(entry, archive.read(entry) if content is None else content)
     return target.getvalue()
 
 
@@ -135,7 +148,6 @@ def _translated(
     translations = iter(translate([passage.text for passage in passages]))
     changed: dict[str, bytes] = {}
     for name, of_part in texts.items():
-        before = _paragraphs(parts[name])
         is_changed = False
         for _, pieces, write in of_part:
             markup = join_html(pieces, translations)
@@ -144,24 +156,13 @@ def _translated(
                 is_changed = True
         if is_changed:
             document = parts[name].getroottree()
-            content = etree.tostring(
+            changed[name] = etree.tostring(
                 document,
                 xml_declaration=True,
                 encoding="UTF-8",
                 standalone=document.docinfo.standalone,
             )
-            if _paragraphs(parse_xml(content, f"documents: the translation of {name}")) != before:
-                raise UserError(f"documents: the translation of {name} would lose a paragraph")
-            changed[name] = content
     return changed
-
-
-def _paragraphs(root: Any) -> tuple[int, int]:
-    """The number of paragraphs, and of those with text."""
-    paragraphs = [element for element in root.iter("{*}p", "{*}h")]
-    return len(paragraphs), sum(
-        1 for paragraph in paragraphs if "".join(paragraph.itertext()).strip()
-    )
 
 
 def _is_code(style: str | None) -> bool:

@@ -167,12 +167,8 @@ def _has_text(element: Any) -> bool:
     return element is not None and bool("".join(element.itertext()).strip())
 
 
-def translate_tmx(
-    text: str, translate: TranslateTexts, source: str | None, target: str | None
-) -> str:
+def translate_tmx(text: str, translate: TranslateTexts, source: str, target: str) -> str:
     """Add a variant in the target language to every unit that has one in the source language only."""
-    if source is None or target is None:
-        raise UserError("documents: a TMX file needs source_lang and target_lang")
     document = _Document(text)
     for unit in document.root.iter("{*}tu"):
         variants = [
@@ -248,7 +244,7 @@ class _Document:
         self._fillings.append((pieces, partial(fill, target, marks=marks)))
 
     def translated(self, translate: TranslateTexts) -> str:
-        """The document with its translations. Raise a UserError if one is lost."""
+        """The document with its translations."""
         from lxml import etree
 
         if not self._fillings:
@@ -260,9 +256,6 @@ class _Document:
         for pieces, write in self._fillings:
             write(join_html(pieces, translations))
         body = etree.tostring(self.root, encoding="unicode", with_tail=False)
-        again = parse_xml(body.encode(), "documents: the translation")
-        if sum(1 for _ in again.iter()) != sum(1 for _ in self.root.iter()):
-            raise UserError("documents: the translation would lose an element of the file")
         return self.prolog + self._text(body)
 
     def _text(self, body: str) -> str:

@@ -249,7 +249,7 @@ def test_text_that_its_encoding_lacks_is_refused(suffix: str, data: bytes, names
     assert translate_document(page, ".html", translator_by(lambda _: "日")).endswith(b"&#26085;")
 
 
-@pytest.mark.parametrize("words", [0, 1, 2, 9, 40])
+@pytest.mark.parametrize("words", [1, 2, 9, 40])
 def test_sentence_over_several_cues_leaves_none_empty(words: int) -> None:
     translated = translate_document(SRT.encode(), ".srt", translator_by(lambda _: " ".join(["word"] * words))).decode()
     assert [line for line in translated.split("\n") if "-->" in line] == [
@@ -354,9 +354,8 @@ def test_translation_files_are_filled_where_they_are_empty(suffix, document, tex
 )
 def test_damaged_translation_files_are_read_in_linear_time(unit: str) -> None:
     data = (unit * 100_000).encode()  # an hour, if the time were quadratic
-    assert translate_document(data, ".po", translator_by(str)) == data
-    for suffix in (".xlf", ".tmx"):
-        with pytest.raises(UserError, match="XML"):
+    for suffix, name in ((".po", "PO"), (".xlf", "XML"), (".tmx", "XML")):
+        with pytest.raises(UserError, match=name):
             translate_document(data, suffix, translator_by(str), "en", "de")
 
 
