@@ -371,6 +371,10 @@ class RunArguments(VanillaTransformerTrainingArguments):
     test_length_penalty: float | None = _optional("Exponent α of the length penalty, likewise")
     #: by the largest number of training pairs
     choices: dict[int, Choice] = field(init=False, default_factory=dict)
+    #: names of the fields of model, data and run that a recipe or a flag gives
+    explicit: frozenset[str] = field(init=False, default_factory=frozenset)
+    #: `metric_for_best_model` is a default, to be replaced if it is not measured
+    metric_by_default: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         fine_tuning = self.model_name_or_path is not None
@@ -385,7 +389,7 @@ class RunArguments(VanillaTransformerTrainingArguments):
         selects = selects or getattr(self.save_strategy, "value", self.save_strategy) == "best"
         if selects and not self.metric_for_best_model:
             self.metric_for_best_model = "bleu"
-            self.greater_is_better = True
+            self.metric_by_default = True
         if self.greater_is_better is None and str(self.metric_for_best_model).endswith(
             LOWER_IS_BETTER
         ):
@@ -427,22 +431,33 @@ def score_options(data_args: DataArguments) -> dict[str, Any]:
     }
 
 
-def check_selection(args: RunArguments, names: Sequence[str]) -> None:
-    """Refuse to select by a score that is not measured. Without BLEU the default is the first score."""
+def check_selection(args: RunArguments, names: Sequence[str], several: bool = False) -> None:
+    """Refuse to select by a score that is not measured.
+
+    The default is BLEU, or chrF for `several` directions. If it is not measured, it is the first score.
+    """
     if args.metric_for_best_model is None:
+        return
+    if args.metric_by_default:
+        # BLEU of a direction with short sentences is 0, and would decide the mean of all.
+        preferred = "chrf" if several else "bleu"
+        _select_by(args, preferred if preferred in names else names[0])
         return
     metric = args.metric_for_best_model.removeprefix("eval_")
     if metric in names or metric in _OF_TRAINER:
-        return
-    if metric == "bleu":
-        args.metric_for_best_model = names[0]
-        args.greater_is_better = names[0] not in LOWER_IS_BETTER
         return
     measured = [*names, *_OF_TRAINER]
     hint = did_you_mean(metric, measured) or f"choose among {', '.join(measured)}"
     raise UserError(
         f"metric_for_best_model: {args.metric_for_best_model!r} is not measured; {hint}"
     )
+
+
+def _select_by(args: RunArguments, metric: str) -> None:
+    """Keep the weights with the best of this score, in the place of the default."""
+    if metric != args.metric_for_best_model:
+        args.metric_for_best_model = metric
+        args.greater_is_better = metric not in LOWER_IS_BETTER
 
 
 def set_decoding(config: GenerationConfig, args: RunArguments) -> None:

@@ -67,6 +67,7 @@ from .planning import PlanUpdates, check_schedule, choose_by_pairs
 from .report import duration, show_progress
 from .run_state import Run
 from .trainer import VanillaTransformerTrainer
+from .unread import unread_settings
 
 
 def run_training(
@@ -103,6 +104,8 @@ def run_training(
             check_positions(run)
             _record_length(run)
             trainer, stop = make_trainer(run, signals)
+            for line in unread_settings(run.model_args, data_args, args):
+                print_main(line)
             show_progress(trainer, stop, run.corpus.pairs.get("validation"), run.tokenizers[1])
         before: dict[str, Any] = {}
         if args.model_name_or_path is not None:
@@ -215,6 +218,10 @@ def build_model(
     start = target.bos_token_id if target.bos_token_id is not None else target.pad_token_id
     chosen: dict[str, Any] = {"vocab_size": len(source), "decoder_start_token_id": start}
     if target is not source:
+        if model_args.share_encoder_decoder_embeddings:
+            raise UserError(
+                "share_encoder_decoder_embeddings: True: source and target have separate vocabularies: leave it out"
+            )
         chosen |= {"decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
         chosen |= {
             f"decoder_{name}": getattr(target, name) for name in ("pad_token_id", "eos_token_id")
@@ -293,7 +300,10 @@ def make_trainer(
     callbacks.append(stop)  # last: it saves a run that a callback before it ends
     options = score_options(run.data_args)
     metrics = make_metrics(options.pop("metrics"), options["tokenize"], options["lowercase"])
-    check_selection(args, score_names(metrics))
+    check_selection(args, score_names(metrics), several=bool(run.data_args.directions))
+    if args.metric_by_default and args.metric_for_best_model != "bleu":
+        better = "highest" if args.greater_is_better else "lowest"
+        print_main(f"the weights with the {better} {args.metric_for_best_model} are kept")
     validation = run.corpus.pairs.get("validation")
     compute_metrics = translation_metrics(
         tokenizers[1],

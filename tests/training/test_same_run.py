@@ -72,9 +72,6 @@ NOT_TRIED = {
     "fsdp_config": "needs several processes",
     "push_to_hub": "needs the Hub",
     "parallelism_config": "has no flag",
-    "torch_compile": "needs a compiler, for minutes",
-    "torch_compile_backend": "needs a compiler, for minutes",
-    "torch_compile_mode": "needs a compiler, for minutes",
     "tf32": "needs a GPU",
     "fp16": "needs a GPU",
 }
@@ -199,6 +196,9 @@ def changed_value(name: str, runs: Runs, now: Any) -> Any:
         "model_class": f"{MODULE}:Sharp",
         "model_name_or_path": runs.other_base,
         "optim": "sgd",
+        "torch_compile": True,
+        "torch_compile_backend": "eager",
+        "torch_compile_mode": "default",
         "optim_args": "eps=1e-3",
         "output_dir": None,
         "position_encoding_type": "sinusoidal_split",
@@ -275,6 +275,7 @@ KIND = {
     "lora_dropout": "lora",
     "lora_target_modules": "lora",
     "max_tokens_per_batch": "tokens",
+    "pack": "tokens",
     "tokens_per_update": "tokens",
     "teacher": "taught",
     "teacher_weight": "taught",
@@ -288,7 +289,8 @@ WITH = {
     "consistency_start": {"simcut_alpha": 3.0},
     "gradient_checkpointing_kwargs": {"gradient_checkpointing": True},
     "activation_checkpointing_kwargs": {"activation_checkpointing": True},
-    "neftune_noise_alpha": {},
+    "torch_compile": {"torch_compile_backend": "eager"},  # Dynamo without a compiler of C++
+    "torch_compile_mode": {"torch_compile_backend": "eager"},
 }
 
 
