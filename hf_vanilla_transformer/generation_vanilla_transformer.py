@@ -317,7 +317,7 @@ class BeamCacheSlots:
     def append(self, parents: Tensor) -> Tensor:
         """The slots (B, K) of the next tokens, by `take_slots`."""
         self.reserve(parents)
-        self.visible, slots = take_slots(self.visible, parents)
+        self.visible, slots = take_slots(self.visible, parents, beam_numbers(parents))
         return slots
 
     def select(self, rows: Tensor) -> None:
@@ -329,18 +329,27 @@ class BeamCacheSlots:
         self.bound = max(self.bound, other.bound)
 
 
-def take_slots(visible: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
-    """Go on from `parents` (B, K): each beam sees the slots (B, K, C) of its parent and one that was free, (B, K)."""
+def beam_numbers(parents: Tensor) -> Tensor:
+    """1 … K for each sentence of `parents` (B, K)."""
+    numbers = torch.arange(1, parents.shape[1] + 1, device=parents.device)
+    return numbers.expand_as(parents).contiguous()
+
+
+def take_slots(visible: Tensor, parents: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Go on from `parents` (B, K): each beam sees the slots (B, K, C) of its parent and one that was free, (B, K).
+
+    `numbers` are the `beam_numbers`.
+    """
     visible = visible.gather(1, parents[..., None].expand(-1, -1, visible.shape[2]))
     free = (~visible.any(dim=1)).cumsum(dim=1)  # (B, C), how many up to here
-    nth = torch.arange(1, parents.shape[1] + 1, device=parents.device).expand_as(parents)
-    slots = torch.searchsorted(free, nth.contiguous())  # the first K that are free
-    return visible.scatter(2, slots[..., None], True), slots
+    slots = torch.searchsorted(free, numbers)  # the first K that are free
+    return visible.scatter_(2, slots[..., None], True), slots
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """A mask to add to attention scores: 0 where `visible`, else the lowest number."""
-    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
+    lowest = torch.finfo(dtype).min
+    return torch.add(torch.tensor(lowest, dtype=dtype), visible, alpha=-lowest)  # one kernel
 
 
 class SlotCache(DynamicCache):

@@ -64,7 +64,10 @@ class BeamState(NamedTuple):
     log_probs: Tensor  # (B, K)
     lengths: Tensor  # (B,), tokens of each running hypothesis
     limits: Tensor  # (B,), tokens that each may have
-    enough: Tensor  # (B,), ended hypotheses that no running one may beat at the end of the search
+    limit_penalties: Tensor  # (B,), of hypotheses with so many
+    decisive: (
+        Tensor  # (B,), which ended hypothesis no running one may beat at the end of the search
+    )
     ended_tokens: Tensor  # (B, K, T)
     ended_lengths: Tensor  # (B, K)
     ended_scores: Tensor  # (B, K), -inf where none has ended
@@ -72,13 +75,20 @@ class BeamState(NamedTuple):
 
     @classmethod
     def start(
-        cls, prefix: Tensor, limits: Tensor, enough: Tensor, running: int, ended: int, capacity: int
+        cls,
+        prefix: Tensor,
+        limits: Tensor,
+        penalties: Tensor,
+        decisive: Tensor,
+        running: int,
+        ended: int,
     ) -> "BeamState":
-        """Start hypotheses of up to T = `capacity` tokens with the prefix (B, P).
+        """Start hypotheses with the prefix (B, P), of up to T tokens if there are T + 1 penalties.
 
         Of the `running` beams one is a hypothesis. There is room for `ended` hypotheses.
         """
         batch, length = prefix.shape
+        capacity = len(penalties) - 1
         log_probs = torch.zeros(batch, running, dtype=torch.float32, device=prefix.device)
         log_probs[:, 1:] = _NO_BEAM
         return cls(
@@ -88,7 +98,8 @@ class BeamState(NamedTuple):
             log_probs=log_probs,
             lengths=torch.full_like(limits, length),
             limits=limits,
-            enough=enough,
+            limit_penalties=penalties[limits],
+            decisive=decisive,
             ended_tokens=prefix.new_zeros(batch, ended, capacity),
             ended_lengths=prefix.new_zeros(batch, ended),
             ended_scores=log_probs.new_full((batch, ended), -torch.inf),
@@ -163,80 +174,82 @@ class SearchConfig:
         """
         logits = self.force_eos(state, logits)
         count = min(self.num_candidates, logits.shape[2])
-        log_probs, tokens = topk_log_probs(logits, count, normalize=self.num_beams > 1)
+        if self.num_beams == 1 or logits.device.type == "cpu":
+            log_probs, tokens = topk_log_probs(logits, count, normalize=self.num_beams > 1)
+        else:
+            # The best of all beams follow from these in one step.
+            scores = logits.log_softmax(dim=-1, dtype=torch.float32)
+            log_probs, tokens = likely_tokens(scores, count)
         return self.extend(state, log_probs, tokens, penalties)
 
     def force_eos(self, state: BeamState, logits: Tensor) -> Tensor:
         """`forced_eos_token_id` at the limit of each sentence. The processor of that name knows only the batch's."""
         if self.forced_eos_token_id is None:
             return logits
-        forced = torch.full_like(logits, -torch.inf)
-        forced[..., self.forced_eos_token_id] = 0
-        at_limit = state.lengths + 1 == state.limits
-        return torch.where(at_limit[:, None, None], forced, logits)
+        at_limit = (state.lengths + 1 == state.limits)[:, None]  # (B, 1)
+        logits = logits.masked_fill(at_limit[..., None], -torch.inf)
+        logits[..., self.forced_eos_token_id].masked_fill_(at_limit, 0)
+        return logits
 
     def extend(
-        self, state: BeamState, log_probs: Tensor, tokens: Tensor, penalties: Tensor
+        self, state: BeamState, log_probs: Tensor, tokens: Tensor | None, penalties: Tensor
     ) -> BeamState:
-        """Continue with the best candidates (B, K, n) that do not end. Of the best K, keep the ones that end."""
+        """Continue with the best candidates that do not end. Of the best K, keep the ones that end.
+
+        Args:
+            log_probs: (B, K, n), of candidates of each beam. They are overwritten.
+            tokens: (B, K, n), the candidates. None if they are all tokens.
+        """
         if self.num_beams == 1:
+            assert tokens is not None
             return self._extend_greedily(state, tokens[:, :, 0])
         beams = self.num_beams
         length = state.lengths + 1  # (B,)
-        at_limit = length == state.limits
         log_probs, parents, tokens = self._best(state, log_probs, tokens)  # (B, N) each
-        ends = at_limit[:, None].expand_as(tokens)
+        ends = (length == state.limits)[:, None].expand_as(tokens)
         for eos in self.eos_token_ids:
             ends = ends | (tokens == eos)
 
-        # Only the K best may end. The rest can only continue.
-        scores = log_probs[:, :beams] / penalties[length][:, None]
-        scores = scores.masked_fill(~ends[:, :beams] | state.done[:, None], -torch.inf)
-        new_tokens = _append(state, parents[:, :beams], tokens[:, :beams])
-        new_lengths = length[:, None].expand(-1, beams)
-        # (B, K)
-        ended_scores, best = torch.cat([state.ended_scores, scores], dim=1).topk(beams, dim=1)
-        ended_tokens = torch.cat([state.ended_tokens, new_tokens], dim=1)
-        ended_tokens = ended_tokens.gather(1, best[..., None].expand_as(new_tokens))
-        ended_lengths = torch.cat([state.ended_lengths, new_lengths], dim=1).gather(1, best)
+        # Only the K best may end, of a sentence that is not done. The rest can only continue.
+        penalty = penalties[length]  # (B,)
+        scores = log_probs[:, :beams] / penalty[:, None]
+        scores = scores.masked_fill(ends[:, :beams] <= state.done[:, None], -torch.inf)
+        if len(self.eos_token_ids) > 1:
+            scores = F.pad(scores, (0, self.num_candidates - 2 * beams), value=-torch.inf)
+        continuing = log_probs.masked_fill(ends, -torch.inf)  # all -inf at the limit
 
-        # The best K that go on. A sentence without so many is at its limit.
-        log_probs, going = log_probs.masked_fill(ends, _NO_BEAM).topk(beams, dim=1)  # (B, K)
-        parents = parents.gather(1, going)
-        tokens = tokens.gather(1, going)
-        bound = log_probs[:, 0] / penalties[state.limits if self.can_grow else length]
-        worst = ended_scores.gather(1, state.enough[:, None] - 1)[:, 0]  # (B,)
-        done = state.done | at_limit | (bound <= worst)
+        # Choose the best K of those that have ended, and the best K that go on.
+        choices = torch.cat([state.ended_scores, scores, continuing], dim=1)  # (B, 2 · N)
+        values, index = choices.unflatten(1, (2, -1)).topk(beams, dim=2)  # (B, 2, K)
+        ended_scores, log_probs = values.unbind(1)
+
+        # No hypothesis can win any more, or none is left.
+        bound = log_probs[:, 0] / (state.limit_penalties if self.can_grow else penalty)
+        worst = ended_scores.gather(1, state.decisive[:, None])[:, 0]  # (B,)
+        done = state.done | (bound <= worst)
         if self.early_stopping is True:
             done = done | (ended_scores[:, beams - 1] > -torch.inf)
-        return state._replace(
-            tokens=_append(state, parents, tokens),
-            next_tokens=tokens,
-            parents=parents,
+        return _chosen(state, length, parents, tokens, index)._replace(
             log_probs=log_probs,
             lengths=torch.where(state.done, state.lengths, length),
-            ended_tokens=ended_tokens,
-            ended_lengths=ended_lengths,
             ended_scores=ended_scores,
             done=done,
         )
 
     def _best(
-        self, state: BeamState, log_probs: Tensor, tokens: Tensor
+        self, state: BeamState, log_probs: Tensor, tokens: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The best N candidates of each sentence, of the n of each beam: log P of the hypothesis, beam and token."""
         running, each = log_probs.shape[1:]
-        total = (log_probs + state.log_probs[..., None]).flatten(1)  # (B, K, n) -> (B, K · n)
-        tokens = tokens.flatten(1)
+        total = log_probs.add_(state.log_probs[..., None]).flatten(1)  # (B, K, n) -> (B, K · n)
         missing = self.num_candidates - total.shape[1]
         if missing > 0:  # in a vocabulary smaller than the beam
-            total = F.pad(total, (0, missing), value=2 * _NO_BEAM)
-            tokens = F.pad(tokens, (0, missing))
+            total = F.pad(total, (0, missing), value=-torch.inf)
         total, index = total.topk(self.num_candidates, dim=1)  # (B, N), the best first
-        parents = index // each
         if missing > 0:
-            parents = parents.clamp(max=running - 1)
-        return total, parents, tokens.gather(1, index)
+            index = index.clamp(max=running * each - 1)
+        tokens = index % each if tokens is None else tokens.flatten(1).gather(1, index)
+        return total, index // each, tokens
 
     def _extend_greedily(self, state: BeamState, tokens: Tensor) -> BeamState:
         """Append the most probable tokens (B, 1). Tokens after the end of a hypothesis do not count."""
@@ -255,11 +268,44 @@ class SearchConfig:
         )
 
 
+def _chosen(
+    state: BeamState, length: Tensor, parents: Tensor, tokens: Tensor, index: Tensor
+) -> BeamState:
+    """The state with the chosen hypotheses.
+
+    Args:
+        length: (B,), of the candidates.
+        parents, tokens: (B, N), the candidates.
+        index: (B, 2, K), of the chosen ones. Those that have ended are among the ended ones of `state` and then the
+            candidates, N in all. Those that go on are candidates.
+    """
+    candidates = tokens.shape[1]
+    beams = index.shape[2]
+    extended = _append(state, parents, tokens)  # (B, N, T)
+    new = extended[:, : candidates - beams]
+    both = torch.cat([state.ended_tokens, new, extended], dim=1).unflatten(1, (2, -1))
+    places = index[..., None].expand(-1, -1, -1, both.shape[3])
+    ended_tokens, going_tokens = both.gather(2, places).unbind(1)  # (B, K, T)
+
+    # One table for all numbers: lengths of the ended and tokens of the others, nothing and parents.
+    new_lengths = length[:, None].expand_as(new[..., 0])
+    numbers = [state.ended_lengths, new_lengths, tokens, parents, parents]
+    table = torch.cat(numbers, dim=1).unflatten(1, (2, 2, -1))  # (B, 2, 2, N)
+    found = table.gather(3, index[:, None].expand(-1, 2, -1, -1))  # (B, 2, 2, K)
+    return state._replace(
+        tokens=going_tokens,
+        next_tokens=found[:, 0, 1],
+        parents=found[:, 1, 1],
+        ended_tokens=ended_tokens,
+        ended_lengths=found[:, 0, 0],
+    )
+
+
 def _append(state: BeamState, parents: Tensor, tokens: Tensor) -> Tensor:
     """Hypotheses (B, K, T) that extend these beams by these tokens, (B, K) each."""
     past = state.tokens.gather(1, parents[..., None].expand(-1, -1, state.tokens.shape[2]))
     places = state.lengths[:, None, None].expand(-1, parents.shape[1], 1)
-    return past.scatter(2, places, tokens[..., None])
+    return past.scatter_(2, places, tokens[..., None])
 
 
 def topk_log_probs(logits: Tensor, count: int, normalize: bool = True) -> tuple[Tensor, Tensor]:
@@ -283,19 +329,28 @@ def _topk_of_rows(rows: Tensor, count: int, normalize: bool) -> tuple[Tensor, Te
 
 
 def topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`scores.topk(count)` of (N, V). In a large vocabulary only the blocks with the highest maxima are searched."""
-    size = scores.shape[1]
+    """`scores.topk(count)` of (N, V), faster in a large vocabulary."""
+    likely, tokens = likely_tokens(scores, count)
+    values, index = likely.topk(count)
+    return values, index if tokens is None else tokens.gather(1, index)
+
+
+def likely_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
+    """Scores and tokens (…, n) among which are the highest `count` of (…, V).
+
+    In a large vocabulary these are the tokens of the blocks with the highest maxima. Else they are all, None.
+    """
+    size = scores.shape[-1]
     if size < max(_LARGE, 2 * count * _BLOCK):
-        return scores.topk(count)
+        return scores, None
+    tokens = torch.arange(size, device=scores.device)
     whole = size // _BLOCK * _BLOCK  # tokens in blocks. The rest are always read
-    maxima = scores[:, :whole].unflatten(1, (-1, _BLOCK)).amax(dim=2)  # (N, blocks)
-    blocks = maxima.topk(count).indices  # (N, n)
-    inside = torch.arange(_BLOCK, device=scores.device)
-    tokens = (blocks[..., None] * _BLOCK + inside).flatten(1)  # (N, n, 64) -> (N, n · 64)
-    rest = torch.arange(whole, size, device=scores.device).expand(len(scores), -1)
-    tokens = torch.cat([tokens, rest], dim=1)
-    values, index = scores.gather(1, tokens).topk(count)
-    return values, tokens.gather(1, index)
+    maxima = scores[..., :whole].unflatten(-1, (-1, _BLOCK)).amax(dim=-1)  # (…, blocks)
+    blocks = maxima.topk(count).indices  # (…, n)
+    inside = tokens[:whole].view(-1, _BLOCK)[blocks].flatten(-2)  # (…, n, 64) -> (…, n · 64)
+    rest = tokens[whole:].expand(*scores.shape[:-1], -1)
+    likely = torch.cat([inside, rest], dim=-1)
+    return scores.gather(-1, likely), likely
 
 
 class Decoder:
@@ -441,10 +496,10 @@ class BeamSearch:
         # The paper's search ends when no beam can beat the wanted hypotheses, Hugging Face's with K of them.
         enough = list(batch.wanted) if self.penalty.formula == "gnmt" else [beams] * len(prefix)
         if len(set(enough)) == 1:
-            enough_of_each = torch.full_like(limits, enough[0])  # without a copy from the host
+            decisive = torch.full_like(limits, enough[0] - 1)  # without a copy from the host
         else:
-            enough_of_each = torch.tensor(enough, device=prefix.device)
-        return BeamState.start(prefix, limits, enough_of_each, running, beams, capacity)
+            decisive = torch.tensor(enough, device=prefix.device) - 1
+        return BeamState.start(prefix, limits, self.penalties, decisive, running, beams)
 
     def _add_rows(self, count: int) -> None:
         """Add free rows, copies of the first one."""

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..generation_vanilla_transformer import EncodedSource, additive_mask, take_slots
+from ..generation_vanilla_transformer import EncodedSource, additive_mask, beam_numbers, take_slots
 from ..search_vanilla_transformer import BeamState, SearchConfig, resized, steps_at_once
-from .packed_decoder import KV, PackedDecoder, PackedWeights
+from .packed_decoder import KV, PackedDecoder, PackedWeights, cache_rows
 
 logger = logging.getLogger(__name__)
 
@@ -134,8 +134,9 @@ class CapturedStep:
             prefix = torch.zeros(sizes.rows, 1, dtype=torch.long, device=device)
             ones = torch.ones_like(prefix[:, 0])
             beams = config.num_beams
+            self.penalties = torch.ones(sizes.tokens + 1, device=device)
             self.memory = Memory(
-                state=BeamState.start(prefix, 2 * ones, ones, beams, beams, sizes.tokens),
+                state=BeamState.start(prefix, 2 * ones, self.penalties, ones - 1, beams, beams),
                 visible=torch.zeros(
                     sizes.rows, beams, sizes.slots, dtype=torch.bool, device=device
                 ),
@@ -145,7 +146,8 @@ class CapturedStep:
                     sizes.rows, 1, 1, sizes.source, dtype=weights.dtype, device=device
                 ),
             )
-            self.penalties = torch.ones(sizes.tokens + 1, device=device)
+            self.numbers = beam_numbers(self.memory.state.parents)
+            self.rows = cache_rows(self.numbers, sizes.slots)  # (B', K), of each beam's slot 0
             self.nbytes = sum(tensor.nbytes for tensor in (*self.memory.tensors(), self.penalties))
             self.encodings = weights.position_encodings(sizes.tokens)
             self.repeat = recorder.record(lambda: self._step(weights))
@@ -153,12 +155,12 @@ class CapturedStep:
     def _step(self, weights: PackedWeights) -> None:
         """`PackedDecoder.step` on the static memory."""
         state, visible, self_kv, cross_kv, source_mask = self.memory
-        seen, slots = take_slots(visible, state.parents)
+        seen, slots = take_slots(visible, state.parents, self.numbers)
         logits = weights(
             embeds=F.embedding(state.next_tokens, weights.embedding),
-            positions=state.positions,
+            lengths=state.lengths,
             encodings=self.encodings,
-            slots=slots,
+            rows=(slots + self.rows).flatten(),
             self_kv=self_kv,
             mask=additive_mask(seen, weights.dtype)[:, None],  # (B', 1, K, C)
             cross_kv=cross_kv,

@@ -28,6 +28,7 @@ from ..generation_vanilla_transformer import (
     BeamCacheSlots,
     EncodedSource,
     additive_mask,
+    beam_numbers,
     take_slots,
 )
 from ..layers_vanilla_transformer import check_ids
@@ -152,9 +153,19 @@ def _step(
         self_kv = tensors[4 : 4 + layers]
         cross_kv = tensors[4 + layers : 4 + 2 * layers]
         state = BeamState(*tensors[4 + 2 * layers :])
-        visible, slots = take_slots(visible, state.parents)  # (1, K, C), (1, K)
+        numbers = beam_numbers(state.parents)
+        visible, slots = take_slots(visible, state.parents, numbers)  # (1, K, C), (1, K)
         mask = additive_mask(visible, torch.float32)[:, None]  # (1, 1, K, C)
-        logits = weights(embeds, state.positions, encodings, slots, self_kv, mask, cross_kv, None)
+        logits = weights(
+            embeds=embeds,
+            lengths=state.lengths,
+            encodings=encodings,
+            rows=slots.flatten(),
+            self_kv=self_kv,
+            mask=mask,
+            cross_kv=cross_kv,
+            source_mask=None,
+        )
         if config is None:
             return visible, logits
         return visible, *config.advance(state, logits, penalties)
@@ -240,7 +251,8 @@ class CompiledDecoder(Decoder):
         for position in range(tokens.shape[1]):
             prefix = tokens[:, : position + 1]
             limits = tokens.new_full((1,), position + 2)
-            state = BeamState.start(prefix, limits, limits, beams, beams, position + 3)
+            penalties = torch.ones(position + 4)  # not read
+            state = BeamState.start(prefix, limits, penalties, limits, beams, beams)
             self.logits(state._replace(parents=torch.arange(beams)[None]))
 
     def logits(self, state: BeamState) -> Tensor:

@@ -88,10 +88,11 @@ class Int8Stack:
         self.norms = [*norms, last] if self.pre_norm else [None, *norms]
         self.last = None if self.pre_norm else last
 
-    def embed(self, tokens: Tensor, positions: Tensor, count: int) -> Tensor:
-        """Embeddings (R, D) in float32 of tokens (R,) at these positions (R,), all below `count`."""
+    def embed(self, tokens: Tensor, lengths: Tensor, longest: int) -> Tensor:
+        """Embeddings (R, D) in float32 of tokens (R,), the last ones of so many (R,), `longest` at most."""
         embeds = F.embedding(tokens, self.embedding).float()
-        return embeds * self.embed_scale + self.position_encodings(count)[positions]
+        encodings = self.position_encodings(longest)[lengths]
+        return torch.add(encodings, embeds, alpha=self.embed_scale)
 
     def __call__(
         self, x: Tensor, caches: Sequence[tuple[KV, View, Tensor | None]]
@@ -132,7 +133,7 @@ class Int8Weights:
         firsts = places // length * length
         tokens = ids.flatten()[places]
         positions = token_positions(ids, mask).flatten()[places]
-        x = self.encoder.embed(tokens, positions, length)  # (R, D)
+        x = self.encoder.embed(tokens, positions + 1, length)  # (R, D)
         attentions = [sub for sub, _ in self.encoder.sublayers if isinstance(sub, Int8Attention)]
         width = attentions[0].widths[0] * sum(attentions[0].widths[1:])
         cache = torch.empty(batch, length, width, dtype=torch.bfloat16)
@@ -164,7 +165,7 @@ class Int8Decoder(PackedDecoder):
     def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
         if config.forced_eos_token_id is not None:
             return super().step(state, config, penalties)
-        rows = self._rows(state.next_tokens, state.positions, state.parents, state.tokens.shape[2])
+        rows = self._rows(state.next_tokens, state.lengths, state.parents, state.tokens.shape[2])
         head = self._head
         product = rows.times(head)  # (R, V) or (R, n)
         hidden = None if self.output is None else self.output.hidden
@@ -181,14 +182,14 @@ class Int8Decoder(PackedDecoder):
     def _head(self) -> Any:
         return self.weights.lm_head if self.output is None else self.output.head
 
-    def _logits(self, tokens: Tensor, positions: Tensor, parents: Tensor, longest: int) -> Tensor:
-        rows = self._rows(tokens, positions, parents, longest)
+    def _logits(self, tokens: Tensor, lengths: Tensor, parents: Tensor, longest: int) -> Tensor:
+        rows = self._rows(tokens, lengths, parents, longest)
         head = self._head
         logits = rows.times(head)
         finish(logits, rows.scales, head.bias, quantized=False)
         return logits.view(*tokens.shape, -1)
 
-    def _rows(self, tokens: Tensor, positions: Tensor, parents: Tensor, longest: int) -> Rows:
+    def _rows(self, tokens: Tensor, lengths: Tensor, parents: Tensor, longest: int) -> Rows:
         """The decoder's states of the next tokens (B, K), quantised."""
         slots, (batch, beams) = self.slots.append(parents), tokens.shape
         size = self.slots.visible.shape[2]
@@ -203,5 +204,5 @@ class Int8Decoder(PackedDecoder):
         caches: list[tuple[KV, View, Tensor | None]] = []
         for self_kv, cross_kv in zip(self.self_kv, self.cross_kv, strict=True):
             caches += [(self_kv, own, places), (cross_kv, source, None)]
-        x = decoder.embed(tokens.flatten(), positions[sentences], longest)  # (R, D)
+        x = decoder.embed(tokens.flatten(), lengths[sentences], longest)  # (R, D)
         return decoder(x, caches)[1]

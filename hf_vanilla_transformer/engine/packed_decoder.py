@@ -190,7 +190,7 @@ class CrossKV:
 
 
 class PositionEncodings:
-    """A decoder's encodings of positions, computed once."""
+    """A decoder's encodings of the last tokens of hypotheses, by the number of tokens. They are computed once."""
 
     def __init__(self, decoder: Any):
         self.decoder = decoder
@@ -198,10 +198,13 @@ class PositionEncodings:
         self.shift: Tensor | None = None  # (D,), added to all. See `fold_biases`
 
     def __call__(self, count: int) -> Tensor:
-        """Encodings of at least `count` positions (n, D). Thread-safe."""
+        """Encodings (n, D) for at least `count` tokens. The first is of none, and unused, as is the last. Thread-safe.
+
+        A hypothesis that has ended may have a token more than there are positions.
+        """
         encodings = self.encodings
         config = self.decoder.config
-        if count > len(encodings):
+        if count > len(encodings) - 2:
             learned = config.position_encoding_type == "learned"
             count = config.max_position_embeddings if learned else max(64, 2 * count)
             ids = torch.arange(count, device=encodings.device)[None]  # (1, n)
@@ -209,8 +212,15 @@ class PositionEncodings:
             encodings = self.decoder.embed(nothing, ids)[0]
             if self.shift is not None:
                 encodings = encodings + self.shift
+            encodings = F.pad(encodings, (0, 0, 1, 1))
             self.encodings = encodings
         return encodings
+
+
+def cache_rows(slots: Tensor, capacity: int) -> Tensor:
+    """The first row (B, K) of each sentence among the B · C of a cache, where `slots` (B, K) are numbered in it."""
+    sentences = torch.arange(len(slots), device=slots.device)[:, None]
+    return (capacity * sentences).expand_as(slots)
 
 
 class PackedWeights(nn.Module):
@@ -248,9 +258,9 @@ class PackedWeights(nn.Module):
     def forward(
         self,
         embeds: Tensor,
-        positions: Tensor,
+        lengths: Tensor,
         encodings: Tensor,
-        slots: Tensor,
+        rows: Tensor,
         self_kv: list[KV],
         mask: Tensor | None,
         cross_kv: list[KV],
@@ -260,16 +270,13 @@ class PackedWeights(nn.Module):
         """Logits (B, K, V) of the tokens after these, whose keys and values are written into `self_kv`.
 
         Args:
-            embeds: (B, K, D), of the tokens, unscaled. slots: (B, K). positions: (B,). encodings: (n, D), of all
-                positions.
+            embeds: (B, K, D), of the tokens, unscaled.
+            lengths: (B,), of the hypotheses, these tokens included. encodings: (n, D), by length.
             lm_head: another output layer.
             Other arguments: see `PackedLayer`.
         """
-        x = embeds * self.embed_scale + encodings[positions][:, None]
-        x = x.to(self.dtype).flatten(0, 1)  # (B, K, D) -> (R, D)
-        # (B, 1)
-        first = self_kv[0].shape[1] * torch.arange(len(embeds), device=embeds.device)[:, None]
-        rows = (slots + first).flatten()  # (B, K) -> (R,)
+        x = torch.add(encodings[lengths][:, None], embeds, alpha=self.embed_scale)  # (B, K, D)
+        x = x.to(self.dtype).flatten(0, 1)  # (R, D)
         with attention_kernels(self.config.attention_kernels, x.device):
             for layer, kv, source_kv in zip(self.layers, self_kv, cross_kv, strict=True):
                 x = layer(x, rows, kv, mask, source_kv, source_mask)
@@ -372,33 +379,33 @@ class PackedDecoder(Decoder):
     def prefill(self, tokens: Tensor) -> None:
         for position in range(tokens.shape[1]):
             next_tokens = tokens[:, position, None]  # (B, 1)
-            positions = torch.full_like(tokens[:, 0], position)
-            self._logits(next_tokens, positions, torch.zeros_like(next_tokens), tokens.shape[1])
+            lengths = torch.full_like(tokens[:, 0], position + 1)
+            self._logits(next_tokens, lengths, torch.zeros_like(next_tokens), tokens.shape[1])
 
     def logits(self, state: BeamState) -> Tensor:
         logits = self._logits(
-            state.next_tokens, state.positions, state.parents, state.tokens.shape[2]
+            state.next_tokens, state.lengths, state.parents, state.tokens.shape[2]
         )
         return logits if self.output is None else self.output.whole(logits)
 
     def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
         logits = self._logits(
-            state.next_tokens, state.positions, state.parents, state.tokens.shape[2]
+            state.next_tokens, state.lengths, state.parents, state.tokens.shape[2]
         )
         if self.output is not None:
             return self.output.advance(state, logits, config, penalties)
         return config.advance(state, logits, penalties)
 
-    def _logits(self, tokens: Tensor, positions: Tensor, parents: Tensor, longest: int) -> Tensor:
-        """Logits (B, K, V), or (B, K, n) of the rows in `output`. All positions are below `longest`."""
+    def _logits(self, tokens: Tensor, lengths: Tensor, parents: Tensor, longest: int) -> Tensor:
+        """Logits (B, K, V), or (B, K, n) of the rows in `output`. No hypothesis is longer than `longest`."""
         slots = self.slots.append(parents)
         capacity = self.slots.visible.shape[2]
         self.self_kv = [resized(kv, capacity, 1) for kv in self.self_kv]
         return self.weights(
             embeds=F.embedding(tokens, self.weights.embedding),  # (B, K, D)
-            positions=positions,
+            lengths=lengths,
             encodings=self.weights.position_encodings(longest),
-            slots=slots,
+            rows=(slots + cache_rows(slots, capacity)).flatten(),
             self_kv=self.self_kv,
             mask=additive_mask(self.slots.visible, self.weights.dtype)[:, None],  # (B, 1, K, C)
             cross_kv=self.cross_kv,

@@ -23,7 +23,7 @@ from hf_vanilla_transformer.search_vanilla_transformer import (
 )
 from tests.engine.recorded_steps import Eager, Recorder, recording
 from tests.model_helpers import EOS, PAD, START, padded, sentences
-from tests.pretended_gpu import counted, on_gpu
+from tests.pretended_gpu import counted, on_cpu, on_gpu
 from tests.search_helpers import AS_DICT, LENGTHS, Model, batches, source, varied_model
 
 LONG = [3 + 5 * i % 9 for i in range(24)]  # sources of a batch that is compacted
@@ -270,7 +270,7 @@ def test_ensembles_take_the_eager_step(reasons: Callable[[], str]) -> None:
 
 # What a GPU is asked to do, counted on a pretended one
 
-LAUNCHES = 158  # of a step with four beams and six layers, ten of them copies into static memory
+LAUNCHES = 130  # of a step with four beams and six layers, ten of them copies into static memory
 WAITS = 9  # of a request of 64 steps: four of transformers, one for each 16 steps, one for the width of the result
 NO_END = 1499  # a token that the model never writes
 
@@ -289,6 +289,42 @@ def gpu_model(monkeypatch: pytest.MonkeyPatch) -> VanillaTransformerForCondition
     monkeypatch.setattr(optimize, "not_optimizable", lambda model: None)  # its parameters are of another class
     monkeypatch.setattr(captured, "recorder_of", lambda device: Eager())
     return optimize_for_inference(on_gpu(six_layers()))
+
+
+@pytest.mark.parametrize("size", [5, 40, 20003])  # fewer tokens than candidates, all tokens, blocks of tokens
+@pytest.mark.parametrize("ends", [(), (2,), (2, 3)], ids=str)
+@pytest.mark.parametrize("running", [1, 4])
+def test_gpu_chooses_the_tokens_that_a_cpu_chooses(running: int, ends: tuple[int, ...], size: int) -> None:
+    """A GPU takes the best of all beams at once, a CPU the best of each beam first."""
+    generator = torch.Generator().manual_seed(0)
+    batch = 6
+    penalties = LengthPenalty(0.6, "gnmt").table(32, 1, torch.device("cpu"))
+    limits = torch.tensor([3, 4, 5, 6, 7, 8])
+    decisive = torch.tensor([0, 1, 2, 3, 0, 1])
+    state = BeamState.start(torch.ones(batch, 1, dtype=torch.long), limits, penalties, decisive, running, 4)
+    for forced in (None, 3):
+        config = SearchConfig(4, False, ends, PAD, forced, True)
+        ours = state
+        theirs = on_gpu(state)
+        for _ in range(7):
+            logits = 3 * torch.randn(batch, ours.parents.shape[1], size, generator=generator)
+            with counted():
+                theirs = config.advance(theirs, on_gpu(logits), on_gpu(penalties))
+            ours = config.advance(ours, logits, penalties)
+            assert_same_hypotheses(ours, on_cpu(theirs))
+        assert ours.done.all()
+
+
+def assert_same_hypotheses(ours: BeamState, theirs: BeamState) -> None:
+    """Beams without a hypothesis may hold anything."""
+    for name in ("log_probs", "ended_scores", "lengths", "done"):
+        assert getattr(ours, name).equal(getattr(theirs, name)), name
+    running = ours.log_probs > -1e8
+    for name in ("tokens", "next_tokens", "parents"):
+        assert getattr(ours, name)[running].equal(getattr(theirs, name)[running]), name
+    ended = ours.ended_scores > -1e8
+    for name in ("ended_tokens", "ended_lengths"):
+        assert getattr(ours, name)[ended].equal(getattr(theirs, name)[ended]), name
 
 
 @pytest.mark.parametrize("beams", [1, 4])
