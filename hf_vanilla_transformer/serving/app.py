@@ -66,7 +66,7 @@ def create_app(server: Server) -> FastAPI:
 
     app = FastAPI(
         title="vanilla-transformer serve",
-        description="Translates like LibreTranslate, with models of hf_vanilla_transformer.",
+        description=_description(server),
         lifespan=lifespan,
         exception_handlers=dict.fromkeys(
             (StarletteHTTPException, ClientDisconnect, QueueFull, UserError, Exception), _failed
@@ -76,7 +76,11 @@ def create_app(server: Server) -> FastAPI:
         redoc_url=None,
     )
     app.state.limits = server.limits
-    _add_interface(app, server)
+    if server.language_pairs:
+        _add_interface(app, server)
+    if server.sequences:
+        _add_predictions(app, server)
+    _add_index(app, server)
     _add_probes(app, server)
     for pair in server.pairs:
         _add_page(app, server, pair, f"/{pair.name}" if len(server.pairs) > 1 else "")
@@ -132,6 +136,31 @@ def _add_interface(app: FastAPI, server: Server) -> None:
         """List the languages, and the targets of each."""
         return server.languages()
 
+
+def _description(server: Server) -> str:
+    parts = []
+    if server.language_pairs:
+        parts.append("Translates like LibreTranslate")
+    if server.sequences:
+        parts.append("Predicts sequences" if not parts else "and predicts sequences")
+    return f"{' '.join(parts)}, with models of hf_vanilla_transformer."
+
+
+def _add_predictions(app: FastAPI, server: Server) -> None:
+    @app.post(
+        "/predict", **_documented(schemas.PredictRequest), response_model=schemas.PredictAnswer
+    )
+    async def predict(request: Request, fields: _Fields) -> Response:
+        """Predict the target of a sequence, or of a list of sequences, with scores."""
+        work = server.predict(validate(schemas.PredictRequest, fields))
+        answer = await _in_time(request, work, server.limits.timeout)
+        exclude = None if answer.warnings else {"warnings"}
+        return Response(answer.model_dump_json(exclude=exclude), media_type="application/json")
+
+
+def _add_index(app: FastAPI, server: Server) -> None:
+    """The description of the interface, and the way to the first page."""
+
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
         files = f"{server.pairs[0].name}/" if len(server.pairs) > 1 else ""
@@ -154,7 +183,7 @@ def _add_probes(app: FastAPI, server: Server) -> None:
     async def live() -> dict[str, str]:
         """Answer unless a thread of an engine has ended: the process must be started again."""
         if not all(pair.engine.alive for pair in server.models):
-            raise HTTPException(500, "a thread that translates has ended")
+            raise HTTPException(500, "a thread of an engine has ended")
         return {"status": "ok"}
 
     @app.get("/health/ready")
@@ -166,7 +195,7 @@ def _add_probes(app: FastAPI, server: Server) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Requests by status, their seconds, and sentences waiting, running and translated, for Prometheus."""
+        """Requests by status, their seconds, and inputs waiting, running and done, for Prometheus."""
         return PlainTextResponse(server.metrics_text(), media_type="text/plain; version=0.0.4")
 
 
@@ -202,19 +231,19 @@ def _add_files(app: FastAPI, server: Server) -> None:
 def _add_page(app: FastAPI, server: Server, pair: LanguagePair, prefix: str) -> None:
     pages = [
         {"source": other.source, "target": other.target, "path": f"../{other.name}/"}
-        for other in server.pairs
+        for other in server.language_pairs
     ]
     facts = {
         "key_required": server.limits.api_key is not None,
         "max_characters": server.limits.max_characters,
-        "pages": pages if len(pages) > 1 else [],
+        "pages": pages if len(pages) > 1 and pair in server.language_pairs else [],
         "search": {"num_beams": pair.engine.num_beams},
     }
     files = page_files({**pair.site, **facts})
 
     @app.post(f"{prefix}/page/translate", **_documented(schemas.PageRequest))
     async def page_translate(request: Request, fields: _Fields) -> dict[str, Any]:
-        """Translate a sentence, with its attention, probabilities and hypotheses: a Translation of web/README.md."""
+        """Answer the page, with attention, probabilities and hypotheses: a Translation of web/README.md."""
         work = server.page_translation(pair, validate(schemas.PageRequest, fields))
         return await _in_time(request, work, server.limits.timeout)
 
@@ -307,4 +336,4 @@ async def _in_time(request: Request, work: Coroutine[Any, Any, Result], seconds:
         return working.result()
     if done:
         raise ClientDisconnect
-    raise HTTPException(504, "no translation in time: try again later")
+    raise HTTPException(504, "no answer in time: try again later")

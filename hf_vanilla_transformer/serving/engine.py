@@ -105,6 +105,17 @@ class Engine:
         for thread in self._threads:
             thread.start()
 
+    def log_probability(self, hypothesis: FoundHypothesis, given: int = 0) -> float | None:
+        """The natural logarithm of the probability of a hypothesis. None after greedy search.
+
+        Its first `given` tokens were forced, and do not count.
+        """
+        if hypothesis.score is None:
+            return None
+        penalty = self._searches[0].search.penalty
+        length = torch.tensor(float(max(1, len(hypothesis.tokens) - given)))
+        return hypothesis.score * float(penalty(length))
+
     @property
     def waiting(self) -> int:
         """Sentences in the queue, without those that were cancelled."""

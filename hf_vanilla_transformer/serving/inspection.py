@@ -129,7 +129,7 @@ class Inspector:
         if not all(0 <= token < size for token in prefix) or len(prefix) > MAX_TOKENS:
             raise UserError(f"prefix: must be at most {MAX_TOKENS} token ids from 0 to {size - 1}")
         if len(source) > MAX_TOKENS:
-            note = f"This sentence has {len(source)} tokens. Only sentences of up to {MAX_TOKENS} are shown in detail."
+            note = f"This source has {len(source)} tokens. Only sources of up to {MAX_TOKENS} are shown in detail."
             return empty | {"note": note}
         hypotheses = self._search(source, num_beams, prefix)
         best = hypotheses[0]["tokens"]

@@ -20,6 +20,7 @@ from .document_process import DocumentProcesses, ServerEnds, Upload
 from .metrics import Metrics
 from .options import Limits
 from .request_body import UploadedFile
+from .sequences import SequenceModel
 from .service import LanguagePair, Notes
 
 #: A shorter text is not taken for one in the target language.
@@ -30,15 +31,17 @@ _KEPT_BYTES = 100_000_000  # of them, if there is more than one
 
 
 class Server:
-    """The language pairs of a server, and their answers.
+    """The models of a server, and their answers: language pairs, and models of sequences.
 
     With a language as `pivot` two pairs serve a third: de to en and en to fr translate de to fr.
     """
 
     def __init__(self, pairs: Iterable[LanguagePair], limits: Limits, pivot: str | None = None):
         self.pairs = list(pairs)
-        self.routes = {(pair.source, pair.target): [pair] for pair in self.pairs}
-        for first, second in product(self.pairs, repeat=2):
+        self.sequences = {pair.name: pair for pair in self.pairs if isinstance(pair, SequenceModel)}
+        self.language_pairs = [pair for pair in self.pairs if pair.name not in self.sequences]
+        self.routes = {(pair.source, pair.target): [pair] for pair in self.language_pairs}
+        for first, second in product(self.language_pairs, repeat=2):
             if first.target == second.source == pivot and first.source != second.target:
                 self.routes.setdefault((first.source, second.target), [first, second])
         self.limits = limits
@@ -46,7 +49,9 @@ class Server:
         self.documents = DocumentProcesses()
         self.files: dict[str, bytes] = {}  # translated documents, the oldest first
         self.codes = list(
-            dict.fromkeys(code for pair in self.pairs for code in (pair.source, pair.target))
+            dict.fromkeys(
+                code for pair in self.language_pairs for code in (pair.source, pair.target)
+            )
         )
 
     @property
@@ -110,6 +115,41 @@ class Server:
             answer = {name: of_texts[0] for name, of_texts in answer.items()}
         warnings = [warning for of_text in notes for warning in of_text.warnings]
         return schemas.TranslateAnswer(**answer, warnings=warnings or None)
+
+    async def predict(self, request: schemas.PredictRequest) -> schemas.PredictAnswer:
+        """Predict the targets of the texts of a request."""
+        texts = [request.q] if isinstance(request.q, str) else request.q
+        self._check_characters("q", sum(map(len, texts)))
+        model = self._sequence_model(request.model)
+        if request.n_best > (beams := model.engine.num_beams):
+            raise HTTPException(
+                400, f"n_best: at most {beams}, the beams of the server (serve --num_beams)"
+            )
+        notes = Notes()
+        predicted = await model.predict(texts, request.n_best, notes)
+        lists = [
+            [
+                schemas.Prediction(
+                    text=one.text,
+                    score=None if one.score is None else round(one.score, 4),
+                    probability=round(one.probability, 5),
+                )
+                for one in candidates
+            ]
+            for candidates in predicted
+        ]
+        return schemas.PredictAnswer(
+            predictions=lists[0] if isinstance(request.q, str) else lists,
+            warnings=notes.warnings or None,
+        )
+
+    def _sequence_model(self, name: str | None) -> SequenceModel:
+        if name is None and len(self.sequences) == 1:
+            return next(iter(self.sequences.values()))
+        if name is None or name not in self.sequences:
+            listed = ", ".join(self.sequences)
+            raise HTTPException(400, f"model: {name}: choose from {listed}")
+        return self.sequences[name]
 
     def _route(self, source: str, target: str) -> list[LanguagePair]:
         """The pairs to go through for these codes or their variants. Empty if source and target are one language."""
@@ -254,7 +294,7 @@ class Server:
 
     def settings(self) -> dict[str, Any]:
         """The settings that LibreTranslate's own page and some clients read."""
-        first = self.pairs[0]
+        first = self.language_pairs[0]
         has_key = self.limits.api_key is not None
         return {
             "apiKeys": has_key,

@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+_API_KEY = "the key of the server, if it has one and the request has no bearer token"
+
 
 class TranslateRequest(BaseModel):
     """The body of `POST /translate`. Unknown fields are ignored, as LibreTranslate ignores them."""
@@ -18,9 +20,7 @@ class TranslateRequest(BaseModel):
     probabilities: bool = Field(
         False, description="whether to return the probability of every token"
     )
-    api_key: Any = Field(
-        None, description="the key of the server, if it has one and the request has no bearer token"
-    )
+    api_key: Any = Field(None, description=_API_KEY)
 
 
 class DetectedLanguage(BaseModel):
@@ -51,7 +51,40 @@ class TranslateAnswer(BaseModel):
         None, description="the tokens of each sentence, if asked"
     )
     warnings: list[str] | None = Field(
-        None, description="sentences that were cut, and translations without an end"
+        None,
+        description="sentences that were cut, unknown symbols, and translations without an end",
+    )
+
+
+class PredictRequest(BaseModel):
+    """The body of `POST /predict`. Unknown fields are ignored."""
+
+    q: str | list[str] = Field(description="a sequence, or in JSON a list of sequences")
+    model: str | None = Field(
+        None, description="the name of a model, which a server with several needs"
+    )
+    n_best: int = Field(
+        1, ge=1, description="most predictions of each sequence, at most the server's beams"
+    )
+    api_key: Any = Field(None, description=_API_KEY)
+
+
+class Prediction(BaseModel):
+    """A predicted sequence."""
+
+    text: str
+    score: float | None = Field(
+        description="log-probability over the length penalty, null with one beam"
+    )
+    probability: float = Field(description="its share among the predictions of the sequence")
+
+
+class PredictAnswer(BaseModel):
+    """Predictions, the most probable first: a list if `q` is a string, a list of lists if it is a list."""
+
+    predictions: list[Prediction] | list[list[Prediction]]
+    warnings: list[str] | None = Field(
+        None, description="unknown symbols, and predictions without an end"
     )
 
 
@@ -59,7 +92,7 @@ class DetectRequest(BaseModel):
     """The body of `POST /detect`."""
 
     q: str = Field(description="a text")
-    api_key: Any = Field(None, description="as in POST /translate")
+    api_key: Any = Field(None, description=_API_KEY)
 
 
 class FileRequest(BaseModel):
@@ -68,7 +101,7 @@ class FileRequest(BaseModel):
     file: Any = Field(description="a document, with the suffix of its format")
     source: str = Field(min_length=1, description="a language code of GET /languages, or auto")
     target: str = Field(min_length=1, description="a language code of GET /languages")
-    api_key: Any = Field(None, description="as in POST /translate")
+    api_key: Any = Field(None, description=_API_KEY)
 
 
 class PageRequest(BaseModel):
@@ -76,15 +109,15 @@ class PageRequest(BaseModel):
 
     text: str = Field(description="a text")
     caret: int | None = Field(
-        None, ge=0, description="position in the text. The answer shows its sentence in detail"
+        None, ge=0, description="position in the text. The answer shows the input there in detail"
     )
     num_beams: int | None = Field(None, ge=1, description="beam size (default: the server's)")
     alternatives: int = Field(5, ge=1, description="number of alternatives to each token")
-    prefix: list[int] = Field([], description="token ids that the translation starts with")
+    prefix: list[int] = Field([], description="token ids that the output starts with")
     inside: bool = Field(
         False, description="add attention scores, lengths of residual streams and position vectors"
     )
-    api_key: Any = Field(None, description="as in POST /translate")
+    api_key: Any = Field(None, description=_API_KEY)
 
 
 class Language(BaseModel):

@@ -22,6 +22,7 @@ from .http_rules import LOOPBACK
 from .interface import Server
 from .languages import model_folders
 from .options import ServeOptions
+from .sequences import SequenceModel, sequence_folders
 from .service import LanguagePair
 
 _HEAD_SECONDS = 10.0  # until a connection has sent the head of a request
@@ -44,8 +45,11 @@ def load_server(options: ServeOptions) -> Server:
             f"shortlist: {options.shortlist} is for one model, not for {len(options.models)}"
         )
     first: dict[Path, LanguagePair] = {}  # of each model
-    pairs = []
-    for (source, target), folder in model_folders(options.models).items():
+    sequences, others = sequence_folders(options.models)
+    pairs: list[LanguagePair] = [
+        _sequence_model(name, folder, options) for name, folder in sequences.items()
+    ]
+    for (source, target), folder in model_folders(others).items():
         split = sentence_splitter(source) if options.split_sentences else None
         if folder in first:
             site = _site(folder, source, target, first[folder].translator)
@@ -71,12 +75,25 @@ def load_server(options: ServeOptions) -> Server:
     return Server(pairs, limits, options.pivot)
 
 
-def _site(folder: Path, source: str, target: str, translator: Translator) -> dict[str, Any]:
+def _sequence_model(name: str, folder: Path, options: ServeOptions) -> SequenceModel:
+    translator = Translator.from_pretrained(
+        folder,
+        options.device,
+        options.dtype,
+        workers=options.workers,
+        shortlist=options.shortlist,
+    )
+    return SequenceModel(name, translator, _site(folder, None, None, translator), **options.engine)
+
+
+def _site(
+    folder: Path, source: str | None, target: str | None, translator: Translator
+) -> dict[str, Any]:
     """`site.json` of the page, as web/README.md describes it."""
     described = translator.describe()
     return {
         "engine": "server",
-        **model_facts(translator.model, folder, source, target),
+        **model_facts(translator.model, folder, source, target, translator.task),
         "dtype": described["dtype"],
         "bytes": translator.model.get_memory_footprint(),
     }
@@ -101,7 +118,7 @@ def run(options: ServeOptions) -> None:
             )
         if options.host not in LOOPBACK and options.limits.api_key is None:
             print(
-                "anyone who reaches this address can translate; --api_key_file restricts that",
+                "anyone who reaches this address can use the models; --api_key_file restricts that",
                 flush=True,
             )
         config = uvicorn.Config(

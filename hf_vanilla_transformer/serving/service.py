@@ -30,6 +30,7 @@ from ..inference.alignment import Link
 from ..inference.placement import TranslatedPart
 from ..inference.protected import Protected, protect
 from ..inference.translator import ENDLESS, Translator
+from ..inference.unknown import UnknownSymbols
 from ..utils.errors import UserError
 from .engine import Engine
 from .inspection import Inspector
@@ -70,6 +71,8 @@ class TooLong(UserError):
 class LanguagePair:
     """Translates texts from one language into another.
 
+    `item` names what an input consists of, for messages.
+
     Args:
         source, target: codes such as "en".
         translator: of this direction. Its tokenizers are used in this object's thread and nowhere else.
@@ -77,6 +80,8 @@ class LanguagePair:
         site: content of `site.json`, as web/README.md describes it, without the settings of the search.
         engine: arguments of `Engine`.
     """
+
+    item = "sentence"
 
     def __init__(
         self,
@@ -235,12 +240,17 @@ class LanguagePair:
         """
         cut = SentenceCutter(self.translator)
         prepared = Prepared()
+        unknown = UnknownSymbols()
+        tokenizer = self.translator.source_tokenizer
 
         def split(line: tuple[int, str]) -> list[Part]:
             parts = split_text(line[1], self.split, self.source, cut)
             for sentence in sentences_of(parts):
                 own = protect(sentence, self.translator.escaped)
-                prepared[sentence] = own, self._encode(sentence if own is None else own.text)
+                text = sentence if own is None else own.text
+                ids = self._encode(text)
+                unknown.check("source", tokenizer, text, ids, line[0] + 1)
+                prepared[sentence] = own, ids
             return parts
 
         lines = [
@@ -252,6 +262,7 @@ class LanguagePair:
         for (number, _), of_line in zip(lines, await self._map(split, lines), strict=True):
             parts[number] += of_line
         if notes is not None:
+            notes.warnings += unknown.warnings()
             notes.warnings += (
                 f"a sentence of {tokens} tokens is longer than any in training: cut"
                 for tokens in cut.lengths
@@ -272,24 +283,15 @@ class LanguagePair:
         aligned.
         """
         sentences = [sentence for parts in texts for sentence in sentences_of(parts)]
-        if len(sentences) > self.engine.max_queue:
-            raise TooLong(
-                f"q: {len(sentences)} sentences, but the limit is {self.engine.max_queue}"
-            )
+        self._check_queue(len(sentences))
         spans = [prepared[sentence][0] for sentence in sentences]
         sources = [prepared[each][1] for each in sentences]
         futures = self.engine.submit(sources, n_best, self.inspector.mark)
         # cancelled with this coroutine, when the time is up or the client has disconnected
         hypotheses = await asyncio.gather(*map(asyncio.wrap_future, futures))
         best = [ranked[0].tokens for ranked in hypotheses]
-        ends = self.translator.end_tokens
-        if notes is not None and not self._limited:
-            unended = (
-                text
-                for text, ids in zip(sentences, best, strict=True)
-                if not ends.intersection(ids[-1:])
-            )
-            notes.warnings += (f"{ENDLESS}: {shorten(text, _SHOWN_CHARACTERS)}" for text in unended)
+        if notes is not None:
+            self._note_unended(sentences, hypotheses, notes)
         if notes is not None and notes.probabilities is not None and sources:
             notes.probabilities += await self.inspector.run(
                 self.inspector.token_probabilities, sources, best
@@ -319,16 +321,31 @@ class LanguagePair:
         following = iter(await self._map(restored, range(len(sentences))))
         return [list(islice(following, len(sentences_of(parts)))) for parts in texts]
 
+    def _check_queue(self, count: int) -> None:
+        if count > self.engine.max_queue:
+            raise TooLong(f"q: {count} {self.item}s, but the limit is {self.engine.max_queue}")
+
+    def _note_unended(
+        self, texts: Sequence[str], hypotheses: Sequence[list[FoundHypothesis]], notes: Notes
+    ) -> None:
+        """Warn of best hypotheses without an end token."""
+        if self._limited:
+            return
+        ends = self.translator.end_tokens
+        for text, ranked in zip(texts, hypotheses, strict=True):
+            if not ends.intersection(ranked[0].tokens[-1:]):
+                notes.warnings.append(f"{ENDLESS}: {shorten(text, _SHOWN_CHARACTERS)}")
+
     def _encode(self, sentence: str) -> list[int]:
         try:
             ids = self.translator.encode(sentence, 1)
         except UserError as error:
             raise UserError(
-                "q: " + str(error).removeprefix("line 1: ").replace("the line", "the sentence")
+                "q: " + str(error).removeprefix("line 1: ").replace("the line", f"the {self.item}")
             ) from error
         if len(ids) > MAX_SENTENCE_TOKENS:
             raise TooLong(
-                f"q: a sentence of {len(ids)} tokens, but the limit is {MAX_SENTENCE_TOKENS}: split it"
+                f"q: a {self.item} of {len(ids)} tokens, but the limit is {MAX_SENTENCE_TOKENS}: split it"
             )
         return ids
 

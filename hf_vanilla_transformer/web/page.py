@@ -60,9 +60,11 @@ def model_facts(
     folder: Path,
     source: str | None,
     target: str | None,
+    task: str = "language",
 ) -> dict[str, Any]:
     """The fields of `site.json` that both engines have."""
     return {
+        "task": task,
         "title": folder.resolve().name,
         "source_language": source,
         "target_language": target,

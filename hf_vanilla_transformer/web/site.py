@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..data.token_kinds import tokenizer_task
 from ..data.tokenizer_training import load_tokenizers
 from ..generation_vanilla_transformer import ALPHA, BEAMS, MAX_LENGTH_OVER_SOURCE
 from ..hub.space import publish_space, space_changes
@@ -146,9 +147,12 @@ def describe(
         sizes: bytes of the graphs by dtype. local: the site contains the runtime.
     """
     encoder, decoder = GRAPHS
+    task = tokenizer_task(*load_tokenizers(source))
+    languages = model_languages(source)
+    from_language, to_language = languages or (None, None)
     return {
         "engine": "browser",
-        **model_facts(model, source, *(model_languages(source) or (None, None))),
+        **model_facts(model, source, from_language, to_language, task),
         **({"examples": examples} if examples else {}),
         "search": search_settings(model),
         "tokenizer": ["model/tokenizer.json", "model/tokenizer_config.json"],

@@ -19,7 +19,7 @@ SUBCOMMANDS = {
     "translate": "translate text, line by line",
     "predict": "predict sequences that are no languages, line by line",
     "merge": "join the shards of a translation",
-    "serve": "serve translations over HTTP, with a page",
+    "serve": "serve models over HTTP, with a page",
     "distil": "translate training text for a student with a teacher",
     "clean": "drop damaged pairs from training text",
     "evaluate": "score a model, or existing translations (BLEU, chrF)",

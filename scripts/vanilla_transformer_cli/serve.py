@@ -1,4 +1,4 @@
-"""Serve translations over HTTP, to LibreTranslate's clients and to a page in the browser.
+"""Serve models over HTTP: translations to LibreTranslate's clients, predictions of sequences, and a page.
 
   vanilla-transformer serve --model runs/numbers_en_de
   vanilla-transformer serve --model en-de=runs/first de-en=runs/second --port 8000 --api_key_file key.txt
@@ -6,7 +6,10 @@
 The page is at http://127.0.0.1:5000/. Other clients call it as they call LibreTranslate:
   curl -d q=seven -d source=en -d target=de http://127.0.0.1:5000/translate
 
-Requests that come at the same time are translated in one batch. On SIGTERM or Ctrl-C the server refuses new requests
+A model of sequences that are no language, such as g2p_en, answers /predict with n-best lists:
+  curl --json '{"q": "hello", "n_best": 3}' http://127.0.0.1:5000/predict
+
+Requests that come at the same time are one batch. On SIGTERM or Ctrl-C the server refuses new requests
 and answers the open ones.
 """
 
@@ -28,7 +31,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         nargs="+",
         metavar="DIR",
         help="model folder, or SOURCE-TARGET=DIR if neither its card nor its name has the languages; several serve "
-        "several pairs, and so does a model of many languages",
+        "several pairs, and so does a model of many languages; of sequences a folder, NAME=DIR, or g2p_en",
     )
     add(
         "--pivot",

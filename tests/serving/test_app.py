@@ -318,7 +318,7 @@ def test_timeout_is_504_and_gives_the_sentence_up(translator: Translator, held: 
     pair, files = language_pair(translator), {"file": ("a.html", b"<p>seven</p>")}
     with client_of(pair, timeout=0.3, translate_files=True) as client:
         answer = client.post(path, data=GOOD, files=files)
-        assert answer.status_code == 504 and "no translation in time" in answer.json()["error"]
+        assert answer.status_code == 504 and "no answer in time" in answer.json()["error"]
         held.set()
     assert pair.engine.translated == 0
 

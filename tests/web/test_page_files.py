@@ -4,6 +4,8 @@ import base64
 import hashlib
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,19 @@ def test_page_never_makes_html_of_text() -> None:
     ways = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextual|eval\(")
     for path in FOLDER.iterdir():
         assert not ways.search(path.read_text(encoding="utf-8")), path.name
+
+
+def test_page_splits_sequences_at_line_ends_alone() -> None:
+    if shutil.which("node") is None:
+        pytest.skip("needs node")
+    lines = ["- CC. C", "1. [N+]", "  ", "a\tb ", "C"]
+    text = "\n".join(lines[:3]) + "\r\n" + "\n".join(lines[3:])
+    module = json.dumps((FOLDER / "sentences.js").as_uri())
+    script = (
+        f"const {{ splitLines }} = await import({module}); console.log(JSON.stringify(splitLines({json.dumps(text)})))"
+    )
+    done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    parts = json.loads(done.stdout)
+    assert "".join(part["text"] for part in parts) == text
+    assert [part["text"] for part in parts if part["is_sentence"]] == [line for line in lines if line.strip()]

@@ -5,7 +5,7 @@
 
 import { softmax } from "./attention.js";
 import { beamSearch, logSumExp, topTokens } from "./search.js";
-import { sentenceAt, splitText, translatedParts } from "./sentences.js";
+import { sentenceAt, splitLines, splitText, translatedParts } from "./sentences.js";
 
 const MOST_KNOWN = 500; // translations of sentences that an engine remembers
 
@@ -36,8 +36,8 @@ export async function createEngine({ site, dtype, ort, Tokenizer, read }) {
 }
 
 async function translate(engine, text, options) {
-  const { source_language: from, target_language: to } = engine.site;
-  const parts = splitText(text, from);
+  const { source_language: from, target_language: to, task } = engine.site;
+  const parts = task === "sequence" ? splitLines(text) : splitText(text, from);
   const sentence = sentenceAt(parts, options.caret ?? text.length);
   const picture = sentence === null ? emptyTranslation() : await pictureOf(engine, parts[sentence].text, options);
   const translations = [];
@@ -65,7 +65,7 @@ async function translateSentence(engine, sentence, { num_beams, signal }) {
 async function search({ site, tokenizer, model }, source, { num_beams = site.search.num_beams, prefix = [], signal, onStep }) {
   const longest = site.search.max_positions ?? Infinity; // learned positions end
   if (source.length > longest) {
-    throw new Error(`A sentence has ${source.length} tokens, but the model has positions for ${longest}.`);
+    throw new Error(`The source has ${source.length} tokens, but the model has positions for ${longest}.`);
   }
   const { max_new_tokens: given, max_length_over_source: over, eos_token_ids: ends } = site.search;
   await model.encode(source);

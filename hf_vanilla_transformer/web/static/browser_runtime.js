@@ -10,7 +10,7 @@ const SIMD = new Uint8Array([
 /** Load onnxruntime-web, the tokenizer and a model. `onProgress(loaded, total)` counts bytes. */
 export async function loadEngine(site, dtype, onProgress) {
   if (typeof WebAssembly !== "object" || !WebAssembly.validate(SIMD)) {
-    throw new Error("This browser has no WebAssembly with SIMD, which the translator needs: try a newer one.");
+    throw new Error("This browser has no WebAssembly with SIMD, which the model needs: try a newer one.");
   }
   const { onnxruntime, wasm, tokenizers } = site.runtime;
   const total = site.dtypes[dtype].bytes + wasm.bytes;

@@ -8,6 +8,7 @@ import { alternativeLabel, chip, direction, languageName, nameOf, percent, words
 
 const byId = (id) => document.getElementById(id);
 const TYPING_PAUSE = 120; // milliseconds without a key before a translation starts
+const MOST_BEAMS = 8; // that can be chosen, unless the search has more
 const FRAME = 40; // milliseconds between two drawings of the growing tree
 
 const state = {
@@ -56,6 +57,9 @@ async function load(dtype) {
 }
 
 function describe(site) {
+  if (site.task === "sequence") {
+    for (const each of document.querySelectorAll("[data-sequence]")) each.textContent = each.dataset.sequence;
+  }
   const { source_language: from, target_language: to } = site;
   const title = from && to ? `${languageName(from)} → ${languageName(to)}` : site.title;
   document.title = byId("title").textContent = title;
@@ -72,6 +76,7 @@ function describe(site) {
   byId("where").textContent =
     site.engine === "server" ? "Computed by the server of this page." : "Computed in this tab: your text stays here.";
   byId("source").maxLength = site.max_characters ?? 10000;
+  byId("beams").max = Math.max(MOST_BEAMS, site.search.num_beams);
   byId("beams").value = site.search.num_beams;
   byId("key").hidden = !site.key_required || sessionStorage.getItem("key") !== null;
   byId("source").value = sessionStorage.getItem("text") ?? "";
@@ -199,7 +204,7 @@ async function translate() {
     }
   };
   const started = performance.now();
-  const beams = Math.min(Math.max(Math.trunc(Number(byId("beams").value)) || 1, 1), 8);
+  const beams = Math.min(Math.max(Math.trunc(Number(byId("beams").value)) || 1, 1), Number(byId("beams").max));
   const text = byId("source").value, caret = byId("source").selectionStart;
   const { parts } = state.translation ?? {};
   const at = text === state.text && parts ? parts[sentenceAt(parts, caret)]?.source : undefined;
@@ -413,10 +418,12 @@ function showWeights() {
   drawWeights(byId("weights"), weightsOf(attention, state.head), tokens, source, (i) => isOpen() || look(i));
 }
 
-function hypothesisElement({ text, score }) {
+function hypothesisElement({ text, score, probability }) {
   const item = element("li");
   item.append(element("bdi", { textContent: text }), " ");
-  if (score !== null) item.append(element("span", { textContent: `score ${score.toFixed(3)}`, dir: "ltr" }));
+  const facts = score === null ? [] : [`score ${score.toFixed(3)}`];
+  if (probability !== undefined) facts.push(percent(probability));
+  item.append(element("span", { textContent: facts.join(" · "), dir: "ltr" }));
   return item;
 }
 

@@ -24,6 +24,12 @@ export function splitText(text, language) {
   return parts.filter(({ text }) => text !== "");
 }
 
+/** Split a text into lines and their ends, for sequences that are no language. */
+export function splitLines(text) {
+  const parts = text.split(/(\r?\n)/).map((part, i) => ({ text: part, is_sentence: i % 2 === 0 && part.trim() !== "" }));
+  return parts.filter((part) => part.text !== "");
+}
+
 function sentencesOf(line, language) {
   if (!Intl.Segmenter) return [line];
   const segmenter = new Intl.Segmenter(language?.replace("_", "-") ?? "en", { granularity: "sentence" });

@@ -1,0 +1,161 @@
+"""Models of sequences in the server: `/predict`, unknown symbols, names, the page, and no word of languages."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra `serve`")
+
+from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
+from hf_vanilla_transformer.inference.candidates import translate_candidates
+from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer.serving.options import ServeOptions
+from hf_vanilla_transformer.serving.sequences import SequenceModel, sequence_folders
+from hf_vanilla_transformer.serving.server import load_server
+from hf_vanilla_transformer.utils.errors import UserError
+from hf_vanilla_transformer.utils.shipped_models import model_folder
+from tests.model_helpers import randomise, tiny_model
+from tests.serving_helpers import CORPUS, client_of, echo_folder, language_pair
+
+WORDS_OF_LANGUAGES = re.compile(r"bleu|translat|languag|sentence", re.IGNORECASE)
+SHIPPED = str(model_folder("g2p_en"))
+
+
+@pytest.fixture(scope="module")
+def translator() -> Translator:
+    return Translator.from_pretrained(SHIPPED, device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def client(translator: Translator) -> Iterator[Any]:
+    site = {"engine": "server", "title": "g2p_en", "task": "sequence"}
+    with client_of(SequenceModel("g2p_en", translator, site), max_characters=12_000) as client:
+        yield client
+
+
+def test_predictions_are_the_candidates_of_the_translator(client: Any, translator: Translator) -> None:
+    beams = client.server.pairs[0].engine.num_beams
+    words = ["world", "", "record"]
+    found = client.post("/predict", json={"q": words, "n_best": beams}).json()
+    assert found.keys() == {"predictions"}
+    expected = list(translate_candidates(translator, words, beams))
+    assert [[one["text"] for one in each] for each in found["predictions"]] == [
+        [one.text for one in candidates] for candidates in expected
+    ]
+    for each, candidates in zip(found["predictions"], expected, strict=True):
+        assert [one["probability"] for one in each] == pytest.approx([one.probability for one in candidates], abs=1e-4)
+        assert [one["score"] is None for one in each] == [one.score is None for one in candidates]
+    one = client.post("/predict", data={"q": "world"}).json()["predictions"]  # a form, and one text
+    assert [each["text"] for each in one] == ["W ER L D"]
+    assert one[0]["score"] < 0 and one[0]["probability"] == 1
+
+
+def test_lines_are_given_as_they_are(translator: Translator) -> None:
+    texts = ["- cat", "1. cat", "cat. dog.", "https://cat.a", "{cat}", " cat"]
+    tokenizer = train_symbol_tokenizer([(text, 1) for text in texts], "chars")
+    model = Translator(randomise(tiny_model(vocab_size=len(tokenizer))), tokenizer)
+    model.model.generation_config.max_new_tokens = 6
+    expected = list(model.translate(texts, num_beams=4))
+    with client_of(SequenceModel("chars", model, {"engine": "server"}, num_beams=4)) as client:
+        found = client.post("/predict", json={"q": texts}).json()["predictions"]
+        assert [candidates[0]["text"] for candidates in found] == expected
+        page = client.post("/page/translate", json={"text": "\n".join(texts)}).json()
+        assert [part["source"] for part in page["parts"] if part["is_sentence"]] == texts
+        assert [part["target"] for part in page["parts"] if part["is_sentence"]] == expected
+
+
+def test_unknown_symbols_are_a_warning(client: Any) -> None:
+    found = client.post("/predict", json={"q": ["cat", "c日t", "本"]}).json()
+    assert len(found["predictions"]) == 3
+    (warning,) = found["warnings"]
+    assert warning.startswith("source: 2 lines have symbols") and "'日' in line 2" in warning
+    assert "'日'" in client.post("/page/translate", json={"text": "c日t"}).json()["note"]
+
+
+def test_unknown_symbols_of_a_language_are_a_warning() -> None:
+    tokenizer = train_symbol_tokenizer([(text, 1) for text in CORPUS], "chars")
+    tokenizer.init_kwargs["task"] = "language"
+    model = Translator(randomise(tiny_model(vocab_size=len(tokenizer))), tokenizer)
+    model.model.generation_config.max_new_tokens = 4
+    with client_of(language_pair(model)) as client:
+        fields = {"q": "seven 日", "source": "en", "target": "de"}
+        assert "'日'" in client.post("/translate", json=fields).json()["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "message"),
+    [
+        ({"q": "cat", "n_best": 99}, 400, "n_best: at most"),
+        ({"q": "cat", "n_best": 0}, 400, "n_best"),
+        ({"q": "cat", "model": "other"}, 400, "model: other: choose from g2p_en"),
+        ({"q": "a" * 10_000}, 413, "a sequence of 10001 tokens, but the limit is 1024"),
+        ({"q": "a" * 13_000}, 400, "text limit"),
+        ({"q": ["a"] * 1025}, 413, "1025 sequences, but the limit is 1024"),
+        ({}, 400, "missing q parameter"),
+    ],
+)
+def test_requests_are_refused_in_one_line(client: Any, fields: dict, status: int, message: str) -> None:
+    answer = client.post("/predict", json=fields)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert message in error and "\n" not in error and not WORDS_OF_LANGUAGES.search(error)
+
+
+def test_nothing_speaks_of_languages(client: Any) -> None:
+    for path in ("/docs", "/openapi.json", "/"):
+        text = client.get(path).text
+        seen = re.sub(r"page/translate|\w*Translat\w*|page_translate\w*", "", text)
+        if path == "/":
+            seen = without_language_texts(text)
+        assert not WORDS_OF_LANGUAGES.search(seen), path
+    assert client.get("/languages").status_code == 404
+    assert client.post("/translate", json={"q": "a"}).status_code == 404
+
+
+def without_language_texts(html: str) -> str:
+    """The visible text of the page as page.js shows it for sequences."""
+    html = re.sub(r'(data-sequence="([^"]*)"[^>]*>)[^<]*', r"\1\2", html)
+    labels = " ".join(re.findall(r'(?:aria-label|title|placeholder|content)="([^"]*)"', html))
+    hidden = re.sub(r'(?s)<div id="languages" hidden>.*?</div>', "", html)
+    shown = " ".join(re.findall(r'(?:aria-label|title|placeholder|content)="([^"]*)"', hidden))
+    assert len(shown) < len(labels)
+    return re.sub(r"<[^>]*>", " ", hidden) + shown
+
+
+def test_page_shows_the_list_with_probabilities(client: Any, translator: Translator) -> None:
+    site = json.loads(client.get("/site.json").text)
+    assert site["task"] == "sequence" and site["pages"] == []
+    page = client.post("/page/translate", json={"text": "record"}).json()
+    found = page["hypotheses"]
+    assert sum(one["probability"] for one in found) == pytest.approx(1, abs=1e-3)
+    (expected,) = translate_candidates(translator, ["record"], len(found))
+    assert {one["text"]: one["probability"] for one in found} == pytest.approx(
+        {one.text: one.probability for one in expected}, abs=1e-3
+    )
+    assert client.post("/page/translate", json={"text": ""}).json()["hypotheses"] == []
+
+
+def test_server_of_sequences_and_languages(tmp_path: Path) -> None:
+    languages = echo_folder(tmp_path / "echo")
+    options = ServeOptions(models=["phonemes=" + SHIPPED, f"en-de={languages}"], device="cpu", dtype="float32")
+    server = load_server(options)
+    try:
+        assert [pair.name for pair in server.pairs] == ["phonemes", "en-de"]
+        assert server.routes.keys() == {("en", "de")} and server.codes == ["en", "de"]
+        assert server.sequences.keys() == {"phonemes"}
+        assert server.settings()["language"]["source"]["code"] == "en"
+    finally:
+        server.close()
+
+
+def test_names_of_folders(tmp_path: Path) -> None:
+    languages = str(echo_folder(tmp_path / "echo"))
+    folders, others = sequence_folders([SHIPPED, f"en-de={languages}", languages, "a=no_folder"])
+    assert folders == {"g2p_en": Path(SHIPPED)}
+    assert others == [f"en-de={languages}", languages, "a=no_folder"]
+    with pytest.raises(UserError, match="both g2p_en: give each a name"):
+        sequence_folders([SHIPPED, SHIPPED])
