@@ -1,4 +1,9 @@
-"""The names of the package's scores, without the libraries that compute them."""
+"""The names of the package's scores, and how they compare texts, without the libraries that compute them."""
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+from ..utils.normalization import Normalizer
 
 #: name on the command line and in results -> title in tables
 TITLES = {
@@ -29,6 +34,15 @@ DEFAULT = "bleu", "chrf"
 OF_SEQUENCES = "exact_match", "character_error_rate"
 #: k of the scores top_1, top_3 … of `top_k`
 TOP = 1, 3, 5, 10, 50
+
+
+class ScoreOptions(TypedDict, total=False):
+    """Arguments of `score_translations` that a run chooses."""
+
+    metrics: Sequence[str]
+    tokenize: str | None
+    lowercase: bool
+    normalize: Normalizer | None
 
 
 def title_of(name: str) -> str:

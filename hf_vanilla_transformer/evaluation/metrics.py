@@ -19,7 +19,7 @@ from ..utils.errors import UserError, did_you_mean
 from ..utils.normalization import Normalizer, normalized_hypotheses, normalized_references
 from ..utils.untrusted import one_line
 from ..utils.user_code import import_object
-from .metric_names import DEFAULT, SIGNED, TITLES, TOP, title_of
+from .metric_names import DEFAULT, SIGNED, TITLES, TOP, ScoreOptions, title_of
 
 if TYPE_CHECKING:
     from evaluate import EvaluationModule
@@ -350,15 +350,18 @@ def score_names(metrics: "Mapping[str, EvaluationModule]") -> list[str]:
 
 def signatures_of(
     references: Sequence[str],
+    options: ScoreOptions,
     groups: Groups | None = None,
-    metrics: Metrics = DEFAULT,
-    **options: Any,
 ) -> dict[str, str]:
     """The signatures of sacreBLEU that scores with these references have, such as `bleu_signature`."""
-    signed = [name for name in metrics if name in SIGNED]
-    options = {name: options[name] for name in ("tokenize", "lowercase") if name in options}
     score = groups.score if groups else score_translations
-    results = score([""] * len(references), references, metrics=signed, **options)
+    results = score(
+        [""] * len(references),
+        references,
+        metrics=[name for name in options.get("metrics", DEFAULT) if name in SIGNED],
+        tokenize=options.get("tokenize"),
+        lowercase=options.get("lowercase", False),
+    )
     return {name: value for name, value in results.items() if name.endswith("_signature")}
 
 
@@ -441,7 +444,7 @@ def score_test_split(
     dataset: Dataset,
     pairs: Dataset | Mapping[str, Sequence[str]],
     split: str,
-    options: dict[str, Any],
+    options: ScoreOptions,
     groups: Groups | None = None,
 ) -> dict[str, Any]:
     """Translate a test split with the model's generation config, and score it against the raw references.
@@ -450,7 +453,7 @@ def score_test_split(
         dataset: the encoded pairs.
         pairs: their text, with the columns "source" and "target".
         split: the name that the metrics start with, such as "test" for `test_bleu`.
-        options: keyword arguments of `score_translations`.
+        options: arguments of `score_translations`.
         groups: of the sentences.
 
     Returns:
@@ -478,15 +481,17 @@ def score_test_split(
     hypotheses = decode_ids(tokenizer, predicted.predictions)
     sources = pairs["source"]
     references = pairs["target"]
-    made = make_metrics(
-        options.get("metrics", DEFAULT), options.get("tokenize"), options.get("lowercase", False)
-    )
-    settings = {
-        name: value for name, value in options.items() if name not in ("metrics", "tokenize")
-    }
-    settings["sources"] = list(sources)
+    lowercase = options.get("lowercase", False)
+    made = make_metrics(options.get("metrics", DEFAULT), options.get("tokenize"), lowercase)
     score = groups.scores_and_details if groups else _score
-    values, details = score(hypotheses, references, made, **settings)
+    values, details = score(
+        hypotheses,
+        references,
+        made,
+        lowercase=lowercase,
+        sources=list(sources),
+        normalize=options.get("normalize"),
+    )
     scores = details | values
     report(f"{split}: {_shown(values, details)}", flush=True)
     for name in dict.fromkeys(groups.names) if groups else ():

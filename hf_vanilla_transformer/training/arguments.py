@@ -5,12 +5,17 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from transformers import GenerationConfig, Seq2SeqTrainingArguments, Trainer
+from transformers import (
+    GenerationConfig,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    TrainingArguments,
+)
 from transformers.hf_argparser import HfArg
 from transformers.integrations import get_available_reporting_integrations
 
@@ -18,39 +23,66 @@ from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfi
 from ..data.augmentation import parse_augment
 from ..data.directions import parse_directions
 from ..data.token_kinds import TASKS, check_tokens, task_of
-from ..evaluation.metric_names import DEFAULT, LOWER_IS_BETTER, OF_SEQUENCES, TITLES
+from ..evaluation.metric_names import (
+    DEFAULT,
+    LOWER_IS_BETTER,
+    OF_SEQUENCES,
+    TITLES,
+    ScoreOptions,
+)
 from ..utils.errors import UserError, did_you_mean, missing_extra
 from ..utils.normalization import import_normalizer
 
-# Configuration fields that the tokenizers decide, or that a translation model does not use.
-_NOT_ARGUMENTS = {"decoder_vocab_size", "is_encoder_decoder", "use_cache", "position_offset"}
+#: The arguments of a whole run.
+ParsedArguments: TypeAlias = "tuple[ModelArguments, DataArguments, RunArguments]"
 
 
+# A type checker reads `dataclasses.field` the same way: its result goes with any annotation.
 def _optional(help: str) -> Any:
     return HfArg(default=None, help=help)
 
 
-def _model_fields() -> list[tuple[str, Any, Field]]:
-    """One optional argument per configuration field. None keeps the value of the preset or the default."""
-    # HfArgumentParser accepts no union but `X | None`.
-    parsed_as: dict[Any, Any] = {float | int: float, int | None: int}
-    arguments = []
-    for each in fields(VanillaTransformerConfig):
-        own = each.name in VanillaTransformerConfig.__annotations__
-        if not own or each.name in _NOT_ARGUMENTS or each.name.endswith("_token_id"):
-            continue
-        default = "" if each.default in (MISSING, None) else f" (default {each.default})"
-        help = f"{each.name} of VanillaTransformerConfig{default}"
-        arguments.append((each.name, parsed_as.get(each.type, each.type) | None, _optional(help)))
-    preset = _optional(f"A row of Table 3 to start from: {', '.join(PRESETS)}")
-    return [*arguments, ("preset", str | None, preset)]
+def _of_config(name: str) -> Any:
+    """A field of `VanillaTransformerConfig`. None keeps the value of the preset or the default."""
+    default = getattr(VanillaTransformerConfig, name)
+    shown = "" if default is None else f" (default {default})"
+    return HfArg(default=None, help=f"{name} of VanillaTransformerConfig{shown}")
 
 
-# Generated from the configuration, so that the two cannot drift apart.
-ModelArguments = make_dataclass("ModelArguments", _model_fields())
-ModelArguments.__doc__ = (
-    "The architecture: a preset, and any field of `VanillaTransformerConfig` but the token ids."
-)
+@dataclass
+class ModelArguments:
+    """The architecture: a preset, and any field of `VanillaTransformerConfig` but the token ids.
+
+    The tokenizers decide the ids and `decoder_vocab_size`.
+    """
+
+    vocab_size: int | None = _of_config("vocab_size")
+    d_model: int | None = _of_config("d_model")
+    encoder_layers: int | None = _of_config("encoder_layers")
+    decoder_layers: int | None = _of_config("decoder_layers")
+    encoder_attention_heads: int | None = _of_config("encoder_attention_heads")
+    decoder_attention_heads: int | None = _of_config("decoder_attention_heads")
+    encoder_ffn_dim: int | None = _of_config("encoder_ffn_dim")
+    decoder_ffn_dim: int | None = _of_config("decoder_ffn_dim")
+    head_dim: int | None = _of_config("head_dim")
+    value_head_dim: int | None = _of_config("value_head_dim")
+    activation_function: str | None = _of_config("activation_function")
+    dropout: float | None = _of_config("dropout")
+    attention_dropout: float | None = _of_config("attention_dropout")
+    activation_dropout: float | None = _of_config("activation_dropout")
+    position_encoding_type: str | None = _of_config("position_encoding_type")
+    max_position_embeddings: int | None = _of_config("max_position_embeddings")
+    scale_embedding: bool | None = _of_config("scale_embedding")
+    layer_norm_position: str | None = _of_config("layer_norm_position")
+    layer_norm_eps: float | None = _of_config("layer_norm_eps")
+    attention_bias: bool | None = _of_config("attention_bias")
+    lm_head_bias: bool | None = _of_config("lm_head_bias")
+    final_layer_norm: bool | None = _of_config("final_layer_norm")
+    share_encoder_decoder_embeddings: bool | None = _of_config("share_encoder_decoder_embeddings")
+    tie_word_embeddings: bool | None = _of_config("tie_word_embeddings")
+    label_smoothing: float | None = _of_config("label_smoothing")
+    attention_kernels: str | None = _of_config("attention_kernels")
+    preset: str | None = _optional(f"A row of Table 3 to start from: {', '.join(PRESETS)}")
 
 
 @dataclass
@@ -279,9 +311,9 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             raise ValueError(f"teacher_weight={self.teacher_weight}: must be from 0 to 1")
         if self.teacher_top and not self.teacher:
             raise ValueError(f"teacher_top={self.teacher_top} needs a teacher")
-        values: dict[str, Any] = dict(alphas)
-        values["teacher"] = " ".join(self.teacher or [])
-        chosen = [f"{name}={value}" for name, value in values.items() if value]
+        chosen = [f"{name}={value}" for name, value in alphas.items() if value]
+        if self.teacher:
+            chosen.append(f"teacher={' '.join(self.teacher)}")
         if len(chosen) > 1:
             raise ValueError(f"{' and '.join(chosen)} are different objectives: choose one")
         if chosen and self.label_smoothing_factor:
@@ -295,9 +327,9 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
 class Choice:
     """The arguments of a run for a size of the training text, from `by_pairs` of a recipe."""
 
-    fields: dict[str, Any]  #: those of the recipe that no flag overrides
+    fields: dict[str, object]  #: those of the recipe that no flag overrides
     why: str
-    arguments: tuple[Any, "DataArguments", "RunArguments"]
+    arguments: ParsedArguments
 
 
 @dataclass
@@ -399,9 +431,9 @@ class RunArguments(VanillaTransformerTrainingArguments):
 
 
 def model_config(
-    model_args: Any,
+    model_args: ModelArguments,
     config_class: type[VanillaTransformerConfig] = VanillaTransformerConfig,
-    **overrides: Any,
+    **overrides: object,
 ) -> VanillaTransformerConfig:
     """The configuration that `ModelArguments` describe, with overrides."""
     chosen = {
@@ -420,7 +452,7 @@ def run_task(data_args: DataArguments) -> str:
     return data_args.task or task_of(*tokens)
 
 
-def score_options(data_args: DataArguments) -> dict[str, Any]:
+def score_options(data_args: DataArguments) -> ScoreOptions:
     """The arguments of `score_translations` in evaluations and in the test."""
     default = DEFAULT if run_task(data_args) == "language" else OF_SEQUENCES
     return {
@@ -474,7 +506,9 @@ def set_decoding(config: GenerationConfig, args: RunArguments) -> None:
         config.length_penalty = args.test_length_penalty
 
 
-def chosen_values(*arguments: Any) -> dict[str, Any]:
+def chosen_values(
+    *arguments: ModelArguments | DataArguments | TrainingArguments,
+) -> dict[str, object]:
     """The values of model, data and run arguments that differ from the defaults, as a recipe would set them."""
     chosen = {}
     for each in arguments:
@@ -563,7 +597,7 @@ _AT_MOST = {
 _OF_TRAINER = "loss", "perplexity", "gen_len"
 
 
-def check_ranges(arguments: Any) -> None:
+def check_ranges(arguments: DataArguments | TrainingArguments) -> None:
     """Refuse numbers out of their range. Missing fields and None are not checked."""
     for names, allowed, text in (
         (_AT_LEAST_1, lambda number: number >= 1, "must be at least 1"),
@@ -582,7 +616,7 @@ def check_ranges(arguments: Any) -> None:
             raise UserError(f"{name}: must be at most {most:,}, not {getattr(arguments, name):,}")
 
 
-def check_training_arguments(arguments: Any) -> None:
+def check_training_arguments(arguments: VanillaTransformerTrainingArguments) -> None:
     """Refuse training arguments that train nothing, or that need a package that is not installed."""
     check_ranges(arguments)
     if arguments.max_steps == 0 or arguments.max_steps < -1:
@@ -622,7 +656,7 @@ def check_training_arguments(arguments: Any) -> None:
             raise missing_extra(error) or error
 
 
-def check_run_arguments(arguments: Any) -> None:
+def check_run_arguments(arguments: RunArguments) -> None:
     """Refuse arguments that would make the evaluations of a run fail.
 
     `check_selection` checks the score that selects, when the metrics are known. Here it is refused if it looks like a
@@ -701,7 +735,7 @@ def refused_as_one_line(settings: str) -> Iterator[None]:
         raise missing_extra(error) or refusal from None
 
 
-def check_optimizer(arguments: Any) -> None:
+def check_optimizer(arguments: TrainingArguments) -> None:
     """Make the optimizer for one parameter."""
     kind = getattr(arguments.optim, "value", arguments.optim)
     with refused_as_one_line(f"optim: {kind} with optim_args={arguments.optim_args}"):

@@ -1,7 +1,6 @@
 """The tokenizers of a run: load them, or train them on the training split."""
 
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -19,7 +18,7 @@ from ..data.token_kinds import (
 )
 from ..data.tokenizer_training import tokenizer_digest
 from ..utils.errors import UserError
-from .arguments import DataArguments
+from .arguments import DataArguments, ModelArguments
 from .corpus import ROWS_READ, Corpus
 from .distributed import print_main
 
@@ -44,7 +43,7 @@ def take_task(data_args: DataArguments, tokenizers: Tokenizers | None) -> None:
 
 
 def choose_tokenizers(
-    corpus: Corpus, model_args: Any, data_args: DataArguments, checkpoint: Path | None
+    corpus: Corpus, model_args: ModelArguments, data_args: DataArguments, checkpoint: Path | None
 ) -> Tokenizers:
     """Load the tokenizers, or train them on the training split. A resumed run loads them from its checkpoint."""
     if checkpoint is not None:
@@ -79,7 +78,9 @@ def _side_tokens(data_args: DataArguments) -> tuple[str, str]:
     return data_args.source_tokens or data_args.tokens, data_args.target_tokens or data_args.tokens
 
 
-def _train_tokenizers(corpus: Corpus, model_args: Any, data_args: DataArguments) -> Tokenizers:
+def _train_tokenizers(
+    corpus: Corpus, model_args: ModelArguments, data_args: DataArguments
+) -> Tokenizers:
     """Train the tokenizers on the training split: a joint one, or one for each side if their tokens differ."""
     train = corpus.pairs["train"]
     # The fingerprint keys the tokenizer cache. A stream has none before it has been read.
@@ -116,7 +117,7 @@ def _train_tokenizers(corpus: Corpus, model_args: Any, data_args: DataArguments)
     return (learn(kinds[0], "source", "target"),) * 2
 
 
-def _missed(tokenizers: Tokenizers, model_args: Any, data_args: DataArguments) -> str:
+def _missed(tokenizers: Tokenizers, model_args: ModelArguments, data_args: DataArguments) -> str:
     """The end of the line on the tokenizers, if the text has too few words for `vocab_size`."""
     size = model_args.vocab_size or VanillaTransformerConfig().vocab_size
     if data_args.tokenizer_name or set(_side_tokens(data_args)) - set(LANGUAGE_TOKENS):

@@ -21,7 +21,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..utils.atomic_write import atomic_file
 from ..utils.errors import UserError
 from ..utils.untrusted import read_json_object
-from .arguments import DataArguments, RunArguments, score_options, set_decoding
+from .arguments import DataArguments, ModelArguments, RunArguments, score_options, set_decoding
 from .checkpoints import SCORES_BEFORE
 from .corpus_tokenizers import Tokenizers
 from .distributed import is_main_rank, print_main
@@ -96,7 +96,10 @@ def _converted(name: str, kind: object, folder: Path) -> Converted:
 
 
 def check_fields(
-    name: str, config: VanillaTransformerConfig, model_args: Any, data_args: DataArguments
+    name: str,
+    config: VanillaTransformerConfig,
+    model_args: ModelArguments,
+    data_args: DataArguments,
 ) -> None:
     """Refuse recipe fields that contradict the sizes or tokenizers of the base model."""
     for field, value in vars(model_args).items():
@@ -125,7 +128,9 @@ def check_tokens_kept(name: str, tokenizers: Tokenizers, data_args: DataArgument
             )
 
 
-def prepare_model(base: PretrainedTranslator, model_args: Any, data_args: DataArguments) -> None:
+def prepare_model(
+    base: PretrainedTranslator, model_args: ModelArguments, data_args: DataArguments
+) -> None:
     """Check the recipe against the base model, and set its dropout and label smoothing."""
     check_fields(base.name, base.model.config, model_args, data_args)
     check_tokens_kept(base.name, base.tokenizers, data_args)
@@ -171,7 +176,7 @@ def add_languages(base: PretrainedTranslator, data_args: DataArguments) -> None:
 
 
 def resumed_model(
-    checkpoint: Path, model_args: Any, data_args: DataArguments, model_class: Any = None
+    checkpoint: Path, model_args: ModelArguments, data_args: DataArguments, model_class: Any = None
 ) -> VanillaTransformerForConditionalGeneration:
     """Make a model of the sizes of a checkpoint of a fine-tuning run. The trainer loads its weights."""
     chosen: Any = model_class or registered_class(checkpoint)

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 from ..data import save_tokenizers
 from ..data.mixtures import PART
 from ..data.token_kinds import tokenizer_task
-from ..evaluation.metric_names import DEFAULT, LOWER_IS_BETTER, title_of
+from ..evaluation.metric_names import DEFAULT, LOWER_IS_BETTER, ScoreOptions, title_of
 from ..evaluation.metrics import score_test_split, signatures_of
 from ..evaluation.plots import cross_attention, plot_attention, plot_curve
 from ..hub.card import CardFacts, write_model_card
@@ -109,7 +109,7 @@ def _scoring(
 
 
 def _validation_facts(
-    trainer: VanillaTransformerTrainer, run: Run, options: dict[str, Any]
+    trainer: VanillaTransformerTrainer, run: Run, options: ScoreOptions
 ) -> dict[str, Any]:
     """Return how the validation split was scored: sentences, beams and the signatures of sacreBLEU."""
     beams = trainer.args.generation_num_beams or trainer.model.generation_config.num_beams or 1
@@ -118,7 +118,7 @@ def _validation_facts(
     references = run.corpus.pairs["validation"]["target"]
     if groups is None:
         references = references[:1000]
-    signatures = signatures_of(references, groups, **options)
+    signatures = signatures_of(references, options, groups)
     return facts | {f"eval_{name}": value for name, value in signatures.items()}
 
 

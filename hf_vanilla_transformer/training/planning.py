@@ -9,7 +9,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, get_scheduler
 
 from ..utils.system_info import counted
-from .arguments import DataArguments, RunArguments, refused_as_one_line
+from .arguments import (
+    DataArguments,
+    ModelArguments,
+    ParsedArguments,
+    RunArguments,
+    refused_as_one_line,
+)
 from .callbacks import StopWithCheckpoint
 from .corpus import Corpus
 from .distributed import broadcast_from_main, print_main
@@ -27,8 +33,8 @@ _SLOWER = 0.95  # a plan is shortened if fewer than this share of its updates is
 
 
 def choose_by_pairs(
-    parsed: tuple[Any, DataArguments, RunArguments], corpus: Corpus, checkpoint: Path | None
-) -> tuple[Any, DataArguments, RunArguments, dict[str, Any]]:
+    parsed: ParsedArguments, corpus: Corpus, checkpoint: Path | None
+) -> tuple[ModelArguments, DataArguments, RunArguments, dict[str, Any]]:
     """Choose the arguments for the number of training pairs, and return them with the facts for the checkpoints.
 
     A resumed run keeps its choice, and its number of updates if it was planned.

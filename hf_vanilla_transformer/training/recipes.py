@@ -14,7 +14,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from ..utils.errors import UserError, did_you_mean, missing_extra
-from .arguments import Choice, DataArguments, ModelArguments, RunArguments
+from .arguments import Choice, DataArguments, ModelArguments, ParsedArguments, RunArguments
 from .distributed import require_first_rank
 
 _ARGUMENTS = (ModelArguments, DataArguments, RunArguments)
@@ -133,7 +133,7 @@ def training_parser() -> HfArgumentParser:
     )
 
 
-def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArguments]:
+def parse_recipe(arguments: Sequence[str]) -> ParsedArguments:
     """Parse a recipe and the flags after it.
 
     Args:
@@ -184,7 +184,7 @@ def parse_recipe(arguments: Sequence[str]) -> tuple[Any, DataArguments, RunArgum
     return parsed
 
 
-def _parse(parser: HfArgumentParser, flags: list[str]) -> tuple[Any, DataArguments, RunArguments]:
+def _parse(parser: HfArgumentParser, flags: list[str]) -> ParsedArguments:
     try:
         model, data, run = parser.parse_args_into_dataclasses(args=flags, look_for_args_file=False)
     # The argument classes of transformers raise these for contradicting values or a missing package.

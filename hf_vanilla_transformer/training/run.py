@@ -25,6 +25,7 @@ from . import finishing
 from .adapters import add_lora, merge_lora
 from .arguments import (
     DataArguments,
+    ModelArguments,
     RunArguments,
     check_optimizer,
     check_selection,
@@ -71,7 +72,7 @@ from .unread import unread_settings
 
 
 def run_training(
-    model_args: Any, data_args: DataArguments, args: RunArguments, command: str = ""
+    model_args: ModelArguments, data_args: DataArguments, args: RunArguments, command: str = ""
 ) -> dict[str, Any]:
     """Train a translation model and write a model folder to `args.output_dir`.
 
@@ -132,7 +133,10 @@ def run_training(
 
 
 def load_run(
-    model_args: Any, data_args: DataArguments, args: RunArguments, checkpoint: Path | None
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    args: RunArguments,
+    checkpoint: Path | None,
 ) -> Run:
     """Load the data and the model: a new one, the one at `model_name_or_path`, or one for the checkpoint."""
     fine_tuned = args.model_name_or_path is not None
@@ -206,7 +210,7 @@ def _record_length(run: Run) -> None:
 
 
 def build_model(
-    model_args: Any,
+    model_args: ModelArguments,
     tokenizers: Tokenizers,
     checkpoint: Path | None = None,
     model_class: type[
@@ -299,7 +303,7 @@ def make_trainer(
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
     callbacks.append(stop)  # last: it saves a run that a callback before it ends
     options = score_options(run.data_args)
-    metrics = make_metrics(options.pop("metrics"), options["tokenize"], options["lowercase"])
+    metrics = make_metrics(options["metrics"], options["tokenize"], options["lowercase"])
     check_selection(args, score_names(metrics), several=bool(run.data_args.directions))
     if args.metric_by_default and args.metric_for_best_model != "bleu":
         better = "highest" if args.greater_is_better else "lowest"
@@ -309,8 +313,9 @@ def make_trainer(
         tokenizers[1],
         groups=run.groups("validation"),
         metrics=metrics,
+        lowercase=options["lowercase"],
         sources=None if validation is None else validation["source"],
-        **options,
+        normalize=options["normalize"],
     )
     with refused_as_one_line("training arguments"):
         trainer = VanillaTransformerTrainer(

@@ -8,7 +8,7 @@ from ..data import EncodingReport
 from ..data.mixtures import PART
 from ..evaluation.metrics import Groups
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .arguments import DataArguments, RunArguments
+from .arguments import DataArguments, ModelArguments, RunArguments
 from .corpus import Corpus
 from .corpus_tokenizers import Tokenizers
 
@@ -17,7 +17,7 @@ from .corpus_tokenizers import Tokenizers
 class Run:
     """The arguments of a run, and its data and model."""
 
-    model_args: Any
+    model_args: ModelArguments
     data_args: DataArguments
     args: RunArguments
     checkpoint: Path | None  #: the one that it resumes from

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import yaml
@@ -224,12 +225,22 @@ DECIDED_ELSEWHERE = {"decoder_vocab_size", "is_encoder_decoder", "use_cache", "p
 
 
 def own_fields():
-    every = {field.name for field in dataclasses.fields(VanillaTransformerConfig)}
-    return {name for name in every & VanillaTransformerConfig.__annotations__.keys() if not name.endswith("_token_id")}
+    every = {field.name: field for field in dataclasses.fields(VanillaTransformerConfig)}
+    own = every.keys() & VanillaTransformerConfig.__annotations__.keys()
+    return {name: every[name] for name in own - DECIDED_ELSEWHERE if not name.endswith("_token_id")}
 
 
-def test_model_fields_can_all_be_set():
-    assert own_fields() <= {field.name for field in dataclasses.fields(ModelArguments)} | DECIDED_ELSEWHERE
+def test_model_fields_are_those_of_the_configuration():
+    fields = {field.name: field for field in dataclasses.fields(ModelArguments) if field.name != "preset"}
+    hints = get_type_hints(ModelArguments)
+    assert fields.keys() == own_fields().keys()
+    for name, expected in own_fields().items():
+        # HfArgumentParser takes one type and None
+        kind = float if expected.type == float | int else expected.type
+        assert hints[name] == kind | None, name
+        assert fields[name].default is None
+        shown = expected.default is None or f"(default {expected.default})" in fields[name].metadata["help"]
+        assert shown, name
 
 
 def test_preset_fields_can_be_overridden():
