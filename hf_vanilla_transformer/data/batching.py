@@ -7,12 +7,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow.compute as pc
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from torch.nn import functional as F
 
 from ..loss_vanilla_transformer import IGNORED
@@ -21,7 +21,7 @@ BUCKET = 2  # tokens: the width of a bucket of source lengths
 _ROWS_PER_READ = 50_000
 
 
-def pair_lengths(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
+def pair_lengths(dataset: "Dataset | Rows") -> tuple[np.ndarray, np.ndarray]:
     """Source and target lengths in tokens, each (number of pairs,), of the rows of a dataset without BPE-dropout."""
     dataset = getattr(dataset, "encoded", dataset)
     if not isinstance(dataset, Dataset):
@@ -251,10 +251,14 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
 
 # The pairs of the batches, from a table or from a stream
 
-Rows = list[dict[str, Any]]
+#: A pair as token ids, `input_ids` and `labels`, with the other columns of its dataset.
+Row: TypeAlias = dict[str, Any]
+Rows: TypeAlias = list[Row]
+#: The tensors of a batch, by the names of the model's arguments.
+Batch: TypeAlias = dict[str, torch.Tensor]
 
 
-def select_rows(row_of: Callable[[int], dict[str, Any]], batches: list[list[int]]) -> list[Rows]:
+def select_rows(row_of: Callable[[int], Row], batches: list[list[int]]) -> list[Rows]:
     """The rows of each batch, by their numbers. `~row` is a dummy pair: its labels become -100."""
     return [
         [row_of(row) if row >= 0 else _without_labels(row_of(~row)) for row in batch]
@@ -262,7 +266,7 @@ def select_rows(row_of: Callable[[int], dict[str, Any]], batches: list[list[int]
     ]
 
 
-def _without_labels(row: dict[str, Any]) -> dict[str, Any]:
+def _without_labels(row: Row) -> Row:
     return {**row, "labels": [IGNORED] * len(row["labels"])}
 
 
@@ -302,7 +306,7 @@ class TokenBatchDataset(torch.utils.data.Dataset):
         max_tokens, world_size, rank: of `TokenBatchSampler`, for a dataset that grows.
     """
 
-    def __init__(self, dataset: Any, max_tokens: int = 0, world_size: int = 1, rank: int = 0):
+    def __init__(self, dataset: Dataset, max_tokens: int = 0, world_size: int = 1, rank: int = 0):
         self.dataset = dataset
         self.max_tokens = max_tokens
         self.world_size = world_size
@@ -315,7 +319,7 @@ class TokenBatchDataset(torch.utils.data.Dataset):
         rows, batches = self.read(batches)
         return select_rows(rows.__getitem__, batches)
 
-    def read(self, batches: list[list[int]]) -> tuple[dict[int, dict[str, Any]], list[list[int]]]:
+    def read(self, batches: list[list[int]]) -> tuple[dict[int, Row], list[list[int]]]:
         """The rows by their numbers, and this rank's batches of them."""
         read = getattr(
             self.dataset, "__getitems__", lambda numbers: [self.dataset[row] for row in numbers]
@@ -347,7 +351,7 @@ class StreamingTokenBatches(torch.utils.data.IterableDataset):
     arguments of `TokenBatchSampler`.
     """
 
-    def __init__(self, stream: Any, window: int, seed: int, **plan: Any):
+    def __init__(self, stream: IterableDataset, window: int, seed: int, **plan: Any):
         self.stream = stream
         self.window = window
         self.seed = seed
@@ -418,10 +422,10 @@ def _start_of(epoch: int) -> dict[str, Any]:
 
 def collate_batches(
     batches: list[Rows],
-    collator: Callable[[Rows], Any],
+    collator: Callable[[Rows], Batch],
     row_unit: int = 1,
     pad_token_ids: tuple[int, int] = (0, 0),
-) -> list[Any]:
+) -> list[Batch]:
     """Apply the model's collator to each batch of an update.
 
     B · S and B · T become multiples of `row_unit`, by padding and dummy pairs without labels, so that a matrix product
@@ -433,8 +437,8 @@ def collate_batches(
 
 
 def _collate_rounded(
-    batch: Rows, collator: Callable[[Rows], Any], row_unit: int, pads: tuple[int, int]
-) -> Any:
+    batch: Rows, collator: Callable[[Rows], Batch], row_unit: int, pads: tuple[int, int]
+) -> Batch:
     longest = {name: max(len(row[name]) for row in batch) for name in ("input_ids", "labels")}
     pairs, source, target = rounded_shape(
         len(batch), longest["input_ids"], longest["labels"], row_unit

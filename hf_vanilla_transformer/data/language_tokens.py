@@ -148,7 +148,9 @@ def language_tokens(
     return LanguageTokens(ids, source_mark, target_mark, at_end, directions, bool(names))
 
 
-def encode_targets(tokenizer: Any, texts: Sequence[str], **options: Any) -> list[list[int]]:
+def encode_targets(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], **options: Any
+) -> list[list[int]]:
     """The ids of translations. M2M-100's tokenizer encodes none without a language, which `translation` replaces."""
     if getattr(tokenizer, "tgt_lang", "") is None and (languages := language_tokens(tokenizer)):
         tokenizer.tgt_lang = next(iter(languages.ids))

@@ -27,10 +27,13 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import Seq2SeqLMOutput
 
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..loss_vanilla_transformer import IGNORED
 from ..utils.errors import UserError
-from .batching import TokenBatchSampler
+from .batching import Row, TokenBatchSampler
 
 ROW = 128  # places of a row, if no pair is longer
 UNIT = 8  # places are a multiple of it, for the kernels of products
@@ -198,7 +201,7 @@ class FlatPairs:
     target_starts: np.ndarray
 
     @classmethod
-    def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> "FlatPairs":
+    def of_rows(cls, rows: Sequence[Row]) -> "FlatPairs":
         """The pairs of rows with `input_ids` and `labels`."""
         sides = []
         for name in ("input_ids", "labels"):
@@ -245,7 +248,7 @@ class PackedLayout:
     decoder_start_token_id: int
 
     @classmethod
-    def of(cls, config: Any, places: tuple[int, int]) -> "PackedLayout":
+    def of(cls, config: PreTrainedConfig, places: tuple[int, int]) -> "PackedLayout":
         """The layout for a model's configuration."""
         pad = getattr(config, "target_pad_token_id", config.pad_token_id)
         return cls(*places, config.pad_token_id, pad, config.decoder_start_token_id)
@@ -333,7 +336,7 @@ class PackedPairs(torch.utils.data.Dataset):
         sampler: the plan of the rows.
     """
 
-    def __init__(self, dataset: Any, layout: PackedLayout, sampler: PackedBatchSampler):
+    def __init__(self, dataset: Dataset, layout: PackedLayout, sampler: PackedBatchSampler):
         self.dataset = dataset
         self.layout = layout
         self.sampler = sampler
@@ -442,7 +445,9 @@ def packed_masks(
     return added[0], added[1], added[2]
 
 
-def packed_inputs(batch: Mapping[str, Any], config: Any, dtype: torch.dtype) -> dict[str, Any]:
+def packed_inputs(
+    batch: Mapping[str, Any], config: VanillaTransformerConfig, dtype: torch.dtype
+) -> dict[str, Any]:
     """The arguments of a `VanillaTransformerForConditionalGeneration` for packed rows, with other fields of the batch.
 
     Args:
@@ -478,7 +483,7 @@ class PackedCollator:
 
     def __init__(
         self,
-        config: Any,
+        config: VanillaTransformerConfig,
         source_places: int = ROW,
         target_places: int = ROW,
         rows: int | None = None,
@@ -486,7 +491,7 @@ class PackedCollator:
         self.layout = PackedLayout.of(config, (source_places, target_places))
         self.rows = rows
 
-    def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def __call__(self, features: Sequence[Row]) -> dict[str, Tensor]:
         """Pack features with `input_ids` and `labels`. Returns: as `PackedLayout.pack`."""
         pairs = FlatPairs.of_rows(features)
         places = self.layout.source_places, self.layout.target_places
@@ -501,13 +506,13 @@ class PackedCollator:
 
 
 @contextmanager
-def packed_positions(model: Any, batch: Mapping[str, Tensor]) -> Iterator[None]:
+def packed_positions(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Iterator[None]:
     """Let the tables of positions of encoder and decoder look up the positions of a packed batch."""
     encoder = model.get_encoder()
     decoder = model.get_decoder()
     positions = ((encoder, batch["position_ids"]), (decoder, batch["decoder_position_ids"]))
 
-    def look_up(position_ids: Tensor, module: Any, args: tuple, output: Tensor) -> Tensor:
+    def look_up(position_ids: Tensor, module: nn.Embedding, args: tuple, output: Tensor) -> Tensor:
         # BART's offset.
         return nn.functional.embedding(position_ids + getattr(module, "offset", 0), module.weight)
 
@@ -519,7 +524,9 @@ def packed_positions(model: Any, batch: Mapping[str, Tensor]) -> Iterator[None]:
         yield
 
 
-def packed_forward(model: Any, batch: Mapping[str, Tensor], **kwargs: Any) -> Any:
+def packed_forward(
+    model: PreTrainedModel, batch: Mapping[str, Tensor], **kwargs: Any
+) -> Seq2SeqLMOutput:
     """The outputs of an encoder-decoder with tables of positions, such as Marian or BART, for packed rows.
 
     Args:

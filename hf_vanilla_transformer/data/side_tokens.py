@@ -11,6 +11,8 @@ from typing import Any, Literal
 from tokenizers import decoders
 from transformers import PreTrainedTokenizerBase
 
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+
 Side = Literal["source", "target"]
 Decoder = Callable[[Sequence[int]], str]
 
@@ -39,7 +41,9 @@ def side_tokens(tokenizer: PreTrainedTokenizerBase, size: int, side: Side) -> li
 
 
 def tokens_of_sides(
-    config: Any, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase
+    config: VanillaTransformerConfig,
+    source: PreTrainedTokenizerBase,
+    target: PreTrainedTokenizerBase,
 ) -> tuple[list[str], list[str]]:
     """The `side_tokens` of a model's source and target."""
     target_size = getattr(config, "target_vocab_size", config.vocab_size)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from html import unescape
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..inference.placement import Element, TranslatedPart, TranslateTexts
 from ..utils.errors import UserError, naming_extras
@@ -33,6 +33,13 @@ from .html_text import (
     with_scripts_whole,
 )
 from .readings import read_html
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.ruler import RuleOptionsType
+    from markdown_it.rules_block import StateBlock
+    from markdown_it.rules_inline import StateInline
+    from markdown_it.token import Token
 
 _LINE_BREAK = re.compile(r"[ \t]*\n[ \t]*")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|[\r\n]|\Z)")
@@ -74,6 +81,10 @@ _NO_MARKUP = frozenset(["text", "text_special", "softbreak"])
 _RUNS = frozenset(["emphasis", "strikethrough"])
 _TAG_OF_MARK = {"*": "em", "_": "em", "**": "strong", "__": "strong", "~~": "del"}
 
+#: The link definitions of a file, by label.
+References: TypeAlias = "dict[str, dict[str, object]]"
+InlineRule: TypeAlias = "Callable[[StateInline, bool], bool]"
+
 
 @dataclass
 class _Mark:
@@ -82,7 +93,7 @@ class _Mark:
     rule: str
     start: int
     end: int
-    tokens: list[tuple[Any, int]]  # with the characters of each
+    tokens: "list[tuple[Token, int]]"  # with the characters of each
     label_end: int = 0  # of a link
 
 
@@ -102,7 +113,7 @@ class MarkdownPassage(Passage):
     """A passage of Markdown."""
 
     content: str = ""  #: the markup, without the marks of its lines in the file, such as `>`
-    references: dict[str, Any] = field(default_factory=dict)  #: the link definitions of the file
+    references: References = field(default_factory=dict)  #: the link definitions of the file
     in_paragraph: bool = True
     in_table: bool = False
 
@@ -192,7 +203,7 @@ def read_markdown(text: str) -> Reading:
     return reading
 
 
-def _shown(tokens: Iterable[Any]) -> str:
+def _shown(tokens: "Iterable[Token]") -> str:
     """The text of inline tokens. That of an image stands in tokens of its own."""
     shown = [
         _shown(token.children or []) if token.type == "image" else token.content
@@ -202,9 +213,9 @@ def _shown(tokens: Iterable[Any]) -> str:
     return "".join(shown)
 
 
-def _blocks(text: str) -> tuple[list[Any], list[str], dict[str, Any]]:
+def _blocks(text: str) -> tuple["list[Token]", list[str], References]:
     """The tokens of the blocks of a text, its lines, and its link definitions."""
-    environment: dict[str, Any] = {}
+    environment: dict[str, References] = {}
     lines = [match[0] for match in _LINE.finditer(text)]
     normal = "\n".join(line.rstrip("\r\n") for line in lines)
     blocks = _parser().parse(normal, environment)
@@ -222,6 +233,8 @@ def _passages(text: str, start: int) -> Iterator[tuple[int, int, Passage]]:
     for number, block in enumerate(blocks):
         if block.type == "tr_open":
             cell = 0
+        if block.map is None:  # a closing token
+            continue
         if block.type == "html_block":
             content = _content(block.content, lines, starts, *block.map)
             pieces, kept_tag = _html_pieces(content.text, kept_tag)
@@ -317,7 +330,7 @@ def _html_pieces(content: str, kept_tag: str) -> tuple[list[str | Passage], str]
     ], opened
 
 
-def _inline_pieces(content: str, references: dict[str, Any], parent: str) -> list[str | Passage]:
+def _inline_pieces(content: str, references: References, parent: str) -> list[str | Passage]:
     make = partial(
         MarkdownPassage,
         references=references,
@@ -340,7 +353,7 @@ def _with_known_ends(events: list[Event]) -> Iterator[Event]:
             yield event
 
 
-def _events(content: str, references: dict[str, Any]) -> Iterator[Event]:
+def _events(content: str, references: References) -> Iterator[Event]:
     """Text and inline markup."""
     position = 0
     for start, end, event in sorted(_marked(content, references), key=lambda marked: marked[:2]):
@@ -354,7 +367,7 @@ def _events(content: str, references: dict[str, Any]) -> Iterator[Event]:
         yield Event("text", "", content[position:])
 
 
-def _marked(content: str, references: dict[str, Any]) -> Iterator[tuple[int, int, Event]]:
+def _marked(content: str, references: References) -> Iterator[tuple[int, int, Event]]:
     """The inline markup of a content with its positions."""
     marks, _ = _parsed(content, references)
     toggles: list[_Mark] = []
@@ -434,9 +447,9 @@ def _delimiters(mark: _Mark) -> Iterator[tuple[int, int, Event]]:
         yield begin, end, Event(kind, tag, token.markup)
 
 
-def _parsed(content: str, references: dict[str, Any]) -> tuple[list[_Mark], list[Any]]:
+def _parsed(content: str, references: References) -> tuple[list[_Mark], "list[Token]"]:
     """The inline markup of a content, and its tokens."""
-    tokens: list[Any] = []
+    tokens: list[Token] = []
     marks: list[_Mark] = []
     parser = _parser()
     parser.inline.parse(
@@ -445,7 +458,7 @@ def _parsed(content: str, references: dict[str, Any]) -> tuple[list[_Mark], list
     return marks, tokens
 
 
-def _inline_markup(text: str, references: dict[str, Any]) -> Counter[tuple[str, str]]:
+def _inline_markup(text: str, references: References) -> Counter[tuple[str, str]]:
     """The kinds of inline markup, with the content or the target of each."""
     found = Counter[tuple[str, str]]()
     for token in _parsed(text, references)[1]:
@@ -512,12 +525,14 @@ def _start_escaped(text: str) -> str:
 
 
 @cache
-def _parser() -> Any:
+def _parser() -> "MarkdownIt":
     """CommonMark with tables, strikethrough, definitions, footnotes, admonitions, tabs and formulas."""
     from markdown_it import MarkdownIt
 
     parser = MarkdownIt("commonmark", {"maxNesting": 100}).enable(["table", "strikethrough"])
-    interrupting: Any = {"alt": ["paragraph", "reference", "blockquote", "list", "table"]}
+    interrupting: RuleOptionsType = {
+        "alt": ["paragraph", "reference", "blockquote", "list", "table"]
+    }
     parser.block.ruler.before("fence", "fixed_line", _fixed_line, interrupting)
     parser.block.ruler.before("fence", "verbatim", _verbatim, interrupting)
     parser.block.ruler.before("fence", "definition", _definition, interrupting)
@@ -534,10 +549,10 @@ def _parser() -> Any:
     return parser
 
 
-def _recording(name: str, rule: Callable[[Any, bool], bool]) -> Callable[[Any, bool], bool]:
+def _recording(name: str, rule: InlineRule) -> InlineRule:
     """A rule that also records where it has found markup. The text of an image has tokens of its own."""
 
-    def recorded(state: Any, silent: bool) -> bool:
+    def recorded(state: "StateInline", silent: bool) -> bool:
         start = state.pos
         before = len(state.tokens)
         # the first token of a run of `*` is that of the text before, if there is any
@@ -556,10 +571,10 @@ def _recording(name: str, rule: Callable[[Any, bool], bool]) -> Callable[[Any, b
     return recorded
 
 
-def _match_at(pattern: "re.Pattern[str]") -> Callable[[Any, bool], bool]:
+def _match_at(pattern: "re.Pattern[str]") -> InlineRule:
     """An inline rule that keeps text which a pattern matches."""
 
-    def rule(state: Any, silent: bool) -> bool:
+    def rule(state: "StateInline", silent: bool) -> bool:
         match = pattern.match(state.src, state.pos, state.posMax)
         if match is None:
             return False
@@ -576,12 +591,12 @@ _attributes = _match_at(_ATTRIBUTES)
 _checkbox = _match_at(_CHECKBOX)
 
 
-def _loose(state: Any, silent: bool) -> bool:
+def _loose(state: "StateInline", silent: bool) -> bool:
     """Attributes at the end of a text, and the box of a task at its start."""
     return _attributes(state, silent) or (state.pos == 0 and _checkbox(state, silent))
 
 
-def _toggle(state: Any, silent: bool) -> bool:
+def _toggle(state: "StateInline", silent: bool) -> bool:
     """A mark of highlighted or inserted text: `==` or `++`."""
     if state.src[state.pos : state.pos + 2] not in ("==", "++"):
         return False
@@ -591,11 +606,11 @@ def _toggle(state: Any, silent: bool) -> bool:
     return True
 
 
-def _line_of(state: Any, line: int) -> str:
+def _line_of(state: "StateBlock", line: int) -> str:
     return state.src[state.bMarks[line] + state.tShift[line] : state.eMarks[line]]
 
 
-def _fixed_line(state: Any, start: int, end: int, silent: bool) -> bool:
+def _fixed_line(state: "StateBlock", start: int, end: int, silent: bool) -> bool:
     """A line without text, or the text of an abbreviation."""
     if state.is_code_block(start):
         return False
@@ -613,7 +628,7 @@ def _fixed_line(state: Any, start: int, end: int, silent: bool) -> bool:
     return True
 
 
-def _push_text(state: Any, name: str, text: str, line: int) -> None:
+def _push_text(state: "StateBlock", name: str, text: str, line: int) -> None:
     """The tokens of a block with the text of one line."""
     state.push(f"{name}_open", "", 1)
     token = state.push("inline", "", 0)
@@ -623,7 +638,7 @@ def _push_text(state: Any, name: str, text: str, line: int) -> None:
     state.push(f"{name}_close", "", -1)
 
 
-def _verbatim(state: Any, start: int, end: int, silent: bool) -> bool:
+def _verbatim(state: "StateBlock", start: int, end: int, silent: bool) -> bool:
     """A formula in `$$`, an environment of LaTeX, or a grid table of pandoc."""
     if state.is_code_block(start):
         return False
@@ -638,7 +653,7 @@ def _verbatim(state: Any, start: int, end: int, silent: bool) -> bool:
     return True
 
 
-def _end_of_verbatim(state: Any, start: int, end: int) -> int | None:
+def _end_of_verbatim(state: "StateBlock", start: int, end: int) -> int | None:
     """The last line of a block that stays as it is, if one starts at a line."""
     line = _line_of(state, start)
     if _GRID_TABLE.match(line):
@@ -659,7 +674,7 @@ def _end_of_verbatim(state: Any, start: int, end: int) -> int | None:
     )
 
 
-def _definition(state: Any, start: int, end: int, silent: bool) -> bool:
+def _definition(state: "StateBlock", start: int, end: int, silent: bool) -> bool:
     """A definition, the caption of a table, or a footnote: blocks after a mark, as in a list."""
     if state.is_code_block(start):
         return False
@@ -697,7 +712,7 @@ def _definition(state: Any, start: int, end: int, silent: bool) -> bool:
     return True
 
 
-def _container(state: Any, start: int, end: int, silent: bool) -> bool:
+def _container(state: "StateBlock", start: int, end: int, silent: bool) -> bool:
     """An admonition (`!!! note "Title"`) or a tab (`=== "Title"`) with the indented lines after it."""
     if state.is_code_block(start):
         return False

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from ..inference.placement import TranslateTexts
 from ..utils.errors import UserError
-from ..utils.safe_xml import local_name, parse_xml
+from ..utils.safe_xml import XmlElement, local_name, parse_xml
 from .guard import guarded
 from .html_text import Event, Passage, join_html, names, passage_of, passages_of, split_events
 from .readings import read_docx, read_odt
@@ -63,7 +62,7 @@ _SAME_FORMAT = names("lang noProof")
 _TRANSLATED_FIELD = re.compile(r"\s*(?:HYPERLINK|TOC|XE)\b")
 
 #: The text elements of a root element, as (element, pieces, write), where `write` puts a translation in its place.
-Texts = list[tuple[Any, list["str | Passage"], Callable[[str], None]]]
+Texts = list[tuple[XmlElement, list["str | Passage"], Callable[[str], None]]]
 
 
 def translate_docx(
@@ -106,7 +105,7 @@ def _with_parts(
     data: bytes,
     translate: TranslateTexts,
     roots: frozenset[str],
-    texts_of: Callable[[Any], Texts],
+    texts_of: Callable[[XmlElement], Texts],
 ) -> bytes:
     """An archive with the text of some of its parts translated, and the rest as they are."""
     target = io.BytesIO()
@@ -127,7 +126,7 @@ def _with_parts(
     return target.getvalue()
 
 
-def _part(archive: zipfile.ZipFile, name: str, roots: frozenset[str]) -> Any:
+def _part(archive: zipfile.ZipFile, name: str, roots: frozenset[str]) -> "XmlElement | None":
     """The root element of a part with text. Parts of any name are known by their root element."""
     if not name.endswith(".xml"):
         return None
@@ -138,7 +137,7 @@ def _part(archive: zipfile.ZipFile, name: str, roots: frozenset[str]) -> Any:
 
 
 def _translated(
-    parts: dict[str, Any], texts_of: Callable[[Any], Texts], translate: TranslateTexts
+    parts: dict[str, XmlElement], texts_of: Callable[[XmlElement], Texts], translate: TranslateTexts
 ) -> dict[str, bytes]:
     """The parts that a translation changes. All their passages are translated in one call."""
     from lxml import etree
@@ -169,25 +168,25 @@ def _is_code(style: str | None) -> bool:
     return style is not None and re.sub("_20_|[ _]", "", style).lower() in _CODE
 
 
-def _attribute(element: Any, name: str) -> str | None:
+def _attribute(element: XmlElement, name: str) -> str | None:
     """An attribute, whatever the prefix of its namespace is."""
     return next(
         (value for key, value in element.attrib.items() if key.rpartition("}")[2] == name), None
     )
 
 
-def _odt_texts(root: Any) -> Texts:
+def _odt_texts(root: XmlElement) -> Texts:
     code = {
         _attribute(style, "name")
         for style in root.iter("{*}style")
         if _is_code(_attribute(style, "parent-style-name"))
     }
 
-    def has_code_style(element: Any) -> bool:
+    def has_code_style(element: XmlElement) -> bool:
         style = _attribute(element, "style-name")
         return style in code - {None} or _is_code(style)
 
-    def as_text(element: Any) -> str | None:
+    def as_text(element: XmlElement) -> str | None:
         if local_name(element) != "s":
             return None
         return " " if _attribute(element, "c") in (None, "1") else None
@@ -217,7 +216,7 @@ def _passage(run: list[Event], collapse: bool) -> list[str | Passage]:
     return passage_of(run, unescape=str, collapse=collapse, passage=plain)
 
 
-def _word_texts(root: Any) -> Texts:
+def _word_texts(root: XmlElement) -> Texts:
     roles = _field_roles(root)
     texts: Texts = []
     for paragraph in root.iter("{*}p"):
@@ -229,15 +228,15 @@ def _word_texts(root: Any) -> Texts:
     return texts
 
 
-def _is_word(element: Any) -> bool:
+def _is_word(element: XmlElement) -> bool:
     return "wordprocessingml" in element.tag
 
 
-def _child(element: Any, name: str) -> Any:
+def _child(element: XmlElement, name: str) -> "XmlElement | None":
     return next((child for child in element if local_name(child) == name), None)
 
 
-def _style(element: Any, properties: str, name: str) -> str | None:
+def _style(element: XmlElement, properties: str, name: str) -> str | None:
     found = _child(element, properties)
     style = None if found is None else _child(found, name)
     return None if style is None else _attribute(style, "val")
@@ -248,13 +247,13 @@ class _Field:
     """A field: its instruction, then its result."""
 
     instruction: str = ""
-    runs: list[Any] = field(default_factory=list)
+    runs: list[XmlElement] = field(default_factory=list)
     shows_text: bool = False  # its result is translated, as that of a link
 
 
-def _field_roles(root: Any) -> dict[Any, str]:
+def _field_roles(root: XmlElement) -> dict[XmlElement, str]:
     """The runs of fields: "kept", or the "start" and the "end" around a result that is translated."""
-    roles: dict[Any, str] = {}
+    roles: dict[XmlElement, str] = {}
     stack: list[_Field] = []
     for run in root.iter("{*}r"):
         if not _is_word(run):
@@ -289,23 +288,23 @@ class _Format:
     """The properties of a run."""
 
     key: bytes
-    properties: Any
+    properties: "XmlElement | None"
     emphasis: int
 
 
 class _WordReader:
     """Reads the runs of a paragraph as events, and writes their translation."""
 
-    def __init__(self, roles: dict[Any, str]):
+    def __init__(self, roles: dict[XmlElement, str]):
         self._roles = roles
         self._marks = Marks()
         self._base: _Format | None = None  # of the paragraph
 
-    def paragraph(self, paragraph: Any) -> list[Event]:
+    def paragraph(self, paragraph: XmlElement) -> list[Event]:
         events, self._base = self._content(paragraph)
         return events
 
-    def _content(self, container: Any) -> tuple[list[Event], _Format | None]:
+    def _content(self, container: XmlElement) -> tuple[list[Event], _Format | None]:
         """The events of a container, and the format of its words without an element."""
         items: list[tuple[Event, _Format | None]] = []
         for role, nodes in self._grouped(container):
@@ -338,9 +337,9 @@ class _WordReader:
             events += [event] if event.kind else []
         return _joined(events), base
 
-    def _grouped(self, container: Any) -> Iterator[tuple[str | None, list[Any]]]:
+    def _grouped(self, container: XmlElement) -> Iterator[tuple[str | None, list[XmlElement]]]:
         """The children of a container. The runs of a field are together."""
-        group: list[Any] = []
+        group: list[XmlElement] = []
         role: str | None = None
         for child in container:
             own = self._roles.get(child)
@@ -352,7 +351,7 @@ class _WordReader:
         if group:
             yield role, group
 
-    def _child(self, child: Any) -> Iterable[tuple[Event, _Format | None]]:
+    def _child(self, child: XmlElement) -> Iterable[tuple[Event, _Format | None]]:
         name = local_name(child)
         role = self._roles.get(child)
         pair = re.fullmatch(r"(.*)(Start|End)", name)
@@ -377,7 +376,7 @@ class _WordReader:
             kind = "other" if name == "oMathPara" else "point"
             yield self._marks.event(kind, name, Mark("nodes", [child])), None
 
-    def _run(self, run: Any) -> Iterator[tuple[Event, _Format | None]]:
+    def _run(self, run: XmlElement) -> Iterator[tuple[Event, _Format | None]]:
         """The texts of a run, and each of its other children in a run of its own."""
         form = _format(run)
         children = [child for child in run if local_name(child) not in ("rPr", *_DROPPED)]
@@ -396,11 +395,11 @@ class _WordReader:
                 kind = "other" if name in _BREAKS else "point"
                 yield self._marks.event(kind, "r", Mark("nodes", [own])), None
 
-    def write(self, paragraph: Any, markup: str) -> None:
+    def write(self, paragraph: XmlElement, markup: str) -> None:
         """Replace the runs of a paragraph by those of its translation."""
         pieces = list(self._marks.read(markup))
         _empty(paragraph)
-        open_elements: list[tuple[Any, _Format | None]] = [(paragraph, self._base)]
+        open_elements: list[tuple[XmlElement, _Format | None]] = [(paragraph, self._base)]
         formats: list[_Format] = []
         for piece in pieces:
             parent, base = open_elements[-1]
@@ -438,7 +437,7 @@ def _joined(events: list[Event]) -> list[Event]:
     return joined
 
 
-def _format(run: Any) -> _Format:
+def _format(run: XmlElement) -> _Format:
     from lxml import etree
 
     properties = _child(run, "rPr")
@@ -453,7 +452,7 @@ def _format(run: Any) -> _Format:
     return _Format(key, properties, sum(1 for child in compared if local_name(child) in _EMPHASIS))
 
 
-def _copy_of_run(run: Any, child: Any) -> Any:
+def _copy_of_run(run: XmlElement, child: XmlElement) -> XmlElement:
     own = run.makeelement(run.tag, run.attrib, run.nsmap)
     properties = _child(run, "rPr")
     if properties is not None:
@@ -462,14 +461,14 @@ def _copy_of_run(run: Any, child: Any) -> Any:
     return own
 
 
-def _empty(container: Any) -> None:
+def _empty(container: XmlElement) -> None:
     """Remove the children of an element but its properties."""
     for child in list(container):
         if not local_name(child).endswith("Pr"):
             container.remove(child)
 
 
-def _add_run(parent: Any, paragraph: Any, form: _Format | None, text: str) -> None:
+def _add_run(parent: XmlElement, paragraph: XmlElement, form: _Format | None, text: str) -> None:
     namespace = paragraph.tag.rpartition("}")[0] + "}"
     run = parent.makeelement(f"{namespace}r", nsmap=paragraph.nsmap)
     if form is not None and form.properties is not None:

@@ -4,13 +4,12 @@ import copy
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from ..data.translation_memories import MARKUP, UNTRANSLATED, language_match
 from ..inference.placement import TranslatedPart, TranslateTexts
 from ..inference.protected import has_words
 from ..utils.errors import UserError
-from ..utils.safe_xml import local_name, parse_xml
+from ..utils.safe_xml import XmlElement, local_name, parse_xml
 from .html_text import (
     Event,
     Passage,
@@ -140,19 +139,21 @@ def translate_xliff(text: str, translate: TranslateTexts) -> str:
     return document.translated(translate)
 
 
-def _is_kept_unit(unit: Any) -> bool:
+def _is_kept_unit(unit: XmlElement) -> bool:
     """Whether `translate="no"` stands at a unit or around it."""
     flags = (element.get("translate") for element in (unit, *unit.iterancestors()))
     return next((flag for flag in flags if flag is not None), "yes") == "no"
 
 
-def _segments_of(element: Any) -> dict[str, Any]:
+def _segments_of(element: XmlElement) -> dict[str, XmlElement]:
     return {
         mark.get("mid", ""): mark for mark in element.iter("{*}mrk") if mark.get("mtype") == "seg"
     }
 
 
-def _missing_segments(segments: Any, target: Any, is_marked: bool) -> set[str]:
+def _missing_segments(
+    segments: XmlElement, target: "XmlElement | None", is_marked: bool
+) -> set[str]:
     """The numbers of the segments without a translation."""
     sources = _segments_of(segments)
     filled = {} if target is None or is_marked else _segments_of(target)
@@ -163,7 +164,7 @@ def _missing_segments(segments: Any, target: Any, is_marked: bool) -> set[str]:
     }
 
 
-def _has_text(element: Any) -> bool:
+def _has_text(element: "XmlElement | None") -> bool:
     return element is not None and bool("".join(element.itertext()).strip())
 
 
@@ -198,7 +199,7 @@ class _Document:
         self.has_crlf = "\r\n" in text and "\n" not in text.replace("\r\n", "")
         self._fillings: list[tuple[list[str | Passage], Callable[[str], None]]] = []
 
-    def add_target(self, unit: Any, source: Any, target: Any) -> None:
+    def add_target(self, unit: XmlElement, source: XmlElement, target: "XmlElement | None") -> None:
         """Fill the target of a unit, which is made if it is missing."""
         _set_translated(unit)
         if target is None:
@@ -206,7 +207,9 @@ class _Document:
         _set_translated(target)
         self._fill(target, source)
 
-    def add_segments(self, unit: Any, segments: Any, target: Any, missing: set[str]) -> None:
+    def add_segments(
+        self, unit: XmlElement, segments: XmlElement, target: "XmlElement | None", missing: set[str]
+    ) -> None:
         """Fill the missing segments of a unit that is cut into segments."""
         if not missing:
             return
@@ -229,7 +232,7 @@ class _Document:
                 )
             self._fill(places[number], sources[number])
 
-    def add_variant(self, variants: list[Any], segment: Any, language: str) -> None:
+    def add_variant(self, variants: list[XmlElement], segment: XmlElement, language: str) -> None:
         """Add a variant after the last one."""
         variant = _new_after(variants[-1], variants[-1], "tuv")
         variant.set(_LANGUAGE, language)
@@ -237,7 +240,7 @@ class _Document:
         variant.append(filled)
         self._fill(filled, segment)
 
-    def _fill(self, target: Any, source: Any) -> None:
+    def _fill(self, target: XmlElement, source: XmlElement) -> None:
         marks = Marks()
         events = list(element_events(source, marks, _INLINE))
         pieces = split_events(events, _passage)
@@ -263,11 +266,11 @@ class _Document:
         return body + self.epilog
 
 
-def _child(element: Any, name: str) -> Any:
+def _child(element: XmlElement, name: str) -> "XmlElement | None":
     return next((child for child in element if local_name(child) == name), None)
 
 
-def _new_after(element: Any, like: Any, name: str) -> Any:
+def _new_after(element: XmlElement, like: XmlElement, name: str) -> XmlElement:
     """A new element after another one, indented as that is."""
     namespace = like.tag.rpartition("}")[0] + "}" if "}" in like.tag else ""
     new = element.makeelement(namespace + name, nsmap=like.nsmap)
@@ -279,12 +282,12 @@ def _new_after(element: Any, like: Any, name: str) -> Any:
     return new
 
 
-def _set_translated(element: Any) -> None:
+def _set_translated(element: XmlElement) -> None:
     if element.get("state") in UNTRANSLATED:
         element.set("state", "translated")
 
 
-def _is_break(element: Any) -> bool:
+def _is_break(element: XmlElement) -> bool:
     """Whether a code stands for a line end, a tab or spaces."""
     attributes = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
     if any(_BREAK_TYPE.match(value) for key, value in attributes.items() if key in _TYPES):
@@ -294,7 +297,7 @@ def _is_break(element: Any) -> bool:
     return any(_BREAK_TEXT.fullmatch(text) for text in (*equivalents, content) if text)
 
 
-def _is_protected(element: Any) -> bool:
+def _is_protected(element: XmlElement) -> bool:
     return element.get("translate") == "no" or element.get("mtype") == "protected"
 
 

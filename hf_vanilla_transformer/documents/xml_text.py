@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..utils.safe_xml import local_name
+from ..utils.safe_xml import XmlElement, local_name
 from .html_text import Event, Passage
 
 _MARK = re.compile("\x01(\\d+)\x02")
@@ -27,7 +27,7 @@ class Mark:
     """A start tag, an end tag, or whole elements of a passage."""
 
     kind: str  # "start", "end" or "nodes"
-    nodes: list[Any] = field(default_factory=list)
+    nodes: list[XmlElement] = field(default_factory=list)
     form: Any = None  # for the format of runs
 
 
@@ -55,14 +55,14 @@ class Marks:
 class Inline:
     """How the children of an element with text are read."""
 
-    is_container: Callable[[Any], bool]  #: whether it encloses words, as a link does
-    is_kept: Callable[[Any], bool]  #: whether it stays as it is, inside a sentence
+    is_container: Callable[[XmlElement], bool]  #: whether it encloses words, as a link does
+    is_kept: Callable[[XmlElement], bool]  #: whether it stays as it is, inside a sentence
     #: the text that an element stands for
-    as_text: Callable[[Any], str | None] = lambda element: None
+    as_text: Callable[[XmlElement], str | None] = lambda element: None
     copies: bool = False  #: for a translation beside its source
 
 
-def element_events(element: Any, marks: Marks, inline: Inline) -> Iterator[Event]:
+def element_events(element: XmlElement, marks: Marks, inline: Inline) -> Iterator[Event]:
     """The events of the content of an element. Elements that are neither kept nor containers end a passage."""
     if element.text:
         yield Event("text", "", xml_characters(element.text) if inline.copies else element.text)
@@ -90,7 +90,7 @@ def element_events(element: Any, marks: Marks, inline: Inline) -> Iterator[Event
             yield Event("text", "", tail)
 
 
-def fill(element: Any, markup: str, marks: Marks) -> None:
+def fill(element: XmlElement, markup: str, marks: Marks) -> None:
     """Replace the content of an element by a translated one."""
     pieces = list(marks.read(markup))
     for child in list(element):
@@ -116,7 +116,7 @@ def fill(element: Any, markup: str, marks: Marks) -> None:
                 parent.append(node)
 
 
-def add_text(parent: Any, text: str) -> None:
+def add_text(parent: XmlElement, text: str) -> None:
     """Add a text at the end of an element."""
     if len(parent):
         parent[-1].tail = (parent[-1].tail or "") + text

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
 
 from ..generation_vanilla_transformer import plan_search, position_limit
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -183,7 +183,11 @@ def _prepared(
         )
 
     def keep(
-        model: Any, input_ids: Tensor, logits_processor: Any, generation_config: Any, **_: Any
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: Any,
+        generation_config: Any,
+        **_: Any,
     ) -> Any:
         return generation_config, logits_processor
 

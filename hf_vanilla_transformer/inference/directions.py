@@ -145,7 +145,7 @@ class Directions:
 
     def encode_targets(
         self,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         texts: Sequence[str],
         directions: Sequence[Direction],
         ends: bool = True,
@@ -177,6 +177,6 @@ def next_places(places: Iterator[Place], count: int) -> list[Place]:
     return taken
 
 
-def _setting(tokenizer: Any, name: str) -> str | None:
+def _setting(tokenizer: PreTrainedTokenizerBase, name: str) -> str | None:
     value = getattr(tokenizer, name, None) or tokenizer.init_kwargs.get(name)
     return value if isinstance(value, str) else None

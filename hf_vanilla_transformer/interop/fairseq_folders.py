@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from transformers import FSMTConfig, M2M100Config
+from transformers import FSMTConfig, M2M100Config, PreTrainedTokenizerBase
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 from ..utils.errors import UserError
@@ -28,7 +28,7 @@ def from_fsmt(folder: str | Path) -> Converted:
     Args:
         folder: config.json, the weights and, if it has a tokenizer, vocab-src.json, vocab-tgt.json and merges.txt.
     """
-    tokenizer: Any = load_tokenizer(
+    tokenizer: PreTrainedTokenizerBase = load_tokenizer(
         "FSMTTokenizer", folder, ("vocab-src.json", "vocab-tgt.json", "merges.txt")
     )
     for token in [] if tokenizer is None else tokenizer.all_special_tokens:
@@ -100,7 +100,7 @@ def _tokenizer(folder: Path, vocab_size: int) -> Any:
     return tokenizer
 
 
-def _language_id(tokenizer: Any, name: str, language: str) -> int:
+def _language_id(tokenizer: PreTrainedTokenizerBase, name: str, language: str) -> int:
     # M2M-100 has the token __de__ for "de", NLLB-200 the code itself
     token = getattr(tokenizer, "lang_code_to_token", {}).get(language, language)
     number = None if tokenizer is None else tokenizer.convert_tokens_to_ids(token)

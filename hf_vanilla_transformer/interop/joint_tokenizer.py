@@ -110,7 +110,9 @@ def _content(
     return content, missing
 
 
-def _marian_backend(tokenizer: Any, side: Side, size: int) -> tuple[Tokenizer, int]:
+def _marian_backend(
+    tokenizer: PreTrainedTokenizerBase, side: Side, size: int
+) -> tuple[Tokenizer, int]:
     """A tokenizer with the tokens of a `MarianTokenizer`, and the number of pieces without an id."""
     tokens = side_tokens(tokenizer, size, side)
     codes = list(filter(_LANGUAGE.fullmatch, tokens))

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..utils.errors import UserError
 from .translate_exported import check_settings, ends
 
@@ -46,7 +47,7 @@ def banned_tokens(settings: dict[str, Any]) -> list[int]:
     return sorted(single.union(settings.get("suppress_tokens") or []))
 
 
-def refuse_fields(config: Any, reason: str, **refused: object) -> None:
+def refuse_fields(config: VanillaTransformerConfig, reason: str, **refused: object) -> None:
     """Raise a UserError for the first field of a configuration that an export has to refuse."""
     for name, cannot in refused.items():
         if cannot:

@@ -211,7 +211,7 @@ def load_peer(model_class: type[PreTrainedModel], source: str | Path) -> Any:
         return load_whole(model_class, folder, dtype="auto").eval()
 
 
-def _check_sizes(config: Any, folder: Path) -> None:
+def _check_sizes(config: PreTrainedConfig, folder: Path) -> None:
     """Refuse sizes in config.json that the weights cannot have: transformers would allocate them first."""
     for name in (f"{stack}_layers" for stack in STACKS):
         if (value := getattr(config, name)) > _MAX_LAYERS:

@@ -14,7 +14,7 @@ from typing import Any
 
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..data.tokenizer_training import fast_tokenizer, load_tokenizers
 from ..utils.errors import UserError, naming_extras
@@ -52,7 +52,7 @@ def both_sides(source: str | Path | None, target: str | Path | None) -> list[Pat
 
 
 def with_tokenizers(
-    model: Any,
+    model: PreTrainedModel,
     sides: Sequence[Sequence[str]],
     special: Sequence[Mapping[str, str]],
     spm_models: Sequence[Path] = (),

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel, Trainer
+
 from ..utils.errors import UserError, naming_extras
 from .arguments import RunArguments
 from .distributed import is_main_rank, print_main
@@ -23,7 +25,7 @@ def adapter_settings(args: RunArguments) -> dict[str, Any]:
     }
 
 
-def add_lora(model: Any, args: RunArguments) -> Any:
+def add_lora(model: PreTrainedModel, args: RunArguments) -> PreTrainedModel:
     """Return the model with adapters, the only weights that are trained.
 
     Raises:
@@ -59,7 +61,7 @@ def add_lora(model: Any, args: RunArguments) -> Any:
     return adapted
 
 
-def merge_lora(trainer: Any, folder: Path) -> None:
+def merge_lora(trainer: Trainer, folder: Path) -> None:
     """Save the adapter in `ADAPTER_FOLDER`, and replace the trainer's model by the merged one."""
     adapted = trainer.accelerator.unwrap_model(trainer.model)
     for config in adapted.peft_config.values():

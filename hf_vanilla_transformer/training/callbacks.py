@@ -5,13 +5,17 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers import (
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_callback import ExportableState
 
 from ..utils.cpu_time import fitting_threads
@@ -51,9 +55,9 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
             else max(0.0, self.max_seconds - self.seconds()) / 60
         )
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, dict[str, object]]:
         """State for `Trainer` to save in a checkpoint."""
-        attributes = {
+        attributes: dict[str, object] = {
             "spent": self.seconds(),
             "evaluation_seconds": self.evaluation_seconds,
             "evaluation_due": self.evaluation_due,
@@ -65,20 +69,20 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
         """A signal was received, at the last update on any rank."""
         return self.signals.received is not None
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
+    def on_train_begin(self, *_: object, **__: object) -> None:
         self._start = time.monotonic()
         self._training = True
         self.signals.message = IN_TRAINING
         self.signals.__enter__()
 
-    def on_train_end(self, *_: Any, **__: Any) -> None:
+    def on_train_end(self, *_: object, **__: object) -> None:
         if self._training:
             self._training = False
             self.signals.__exit__(None, None, None)
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any
-    ) -> Any:
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> TrainerControl:
         # Clocks and signals differ between ranks, but all ranks must stop after the same update.
         over = self.max_seconds is not None and self.seconds() > self.max_seconds
         (over,) = self.signals.agree(args.device, over)
@@ -98,21 +102,23 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
             control.should_training_stop = control.should_save = True
         return control
 
-    def on_prediction_step(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
+    def on_prediction_step(self, args: TrainingArguments, *_: object, **__: object) -> None:
         self.signals.agree(args.device)
         if self.interrupted:
             self.evaluation_due = True
             raise Interrupted("the evaluation was interrupted", self.signals.received or 0)
 
     def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any
-    ) -> Any:
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> TrainerControl:
         self.evaluation_due = False
         if control.should_training_stop and self.saved_step != state.global_step:  # early stopping
             control.should_save = True
         return control
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any) -> Any:
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> TrainerControl:
         self.saved_step = state.global_step
         self.signals.agree(args.device)
         if self.interrupted:
@@ -120,8 +126,8 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
         return control
 
     def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any
-    ) -> Any:
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> TrainerControl:
         unsaved = self.saved_step != state.global_step
         self.signals.agree(args.device)
         if self.interrupted:
@@ -151,7 +157,12 @@ class WeightAverage(TrainerCallback):
 
     @torch.no_grad()
     def on_train_begin(
-        self, args: Any, state: TrainerState, control: Any, model: Any = None, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module,
+        **_: object,
     ) -> None:
         weights = trained_weights(model)
         if not self.average:
@@ -163,7 +174,12 @@ class WeightAverage(TrainerCallback):
 
     @torch.no_grad()
     def on_step_end(
-        self, args: Any, state: TrainerState, control: Any, model: Any = None, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module,
+        **_: object,
     ) -> None:
         decay = min(self.decay, (1 + state.global_step) / (10 + state.global_step))
         for name, weight in trained_weights(model).items():
@@ -208,7 +224,9 @@ UPDATES = 20
 class ReleaseFreeMemory(TrainerCallback):
     """Calls `release_free_memory` every 20 updates of a run on a CPU."""
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         if args.device.type == "cpu" and state.global_step % UPDATES == 0:
             release_free_memory()
 
@@ -229,7 +247,9 @@ class FitThreads(TrainerCallback):
         self._limit: int | None = None
         self._reported = False
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         if args.device.type != "cpu":
             return
         if self._limit is None:
@@ -242,6 +262,8 @@ class FitThreads(TrainerCallback):
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         if self._limit is not None:
             torch.set_num_threads(self._limit)

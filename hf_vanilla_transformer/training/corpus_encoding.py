@@ -145,7 +145,7 @@ def check_positions(run: Run) -> None:
             )
 
 
-def _longest_without_merges(data: Any, tokenizers: Tokenizers) -> float:
+def _longest_without_merges(data: object, tokenizers: Tokenizers) -> float:
     """The largest number of tokens that BPE-dropout can make of a sentence: each symbol of its tokens is one."""
     data = getattr(data, "encoded", data)
     longest = 0

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
@@ -21,6 +21,7 @@ from datasets.utils.logging import disable_progress_bar as disable_progress_bars
 from torch import distributed, nn
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.utils.data import DataLoader
 from transformers.utils import logging
 
 from ..utils.errors import Interrupted, UserError
@@ -114,12 +115,12 @@ def errors_on_main_rank_only() -> Iterator[None]:
         with _report_lost_rank():
             yield
     except UserError as error:
-        interrupted = isinstance(error, Interrupted)
+        status = error.status if isinstance(error, Interrupted) else None
         if is_main_rank():
             _tell_other_ranks(error)
             raise
-        if interrupted or _is_reported(error):
-            raise SystemExit(error.status if interrupted else 2) from None
+        if status is not None or _is_reported(error):
+            raise SystemExit(status or 2) from None
         raise UserError(f"{socket.gethostname()}: {error}") from error
 
 
@@ -182,8 +183,9 @@ def shard_tied_modules(model: nn.Module, **settings: Any) -> None:
 @contextmanager
 def original_class(model: nn.Module) -> Iterator[None]:
     """Restore the class of a model while it is saved: FSDP2 replaces it, and checkpoints would name FSDP2's."""
-    sharded: Any = type(model)
-    model.__class__ = next(kind for kind in sharded.__mro__ if not issubclass(kind, FSDPModule))
+    sharded = type(model)
+    plain = next(kind for kind in sharded.__mro__ if not issubclass(kind, FSDPModule))
+    model.__class__ = cast(type[nn.Module], plain)
     try:
         yield
     finally:
@@ -193,6 +195,8 @@ def original_class(model: nn.Module) -> Iterator[None]:
 # Signals that end a run after its state is saved: Ctrl-C (SIGINT), and SIGTERM of schedulers and containers
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
+#: What `signal.signal` takes and returns.
+SignalHandler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 # torchrun forwards its signal to its workers, although Ctrl-C in a terminal has reached them already.
 _LAUNCHER_REPEATS_FOR = 3.0  # seconds
 # How long a worker of a DataLoader goes on after SIGTERM, so that the main process can finish and save.
@@ -209,7 +213,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.received: int | None = None
         self.message = ""
-        self._previous: dict[int, Any] = {}
+        self._previous: dict[int, SignalHandler] = {}
         self._depth = 0
         self._process = os.getpid()
         self._time = 0.0
@@ -274,7 +278,7 @@ class StopSignals:
                 print(f"\nstopping: {self.message} ({again} again stops at once)", flush=True)
 
 
-def leave_signals_to_main_process(loader: Any) -> Any:
+def leave_signals_to_main_process(loader: DataLoader) -> DataLoader:
     """Return the loader, with workers that ignore a signal to all processes: the main process needs them to finish
     the update."""
     plain = getattr(loader, "base_dataloader", loader)  # accelerate wraps it

@@ -9,11 +9,11 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from datasets import Dataset
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 from .callbacks import StopWithCheckpoint
@@ -35,9 +35,9 @@ def longest_cut(references: int) -> int:
 class EvaluatingTrainer(Protocol):
     """What the budget reads of a trainer, and calls."""
 
-    args: Any
+    args: TrainingArguments
     state: TrainerState
-    eval_dataset: Any
+    eval_dataset: Dataset
     ended: float  #: share of the translations of the last evaluation that end before their limit
 
     def translate_rows(self, rows: np.ndarray) -> None:
@@ -63,7 +63,7 @@ class EvaluationBudget(TrainerCallback, ExportableState):
         self._sentences: int | None = None  # of all evaluations of a run that selects weights
 
     @staticmethod
-    def is_needed(args: "RunArguments", dataset: Any) -> bool:
+    def is_needed(args: "RunArguments", dataset: object) -> bool:
         """True for a run with a limit of minutes and evaluations."""
         return (
             args.max_minutes is not None
@@ -71,7 +71,7 @@ class EvaluationBudget(TrainerCallback, ExportableState):
             and isinstance(dataset, Dataset)
         )
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, dict[str, object]]:
         """State for `Trainer` to save in a checkpoint."""
         names = ("cuts", "_seconds_per_sentence", "_sentences")
         return {"args": {}, "attributes": {name: getattr(self, name) for name in names}}

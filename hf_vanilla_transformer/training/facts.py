@@ -67,7 +67,7 @@ COMPARED_BY_CONTENT = {
 }
 
 
-def model_facts(args: RunArguments, base: Path | None) -> dict[str, Any]:
+def model_facts(args: RunArguments, base: Path | None) -> dict[str, object]:
     """The fixed facts about the base model and the adapters. `base` is the folder, if it is on this machine."""
     name = args.model_name_or_path
     content = None
@@ -92,18 +92,18 @@ def fixed_facts(run: Run) -> dict[str, Any]:
     return facts
 
 
-def data_facts(run: Run) -> dict[str, Any]:
+def data_facts(run: Run) -> dict[str, object]:
     """The facts about the data that determine the batches: digests of the content, length limits, perturbations.
 
     The validation data counts if it selects the weights or ends the run.
     """
-    facts: dict[str, Any] = {"training data": _digest_of_split(run, "train")}
+    facts: dict[str, object] = {"training data": _digest_of_split(run, "train")}
     for name in _OF_DATA:
         facts[name] = getattr(run.data_args, name)
     return facts | (_score_facts(run) if run.args.metric_for_best_model else {})
 
 
-def other_facts(run: Run) -> dict[str, Any]:
+def other_facts(run: Run) -> dict[str, object]:
     """Facts that change nothing that is trained, unless the scores select the weights (`data_facts`)."""
     facts = {name: getattr(run.data_args, name) for name in _OTHER}
     for split in SCORED:
@@ -118,8 +118,8 @@ def split_fact(split: str) -> str:
     return f"{split} data"
 
 
-def _score_facts(run: Run) -> dict[str, Any]:
-    facts: dict[str, Any] = {split_fact("validation"): _digest_of_split(run, "validation")}
+def _score_facts(run: Run) -> dict[str, object]:
+    facts: dict[str, object] = {split_fact("validation"): _digest_of_split(run, "validation")}
     for name in _OF_SCORES:
         facts[name] = getattr(run.data_args, name)
     return facts

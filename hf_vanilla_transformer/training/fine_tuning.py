@@ -4,7 +4,7 @@ import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from transformers import GenerationConfig
 
@@ -28,6 +28,7 @@ from .distributed import is_main_rank, print_main
 from .facts import SCORED, split_fact
 from .fingerprint import read_run_state
 from .run_state import Run
+from .trainer import VanillaTransformerTrainer
 
 # Fine-tuning may change the regularisation. All other configuration fields decide the shapes or meaning of weights.
 _FREE = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
@@ -38,6 +39,9 @@ _TOKENIZER_FIELDS = {
     "min_frequency": 2,
     "lowercase": False,
 }
+
+#: A class of translators, the package's own or a subclass.
+ModelClass: TypeAlias = type[VanillaTransformerForConditionalGeneration]
 
 
 @dataclass
@@ -59,7 +63,7 @@ def base_folder(args: RunArguments, fetch: bool) -> Path | None:
     return from_hub(name, "model_name_or_path: ") if fetch else None
 
 
-def load_base_model(name: str, model_class: Any = None) -> PretrainedTranslator:
+def load_base_model(name: str, model_class: ModelClass | None = None) -> PretrainedTranslator:
     """Load a model to be fine-tuned, with its tokenizers.
 
     It is a model of this package or of a registered subclass, or one of transformers to convert (OPUS-MT's
@@ -176,10 +180,15 @@ def add_languages(base: PretrainedTranslator, data_args: DataArguments) -> None:
 
 
 def resumed_model(
-    checkpoint: Path, model_args: ModelArguments, data_args: DataArguments, model_class: Any = None
+    checkpoint: Path,
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    model_class: ModelClass | None = None,
 ) -> VanillaTransformerForConditionalGeneration:
     """Make a model of the sizes of a checkpoint of a fine-tuning run. The trainer loads its weights."""
-    chosen: Any = model_class or registered_class(checkpoint)
+    chosen = (
+        model_class or registered_class(checkpoint) or VanillaTransformerForConditionalGeneration
+    )
     config = chosen.config_class.from_pretrained(checkpoint)
     check_fields(str(checkpoint), config, model_args, data_args)
     for name in _FREE:
@@ -198,11 +207,11 @@ def describe_defaults(args: RunArguments) -> str:
     return f"fine-tuning {args.model_name_or_path}: {chosen} (fresh weights have the schedule of section 5.3)"
 
 
-def score_before(trainer: Any, run: Run) -> dict[str, Any]:
+def score_before(trainer: VanillaTransformerTrainer, run: Run) -> dict[str, object]:
     """Score the base model as `before_test_bleu` and so on. A resumed run takes its first scores."""
     args = run.args
     checkpoint = run.checkpoint
-    scores: dict[str, Any] = {}
+    scores: dict[str, object] = {}
     if checkpoint is not None:
         scores = _kept_scores(checkpoint, trainer)
     else:
@@ -228,7 +237,7 @@ def score_before(trainer: Any, run: Run) -> dict[str, Any]:
     return scores
 
 
-def _kept_scores(checkpoint: Path, trainer: Any) -> dict[str, Any]:
+def _kept_scores(checkpoint: Path, trainer: VanillaTransformerTrainer) -> dict[str, object]:
     """The base model's scores from the start of a run that is resumed, on the splits that are the same as then."""
     file = checkpoint.parent / SCORES_BEFORE
     scores = read_json_object(file) if file.is_file() else {}

@@ -17,13 +17,14 @@ import inspect
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 from torch.distributed.fsdp import FSDPModule
+from transformers import TrainingArguments
 
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line
@@ -135,15 +136,15 @@ IRRELEVANT = {
 class RunState:
     """The fingerprint of a run and its position in the data, next to weights, optimizer and counters."""
 
-    fixed: dict[str, Any]  #: settings that cannot change within a run, such as the precision
+    fixed: dict[str, object]  #: settings that cannot change within a run, such as the precision
     #: settings and digests that determine the batches. They may change with `ignore_data_skip`.
-    data: dict[str, Any]
+    data: dict[str, object]
     #: the next batch in the data, if the number of updates is not enough to find it
-    position: dict[str, Any]
+    position: dict[str, object]
     #: settings of the loss. A resume prints their changes.
-    objective: dict[str, Any] = field(default_factory=dict)
+    objective: dict[str, object] = field(default_factory=dict)
     #: all others. A resume prints their changes.
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
 
     def write(self, checkpoint: Path) -> None:
         """Write `run_state.json` into a checkpoint."""
@@ -165,7 +166,7 @@ def read_run_state(checkpoint: Path) -> RunState:
 
 
 def require_same(
-    checkpoint: Path, saved: Mapping[str, Any], now: Mapping[str, Any], remedy: str
+    checkpoint: Path, saved: Mapping[str, object], now: Mapping[str, object], remedy: str
 ) -> None:
     """Refuse to resume with a value that differs from the checkpoint's. Only names in both are compared."""
     for name, value in now.items():
@@ -174,7 +175,7 @@ def require_same(
             raise UserError(f"{name}: {_shown(value, saved[name])}, {trained_with}: {remedy}")
 
 
-def print_changes(kind: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def print_changes(kind: str, saved: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Print each value that differs from the checkpoint's. Only names in both are compared."""
     for name, value in now.items():
         if name in saved and not _equal(saved[name], value):
@@ -183,7 +184,7 @@ def print_changes(kind: str, saved: Mapping[str, Any], now: Mapping[str, Any]) -
             print_main(f"resuming with another {kind}: {name} was {was}, is now {becomes}")
 
 
-def _equal(saved: Any, now: Any) -> bool:
+def _equal(saved: object, now: object) -> bool:
     """Compare two values, of a content by its digest. If one digest is unknown, the names must be equal."""
     if isinstance(saved, list) and isinstance(now, list):
         return len(saved) == len(now) and all(map(_equal, saved, now))
@@ -194,7 +195,7 @@ def _equal(saved: Any, now: Any) -> bool:
     return bool(saved == now)
 
 
-def _shown(value: Any, other: Any) -> str:
+def _shown(value: object, other: object) -> str:
     """A value in a message. A digest is shown if the name alone does not tell the two apart."""
     if isinstance(value, list) and any(map(_is_content, value)):
         others = (
@@ -210,19 +211,19 @@ def _shown(value: Any, other: Any) -> str:
 # Values
 
 
-def plain_values(arguments: Any, names: Sequence[str]) -> dict[str, Any]:
+def plain_values(arguments: object, names: Sequence[str]) -> dict[str, object]:
     """The named arguments as JSON values."""
     return {name: _plain(getattr(arguments, name, None)) for name in names}
 
 
-def other_settings(arguments: Any) -> dict[str, Any]:
+def other_settings(arguments: TrainingArguments) -> dict[str, object]:
     """The arguments that are in no other group, as JSON values."""
     elsewhere = {*OPTIMIZATION, *SELECTION, *PLAN, *OBJECTIVE, *COMPARED_AS, *IRRELEVANT}
     names = [each.name for each in fields(arguments) if each.init and each.name not in elsewhere]
     return plain_values(arguments, names)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Enum):
         return _plain(value.value)
     if isinstance(value, float) and not math.isfinite(value):
@@ -260,7 +261,7 @@ _TOKENIZER_FOLDER = "target_tokenizer"
 _BLOCK = 1 << 22
 
 
-def content_of(folder: str | os.PathLike) -> dict[str, Any]:
+def content_of(folder: str | os.PathLike) -> dict[str, object]:
     """Return the name of a model folder with a digest of its weights, settings, tokenizers and code.
 
     The digest of a folder that is not on this machine is None.
@@ -269,7 +270,7 @@ def content_of(folder: str | os.PathLike) -> dict[str, Any]:
     return {"name": str(folder), "digest": _digest(root) if root.is_dir() else None}
 
 
-def _is_content(value: Any) -> bool:
+def _is_content(value: object) -> TypeGuard[dict[str, str | None]]:
     return isinstance(value, dict) and value.keys() == {"name", "digest"}
 
 
@@ -294,7 +295,7 @@ def _digest(root: Path) -> str:
 _REMOTE_CODE = "transformers_modules."
 
 
-def class_name(model: Any) -> str:
+def class_name(model: object) -> str:
     """The name MODULE:CLASS of a model's class. FSDP2 replaces the class of a model by a subclass of its own."""
     kind = next(each for each in type(model).__mro__ if not issubclass(each, FSDPModule))
     module = kind.__module__
@@ -303,7 +304,7 @@ def class_name(model: Any) -> str:
     return f"{module}:{kind.__qualname__}"
 
 
-def code_digest(model: Any) -> str | None:
+def code_digest(model: object) -> str | None:
     """A digest of the code of a user's own model class, or None for classes of libraries."""
     libraries = (__package__.partition(".")[0], "transformers", "torch", "builtins")
     own = [
@@ -312,7 +313,7 @@ def code_digest(model: Any) -> str | None:
     return source_digest(*own) if own else None
 
 
-def source_digest(*objects: Any) -> str | None:
+def source_digest(*objects: Callable[..., object]) -> str | None:
     """A digest of the source text of classes or functions, or None if they have none."""
     digest = hashlib.blake2b(digest_size=8)
     try:
@@ -334,9 +335,9 @@ _INCIDENTAL = (
 )
 
 
-def adapter_facts(model: Any) -> dict[str, Any]:
+def adapter_facts(model: object) -> dict[str, object]:
     """The settings of the adapters of a PEFT model. A scale or a dropout is not in the weights."""
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     for name, config in getattr(model, "peft_config", {}).items():
         for setting, value in config.to_dict().items():
             if setting not in _INCIDENTAL:

@@ -53,8 +53,11 @@ RESULTS = "all_results.json", "trainer_state.json", "attention.png", "curve.png"
 
 
 def score_and_save(
-    trainer: VanillaTransformerTrainer, stop: StopWithCheckpoint, run: Run, results: dict[str, Any]
-) -> dict[str, Any]:
+    trainer: VanillaTransformerTrainer,
+    stop: StopWithCheckpoint,
+    run: Run,
+    results: dict[str, object],
+) -> dict[str, object]:
     """Choose the weights, save the model folder, then score the test split and save the results.
 
     The end of training was saved as a checkpoint before, so a failure or a signal here loses nothing: a resumed run
@@ -110,10 +113,13 @@ def _scoring(
 
 def _validation_facts(
     trainer: VanillaTransformerTrainer, run: Run, options: ScoreOptions
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return how the validation split was scored: sentences, beams and the signatures of sacreBLEU."""
     beams = trainer.args.generation_num_beams or trainer.model.generation_config.num_beams or 1
-    facts: dict[str, Any] = {"eval_sentences": len(trainer.eval_dataset), "eval_num_beams": beams}
+    facts: dict[str, object] = {
+        "eval_sentences": len(trainer.eval_dataset),
+        "eval_num_beams": beams,
+    }
     groups = run.groups("validation")
     references = run.corpus.pairs["validation"]["target"]
     if groups is None:
@@ -148,7 +154,7 @@ def choose_weights(
         print_main(
             f"warning: average_last={args.average_last}: the run has saved {len(checkpoints)} checkpoints"
         )
-    candidates: dict[str, dict[str, Any]] = {}
+    candidates: dict[str, dict[str, torch.Tensor]] = {}
     facts: dict[str, dict[str, float]] = dict.fromkeys(_WEIGHTS, {"averaged_checkpoints": 0})
     if len(checkpoints) > 1:
         candidates["averaged"] = averaged_weights(checkpoints, run)
@@ -200,7 +206,7 @@ def choose_weights(
     )
 
 
-def averaged_weights(checkpoints: list[Path], run: Path) -> dict[str, Any]:
+def averaged_weights(checkpoints: list[Path], run: Path) -> dict[str, torch.Tensor]:
     """Average checkpoints in the main process, in a file in the run's folder."""
     file = run / STAGING_FOLDER / "average.safetensors"
     if is_main_rank():
@@ -215,7 +221,9 @@ def averaged_weights(checkpoints: list[Path], run: Path) -> dict[str, Any]:
     return weights
 
 
-def full_state_dict(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
+def full_state_dict(
+    model: VanillaTransformerForConditionalGeneration,
+) -> dict[str, torch.Tensor]:
     """A copy of the unsharded weights, tied ones once. With FSDP a collective: all ranks must call it."""
     weights: dict[str, Any] = get_model_state_dict(
         model, options=StateDictOptions(full_state_dict=True)
@@ -226,14 +234,14 @@ def full_state_dict(model: VanillaTransformerForConditionalGeneration) -> dict[s
 
 
 def load_full_state_dict(
-    model: VanillaTransformerForConditionalGeneration, weights: dict[str, Any]
+    model: VanillaTransformerForConditionalGeneration, weights: dict[str, torch.Tensor]
 ) -> None:
     """Load unsharded weights into a model, sharded or not. One of each set of tied weights is enough."""
     missing = model.state_dict().keys() - weights.keys() - set(model.all_tied_weights_keys)
     if missing:
         raise UserError(f"the weights lack {sorted(missing)[0]}")
     set_model_state_dict(
-        model, weights, options=StateDictOptions(full_state_dict=True, strict=False)
+        model, {**weights}, options=StateDictOptions(full_state_dict=True, strict=False)
     )
     model.tie_weights()
 
@@ -267,7 +275,7 @@ def _same_weights(first: Path, second: Path) -> bool:
     )
 
 
-def save_results(trainer: VanillaTransformerTrainer, run: Path, results: dict[str, Any]) -> None:
+def save_results(trainer: VanillaTransformerTrainer, run: Path, results: dict[str, object]) -> None:
     """Write `trainer_state.json` and `all_results.json` into the run's folder, atomically."""
     with staged(run, "the model is saved, its scores are not") as staging:
         trainer.state.save_to_json(str(staging / TRAINER_STATE))

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Any
 
+from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from ..utils.atomic_write import report_full_disk
@@ -25,7 +25,7 @@ _LIBRARIES = ("builtins", "torch", "transformers")
 class KeptCode:
     """Copies of the code files of a model's classes, and of the files that these import from their folder."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: PreTrainedModel):
         self._folder = TemporaryDirectory(prefix="vanilla_transformer_code_")
         self._copies: dict[str, str] = {}  # name of a module -> its copy
         for number, (name, module) in enumerate(_modules_of(model).items()):
@@ -52,7 +52,7 @@ class KeptCode:
                 sys.modules[name].__file__ = file
 
 
-def _modules_of(model: Any) -> dict[str, ModuleType]:
+def _modules_of(model: PreTrainedModel) -> dict[str, ModuleType]:
     """The modules of this package's bundle, and those of a subclass and its configuration."""
     names = {
         name for name in sys.modules if name.startswith(f"{_PACKAGE}.") and name.endswith(_BUNDLE)

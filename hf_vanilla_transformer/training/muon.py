@@ -13,7 +13,7 @@ Shapes: M matrices (O, D).
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +25,17 @@ ADAM_RMS = 0.2
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5  # of the iteration, by Jordan et al.
 
+#: A group of parameters and its settings, as torch's optimizers keep it.
+ParameterGroup: TypeAlias = dict[str, Any]
+
 
 class MuonAdamW(AdamW):
     """AdamW, with Muon for the parameter groups with `muon: True`. These contain matrices only."""
 
-    def __init__(self, groups: list[dict[str, Any]], **settings: Any):
+    def __init__(self, groups: list[ParameterGroup], **settings: Any):
         super().__init__([{"muon": False, **group} for group in groups], **settings)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         Optimizer.__setstate__(self, state)  # Adam's counts the updates of every parameter
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -48,8 +51,8 @@ class MuonAdamW(AdamW):
         return loss
 
     @torch.no_grad()
-    def _step_matrices(self, group: dict[str, Any]) -> None:
-        by_shape: dict[Any, list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
+    def _step_matrices(self, group: ParameterGroup) -> None:
+        by_shape: dict[torch.Size, list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
         for weight in group["params"]:
             if weight.grad is None:
                 continue
@@ -85,14 +88,14 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 def muon_groups(
     model: nn.Module, weight_decay: float, decaying: Collection[str]
-) -> list[dict[str, Any]]:
+) -> list[ParameterGroup]:
     """Make the parameter groups of `MuonAdamW`: the weights of linear layers inside the stacks' layers, and the rest.
 
     AdamW trains the embeddings and the output layer, tied to them (§3.4), as Jordan et al. advise. `decaying` are
     names of parameters with weight decay.
     """
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
-    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    groups: dict[tuple[bool, bool], ParameterGroup] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             muon = ".layers." in f".{name}" and id(parameter) in linear

@@ -6,7 +6,13 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import TrainerCallback, get_scheduler
+from transformers import (
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    get_scheduler,
+)
 
 from ..utils.system_info import counted
 from .arguments import (
@@ -20,6 +26,7 @@ from .callbacks import StopWithCheckpoint
 from .corpus import Corpus
 from .distributed import broadcast_from_main, print_main
 from .fingerprint import read_run_state
+from .trainer import VanillaTransformerTrainer
 
 CHOICE = "by_pairs"
 UPDATES = "planned updates"  # facts of a run that its checkpoints keep
@@ -34,14 +41,14 @@ _SLOWER = 0.95  # a plan is shortened if fewer than this share of its updates is
 
 def choose_by_pairs(
     parsed: ParsedArguments, corpus: Corpus, checkpoint: Path | None
-) -> tuple[ModelArguments, DataArguments, RunArguments, dict[str, Any]]:
+) -> tuple[ModelArguments, DataArguments, RunArguments, dict[str, object]]:
     """Choose the arguments for the number of training pairs, and return them with the facts for the checkpoints.
 
     A resumed run keeps its choice, and its number of updates if it was planned.
     """
     model_args, data_args, args = parsed
     kept = {} if checkpoint is None else read_run_state(checkpoint).fixed
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     if args.choices:
         train = corpus.pairs["train"]
         report = corpus.reports["train"]
@@ -50,8 +57,7 @@ def choose_by_pairs(
         pairs = min(len(train), kept_pairs) if isinstance(train, Dataset) else max(args.choices)
         limits = sorted(args.choices)
         limit = next((size for size in limits if pairs <= size), limits[-1])
-        if kept.get(CHOICE) in limits:
-            limit = kept[CHOICE]
+        limit = next((size for size in limits if size == kept.get(CHOICE)), limit)
         choice = args.choices[limit]
         model_args, data_args, args = choice.arguments
         facts[CHOICE] = limit
@@ -65,7 +71,7 @@ def choose_by_pairs(
     return model_args, data_args, args, facts
 
 
-def make_schedule(arguments: Any, updates: int) -> Any:
+def make_schedule(arguments: TrainingArguments, updates: int) -> Any:
     """Make the learning rate schedule of a run of this number of updates, for one parameter."""
     return get_scheduler(
         arguments.lr_scheduler_type,
@@ -76,7 +82,7 @@ def make_schedule(arguments: Any, updates: int) -> Any:
     )
 
 
-def check_schedule(arguments: Any) -> None:
+def check_schedule(arguments: TrainingArguments) -> None:
     """Make the learning rate schedule for one parameter, and take three steps."""
     kind = getattr(arguments.lr_scheduler_type, "value", arguments.lr_scheduler_type)
     with refused_as_one_line(
@@ -98,7 +104,7 @@ class PlanUpdates(TrainerCallback):
     other processes use the machine, the plan is shortened, so that the rate still decays within the minutes.
     """
 
-    def __init__(self, trainer: Any, stop: StopWithCheckpoint):
+    def __init__(self, trainer: VanillaTransformerTrainer, stop: StopWithCheckpoint):
         self.trainer = trainer
         self.stop = stop
         self._start: tuple[int, float] | None = None
@@ -109,14 +115,16 @@ class PlanUpdates(TrainerCallback):
         kind = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
         return args.max_minutes is not None and args.max_steps < 0 and kind not in _ENDLESS
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         schedule = self.trainer.lr_scheduler
         limit = self.stop.max_seconds
         if limit is None or not isinstance(schedule, LambdaLR):
             return
         step = state.global_step
         seconds = self.stop.seconds() - self.stop.evaluation_seconds
-        planned = self.trainer.fixed_facts.get(UPDATES)
+        planned = self._planned()
         if self._start is None:
             if step >= _WARM_UP:
                 self._start = step, seconds
@@ -139,7 +147,14 @@ class PlanUpdates(TrainerCallback):
             f"{args.num_train_epochs:g} epochs at {per_update:.3g} s an update"
         )
 
-    def _set_updates(self, args: Any, state: Any, schedule: LambdaLR, updates: int) -> None:
+    def _planned(self) -> int | None:
+        """The number of updates of the plan, or None before there is one."""
+        updates = self.trainer.fixed_facts.get(UPDATES)
+        return updates if isinstance(updates, int) else None
+
+    def _set_updates(
+        self, args: TrainingArguments, state: TrainerState, schedule: LambdaLR, updates: int
+    ) -> None:
         """End the run, and with it the schedule, after this number of updates."""
         state.max_steps = args.max_steps = self.trainer.fixed_facts[UPDATES] = updates
         state.compute_steps(args, updates)  # shares such as eval_steps=0.1

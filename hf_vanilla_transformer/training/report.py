@@ -8,18 +8,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import disable_progress_bars
+from datasets import Dataset, disable_progress_bars
 from tqdm import tqdm
 from transformers import (
     EvalPrediction,
     PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
     TrainerCallback,
+    TrainerControl,
     TrainerState,
     TrainingArguments,
 )
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging
 
+from ..data.batching import Batch
 from ..data.token_kinds import tokenizer_task
 from ..evaluation.metric_names import TITLES, title_of
 from ..evaluation.metrics import decode_ids
@@ -58,7 +61,9 @@ class SampleTranslations:
         evaluated: returns the rows of `pairs` in the current evaluation, or None for all.
     """
 
-    def __init__(self, pairs: Any, evaluated: Callable[[], Sequence[int] | None] = lambda: None):
+    def __init__(
+        self, pairs: Dataset, evaluated: Callable[[], Sequence[int] | None] = lambda: None
+    ):
         self.pairs = pairs
         self.evaluated = evaluated
         self._shown: set[int] = set()
@@ -116,7 +121,9 @@ class TrainingReport(TrainerCallback):
         self.samples = samples
         self.items = "sentences" if task == "language" else "sequences"
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         if state.is_world_process_zero:
             limit = (
                 f", at most {args.max_minutes:g} minutes"
@@ -128,7 +135,9 @@ class TrainingReport(TrainerCallback):
             )
             self._warn_of_warmup(args, state.max_steps)
 
-    def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         if (
             state.is_world_process_zero
             and state.global_step < state.max_steps
@@ -137,7 +146,7 @@ class TrainingReport(TrainerCallback):
             self._warn_of_warmup(args, state.global_step)
 
     @staticmethod
-    def _warn_of_warmup(args: Any, updates: int) -> None:
+    def _warn_of_warmup(args: TrainingArguments, updates: int) -> None:
         if updates <= (warmup := args.get_warmup_steps(updates)):
             _write(
                 f"warning: {counted(updates, 'update')}, all in the warm-up of warmup_steps={warmup:,}: the "
@@ -148,15 +157,15 @@ class TrainingReport(TrainerCallback):
         self,
         args: TrainingArguments,
         state: TrainerState,
-        control: Any,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: object,
     ) -> None:
         if state.is_world_process_zero and (line := log_line(logs or {}, state, self.items)):
             _write(line)
 
     def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: Any, **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         if state.is_world_process_zero and self.samples is not None:
             for line in self.samples.lines():
@@ -171,7 +180,7 @@ class TrainingBar(ProgressCallback):
         self.stop = stop
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if (
             state.is_world_process_zero
@@ -184,12 +193,15 @@ class TrainingBar(ProgressCallback):
             self.training_bar.total = max(state.global_step, min(state.max_steps, in_time))
         super().on_step_end(args, state, control, **kwargs)
 
-    def on_log(self, *_: Any, **__: Any) -> None:
+    def on_log(self, *_: object, **__: object) -> None:
         """`TrainingReport` prints it."""
 
 
 def show_progress(
-    trainer: Any, stop: StopWithCheckpoint, validation: Any, tokenizer: PreTrainedTokenizerBase
+    trainer: Seq2SeqTrainer,
+    stop: StopWithCheckpoint,
+    validation: Dataset | None,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     """Replace the dictionaries that `Trainer` prints by readable lines, and show a bar if there is a terminal."""
     trainer.remove_callback(PrinterCallback)
@@ -216,7 +228,7 @@ def hide_bars_without_terminal() -> None:
         logging.disable_progress_bar()
 
 
-def log_line(logs: dict[str, Any], state: TrainerState, items: str = "sentences") -> str:
+def log_line(logs: dict[str, float], state: TrainerState, items: str = "sentences") -> str:
     """Format a log entry of `Trainer` as one line. The summary at the end gives an empty line: the run prints it.
 
     `items` names what an evaluation counts.
@@ -236,7 +248,7 @@ def log_line(logs: dict[str, Any], state: TrainerState, items: str = "sentences"
     return f"update {state.global_step:,}{total}  {_fields(logs, _TRAINING)}{left}"
 
 
-def _other_scores(logs: dict[str, Any]) -> dict[str, str]:
+def _other_scores(logs: dict[str, float]) -> dict[str, str]:
     """The formats of scores that `metrics` adds."""
     names = [
         name.removeprefix("eval_")
@@ -261,7 +273,7 @@ def _write(line: str) -> None:
     sys.stdout.flush()  # a log file is read while it grows
 
 
-def _fields(logs: dict[str, Any], formats: dict[str, str]) -> str:
+def _fields(logs: dict[str, float], formats: dict[str, str]) -> str:
     return "  ".join(text.format(logs[name]) for name, text in formats.items() if name in logs)
 
 
@@ -282,12 +294,12 @@ class ThroughputMeter:
         """Reset all counts, at the start of training."""
         self._start: float | None = None
         self._updates = 0
-        self._target_tokens: Any = 0  # of all ranks
-        self._tokens: Any = 0  # source and target, of this rank
+        self._target_tokens: torch.Tensor | int = 0  # of all ranks
+        self._tokens: torch.Tensor | int = 0  # source and target, of this rank
         self._positions = 0  # the same with padding
         self._nll: torch.Tensor | None = None
 
-    def count(self, batches: list[Any], target_tokens: torch.Tensor | int | None) -> None:
+    def count(self, batches: list[Batch], target_tokens: torch.Tensor | int | None) -> None:
         """Count this rank's batches of an update, and its number of target tokens over all ranks, or None."""
         if self._start is None:
             self._start = time.monotonic()

@@ -13,9 +13,14 @@ from typing import Any
 
 import torch
 from accelerate.utils import wait_for_everyone
-from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, Seq2SeqTrainer
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
+)
 from transformers.trainer_callback import ExportableState
-from transformers.trainer_utils import rotate_checkpoints
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput, rotate_checkpoints
 from transformers.utils import CONFIG_NAME
 
 from ..data.batching import StreamingTokenBatches, TokenBatchSampler
@@ -79,9 +84,9 @@ class ResumableTrainer(Seq2SeqTrainer):
         self,
         *args: Any,
         target_tokenizer: PreTrainedTokenizerBase | None = None,
-        data_facts: Mapping[str, Any] | None = None,
-        fixed_facts: Mapping[str, Any] | None = None,
-        other_facts: Mapping[str, Any] | None = None,
+        data_facts: Mapping[str, object] | None = None,
+        fixed_facts: Mapping[str, object] | None = None,
+        other_facts: Mapping[str, object] | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
@@ -101,7 +106,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         self.other_facts = dict(other_facts or {})
         self.kept_code = KeptCode(self._base_model())
         # The contents of their folders when training started.
-        self._teachers: list[dict[str, Any]] = []
+        self._teachers: list[dict[str, object]] = []
         # Batches per update without `tokens_per_update`. A resumed run takes the number from the checkpoint.
         self.batches_per_update = self.args.world_size
         # The plan of the training loader, or None without token batches.
@@ -112,7 +117,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         self._resume_position: dict[str, Any] = {}  # `RunState.position` of that checkpoint
         self._staging: Path | None = None  # the folder that a checkpoint is being written to
 
-    def _base_model(self) -> Any:
+    def _base_model(self) -> PreTrainedModel:
         """The model without the wrappers of data parallelism and adapters."""
         model = self.accelerator.unwrap_model(self.model)
         return model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -144,7 +149,7 @@ class ResumableTrainer(Seq2SeqTrainer):
 
     def train(
         self, resume_from_checkpoint: str | os.PathLike | bool | None = None, **kwargs: Any
-    ) -> Any:
+    ) -> TrainOutput:
         """Train. `resume_from_checkpoint=True` resumes from the last complete checkpoint.
 
         Raises:
@@ -195,7 +200,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         self._resume_position = saved.position
         self.batches_per_update = saved.position.get("batches_per_update", self.batches_per_update)
 
-    def _fixed(self) -> dict[str, Any]:
+    def _fixed(self) -> dict[str, object]:
         """Settings that cannot change within a run."""
         precision = {"no": "float32"}.get(
             self.accelerator.mixed_precision, self.accelerator.mixed_precision
@@ -210,7 +215,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             **adapter_facts(self.accelerator.unwrap_model(self.model)),
         }
 
-    def _objective(self) -> dict[str, Any]:
+    def _objective(self) -> dict[str, object]:
         """Settings of the loss and of regularisation."""
         config = getattr(self.model, "config", None)
         return {
@@ -219,7 +224,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             "teacher": self._teachers,
         }
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, object]:
         """All other settings. A change of one is printed."""
         return {
             **other_settings(self.args),
@@ -228,7 +233,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             **self.other_facts,
         }
 
-    def _data(self) -> dict[str, Any]:
+    def _data(self) -> dict[str, object]:
         """Settings and facts that determine the batches."""
         args = self.args
         streaming = isinstance(self.train_dataset, torch.utils.data.IterableDataset)
@@ -296,7 +301,9 @@ class ResumableTrainer(Seq2SeqTrainer):
             name: states[0] if len(states) == 1 else states for name, states in kept.items()
         }
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: PreTrainedModel | None = None
+    ) -> None:
         with reading_weights(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
@@ -338,10 +345,10 @@ class ResumableTrainer(Seq2SeqTrainer):
             self.control.should_training_stop = True
         if self.control.should_training_stop or self.control.should_epoch_stop:
             return
-        seeded_by_epoch: tuple[Any, ...] = (self._updates, self.train_dataset)
-        for order in seeded_by_epoch:
-            if hasattr(order, "set_epoch"):
-                order.set_epoch(epoch)
+        for order in (self._updates, self.train_dataset):
+            set_epoch = getattr(order, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
         super()._run_epoch(
             epoch=epoch, steps_trained_in_current_epoch=steps_trained_in_current_epoch, **kwargs
         )
@@ -397,7 +404,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             self.control.should_save = self.control.should_training_stop = True
             super()._maybe_log_save_evaluate(*args, **kwargs)
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Keep the random state as it is, because a resumed run may evaluate at a different time, and the weights."""
         device = self.args.device
         # A DataLoader draws a seed from the global generator, even if it shuffles nothing.
@@ -423,7 +430,9 @@ class ResumableTrainer(Seq2SeqTrainer):
             if isinstance(self.model, VanillaTransformerPreTrainedModel):
                 self.model.inference_engine = None  # packed from the rounded weights
 
-    def _finalize_training(self, trial: Any, num_train_samples: int, start_time: float) -> Any:
+    def _finalize_training(
+        self, trial: object, num_train_samples: int, start_time: float
+    ) -> TrainOutput:
         """Keep the last checkpoint. With `save_total_limit=1`, `Trainer` would delete every checkpoint but the best,
         also the one that a resumed or interrupted run needs."""
         self._evaluate_if_due(start_time)
@@ -436,7 +445,7 @@ class ResumableTrainer(Seq2SeqTrainer):
 
     # Save
 
-    def _get_output_dir(self, trial: Any) -> str:
+    def _get_output_dir(self, trial: object) -> str:
         return str(self._staging or super()._get_output_dir(trial))
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
@@ -447,7 +456,7 @@ class ResumableTrainer(Seq2SeqTrainer):
                 output_dir or self.args.output_dir, self.processing_class, self.target_tokenizer
             )
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: PreTrainedModel, trial: object) -> None:
         """Write a checkpoint to the staging folder and rename it when complete, so that a killed run or a full disk
         leaves only complete checkpoints."""
         run = Path(self._get_output_dir(trial))

@@ -3,12 +3,12 @@
 import signal
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from datasets import config as datasets_config
-from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, set_seed
+from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, TrainerCallback, set_seed
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.token_kinds import set_task, tokenizer_task
@@ -73,7 +73,7 @@ from .unread import unread_settings
 
 def run_training(
     model_args: ModelArguments, data_args: DataArguments, args: RunArguments, command: str = ""
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Train a translation model and write a model folder to `args.output_dir`.
 
     Args:
@@ -108,7 +108,7 @@ def run_training(
             for line in unread_settings(run.model_args, data_args, args):
                 print_main(line)
             show_progress(trainer, stop, run.corpus.pairs.get("validation"), run.tokenizers[1])
-        before: dict[str, Any] = {}
+        before: dict[str, object] = {}
         if args.model_name_or_path is not None:
             print_main(describe_defaults(args))
             with errors_on_main_rank_only():
@@ -146,7 +146,7 @@ def load_run(
     facts = model_facts(args, folder)
     if checkpoint is not None:
         require_same(checkpoint, read_run_state(checkpoint).fixed, facts, REMEDY)
-    model_class: Any = None if args.model_class is None else import_class(args.model_class)
+    model_class = None if args.model_class is None else import_class(args.model_class)
     if args.trust_remote_code:
         for trusted in (args.model_name_or_path, *(args.teacher or ())):
             if trusted is not None:
@@ -220,7 +220,7 @@ def build_model(
     """Make a model for these vocabularies. Its configuration must equal the checkpoint's, if a run is resumed."""
     source, target = tokenizers
     start = target.bos_token_id if target.bos_token_id is not None else target.pad_token_id
-    chosen: dict[str, Any] = {"vocab_size": len(source), "decoder_start_token_id": start}
+    chosen: dict[str, object] = {"vocab_size": len(source), "decoder_start_token_id": start}
     if target is not source:
         if model_args.share_encoder_decoder_embeddings:
             raise UserError(
@@ -264,7 +264,7 @@ def resolve_arguments(
     resolve_precision(model, args, checkpoint)
 
 
-def check_arguments(encoded: dict[str, Any], args: RunArguments) -> None:
+def check_arguments(encoded: Mapping[str, object], args: RunArguments) -> None:
     """Refuse arguments that would fail in the middle of training."""
     if isinstance(encoded["train"], torch.utils.data.IterableDataset):
         if args.max_steps <= 0:
@@ -298,7 +298,7 @@ def make_trainer(
     check_optimizer(args)
     check_schedule(args)
     stop = StopWithCheckpoint(args.max_minutes, signals)
-    callbacks: list[Any] = [ReleaseFreeMemory(), FitThreads()]
+    callbacks: list[TrainerCallback] = [ReleaseFreeMemory(), FitThreads()]
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
     callbacks.append(stop)  # last: it saves a run that a callback before it ends
@@ -351,7 +351,7 @@ def make_trainer(
 
 def train(
     trainer: VanillaTransformerTrainer, stop: StopWithCheckpoint, run: Path, checkpoint: Path | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Train. The last complete checkpoint can be resumed from, however training ends."""
     try:
         with report_failed_save(run, "training stopped"):

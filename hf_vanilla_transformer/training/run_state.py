@@ -27,7 +27,7 @@ class Run:
     encoding: dict[str, EncodingReport]
     model: VanillaTransformerForConditionalGeneration
     #: of the base model, and chosen by the run (`facts`)
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
 
     def groups(self, split: str) -> Groups | None:
         """The parts of an encoded evaluation split that are scored apart, or None."""

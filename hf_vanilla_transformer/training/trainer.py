@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,10 +16,13 @@ from accelerate.utils import DynamoBackend, convert_outputs_to_fp32
 from datasets import Dataset
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.trainer_utils import EvalLoopOutput
+from transformers.utils import ModelOutput
 
 from ..data.batching import (
+    Batch,
     LengthGroupedSampler,
     StreamingTokenBatches,
     TokenBatchDataset,
@@ -53,6 +56,8 @@ from .objectives.distillation import Teacher
 from .report import ThroughputMeter, perplexities
 from .resumable_trainer import NOTHING_TRAINED, ResumableTrainer
 
+T = TypeVar("T")
+
 
 class VanillaTransformerTrainer(ResumableTrainer):
     """`Seq2SeqTrainer` with token batches (§5.1) and atomically written checkpoints.
@@ -73,7 +78,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         UserError: settings that do not go with `max_tokens_per_batch`.
     """
 
-    optimizer: Any  # made by `create_optimizer`
+    optimizer: torch.optim.Optimizer | None  # made by `create_optimizer`
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -83,7 +88,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         self.budget: EvaluationBudget | None = None  # of a run with `max_minutes`
         # Share of the translations of the last evaluation that end before their limit.
         self.ended = 1.0
-        collating: Any = getattr(self.data_collator, "tokenizer", None)
+        collating = getattr(self.data_collator, "tokenizer", None)
         if getattr(collating, "padding_side", "right") == "left":
             raise UserError(
                 "data_collator: its tokenizer pads on the left, but labels are shifted right from their first token: "
@@ -234,7 +239,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
         known = set(self._signature_columns)
         self._signature_columns += [name for name in names if name != "self" and name not in known]
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler | None:
+    def _get_train_sampler(
+        self, train_dataset: Dataset | None = None
+    ) -> torch.utils.data.Sampler | None:
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if self.args.train_sampling_strategy != "group_by_length" or not isinstance(
             _plain_dataset(dataset), Dataset
@@ -248,7 +255,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         )
         return LengthGroupedSampler(*pair_lengths(dataset), batch_size, self.args.seed)
 
-    def _get_eval_sampler(self, eval_dataset: Any) -> torch.utils.data.Sampler | None:
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> torch.utils.data.Sampler | None:
         if self.args.train_sampling_strategy != "group_by_length" or not isinstance(
             eval_dataset, Dataset
         ):
@@ -319,7 +326,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         return leave_signals_to_main_process(loader)
 
     def _packed_loader(
-        self, dataset: Any, plan: dict[str, Any], options: dict[str, Any]
+        self, dataset: Dataset, plan: dict[str, Any], options: dict[str, Any]
     ) -> DataLoader:
         """Make the loader of packed rows. It packs in the main process, in a microsecond a pair."""
         sampler = PackedBatchSampler(*pair_lengths(self.train_dataset), **plan)
@@ -330,11 +337,11 @@ class VanillaTransformerTrainer(ResumableTrainer):
         options["collate_fn"] = _unchanged
         return DataLoader(pairs, batch_sampler=sampler, **options)
 
-    def _packed_pairs(self, dataset: Any, sampler: PackedBatchSampler) -> PackedPairs:
+    def _packed_pairs(self, dataset: Dataset, sampler: PackedBatchSampler) -> PackedPairs:
         layout = PackedLayout.of(self._base_model().config, sampler.places)
         return PackedPairs(dataset, layout, sampler)
 
-    def _token_batches(self, dataset: Any, sampler: TokenBatchSampler) -> TokenBatchDataset:
+    def _token_batches(self, dataset: Dataset, sampler: TokenBatchSampler) -> TokenBatchDataset:
         return TokenBatchDataset(
             dataset, sampler.limit, self.args.world_size, self.args.process_index
         )
@@ -358,11 +365,11 @@ class VanillaTransformerTrainer(ResumableTrainer):
                 f"(the longest: {longest:,} tokens); each is a batch by itself"
             )
 
-    def set_initial_training_values(self, args: Any, dataloader: DataLoader) -> Any:
+    def set_initial_training_values(self, args: TrainingArguments, dataloader: DataLoader) -> tuple:
         """Remember the plan of the loader that trains. Callbacks may make other loaders."""
         if self.by_tokens:
-            stream = cast(Any, dataloader.dataset)
-            sampler = cast(Any, dataloader.batch_sampler)
+            stream = dataloader.dataset
+            sampler = cast(TokenBatchSampler, dataloader.batch_sampler)
             self._updates = stream if isinstance(stream, StreamingTokenBatches) else sampler
             self._decide_compiling()
         return super().set_initial_training_values(args, dataloader)
@@ -370,8 +377,8 @@ class VanillaTransformerTrainer(ResumableTrainer):
     # The update
 
     def get_batch_samples(
-        self, epoch_iterator: Any, num_batches: int, device: torch.device
-    ) -> tuple[list, torch.Tensor | int | None]:
+        self, epoch_iterator: Iterator[list[Batch]], num_batches: int, device: torch.device
+    ) -> tuple[list[list[Batch]], torch.Tensor | int | None]:
         """The batches of the next update, and its number of target tokens over all ranks."""
         if self.by_tokens:
             updates = list(islice(epoch_iterator, num_batches))
@@ -393,13 +400,16 @@ class VanillaTransformerTrainer(ResumableTrainer):
         return updates, target_tokens
 
     def training_step(
-        self, model: Any, inputs: Any, num_items_in_batch: Any = None
+        self,
+        model: PreTrainedModel,
+        inputs: Batch | list[Batch],
+        num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
         """Forward and backward pass of one batch, or of all batches of an update with one gradient all-reduce.
 
         With SimCut or R-Drop each batch in two halves: see `halves`.
         """
-        batches = list(enumerate(inputs if self.by_tokens else [inputs]))
+        batches = list(enumerate(_batches(inputs)))
         if self._due_consistency() and num_items_in_batch is not None:
             batches = [(index, half) for index, batch in batches for half in halves(batch)]
         total = torch.zeros((), device=self.args.device)
@@ -418,7 +428,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
             total += loss
         return total
 
-    def _attention_kernels(self) -> AbstractContextManager[Any]:
+    def _attention_kernels(self) -> AbstractContextManager[None]:
         """Leave cuDNN out of the attention of any model, see `attention_kernels`."""
         choice = getattr(self._base_model().config, "attention_kernels", "auto")
         return attention_kernels(choice, self.args.device)
@@ -431,8 +441,12 @@ class VanillaTransformerTrainer(ResumableTrainer):
         )
 
     def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
+        self,
+        model: PreTrainedModel,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
         """Compute the loss of the objective, and log the loss without label smoothing if the model returns it."""
         forward = self._forward_pass(inputs) if model.training else None
         if "segment_ids" in inputs and not isinstance(forward, CompiledForward):
@@ -529,12 +543,12 @@ class VanillaTransformerTrainer(ResumableTrainer):
 
     def prediction_step(
         self,
-        model: Any,
-        inputs: Any,
+        model: PreTrainedModel,
+        inputs: dict[str, Any],
         prediction_loss_only: bool,
-        ignore_keys: Any = None,
+        ignore_keys: list[str] | None = None,
         **kwargs: Any,
-    ) -> tuple[Any, Any, Any]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         """Skip logits (B, T, V) that the base class would drop, and translate with packed weights."""
         if isinstance(self._base_model(), VanillaTransformerForConditionalGeneration):
             if prediction_loss_only:
@@ -563,13 +577,13 @@ class VanillaTransformerTrainer(ResumableTrainer):
                 model, inputs, prediction_loss_only, ignore_keys, **kwargs
             )
 
-    def _with_first_token(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def _with_first_token(self, inputs: Batch) -> Batch:
         """Let `generate` start with the token of the language, the first one of each reference."""
         first = inputs["labels"][:, :1]  # (B, 1)
         start = torch.full_like(first, self._base_model().config.decoder_start_token_id)
         return {**inputs, "decoder_input_ids": torch.cat([start, first], dim=1)}
 
-    def _cut(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def _cut(self, inputs: Batch) -> dict[str, object]:
         """The settings of `generate` that cut the translations of a batch soon after the end of its references."""
         settings = dict(self._gen_kwargs)
         most = longest_cut(inputs["labels"].shape[1])
@@ -637,7 +651,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         start = (update - self._epoch_start) * sampler.batch_size
         return list(islice(sampler, start, start + sampler.batch_size))
 
-    def create_optimizer(self, model: Any = None) -> Any:
+    def create_optimizer(self, model: PreTrainedModel | None = None) -> torch.optim.Optimizer:
         """Make Muon or the optimizer of `optim`. With FSDP2, first shard modules with tied weights (§3.4) as one unit.
 
         accelerate handles one embedding tied to the output layer. Here the decoder's embedding may be tied, too, and
@@ -663,18 +677,14 @@ class VanillaTransformerTrainer(ResumableTrainer):
 
     # `Trainer` expects one batch per step
 
-    def floating_point_ops(self, inputs: Any) -> int:
-        return (
-            sum(map(super().floating_point_ops, inputs))
-            if self.by_tokens
-            else super().floating_point_ops(inputs)
-        )
+    def floating_point_ops(self, inputs: Batch | list[Batch]) -> int:
+        return sum(map(super().floating_point_ops, _batches(inputs)))
 
-    def _track_num_input_tokens(self, inputs: Any) -> None:
-        for batch in inputs if self.by_tokens else [inputs]:
+    def _track_num_input_tokens(self, inputs: Batch | list[Batch]) -> None:
+        for batch in _batches(inputs):
             super()._track_num_input_tokens(batch)
 
-    def get_total_train_batch_size(self, args: Any) -> int:
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Pairs per update, averaged with token batches."""
         if isinstance(self._updates, TokenBatchSampler):
             return max(1, round(len(self._updates.lengths) / len(self._updates)))
@@ -696,7 +706,9 @@ class VanillaTransformerTrainer(ResumableTrainer):
             logs.update(perplexities(logs, exclude="loss" if smoothed else None))
         super().log(logs, *args, **kwargs)
 
-    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def evaluate(
+        self, eval_dataset: Dataset | None = None, *args: Any, **kwargs: Any
+    ) -> dict[str, float]:
         """Evaluate. In a run with `max_minutes`, evaluations in training keep to their budget."""
         if not self.is_in_train or eval_dataset is not None:
             return super().evaluate(eval_dataset, *args, **kwargs)
@@ -722,7 +734,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
         finally:
             self.compute_metrics = compute_metrics
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Count once the pairs that accelerate repeats to fill the last batch."""
         self.gather_function = self.accelerator.gather_for_metrics
         output = super().evaluation_loop(*args, **kwargs)
@@ -768,17 +780,22 @@ class VanillaTransformerTrainer(ResumableTrainer):
 class _WithoutPrefix:
     """The loss of a batch whose `decoder_input_ids` are a prefix for `generate` alone."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: PreTrainedModel):
         self.model = model
 
-    def __call__(self, decoder_input_ids: Any = None, **batch: Any) -> Any:
+    def __call__(self, decoder_input_ids: object = None, **batch: object) -> ModelOutput:
         return self.model(**batch)
 
 
-def _unchanged(batches: Any) -> Any:
+def _batches(inputs: Batch | list[Batch]) -> list[Batch]:
+    """The batches of an update with token batches, or the one batch of a step."""
+    return inputs if isinstance(inputs, list) else [inputs]
+
+
+def _unchanged(batches: T) -> T:
     return batches
 
 
-def _plain_dataset(dataset: Any) -> Any:
+def _plain_dataset(dataset: Dataset) -> Dataset:
     """The dataset without BPE-dropout."""
     return getattr(dataset, "encoded", dataset)

@@ -1,15 +1,21 @@
 """XML of unknown origin: without entities, DTDs, the network and huge trees."""
 
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from .errors import UserError
 from .untrusted import one_line
 
+if TYPE_CHECKING:
+    from lxml.etree import _Element
+
+#: An element of lxml, which its functions import when they need it.
+XmlElement: TypeAlias = "_Element"
+
 #: Arguments of lxml's parsers. `huge_tree` stays off: it would lift the limits on depth and on one text (10 MB).
-SAFE: dict[str, Any] = {"resolve_entities": False, "load_dtd": False, "no_network": True}
+SAFE = {"resolve_entities": False, "load_dtd": False, "no_network": True}
 
 
-def parse_xml(data: bytes, name: str) -> Any:
+def parse_xml(data: bytes, name: str) -> XmlElement:
     """The root element of a document in UTF-8.
 
     Raises:
@@ -28,7 +34,7 @@ def parse_xml(data: bytes, name: str) -> Any:
     return root
 
 
-def refuse_entities(root: Any, name: object) -> None:
+def refuse_entities(root: XmlElement, name: object) -> None:
     """Raise a UserError if a document declares an entity. It can refer to other files or grow without bound."""
     dtd = root.getroottree().docinfo.internalDTD
     declared = [] if dtd is None else [entity.name for entity in dtd.iterentities()]
@@ -38,6 +44,6 @@ def refuse_entities(root: Any, name: object) -> None:
         )
 
 
-def local_name(element: Any) -> str:
+def local_name(element: XmlElement) -> str:
     """The name of an element without its namespace, or "" for a comment."""
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""

@@ -18,13 +18,16 @@ Shapes: B sentences, S source length, T target length, N' target positions with 
 vocabulary.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel, TrainingArguments
 
+from ...data.batching import Batch
 from ...loss_vanilla_transformer import (
     IGNORED,
     cache_sized_parts,
@@ -56,7 +59,7 @@ class ConsistencyObjective(Objective):
     language_mark: str | None = None
     passes: ClassVar[int] = 2
 
-    def inputs(self, model: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    def inputs(self, model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Make the arguments of one forward pass over both versions of a batch, the unchanged one first.
 
         The batch has `input_ids` (B, S), `labels` (B, T), and perhaps `attention_mask` (B, S) and `decoder_input_ids`
@@ -198,7 +201,7 @@ class ConsistencyObjective(Objective):
         return sums
 
 
-def halves(batch: dict[str, Any]) -> list[dict[str, Any]]:
+def halves(batch: Batch) -> list[Batch]:
     """Split a batch in two parts with half of its pairs each, unless it has one pair.
 
     Two passes over a part need the activations of one pass over the batch, so that consistency training needs no more
@@ -238,7 +241,9 @@ def crossconst(alpha: float, language_mark: str) -> ConsistencyObjective:
     )
 
 
-def consistency_objective(args: Any, language_mark: str = "source") -> ConsistencyObjective | None:
+def consistency_objective(
+    args: TrainingArguments, language_mark: str = "source"
+) -> ConsistencyObjective | None:
     """The objective of training arguments, or None. `language_mark` is the side with the token of a language."""
     if getattr(args, "crossconst_alpha", 0):
         return crossconst(args.crossconst_alpha, language_mark)

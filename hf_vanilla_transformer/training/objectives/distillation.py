@@ -18,19 +18,19 @@ Shapes: B sentences, S source length, T target length, n positions in a chunk, D
 V target vocabulary, K tokens kept.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
-from ...data.batching import pair_lengths
+from ...data.batching import Batch, Rows, pair_lengths
 from ...data.tokenizer_training import load_tokenizers, tokenizer_digest
 from ...inference.loading import load_model
 from ...loss_vanilla_transformer import (
@@ -78,7 +78,7 @@ class FullChunk:
 class FullDistributions:
     """The mean distribution of an ensemble: for each teacher its decoder output (B, T, D') and its output layer."""
 
-    teachers: Sequence[tuple[Tensor, nn.Module]]
+    teachers: Sequence[tuple[Tensor, nn.Linear]]
 
     def at(self, positions: Tensor | slice, dtype: torch.dtype) -> FullChunk:
         return FullChunk(
@@ -89,7 +89,7 @@ class FullDistributions:
         )
 
 
-def _logits(head: Any, states: Tensor, dtype: torch.dtype) -> Tensor:
+def _logits(head: nn.Linear, states: Tensor, dtype: torch.dtype) -> Tensor:
     """Logits (n, V) of decoder outputs (n, D')."""
     bias = None if head.bias is None else head.bias.to(dtype)
     return F.linear(states.to(dtype), head.weight.to(dtype), bias)
@@ -136,9 +136,9 @@ class TopOfCorpus:
     def __init__(
         self,
         count: int,
-        pairs: Any,
-        collator: Callable[[list[dict[str, Any]]], Mapping[str, Any]],
-        distributions: Callable[[Mapping[str, Any]], FullDistributions],
+        pairs: Dataset,
+        collator: Callable[[Rows], Batch],
+        distributions: Callable[[Batch], FullDistributions],
     ):
         self.start: dict[bytes, int] = {}  # of a pair: the number of its first position
         lengths = pair_lengths(pairs)
@@ -168,7 +168,7 @@ class TopOfCorpus:
                 tokens.copy_(best.indices)
                 probabilities.copy_(best.values)
 
-    def of(self, batch: Mapping[str, Any]) -> TopDistributions:
+    def of(self, batch: Batch) -> TopDistributions:
         """Get the distributions at the target positions of a batch of these pairs. Padding gets any distribution."""
         labels = batch["labels"].cpu().numpy()  # (B, T)
         # (B, S)
@@ -188,7 +188,7 @@ class TopOfCorpus:
         )
 
 
-def _key(source: Any, target: Any) -> bytes:
+def _key(source: Sequence[int] | np.ndarray, target: Sequence[int] | np.ndarray) -> bytes:
     digest = blake2b(np.asarray(source, np.int64).tobytes(), digest_size=16)
     digest.update(len(source).to_bytes(8, "little") + np.asarray(target, np.int64).tobytes())
     return digest.digest()
@@ -226,20 +226,18 @@ class Teacher:
         self.weight = weight
         self.top: TopOfCorpus | None = None
 
-    def keep_top(
-        self, count: int, pairs: Any, collator: Callable[[list[dict[str, Any]]], Any]
-    ) -> None:
+    def keep_top(self, count: int, pairs: Dataset, collator: Callable[[Rows], Batch]) -> None:
         """Compute the `count` most probable target tokens of all training pairs, so that updates need no teacher."""
         count = min(count, self.models[0].config.target_vocab_size)
         self.top = TopOfCorpus(count, pairs, collator, self._distributions)
 
-    def inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def inputs(self, batch: Batch) -> dict[str, object]:
         """Add to a batch the objective that compares the student's distributions with the teacher's."""
         taught = self._distributions(batch) if self.top is None else self.top.of(batch)
         return {**batch, "objective": DistillationObjective(taught, self.weight)}
 
     @torch.no_grad()
-    def _distributions(self, batch: Mapping[str, Any]) -> FullDistributions:
+    def _distributions(self, batch: Batch) -> FullDistributions:
         device = self.models[0].device
         batch = {name: each.to(device) for name, each in batch.items() if isinstance(each, Tensor)}
         if batch.get("decoder_input_ids") is None:
