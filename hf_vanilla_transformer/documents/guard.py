@@ -63,7 +63,9 @@ def guarded(
 
     def recorded(texts: Sequence[str]) -> list[list[TranslatedPart]]:
         sources.extend(texts)
-        _check_passages(before.sources if fills else before.letters, texts)
+        # a source can have several translations, such as the forms of a plural
+        for text in texts if fills else ["".join(texts)]:
+            _check_passage(before.sources if fills else before.letters, text)
         answers = translate(texts)
         targets.extend("".join(part.target for part in parts) for parts in answers)
         _check_targets(sources, targets)
@@ -75,9 +77,9 @@ def guarded(
     return result
 
 
-def _check_passages(read: Counter[str], sources: Sequence[str]) -> None:
-    """Before anything is translated: the second reader has found all that the passages have."""
-    missing = letters_of("".join(sources)) - read
+def _check_passage(read: Counter[str], text: str) -> None:
+    """Before anything is translated: the second reader has found all that a text has."""
+    missing = letters_of(text) - read
     if missing:
         raise _refusal(f"two readers disagree on its text, by {_named(missing)}")
 

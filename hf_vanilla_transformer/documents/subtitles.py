@@ -1,72 +1,74 @@
-"""Translate subtitles in SubRip (.srt) and WebVTT (.vtt). Times, numbers, settings and styles stay."""
+"""Translate subtitles in SubRip (.srt) and WebVTT (.vtt). Times, numbers, settings, comments and styles stay."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from html import escape, unescape
 from itertools import pairwise
 
 from ..data.words import break_points
-from ..inference.placement import TranslateTexts
+from ..inference.placement import TranslatedPart, TranslateTexts
 from ..utils.errors import UserError
+from .html_text import Event, Passage, passage_of
 
-_NEWLINE = r"(?:\r\n|[\r\n])"
+_LINE = re.compile(r"([^\r\n]*)(\r\n|[\r\n]|\Z)")
 _TIME = r"(?:\d+:){1,2}\d+(?:[,.]\d+)?"
-_TIMES = rf"[^\S\r\n]*{_TIME}[^\S\r\n]*-->[^\S\r\n]*{_TIME}[^\r\n]*"
-#: A time line and the lines after it. Cues end at a blank line, or before the number and the times of the next one.
-_CUE = re.compile(
-    rf"(?:\A|(?<=[\r\n]))({_TIMES}(?:{_NEWLINE}|\Z))"
-    rf"((?:(?!\d+[^\S\r\n]*{_NEWLINE}{_TIMES})(?!{_TIMES})[^\S\r\n]*[^\s][^\r\n]*(?:{_NEWLINE}|\Z))*)"
-)
+_TIMES = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}")
 
-_TAGS = r"(?:<[^<>]*>|\{[^{}]*\})*"
-_WRAPPED = re.compile(rf"(\s*{_TAGS}\s*)(.*?)(\s*{_TAGS}\s*)", re.DOTALL)
+#: Tags such as <i>, <v Bob> and <00:01.000>, and the codes {\\i1} and {y:i}.
+_TAG = re.compile(r"</?[A-Za-z\d][^<>]*>|</>|\{\\[^{}]*\}|\{[A-Za-z]:[^{}]*\}")
+_SWITCH = re.compile(r"\{\\([bisu])([01])\}")  # of italics, for example
+_DASH = re.compile(r"[-–—]")
+
 _ENDS = re.compile(r"[.!?…。！？♪:\]][\"'”’»)\]]*$")
 _MOST_CUES = 8  # that a sentence can span
 
 
 @dataclass
 class _Line:
-    """A text of a cue, which several lines share unless each starts with a dash."""
+    """A text of a cue, which several lines share unless each starts with a dash or stands after an empty line."""
 
     start: int  # in the file
     end: int
     before: str  # tags around it
-    text: str
+    passage: Passage
     after: str
     rows: list[int]  # their lengths
+
+    @property
+    def text(self) -> str:
+        return self.passage.text
 
 
 def translate_subtitles(subtitles: str, translate: TranslateTexts) -> str:
     """Translate the text of each cue.
 
     A sentence that spans several cues is translated as a whole. Its translation is cut between words, in the same
-    proportions as the sentence, and so are the lines of a cue.
+    proportions as the sentence, and so are the lines of a cue. Tags inside a text go with their words.
 
     Raises:
         UserError: there are no cues.
     """
-    content = subtitles.strip("\ufeff \t\r\n")
-    if content and not content.startswith("WEBVTT") and not _CUE.search(subtitles):
+    is_vtt = subtitles.removeprefix("\ufeff").startswith("WEBVTT")
+    cues = list(_cues(subtitles, is_vtt))
+    if not cues and not is_vtt and subtitles.strip("\ufeff \t\r\n"):
         raise UserError(
             "documents: there are no cues, such as 00:00:01,000 --> 00:00:02,500 and a text, in this file"
         )
-    lines = [line for cue in _CUE.finditer(subtitles) for line in _lines(cue.start(2), cue[2])]
     groups: list[list[_Line]] = []
-    for line in lines:
-        if groups and len(groups[-1]) < _MOST_CUES and _goes_on(groups[-1][-1].text, line.text):
+    for line in (line for cue in cues for line in _lines(subtitles, *cue, is_vtt)):
+        if groups and len(groups[-1]) < _MOST_CUES and _goes_on(groups[-1][-1], line):
             groups[-1].append(line)
         else:
             groups.append([line])
     translations = translate([" ".join(line.text for line in group) for group in groups])
+    newline = next((mark for mark in ("\r\n", "\n", "\r") if mark in subtitles), "\n")
     pieces = []
     position = 0
     for group, parts in zip(groups, translations, strict=True):
-        translation = "".join(part.target for part in parts)
-        for line, text in zip(
-            group, _cut(translation, [len(line.text) for line in group]), strict=True
-        ):
+        for line, text in zip(group, _shared(group, parts), strict=True):
             rows = _cut(text, line.rows)
-            newline = "\r\n" if "\r\n" in subtitles else "\n"
             pieces += [
                 subtitles[position : line.start],
                 line.before,
@@ -77,37 +79,130 @@ def translate_subtitles(subtitles: str, translate: TranslateTexts) -> str:
     return "".join(pieces) + subtitles[position:]
 
 
-def _lines(start: int, text: str) -> list[_Line]:
-    rows = list(re.finditer(r"[^\r\n]+", text))
-    starts = [
-        row.start() for row in rows if row is rows[0] or re.match(rf"{_TAGS}\s*[-–—]", row[0])
-    ]
-    lines = []
-    for begin, end in pairwise([*starts, len(text)]):
-        content = text[begin:end].rstrip("\r\n")
-        match = _WRAPPED.fullmatch(content)
-        before, inner, after = match.groups() if match else ("", content, "")
-        lines.append(
-            _Line(
-                start + begin,
-                start + begin + len(content),
-                before,
-                " ".join(inner.split()),
-                after,
-                [len(row) for row in inner.splitlines()],
-            )
-        )
-    return [line for line in lines if line.text]
+def _cues(subtitles: str, is_vtt: bool) -> Iterator[tuple[int, int]]:
+    """Where the texts of the cues are.
+
+    A text ends before the times of the next cue and their number. In WebVTT it ends at an empty line, too. In SubRip,
+    as editors read it, empty lines are part of a text.
+    """
+    lines = list(_LINE.finditer(subtitles))
+    start: int | None = None
+    for number, line in enumerate(lines):
+        following = lines[number + 1][1] if number + 1 < len(lines) else ""
+        has_times = _TIMES.match(line[1]) is not None
+        is_number = line[1].strip().isdigit() and _TIMES.match(following) is not None
+        ends = has_times or is_number or (is_vtt and not line[1])
+        if start is not None and ends:
+            yield start, line.start()
+            start = None
+        if has_times:
+            start = line.end()
+    if start is not None:
+        yield start, len(subtitles)
 
 
-def _goes_on(text: str, following: str) -> bool:
-    """Return whether a sentence goes on in the next cue."""
-    return not _ENDS.search(text) and (following[:1].islower() or text.endswith((",", "，", "、")))
+def _lines(subtitles: str, start: int, end: int, is_vtt: bool) -> Iterator[_Line]:
+    """The texts of a cue."""
+    rows: list[re.Match[str]] = []
+    for row in _LINE.finditer(subtitles, start, end):
+        is_empty = not row[1].strip()
+        if rows and (is_empty or _DASH.match(_TAG.sub("", row[1]).lstrip())):
+            yield from _line_of(rows, is_vtt)
+            rows = []
+        if not is_empty:
+            rows.append(row)
+    if rows:
+        yield from _line_of(rows, is_vtt)
+
+
+def _line_of(rows: Sequence[re.Match[str]], is_vtt: bool) -> Iterator[_Line]:
+    """The text of some rows, if they have one."""
+    content = rows[0].string[rows[0].start() : rows[-1].end(1)]
+    first, last = _without_tags(content)
+    lengths = [len(_TAG.sub("", row[1]).strip()) for row in rows]
+    if _TAG.search(content, first, last):  # tags belong to words
+        first = len(content) - len(content.lstrip())
+        last = len(content.rstrip())
+    make = partial(Passage, escape=partial(escape, quote=False) if is_vtt else str)
+    pieces = passage_of(
+        list(_events(content[first:last])), unescape if is_vtt else str, passage=make
+    )
+    for number, piece in enumerate(pieces):
+        if isinstance(piece, Passage):
+            before = content[:first] + "".join(map(str, pieces[:number]))
+            after = "".join(map(str, pieces[number + 1 :])) + content[last:]
+            start = rows[0].start()
+            yield _Line(start, start + len(content), before, piece, after, lengths)
+
+
+def _without_tags(content: str) -> tuple[int, int]:
+    """Where a text is without the tags and the white space around it."""
+    first = 0
+    last = len(content)
+    for tag in _TAG.finditer(content):
+        if content[first : tag.start()].strip():
+            break
+        first = tag.end()
+    for tag in reversed(list(_TAG.finditer(content, first))):
+        if content[tag.end() : last].strip():
+            break
+        last = tag.start()
+    inner = content[first:last]
+    first += len(inner) - len(inner.lstrip())
+    return first, max(first, first + len(inner.strip()))
+
+
+def _events(content: str) -> Iterator[Event]:
+    """The texts and tags of a cue."""
+    position = 0
+    for tag in _TAG.finditer(content):
+        if tag.start() > position:
+            yield Event("text", "", content[position : tag.start()])
+        yield _tag_event(tag[0])
+        position = tag.end()
+    if position < len(content):
+        yield Event("text", "", content[position:])
+
+
+def _tag_event(tag: str) -> Event:
+    switch = _SWITCH.fullmatch(tag)
+    if switch is not None:
+        return Event("start" if switch[2] == "1" else "end", f"\\{switch[1]}", tag)
+    name = re.match(r"</?([A-Za-z]+)", tag)
+    if name is None:
+        return Event("point", "", tag)
+    return Event("end" if tag.startswith("</") else "start", f"<{name[1].lower()}", tag)
+
+
+def _shared(group: list[_Line], parts: Sequence[TranslatedPart]) -> list[str]:
+    """The markup of the translation of each line of a group."""
+    if len(group) == 1:
+        return [group[0].passage.translated(parts)]
+    translation = "".join(part.target for part in parts)
+    texts = _cut(translation, [len(line.text) for line in group])
+    return [line.passage.escape(text) for line, text in zip(group, texts, strict=True)]
+
+
+def _goes_on(line: _Line, following: _Line) -> bool:
+    """Return whether a sentence goes on in the next cue. A text with tags is translated alone."""
+    if line.passage.elements or following.passage.elements:
+        return False
+    goes_on = following.text[:1].islower() or line.text.endswith((",", "，", "、"))
+    return goes_on and not _ENDS.search(line.text)
 
 
 def _cut(text: str, lengths: Sequence[int]) -> list[str]:
     """A text in pieces of about these proportions, cut between words."""
-    words = [text[start:end] for start, end in pairwise([0, *break_points(text)[1:], len(text)])]
+    first = next((place for place, letter in enumerate(text) if letter.isalnum()), 0)
+    breaks = [place for place in break_points(text) if place > first]
+    if _TAG.search(text):
+        inside = {place for tag in _TAG.finditer(text) for place in range(tag.start(), tag.end())}
+        breaks = [
+            place for place in breaks if place - 1 not in inside and text[place - 1].isspace()
+        ]
+    words = [text[start:end] for start, end in pairwise([0, *breaks, len(text)])]
+    shown = [len(_TAG.sub("", word)) for word in words]
+    whole = sum(shown)
     pieces = []
     start = 0
     size = 0
@@ -118,9 +213,9 @@ def _cut(text: str, lengths: Sequence[int]) -> list[str]:
         # Pieces after this one, each with a word if there are enough.
         spare = len(lengths) - number - 1
         while end < len(words) - spare and (
-            end == start or size + len(words[end]) / 2 < len(text) * total / sum(lengths)
+            end == start or size + shown[end] / 2 < whole * total / sum(lengths)
         ):
-            size += len(words[end])
+            size += shown[end]
             end += 1
         pieces.append("".join(words[start : end if spare else None]).strip())
         start = end

@@ -3,6 +3,7 @@
 import copy
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from ..data.translation_memories import MARKUP, UNTRANSLATED, language_match
@@ -34,14 +35,15 @@ _PROLOG = re.compile(
     r"\ufeff?(?:\s+|<\?.*?\?>|<!--.*?-->|<!DOCTYPE(?:[^\[>]|\[.*?\])*>)*", re.DOTALL
 )
 
+_LINE = re.compile(r"([^\r\n]*)(?:\r\n|[\r\n]|\Z)")
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
-_PO_ENTRY = re.compile(
-    rf"^msgid[ \t]+((?:{_STRING}\s*)+)(?:^msgid_plural[ \t]+((?:{_STRING}\s*)+))?"
-    rf"((?:^msgstr(?:\[\d+\])?[ \t]+(?:{_STRING}\s*)+)+)",
-    re.MULTILINE,
+#: A keyword with its first string, or a string that goes on.
+_PO_LINE = re.compile(
+    rf"[ \t]*(?:(msgctxt|msgid_plural|msgid|msgstr)[ \t]*(?:\[[ \t]*(\d+)[ \t]*\])?[ \t]*)?({_STRING})[ \t]*\Z"
 )
-_PO_TARGET = re.compile(r'^(msgstr(?:\[(\d+)\])?[ \t]+)""(?!\s*")', re.MULTILINE)
-_PLURAL_FORMS = re.compile(r'^"Plural-Forms:\s*nplurals\s*=\s*(\d+)', re.MULTILINE | re.IGNORECASE)
+_PLURAL_FORMS = re.compile(
+    r'^[ \t]*"Plural-Forms:\s*nplurals\s*=\s*(\d+)', re.MULTILINE | re.IGNORECASE
+)
 _CHOICE = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")
 _ESCAPES = {
     "n": "\n",
@@ -57,6 +59,17 @@ _ESCAPES = {
 _ESCAPED = {character: f"\\{letter}" for letter, character in _ESCAPES.items()}
 
 
+@dataclass
+class _PoField:
+    """A keyword of PO and its strings."""
+
+    keyword: str
+    form: int | None  # of a plural
+    text: str
+    start: int  # of its strings in the file
+    end: int
+
+
 def translate_po(text: str, translate: TranslateTexts) -> str:
     """Fill the empty `msgstr` of a PO or POT file.
 
@@ -66,21 +79,40 @@ def translate_po(text: str, translate: TranslateTexts) -> str:
     position = 0
     forms = _PLURAL_FORMS.search(text)
     has_one_form = forms is not None and int(forms[1]) == 1
-    for entry in _PO_ENTRY.finditer(text):
-        singular, plural = (_po_text(entry[number] or '""') for number in (1, 2))
-        if not singular:  # the header
+    singular = ""
+    plural = ""
+    for entry in _po_fields(text):
+        if entry.keyword == "msgid":
+            singular = entry.text
+            plural = ""
+        elif entry.keyword == "msgid_plural":
+            plural = entry.text
+        if entry.keyword != "msgstr" or entry.text or not singular:
             continue
-        for target in _PO_TARGET.finditer(text, entry.start(3), entry.end(3)):
-            is_plural = target[2] is not None and (has_one_form or int(target[2]) > 0)
-            source = plural if is_plural and plural else singular
-            if _is_choice_only(source):
-                continue
-            pieces += [
-                text[position : target.end() - 2],
-                _PoPassage(source, [], _po_string(source)),
-            ]
-            position = target.end()
+        is_plural = entry.form is not None and (has_one_form or entry.form > 0)
+        source = plural if is_plural and plural else singular
+        if _is_choice_only(source):
+            continue
+        pieces += [text[position : entry.start], _PoPassage(source, [], _po_string(source))]
+        position = entry.end
     return translate_pieces([*pieces, text[position:]], translate)
+
+
+def _po_fields(text: str) -> list[_PoField]:
+    """The keywords of a file with their strings. Comments, such as obsolete messages, are none."""
+    fields: list[_PoField] = []
+    for line in _LINE.finditer(text):
+        match = _PO_LINE.match(text, line.start(), line.end(1))
+        if match is None:
+            continue
+        content = _po_text(match[3])
+        if match[1]:
+            form = None if match[2] is None else int(match[2])
+            fields.append(_PoField(match[1], form, content, match.start(3), match.end(3)))
+        elif fields:
+            fields[-1].text += content
+            fields[-1].end = match.end(3)
+    return fields
 
 
 class _PoPassage(Passage):

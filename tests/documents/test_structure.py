@@ -205,3 +205,33 @@ def test_language_with_one_plural_form_gets_the_plural() -> None:
 def test_message_that_is_a_choice_of_icu_stays_empty() -> None:
     message = 'msgid "{count, plural, one {Vote} other {Votes}}"\nmsgstr ""\n'
     assert in_upper_case(message, ".po") == message
+
+
+PO_HEAD = (
+    'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n'
+    '"Plural-Forms: nplurals=3; plural=(n==1 ? 0 : n<5 ? 1 : 2);\\n"\n\n'
+)
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ('#, fuzzy\n#| msgctxt "x"\n#| msgid "old"\nmsgctxt "menu"\nmsgid "one"\nmsgstr {}\n', ["ONE"]),
+        ('msgid ""\n"one\\n"\n"two\\n"\nmsgstr {}\n', ["ONE\\nTWO\\n"]),
+        ('msgid "one"\nmsgstr {}\n""\n""\n', ["ONE"]),
+        ('  msgid "one"\n\tmsgstr {}\n', ["ONE"]),
+        ('msgid"one"\nmsgstr{}\n', ["ONE"]),
+        ('msgid "file"\nmsgid_plural "files"\nmsgstr[0] {}\nmsgstr[1] {}\nmsgstr [2] {}\n',
+         ["FILE", "FILES", "FILES"]),
+        ('msgid "a\\tb \\"c\\" \\\\ d"\nmsgstr {}\n', ['A\\tB \\"C\\" \\\\ D']),
+        ('#~ msgid "old"\n#~ msgstr ""\n\n#~| msgid "was"\n#~ msgid "x"\n#~ msgstr "y"\n', []),
+        ('# note\nmsgid "one"\n# inside\nmsgstr {}\n', ["ONE"]),
+    ],
+)  # fmt: skip
+def test_messages_of_gettext_are_filled(message: str, expected: list[str], newline: str) -> None:
+    empty = PO_HEAD + message.format(*['""'] * len(expected))
+    filled = PO_HEAD + message.replace('{}\n""\n""', "{}").format(*(f'"{text}"' for text in expected))
+    source, wanted = (text.replace("\n", newline) for text in (empty, filled))
+    assert in_upper_case(source, ".po") == wanted
+    assert in_upper_case(wanted, ".po") == wanted

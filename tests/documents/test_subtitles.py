@@ -1,0 +1,93 @@
+"""Subtitles as players and editors read them: tags, empty lines, comments, styles and characters."""
+
+import pytest
+
+from hf_vanilla_transformer.documents.document_files import translate_document
+from hf_vanilla_transformer.inference.placement import TranslatedPart
+
+FIRST = "00:00:01,000 --> 00:00:02,000\n"
+SECOND = "00:00:03,000 --> 00:00:04,000\n"
+
+
+def upper(texts):
+    return [[TranslatedPart(text, text.upper())] for text in texts]
+
+
+def reversed_words(texts):
+    """Translations in reverse order, with the alignment of their words."""
+    translations = []
+    for text in texts:
+        words = text.split()
+        last = len(words) - 1
+        links = [(number, last - number) for number in range(len(words))]
+        translations.append([TranslatedPart(text, " ".join(reversed(words)).upper(), links)])
+    return translations
+
+
+def translated(document: str, suffix: str, translate=upper) -> str:
+    return translate_document(document.encode(), suffix, translate).decode()
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize(
+    ("cue", "expected"),
+    [
+        # Subtitle Edit reads an empty line as a part of the text, unless a number and times follow
+        ("one\n\ntwo", "ONE\n\nTWO"),
+        ("one.\n \n\ntwo\nthree\n", "ONE.\n \n\nTWO\nTHREE\n"),
+        ("one\n7\ntwo", "ONE\n7\nTWO"),
+        ("{\\i1}five{\\i0} six", "{\\i1}FIVE{\\i0} SIX"),
+        ("{\\an8}<i>five</i>", "{\\an8}<i>FIVE</i>"),
+        ("<i>five</i> six <b>seven</b>", "<i>FIVE</i> SIX <b>SEVEN</b>"),
+        ('<font color="red">five</font> six', '<font color="red">FIVE</font> SIX'),
+        ("<i>five\nsix</i> seven", "<i>FIVE\nSIX</i> SEVEN"),
+        ("- <i>one</i>\n- two", "- <i>ONE</i>\n- TWO"),
+        ("<i>- one</i>\n<i>- two</i>", "<i>- ONE</i>\n<i>- TWO</i>"),
+        ("{laughs} five & six", "{LAUGHS} FIVE & SIX"),
+        ("1 < 2 and 3 > 2", "1 < 2 AND 3 > 2"),
+        ("{y:i}one", "{y:i}ONE"),
+        ("♪ one ♪", "♪ ONE ♪"),
+        ("<i></i>one", "<i></i>ONE"),
+        ("<i>one", "<i>ONE"),
+    ],
+)
+def test_texts_of_subrip_are_translated(cue: str, expected: str, newline: str) -> None:
+    document, wanted = (f"1\n{FIRST}{text}\n\n2\n{SECOND}end\n".replace("\n", newline) for text in (cue, expected))
+    assert translated(document, ".srt") == wanted.replace("end", "END")
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        ("NOTE a comment\nof two lines", None),
+        ("NOTE\nnobody reads this", None),
+        ("STYLE\n::cue(.x) { color: red }", None),
+        ("REGION\nid:fred\nwidth:40%", None),
+        ("id of a cue\n00:01.000 --> 00:02.000 align:start size:35%\none", "ONE"),
+        ("00:01.000 --> 00:02.000\n<v Bob Smith>one</v>", "<v Bob Smith>ONE</v>"),
+        ("00:01.000 --> 00:02.000\n<v Bob>one\n<v Ann>two", "<v Bob>ONE\n<v Ann>TWO"),
+        ("00:01.000 --> 00:02.000\n<c.yellow.bg_blue>one</c> two", "<c.yellow.bg_blue>ONE</c> TWO"),
+        ("00:01.000 --> 00:02.000\n<00:01.200>one <00:01.500>two", "<00:01.200>ONE <00:01.500>TWO"),
+        ("00:01.000 --> 00:02.000\n<ruby>one<rt>two</rt></ruby>", "<ruby>ONE<rt>TWO</rt></ruby>"),
+        ("00:01.000 --> 00:02.000\n<lang fr>one</lang>", "<lang fr>ONE</lang>"),
+        ("00:01.000 --> 00:02.000\none &amp; two &lt;3&nbsp;x", "ONE &amp; TWO &lt;3\xa0X"),
+        ("00:01.000 --> 00:02.000\n- one\n- two", "- ONE\n- TWO"),
+    ],
+)
+def test_blocks_of_webvtt_stay(block: str, expected: str | None) -> None:
+    document = f"WEBVTT Kind: captions\nLanguage: en\n\n{block}\n\n00:03.000 --> 00:04.000\nend\n"
+    source = block.split(".000", 2)[-1].partition("\n")[2]
+    wanted = document.replace("\nend\n", "\nEND\n")
+    wanted = wanted if expected is None else wanted.replace(source, expected)
+    assert translated(document, ".vtt") == wanted
+
+
+def test_tags_of_subtitles_go_with_their_words() -> None:
+    document = f"1\n{FIRST}one <i>two</i> three\n"
+    assert translated(document, ".srt", reversed_words) == f"1\n{FIRST}THREE <i>TWO</i> ONE\n"
+
+
+def test_translation_is_no_markup_of_webvtt() -> None:
+    document = "WEBVTT\n\n00:01.000 --> 00:02.000\none\n"
+    result = translated(document, ".vtt", lambda texts: [[TranslatedPart(text, "a <b> & c --> d")] for text in texts])
+    assert result == document.replace("one", "a &lt;b&gt; &amp; c --&gt; d")
