@@ -37,7 +37,7 @@ from .batching import Row, TokenBatchSampler
 
 ROW = 128  # places of a row, if no pair is longer
 UNIT = 8  # places are a multiple of it, for the kernels of products
-WINDOW = 2_000  # pairs that are fitted into rows together
+WINDOW = 10_000  # pairs that are fitted into rows together
 BACKENDS = ("sdpa", "eager")  # of attention, which take such masks
 
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hf_vanilla_transformer.utils.errors import UserError
 from scripts.benchmarks import gpu_check
 from scripts.benchmarks.gpu_check import Check, report, run
+from scripts.benchmarks.report import Measurement
 
 
 @pytest.mark.slow
@@ -21,28 +23,72 @@ def test_gpu_check_measures_every_section_on_a_cpu(tmp_path: Path) -> None:
         assert "not measured" not in figures, (name, figures)
         assert json.loads((tmp_path / "out" / f"{name}.json").read_text(encoding="utf-8")) == figures
     assert found["training_tiny"]["ours_bf16, processes 1"]["tokens_per_second"] > 0
-    assert 0 < found["memory_tiny"]["ours_bf16, processes 1"]["share_of_peak_arithmetic"] < 1
+    assert 0 < found["fixed_tiny"]["ours_bf16, processes 1"]["share_of_peak_arithmetic"] < 1
     table = report(found)
     assert table.count("| decoding_tiny |") == 8  # two engines, two batch sizes, two numbers of beams
+    assert table.count("| kernels_tiny |") == len(gpu_check.OTHER_TRAINERS)
+    assert found["loader"]["loader"]["tokens_per_second"] > 100_000
 
 
 def test_gpu_check_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = []
 
-    def fails() -> dict:
+    def fails() -> Iterator[dict]:
         done.append("fails")
+        yield {"ours": {"tokens_per_second": 5.0, "peak_mib": None}}
         raise ImportError("there is no\nctranslate2")
 
-    def works() -> dict:
+    def works() -> Iterator[dict]:
         done.append("works")
-        return {"hardware": "a", "torch": "b"}
+        yield {"hardware": "a", "torch": "b"}
 
     monkeypatch.setattr(gpu_check, "sections", lambda check: {"machine": works, "other": fails})
     check = Check(tmp_path, "cpu")
     first, second = run(check), run(check)
     assert done == ["works", "fails"] and first == second
     assert first["other"]["not measured"] == "there is no ctranslate2"
-    assert "not measured: there is no ctranslate2" in report(first)
+    table = report(first)
+    assert "not measured: there is no ctranslate2" in table
+    assert "| other | ours | 5 |" in " ".join(table.split())  # what there was before
+
+
+def test_figures_of_a_killed_check_are_there_and_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = {"ours": {"tokens_per_second": 5.0}}
+    machine = {"hardware": "a", "torch": "b"}
+    killed = [True]
+
+    def interrupted() -> Iterator[dict]:
+        yield figures
+        if killed.pop():
+            raise KeyboardInterrupt
+        yield figures | {"marian": {}}
+
+    named = {"machine": lambda: iter([machine]), "training_base": interrupted}
+    monkeypatch.setattr(gpu_check, "sections", lambda check: named)
+    with pytest.raises(KeyboardInterrupt):
+        run(Check(tmp_path, "cpu"))
+    left = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("*.json")}
+    assert left["training_base.json"] == figures | {"unfinished": True}
+    assert left["machine.json"].items() >= machine.items()
+    killed.append(False)
+    assert "marian" in run(Check(tmp_path, "cpu"))["training_base"]
+
+
+def test_measurements_are_given_one_by_one_and_with_their_last_round() -> None:
+    def measured() -> Iterator[Measurement]:
+        ones = [Measurement("ours", {"beams": 1}), Measurement("marian", {"beams": 1})]
+        for one in ones:
+            one.add(2.0, 10, None)
+            yield one
+        ones[0].add(1.0, 10, None)
+
+    rates = [{name: one["rates"] for name, one in figures.items()} for figures in gpu_check._figures(measured())]
+    first = {"ours, beams 1": [5.0]}
+    assert rates == [
+        first,
+        first | {"marian, beams 1": [5.0]},
+        {"ours, beams 1": [5.0, 10.0], "marian, beams 1": [5.0]},
+    ]
 
 
 def test_gpu_check_needs_a_gpu_or_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,17 +100,17 @@ def test_gpu_check_needs_a_gpu_or_says_so(tmp_path: Path, monkeypatch: pytest.Mo
 def test_gpu_check_stops_a_section_that_takes_the_time_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def hangs() -> dict:
+    def hangs() -> Iterator[dict]:
         time.sleep(30)
-        raise AssertionError
+        yield {}
 
-    named = {"machine": hangs, "memory_base": lambda: {"hardware": "a"}}
+    named = {"machine": hangs, "fixed_base": lambda: iter([{"hardware": "a"}])}
     monkeypatch.setattr(gpu_check, "sections", lambda check: named)
     monkeypatch.setitem(gpu_check.LIMITS, "machine", 0.2)
     start = time.monotonic()
     figures = run(Check(tmp_path, "cpu"))
     assert time.monotonic() - start < 5
     assert "not done in" in figures["machine"]["not measured"]
-    assert figures["memory_base"]["hardware"] == "a"
+    assert figures["fixed_base"]["hardware"] == "a"
     monkeypatch.setattr(gpu_check, "MINUTES", 0)
-    assert run(Check(tmp_path / "other", "cpu"))["memory_base"]["not measured"] == "no time was left"
+    assert run(Check(tmp_path / "other", "cpu"))["fixed_base"]["not measured"] == "no time was left"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTrainer
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import DESCENT, TINY_RUN, as_flags, flat, random_pairs, trained
 
@@ -27,7 +27,14 @@ FLAGS = as_flags(
 JOBS: dict[str, tuple[int, dict[str, Any]]] = {
     "one batch an update": (40, {"max_tokens_per_batch": 60, "tokens_per_update": 60}),
     "several": (40, {"max_tokens_per_batch": 40, "tokens_per_update": 150}),
+    "packed rows": (40, {"max_tokens_per_batch": 40, "tokens_per_update": 150, "pack": True}),
     "fewer pairs than processes": (3, {"max_tokens_per_batch": 100, "tokens_per_update": 1000, "learning_rate": 0.1}),
+}
+# packed runs that are resumed: as they are, with weights that are cast together as on a GPU, and compiled
+PACKED: dict[str, dict[str, Any]] = {
+    "packed": {},
+    "cast together": {"bf16": True},
+    "compiled": {"torch_compile": True, "torch_compile_backend": "aot_eager"},
 }
 
 
@@ -43,6 +50,21 @@ def train(
     return flat(model), logged, model
 
 
+def resume_packed(folder: Path, **settings: Any) -> tuple[Tensor, Tensor, bool]:
+    """The weights after a whole run and after a resumed one, and whether the update was compiled."""
+    settings |= {"max_tokens_per_batch": 40, "tokens_per_update": 150, "pack": True, "max_steps": 4}
+    settings |= {"save_strategy": "steps", "save_steps": 2, "learning_rate": 0.01, "optim": "adamw_torch"}
+    settings |= {"ddp_find_unused_parameters": False}
+    model = tiny_model(label_smoothing=0.1, dropout=0.3)
+    whole = trained(folder / "whole", random_pairs(40), model, **settings)
+    model = tiny_model(label_smoothing=0.1, dropout=0.3)
+    resumed = trained(
+        folder / "resumed", random_pairs(40), model, resume=folder / "whole" / "checkpoint-2", **settings
+    )
+    compiled = resumed._compiled_forward
+    return flat(whole.model), flat(resumed.model), compiled is not None and not compiled.failed
+
+
 def main(folder: Path) -> None:
     results: dict[str, Any] = {name: train(folder, count, **settings)[:2] for name, (count, settings) in JOBS.items()}
     # A checkpoint of one process in the middle of an epoch, whose `batches_per_update` is kept.
@@ -51,6 +73,9 @@ def main(folder: Path) -> None:
     results["processes"] = distributed.get_world_size()
     save = {"save_strategy": "steps", "save_steps": 7, "max_tokens_per_batch": 60}
     results["to resume"] = train(folder / "several_processes", 40, **save)[:2]
+    for name, settings in PACKED.items():
+        VanillaTransformerTrainer.casts_together = name == "cast together"
+        results[f"{name}, resumed"] = resume_packed(folder / name, **settings)
     if rank == 0:
         torch.save(results, folder / "results.pt")
     distributed.barrier()

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from hf_vanilla_transformer.utils.errors import UserError
 from tests import trainer_helpers
 from tests.model_helpers import tiny_model
-from tests.trainer_helpers import DESCENT, random_pairs
+from tests.trainer_helpers import DESCENT, assert_same_model, random_pairs, run_tiny
 
 
 def trained(folder: Path, steps: int = 2, resume: Path | None = None, dropout: float = 0.0, **settings: Any) -> Any:
@@ -46,6 +46,7 @@ def test_packed_run_resumes_to_the_same_bytes(settings: dict[str, Any], tmp_path
     [
         ({"max_tokens_per_batch": None}, "pack=True needs max_tokens_per_batch"),
         ({"crossconst_alpha": 1.0}, "pack=True does not go with crossconst_alpha"),
+        ({"teacher": ["x"], "teacher_top": 4}, "pack=True does not go with teacher_top=4"),
     ],
 )
 def test_packing_is_refused_where_it_cannot_be(settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
@@ -65,3 +66,38 @@ def test_losses_of_a_gpu_are_read_when_one_is_logged(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the loss of update \d+ is nan; its batch contains the lines \d+"):
         trainer.log({"loss": 1.0})
     trainer.log({"loss": 1.0})  # they have been read
+
+
+AUGMENTED: dict[str, Any] = {
+    "train": "numbers",
+    "numbers_size": 40,
+    "directions": ["en-de", "en-fr"],
+    "bpe_dropout": 0.3,
+    "augment": ["merge=0.5", "copy=0.2", "typos=0.3"],
+    "max_tokens_per_batch": 80,
+    "tokens_per_update": 120,
+    "pack": True,
+    "auto_bf16": False,
+    "eval_strategy": "no",
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "max_steps": 4,
+}
+
+
+@pytest.mark.slow
+def test_packed_run_with_directions_and_pairs_that_change_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    run_tiny(tmp_path / "whole", **AUGMENTED)
+    run_tiny(tmp_path / "parts", **AUGMENTED | {"max_steps": 2, "num_train_epochs": 9})
+    run_tiny(tmp_path / "parts", **AUGMENTED, resume_from_checkpoint=True)
+    assert_same_model(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_packed_update_with_a_teacher_is_that_of_padded_batches(tmp_path: Path) -> None:
+    tiny_model(seed=5).save_pretrained(tmp_path / "teacher")
+    whole = {"tokens_per_update": 100_000, **DESCENT, "teacher": [str(tmp_path / "teacher")]}
+    padded = trained(tmp_path / "padded", pack=False, **whole)
+    packed = trained(tmp_path / "packed", **whole)
+    assert torch.allclose(weights(padded), weights(packed), atol=1e-5)
+    alone = trained(tmp_path / "alone", **{**whole, "teacher": None})
+    assert not torch.allclose(weights(alone), weights(packed), atol=1e-5)

@@ -70,6 +70,13 @@ def test_run_of_several_processes_resumes_in_one(several, tmp_path):
     assert_same_updates(resumed, results["to resume"])
 
 
+@pytest.mark.parametrize("name", worker.PACKED)
+def test_packed_run_of_several_processes_resumes_to_the_same_weights(several, name):
+    whole, resumed, compiled = several[0][f"{name}, resumed"]
+    assert torch.equal(whole, resumed)
+    assert compiled == (name == "compiled")
+
+
 DIRECTIONS = {"directions": ["en-de", "en-fr"], "language_token": "target", "source_lang": "null"}
 DIRECTIONS |= {"target_lang": "null", "sampling_temperature": 2.0, "tokens_per_update": 250, "bpe_dropout": 0.1}
 DIRECTIONS |= {"augment": [f"{name}=0.1" for name in PERTURBATIONS]}
