@@ -1,25 +1,28 @@
 """All measurements on one GPU, in eight minutes at most: `python -m scripts.benchmarks gpu OUT`.
 
-Each section writes its figures to a JSON file. If a time limit stops the command, the same command continues with the
-missing sections. A section that cannot run, or does not end in its time, records the reason, so that the others keep
-theirs.
+Each section writes its figures to a JSON file, each figure as soon as it exists. A command that is killed leaves them
+there, and the same command continues with the sections that are missing or unfinished. A section that cannot run, or
+does not end in its time, records the reason, so that the others keep theirs.
 """
 
 import json
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from hf_vanilla_transformer.data import number_pairs
+from hf_vanilla_transformer.data.batching import pair_lengths
+from hf_vanilla_transformer.data.packing import PackedBatchSampler, PackedLayout, PackedPairs
 from hf_vanilla_transformer.data.readers import read_lines
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
@@ -34,10 +37,12 @@ from .report import Measurement
 from .training import RANDOM_LENGTH, TINY
 
 Figures = dict[str, Any]
+#: Yields its figures until then, each time that there is one more.
+Section = Callable[[], Iterator[Figures]]
 
 MINUTES = 8  # of the whole command
 # seconds of a section, by the first word of its name
-LIMITS = {"machine": 20, "memory": 60, "training": 100, "model": 60, "decoding": 80}
+LIMITS = {"machine": 20, "fixed": 80, "training": 100, "model": 50, "decoding": 80, "kernels": 60}
 
 
 class TimeUpError(Exception):
@@ -93,7 +98,7 @@ class Check:
 
 
 def run(check: Check) -> dict[str, Figures]:
-    """Run every section without a file, and return the figures of all."""
+    """Run every section without a finished file, and return the figures of all."""
     if check.device == "cuda" and not torch.cuda.is_available():
         raise UserError(
             "device: 'cuda' cannot be used here: torch sees no GPU; --device cpu --quick tries the command"
@@ -101,71 +106,121 @@ def run(check: Check) -> dict[str, Figures]:
     if (check.source is None) != (check.target is None):
         raise UserError("source and target go together; give both, or neither")
     check.output.mkdir(parents=True, exist_ok=True)
-    figures_of = {}
     end = time.monotonic() + 60 * MINUTES
+    figures_of = {}
     for name, section in sections(check).items():
         file = check.output / f"{name}.json"
-        if not file.exists():
-            start = time.monotonic()
+        if not is_finished(file):
             limit = LIMITS.get(name.split("_")[0], 60)
-            try:
-                with time_limit(min(limit, end - start)):
-                    figures = section()
-            # a missing library, out of memory, or out of time
-            except (UserError, ImportError, RuntimeError, TimeUpError) as error:
-                figures = {"not measured": " ".join(str(error).split())[:300]}
-            figures["seconds"] = round(time.monotonic() - start, 1)
-            with atomic_file(file) as temporary:
-                temporary.write_text(
-                    json.dumps(figures, indent=2, default=str) + "\n", encoding="utf-8"
-                )
-            print(
-                f"{name}: {figures.get('not measured', 'measured')} ({figures['seconds']} s)",
-                flush=True,
-            )
-        figures_of[name] = json.loads(file.read_text(encoding="utf-8"))
+            measure(name, section, file, min(limit, end - time.monotonic()))
+        figures_of[name] = read(file)
     return figures_of
 
 
-def sections(check: Check) -> dict[str, Callable[[], Figures]]:
+def is_finished(file: Path) -> bool:
+    """True for the file of a section that has ended, measured or not."""
+    return file.exists() and "unfinished" not in read(file)
+
+
+def read(file: Path) -> Figures:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def write(file: Path, figures: Figures) -> None:
+    with atomic_file(file) as temporary:
+        temporary.write_text(json.dumps(figures, indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def measure(name: str, section: Section, file: Path, seconds: float) -> None:
+    """Run a section for at most some seconds, and write its figures as they come."""
+    start = time.monotonic()
+    figures: Figures = {}
+    try:
+        with time_limit(seconds):
+            for current in section():
+                figures = current
+                write(file, {**figures, "unfinished": True})
+    # a missing library, out of memory, or out of time
+    except (UserError, ImportError, RuntimeError, TimeUpError) as error:
+        figures = {**figures, "not measured": " ".join(str(error).split())[:300]}
+    taken = round(time.monotonic() - start, 1)
+    write(file, {**figures, "seconds": taken})
+    print(f"{name}: {figures.get('not measured', 'measured')} ({taken} s)", flush=True)
+
+
+def sections(check: Check) -> dict[str, Section]:
     """The sections, the most important ones first."""
-    named: dict[str, Callable[[], Figures]] = {
-        "machine": lambda: {
-            "hardware": describe_hardware(),
-            **versions("ctranslate2", "flash-attn"),
-        }
-    }
+    named: dict[str, Section] = {"machine": machine}
     sizes = ("tiny",) if check.quick else ("base", "big")
     for size in sizes:
-        named[f"memory_{size}"] = partial(train_on_random_pairs, check, size)
+        named[f"fixed_{size}"] = partial(train_on_random_pairs, check, size)
     for size in sizes:
-        named[f"training_{size}"] = partial(train_on_text, check, size)
+        named[f"training_{size}"] = partial(train_on_text, check, size, TRAINERS)
     named[f"model_{sizes[0]}"] = partial(train_model, check, sizes[0])
     named[f"decoding_{sizes[0]}"] = partial(decode, check, sizes[0])
+    named[f"kernels_{sizes[0]}"] = partial(train_on_text, check, sizes[0], OTHER_TRAINERS)
+    named["loader"] = partial(load, check)
     return named
 
 
-def train_on_text(check: Check, preset: str) -> Figures:
-    """Target tokens per second in bf16, against transformers' trainer in random order and grouped by length."""
-    engines = ["ours_bf16", "marian_bf16", "marian_grouped_bf16"]
+def machine() -> Iterator[Figures]:
+    """The machine and the libraries."""
+    yield {"hardware": describe_hardware(), **versions("ctranslate2", "flash-attn")}
+
+
+# as users have them, and Marian without the plans of cuDNN
+TRAINERS = ("ours_bf16", "marian_grouped_bf16", "marian_grouped_no_cudnn_bf16")
+# what packing, compiling and leaving cuDNN out give by themselves
+OTHER_TRAINERS = (
+    "ours_eager_bf16",
+    "ours_padded_bf16",
+    "ours_padded_cudnn_bf16",
+    "marian_bf16",
+    "marian_no_cudnn_bf16",
+)
+
+
+def train_on_text(check: Check, preset: str, engines: Sequence[str]) -> Iterator[Figures]:
+    """Target tokens per second in bf16 on real text."""
     return _figures(
         training.compare(engines, *check.text(), preset, device=check.device, **check.sizes)
     )
 
 
-def train_on_random_pairs(check: Check, preset: str) -> Figures:
-    """Peak memory of an update without padding, and the share of the device's peak arithmetic."""
-    engines = ["ours_bf16", "marian_bf16"]
-    figures = _figures(training.compare(engines, preset=preset, device=check.device, **check.sizes))
+def train_on_random_pairs(check: Check, preset: str) -> Iterator[Figures]:
+    """Speed and peak memory of an update of one shape, and the share of the device's peak arithmetic."""
     config = training.config_of(preset, check.sizes["vocab_size"])
     _, flops = size_and_flops(config, RANDOM_LENGTH, RANDOM_LENGTH)
-    for one in figures.values():  # forward, and twice that backward
-        achieved = 3 * flops / RANDOM_LENGTH * one["tokens_per_second"]
-        one["share_of_peak_arithmetic"] = achieved / (check.peak * 1e12)
-    return figures
+    engines = ["ours_bf16", "marian_bf16"]
+    measurements = training.compare(engines, preset=preset, device=check.device, **check.sizes)
+    for figures in _figures(measurements):
+        for one in figures.values():  # forward, and twice that backward
+            achieved = 3 * flops / RANDOM_LENGTH * one["tokens_per_second"]
+            one["share_of_peak_arithmetic"] = achieved / (check.peak * 1e12)
+        yield figures
 
 
-def train_model(check: Check, preset: str) -> Figures:
+def load(check: Check) -> Iterator[Figures]:
+    """Target tokens per second and core of the loader of packed rows, with their plan, in an epoch."""
+    tokens = check.sizes["tokens"]
+    with TemporaryDirectory() as folder:
+        data = training.prepare(
+            Path(folder), *check.text(), "tiny", check.sizes["vocab_size"], tokens
+        )
+        lengths = pair_lengths(data)
+        start = time.process_time()
+        sampler = PackedBatchSampler(*lengths, tokens)
+        layout = PackedLayout(*sampler.places, 1, 1, 0)
+        pairs = PackedPairs(data, layout, sampler)
+        for number in range(len(sampler)):
+            pairs.__getitems__(sampler.batches(number))
+        seconds = time.process_time() - start
+    measured = Measurement("loader", {})
+    measured.add(seconds, int(lengths[1].sum()), None)
+    yield from _figures([measured])
+
+
+def train_model(check: Check, preset: str) -> Iterator[Figures]:
     """Train a model on the text for a minute, so that it ends its sentences when it decodes."""
     shutil.rmtree(check.output / preset, ignore_errors=True)  # an earlier check's
     fields: Figures = {
@@ -184,14 +239,11 @@ def train_model(check: Check, preset: str) -> Figures:
     }
     flags = [part for name, value in fields.items() for part in (f"--{name}", str(value))]
     results = run_training(*parse_recipe(["--train", *map(str, check.text()), *flags]))
-    return {
-        name: results[name]
-        for name in ("train_updates", "train_seconds", "train_loss")
-        if name in results
-    }
+    names = ("train_updates", "train_seconds", "train_loss")
+    yield {name: results[name] for name in names if name in results}
 
 
-def decode(check: Check, preset: str) -> Figures:
+def decode(check: Check, preset: str) -> Iterator[Figures]:
     """Target tokens per second, greedy and with 4 beams, of one sentence and of batches."""
     source, _ = check.text()
     sentences = list(islice(read_lines(source), 8 if check.quick else 1024))
@@ -212,14 +264,21 @@ def decode(check: Check, preset: str) -> Figures:
     )
 
 
-def _figures(measurements: Iterable[Measurement]) -> Figures:
-    """The figures of all rounds by engine and setting."""
-    return {
-        ", ".join(
-            [one.engine, *(f"{name} {value}" for name, value in one.setting.items())]
-        ): one.as_dict()
-        for one in list(measurements)
-    }
+def _figures(measurements: Iterable[Measurement]) -> Iterator[Figures]:
+    """The figures by engine and setting after each measurement, and once more when all rounds have been added."""
+    done: list[Measurement] = []
+    for one in measurements:
+        done.append(one)
+        yield _by_name(done)
+    yield _by_name(done)
+
+
+def _by_name(measurements: Sequence[Measurement]) -> Figures:
+    figures = {}
+    for one in measurements:
+        settings = [f"{name} {value}" for name, value in one.setting.items()]
+        figures[", ".join([one.engine, *settings])] = one.as_dict()
+    return figures
 
 
 def report(sections: dict[str, Figures]) -> str:

@@ -40,6 +40,7 @@ from hf_vanilla_transformer.data import (
 )
 from hf_vanilla_transformer.data.batching import TokenBatchSampler, pair_lengths
 from hf_vanilla_transformer.interop.marian import to_marian
+from hf_vanilla_transformer.layers_vanilla_transformer import attention_kernels
 from hf_vanilla_transformer.loss_vanilla_transformer import IGNORED
 from hf_vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -64,13 +65,18 @@ TINY: dict[str, Any] = {
     "label_smoothing": 0.1,
 }
 SIZES = ("tiny", *PRESETS)
-#: `train_sampling_strategy` of transformers' trainer by engine. None for this package
-SAMPLING: dict[str, str | None] = {
-    "ours": None,
-    "marian": "random",
-    "marian_grouped": "group_by_length",
+#: Arguments of each trainer. "ours" has the defaults: on a GPU packed rows, compiled.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "ours_eager": {"torch_compile": False},
+    "ours_padded": {"pack": False},
+    "ours_padded_cudnn": {"pack": False},
+    "marian": {"train_sampling_strategy": "random"},
+    "marian_grouped": {"train_sampling_strategy": "group_by_length"},
+    "marian_no_cudnn": {"train_sampling_strategy": "random"},
+    "marian_grouped_no_cudnn": {"train_sampling_strategy": "group_by_length"},
 }
-ENGINES = tuple(f"{name}_{dtype}" for dtype in ("fp32", "bf16") for name in SAMPLING)
+ENGINES = tuple(f"{name}_{dtype}" for dtype in ("fp32", "bf16") for name in SETTINGS)
 
 MAX_LENGTH = 256  # tokens per side, as in the recipes
 RANDOM_LENGTH = 32  # tokens per side of a random pair
@@ -263,7 +269,10 @@ def serve(pipe: Connection, engine: str, folder: str, sizes: BatchSizes, device:
     logging.set_verbosity_error()
     trainer = make_trainer(engine, Path(folder), sizes, device)
     trainer.add_callback(TurnCallback(pipe, trainer, on_gpu=device == "cuda"))
-    trainer.train()
+    # torch lets cuDNN compute attention, and the trainer of this package leaves it out
+    without = "auto" if engine.rpartition("_")[0].endswith("_no_cudnn") else "torch"
+    with attention_kernels(without, torch.device(device)):
+        trainer.train()
 
 
 class TurnCallback(TrainerCallback):
@@ -282,7 +291,8 @@ class TurnCallback(TrainerCallback):
     def _counted_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         for batch in inputs if isinstance(inputs, list) else [inputs]:
             labels = batch["labels"]
-            mask = batch["attention_mask"]
+            # Packed rows have numbers of segments, 0 for free places.
+            mask = batch["segment_ids"].ne(0) if "segment_ids" in batch else batch["attention_mask"]
             target_tokens = labels.ne(IGNORED).sum()
             padded_tokens = torch.full_like(target_tokens, labels.numel() + mask.numel())
             self.counts = self.counts + torch.stack(
@@ -329,8 +339,11 @@ def make_trainer(engine: str, folder: Path, sizes: BatchSizes, device: str) -> S
     model = VanillaTransformerForConditionalGeneration.from_pretrained(folder / "model")
     smoothing = model.config.label_smoothing
     ours = family(engine) == "ours"
+    name = engine.rpartition("_")[0]
     if not ours:
         model = to_marian(model)
+    elif name.endswith("_cudnn"):
+        model.config.attention_kernels = "torch"
     common = {
         "output_dir": str(folder / "none"),
         "max_steps": _ENDLESS,
@@ -352,14 +365,17 @@ def make_trainer(engine: str, folder: Path, sizes: BatchSizes, device: str) -> S
     args: Seq2SeqTrainingArguments
     if ours:
         args = VanillaTransformerTrainingArguments(
-            **common, max_tokens_per_batch=sizes.tokens, tokens_per_update=sizes.tokens_per_update
+            **common,
+            **SETTINGS[name],
+            max_tokens_per_batch=sizes.tokens,
+            tokens_per_update=sizes.tokens_per_update,
         )
     else:
         args = Seq2SeqTrainingArguments(
             **common,
             per_device_train_batch_size=sizes.pairs,
             gradient_accumulation_steps=sizes.accumulation,
-            train_sampling_strategy=SAMPLING[engine.rpartition("_")[0]],
+            **SETTINGS[name],
             label_smoothing_factor=smoothing,
         )
     tokenizer, _ = load_tokenizers(folder / "tokenizer")
