@@ -16,7 +16,9 @@ the base model on an H200, where optimizer, memsets and chunks of the loss add t
 search with four beams. They are for ratchets. Waits are exact.
 """
 
+import gc
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -140,6 +142,47 @@ def counted() -> Iterator[Count]:
             yield count
         finally:
             COUNTS.pop()
+
+
+@dataclass
+class Held:
+    """Bytes of the device's memory that tensors hold."""
+
+    now: int = 0
+    peak: int = 0
+    tensors: Counter[int] = field(default_factory=Counter)  #: of each block of memory, by its address
+
+    def hold(self, tensor: "OnGpu") -> None:
+        memory = tensor.values.untyped_storage()
+        address = memory.data_ptr()
+        self.tensors[address] += 1
+        if self.tensors[address] == 1:
+            self.now += memory.nbytes()
+            self.peak = max(self.peak, self.now)
+        weakref.finalize(tensor, self._release, address, memory.nbytes())
+
+    def _release(self, address: int, nbytes: int) -> None:
+        self.tensors[address] -= 1
+        if not self.tensors[address]:
+            self.now -= nbytes
+
+
+@contextmanager
+def held_memory() -> Iterator[Held]:
+    """The memory that is allocated within the context. What operations allocate for themselves is not seen."""
+    there = {each.values.untyped_storage().data_ptr() for each in gc.get_objects() if type(each) is OnGpu}
+    held = Held()
+    make = OnGpu.__new__
+
+    def make_and_hold(cls: type[OnGpu], values: Tensor) -> OnGpu:
+        tensor = make(cls, values)
+        if values.untyped_storage().data_ptr() not in there:
+            held.hold(tensor)
+        return tensor
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OnGpu, "__new__", staticmethod(make_and_hold))
+        yield held
 
 
 def on_gpu(values: Any) -> Any:

@@ -12,6 +12,7 @@ of a hypothesis.
 """
 
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -26,8 +27,8 @@ from .packed_decoder import KV, PackedDecoder, PackedWeights, cache_rows
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of the static memory of all steps of a model, at most. A larger step is not captured. The graphs have one more
-#: pool in common, for the largest step's intermediate results: about 8 B' K V bytes.
+#: Bytes of the static memory of all steps of a model and of the pool that they have in common, at most. A step that
+#: needs more is not captured.
 MAX_BYTES = 4 * 2**30
 MAX_STEPS = 16  # kept for a model
 
@@ -180,6 +181,16 @@ def static_bytes(sizes: Sizes, config: SearchConfig, like: list[KV]) -> int:
     return caches + sizes.rows * config.num_beams * (2 * 8 * sizes.tokens + sizes.slots)
 
 
+def pool_bytes(sizes: Sizes, config: SearchConfig, weights: PackedWeights) -> int:
+    """The memory of a step's intermediate results: the logits, and then the hypotheses of all candidates."""
+    logit = (
+        weights.dtype.itemsize + 2 * torch.float32.itemsize
+    )  # as computed, in float32, normalised
+    token = 8 * torch.long.itemsize  # of 2 K candidates, 4 K to choose from and 2 K chosen ones
+    each = weights.config.target_vocab_size * logit + sizes.tokens * token
+    return sizes.rows * config.num_beams * each
+
+
 class CapturedSteps:
     """The captured steps of packed weights. Thread-safe."""
 
@@ -188,6 +199,7 @@ class CapturedSteps:
         # The most recently used last.
         self.idle: dict[tuple[SearchConfig, Sizes], CapturedStep] = {}
         self.in_use = 0  # bytes
+        self.pool = 0  # bytes, for the largest step
         self.lock = threading.RLock()  # a collection may return a step anywhere
 
     def take(
@@ -202,8 +214,11 @@ class CapturedSteps:
             step = self.idle.pop((config, sizes), None)
             if step is None:
                 needed = static_bytes(sizes, config, like)
-                if needed + self.in_use > MAX_BYTES:
-                    return f"static memory of {needed + self.in_use:,} bytes exceeds {MAX_BYTES:,}"
+                pool = max(self.pool, pool_bytes(sizes, config, weights))
+                total = needed + self.in_use + pool
+                if total > MAX_BYTES:
+                    return f"memory of {total:,} bytes exceeds {MAX_BYTES:,}"
+                self.pool = pool
                 self._keep(MAX_STEPS - 1, MAX_BYTES - needed)
                 try:
                     step = CapturedStep(weights, config, sizes, like, self.recorder)
@@ -222,11 +237,12 @@ class CapturedSteps:
 
     def _keep(self, count: int, nbytes: int) -> None:
         """Free the steps that were not used for the longest time."""
-        while self.idle and (len(self.idle) > count or self.in_use + self._idle_bytes() > nbytes):
+        while self.idle and (len(self.idle) > count or self.nbytes() > nbytes):
             del self.idle[next(iter(self.idle))]
 
-    def _idle_bytes(self) -> int:
-        return sum(step.nbytes for step in self.idle.values())
+    def nbytes(self) -> int:
+        """The static memory of all steps and their pool."""
+        return self.in_use + self.pool + sum(step.nbytes for step in self.idle.values())
 
 
 class CapturedDecoder(PackedDecoder):
@@ -247,8 +263,8 @@ class CapturedDecoder(PackedDecoder):
         self.reasons: set[str] = set()  # that were logged
         super().__init__(weights, source)
 
-    def __del__(self) -> None:
-        if self.captured is not None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.captured is not None and not is_finalizing():
             self.steps.give_back(self.captured)
 
     # A step

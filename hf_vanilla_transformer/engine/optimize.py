@@ -47,8 +47,8 @@ def optimize_for_inference(
     in-place operations, `to`, `load_state_dict`, merged adapters, replaced weights and modules are noticed. Call it
     again after a write through `.data` or a NumPy array, and after a change of a setting such as `eps`.
 
-    On a CUDA GPU a decoding step is captured as a graph for each size of a batch. The graphs' static memory is at most
-    `captured.MAX_BYTES`, 4 GiB.
+    On a CUDA GPU a decoding step is captured as a graph for each size of a batch. The graphs of a model take at most
+    `captured.MAX_BYTES`, 4 GiB, for their caches, the state of their searches and their intermediate results.
 
     Args:
         model: in evaluation mode, whole on one device, without adapters or hooks. It is returned.
