@@ -46,7 +46,7 @@ class Engine:
 
     Args:
         translator: its model translates, in evaluation mode from now on.
-        batch_size: most sentences in the batch of a worker.
+        batch_size: most sentences in the batch of a worker. A worker that runs out of a GPU's memory halves its own.
         max_tokens_per_batch: most source tokens in it, padding included.
         max_queue: most sentences that wait.
         settings: arguments of `generate`, such as `num_beams`.
@@ -70,7 +70,6 @@ class Engine:
         check_repetition(settings)
         self.model = translator.model.eval()
         self.max_queue = max_queue
-        self._batch_size = batch_size
         optimize_if_possible(self.model)
         workers = translator.workers or worker_count(self.model)
         model = (
@@ -130,7 +129,8 @@ class Engine:
     @property
     def saturation(self) -> float:
         """Sentences in the batches and in the queue, as a share of those that fit into the batches."""
-        return (self.running + self.waiting) / (self._batch_size * len(self._threads))
+        room = sum(search.batch_size for search in self._searches)
+        return (self.running + self.waiting) / room
 
     @property
     def alive(self) -> bool:
@@ -196,7 +196,9 @@ class Engine:
             search.drop({key for key in search.keys if key.future.cancelled()})
             try:
                 results = [*_join(search, joining), *search.step()]
-            except Exception as error:  # a bug, or no memory: only these requests fail
+            except torch.OutOfMemoryError as error:
+                results = self._halve(worker, search, joining, error)
+            except Exception as error:  # a bug: only these requests fail
                 logger.exception("translation failed")
                 results = [(sentence, error) for sentence in {*joining, *search.keys}]
                 search.clear()
@@ -206,6 +208,34 @@ class Engine:
                 self.translated += sum(not isinstance(result, Exception) for _, result in results)
             for sentence, result in results:
                 _resolve(sentence, result)
+
+    def _halve(
+        self,
+        worker: int,
+        search: ContinuousSearch,
+        joining: list[QueuedSentence],
+        error: torch.OutOfMemoryError,
+    ) -> list[tuple[QueuedSentence, Result]]:
+        """Put the sentences of a batch without memory back into the queue, and halve the batches of this worker.
+
+        Return the error of a sentence that was alone.
+        """
+        sentences = [*dict.fromkeys([*joining, *search.keys])]
+        search.clear()
+        if len(sentences) <= 1:
+            logger.error("%s has no memory for a sentence", self.model.device, exc_info=error)
+            return [(sentence, error) for sentence in sentences]
+        search.batch_size = len(sentences) // 2
+        logger.warning(
+            "%s has no memory for %d sentences at once: worker %d translates %d from now on",
+            self.model.device,
+            len(sentences),
+            worker,
+            search.batch_size,
+        )
+        with self._changed:
+            self._waiting = sorted([*sentences, *self._waiting], key=lambda sentence: sentence.turn)
+        return []
 
     def _next_sentences(self, worker: int, search: ContinuousSearch) -> list[QueuedSentence]:
         """Take the sentences from this worker's share of the queue that fit into its batch."""
@@ -232,6 +262,8 @@ def _join(
     failed: dict[QueuedSentence, Result] = {}
     try:
         search.join(rows)
+    except torch.OutOfMemoryError:
+        raise
     except Exception:
         for row in rows:
             try:

@@ -6,6 +6,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any
 
 import pytest
+import torch
 
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.inference.translator import Translator
@@ -119,6 +120,48 @@ def test_sentence_that_cannot_start_fails_alone(translator: Translator, sources:
     with pytest.raises((ValueError, IndexError)):
         futures.pop(2).result(timeout=60)
     assert texts(translator, futures) == list(translator.translate(LINES[:4]))
+    engine.close()
+
+
+@pytest.mark.parametrize("place", ["step", "join"])
+def test_batch_without_memory_is_halved_and_loses_no_sentence(place, translator, sources, monkeypatch, caplog):
+    original = getattr(ContinuousSearch, place)
+    sizes = []
+
+    def with_memory_for_two(self: ContinuousSearch, *sentences: Any) -> Any:
+        sizes.append(len(self) + len(sentences and sentences[0]))
+        if sizes[-1] > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(self, *sentences)
+
+    monkeypatch.setattr(ContinuousSearch, place, with_memory_for_two)
+    engine = engine_of(translator, batch_size=8)
+    futures = engine.submit(sources[:7])
+    assert texts(translator, futures) == list(translator.translate(LINES[:7]))
+    engine.close()
+    assert engine.translated == 7
+    assert 2 < max(sizes) <= 8
+    assert sizes[-1] <= 2
+    assert "no memory for" in caplog.text
+
+
+def test_sentence_without_memory_fails_alone(translator, sources, monkeypatch, caplog):
+    original = ContinuousSearch.step
+
+    def step(self: ContinuousSearch) -> list:
+        if any(len(key.source) == len(longest) for key in self.keys):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(self)
+
+    longest = max(sources, key=len)
+    others = [number for number, source in enumerate(sources) if len(source) < len(longest)]
+    monkeypatch.setattr(ContinuousSearch, "step", step)
+    engine = engine_of(translator)
+    futures = engine.submit([longest, *(sources[number] for number in others)])
+    with pytest.raises(torch.OutOfMemoryError):
+        futures[0].result(timeout=60)
+    expected = list(translator.translate([LINES[number] for number in others]))
+    assert texts(translator, futures[1:]) == expected
     engine.close()
 
 
