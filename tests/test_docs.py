@@ -153,3 +153,17 @@ def test_site_is_complete_and_offline(tmp_path: Path) -> None:
     assert broken == []
     resources = "".join(path.read_text("utf-8") for path in pages)
     assert re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=\"https?://[^\"]*", resources) == []
+
+
+@pytest.mark.parametrize("name", ["reactions", "phonemes"])
+def test_chinese_guide_has_the_code_and_the_figures_of_the_english_one(name: str) -> None:
+    english, chinese = (
+        (ROOT / "scripts" / "docs" / folder / f"{name}.md").read_text(encoding="utf-8") for folder in ("", "zh")
+    )
+    for pattern in (r"(?s)```\w+\n.*?```", r"(?m)^\|[-:|]+\|$"):
+        assert re.findall(pattern, english) == re.findall(pattern, chinese)
+    figures = []
+    for text in (english, chinese):
+        figures.append(sorted(number.strip(".,") for number in re.findall(r"\d[\d.,]*", text)))
+    assert figures[0] == figures[1]
+    assert english.count("\n## ") == chinese.count("\n## ")

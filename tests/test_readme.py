@@ -184,6 +184,7 @@ def test_python_of_package_readme_runs(quickstart, capsys):
 # Short ones. Training takes seconds.
 GUIDES = ["first_translator", "serving", "your_data", "converting", "extending", "many_languages"]
 GUIDES += ["zh/first_translator", "zh/your_data", "reactions", "phonemes", "scale"]
+GUIDES += ["zh/reactions", "zh/phonemes"]
 
 
 @pytest.mark.parametrize(

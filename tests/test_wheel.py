@@ -50,3 +50,39 @@ def test_wheel_has_the_command_and_its_recipes(wheel: Path, tmp_path: Path) -> N
     )  # fmt: skip
     assert run.returncode == 2, run.stderr
     assert "numbers_size" in run.stderr and "at least 1" in run.stderr
+
+
+@pytest.mark.slow
+def test_installed_wheel_predicts_phonemes_offline(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        archive.extractall(tmp_path / "site")
+    model = "hf_vanilla_transformer/models/g2p_en"
+    files = {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
+    files |= {"tokenizer_config.json", "target_tokenizer/tokenizer.json", "target_tokenizer/tokenizer_config.json"}
+    assert {name.removeprefix(f"{model}/") for name in names if name.startswith(model)} == files
+    folder = tmp_path / "site" / model
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 3e6
+    (tmp_path / "empty").mkdir()
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "HF_HOME")}
+    unreachable = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTPS_PROXY", "HTTP_PROXY")}
+    environment = kept | unreachable | {"PYTHONPATH": str(tmp_path / "site"), "HF_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "vanilla_transformer_cli", "predict", "--model", "g2p_en"]
+    run = subprocess.run(
+        command,
+        input="kitten\nworld\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path / "empty",
+        env=environment,
+    )
+    assert run.stdout == "K IH T AH N\nW ER L D\n", run.stderr
+    script = (
+        "import hf_vanilla_transformer, sys; from transformers import AutoModelForSeq2SeqLM; "
+        "AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", script, str(folder)], capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert loaded.returncode == 0, loaded.stderr

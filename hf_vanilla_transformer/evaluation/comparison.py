@@ -8,7 +8,12 @@ from sacrebleu.metrics import CHRF
 from sacrebleu.significance import PairedTest, estimate_ci
 
 from ..data.words import words
-from ..utils.normalization import Normalizer, normalized_hypotheses, normalized_references
+from ..utils.normalization import (
+    Normalizer,
+    normalized_hypotheses,
+    normalized_list,
+    normalized_references,
+)
 from .metric_classes import CharacterErrorRate
 from .metric_names import DEFAULT, SIGNED
 from .metrics import Groups, Metrics, compute_metric, make_metrics, reference_lists
@@ -224,11 +229,7 @@ def _scores_of_rows(
     columns = normalized_references(
         [[column[row] for row in rows] for column in references], normalize
     )
-    lists = (
-        None
-        if n_best is None
-        else [normalized_hypotheses(n_best[row], normalize)[0] for row in rows]
-    )
+    lists = None if n_best is None else [normalized_list(n_best[row], normalize) for row in rows]
     chosen = None if sources is None else [sources[row] for row in rows]
     scores: dict[str, float] = {}
     signatures: dict[str, str] = {}

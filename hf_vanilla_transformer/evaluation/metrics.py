@@ -16,7 +16,12 @@ from ..data.side_tokens import AS_TEXT
 from ..data.token_kinds import tokenizer_task
 from ..loss_vanilla_transformer import IGNORED
 from ..utils.errors import UserError, did_you_mean
-from ..utils.normalization import Normalizer, normalized_hypotheses, normalized_references
+from ..utils.normalization import (
+    Normalizer,
+    normalized_hypotheses,
+    normalized_list,
+    normalized_references,
+)
 from ..utils.untrusted import one_line
 from ..utils.user_code import import_object
 from .metric_names import DEFAULT, SIGNED, TITLES, TOP, ScoreOptions, title_of
@@ -171,7 +176,7 @@ def score_translations(
         metrics: names, or metrics of `evaluate`. A name is built in (`metric_names.TITLES`), MODULE:FUNCTION, or one
             that `evaluate.load` finds: a folder, or a metric on the Hub.
         sources: for metrics that need them, such as COMET.
-        n_best: for `top_k`, the n-best list of each sentence.
+        n_best: for `top_k`, the n-best list of each sentence. Texts that `normalize` makes equal are one.
         normalize: brings texts to one form before they are compared. Texts for which it raises or returns None are
             invalid.
 
@@ -223,7 +228,7 @@ def _score(
     hypotheses, invalid = normalized_hypotheses(hypotheses, normalize)
     columns = normalized_references(columns, normalize)
     if n_best is not None:
-        n_best = [normalized_hypotheses(texts, normalize)[0] for texts in n_best]
+        n_best = [normalized_list(texts, normalize) for texts in n_best]
     scores: dict[str, float] = {}
     details: dict[str, Detail] = {"sentences": len(hypotheses)}
     if "exact_match" not in metrics:

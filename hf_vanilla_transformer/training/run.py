@@ -20,6 +20,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..utils.atomic_write import report_full_disk
 from ..utils.cpu_time import on_fitting_threads
 from ..utils.errors import Interrupted, UserError
+from ..utils.normalization import check_normalizer
 from ..utils.system_info import counted
 from . import finishing
 from .adapters import add_lora, merge_lora
@@ -69,6 +70,8 @@ from .report import duration, show_progress
 from .run_state import Run
 from .trainer import VanillaTransformerTrainer
 from .unread import unread_settings
+
+_CHECKED_REFERENCES = 100  # that a normaliser must not refuse as a whole
 
 
 def run_training(
@@ -309,6 +312,8 @@ def make_trainer(
         better = "highest" if args.greater_is_better else "lowest"
         print_main(f"the weights with the {better} {args.metric_for_best_model} are kept")
     validation = run.corpus.pairs.get("validation")
+    if validation is not None:
+        check_normalizer(validation["target"][:_CHECKED_REFERENCES], options["normalize"])
     compute_metrics = translation_metrics(
         tokenizers[1],
         groups=run.groups("validation"),

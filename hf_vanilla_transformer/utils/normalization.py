@@ -19,9 +19,12 @@ def import_normalizer(name: str | None) -> Normalizer | None:
     if name is None:
         return None
     try:
-        return import_object(name)
+        function: Normalizer = import_object(name)
     except Exception as error:  # the code of the user
         raise UserError(f"normalize: {name}: {one_line(error)}; give MODULE:FUNCTION") from error
+    if not callable(function):
+        raise UserError(f"normalize: {name} is no function; give MODULE:FUNCTION")
+    return function
 
 
 def normal_form(text: str, normalize: Normalizer) -> str | None:
@@ -43,14 +46,58 @@ def normalized_hypotheses(
     return [form or "" for form in forms], sum(form is None for form in forms)
 
 
+def normalized_list(texts: Iterable[str], normalize: Normalizer | None) -> list[str]:
+    """The forms of an n-best list, each once. Invalid ones are "", and keep their places."""
+    forms, _ = normalized_hypotheses(texts, normalize)
+    if normalize is None:
+        return forms
+    known: set[str] = set()
+    different = []
+    for form in forms:
+        if form in known:
+            continue
+        different.append(form)
+        if form:
+            known.add(form)
+    return different
+
+
+def check_normalizer(references: Sequence[str], normalize: Normalizer | None) -> None:
+    """Refuse a normaliser for which all references are invalid, because then it fails itself.
+
+    Raises:
+        UserError: with the reason of the first one.
+    """
+    if normalize is None or not references:
+        return
+    if all(normal_form(text, normalize) is None for text in references):
+        reason = _reason(references[0], normalize)
+        raise UserError(f"normalize: all {len(references):,} references are invalid; {reason}")
+
+
+def _reason(text: str, normalize: Normalizer) -> str:
+    """Why a text is invalid."""
+    try:
+        normalize(text)
+    except Exception as error:  # the code of the user
+        return f"{type(error).__name__}: {one_line(error)}"
+    return f"None for {one_line(text)!r}"
+
+
 def normalized_references(
     columns: Sequence[Sequence[str]], normalize: Normalizer | None
 ) -> list[list[str]]:
-    """The forms of lists of references. An invalid one stays as it is, with a warning that counts them."""
+    """The forms of lists of references. An invalid one stays as it is, with a warning that counts them.
+
+    Raises:
+        UserError: all references are invalid, because then it is the normaliser that fails.
+    """
     if normalize is None:
         return [list(column) for column in columns]
     forms = [[normal_form(text, normalize) for text in column] for column in columns]
     invalid = sum(form is None for column in forms for form in column)
+    if invalid and invalid == sum(map(len, columns)):
+        check_normalizer(columns[0], normalize)
     if invalid:
         logger.warning("normalize: %s references are invalid and stay as they are", f"{invalid:,}")
     pairs = zip(forms, columns, strict=True)
