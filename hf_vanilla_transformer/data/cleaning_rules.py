@@ -27,6 +27,10 @@ _SCRIPT_SHARE = 0.5  # of the letters that must be in the script of their side
 _FREQUENT_SCRIPTS = 0.2
 _FREQUENT_SCRIPTS_OF_SEVERAL = 0.05
 _FEW_PAIRS = 5
+# The ratios of few sentences vary less than those of the text that they are taken from.
+_ALL_RATIOS = 1000
+_SMALLEST_LIMIT = 1.5
+_SMALLEST_LIMIT_OF_FEW = 2.0
 _MIN_LETTERS = 20  # of a sentence whose language can be detected
 
 _ADDRESS = re.compile(
@@ -68,7 +72,9 @@ class Limits:
             scripts.append(
                 frozenset(name for name, count in counts.items() if 5 * count >= counts.total())
             )
-        sampled = {"ratio": (middle, max(5 * deviation, math.log(1.5))), "scripts": tuple(scripts)}
+        smallest = _SMALLEST_LIMIT if len(pairs) >= _ALL_RATIOS else _SMALLEST_LIMIT_OF_FEW
+        distance = max(5 * deviation, math.log(smallest))
+        sampled = {"ratio": (middle, distance), "scripts": tuple(scripts)}
         return cls(**(sampled | values))  # type: ignore[arg-type]
 
 

@@ -28,6 +28,7 @@ TOKENS = "language_tokens"
 _TOKEN = re.compile(
     r">>(?P<target>[^\s<>]+)<<|__(?P<both>[a-z]{2,3}(?:[-_]\w+)?)__|(?P<nllb>[a-z]{3}_[A-Z][a-z]{3})|\[(?P<bart>\w{5})\]"
 )
+_WRITTEN_MARK = re.compile(r"\s*>>([^\s<>]+)<<")
 _SHOWN = 8  # codes in an error
 
 
@@ -52,11 +53,15 @@ class LanguageTokens:
     by_name: bool = False
 
     def source(self, ids: Sequence[int], direction: Direction) -> list[int]:
-        """The ids of a source, with the mark of this direction instead of the one that it has."""
-        text = self.unmarked(ids)
+        """The ids of a source, with the mark of this direction instead of those that it has."""
         language = {"source": direction[0], "target": direction[1], None: None}[self.source_mark]
+        if language is None and self.source_mark:
+            return list(ids)
+        # A mark in the middle would choose the language too.
+        marks = set(self.ids.values())
+        text = [number for number in ids if number not in marks]
         if language is None:
-            return list(ids) if self.source_mark else text
+            return text
         mark = [self.ids[self.check(language, f"{self.source_mark}_lang")]]
         return [*text, *mark] if self.at_end else [*mark, *text]
 
@@ -85,6 +90,19 @@ class LanguageTokens:
         return self.source_mark == "target" and bool(
             set(self.ids.values()).intersection((*ids[:1], *ids[-1:]))
         )
+
+    def check_text(self, text: str, line_number: int) -> None:
+        """Raise a UserError if a source starts with a mark that the model does not read."""
+        match = _WRITTEN_MARK.match(text)
+        if match is None:
+            return
+        code = match[1]
+        if code not in self.ids:
+            self.check(code, f"line {line_number}: >>{code}<<")
+        if code not in self.ids or self.source_mark != "target":
+            raise UserError(
+                f"line {line_number}: >>{code}<<: the model does not read this mark; give target_lang"
+            )
 
     @property
     def listed(self) -> str:

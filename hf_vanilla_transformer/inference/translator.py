@@ -472,6 +472,8 @@ class Translator:
         self, line: str, line_number: int = 1, direction: Direction | None = None
     ) -> list[int]:
         """Token ids of a source sentence, with the mark of its direction. `line_number` is for errors."""
+        if self.directions.source is not None:
+            self.directions.source.check_text(line, line_number)
         with TOKENIZER_LOCK:
             ids = self.source_tokenizer(source_text(line, self.source_tokenizer))["input_ids"]
         ids = self.directions.mark(ids, direction or self.directions.default, line_number)

@@ -111,3 +111,26 @@ def test_model_of_one_direction_has_no_other(tmp_path: Path) -> None:
     translator = Translator.from_pretrained(save_model(tmp_path, TEXT))
     with pytest.raises(UserError, match="target_lang"):
         translator.translate(TEXT, target_lang="fr")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (">>th<< seven", r"line 2: >>th<<: the model has no language th; it has de, "),
+        (" >>DE<<seven", r"line 2: >>DE<<: the model does not read this mark; give target_lang"),
+    ],
+)
+def test_mark_of_a_language_that_the_model_lacks_is_refused(folder: Path, text: str, message: str) -> None:
+    translator = Translator.from_pretrained(folder)
+    with pytest.raises(UserError, match=message):
+        list(translator.translate(["seven", text], target_lang="de", max_new_tokens=2))
+    # In the middle of a text it is text.
+    assert len(list(translator.translate([f"seven {text}"], target_lang="de", max_new_tokens=2))) == 1
+
+
+@pytest.mark.parametrize("text", ["seven >>fr<< eight", "seven eight >>fr<<", ">>fr<< seven eight"])
+def test_mark_in_the_text_does_not_choose_the_language(tmp_path: Path, text: str) -> None:
+    translator = Translator.from_pretrained(save_model_of_languages(tmp_path / "model"))
+    marks = set(translator.directions.source.ids.values())
+    ids = translator.directed("en", "de").encode(text)
+    assert marks.intersection(ids) == {translator.directions.source.ids["de"]} and ids[0] in marks
