@@ -247,8 +247,11 @@ def _is_sharded(model: PreTrainedModel) -> bool:
     return bool(names & {"FSDPModule", "FullyShardedDataParallel"}) or is_deepspeed_zero3_enabled()
 
 
-def check_coverage(uncovered: list[str], **arguments: Any) -> None:
-    """Warn once about a fallback to transformers' loop. Raise a ValueError if an argument requires this package's."""
+def check_coverage(uncovered: list[str], by_length: bool = False, **arguments: Any) -> None:
+    """Warn once about a fallback to transformers' loop. Raise a ValueError if an argument requires this package's.
+
+    `by_length` says that the loop is a beam search with another length penalty than the paper's.
+    """
     if not uncovered:
         return
     reasons = ", ".join(uncovered)
@@ -257,8 +260,8 @@ def check_coverage(uncovered: list[str], **arguments: Any) -> None:
             raise ValueError(
                 f"{name}: only this package's search has it, and it does not cover {reasons}"
             )
-    scored = "a beam search then scores log P / length^length_penalty"
-    logger.warning_once(f"generate: transformers' loop decodes, because of {reasons}; {scored}")
+    scored = "; its beam search scores log P / length^length_penalty" if by_length else ""
+    logger.warning_once(f"generate: transformers' loop decodes, because of {reasons}{scored}")
 
 
 # The encoded source
@@ -669,6 +672,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         )
         check_coverage(
             uncovered,
+            by_length="length_penalty" in settings,
             ensemble=getattr(self.inference_engine, "search_only", False),
             next_batch=next_batch,
         )
@@ -683,7 +687,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         if search is not None:
             kwargs["custom_generate"] = partial(search, source=source, next_batch=next_batch)
             # The search has its own, and to make one transformers copies configurations.
-            kwargs["use_cache"] = False
+            settings["use_cache"] = False
         if generation_config is None:
             kwargs.update(settings)
         else:  # transformers warns of one beside the other

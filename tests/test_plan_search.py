@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
+from transformers.utils import logging
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer import generation_vanilla_transformer as generation
@@ -113,7 +114,7 @@ def assert_by_transformers(model: Model, warned: list[str], name: str, **setting
     """transformers' own loop has decoded, and it is said why."""
     torch.manual_seed(1)
     ours = model.generate(**source([4, 3]), **settings, max_new_tokens=6)
-    assert len(warned) == 1 and f"because of {name};" in warned[0]
+    assert len(warned) == 1 and f"because of {name};" in f"{warned[0]};"
     torch.manual_seed(1)
     theirs = by_transformers(model, **source([4, 3]), **settings, length_penalty=0.6, max_new_tokens=6)
     if not isinstance(ours, Tensor):
@@ -164,3 +165,17 @@ def test_gradient_checkpointing_in_training_goes_to_transformers(warned: list[st
     model.train()  # where transformers' own loop reads one token without its past, unless it is told use_cache=False
     assert model.generate(**source(LENGTHS), length_penalty=1.0, max_new_tokens=8).equal(expected)
     assert len(warned) == 1 and "gradient checkpointing" in warned[0]
+
+
+def test_generation_config_of_the_caller_causes_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    monkeypatch.setattr(logging.get_logger("transformers.generation.utils"), "warning_once", messages.append)
+    config = GenerationConfig(max_new_tokens=3, num_beams=2, decoder_start_token_id=0, eos_token_id=2, pad_token_id=1)
+    assert varied_model().generate(**source([4, 3]), generation_config=config).shape[0] == 2
+    assert messages == []
+
+
+@pytest.mark.parametrize(("beams", "says"), [(1, False), (2, True)])
+def test_warning_speaks_of_a_beam_search_only_if_one_runs(warned: list[str], beams: int, says: bool) -> None:
+    varied_model().generate(**source([4, 3]), num_beams=beams, max_new_tokens=2, do_sample=True)
+    assert len(warned) == 1 and ("beam search" in warned[0]) == says

@@ -7,6 +7,7 @@ would misalign a parallel corpus silently.
 import csv
 import gzip
 import json
+import logging
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,10 @@ from ..utils.untrusted import one_line, require_file
 Row = Mapping[str, Any]
 #: repair -> number of lines that it was made in
 Repairs = dict[str, int]
+_CARRIAGE_RETURN = "carriage return at the line end"
+# A cell as spreadsheets write it: quotation marks around it, doubled within it.
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
+_MANY_QUOTED = 0.5  # of the lines
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -110,18 +115,30 @@ def repaired_lines(path: Path, repairs: Repairs) -> Iterator[str]:
 
     Byte order marks at the start of any line (concatenated files have several) and carriage returns at line ends are
     removed and counted. Bytes that are not UTF-8 become lone surrogates, so that the caller can drop their sentences.
+
+    Raises:
+        UserError: the file has UTF-16, or carriage returns in the place of line ends.
     """
+    number = 0
+    inside = 0  # carriage returns within the first line
     for number, raw in _raw_lines(path):
         if number == 1 and raw.startswith(_UTF16_MARKS):
             decode_line(raw, path, number)
         text = raw.removesuffix(b"\n").decode("utf-8", "surrogateescape")
         if text.endswith("\r"):
-            _count(repairs, "carriage return at the line end")
+            _count(repairs, _CARRIAGE_RETURN)
             text = text[:-1]
         if text.startswith(_BYTE_ORDER_MARK):
             _count(repairs, "byte order mark")
             text = text[1:]
+        if number == 1:
+            inside = text.count("\r")
         yield text
+    if number == 1 and inside > 1:
+        raise UserError(
+            f"{path} is one line with {inside:,} carriage returns, the line ends of old programs: "
+            f"convert it with tr '\\r' '\\n'"
+        )
 
 
 def _count(repairs: Repairs, repair: str) -> None:
@@ -217,7 +234,8 @@ def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]
     Spreadsheets of some countries write semicolons or tabs in the place of commas. The header shows it.
     """
     csv.field_size_limit(2**31 - 1)  # the caller limits the length of a sentence
-    lines = repaired_lines(path, repairs)
+    found: Repairs = {}
+    lines = repaired_lines(path, found)
     header = next(lines, "")
     delimiter = next((sign for sign in ",;\t" if sign in header), ",")
     # a quoted cell may contain line breaks, so each line needs its end
@@ -240,13 +258,37 @@ def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]
                     ) from None
                 yield line, BadRow("malformed CSV: " + str(error).split(" - ")[0])
 
-    return _rows(cells(), path)
+    yield from _rows(cells(), path)
+    found.pop(_CARRIAGE_RETURN, None)  # the line ends of RFC 4180
+    for repair, count in found.items():
+        repairs[repair] = repairs.get(repair, 0) + count
 
 
 def read_tsv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
-    """Yield (line number, row), or a `BadRow` for a line with too many tabs. A quotation mark is text."""
-    lines = enumerate(repaired_lines(path, repairs), start=1)
-    return _rows(((line, text.split("\t") if text else []) for line, text in lines), path)
+    """Yield (line number, row), or a `BadRow` for a line with too many tabs. A quotation mark is text.
+
+    Spreadsheets put cells into quotation marks. If most lines have such cells, a warning says so.
+    """
+    quoted = 0
+    total = 0
+
+    def cells() -> Iterator[tuple[int, list[str] | BadRow]]:
+        nonlocal quoted, total
+        for line, text in enumerate(repaired_lines(path, repairs), start=1):
+            row = text.split("\t") if text else []
+            total += 1
+            quoted += any(map(_QUOTED.fullmatch, row))
+            yield line, row
+
+    yield from _rows(cells(), path)
+    if quoted > _MANY_QUOTED * total:
+        logging.getLogger(__name__).warning(
+            "%s: %s of %s lines have cells in quotation marks, which are text in a TSV: if a spreadsheet wrote them, "
+            "save the table as .csv",
+            path,
+            f"{quoted:,}",
+            f"{total:,}",
+        )
 
 
 def _rows(

@@ -382,6 +382,9 @@ class RunArguments(VanillaTransformerTrainingArguments):
     metric_for_best_model: str | None = _optional(
         "The metric that selects the best checkpoint (default: the first of metrics)"
     )
+    greater_is_better: bool | None = _optional(
+        "Whether a greater metric_for_best_model is better (default: as the metric is)"
+    )
     # Every parameter gets a gradient in every step.
     ddp_find_unused_parameters: bool | None = HfArg(
         default=False, help="Whether DDP searches for unused parameters"

@@ -13,6 +13,7 @@ import pytest
 
 from hf_vanilla_transformer.data import load_pairs
 from hf_vanilla_transformer.data.cache import cache_file
+from hf_vanilla_transformer.data.readers import read_rows, repaired_lines
 from hf_vanilla_transformer.utils.errors import UserError
 
 GOOD = [(f"sentence {number}", f"Satz {number}") for number in range(40)]
@@ -170,3 +171,36 @@ def test_leftovers_of_killed_processes_are_removed(tmp_path):
     assert left == {f"{name}.new" for name in names}
     for name in left:
         cache_file(name).unlink()
+
+
+def test_line_ends_of_a_csv_are_no_defect(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_bytes(b"source,target\r\none,eins\r\n\xef\xbb\xbftwo,zwei\r\n")
+    repairs = {}
+    assert [row for _, row in read_rows(file, repairs)] == [
+        {"source": a, "target": b} for a, b in (("one", "eins"), ("two", "zwei"))
+    ]
+    assert repairs == {"byte order mark": 1}
+
+
+@pytest.mark.parametrize("ends", ["\r", "\r\n", "\n"])
+def test_carriage_returns_in_the_place_of_line_ends_are_refused(tmp_path, ends):
+    file = tmp_path / "a.txt"
+    file.write_bytes(ends.join(["one", "two", "three", ""]).encode())
+    if ends == "\r":
+        with pytest.raises(UserError, match=r"a\.txt is one line with 2 carriage returns.*tr "):
+            list(repaired_lines(file, {}))
+    else:
+        assert list(repaired_lines(file, {})) == ["one", "two", "three"]
+
+
+def test_quoted_cells_of_a_tsv_are_text_with_a_warning(tmp_path, caplog):
+    file = tmp_path / "a.tsv"
+    file.write_text('source\ttarget\n"one, two"\t"eins ""zwei"""\n"a"\tb\n"c"\td\n', encoding="utf-8")
+    rows = [row for _, row in read_rows(file, {})]
+    assert rows[0] == {"source": '"one, two"', "target": '"eins ""zwei"""'}
+    (message,) = caplog.messages
+    assert "3 of 4 lines" in message and ".csv" in message
+    caplog.clear()
+    file.write_text('source\ttarget\n"one\ttwo"\nsay "a"\tb\n"a" and "b"\tc\n', encoding="utf-8")
+    assert len(list(read_rows(file, {}))) == 3 and not caplog.messages

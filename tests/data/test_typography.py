@@ -112,7 +112,7 @@ def test_right_pairs_with_typography_are_kept_and_damage_is_found() -> None:
     assert len(dropped) <= 0.002 * len(rows), [(rule, row.source, row.target) for rule, row in dropped[:9]]
 
     places = Random(1).sample(range(len(rows)), DAMAGED * len(DAMAGE))
-    kinds = {place: kind for number, kind in enumerate(DAMAGE) for place in places[number::len(DAMAGE)]}
+    kinds = {place: kind for number, kind in enumerate(DAMAGE) for place in places[number :: len(DAMAGE)]}
     mixed = [
         row._replace(**dict(zip(("source", "target"), DAMAGE[kinds[number]](*row.pair), strict=True)))
         if number in kinds
