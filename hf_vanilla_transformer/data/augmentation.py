@@ -37,7 +37,7 @@ def parse_augment(items: Sequence[str]) -> dict[str, float]:
 
 
 def with_augmentation(
-    encoded: Any,
+    encoded: Dataset,
     tokenizer: PreTrainedTokenizerBase,
     target_tokenizer: PreTrainedTokenizerBase | None = None,
     *,
@@ -45,7 +45,7 @@ def with_augmentation(
     seed: int = 0,
     limits: tuple[int | None, int | None] = (None, None),
     languages: Sequence[Languages] = (),
-) -> Any:
+) -> Dataset:
     """Perturb random training pairs, chosen anew in every epoch.
 
     The choice depends only on `seed`, the epoch (the trainer calls `set_epoch`) and the pair's `line`. `length`
@@ -105,7 +105,7 @@ class _Augment(TextChange):
             return None, None
         return self.languages[pair.get(PART, 0) if len(self.languages) > 1 else 0]
 
-    def _other(self, pair: dict[str, Any], draw: Random) -> tuple[str, str]:
+    def _other(self, pair: dict[str, object], draw: Random) -> tuple[str, str]:
         """The text of a random pair of the same input or direction."""
         while True:
             other = self.table[draw.randrange(len(self.table))] if self.table else pair

@@ -14,12 +14,12 @@ from .redrawing import CHECKED_ROWS, redrawn
 
 
 def with_bpe_dropout(
-    encoded: Any,
+    encoded: Dataset,
     tokenizer: PreTrainedTokenizerBase,
     target_tokenizer: PreTrainedTokenizerBase | None = None,
     dropout: float = 0.1,
     seed: int = 0,
-) -> Any:
+) -> Dataset:
     """Tokenize training text again in every epoch, with BPE-dropout.
 
     The text is decoded from the ids. Its segmentation depends only on `seed`, the epoch (the trainer calls

@@ -176,7 +176,7 @@ class _Judge:
     excluded: frozenset[int]
     detect: bool
     one_direction: bool
-    given: dict[str, Any]
+    given: dict[str, object]
     report: CleaningReport
     key: Callable[[str], int]  #: the same for texts that count as the same
     limits: dict[Group, FittingLimits] = field(default_factory=dict)

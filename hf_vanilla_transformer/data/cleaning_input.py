@@ -84,7 +84,7 @@ class CleaningInput:
         return MixtureReport(self.reports, [1] * len(self.reports)).summary()
 
 
-def _side_text(value: Any) -> str:
+def _side_text(value: object) -> str:
     """A side as text that can be written, also of a row with a defect."""
     if isinstance(value, BadRow) or not isinstance(value, str):
         return ""
@@ -97,7 +97,7 @@ def _direction(cells: Any) -> Direction | None:
     return (source, target) if source or target else None
 
 
-def cell_text(value: Any) -> str:
+def cell_text(value: object) -> str:
     """A cell as text: None is empty, and what is no text is JSON."""
     if value is None:
         return ""

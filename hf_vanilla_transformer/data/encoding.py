@@ -40,7 +40,7 @@ class EncodingReport:
         self.too_long += len(over)
         self.first_lines += over[: REPORTED_LINES - len(self.first_lines)].tolist()
 
-    def count_unknown(self, lines: Any, unknown: np.ndarray) -> None:
+    def count_unknown(self, lines: object, unknown: np.ndarray) -> None:
         """Count pairs with unknown symbols, as `count` does."""
         found = np.asarray(lines)[unknown]
         self.unknown += len(found)
@@ -141,7 +141,7 @@ def encode_pairs(
         long = np.asarray(source_lengths) > (max_source_length or np.inf)
         return long | (np.asarray(labels_lengths) > (max_target_length or np.inf))
 
-    def read(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+    def read(batch: dict[str, list[object]], indices: list[int]) -> dict[str, list[object]]:
         if indices[0] == 0:  # read again from the start
             report.seen = 0
             report.too_long = 0

@@ -121,7 +121,7 @@ def load_pairs(
     )
     counts = _checked_weights(len(sources), weights)
     reports = [PairReport(source.input.name) for source in sources]
-    loaded: list[Any] = list(map(load_stream if streaming else load_table, sources, reports))
+    loaded: list[object] = list(map(load_stream if streaming else load_table, sources, reports))
     if len(loaded) == 1 and weights is None:
         return loaded[0], reports[0]
     report = MixtureReport(reports, counts)
@@ -200,7 +200,7 @@ def _checked_weights(inputs: int, weights: Sequence[float] | None) -> list[int]:
 def _interleaved(streams: list[IterableDataset], counts: list[int]) -> IterableDataset:
     """Pairs of each stream in turn, numbered from 1, until all streams have been read once."""
 
-    def read() -> Iterator[dict[str, Any]]:
+    def read() -> Iterator[dict[str, object]]:
         readers = [iter(stream) for stream in streams]
         finished = set[int]()
         number = 0

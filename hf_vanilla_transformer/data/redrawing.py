@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from ..utils.errors import UserError
+from .batching import Row
 from .source_text import source_text
 from .token_kinds import has_closed_vocabulary
 
@@ -19,10 +20,10 @@ _IDS = ("input_ids", "labels")
 
 #: Changes a row of `encode_pairs` for an epoch. It depends on nothing else, so that the rows are the same in every
 #: process and after resuming.
-Change: TypeAlias = Callable[[dict[str, Any], int], dict[str, Any]]
+Change: TypeAlias = Callable[[Row, int], Row]
 
 
-def redrawn(encoded: Any, change: Change) -> Any:
+def redrawn(encoded: Dataset, change: Change) -> Dataset:
     """Apply `change` to the rows of a table or a stream, after the changes that it already has."""
     if isinstance(encoded, RedrawnDataset | RedrawnStream):
         return type(encoded)(encoded.encoded, *encoded.changes, change)
@@ -32,7 +33,7 @@ def redrawn(encoded: Any, change: Change) -> Any:
 
 
 class _Redrawn:
-    def __init__(self, encoded: Any, *changes: Change):
+    def __init__(self, encoded: Dataset, *changes: Change):
         self.encoded = encoded
         self.changes = changes
         # In shared memory, so that running worker processes see the epoch too.
@@ -49,7 +50,7 @@ class _Redrawn:
         if isinstance(self.encoded, IterableDataset):
             self.encoded.set_epoch(epoch)
 
-    def change(self, row: dict[str, Any]) -> dict[str, Any]:
+    def change(self, row: Row) -> Row:
         for change in self.changes:
             row = change(row, int(self.epoch))
         return row
@@ -65,23 +66,23 @@ class RedrawnDataset(_Redrawn, torch.utils.data.Dataset):
         """These rows, with the same changes."""
         return RedrawnDataset(self.encoded.select(rows), *self.changes)
 
-    def __getitem__(self, row: int) -> dict[str, Any]:
+    def __getitem__(self, row: int) -> Row:
         return self.__getitems__([row])[0]
 
-    def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
+    def __getitems__(self, rows: list[int]) -> list[Row]:
         return [self.change(row) for row in self.encoded.__getitems__(rows)]
 
 
 class RedrawnStream(_Redrawn, torch.utils.data.IterableDataset):
     """Rows of a stream."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return self.encoded.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Row) -> None:
         self.encoded.load_state_dict(state)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Row]:
         return map(self.change, self.encoded)
 
 
@@ -104,7 +105,7 @@ class TextChange:
     tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  #: of source and target
     limits: tuple[int | None, int | None]  #: tokens of source and target
 
-    def texts(self, pair: dict[str, Any]) -> tuple[str, str]:
+    def texts(self, pair: Row) -> tuple[str, str]:
         """The source and the target of a pair."""
         source, target = (
             tokenizer.decode(
@@ -114,7 +115,7 @@ class TextChange:
         )
         return source, target
 
-    def changed(self, pair: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]:
+    def changed(self, pair: Row, texts: Sequence[str]) -> Row:
         """The pair with other texts, or as it is if they are too long or have symbols that a tokenizer lacks."""
         ids = [self._encode(pair, side, text) for side, text in enumerate(texts)]
         for own, limit, tokenizer in zip(ids, self.limits, self.tokenizers, strict=True):
@@ -124,7 +125,7 @@ class TextChange:
                 return pair
         return {**pair, "input_ids": ids[0], "labels": ids[1]}
 
-    def _encode(self, pair: dict[str, Any], side: int, text: str) -> list[int]:
+    def _encode(self, pair: Row, side: int, text: str) -> list[int]:
         """The ids of a text, between the special tokens of the pair's."""
         tokenizer = self.tokenizers[side]
         start, _, end = split_special_tokens(pair[_IDS[side]], tokenizer)
@@ -135,7 +136,7 @@ class TextChange:
             *end,
         ]
 
-    def require_round_trip(self, rows: list[dict[str, Any]], field: str) -> None:
+    def require_round_trip(self, rows: list[Row], field: str) -> None:
         """Refuse tokenizers that do not restore the text. `field` is the argument that the error names."""
         for side, name in enumerate(_IDS):
             different = sum(

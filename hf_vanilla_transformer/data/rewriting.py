@@ -21,14 +21,14 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def with_rewriting(
-    encoded: Any,
+    encoded: Dataset,
     tokenizer: PreTrainedTokenizerBase,
     target_tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     rewrite: Rewrite,
     seed: int = 0,
     limits: tuple[int | None, int | None] = (None, None),
-) -> Any:
+) -> Dataset:
     """Rewrite every training pair, anew in every epoch.
 
     The random numbers depend only on `seed`, the epoch and the pair's `line`. A pair stays as it is if `rewrite`
@@ -71,7 +71,7 @@ class _Rewriting(TextChange):
             _LOGGER.debug("rewrite: line %s stays as it is: %s", pair["line"], one_line(error))
             return pair
 
-    def _rewritten(self, pair: dict[str, Any], epoch: int) -> dict[str, Any]:
+    def _rewritten(self, pair: dict[str, object], epoch: int) -> dict[str, object]:
         draw = Random(f"rewrite {self.seed} {epoch} {pair['line']}")
         source, target = self.rewrite(*self.texts(pair), draw)
         for text in (source, target):

@@ -6,7 +6,7 @@ languages.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from tokenizers import decoders
 from transformers import PreTrainedTokenizerBase
@@ -17,7 +17,7 @@ Side = Literal["source", "target"]
 Decoder = Callable[[Sequence[int]], str]
 
 #: Arguments of `decode` for the text of a translation. Cleaning up would change its spaces.
-AS_TEXT: dict[str, Any] = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+AS_TEXT: dict[str, object] = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
 
 
 def side_tokens(tokenizer: PreTrainedTokenizerBase, size: int, side: Side) -> list[str]:

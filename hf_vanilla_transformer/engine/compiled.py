@@ -38,7 +38,7 @@ from .packed_decoder import CrossKV, PackedWeights, PositionEncodings
 
 #: Products are Inductor's templates: to choose them by measuring goes wrong on a busy machine, and oneDNN's are no
 #: better for so few rows.
-OPTIONS: dict[str, Any] = {
+OPTIONS: dict[str, object] = {
     "freezing": True,
     "max_autotune": True,
     "max_autotune_gemm_backends": "CPP",
@@ -126,7 +126,7 @@ def _sizes(
 
 
 class _Call(nn.Module):
-    def __init__(self, module: nn.Module, function: Callable[[Any, list[Tensor]], Any]):
+    def __init__(self, module: nn.Module, function: Callable[[object, list[Tensor]], object]):
         super().__init__()
         self.module = module
         self.function = function

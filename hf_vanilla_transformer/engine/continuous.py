@@ -31,7 +31,7 @@ _JOIN_STEPS = 4  # sentences wait at most this many steps for more to join with 
 
 #: A key, the token ids of the source, the number of hypotheses wanted (at most beams), and the first ids of each, as
 #: many in all sentences of a search.
-NewSentence: TypeAlias = tuple[Any, list[int], int, list[int]]
+NewSentence: TypeAlias = tuple[object, list[int], int, list[int]]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class ContinuousSearch:
             over=over,
             processors=processors,
         )
-        self.source_lengths: dict[Any, int] = {}  # of the sentences with these keys
+        self.source_lengths: dict[object, int] = {}  # of the sentences with these keys
         self.steps_since_join = 0
 
     def __len__(self) -> int:
@@ -157,7 +157,7 @@ class ContinuousSearch:
                 found.append(FoundHypothesis(tokens[1:length], None if greedy else score))
         return found
 
-    def drop(self, keys: set[Any]) -> None:
+    def drop(self, keys: set[object]) -> None:
         """Give up sentences."""
         self.search.drop(keys)
 
@@ -185,9 +185,9 @@ def _prepared(
     def keep(
         model: PreTrainedModel,
         input_ids: Tensor,
-        logits_processor: Any,
-        generation_config: Any,
-        **_: Any,
+        logits_processor: LogitsProcessorList,
+        generation_config: GenerationConfig,
+        **_: object,
     ) -> Any:
         return generation_config, logits_processor
 

@@ -144,7 +144,7 @@ class InferenceEngine:
         # Of encoder (True) and decoder (False), when they were packed.
         self.states: dict[bool, list[Any]] = {}
         # Modules and weights of these states, so that no other gets their id or address.
-        self.held: list[Any] = []
+        self.held: list[object] = []
         self.packed: dict[
             tuple[torch.dtype, bool], PackedWeights | Int8Weights | CompiledWeights
         ] = {}
@@ -252,14 +252,14 @@ def _state(model: PreTrainedModel, of_encoder: bool) -> list[Any]:
     ]
 
 
-def _count_fused_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _count_fused_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     """Count a step in the versions of the weights. Fused optimizers are the only ones that do not."""
     for group in optimizer.param_groups:
         if group.get("fused"):
             torch.autograd.graph.increment_version(group["params"])
 
 
-def _forget_packed(parent: nn.Module, *_: Any) -> None:
+def _forget_packed(parent: nn.Module, *_: object) -> None:
     """Notice a new child of a module, also if the old one returns: PEFT merges adapters so, and writes to `.data`."""
     with _engines_lock:
         references = list(_engines.values())

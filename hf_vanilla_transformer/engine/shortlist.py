@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..generation_vanilla_transformer import EncodedSource
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import BeamState, Decoder, SearchConfig
 from .int8_model import Int8Decoder
 from .linear import packed_linear
@@ -42,7 +43,7 @@ class Shortlist:
         return allowed.scatter_(1, rows, True).to(ids.device)
 
 
-def with_shortlist(model: Any, shortlist: Shortlist) -> Any:
+def with_shortlist(model: VanillaTransformerForConditionalGeneration, shortlist: Shortlist) -> Any:
     """Return a copy of a model that shares its weights and searches with the shortlist."""
     copied = shared_copy(model)
     copied.inference_engine = ShortlistEngine(model, shortlist)
@@ -54,16 +55,24 @@ class ShortlistEngine:
 
     search_only = True  # transformers' loops would compute all tokens
 
-    def __init__(self, model: Any, shortlist: Shortlist):
+    def __init__(self, model: VanillaTransformerForConditionalGeneration, shortlist: Shortlist):
         self.model = model
         self.shortlist = shortlist
         self.quantization = getattr(model.inference_engine, "quantization", None)
         self.compile = getattr(model.inference_engine, "compile", False)
 
-    def encode(self, model: Any, ids: Tensor, mask: Tensor) -> EncodedSource:
+    def encode(
+        self, model: VanillaTransformerForConditionalGeneration, ids: Tensor, mask: Tensor
+    ) -> EncodedSource:
         return self.model.encode(ids, mask)
 
-    def decoder(self, model: Any, source: EncodedSource, beams: int, rows: int) -> Decoder:
+    def decoder(
+        self,
+        model: VanillaTransformerForConditionalGeneration,
+        source: EncodedSource,
+        beams: int,
+        rows: int,
+    ) -> Decoder:
         if source.ids is None:
             raise ValueError("shortlist: it depends on the tokens of the source; give input_ids")
         allowed = self.shortlist.allowed(source.ids, source.mask)

@@ -451,7 +451,7 @@ def score_test_split(
     split: str,
     options: ScoreOptions,
     groups: Groups | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Translate a test split with the model's generation config, and score it against the raw references.
 
     Args:

@@ -194,7 +194,7 @@ def _metadata(facts: CardFacts, results: list[dict[str, Any]]) -> ModelCardData:
     )
 
 
-def _results(facts: CardFacts) -> list[dict[str, Any]]:
+def _results(facts: CardFacts) -> list[dict[str, object]]:
     """One row per measured score: the fields of the template's table, and the `result` in the metadata."""
     task_type, task_name = _TASKS[facts.task]
     rows = []
@@ -224,7 +224,7 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
                 metric_value=round(float(value), 2),
                 metric_args={"signature": signature} if signature else None,
             )
-            row: dict[str, Any] = {
+            row: dict[str, object] = {
                 "split": split,
                 "text": text,
                 "label": label,
@@ -238,7 +238,7 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
     return rows
 
 
-def _measured(metrics: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str, str]]:
+def _measured(metrics: Mapping[str, object], prefix: str) -> Iterator[tuple[str, str, str]]:
     """The metrics of a split, with their labels, and those of its directions or inputs, with the end of their name."""
     for metric, label in METRICS.items():
         yield metric, label, ""
@@ -372,7 +372,7 @@ def _data(facts: CardFacts) -> list[tuple[str, str]]:
     return lines
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and math.isfinite(value)
 
 
@@ -433,7 +433,7 @@ def _public_command(command: str, hub_names: Collection[str]) -> str:
     return shlex.join(public)
 
 
-def _public_recipe(recipe: Mapping[str, Any], hub_names: Collection[str]) -> dict[str, Any]:
+def _public_recipe(recipe: Mapping[str, object], hub_names: Collection[str]) -> dict[str, object]:
     return {
         str(name): _plain(str(name), value, hub_names)
         for name, value in recipe.items()
@@ -441,7 +441,7 @@ def _public_recipe(recipe: Mapping[str, Any], hub_names: Collection[str]) -> dic
     }
 
 
-def _plain(name: str, value: Any, hub_names: Collection[str]) -> Any:
+def _plain(name: str, value: object, hub_names: Collection[str]) -> Any:
     """A value that YAML can represent, without private parts."""
     if isinstance(value, Enum):
         return _plain(name, value.value, hub_names)

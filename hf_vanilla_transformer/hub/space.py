@@ -126,7 +126,7 @@ def _site_files(site: Path) -> dict[str, Path | bytes]:
     return files
 
 
-def _info(info: Callable[[str], Any], repo_id: str) -> Any:
+def _info(info: Callable[[str], object], repo_id: str) -> Any:
     """Facts about a repository, or None if there is none."""
     try:
         return with_retries(lambda: info(repo_id))

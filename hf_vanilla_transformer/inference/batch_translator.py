@@ -47,7 +47,7 @@ class BatchTranslator:
         self.stamp = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         self._translator: Translator | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return vars(self) | {"_translator": None}  # a worker loads the model itself
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class TranslationRequest:
     max_tokens: int
     alignment_layer: int | None  # None: no alignment
     probabilities: bool
-    settings: dict[str, Any]  # for `generate`
+    settings: dict[str, object]  # for `generate`
     refill: bool  # whether this package's search runs: it can replace finished sentences
     protect: bool
     words: WordSplitter  # for the alignment

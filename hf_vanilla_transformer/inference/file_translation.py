@@ -372,7 +372,7 @@ def _text(job: Any) -> str:
     return json.dumps(job, default=_description, sort_keys=True)
 
 
-def _description(value: Any) -> str:
+def _description(value: object) -> str:
     """A text for a value that JSON lacks, the same in every process."""
     if isinstance(value, FunctionType):  # its `str` has an address
         return f"{value.__module__}:{value.__qualname__}"

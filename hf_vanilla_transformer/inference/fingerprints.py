@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Any
 
 import torch
 
@@ -52,7 +51,7 @@ def translator_fingerprint(translator: Translator) -> str:
     return digest.hexdigest()
 
 
-def text_fingerprint(lines: Iterable[Any]) -> str:
+def text_fingerprint(lines: Iterable[object]) -> str:
     """Digest of lines, or of tuples of them."""
     digest = blake2b(digest_size=8)
     for line in lines:

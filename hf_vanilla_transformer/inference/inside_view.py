@@ -15,7 +15,7 @@ from ..engine.shared_copy import shared_copy
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 #: Arguments that let a copy return its scores and hidden states.
-INSIDE: dict[str, Any] = {"output_attentions": True, "output_hidden_states": True}
+INSIDE: dict[str, object] = {"output_attentions": True, "output_hidden_states": True}
 
 _NAME = "vanilla_transformer_scores"
 

@@ -67,7 +67,7 @@ def has_language_tokens(folder: str | Path) -> bool:
     return language_tokens(load_tokenizers(folder)[0]) is not None
 
 
-def _tokenizer_settings(folder: Path) -> dict[str, Any]:
+def _tokenizer_settings(folder: Path) -> dict[str, object]:
     with suppress(OSError, UserError):
         return read_json_object(folder / "tokenizer_config.json")
     return {}
@@ -102,7 +102,7 @@ def name_languages(tokenizers: Iterable[Any], languages: tuple[str, str] | None)
             tokenizer.init_kwargs |= dict(zip(_TOKENIZER_KEYS[0], languages, strict=True))
 
 
-def language_code(value: Any) -> str | None:
+def language_code(value: object) -> str | None:
     """A language code with hyphens, such as pt-BR for pt_BR, or None if the value is no code."""
     # en_XX: mBART.
     text = value.replace("_", "-").removesuffix("-XX") if isinstance(value, str) else ""

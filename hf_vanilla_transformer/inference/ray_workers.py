@@ -127,7 +127,7 @@ class _Worker:
     def __init__(
         self,
         load: Callable[[], Translator],
-        function: Callable[[Translator, Any], Any],
+        function: Callable[[Translator, object], object],
         fingerprint: str,
     ):
         self.load = load

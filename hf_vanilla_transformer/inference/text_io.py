@@ -82,7 +82,7 @@ _ROWS_PER_GROUP = 50_000
 
 
 @contextmanager
-def row_writer(path: str | Path, **columns: type) -> Iterator[Callable[[dict[str, Any]], None]]:
+def row_writer(path: str | Path, **columns: type) -> Iterator[Callable[[dict[str, object]], None]]:
     """A function that writes one row, a dict, to a file of JSON lines or Parquet, by its suffix. The file is atomic.
 
     Args:

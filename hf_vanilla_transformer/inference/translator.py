@@ -256,7 +256,7 @@ class Translator:
 
     def describe(
         self, batch_size: int = 64, max_tokens_per_batch: int = MAX_TOKENS, **given: Any
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The settings that `translate` uses with these arguments, defaults filled in, to report with a score."""
         defaults = self.model.generation_config
         engine = getattr(self.model, "inference_engine", None)
@@ -446,7 +446,7 @@ class Translator:
                 logger.warning("line %d: %s", places[i][0], ENDLESS)
         return results
 
-    def _searched_models(self) -> list[Any]:
+    def _searched_models(self) -> list[PreTrainedModel]:
         """The models in evaluation mode, optimized. The first one searches with all of them.
 
         Other threads may use these models, so that their mode and engine are set on copies only.
@@ -511,7 +511,7 @@ class Translator:
 
     def _search_in_memory(
         self,
-        models: list[Any],
+        models: list[PreTrainedModel],
         sentences: list[EncodedSentence],
         batch_size: int,
         request: TranslationRequest,

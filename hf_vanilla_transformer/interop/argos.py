@@ -17,6 +17,7 @@ import transformers
 from ..data.tokenizer_training import load_tokenizers
 from ..inference.directions import Directions
 from ..inference.languages import NAMES, model_languages
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
 from ..utils.untrusted import require_file, shown
 from . import ctranslate2
@@ -36,7 +37,11 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # for every member, so that the same model gives 
 
 
 def write(
-    model: Any, folder: str | Path, output: Path, languages: Any, quantization: str | None = None
+    model: VanillaTransformerForConditionalGeneration,
+    folder: str | Path,
+    output: Path,
+    languages: Any,
+    quantization: str | None = None,
 ) -> None:
     """Write the model in `folder` as an .argosmodel.
 
@@ -96,7 +101,7 @@ def write(
             archive.writestr(zipfile.ZipInfo(f"{name}/{file}", _DATE), data, zipfile.ZIP_DEFLATED)
 
 
-def _refuse_settings(model: Any) -> None:
+def _refuse_settings(model: VanillaTransformerForConditionalGeneration) -> None:
     settings = check_search(model, "Argos Translate", APPLIED)
     several = [ids for ids in settings.get("bad_words_ids") or [] if len(ids) > 1]
     reasons = {

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.language_tokens import language_tokens
 from ..data.side_tokens import side_tokens, tokens_of_sides
 from ..data.source_text import normalizing
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.atomic_write import new_folder
 from ..utils.errors import UserError, naming_extras
 from ..utils.untrusted import require_file
@@ -81,7 +83,9 @@ def convert(
     return Path(output)
 
 
-def search_arguments(model: Any, tokens: Sequence[str]) -> dict[str, Any]:
+def search_arguments(
+    model: VanillaTransformerForConditionalGeneration, tokens: Sequence[str]
+) -> dict[str, Any]:
     """The arguments of `Translator.translate_batch` for this model's search. The paper's α becomes a length penalty.
 
     `tokens` are those of the target, by id.
@@ -111,7 +115,9 @@ def search_arguments(model: Any, tokens: Sequence[str]) -> dict[str, Any]:
     return arguments
 
 
-def search_note(model: Any, tokenizer: Any) -> str:
+def search_note(
+    model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase
+) -> str:
     """A note for users: the arguments of `translate_batch`, and how its scores differ. `tokenizer` is the target's."""
     arguments = search_arguments(
         model, side_tokens(tokenizer, model.config.target_vocab_size, "target")
@@ -154,7 +160,9 @@ def register() -> None:
 
         architecture_name = "AutoModelForSeq2SeqLM"
 
-        def get_model_spec(self, model: Any) -> TransformerSpec:
+        def get_model_spec(
+            self, model: VanillaTransformerForConditionalGeneration
+        ) -> TransformerSpec:
             spec = _new_spec(model.config)
             if model.dtype == torch.float64:  # CTranslate2 has none
                 model.float()
@@ -164,7 +172,11 @@ def register() -> None:
             self.set_linear(spec.decoder.projection, model.lm_head)
             return spec
 
-        def get_vocabulary(self, model: Any, tokenizer: Any) -> tuple[list[str], list[str]]:
+        def get_vocabulary(
+            self,
+            model: VanillaTransformerForConditionalGeneration,
+            tokenizer: PreTrainedTokenizerBase,
+        ) -> tuple[list[str], list[str]]:
             return tokens_of_sides(model.config, *load_tokenizers(tokenizer.name_or_path))
 
         def set_vocabulary(
@@ -173,7 +185,12 @@ def register() -> None:
             spec.register_source_vocabulary(tokens[0])
             spec.register_target_vocabulary(tokens[1])
 
-        def set_config(self, config: Any, model: Any, tokenizer: Any) -> None:
+        def set_config(
+            self,
+            config: Any,
+            model: VanillaTransformerForConditionalGeneration,
+            tokenizer: PreTrainedTokenizerBase,
+        ) -> None:
             # the base class writes null for a token that the tokenizer lacks, so that nothing can load the folder
             source, target = self.get_vocabulary(model, tokenizer)
             fields = model.config
@@ -223,7 +240,7 @@ def _new_spec(config: VanillaTransformerConfig) -> Any:
     return TransformerSpec.from_config(depths, heads, pre_norm=is_pre_norm, activation=activation)
 
 
-def _use_names_of_bart(model: Any) -> None:
+def _use_names_of_bart(model: VanillaTransformerForConditionalGeneration) -> None:
     """Give the loader's names to modules, a table to positions, and a bias to forbidden tokens."""
     for stack in (model.model.encoder, model.model.decoder):
         stack.embed_positions = torch.nn.Embedding.from_pretrained(position_table(stack))

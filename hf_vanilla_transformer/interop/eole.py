@@ -197,7 +197,7 @@ def _with_biases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _fields(
     sections: Mapping[str, Options], training: Options, tensors: Mapping[str, Tensor]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     both = partial(_of_both_stacks, sections)
     dropout = opennmt.first_number(training, "dropout", 0.3)
     fields: dict[str, Any] = {
@@ -228,7 +228,7 @@ def _fields(
 
 
 def _of_both_stacks(
-    sections: Mapping[str, Options], read: Callable[..., Any], name: str, *defaults: Any
+    sections: Mapping[str, Options], read: Callable[..., object], name: str, *defaults: Any
 ) -> Any:
     """Read an option that both stacks must have in common, by a method of `Options`."""
     encoder, decoder = (read(sections[stack], name, *defaults) for stack in STACKS)

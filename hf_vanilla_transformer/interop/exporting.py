@@ -2,13 +2,14 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from ..data.source_text import normalizing
 from ..data.tokenizer_training import load_tokenizers, save_tokenizers
@@ -94,7 +95,9 @@ def export(
     return f"{output}: {size / 1e6:.1f} MB{note}"
 
 
-def load_translator(source: str | Path, subclass: bool = False) -> Any:
+def load_translator(
+    source: str | Path, subclass: bool = False
+) -> VanillaTransformerForConditionalGeneration:
     """Load the model of a folder, with one line about damaged files, and about a subclass unless it is permitted."""
     model_class: Any = registered_class(Path(source))
     own = VanillaTransformerForConditionalGeneration
@@ -116,7 +119,9 @@ def _new_file(output: Path, overwrite: bool) -> AbstractContextManager[Path]:
     return atomic_file(output)
 
 
-def _load_tokenizers(source: str | Path, model: Any) -> tuple[Any, Any]:
+def _load_tokenizers(
+    source: str | Path, model: VanillaTransformerForConditionalGeneration
+) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
     tokenizers = load_tokenizers(source)
     rows = model.config.vocab_size
     if len(tokenizers[0]) > rows:
@@ -127,7 +132,7 @@ def _load_tokenizers(source: str | Path, model: Any) -> tuple[Any, Any]:
     return tokenizers
 
 
-def refuse_languages(target_format: str, tokenizers: Sequence[Any]) -> None:
+def refuse_languages(target_format: str, tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
     """Refuse a model of many languages for a format whose text or search has no place for their tokens."""
     directions = Directions(*tokenizers)
     languages = directions.source
@@ -150,7 +155,12 @@ def refuse_languages(target_format: str, tokenizers: Sequence[Any]) -> None:
         )
 
 
-def _write_graphs(write: Any, model: Any, tokenizers: tuple[Any, Any], folder: Path) -> None:
+def _write_graphs(
+    write: Callable[..., None],
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase],
+    folder: Path,
+) -> None:
     """Write the graphs, configurations, tokenizers and a script that translates with them."""
     folder.mkdir()
     write(model, folder)

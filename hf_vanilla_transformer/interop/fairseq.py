@@ -172,7 +172,7 @@ def _require_dictionaries(sides: Sequence[Sequence[str]]) -> None:
         raise UserError(f"a dictionary overwrites a special token: {reason}")
 
 
-def _options(state: Mapping[str, Any], path: Path) -> tuple[Options, Options, Options]:
+def _options(state: Mapping[str, object], path: Path) -> tuple[Options, Options, Options]:
     """Options of model, task and generation: one namespace in older checkpoints, sections in newer ones."""
     where = f"{path}: --"
     if state.get("args") is not None:
@@ -240,7 +240,7 @@ def _upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return upgraded
 
 
-def _positions(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _positions(tensors: Mapping[str, Tensor]) -> tuple[dict[str, object], dict[str, Tensor]]:
     """The fields and tables of positions. fairseq saves only learned ones, the first in the row after the padding."""
     tables = {name: table for name, table in tensors.items() if name.endswith(_POSITIONS)}
     if not tables:
@@ -255,7 +255,7 @@ def _positions(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str,
     return learned, {**tensors, **{name: table[:shortest] for name, table in rows.items()}}
 
 
-def _fields(options: Options, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def _fields(options: Options, tensors: Mapping[str, Tensor]) -> dict[str, object]:
     activation = options.text("activation_fn", "relu")
     fields: dict[str, Any] = {
         "activation_function": ACTIVATIONS.get(activation, activation),

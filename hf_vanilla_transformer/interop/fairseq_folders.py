@@ -86,7 +86,7 @@ def _tokenizer(folder: Path, vocab_size: int) -> Any:
     complete = (pair for pair in known if all((folder / file).is_file() for file in pair[1]))
     class_name, files = next(complete, known[0])
     # a SentencePiece model contains no languages. They follow its pieces, before a mask
-    codes: dict[str, Any] = {
+    codes: dict[str, object] = {
         "mask_token": None,
         "extra_special_tokens": [*FAIRSEQ_LANGUAGE_CODES, "<mask>"],
     }

@@ -107,7 +107,7 @@ def _read_options(path: Path) -> tuple[Options, bool]:
     return options, is_version_1
 
 
-def _of_version_2(options: Options) -> dict[str, Any]:
+def _of_version_2(options: Options) -> dict[str, object]:
     """Options of version 1, which are the same for both sides. Its models are pre-norm.
 
     Its search may write an empty translation, and has its longest in the section `training`. It splits text at white
@@ -165,7 +165,7 @@ def _refuse(model: Options) -> None:
             raise UserError(f"{model.where}{name}: {reason}; here both have the same")
 
 
-def _fields(model: Options) -> dict[str, Any]:
+def _fields(model: Options) -> dict[str, object]:
     encoder, decoder = (model.section(stack) for stack in STACKS)
     fields: dict[str, Any] = {
         "activation_function": encoder.text("activation", "relu"),

@@ -59,7 +59,7 @@ def joint_tokenizer(
     source: PreTrainedTokenizerBase,
     target: PreTrainedTokenizerBase,
     config: VanillaTransformerConfig,
-) -> tuple[dict[str, Any], dict[str, Any], SourceIds]:
+) -> tuple[dict[str, object], dict[str, object], SourceIds]:
     """Return tokenizer.json, tokenizer_config.json, and the mapping of ids for the encoder's graph.
 
     Args:

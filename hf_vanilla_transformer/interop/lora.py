@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
@@ -149,7 +149,7 @@ def _ranks(options: Options) -> Options:
     )
 
 
-def _defaults() -> dict[str, Any]:
+def _defaults() -> dict[str, object]:
     from peft import LoraConfig
 
     defaults = {}

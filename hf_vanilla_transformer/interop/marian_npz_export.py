@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from transformers import PreTrainedTokenizerBase
 
 from ..data.side_tokens import tokens_of_sides
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
 from .ctranslate2 import NEVER, position_table
 from .marian_npz import ACTIVATIONS, EPSILON, IN_LAYER, OPTIONS, marian_positions
@@ -36,7 +38,12 @@ _REMEDY = (
 )
 
 
-def write(model: Any, model_folder: str | Path, tokenizers: Sequence[Any], folder: Path) -> str:
+def write(
+    model: VanillaTransformerForConditionalGeneration,
+    model_folder: str | Path,
+    tokenizers: Sequence[PreTrainedTokenizerBase],
+    folder: Path,
+) -> str:
     """Write a model in float32 into a new folder, and return a note about its text.
 
     `model_folder` has its SentencePiece models, if there are any.
@@ -70,7 +77,7 @@ def write(model: Any, model_folder: str | Path, tokenizers: Sequence[Any], folde
     )
 
 
-def _refuse(model: Any) -> None:
+def _refuse(model: VanillaTransformerForConditionalGeneration) -> None:
     config = model.config
     heads = {config.encoder_attention_heads, config.decoder_attention_heads}
     expected = marian_positions(config.d_model)
@@ -99,7 +106,9 @@ def _refuse(model: Any) -> None:
     )
 
 
-def _without_padding(model: Any, side: str, tokens: list[str]) -> list[str]:
+def _without_padding(
+    model: VanillaTransformerForConditionalGeneration, side: str, tokens: list[str]
+) -> list[str]:
     """The tokens up to the last one that is neither unused nor the padding, with Marian's names of end and unknown."""
     tokens = list(tokens)
     eos = model.config.target_eos_token_id if side == "target" else model.config.eos_token_id
@@ -134,7 +143,7 @@ def _write_vocabularies(source: Path, folder: Path, sides: list[list[str]]) -> l
 
 
 def _arrays(
-    model: Any, sizes: list[int], banned: list[int]
+    model: VanillaTransformerForConditionalGeneration, sizes: list[int], banned: list[int]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The weights under Marian's names, and its options."""
     config = model.config

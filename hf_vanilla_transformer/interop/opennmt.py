@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
 from ..utils.untrusted import require_file, shown
 from . import state_dicts, vocabularies
@@ -307,7 +308,7 @@ def start_id(vocabulary: Options, target: list[str], special: Mapping[str, str])
 
 
 def with_tokenizers(
-    model: Any,
+    model: VanillaTransformerForConditionalGeneration,
     sides: list[list[str]],
     special: Mapping[str, str],
     files: Sequence[str | Path | None],

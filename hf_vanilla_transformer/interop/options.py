@@ -16,7 +16,7 @@ _MAX_BITS = 63  # of a whole number
 class Options:
     """Named options. None counts as missing. Messages put `where`, such as "model.pt: --", before a name."""
 
-    def __init__(self, values: Any, where: str = ""):
+    def __init__(self, values: object, where: str = ""):
         self.values: Mapping[str, Any] = values if isinstance(values, Mapping) else {}
         self.where = where
 
@@ -66,7 +66,7 @@ class Options:
             if self.values.get(name, supported[0]) not in (*supported, *neutral):
                 raise self.error(name, f"such a model {reason}")
 
-    def dropped(self, neutral: Mapping[str, Any]) -> list[str]:
+    def dropped(self, neutral: Mapping[str, object]) -> list[str]:
         """A note that names the options of a search that `generate` lacks, or no note if all have `neutral` values."""
         changed = [
             name for name, value in neutral.items() if self.values.get(name) not in (None, value)
@@ -81,7 +81,7 @@ class Options:
     def _spelt(self, name: str) -> str:
         return self.where + (name.replace("_", "-") if self.where.endswith("--") else name)
 
-    def _read(self, name: str, default: Any, kinds: type | tuple[type, ...], needed: str) -> Any:
+    def _read(self, name: str, default: object, kinds: type | tuple[type, ...], needed: str) -> Any:
         value = self.values.get(name)
         if value is None:
             return default

@@ -3,11 +3,14 @@
 from typing import Any
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
 from .translate_exported import check_settings, ends
 
 
-def check_search(model: Any, library: str, applied: set[str]) -> dict[str, Any]:
+def check_search(
+    model: VanillaTransformerForConditionalGeneration, library: str, applied: set[str]
+) -> dict[str, Any]:
     """The generation settings of a model, without defaults.
 
     Args:

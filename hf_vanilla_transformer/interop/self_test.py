@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import MarianMTModel, PreTrainedModel
+from transformers import MarianMTModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.side_tokens import AS_TEXT, side_decoder, side_tokens
 from ..data.tokenizer_training import load_tokenizers
@@ -39,7 +39,7 @@ class Translation(NamedTuple):
 class Reference:
     """A model on the CPU, its tokenizers of source and target, and the lines of the test."""
 
-    def __init__(self, model: PreTrainedModel, tokenizers: Sequence[Any]):
+    def __init__(self, model: PreTrainedModel, tokenizers: Sequence[PreTrainedTokenizerBase]):
         self.model, (self.source, self.target) = model, tokenizers
         self.settings = model.generation_config.to_diff_dict()
         self.directions = Directions(
@@ -129,7 +129,9 @@ class Reference:
         ]
         return [self.named(row, partial(self.target.decode, **AS_TEXT)) for row in rows]
 
-    def of_another(self, model: PreTrainedModel, tokenizers: Sequence[Any]) -> list[Translation]:
+    def of_another(
+        self, model: PreTrainedModel, tokenizers: Sequence[PreTrainedTokenizerBase]
+    ) -> list[Translation]:
         """The translations of a model that was read back."""
         exported = copy.copy(self)
         exported.model, (exported.source, exported.target) = model.eval(), tokenizers
@@ -141,7 +143,7 @@ class Reference:
 def self_test(
     target_format: str,
     model: PreTrainedModel,
-    tokenizers: Sequence[Any],
+    tokenizers: Sequence[PreTrainedTokenizerBase],
     written: Path,
     exact: bool = True,
 ) -> str:

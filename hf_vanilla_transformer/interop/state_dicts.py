@@ -90,12 +90,12 @@ class Tying(NamedTuple):
 class Ignored:
     """Replaces an object of another library, so that none of its code runs. Keeps its state as the file has it."""
 
-    state: Any = None
+    state: object = None
 
     def __init__(self, *args: Any, **kwargs: Any):
         pass
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         self.state = state
 
 
@@ -182,7 +182,7 @@ def _check_archive(path: Path) -> None:
         )
 
 
-def require_tensors(state: Any, where: str, *known: str) -> dict[str, Tensor]:
+def require_tensors(state: object, where: str, *known: str) -> dict[str, Tensor]:
     """Return a state dictionary without the traces of wrappers, or raise a UserError that names `where`.
 
     Its tensors are finite. Masks, counters, and the buffers of losses and metrics are left out. Names lose the prefix
@@ -216,7 +216,7 @@ def require_tensors(state: Any, where: str, *known: str) -> dict[str, Tensor]:
     }
 
 
-def plain_options(options: Any) -> dict[str, Any]:
+def plain_options(options: object) -> dict[str, object]:
     """The options that a toolkit saved: a mapping, a namespace, or an object of another library."""
     options = options.state if isinstance(options, Ignored) else options
     options = vars(options) if isinstance(options, argparse.Namespace) else options
@@ -224,7 +224,7 @@ def plain_options(options: Any) -> dict[str, Any]:
 
 
 def find_weights(
-    saved: Any, is_model: Callable[[Iterable[str]], bool], where: str
+    saved: object, is_model: Callable[[Iterable[str]], bool], where: str
 ) -> dict[str, Tensor]:
     """Find the weights of a model, by `is_model` of a state dictionary's names, in what a trainer saved.
 
@@ -261,9 +261,9 @@ def find_weights(
     return require_tensors(saved, where)
 
 
-def _state_of_module(module: Ignored) -> dict[str, Any]:
+def _state_of_module(module: Ignored) -> dict[str, object]:
     """The state dictionary of a module that was saved whole."""
-    state: dict[str, Any] = {}
+    state: dict[str, object] = {}
     modules = [("", module)]
     seen = {id(module)}
     for prefix, module in modules:
@@ -381,7 +381,7 @@ def position_layout(tables: Iterable[Tensor]) -> str:
 
 
 def build_model(
-    fields: Mapping[str, Any],
+    fields: Mapping[str, object],
     tensors: Mapping[str, Tensor],
     locate: Callable[[str], str | TensorRef],
     unused: Iterable[str] = (),

@@ -217,10 +217,10 @@ def _around(
 
 
 def _settings(
-    around: Around, requested: Mapping[str, Any], is_of_torch: bool
-) -> tuple[dict[str, Any], list[str]]:
+    around: Around, requested: Mapping[str, object], is_of_torch: bool
+) -> tuple[dict[str, object], list[str]]:
     """The settings: `requested`, of a tutorial with these names, or guessed with a note."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     for naming in TUTORIALS:
         pairs = ((around.source, naming.source), (around.output, naming.output))
         if all(f".{name}".endswith(f".{module}.weight") for name, module in pairs):
@@ -242,7 +242,7 @@ def _build(
     tensors: dict[str, Tensor],
     refs: dict[str, TensorRef],
     around: Around,
-    fields: dict[str, Any],
+    fields: dict[str, object],
     positions: str | None,
 ) -> tuple[VanillaTransformerForConditionalGeneration, list[str]]:
     """The model, and the names of tensors under another prefix."""
@@ -312,7 +312,9 @@ def _with_norms_and_biases(
     return filled
 
 
-def _position_fields(tables: list[Tensor], around: Around, positions: str | None) -> dict[str, Any]:
+def _position_fields(
+    tables: list[Tensor], around: Around, positions: str | None
+) -> dict[str, object]:
     if not tables:
         if positions == "learned":
             raise UserError("positions=learned: there is no table of positions")

@@ -157,7 +157,7 @@ class _Decoder(programs.ExportableDecoder):
 
 def make_graphs(
     model: VanillaTransformerForConditionalGeneration, ids: SourceIds
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The graphs of `GRAPHS` by name, as `onnx_ir.Model`s in float32.
 
     Args:
@@ -299,7 +299,7 @@ def _save(graphs: dict[str, Any], folder: Path, dtype: str) -> int:
     return size
 
 
-def _quantise(proto: Any, path: Path) -> None:
+def _quantise(proto: object, path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with without_log_messages():
@@ -314,7 +314,7 @@ def _quantise(proto: Any, path: Path) -> None:
         )
 
 
-def _halve(proto: Any, path: Path) -> None:
+def _halve(proto: object, path: Path) -> None:
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -358,7 +358,7 @@ def _config(
     }
 
 
-def generation_settings(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
+def generation_settings(model: VanillaTransformerForConditionalGeneration) -> dict[str, object]:
     """Greedy: transformers.js has no beam search, and would ignore all but the first of several beams."""
     settings = model.generation_config
     config = model.config

@@ -362,7 +362,7 @@ def bpe_tokenizer(
     tokens here mark the continuation with `JOINER`.
     """
     eos = special["eos_token"]
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "bos_token": eos,
         "sep_token": eos,
         "langs": [language] * 2,

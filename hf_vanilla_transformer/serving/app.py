@@ -49,7 +49,7 @@ _PAGE_HEADERS = {
     "Cache-Control": "no-cache",
 }
 
-_ERRORS: dict[int | str, Any] = dict.fromkeys(("4XX", "5XX"), {"model": schemas.ErrorAnswer})
+_ERRORS: dict[int | str, object] = dict.fromkeys(("4XX", "5XX"), {"model": schemas.ErrorAnswer})
 
 Result = TypeVar("Result")
 
@@ -122,11 +122,11 @@ def _add_interface(app: FastAPI, server: Server) -> None:
         _add_disabled(app, path, f"{name} are disabled on this server.")
 
     @app.get("/frontend/settings", include_in_schema=False)
-    async def settings() -> dict[str, Any]:
+    async def settings() -> dict[str, object]:
         return server.settings()
 
     @app.get("/spec", include_in_schema=False)
-    async def specification() -> dict[str, Any]:
+    async def specification() -> dict[str, object]:
         openapi = app.openapi()
         # By which clients know the interface.
         return openapi | {"info": openapi["info"] | {"title": "LibreTranslate"}}
@@ -293,7 +293,7 @@ def _documented(model: type[BaseModel]) -> dict[str, Any]:
 async def _read_fields(
     request: Request,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The fields of a body within the limits, with the right key."""
     limits: Limits = request.app.state.limits
     most = limits.max_characters * _BYTES_PER_CHARACTER + _OTHER_FIELDS
@@ -313,10 +313,12 @@ async def _read_fields(
     return fields
 
 
-_Fields = Annotated[dict[str, Any], Depends(_read_fields)]
+_Fields = Annotated[dict[str, object], Depends(_read_fields)]
 
 
-async def _in_time(request: Request, work: Coroutine[Any, Any, Result], seconds: float) -> Result:
+async def _in_time(
+    request: Request, work: Coroutine[object, object, Result], seconds: float
+) -> Result:
     """Await the work. It ends when the time is up or the client has disconnected."""
 
     async def disconnected() -> None:

@@ -178,7 +178,7 @@ def _translated(upload: Upload, connection: Connection) -> bytes:
     )
 
 
-def _send(connection: Connection, message: dict[str, Any]) -> None:
+def _send(connection: Connection, message: dict[str, object]) -> None:
     """Send a message as JSON: a process that reads documents of strangers sends no pickles."""
     connection.send_bytes(json.dumps(message).encode())
 

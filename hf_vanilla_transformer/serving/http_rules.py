@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -24,14 +27,18 @@ class HttpRules:
     """
 
     def __init__(
-        self, app: Any, hosts: Collection[str], origins: Collection[str], paths: Collection[str]
+        self,
+        app: "ASGIApp",
+        hosts: Collection[str],
+        origins: Collection[str],
+        paths: Collection[str],
     ):
         self.app = app
         self.hosts = hosts
         self.origins = origins
         self.paths = paths
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         refused = self._refusal(scope["method"], Headers(scope=scope))
@@ -42,7 +49,7 @@ class HttpRules:
         if scope["method"] != "HEAD":
             return await self.app(scope, receive, send)
 
-        async def send_head(message: Any) -> None:
+        async def send_head(message: "Message") -> None:
             await send(
                 {**message, "body": b""} if message["type"] == "http.response.body" else message
             )

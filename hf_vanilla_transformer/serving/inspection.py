@@ -182,7 +182,7 @@ class Inspector:
         pairs = zip(targets, scores, strict=True)
         return [self._hypothesis(tokens, score) for tokens, score in pairs if is_hypothesis(score)]
 
-    def _hypothesis(self, tokens: list[int], score: float | None) -> dict[str, Any]:
+    def _hypothesis(self, tokens: list[int], score: float | None) -> dict[str, object]:
         text = self.target_tokenizer.decode(tokens[len(self.mark) :], **AS_TEXT)
         return {
             "text": text,

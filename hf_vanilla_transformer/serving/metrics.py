@@ -3,7 +3,10 @@
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 #: Upper limits of the histogram's buckets, in seconds.
 _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -55,14 +58,14 @@ class Metrics:
             ]
         return "\n".join(lines) + "\n"
 
-    def counted(self, app: Any) -> Any:
+    def counted(self, app: "ASGIApp") -> "ASGIApp":
         """Wrap an ASGI application to count its requests."""
 
-        async def counting(scope: Any, receive: Any, send: Any) -> None:
+        async def counting(scope: "Scope", receive: "Receive", send: "Send") -> None:
             start = time.perf_counter()
             status = 500  # after an exception
 
-            async def watched(message: Any) -> None:
+            async def watched(message: "Message") -> None:
                 nonlocal status
                 status = message.get("status", status)
                 await send(message)

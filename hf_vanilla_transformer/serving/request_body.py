@@ -83,7 +83,7 @@ def _form(text: str) -> dict[str, str]:
     )
 
 
-def _multipart(body: bytes, content_type: str) -> dict[str, Any]:
+def _multipart(body: bytes, content_type: str) -> dict[str, object]:
     fields: list[tuple[str, Any]] = []
 
     def add(name: bytes | None, value: str | UploadedFile) -> None:
@@ -112,7 +112,7 @@ def _first(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return first
 
 
-def check_key(key: Any, expected: str | None) -> None:
+def check_key(key: object, expected: str | None) -> None:
     """Compare the API key of a request in constant time. The errors are LibreTranslate's."""
     key = key if isinstance(key, str) else ""
     if expected is not None and not secrets.compare_digest(
@@ -122,7 +122,7 @@ def check_key(key: Any, expected: str | None) -> None:
         raise HTTPException(403, "Invalid API key" if key else missing)
 
 
-def validate(model: type[Model], fields: dict[str, Any]) -> Model:
+def validate(model: type[Model], fields: dict[str, object]) -> Model:
     """The fields as a model, or status 400 with the first wrong field, its problem and its description.
 
     A field that is null counts as missing, and so does an empty one, except for a text.

@@ -63,7 +63,7 @@ class SequenceModel(LanguagePair):
         self,
         name: str,
         translator: Translator,
-        site: Mapping[str, Any] | None = None,
+        site: Mapping[str, object] | None = None,
         **engine: Any,
     ) -> None:
         super().__init__("", "", translator, None, site, **engine)

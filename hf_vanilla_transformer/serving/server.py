@@ -88,7 +88,7 @@ def _sequence_model(name: str, folder: Path, options: ServeOptions) -> SequenceM
 
 def _site(
     folder: Path, source: str | None, target: str | None, translator: Translator
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """`site.json` of the page, as web/README.md describes it."""
     described = translator.describe()
     return {
@@ -244,7 +244,7 @@ def _protocol(max_connections: int) -> Any:
                 _HEAD_SECONDS, self._close_without_head, self.cycle
             )
 
-        def _close_without_head(self, previous: Any) -> None:
+        def _close_without_head(self, previous: object) -> None:
             if self.cycle is previous and not self.transport.is_closing():
                 self.shutdown()
 

@@ -59,7 +59,7 @@ class Notes:
     """Facts about translations, in addition to their texts."""
 
     #: For each sentence the tokens of its translation, as `Inspector.token_probabilities` returns them.
-    probabilities: list[list[dict[str, Any]]] | None = None
+    probabilities: list[list[dict[str, object]]] | None = None
     #: sentences that were cut, and translations without an end
     warnings: list[str] = field(default_factory=list)
 
@@ -89,7 +89,7 @@ class LanguagePair:
         target: str,
         translator: Translator,
         split: Splitter | None = None,
-        site: Mapping[str, Any] | None = None,
+        site: Mapping[str, object] | None = None,
         **engine: Any,
     ):
         self.source = source
@@ -108,7 +108,7 @@ class LanguagePair:
         self._html_thread = ThreadPoolExecutor(1, thread_name_prefix="html")
 
     def directed(
-        self, source: str, target: str, split: Splitter | None, site: Mapping[str, Any]
+        self, source: str, target: str, split: Splitter | None, site: Mapping[str, object]
     ) -> "LanguagePair":
         """Another direction of a model of many languages. One engine translates both, in the same batches."""
         other = copy.copy(self)

@@ -35,7 +35,7 @@ _OF_ENGINE = {
 _ANY_POLICY = "default-src 'self'"  # of index.html, replaced by `_index`
 
 
-def page_files(site: dict[str, Any]) -> dict[str, bytes]:
+def page_files(site: dict[str, object]) -> dict[str, bytes]:
     """The files of the page for one engine, by name. They belong into one folder.
 
     Args:
@@ -61,7 +61,7 @@ def model_facts(
     source: str | None,
     target: str | None,
     task: str = "language",
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The fields of `site.json` that both engines have."""
     return {
         "task": task,

@@ -140,7 +140,7 @@ def describe(
     sizes: dict[str, int],
     examples: list[str],
     local: bool,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The content of `site.json`, as README.md in this folder describes it.
 
     Args:
@@ -168,12 +168,12 @@ def describe(
     }
 
 
-def search_settings(model: VanillaTransformerForConditionalGeneration) -> dict[str, Any]:
+def search_settings(model: VanillaTransformerForConditionalGeneration) -> dict[str, object]:
     """The settings of the page's search, equal to `generate` with the model's generation config."""
     given = model.generation_config.to_diff_dict()
     config = model.config
     given.setdefault("eos_token_id", config.target_eos_token_id)
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "num_beams": given.get("num_beams", BEAMS),
         "length_penalty": given.get("length_penalty", given.get("paper_length_penalty", ALPHA)),
         "formula": "power" if "length_penalty" in given else "gnmt",
