@@ -176,7 +176,7 @@ COMMANDS: dict[str, list[str]] = {
         "OUT.png",
     ],
     "average": ["average", "FOLDER", "FOLDER", "--output", "OUT"],
-    "export": ["export", "FOLDER", "OUT", "--to", "torch"],
+    "export": ["export", "FOLDER", "OUT", "--to", "onnx"],
     "fine-tuning": ["train", *as_flags(QUICK), "--model_name_or_path", "FOLDER", "--output_dir", "OUT"],
 }
 

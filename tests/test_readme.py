@@ -43,8 +43,6 @@ DOCUMENTS = {
     ]
 }
 README = DOCUMENTS["README.md"]
-# The file that the exported folder's translate.py is a copy of.
-EXPORTED = {"runs/quickstart_onnx/translate.py": "hf_vanilla_transformer/interop/translate_exported.py"}
 # Tables with the flags of other toolkits.
 OTHER_TOOLKITS = re.compile(r"^\| (?:refused|recipe) \|.*?(?=^$|\Z)", re.MULTILINE | re.DOTALL)
 
@@ -231,7 +229,6 @@ def parse(monkeypatch):
 
 
 def parse_script(path, arguments, parse):
-    path = EXPORTED.get(path, path)
     assert (ROOT / path).is_file(), path
     parse(lambda: runpy.run_path(str(ROOT / path), run_name="__main__"), [path, *arguments])
 

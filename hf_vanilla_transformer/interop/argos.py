@@ -21,16 +21,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..utils.errors import UserError
 from ..utils.untrusted import require_file, shown
 from . import ctranslate2
-from .search_settings import check_search, ends, shortest
-
-#: Generation settings that Argos applies. It has a different search.
-APPLIED = {
-    "min_length",
-    "min_new_tokens",
-    "bad_words_ids",
-    "suppress_tokens",
-    "forced_eos_token_id",
-}
+from .search_settings import ARGOS, check_search, ends, shortest
 
 _CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z]{2,4})?")
 _DATE = (1980, 1, 1, 0, 0, 0)  # for every member, so that the same model gives the same file
@@ -102,7 +93,7 @@ def write(
 
 
 def _refuse_settings(model: VanillaTransformerForConditionalGeneration) -> None:
-    settings = check_search(model, "Argos Translate", APPLIED)
+    settings = check_search(model, ARGOS)
     several = [ids for ids in settings.get("bad_words_ids") or [] if len(ids) > 1]
     reasons = {
         f"a minimum of {shortest(settings)} tokens": shortest(settings) > 1,

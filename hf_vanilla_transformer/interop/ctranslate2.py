@@ -19,7 +19,15 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..utils.atomic_write import new_folder
 from ..utils.errors import UserError, naming_extras
 from ..utils.untrusted import require_file
-from .search_settings import banned_tokens, check_search, ends, longest, refuse_fields, shortest
+from .search_settings import (
+    CTRANSLATE2,
+    banned_tokens,
+    check_search,
+    ends,
+    longest,
+    refuse_fields,
+    shortest,
+)
 
 MIN_POSITIONS = 1024  # rows of the table of sinusoids. CTranslate2 computes none
 NEVER = -1e4  # output bias of forbidden tokens, within the range of float16
@@ -35,18 +43,6 @@ ACTIVATIONS = {
     "swish": "SWISH",
     "sigmoid": "Sigmoid",
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "GELUTanh"),
-}
-
-#: Generation settings that CTranslate2 applies, in the model or as arguments of `translate_batch`.
-APPLIED = {
-    "min_length",
-    "min_new_tokens",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "bad_words_ids",
-    "suppress_tokens",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
 }
 
 
@@ -90,7 +86,7 @@ def search_arguments(
 
     `tokens` are those of the target, by id.
     """
-    settings = check_search(model, "CTranslate2", APPLIED)
+    settings = check_search(model, CTRANSLATE2)
     arguments: dict[str, Any] = {"beam_size": settings.get("num_beams") or 1}
     if arguments["beam_size"] > 1:
         arguments["length_penalty"] = settings.get(
@@ -124,7 +120,7 @@ def search_note(
     )
     listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
     note = f"; its search is an argument of translate_batch: {listed}"
-    settings = check_search(model, "", APPLIED)
+    settings = check_search(model, CTRANSLATE2)
     languages = language_tokens(tokenizer, "target")
     if languages is not None and (languages.source_mark or languages.target_mark):
         code, number = next(iter(languages.ids.items()))
@@ -247,7 +243,7 @@ def _use_names_of_bart(model: VanillaTransformerForConditionalGeneration) -> Non
     for layer in model.model.decoder.layers:
         layer.encoder_attn = layer.cross_attn
         layer.encoder_attn_layer_norm = layer.cross_attn_layer_norm
-    if banned := banned_tokens(check_search(model, "CTranslate2", APPLIED)):
+    if banned := banned_tokens(check_search(model, CTRANSLATE2)):
         head = model.lm_head
         bias = head.weight.new_zeros(head.out_features) if head.bias is None else head.bias.detach()
         head.bias = torch.nn.Parameter(

@@ -1,10 +1,9 @@
-"""`torch.export`: the model as two exported programs that need only torch. The ONNX graphs are made from them.
+"""`torch.export`: parts of the model as exported programs. The ONNX graphs are made from them.
 
 Shapes: B batch, S source length, T target tokens of the call, P target tokens in the KV cache, D d_model, H decoder
 heads, d_k and d_v the widths of a head, V target vocabulary. B, S, T and P are dynamic; P may be 0.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch.export import Dim, ExportedProgram
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..engine.shared_copy import shared_copy
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line
@@ -39,53 +37,6 @@ class Projections(nn.Module):
         ]
 
 
-class ExportableEncoder(nn.Module):
-    """The encoder and `Projections` of its output."""
-
-    def __init__(self, model: VanillaTransformerForConditionalGeneration):
-        super().__init__()
-        self.encoder = model.model.encoder
-        self.projections = Projections(model)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Sources (B, S) and their mask, 0 for padding, to the encoder's output (B, S, D) and its projections."""
-        states = self.encoder(input_ids, attention_mask).last_hidden_state
-        return states, self.projections(states)
-
-
-class ExportableDecoder(nn.Module):
-    """The decoder and the output layer, with the KV caches as inputs and outputs."""
-
-    def __init__(self, model: VanillaTransformerForConditionalGeneration):
-        super().__init__()
-        self.decoder = model.model.decoder
-        self.lm_head = model.lm_head
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        encoder_attention_mask: Tensor,
-        source: list[Tensor],
-        past: list[Tensor],
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Decode the next tokens.
-
-        Args:
-            input_ids: (B, T).
-            encoder_attention_mask: the source's mask (B, S).
-            source: the keys and values of `Projections`.
-            past: for each layer keys (B, H, P, d_k) and values (B, H, P, d_v) of the tokens before, P = 0 at first.
-
-        Returns:
-            Logits (B, T, V), and `past` with the T tokens appended.
-        """
-        states = source[0].transpose(1, 2).flatten(2)  # (B, H, S, d_k) -> (B, S, H * d_k)
-        output, present = decode(
-            self.decoder, input_ids, states, encoder_attention_mask, source, past
-        )
-        return self.lm_head(output.last_hidden_state), present
-
-
 def decode(
     decoder: Any,
     input_ids: Tensor,
@@ -95,7 +46,7 @@ def decode(
     past: list[Tensor],
     **settings: Any,
 ) -> tuple[Any, list[Tensor]]:
-    """Run the decoder with the KV caches of `ExportableDecoder.forward`, and return its output and the new `past`.
+    """Run the decoder with the KV caches of `export_pair`, and return its output and the new `past`.
 
     The layers read the source from the cache. They use only the size of `states`.
     """
@@ -111,49 +62,34 @@ def decode(
 
 
 def export_pair(
-    config: VanillaTransformerConfig,
-    encoder: nn.Module,
-    decoder: nn.Module,
-    one_source: bool = False,
+    config: VanillaTransformerConfig, encoder: nn.Module, decoder: nn.Module
 ) -> tuple[ExportedProgram, ExportedProgram]:
-    """Trace an encoder and a decoder with the forwards of the classes above, or raise a UserError if that fails.
+    """Trace an encoder and a decoder, or raise a UserError if that fails.
 
-    With `one_source` the cross-attention keys and values have one row for all rows of a batch.
+    The cross-attention keys and values have one row for all rows of a batch.
+
+    Args:
+        config: the model's.
+        encoder: a function of ids (B, S) and their mask.
+        decoder: a function of ids (B, T), the source's mask (B, S), the keys and values of `Projections`, and for each
+            layer keys (B, H, P, d_k) and values (B, H, P, d_v) of the tokens before, P = 0 at first.
     """
     # Only the shapes matter. All sizes differ: B = 3, S = 4, T = 2, P = 5.
     heads = config.decoder_attention_heads
-    rows = 1 if one_source else 3
     widths = (
         config.head_dim or config.d_model // heads,
         config.value_head_dim or config.d_model // heads,
     )
-    tokens, target = (torch.ones(3, length, dtype=torch.long) for length in (4, 2))
-    source = [torch.zeros(rows, heads, 4, width) for width in widths * config.decoder_layers]
+    tokens = torch.ones(3, 4, dtype=torch.long)
+    target = torch.ones(3, 2, dtype=torch.long)
+    source = [torch.zeros(1, heads, 4, width) for width in widths * config.decoder_layers]
     past = [torch.zeros(3, heads, 5, width) for width in widths * config.decoder_layers]
     mask = torch.ones_like(tokens)
     shape = {0: BATCH, 1: SOURCE}
-    source_shape = {2: SOURCE} if one_source else {0: BATCH, 2: SOURCE}
-    caches = [source_shape] * len(source), [{0: BATCH, 2: PAST}] * len(past)
+    caches = [{2: SOURCE}] * len(source), [{0: BATCH, 2: PAST}] * len(past)
     shapes = {0: BATCH, 1: TARGET}, shape, *caches
     exported_encoder = export_module(encoder, (tokens, mask), (shape, shape))
     return exported_encoder, export_module(decoder, (target, mask, source, past), shapes)
-
-
-def export_programs(
-    model: VanillaTransformerForConditionalGeneration,
-) -> dict[str, ExportedProgram]:
-    """The model as `torch.export` programs: "encoder" and "decoder", with the forwards of the classes above.
-
-    Args:
-        model: in float32, on the CPU. It is not changed. The programs share its weights.
-
-    Returns:
-        The programs by name. Their attention is Eq. 1 in basic operators, which every backend supports.
-    """
-    refuse(model)
-    model = shared_copy(model, attention="eager")  # no fused kernels, no dropout
-    encoder, decoder = export_pair(model.config, ExportableEncoder(model), ExportableDecoder(model))
-    return {"encoder": encoder, "decoder": decoder}
 
 
 def export_module(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -> ExportedProgram:
@@ -162,7 +98,7 @@ def export_module(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) ->
         with torch.no_grad():
             program = torch.export.export(module.eval(), arguments, dynamic_shapes=dynamic_shapes)
     except Exception as error:  # torch.export raises whatever the traced code raises
-        name = type(module).__name__.lstrip("_").removeprefix("Exportable").lower()
+        name = type(module).__name__.lstrip("_").lower()
         raise UserError(f"torch.export cannot trace the {name}: {one_line(error)}") from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths on this machine
@@ -180,9 +116,3 @@ def refuse(model: nn.Module) -> None:
             raise UserError(
                 f"{name} is no plain linear layer; merge the adapter into the model (merge_and_unload)"
             )
-
-
-def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> None:
-    """Write `encoder.pt2` and `decoder.pt2` (`torch.export.save`), in float32, into an existing folder."""
-    for name, program in export_programs(model.float()).items():
-        torch.export.save(program, folder / f"{name}.pt2")

@@ -1,8 +1,6 @@
 """Export of a model folder to a library's format: the table of formats, and the writing of the folder."""
 
-import json
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
@@ -28,11 +26,8 @@ FORMATS = {
     "ctranslate2": "ctranslate2",
     "marian": "marian",
     "marian-npz": "marian_npz_export",
-    "onnx": "onnx",
-    "torch": "exported_programs",
+    "onnx": "transformers_js",
 }
-
-_SCRIPT = "translate_exported.py"
 
 
 def export(
@@ -43,6 +38,7 @@ def export(
     quantization: str | None = None,
     vmap: str | Path | None = None,
     languages: Sequence[str] | None = None,
+    dtypes: Sequence[str] = ("fp32",),
 ) -> str:
     """Write a model folder in a library's format, with the tokenizer, and return one line about it.
 
@@ -52,7 +48,8 @@ def export(
         output: a new folder. It appears when it is complete.
         overwrite: replace a folder that exists already.
         languages: for argos, the codes of source and target. Its output is a file.
-        quantization, vmap: see `ctranslate2.convert`. The other formats are float32 and have no vocabulary mapping.
+        quantization, vmap: see `ctranslate2.convert`.
+        dtypes: for onnx, of the weights, keys of `transformers_js.DTYPES`. The others are float32.
     """
     if target_format not in FORMATS:
         raise UserError(f"format: {target_format!r} is none of {', '.join(FORMATS)}")
@@ -73,7 +70,7 @@ def export(
         _new_file(output, overwrite) if target_format == "argos" else new_folder(output, overwrite)
     )
     with writes as written:
-        model = load_translator(source, target_format in ("onnx", "torch"))
+        model = load_translator(source, target_format == "onnx")
         check_generation_config(model.generation_config)
         tokenizers = _load_tokenizers(source, model)
         refuse_languages(target_format, tokenizers)
@@ -88,8 +85,8 @@ def export(
         elif target_format == "marian-npz":
             note = module.write(model.to(torch.float32), source, tokenizers, written)
         else:
-            _write_graphs(module.write, model.to(torch.float32), tokenizers, written)
-        exact = quantization in (None, "float32") and vmap is None
+            module.write(model.to(torch.float32), source, written, dtypes)
+        exact = quantization in (None, "float32") and vmap is None and "fp32" in dtypes
         note += self_test(target_format, model, tokenizers, written, exact)
         size = sum(path.stat().st_size for path in (written, *written.rglob("*")) if path.is_file())
     return f"{output}: {size / 1e6:.1f} MB{note}"
@@ -105,7 +102,7 @@ def load_translator(
         model_class = own  # the refusal of other model types
     if model_class is not own and not subclass:
         raise UserError(
-            f"{source}: the format knows no {model_class.__name__}; onnx and torch export a subclass"
+            f"{source}: the format knows no {model_class.__name__}; onnx exports a subclass"
         )
     return load_peer(model_class, source)
 
@@ -144,35 +141,9 @@ def refuse_languages(target_format: str, tokenizers: Sequence[PreTrainedTokenize
     reasons = {
         "argos": source and "Argos puts no token of a language before a source",
         "marian-npz": target and "Marian's search has no first token of a translation",
-        "onnx": languages.by_name
-        and source
-        and "translate.py does not find its tokens of languages",
-        "web": not in_text and "the page adds no token of a language",
+        "onnx": not in_text and "its search adds no token of a language",
     }
-    if reason := reasons.get("onnx" if target_format == "torch" else target_format):
+    if reason := reasons.get(target_format):
         raise UserError(
             f"{target_format}: the model has {len(languages.ids)} languages, and {reason}"
         )
-
-
-def _write_graphs(
-    write: Callable[..., None],
-    model: VanillaTransformerForConditionalGeneration,
-    tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase],
-    folder: Path,
-) -> None:
-    """Write the graphs, configurations, tokenizers and a script that translates with them."""
-    folder.mkdir()
-    write(model, folder)
-    save_tokenizers(folder, *normalizing(*tokenizers))
-    model.generation_config.save_pretrained(folder)
-    fields = json.loads(model.config.to_json_string(use_diff=False))
-    for name in (
-        "auto_map",
-        "_name_or_path",
-    ):  # remote code that is not copied, and a path on this machine
-        fields.pop(name, None)
-    (folder / "config.json").write_text(
-        json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8"
-    )
-    shutil.copyfile(Path(__file__).with_name(_SCRIPT), folder / "translate.py")

@@ -161,7 +161,7 @@ def _join(source: dict[str, Any], target: dict[str, Any], offset: int) -> dict[s
     different = sorted(token for token in special[0] if special[1].get(token) != special[0][token])
     if different:
         raise UserError(
-            f"tokenizers: {different[0]!r} has different ids; the web export needs one id"
+            f"tokenizers: {different[0]!r} has different ids; the ONNX export needs one id"
         )
     vocabs = [content["model"]["vocab"] for content in sides]
     if kinds[0] == "Unigram":  # a list of tokens and scores

@@ -20,12 +20,10 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..utils.errors import UserError
 from .ctranslate2 import NEVER, position_table
 from .marian_npz import ACTIVATIONS, EPSILON, IN_LAYER, OPTIONS, marian_positions
-from .search_settings import banned_tokens, check_search, refuse_fields
+from .search_settings import MARIAN, banned_tokens, check_search, refuse_fields
 from .state_dicts import STACKS
 from .vocabularies import sentencepiece_pieces
 
-#: Generation settings that Marian applies. A forced end replaces the last token at the limit, which is no text.
-APPLIED = {"bad_words_ids", "suppress_tokens", "forced_eos_token_id"}
 _ACTIVATIONS = {
     **{ours: theirs for theirs, ours in ACTIVATIONS.items()},
     "swish": "swish",
@@ -49,7 +47,7 @@ def write(
     `model_folder` has its SentencePiece models, if there are any.
     """
     _refuse(model)
-    settings = check_search(model, "Marian", APPLIED)
+    settings = check_search(model, MARIAN)
     source, target = tokens_of_sides(model.config, *tokenizers)
     sides = [_without_padding(model, "source", source), _without_padding(model, "target", target)]
     folder.mkdir()

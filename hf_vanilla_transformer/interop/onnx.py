@@ -1,62 +1,19 @@
-"""ONNX: the exported programs of `exported_programs.py` as graphs for onnxruntime, with one shared file of weights."""
+"""ONNX: the exported programs of `exported_programs.py` as graphs for onnxruntime."""
 
-import hashlib
 import logging
 import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
-from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError, naming_extras
 from ..utils.untrusted import one_line
-from .exported_programs import export_programs
-from .state_dicts import STACKS
 
-WEIGHTS = "weights.bin"
-
-# Smaller tensors stay in the graphs. Each tensor of the file starts at a page, so that it can be memory-mapped.
-_MIN_BYTES = 1024
-_PAGE = 4096
 _PARTS = ("key", "value")
-
-
-def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> None:
-    """Write `encoder.onnx`, `decoder.onnx` and their weights into an existing folder.
-
-    Inputs and outputs have the names of Hugging Face's exporters. The KV cache is `past_key_values.0.decoder.key` … as
-    input, empty at the first step, and `present.0.decoder.key` … as output. The encoder returns the cross-attention
-    keys and values, `present.0.encoder.key` …. A matrix that both graphs use is stored once.
-
-    Args:
-        model: see `export_programs`.
-    """
-    onnx_ir = require_onnx()
-    function = model.config.activation_function
-    layers = model.config.decoder_layers
-    source, target = (cache_names("present", layers, stack) for stack in STACKS)
-    inputs = [
-        "input_ids",
-        "encoder_attention_mask",
-        *cache_names("past_key_values", layers, *STACKS),
-    ]
-    names = {
-        "encoder": (["input_ids", "attention_mask"], ["last_hidden_state", *source]),
-        "decoder": (inputs, ["logits", *target]),
-    }
-    graphs = {
-        name: to_onnx(program, *names[name], function)
-        for name, program in export_programs(model).items()
-    }
-    with (folder / WEIGHTS).open("wb") as file:
-        _move_weights(list(graphs.values()), file, onnx_ir)
-    for name, graph in graphs.items():
-        onnx_ir.save(graph, folder / f"{name}.onnx")
 
 
 def require_onnx() -> Any:
@@ -153,25 +110,6 @@ def cache_names(prefix: str, layers: int, *stacks: str) -> list[str]:
         for layer in range(layers)
         for part in _PARTS
     ]
-
-
-def _move_weights(graphs: list[Any], file: BinaryIO, onnx_ir: Any) -> None:
-    """Move the large tensors of all graphs into one file, equal ones once. The graphs keep their offsets."""
-    offsets: dict[bytes, int] = {}
-    for model in graphs:
-        for name, value in model.graph.initializers.items():
-            tensor = value.const_value
-            if tensor.nbytes < _MIN_BYTES:
-                continue
-            content = tensor.tobytes()
-            digest = hashlib.sha256(content).digest()
-            if digest not in offsets:
-                file.seek(-(-file.tell() // _PAGE) * _PAGE)
-                offsets[digest] = file.tell()
-                file.write(content)
-            value.const_value = onnx_ir.ExternalTensor(
-                WEIGHTS, offsets[digest], len(content), tensor.dtype, shape=tensor.shape, name=name
-            )
 
 
 @contextmanager

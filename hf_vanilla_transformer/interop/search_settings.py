@@ -1,33 +1,151 @@
-"""The generation settings that an export applies. A setting that it cannot apply is refused by its name."""
+"""The generation settings that each export applies. A setting that an export cannot apply is refused by its name."""
 
 from typing import Any
+
+import numpy as np
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
-from .translate_exported import check_settings, ends
+
+ARGOS = "Argos Translate"
+CTRANSLATE2 = "CTranslate2"
+MARIAN = "Marian"
+ONNX = "the ONNX export"
+
+#: Each setting that chooses between tokens, and the libraries that apply it. Marian's forced end replaces the last
+#: token at the limit, which is no text.
+APPLIED = {
+    "min_length": {ARGOS, CTRANSLATE2, ONNX},
+    "min_new_tokens": {ARGOS, CTRANSLATE2, ONNX},
+    "repetition_penalty": {CTRANSLATE2},
+    "no_repeat_ngram_size": {CTRANSLATE2},
+    "bad_words_ids": {ARGOS, CTRANSLATE2, MARIAN, ONNX},
+    "suppress_tokens": {ARGOS, CTRANSLATE2, MARIAN, ONNX},
+    "begin_suppress_tokens": {ONNX},
+    "forced_bos_token_id": {CTRANSLATE2, ONNX},
+    "forced_eos_token_id": {ARGOS, CTRANSLATE2, MARIAN, ONNX},
+}
+#: Settings that do not change which token is best: of lengths, of a beam search, of sampling, of speed and of outputs.
+HARMLESS = {
+    "max_length",
+    "max_new_tokens",
+    "max_length_over_source",
+    "decoder_start_token_id",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "num_beams",
+    "length_penalty",
+    "paper_length_penalty",
+    "early_stopping",
+    "num_return_sequences",
+    "renormalize_logits",
+    "remove_invalid_values",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "top_h",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "use_cache",
+    "cache_implementation",
+    "cache_config",
+    "max_cache_len",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "output_logits",
+    "return_dict_in_generate",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_lookbehind",
+    "assistant_confidence_threshold",
+    "target_lookbehind",
+    "max_matching_ngram_size",
+    "compile_config",
+    "disable_compile",
+    "low_memory",
+    "prefill_chunk_size",
+    "transformers_version",
+    "_from_model_config",
+}
+_TOKENS = {name for name in APPLIED if name.endswith(("_ids", "_id", "s_tokens"))}
+_NEUTRAL = {
+    "repetition_penalty": 1,
+    "encoder_repetition_penalty": 1,
+    "num_beam_groups": 1,
+    "guidance_scale": 1,
+}
 
 
 def check_search(
-    model: VanillaTransformerForConditionalGeneration, library: str, applied: set[str]
+    model: VanillaTransformerForConditionalGeneration, library: str
 ) -> dict[str, Any]:
     """The generation settings of a model, without defaults.
 
     Args:
-        library: for messages.
-        applied: the settings that choose between tokens, and that the export applies.
+        library: a library of `APPLIED`.
 
     Raises:
-        UserError: a setting that the export does not apply, or a token outside the vocabulary.
+        UserError: a setting that is neither harmless nor applied, or a token outside the vocabulary.
     """
     settings = model.generation_config.to_diff_dict()
-    try:
-        check_settings(settings, model.config.target_vocab_size, applied)
-    except ValueError as error:
-        raise UserError(
-            f"generation_config.json: {error}: {library} cannot apply it; change or remove it"
-        ) from None
+    size = model.config.target_vocab_size
+    for name, value in settings.items():
+        neutral: list[Any] = [None, []]
+        if name not in _TOKENS:
+            neutral += [False, 0, {}, _NEUTRAL.get(name)]
+        if name in HARMLESS or value in neutral:
+            continue
+        if library not in APPLIED.get(name, ()):
+            raise UserError(
+                f"generation_config.json: {name}={value}: {library} cannot apply it; change or remove it"
+            )
+        if name in _TOKENS and not all(0 <= token < size for token in _flat(value)):
+            raise UserError(
+                f"generation_config.json: {name}={value}: the vocabulary has {size} tokens"
+            )
     return settings
+
+
+def _flat(value: Any) -> list[int]:
+    """The token ids of a setting: one, several, or several lists."""
+    if not isinstance(value, list):
+        return [value]
+    return [token for part in value for token in _flat(part)]
+
+
+def best_token(scores: np.ndarray, tokens: list[int], limit: int, settings: dict[str, Any]) -> int:
+    """The best next token, as `generate` chooses it with the settings that `ONNX` applies.
+
+    Args:
+        scores: logits (V), which are changed.
+        tokens: of the translation until now.
+        limit: its maximum length.
+        settings: of generation_config.json.
+    """
+    first = settings.get("forced_bos_token_id")
+    last = settings.get("forced_eos_token_id")
+    if len(tokens) + 1 == limit and last is not None:
+        return _flat(last)[0]
+    if not tokens and first is not None:
+        return first
+    banned = banned_tokens(settings)
+    if len(tokens) == int(first is not None):
+        banned += settings.get("begin_suppress_tokens") or []
+    if len(tokens) < shortest(settings):
+        banned += ends(settings)
+    scores[banned] = -np.inf
+    return int(scores.argmax())
+
+
+def ends(settings: dict[str, Any]) -> list[int]:
+    """The end-of-sentence tokens."""
+    tokens = settings.get("eos_token_id")
+    return [] if tokens is None else _flat(tokens)
 
 
 def shortest(settings: dict[str, Any]) -> int:

@@ -20,9 +20,8 @@ from ..inference.directions import Directions
 from ..utils.errors import UserError
 from . import ctranslate2
 from .marian_npz import from_marian_npz
-from .search_settings import ends, longest, shortest
+from .search_settings import best_token, ends, longest, shortest
 from .transformers_js import DTYPES, GRAPHS
-from .translate_exported import Translator, best_token
 
 _TOKENS = 12  # of a translation
 _WORDS = 5  # of a line
@@ -216,20 +215,7 @@ def _argos(reference: Reference, file: Path) -> list[Translation]:
         return [Translation(tokens, processor.decode_pieces(tokens).strip()) for tokens in rows]
 
 
-def _graphs(reference: Reference, folder: Path) -> list[Translation]:
-    # The folder has to know it.
-    is_default = reference.settings.get("forced_bos_token_id") is not None
-    translator = Translator(folder, *((None, None) if is_default else reference.direction))
-    prefix_length = len(reference.prefix)
-    translator.settings["max_new_tokens"] = prefix_length + reference.length
-    decode = partial(translator.target_tokenizer.decode, **AS_TEXT)
-    batches = (translator.encode([line]) for line in reference.lines)
-    return [
-        reference.named(translator.greedy(*batch)[0][prefix_length:], decode) for batch in batches
-    ]
-
-
-def _web(reference: Reference, folder: Path) -> list[Translation]:
+def _onnx(reference: Reference, folder: Path) -> list[Translation]:
     import onnxruntime
     from tokenizers import Tokenizer
 
@@ -290,8 +276,6 @@ _ENGINES: dict[str, tuple[str, _Engine, int]] = {
     "argos": ("ctranslate2", _argos, 1),
     "ctranslate2": ("ctranslate2", _ctranslate2, 0),
     "marian": ("transformers", _marian, 0),
-    "onnx": ("onnxruntime", _graphs, 0),
+    "onnx": ("onnxruntime", _onnx, 0),
     "marian-npz": ("hf_vanilla_transformer", _marian_npz, 0),
-    "torch": ("torch", _graphs, 0),
-    "web": ("onnxruntime", _web, 0),
 }

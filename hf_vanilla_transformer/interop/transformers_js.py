@@ -22,23 +22,12 @@ from ..utils.errors import UserError
 from . import exported_programs as programs
 from .joint_tokenizer import SourceIds, joint_tokenizer
 from .onnx import AXES, cache_names, require_onnx, to_onnx, without_log_messages
-from .search_settings import check_search, longest
+from .search_settings import APPLIED, ONNX, check_search, longest
 from .state_dicts import STACKS
 
 #: dtypes by their names in transformers.js, and the ends of their files' names.
 DTYPES = {"fp32": "", "q8": "_quantized", "fp16": "_fp16"}
 GRAPHS = ("encoder_model", "decoder_model_merged")
-#: Generation settings that the page's search and transformers.js apply.
-APPLIED = {
-    "min_length",
-    "min_new_tokens",
-    "bad_words_ids",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-}
-
 _LARGEST = 2**31  # bytes of a file of ONNX
 _END = 1e4  # above every logit, and finite in float16
 
@@ -65,10 +54,10 @@ def write(
     if unknown or not dtypes:
         raise UserError(f"dtype: {' '.join(unknown) or 'none'}: choose from {', '.join(DTYPES)}")
     programs.refuse(model)
-    settings = check_search(model, "the web export", APPLIED)
+    settings = check_search(model, ONNX)
     if any(len(tokens) > 1 for tokens in settings.get("bad_words_ids") or []):
         raise UserError(
-            "generation_config.json: bad_words_ids of several tokens: the web export cannot apply it"
+            "generation_config.json: bad_words_ids of several tokens: the ONNX export cannot apply it"
         )
     size = sum(weight.numel() * 4 for weight in model.parameters())
     if size >= _LARGEST:
@@ -109,7 +98,7 @@ class _Encoder(nn.Module):
         return output.last_hidden_state, list(output.attentions), *view
 
 
-class _Decoder(programs.ExportableDecoder):
+class _Decoder(nn.Module):
     """The decoder and the output layer, with the view of the inside as further outputs.
 
     §6.1 bounds a translation by the length of its source. transformers.js and optimum have no such setting, and the
@@ -119,7 +108,9 @@ class _Decoder(programs.ExportableDecoder):
     end: Tensor
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
-        super().__init__(model)
+        super().__init__()
+        self.decoder = model.model.decoder
+        self.lm_head = model.lm_head
         settings = model.generation_config.to_diff_dict()
         self.over = settings.get("max_length_over_source", MAX_LENGTH_OVER_SOURCE)
         self.limit = longest(settings)
@@ -129,7 +120,7 @@ class _Decoder(programs.ExportableDecoder):
         end[model.generation_config.eos_token_id] = _END  # added to the logits (V) after the bound
         self.register_buffer("end", end, persistent=False)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input_ids: Tensor,
         encoder_attention_mask: Tensor,
@@ -169,9 +160,7 @@ def make_graphs(
     layers = model.config.decoder_layers
     model = copy_with_scores(model)
     # one source for all rows, so that the graph broadcasts it: a beam search need not repeat it for each beam
-    encoder, decoder = programs.export_pair(
-        model.config, _Encoder(model, ids), _Decoder(model), one_source=True
-    )
+    encoder, decoder = programs.export_pair(model.config, _Encoder(model, ids), _Decoder(model))
     states = torch.zeros(3, 4, model.config.d_model)
     shape = {0: programs.BATCH, 1: programs.SOURCE}
     projections = programs.export_module(programs.Projections(model), (states,), (shape,))
@@ -376,7 +365,7 @@ def generation_settings(model: VanillaTransformerForConditionalGeneration) -> di
         ),
         **{
             name: explicit[name]
-            for name in sorted(APPLIED | {"max_new_tokens"})
+            for name in (*APPLIED, "max_new_tokens")
             if explicit.get(name) is not None
         },
     }

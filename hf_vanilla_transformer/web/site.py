@@ -84,9 +84,9 @@ def write_site(
     with new_folder(output, overwrite) as folder:
         model = load_translator(source).to(torch.float32)
         tokenizers = load_tokenizers(source)
-        refuse_languages("web", tokenizers)
+        refuse_languages("onnx", tokenizers)
         sizes = write(model, source, folder / "model", dtypes)
-        note = self_test("web", model, tokenizers, folder / "model", exact="fp32" in dtypes)
+        note = self_test("onnx", model, tokenizers, folder / "model", exact="fp32" in dtypes)
         site = describe(model, source, sizes, list(examples), local=files is not None)
         for name, content in page_files(site).items():
             (folder / name).write_bytes(content)

@@ -7,13 +7,11 @@ FORMAT is one of:
   ctranslate2  a folder for ctranslate2.Translator, smaller and faster with --quantization int8
   marian       a folder for transformers' MarianMTModel
   marian-npz   Marian's own files, of a converted model of Marian after fine-tuning
-  onnx         encoder.onnx and decoder.onnx (with a KV cache) for onnxruntime, one file of weights for both
-  torch        encoder.pt2 and decoder.pt2, exported programs of torch.export
-  web          a page that translates in the browser, with the model as transformers.js and optimum load it
+  onnx         a folder for optimum and transformers.js, in the layout of a MarianMTModel that optimum exports
+  web          a page that translates in the browser, with the folder of onnx
 
-DIR gets the tokenizer too, and appears when it is complete. With onnx and torch it also gets translate.py, a greedy
-translator that needs only NumPy, transformers' tokenizers, and onnxruntime or torch. A model that the format cannot
-express is refused with the reason, and nothing is written.
+DIR gets the tokenizer too, and appears when it is complete. A model that the format cannot express is refused with the
+reason, and nothing is written.
 
   vanilla-transformer export --to web runs/quickstart runs/quickstart_web
   python -m http.server --bind 127.0.0.1 --directory runs/quickstart_web 8000
@@ -30,7 +28,7 @@ from .parsing import Parser, add_shared_flags
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
-    formats = ["argos", "ctranslate2", "marian", "marian-npz", "onnx", "torch", "web"]
+    formats = ["argos", "ctranslate2", "marian", "marian-npz", "onnx", "web"]
     parser.add_argument(
         "--to", required=True, dest="target_format", choices=formats, metavar="FORMAT"
     )
@@ -56,13 +54,13 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "--overwrite", action="store_true", help="replace a folder that exists already"
     )
     add_shared_flags(parser, *MODEL_CODE)
-    web = parser.add_argument_group("web only")
-    web.add_argument(
+    parser.add_argument(
         "--dtype",
         nargs="+",
         metavar="TYPE",
-        help="of the weights: fp32, fp16, q8 (default: q8 fp32)",
+        help="onnx and web: of the weights: fp32, fp16, q8 (default: fp32, of web: q8 fp32)",
     )
+    web = parser.add_argument_group("web only")
     web.add_argument(
         "--runtime",
         metavar="DIR",
@@ -72,10 +70,13 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "--example", nargs="+", default=[], metavar="TEXT", help="sentences that the page offers"
     )
     parsed = parser.parse_args(arguments)
-    if parsed.target_format != "web" and (parsed.dtype or parsed.runtime or parsed.example):
-        parser.error("--dtype, --runtime and --example are for --to web")
-    if parsed.target_format == "web" and parsed.quantization:
-        parser.error("--quantization is for --to ctranslate2 and argos; give --dtype q8")
+    if parsed.target_format != "web" and (parsed.runtime or parsed.example):
+        parser.error("--runtime and --example are for --to web")
+    if parsed.target_format in ("onnx", "web"):
+        if parsed.quantization:
+            parser.error("--quantization is for --to ctranslate2 and argos; give --dtype q8")
+    elif parsed.dtype:
+        parser.error("--dtype is for --to onnx and web")
     return parsed
 
 
@@ -95,4 +96,5 @@ def main(arguments: argparse.Namespace) -> None:
         name: getattr(arguments, name)
         for name in ("overwrite", "quantization", "vmap", "languages")
     }
+    choices |= {"dtypes": arguments.dtype} if arguments.dtype else {}
     print(export(arguments.target_format, arguments.model, arguments.output, **choices))

@@ -1,18 +1,20 @@
-"""Shared by the tests of exports: models with every option, and the comparison with the model itself."""
+"""Shared by the tests of exports: models with every option, and ONNX folders in onnxruntime."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.interop.exporting import export
-from hf_vanilla_transformer.interop.translate_exported import OnnxBackend, TorchBackend, Translator
-from tests.model_helpers import EOS, PAD, assert_near, padded, sentences, tiny_model
+from hf_vanilla_transformer.interop.search_settings import best_token, ends
+from hf_vanilla_transformer.interop.transformers_js import DTYPES, GRAPHS
+from tests.model_helpers import tiny_model
 
 CORPUS = ["two hundred and thirty-four", "zweihundertvierunddreißig", "a dog runs , a cat sleeps ."] * 9
 LINES = ["two hundred", "a dog sleeps .", "thirty-four cats and a dog run , two hundred sleep"]
@@ -56,55 +58,66 @@ def write_model(folder: Path, **fields: Any) -> VanillaTransformerForConditional
     return model
 
 
-def assert_exported(folder: Path, target_format: str, case: str) -> VanillaTransformerForConditionalGeneration:
-    """Export a model of a case, and compare its logits and tokens. Returns the model."""
-    model = write_model(folder / "model", **CASES[case])
-    export(target_format, folder / "model", folder / "out")
-    translator = Translator(folder / "out")
-    assert_same_logits(translator, model)
-    assert_same_tokens(translator, model)
-    assert_finite_logits(translator)
-    return model
+class Graphs:
+    """Both graphs of an ONNX folder in onnxruntime, called as transformers.js calls them.
+
+    Shapes: B batch, S source length, T target length, V target vocabulary.
+    """
+
+    def __init__(self, folder: Path, dtype: str = "fp32"):
+        import onnxruntime
+
+        paths = [str(folder / "onnx" / f"{name}{DTYPES[dtype]}.onnx") for name in GRAPHS]
+        self.encoder, self.decoder = (onnxruntime.InferenceSession(path) for path in paths)
+        self.outputs = [each.name for each in self.decoder.get_outputs()]
+
+    def encode(self, ids: Tensor, mask: Tensor) -> np.ndarray:
+        feeds = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+        return self.encoder.run(["last_hidden_state"], feeds)[0]
+
+    def decode(
+        self, tokens: Tensor, mask: Tensor, states: np.ndarray, past: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """All outputs after the tokens (B, T). `past` is empty at the first step."""
+        feeds = {"input_ids": tokens.numpy(), "encoder_attention_mask": mask.numpy(), "encoder_hidden_states": states}
+        feeds["use_cache_branch"] = np.array([bool(past)])
+        for given in self.decoder.get_inputs():
+            if given.name.startswith("past_key_values"):
+                # transformers.js: "batch_size" is known, other names are 0
+                sizes = [len(tokens) if size == "batch_size" else size for size in given.shape]
+                empty = np.zeros([size if isinstance(size, int) else 0 for size in sizes], np.float32)
+                feeds[given.name] = past.get(given.name, empty)
+        return dict(zip(self.outputs, self.decoder.run(self.outputs, feeds), strict=True))
+
+    def all_logits(self, ids: Tensor, mask: Tensor, target: Tensor, at_once: int | list[int]) -> Tensor:
+        """(B, T, V), so many tokens in each call, with the KV caches."""
+        states, past, found = self.encode(ids, mask), {}, []
+        for tokens in target.split(at_once, dim=1):
+            outputs = self.decode(tokens, mask, states, past)
+            past |= {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
+            found.append(torch.from_numpy(outputs["logits"]))
+        return torch.cat(found, dim=1)
 
 
-def decoded(translator: Translator, ids: Tensor, mask: Tensor, target: Tensor, at_once: int | list[int]) -> Tensor:
-    """Logits (B, T, V) for decoder inputs (B, T), `at_once` of them in each call, with a KV cache."""
-    backend: OnnxBackend | TorchBackend = translator.backend
-    source, past = backend.encode(ids.numpy(), mask.numpy()), translator.empty_cache(len(ids))
-    found = []
-    for tokens in target.split(at_once, dim=1):
-        logits, past = backend.decode(tokens.numpy(), mask.numpy(), source, past)
-        found.append(torch.from_numpy(logits))
-    return torch.cat(found, dim=1)
+class OnnxTranslator:
+    """Greedy translation with the files of an ONNX folder alone."""
 
+    def __init__(self, folder: Path):
+        self.graphs = Graphs(folder)
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
 
-@torch.no_grad()
-def assert_same_logits(translator: Translator, model: VanillaTransformerForConditionalGeneration) -> None:
-    """Within 1e-5: one or several tokens a step, batches of other sizes and lengths, padding on either side."""
-    for lengths, left in (([7, 3, 5], False), ([2, 9], True), ([1], False)):
-        ids, target = padded(sentences(lengths, 320), left=left), padded(sentences([6] * len(lengths), 320, seed=1))
-        mask = ids.ne(PAD).long()
-        expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=target).logits
-        assert_near(decoded(translator, ids, mask, target, [1, 1, 3, 1]), expected, 1e-5, f"{lengths}")
+    def translate(self, lines: list[str], limit: int | None = None) -> list[str]:
+        return [self.tokenizer.decode(self.tokens(line, limit)).strip() for line in lines]
 
-
-def assert_same_tokens(translator: Translator, model: VanillaTransformerForConditionalGeneration) -> None:
-    """The greedy loop gives the tokens of `generate`."""
-    ids = padded(sentences([7, 3, 5], 320))
-    mask = ids.ne(PAD).long()
-    expected = model.generate(ids, attention_mask=mask, num_beams=1)[:, 1:].tolist()
-    found = translator.greedy(ids.numpy(), mask.numpy())
-    assert [len(row) for row in found] != [0, 0, 0]
-    for row, theirs in zip(found, expected, strict=True):
-        assert row == (theirs[: theirs.index(EOS) + 1] if EOS in theirs else theirs[: len(row)])
-        assert set(theirs[len(row) :]) <= {PAD}
-        assert row[-1] == EOS or len(row) in (57, 53, 55)
-
-
-def assert_finite_logits(translator: Translator) -> None:
-    """Also in a batch with a fully padded source."""
-    ids = np.full((2, 4), 5)
-    mask = np.array([[0, 0, 0, 0], [1, 1, 1, 0]])
-    source = translator.backend.encode(ids, mask)
-    logits, _ = translator.backend.decode(ids[:, :1], mask, source, translator.empty_cache(2))
-    assert np.isfinite(logits).all()
+    def tokens(self, line: str, limit: int | None = None) -> list[int]:
+        ids = torch.tensor([self.tokenizer.encode(line).ids])
+        mask = torch.ones_like(ids)
+        limit = limit or ids.shape[1] + 50
+        states, past, tokens = self.graphs.encode(ids, mask), {}, list[int]()
+        while len(tokens) < limit and not set(ends(self.settings)) & set(tokens):
+            last = tokens[-1] if tokens else self.settings["decoder_start_token_id"]
+            outputs = self.graphs.decode(torch.tensor([[last]]), mask, states, past)
+            past |= {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
+            tokens.append(best_token(outputs["logits"][0, -1], tokens, limit, self.settings))
+        return tokens

@@ -28,9 +28,8 @@ from hf_vanilla_transformer.evaluation.metrics import score_translations
 from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.interop.exporting import export
-from hf_vanilla_transformer.interop.translate_exported import Translator
 from hf_vanilla_transformer.utils.markdown import markdown_table
-from tests.interop.exports import decoded
+from tests.interop.exports import OnnxTranslator
 from tests.interop.imports_table import Records, run
 
 SIZE, SEED = 20_000, 1  # of the recipe
@@ -69,15 +68,17 @@ class HuggingFace:
         return self.model(input_ids=ids, attention_mask=mask, decoder_input_ids=target).logits
 
 
-class Exported:
+class Onnx:
     """A folder of graphs, one token a step with their KV cache."""
 
     def __init__(self, folder: Path):
-        self.translator = Translator(folder)
-        self.translate = self.translator.translate
+        self.translator = OnnxTranslator(folder)
+
+    def translate(self, lines: list[str]) -> list[str]:
+        return self.translator.translate(lines)
 
     def logits(self, ids: Tensor, mask: Tensor, target: Tensor) -> Tensor:
-        return decoded(self.translator, ids, mask, target, 1)
+        return self.translator.graphs.all_logits(ids, mask, target, 1)
 
 
 class CTranslate2:
@@ -112,12 +113,7 @@ class CTranslate2:
 
 def onnx(model: Path, work: Path) -> Engine:
     export("onnx", model, work / "onnx")
-    return Exported(work / "onnx")
-
-
-def torch_export(model: Path, work: Path) -> Engine:
-    export("torch", model, work / "torch")
-    return Exported(work / "torch")
+    return Onnx(work / "onnx")
 
 
 def ctranslate2_float32(model: Path, work: Path) -> Engine:
@@ -138,7 +134,6 @@ def marian(model: Path, work: Path) -> Engine:
 # The name in the table: the library whose version is printed, and the export to a folder.
 ENGINES: dict[str, tuple[str, Callable[[Path, Path], Engine]]] = {
     "ONNX": ("onnxruntime", onnx),
-    "torch.export": ("torch", torch_export),
     "CTranslate2, float32": ("ctranslate2", ctranslate2_float32),
     "CTranslate2, int8": ("ctranslate2", ctranslate2_int8),
     "MarianMTModel": ("transformers", marian),
@@ -146,7 +141,7 @@ ENGINES: dict[str, tuple[str, Callable[[Path, Path], Engine]]] = {
 
 # The tests of refusals.
 REFUSALS = {
-    "ONNX, torch.export": "test_exported_programs.py::test_export_refuses_adapters_and_quantised_weights",
+    "ONNX": "test_exported_programs.py::test_export_refuses_adapters_and_quantised_weights",
     "CTranslate2": "test_ctranslate2.py::test_ctranslate2_export_names_unsupported_options",
     "MarianMTModel": "test_marian.py::test_marian_export_names_unsupported_options",
 }

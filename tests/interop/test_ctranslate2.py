@@ -134,7 +134,7 @@ def test_ctranslate2_export_with_a_vocabulary_mapping(tokenizer, tmp_path: Path)
     with pytest.raises(UserError, match=r"missing\.txt"):
         export("ctranslate2", tmp_path / "model", tmp_path / "other", vmap=tmp_path / "missing.txt")
     with pytest.raises(UserError, match="ctranslate2"):
-        export("torch", tmp_path / "model", tmp_path / "other", vmap=tmp_path / "vmap.txt")
+        export("marian", tmp_path / "model", tmp_path / "other", vmap=tmp_path / "vmap.txt")
 
 
 def engine_id(token: str, tokenizer) -> int:

@@ -1,6 +1,5 @@
 """Converted models of many languages translate in every direction, as the engine that they come from."""
 
-import json
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,13 @@ import torch
 from transformers import AutoTokenizer, MarianTokenizer, PreTrainedTokenizerBase, pipeline
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data.language_tokens import MARKS, TOKENS
 from hf_vanilla_transformer.data.side_tokens import readable_tokens, side_tokens
 from hf_vanilla_transformer.interop.exporting import export
-from hf_vanilla_transformer.interop.translate_exported import Translator as ExportedTranslator
 from hf_vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.interop.exports import require_onnx
 from tests.interop.foreign import SOURCES, TARGETS, Record, converted, write_folder_of_languages, write_opus_folder
 from tests.interop.test_m2m100 import PEER
-from tests.model_helpers import DIRECTIONS, assert_near, save_model_of_languages, slow, word_tokenizer
+from tests.model_helpers import DIRECTIONS, assert_near, save_model_of_languages
 
 SIDES = ("source", "target")
 TEXT = [SOURCES[i % 3] for i in range(20)]
@@ -139,48 +135,17 @@ def test_ctranslate2_gives_the_same_translations(folders: Any, beams: int, tmp_p
 
 
 @pytest.mark.parametrize("on_source", [True, False], ids=["source", "target"])
-@pytest.mark.parametrize("target_format", ["marian", *slow("onnx")])
-def test_exports_are_checked_in_a_direction(target_format: str, on_source: bool, tmp_path: Path) -> None:
-    if target_format == "onnx":
-        require_onnx()
+def test_exports_are_checked_in_a_direction(on_source: bool, tmp_path: Path) -> None:
     folder = save_model_of_languages(tmp_path / "model", on_source, tie_word_embeddings=False)
-    assert "2 of 2 lines" in export(target_format, folder, tmp_path / "out")
-    if target_format == "onnx":
-        lines = ["seven hundred", "siebenhundertacht"]
-        expected = list(
-            Translator.from_pretrained(folder).translate(lines, target_lang="fr", num_beams=1, max_new_tokens=8)
-        )
-        exported = ExportedTranslator(tmp_path / "out", target_lang="fr")
-        exported.settings["max_new_tokens"] = 8 + (not on_source)  # with the first token
-        assert exported.translate(lines) == expected
-        with pytest.raises(ValueError, match="target_lang=xx"):
-            ExportedTranslator(tmp_path / "out", target_lang="xx")
-    else:
-        assert Translator.from_pretrained(folder).directions.pairs == DIRECTIONS
+    assert "2 of 2 lines" in export("marian", folder, tmp_path / "out")
+    assert Translator.from_pretrained(folder).directions.pairs == DIRECTIONS
 
 
-def test_exported_script_writes_no_token_of_a_language() -> None:
-    """Tokenizers of fairseq's dictionaries decode it as text."""
-    exported: Any = object.__new__(ExportedTranslator)
-    exported.tokenizer = exported.target_tokenizer = word_tokenizer(["<unk>", "__de__", "zwei", "Hunde"])
-    exported.settings = {"forced_bos_token_id": 1}
-    exported.encode, exported.greedy = lambda lines: (lines, None), lambda *_: [[1, 2, 3]]
-    assert exported.translate(["two dogs"]) == ["__de__ zwei Hunde"]  # a word like others
-    exported.target_tokenizer.init_kwargs[MARKS] = [None, True]
-    assert exported.translate(["two dogs"]) == ["zwei Hunde"]
-
-
-@pytest.mark.parametrize(
-    ("target_format", "on_source"), [("argos", True), ("marian-npz", False), ("onnx", True), ("torch", True)]
-)
+@pytest.mark.parametrize(("target_format", "on_source"), [("argos", True), ("marian-npz", False), ("onnx", False)])
 def test_exports_without_a_place_for_languages_are_refused(
     target_format: str, on_source: bool, tmp_path: Path
 ) -> None:
     folder = save_model_of_languages(tmp_path / "model", on_source)
-    if target_format in ("onnx", "torch"):
-        settings = tmp_path / "model" / "tokenizer_config.json"
-        names = {TOKENS: {"de": ">>de<<"}, MARKS: ["target", False]}
-        settings.write_text(json.dumps(json.loads(settings.read_text()) | names))
     options = {"languages": ("en", "de")} if target_format == "argos" else {}
     output = tmp_path / ("out.argosmodel" if target_format == "argos" else "out")
     with pytest.raises(UserError, match=f"{target_format}.*languages"):

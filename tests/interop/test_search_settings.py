@@ -13,10 +13,18 @@ from transformers import GenerationConfig
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.data.side_tokens import side_tokens
-from hf_vanilla_transformer.interop import argos, ctranslate2, transformers_js, translate_exported
 from hf_vanilla_transformer.interop.exporting import export
-from hf_vanilla_transformer.interop.search_settings import check_search
-from hf_vanilla_transformer.interop.translate_exported import APPLIED, HARMLESS, TorchBackend, Translator
+from hf_vanilla_transformer.interop.search_settings import (
+    APPLIED,
+    ARGOS,
+    CTRANSLATE2,
+    HARMLESS,
+    MARIAN,
+    ONNX,
+    best_token,
+    check_search,
+    ends,
+)
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.exports import LINES, write_model
 from tests.model_helpers import EOS, tiny_model
@@ -53,12 +61,6 @@ UNSUPPORTED: list[dict[str, Any]] = [
     {"suppress_tokens": [-1]},
     {"forced_eos_token_id": 999},
 ]
-LIBRARIES = {
-    "graphs": APPLIED,
-    "web": transformers_js.APPLIED,
-    "CTranslate2": ctranslate2.APPLIED,
-    "Argos": argos.APPLIED,
-}
 
 
 @pytest.fixture(scope="module")
@@ -68,35 +70,37 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():  # several tokens are probable, so that a setting can change the choice
         model.lm_head.weight[[5, 8, 9, 11, EOS]] += model.lm_head.weight[[5]] * 0.7
     model.save_pretrained(folder / "model")
-    export("torch", folder / "model", folder / "torch")
     return folder
 
 
-@pytest.fixture(scope="module")
-def backend(exported):
-    """The programs, loaded once."""
-    return TorchBackend(exported / "torch")
+OF_ONNX = [
+    settings
+    for settings in SETTINGS
+    if all(name in HARMLESS or ONNX in APPLIED[name] for name in settings)
+    and all(len(words) == 1 for words in settings.get("bad_words_ids", []))
+]
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_exported_script_applies_settings_like_generate(settings, exported, backend, tmp_path, monkeypatch):
-    monkeypatch.setattr(translate_exported, "TorchBackend", lambda folder: backend)
-    shutil.copytree(exported / "torch", tmp_path / "torch", ignore=shutil.ignore_patterns("*.pt2"))
-    path = tmp_path / "torch" / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_new_tokens": 8} | settings))
-    translator = Translator(tmp_path / "torch")
+@pytest.mark.parametrize("settings", [*OF_ONNX, {"bad_words_ids": [[EOS], [5], [8]]}], ids=str)
+@torch.no_grad()
+def test_best_token_applies_settings_like_generate(settings: dict[str, Any], exported: Path) -> None:
     model = VanillaTransformerForConditionalGeneration.from_pretrained(exported / "model").eval()
     source, _ = load_tokenizers(exported / "model")
-    plain = {"max_new_tokens": 8, "num_beams": 1}
+    applied = {"eos_token_id": EOS} | settings
     for line in LINES:
-        batch = source(line, return_tensors="np")
-        (found,) = translator.greedy(batch["input_ids"].astype(int), batch["attention_mask"].astype(int))
-        tensors = source(line, return_tensors="pt")
-        expected = model.generate(**tensors, **plain | settings | {"num_beams": 1})[0, 1:].tolist()
-        assert found == expected, line
+        batch = source(line, return_tensors="pt")
+        tokens: list[int] = []
+        while len(tokens) < 8 and not set(ends(applied)) & set(tokens):
+            target = torch.tensor([[model.config.decoder_start_token_id, *tokens]])
+            logits = model(**batch, decoder_input_ids=target).logits[0, -1].numpy()
+            tokens.append(best_token(logits, tokens, 8, applied))
+        expected = model.generate(**batch, **{"max_new_tokens": 8} | settings | {"num_beams": 1})[0, 1:].tolist()
+        assert tokens == expected, line
 
 
-APPLIED_BY_CTRANSLATE2 = [settings for settings in SETTINGS if settings.keys() <= ctranslate2.APPLIED | HARMLESS]
+APPLIED_BY_CTRANSLATE2 = [
+    settings for settings in SETTINGS if all(name in HARMLESS or CTRANSLATE2 in APPLIED[name] for name in settings)
+]
 
 
 def export_with_settings(settings, exported, tmp_path):
@@ -144,16 +148,16 @@ def test_ctranslate2_beams_have_renormalised_scores(renormalised, exported, tmp_
 
 
 @pytest.mark.parametrize("settings", SETTINGS + UNSUPPORTED, ids=str)
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", [ARGOS, CTRANSLATE2, MARIAN, ONNX])
 def test_settings_that_an_export_does_not_apply_are_refused(library: str, settings: dict) -> None:
     model = tiny_model(vocab_size=320)
     model.generation_config.update(**settings)
     names = {name for name in settings if name not in HARMLESS}
-    if settings in UNSUPPORTED or not names <= LIBRARIES[library]:
+    if settings in UNSUPPORTED or not all(library in APPLIED[name] for name in names):
         with pytest.raises(UserError, match="|".join(names)):
-            check_search(model, library, LIBRARIES[library])
+            check_search(model, library)
     else:
-        check_search(model, library, LIBRARIES[library])
+        check_search(model, library)
 
 
 def test_every_setting_of_transformers_is_harmless_applied_or_refused() -> None:
@@ -162,4 +166,4 @@ def test_every_setting_of_transformers_is_harmless_applied_or_refused() -> None:
         model = tiny_model(vocab_size=320)
         setattr(model.generation_config, name, [5] if name.endswith("_tokens") else 5)
         with pytest.raises(UserError, match=name):
-            check_search(model, "nothing", set())
+            check_search(model, "nothing")

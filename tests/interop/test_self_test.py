@@ -1,13 +1,12 @@
 """An export tests itself: it finds faults that are planted in its files, and leaves nothing."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hf_vanilla_transformer.interop import ctranslate2, exporting
+from hf_vanilla_transformer.interop import ctranslate2
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.exports import write_model
@@ -29,14 +28,6 @@ def without_prefix(model: Any, tokens: Any, arguments: Any = ctranslate2.search_
     return {name: value for name, value in arguments(model, tokens).items() if name != "target_prefix"}
 
 
-def without_forced_token(write: Any, model: Any, tokenizers: Any, folder: Path, plain: Any) -> None:
-    plain(write, model, tokenizers, folder)
-    path = folder / "generation_config.json"
-    settings = json.loads(path.read_text())
-    assert settings.pop("forced_bos_token_id")
-    path.write_text(json.dumps(settings))
-
-
 def test_export_with_a_swapped_vocabulary_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = MODELS["marian"](tmp_path)
     monkeypatch.setattr(ctranslate2, "tokens_of_sides", swapped_tokens)
@@ -46,15 +37,11 @@ def test_export_with_a_swapped_vocabulary_is_not_used(tmp_path: Path, monkeypatc
     assert not (tmp_path / "out.argosmodel").exists()
 
 
-@pytest.mark.parametrize("target_format", ["ctranslate2", pytest.param("torch", marks=pytest.mark.slow)])
-def test_export_without_the_forced_token_is_not_used(target_format, tmp_path, monkeypatch):
-    model, plain = MODELS["m2m100"](tmp_path), exporting._write_graphs
-    if target_format == "torch":
-        monkeypatch.setattr(exporting, "_write_graphs", lambda *parts: without_forced_token(*parts, plain=plain))
-    else:
-        monkeypatch.setattr(ctranslate2, "search_arguments", without_prefix)
-    with pytest.raises(UserError, match=target_format):
-        export(target_format, model, tmp_path / "out")
+def test_export_without_the_forced_token_is_not_used(tmp_path, monkeypatch):
+    model = MODELS["m2m100"](tmp_path)
+    monkeypatch.setattr(ctranslate2, "search_arguments", without_prefix)
+    with pytest.raises(UserError, match="ctranslate2"):
+        export("ctranslate2", model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -8,56 +8,16 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.interop.transformers_js import DTYPES, GRAPHS, write
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.interop.exports import CASES, require_onnx, write_model
+from tests.interop.exports import CASES, Graphs, require_onnx, write_model
 from tests.model_helpers import EOS, PAD, assert_near, padded, sentences
 
 require_onnx()
-
-
-class Graphs:
-    """Both graphs in onnxruntime, called as transformers.js calls them."""
-
-    def __init__(self, folder: Path, dtype: str = "fp32"):
-        import onnxruntime
-
-        paths = [str(folder / "onnx" / f"{name}{DTYPES[dtype]}.onnx") for name in GRAPHS]
-        self.encoder, self.decoder = (onnxruntime.InferenceSession(path) for path in paths)
-        self.outputs = [each.name for each in self.decoder.get_outputs()]
-
-    def encode(self, ids: Tensor, mask: Tensor) -> np.ndarray:
-        feeds = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
-        return self.encoder.run(["last_hidden_state"], feeds)[0]
-
-    def decode(
-        self, tokens: Tensor, mask: Tensor, states: np.ndarray, past: dict[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
-        """All outputs after the tokens (B, T). `past` is empty at the first step."""
-        feeds = {"input_ids": tokens.numpy(), "encoder_attention_mask": mask.numpy(), "encoder_hidden_states": states}
-        feeds["use_cache_branch"] = np.array([bool(past)])
-        for given in self.decoder.get_inputs():
-            if given.name.startswith("past_key_values"):
-                # transformers.js: "batch_size" is known, other names are 0
-                sizes = [len(tokens) if size == "batch_size" else size for size in given.shape]
-                empty = np.zeros([size if isinstance(size, int) else 0 for size in sizes], np.float32)
-                feeds[given.name] = past.get(given.name, empty)
-        return dict(zip(self.outputs, self.decoder.run(self.outputs, feeds), strict=True))
-
-    def all_logits(self, ids: Tensor, mask: Tensor, target: Tensor, at_once: list[int]) -> Tensor:
-        """(B, T, V), so many tokens in each call, with the KV caches."""
-        states, past, found = self.encode(ids, mask), {}, []
-        for tokens in target.split(at_once, dim=1):
-            outputs = self.decode(tokens, mask, states, past)
-            past |= {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
-            found.append(torch.from_numpy(outputs["logits"]))
-        return torch.cat(found, dim=1)
 
 
 class Exported(NamedTuple):
@@ -88,9 +48,15 @@ CASES_WITH_PRE_NORM = CASES | {"pre": {"layer_norm_position": "pre", "final_laye
 @pytest.mark.parametrize("case", CASES_WITH_PRE_NORM)
 @torch.no_grad()
 def test_graphs_give_our_logits_and_attention(case: str, tmp_path: Path) -> None:
+    from onnx import checker
+
     fields = CASES_WITH_PRE_NORM[case]
     model, folder, _ = write_folder(tmp_path, **fields)
     graphs = Graphs(folder)
+    for name in GRAPHS:
+        checker.check_model(str(folder / "onnx" / f"{name}.onnx"))
+    ids, mask = torch.full((2, 4), 5), torch.tensor([[0, 0, 0, 0], [1, 1, 1, 0]])
+    assert graphs.all_logits(ids, mask, ids, 1).isfinite().all()  # also of a fully padded source
     for lengths, left in (([7, 3, 5], False), ([2, 9], True), ([1], False)):
         ids, target = padded(sentences(lengths, 320), left=left), padded(sentences([6] * len(lengths), 320, seed=1))
         mask = ids.ne(PAD).long()

@@ -109,12 +109,10 @@ def test_exports_translate_with_the_tokens_of_the_target(run, pair, tmp_path):
 
 
 @pytest.mark.slow
-def test_graphs_and_ctranslate2_end_with_the_tokens_of_the_target(run, pair, tmp_path):
-    ctranslate2, _ = pytest.importorskip("ctranslate2"), pytest.importorskip("onnxruntime")
-    from hf_vanilla_transformer.interop.translate_exported import Translator as ExportedTranslator
-
-    export("onnx", run, tmp_path / "onnx")
-    assert ExportedTranslator(tmp_path / "onnx").translate(LINES) == EXPECTED
+def test_ctranslate2_ends_with_the_tokens_of_the_target(run, pair, tmp_path):
+    ctranslate2 = pytest.importorskip("ctranslate2")
+    with pytest.raises(UserError, match="'</s>' has different ids"):  # one tokenizer for both sides
+        export("onnx", run, tmp_path / "onnx")
     export("ctranslate2", run, tmp_path / "ct2")
     engine = ctranslate2.Translator(str(tmp_path / "ct2"), "cpu")
     tokens = [pair[0].convert_ids_to_tokens(pair[0](line)["input_ids"]) for line in LINES]
