@@ -25,7 +25,7 @@ from ..utils.cpu_time import measured_cpu_time
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line, read_json_object, reading_weights
 from ..utils.user_code import import_object
-from .dtypes import FASTEST, INT8, torch_dtype
+from .dtypes import FASTEST, INT8, fastest_dtype, torch_dtype
 
 logger = logging.get_logger(__name__)
 
@@ -43,9 +43,7 @@ def load_model(
         directory: the folder.
         device: such as "cpu" or "cuda:1". None is the machine's accelerator if it has one.
         dtype: "float32", "bfloat16", "float16" or a torch dtype; "int8" computes products in int8 on an
-            x86 CPU; "fastest" is float32, bfloat16 or int8, whichever is fastest in a few trial translations. The
-            latter take part if their log-probabilities are off by less than 0.05 per token. The choice is remembered
-            for the folder and the machine. None is the checkpoint's.
+            x86 CPU; "fastest" is float32, bfloat16 or int8, see `fastest_dtype`. None is the checkpoint's.
         trust_remote_code: run the code of a subclass that the folder contains, as in `from_pretrained`.
         model_class: load this class instead of the one that the Auto classes know for the folder.
 
@@ -69,6 +67,10 @@ def load_model(
     if trust_remote_code:
         trust_code(folder)
     model = _from_folder(folder, target_dtype, model_class).to(target_device)
+    if dtype == FASTEST:
+        dtype = fastest_dtype(model)
+        logger.info("dtype: %s is the fastest on this machine", dtype)
+        model = model.to(torch_dtype(dtype))
     if dtype == INT8:
         from ..engine.optimize import optimize_for_inference
 
@@ -78,10 +80,6 @@ def load_model(
             raise UserError(
                 f"dtype: {INT8!r} is not available here ({error}); take bfloat16"
             ) from error
-    if dtype == FASTEST:
-        from .fastest_dtype import in_fastest_dtype
-
-        return in_fastest_dtype(model, folder)
     return model
 
 

@@ -150,7 +150,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "dtype": {
         "choices": ["float32", "bfloat16", "float16", "int8", "fastest"],
         "help": "precision; int8 is dynamic int8, the fastest on x86 CPUs with a C compiler; fastest "
-        "measures these and bfloat16 (default: the checkpoint's, of serve: fastest)",
+        "chooses by the processor (default: the checkpoint's, of serve: fastest)",
     },
 }
 

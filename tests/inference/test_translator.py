@@ -11,9 +11,10 @@ from transformers import GenerationConfig
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.side_tokens import readable_tokens
 from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.engine import int8_kernels, kernels, linear
 from hf_vanilla_transformer.engine.ensemble import EnsembleEngine
 from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
-from hf_vanilla_transformer.inference import deoptimize, fastest_dtype, workers
+from hf_vanilla_transformer.inference import deoptimize, dtypes, workers
 from hf_vanilla_transformer.inference.batching import BATCHES_AHEAD
 from hf_vanilla_transformer.inference.file_translation import translated_lines
 from hf_vanilla_transformer.inference.loading import load_model
@@ -363,27 +364,25 @@ def test_loaded_model_translates_like_the_saved_one(folder, translator):
     assert Translator.from_pretrained(folder, dtype="bfloat16").model.dtype == torch.bfloat16
 
 
-def test_fastest_dtype_is_measured_once_for_a_model_and_a_machine(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    measured = []
-    seconds = {"float32": 3.0, "bfloat16": 2.0, "int8": 1.0}
+@pytest.mark.parametrize(
+    ("has_compiler", "has_bfloat16", "expected"),
+    [(True, True, "int8"), (True, False, "int8"), (False, True, "bfloat16"), (False, False, "float32")],
+)
+def test_fastest_dtype_follows_the_processor(has_compiler, has_bfloat16, expected, folder, monkeypatch):
+    monkeypatch.setattr(int8_kernels, "library", lambda: object() if has_compiler else None)
+    monkeypatch.setattr(kernels, "has_fast_bfloat16", lambda: has_bfloat16)
+    monkeypatch.setattr(linear.platform, "machine", lambda: "x86_64")
+    assert dtypes.fastest_dtype(load_model(folder, "cpu", "float32")) == expected
+    monkeypatch.setattr(linear.platform, "machine", lambda: "aarch64")
+    assert dtypes.fastest_dtype(load_model(folder, "cpu", "float32")) == ("bfloat16" if has_bfloat16 else "float32")
 
-    def measure(model, tokens):
-        engine = model.inference_engine
-        dtype = engine.quantization or str(model.dtype).removeprefix("torch.")
-        measured.append(dtype)
-        return seconds[dtype]
 
-    monkeypatch.setattr(fastest_dtype, "_seconds", measure)
-    monkeypatch.setattr(fastest_dtype, "_TRIAL_SECONDS", 0.0)
-    first, again = (load_model(folder, "cpu", "fastest") for _ in range(2))
-    candidates = len(set(measured))
-    assert len(measured) == 2 * candidates and not first.training
-    for model in (first, again):
-        assert (getattr(model.inference_engine, "quantization", None) == "int8") is (candidates == 3)
-    (tmp_path / fastest_dtype.__package__ / "fastest_dtypes.json").write_text("damaged")
-    monkeypatch.setattr(fastest_dtype, "error_per_token", lambda *_: float("nan"))
-    assert load_model(folder, "cpu", "fastest").dtype == torch.float32, "no other dtype passes the check"
+def test_fastest_dtype_is_that_of_the_model(folder):
+    model = load_model(folder, "cpu", "fastest")
+    chosen = dtypes.fastest_dtype(load_model(folder, "cpu", "float32"))
+    engine = getattr(model, "inference_engine", None)
+    assert (getattr(engine, "quantization", None) or str(model.dtype).removeprefix("torch.")) == chosen
+    assert model.dtype == dtypes.torch_dtype(chosen)
 
 
 def test_int8_is_a_dtype_of_the_decoder(folder):
