@@ -81,9 +81,7 @@ _NEUTRAL = {
 }
 
 
-def check_search(
-    model: VanillaTransformerForConditionalGeneration, library: str
-) -> dict[str, Any]:
+def check_search(model: VanillaTransformerForConditionalGeneration, library: str) -> dict[str, Any]:
     """The generation settings of a model, without defaults.
 
     Args:
