@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data.tokenizer_files import save_tokenizers
+from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.serving import Limits
 from hf_vanilla_transformer.serving.service import LanguagePair

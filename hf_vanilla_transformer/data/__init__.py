@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .numbers import number_pairs
     from .packing import PackedCollator, packed_forward
     from .readers import read_lines
-    from .tokenizer_training import load_tokenizers, save_tokenizers, train_tokenizer
+    from .tokenizer_files import load_tokenizers, save_tokenizers
+    from .tokenizer_training import train_tokenizer
 
 __all__ = [
     "EncodingReport",
@@ -44,12 +45,12 @@ __getattr__ = lazy_names(
         "PairReport": ".corpora",
         "encode_pairs": ".encoding",
         "load_pairs": ".mixtures",
-        "load_tokenizers": ".tokenizer_training",
+        "load_tokenizers": ".tokenizer_files",
         "number_pairs": ".numbers",
         "packed_forward": ".packing",
         "parse_inputs": ".corpora",
         "read_lines": ".readers",
-        "save_tokenizers": ".tokenizer_training",
+        "save_tokenizers": ".tokenizer_files",
         "train_tokenizer": ".tokenizer_training",
         "with_augmentation": ".augmentation",
         "with_bpe_dropout": ".bpe_dropout",

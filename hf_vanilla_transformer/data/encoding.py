@@ -14,7 +14,7 @@ from .language_tokens import Direction, encode_targets, language_tokens
 from .mixtures import PART
 from .source_text import source_text
 from .token_kinds import has_closed_vocabulary, unknown_symbols
-from .tokenizer_training import recognising_added_tokens
+from .tokenizer_files import recognising_added_tokens
 
 _COLUMNS = ["input_ids", "labels", "length", "line"]
 

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 from transformers import AddedToken, PreTrainedTokenizerBase
 
-from ..utils.errors import UserError, did_you_mean
-from ..utils.untrusted import shown
+from ..utils.errors import UserError, did_you_mean, shown
 from .side_tokens import Side, target_vocabulary
 
 # The codes of source and target. None: not named.

@@ -18,7 +18,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..data.language_tokens import DIRECTIONS, MARKS
-from ..data.tokenizer_training import TARGET_FOLDER
+from ..data.tokenizer_files import TARGET_FOLDER
 from ..evaluation.metric_names import TITLES
 from ..utils.atomic_write import atomic_file
 from ..utils.errors import UserError

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from transformers.dynamic_module_utils import get_relative_imports
 
-from ..data.tokenizer_training import TARGET_FOLDER
+from ..data.tokenizer_files import TARGET_FOLDER
 from ..utils.errors import UserError
 from ..utils.untrusted import read_json_object
 

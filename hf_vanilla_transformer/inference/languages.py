@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from ..data.language_tokens import DIRECTIONS, language_tokens
-from ..data.tokenizer_training import load_tokenizers
+from ..data.tokenizer_files import load_tokenizers
 from ..utils.errors import UserError
 from ..utils.untrusted import read_json_object
 

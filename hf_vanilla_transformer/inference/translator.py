@@ -19,7 +19,7 @@ from ..data.language_tokens import Direction
 from ..data.side_tokens import AS_TEXT, readable_tokens
 from ..data.source_text import source_text
 from ..data.token_kinds import tokenizer_task
-from ..data.tokenizer_training import load_tokenizers, recognising_added_tokens, tokenizer_digest
+from ..data.tokenizer_files import load_tokenizers, recognising_added_tokens, tokenizer_digest
 from ..data.words import WordSplitter, white_space_words, words
 from ..engine.shared_copy import in_evaluation_mode, shared_copy
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search

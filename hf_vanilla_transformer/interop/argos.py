@@ -14,12 +14,12 @@ from typing import Any
 
 import transformers
 
-from ..data.tokenizer_training import load_tokenizers
+from ..data.tokenizer_files import load_tokenizers
 from ..inference.directions import Directions
 from ..inference.languages import NAMES, model_languages
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..utils.errors import UserError
-from ..utils.untrusted import require_file, shown
+from ..utils.errors import UserError, shown
+from ..utils.untrusted import require_file
 from . import ctranslate2
 from .search_settings import ARGOS, check_search, ends, shortest
 

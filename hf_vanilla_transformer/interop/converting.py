@@ -7,10 +7,9 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from ..data.tokenizer_training import save_tokenizers
+from ..data.tokenizer_files import save_tokenizers
 from ..utils.atomic_write import new_folder, require_new
-from ..utils.errors import UserError
-from ..utils.untrusted import shown
+from ..utils.errors import UserError, shown
 from .lora import merged_adapter
 from .sources import local_files
 

@@ -14,7 +14,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.language_tokens import language_tokens
 from ..data.side_tokens import side_tokens, tokens_of_sides
 from ..data.source_text import normalizing
-from ..data.tokenizer_training import load_tokenizers, save_tokenizers
+from ..data.tokenizer_files import load_tokenizers, save_tokenizers
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.atomic_write import new_folder
 from ..utils.errors import UserError, naming_extras

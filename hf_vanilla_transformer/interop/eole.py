@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..utils.errors import UserError
-from ..utils.untrusted import read_json_object, shown
+from ..utils.errors import UserError, shown
+from ..utils.untrusted import read_json_object
 from . import opennmt, state_dicts
 from .converted import Converted
 from .options import Options, Unsupported

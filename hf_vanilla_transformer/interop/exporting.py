@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..data.source_text import normalizing
-from ..data.tokenizer_training import load_tokenizers, save_tokenizers
+from ..data.tokenizer_files import load_tokenizers, save_tokenizers
 from ..inference.directions import Directions
 from ..inference.loading import registered_class
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration

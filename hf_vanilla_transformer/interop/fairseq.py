@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ..data.language_tokens import DIRECTIONS, MARKS, TOKENS
 from ..inference.languages import name_languages
-from ..utils.errors import UserError
-from ..utils.untrusted import shown
+from ..utils.errors import UserError, shown
 from . import state_dicts, vocabularies
 from .converted import Converted
 from .options import Options, Unsupported

@@ -6,8 +6,8 @@ from typing import Any
 from transformers import FSMTConfig, M2M100Config, PreTrainedTokenizerBase
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
-from ..utils.errors import UserError
-from ..utils.untrusted import read_json_object, shown
+from ..utils.errors import UserError, shown
+from ..utils.untrusted import read_json_object
 from .converted import Converted
 from .transformers_folders import from_peer, load_tokenizer, read_folder
 

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..utils.errors import UserError
-from ..utils.untrusted import parse_yaml_mapping, require_file, shown
+from ..utils.errors import UserError, shown
+from ..utils.untrusted import parse_yaml_mapping, require_file
 from . import state_dicts, vocabularies
 from .converted import Converted
 from .options import Options

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..utils.errors import UserError, naming_extras
-from ..utils.untrusted import one_line, read_json_object, refuse_special_files, shown
+from ..utils.errors import UserError, naming_extras, shown
+from ..utils.untrusted import one_line, read_json_object, refuse_special_files
 from .options import Options
 from .sources import from_hub
 from .state_dicts import read_torch_file, require_tensors

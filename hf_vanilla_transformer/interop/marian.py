@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data.tokenizer_training import load_tokenizers
+from ..data.tokenizer_files import load_tokenizers
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
 from .converted import Converted

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from ..layers_vanilla_transformer import sinusoidal_positions
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..utils.errors import UserError
-from ..utils.untrusted import one_line, parse_yaml_mapping, require_file, shown
+from ..utils.errors import UserError, shown
+from ..utils.untrusted import one_line, parse_yaml_mapping, require_file
 from . import state_dicts, vocabularies
 from .converted import Converted
 from .options import Options, Unsupported

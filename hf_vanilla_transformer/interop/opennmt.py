@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..utils.errors import UserError
-from ..utils.untrusted import require_file, shown
+from ..utils.errors import UserError, shown
+from ..utils.untrusted import require_file
 from . import state_dicts, vocabularies
 from .converted import Converted
 from .options import Options, Unsupported

@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..utils.errors import UserError
-from ..utils.untrusted import shown
+from ..utils.errors import UserError, shown
 
 #: Names of options: the supported values, the default first, and what a model with a different value does.
 Unsupported = Mapping[str, tuple[tuple, str]]

@@ -15,7 +15,7 @@ import torch
 from transformers import MarianMTModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.side_tokens import AS_TEXT, side_decoder, side_tokens
-from ..data.tokenizer_training import load_tokenizers
+from ..data.tokenizer_files import load_tokenizers
 from ..inference.directions import Directions
 from ..utils.errors import UserError
 from . import ctranslate2

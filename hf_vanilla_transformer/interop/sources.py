@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 from torch import Tensor
 
 from ..utils.atomic_write import report_full_disk
-from ..utils.errors import UserError
-from ..utils.untrusted import one_line, read_json_object, refuse_special_files, shown
+from ..utils.errors import UserError, shown
+from ..utils.untrusted import one_line, read_json_object, refuse_special_files
 from .state_dicts import STACKS, find_weights, read_torch_file, require_tensors
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")

@@ -23,8 +23,8 @@ from torch import Tensor
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..layers_vanilla_transformer import sinusoidal_positions
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..utils.errors import UserError
-from ..utils.untrusted import one_line, reading_weights, require_file, shown, unsafe_name
+from ..utils.errors import UserError, shown
+from ..utils.untrusted import one_line, reading_weights, require_file, unsafe_name
 
 STACKS = ("encoder", "decoder")
 EPSILON_OF_UNBIASED_NORMS = 1e-12  # (1e-6)²

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..utils.errors import UserError
-from ..utils.untrusted import shown
+from ..utils.errors import UserError, shown
 from .state_dicts import STACKS, TensorRef
 
 _LAYER = re.compile(

@@ -24,8 +24,8 @@ from transformers import (
 
 from ..inference.loading import load_whole
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..utils.errors import UserError, naming_extras
-from ..utils.untrusted import one_line, read_json_object, reading_weights, shown
+from ..utils.errors import UserError, naming_extras, shown
+from ..utils.untrusted import one_line, read_json_object, reading_weights
 from .converted import Converted
 from .sources import EMBEDDINGS, read_parts, weight_files
 from .state_dicts import STACKS, TensorRef, build_model, find_sizes, find_tying, same

@@ -16,7 +16,8 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..data.tokenizer_training import fast_tokenizer, load_tokenizers
+from ..data.tokenizer_files import load_tokenizers
+from ..data.tokenizer_training import fast_tokenizer
 from ..utils.errors import UserError, naming_extras
 from ..utils.untrusted import one_line, read_json_object, require_file
 from .converted import Converted

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.token_kinds import tokenizer_task
-from ..data.tokenizer_training import load_tokenizers
+from ..data.tokenizer_files import load_tokenizers
 from ..documents.documents import Part
 from ..engine.continuous import FoundHypothesis
 from ..inference.candidates import Candidate, Merger, probability_shares

@@ -426,7 +426,7 @@ class RunArguments(VanillaTransformerTrainingArguments):
             self.metric_for_best_model = "bleu"
             self.metric_by_default = True
         lower_is_better = str(self.metric_for_best_model).endswith(LOWER_IS_BETTER)
-        if lower_is_better and self.greater_is_better is None:  # type: ignore[has-type]
+        if lower_is_better and self.greater_is_better is None:
             self.greater_is_better = False  # the base class knows this of "loss" only
         check_run_arguments(self)
         super().__post_init__()

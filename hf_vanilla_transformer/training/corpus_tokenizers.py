@@ -16,7 +16,7 @@ from ..data.token_kinds import (
     task_of,
     tokenizer_task,
 )
-from ..data.tokenizer_training import tokenizer_digest
+from ..data.tokenizer_files import tokenizer_digest
 from ..utils.errors import UserError
 from .arguments import DataArguments, ModelArguments
 from .corpus import ROWS_READ, Corpus

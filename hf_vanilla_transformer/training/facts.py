@@ -11,7 +11,7 @@ from typing import Any
 
 from datasets import IterableDataset
 
-from ..data.tokenizer_training import tokenizer_digest
+from ..data.tokenizer_files import tokenizer_digest
 from ..utils.user_code import import_object
 from .adapters import adapter_settings
 from .arguments import DataArguments, RunArguments

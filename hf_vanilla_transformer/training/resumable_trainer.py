@@ -24,7 +24,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput, rotate_check
 from transformers.utils import CONFIG_NAME
 
 from ..data.batching import StreamingTokenBatches, TokenBatchSampler
-from ..data.tokenizer_training import save_tokenizers, unrecognised_tokens
+from ..data.tokenizer_files import save_tokenizers, unrecognised_tokens
 from ..inference.loading import check_weights
 from ..modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
 from ..utils.errors import Interrupted, UserError

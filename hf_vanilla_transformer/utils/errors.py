@@ -139,3 +139,28 @@ _OF_THE_USER = ("ENOENT", "EACCES", "EISDIR", "ENOTDIR", "EROFS", "ENOSPC", "EDQ
 def _report(message: str, status: int) -> int:
     print(f"error: {message}", file=sys.stderr)
     return status
+
+
+# Characters of a value in a message.
+_MAX_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """A value of an untrusted file for a message: one short line for any value.
+
+    A list that contains itself several times is small, and its text is not.
+    """
+    if isinstance(value, str):
+        return repr(value[:_MAX_SHOWN])[1:-1] + " …" * (len(value) > _MAX_SHOWN)
+    if isinstance(value, int) and value.bit_length() > 4 * _MAX_SHOWN:
+        return f"a number of {value.bit_length()} bits"
+    if value is None or isinstance(value, int | float):
+        return str(value)
+    plain = (str, int, float, type(None))
+    if (
+        isinstance(value, list | tuple)
+        and len(value) < 10
+        and all(isinstance(each, plain) for each in value)
+    ):
+        return f"[{', '.join(map(shown, value))}]"[: 2 * _MAX_SHOWN]
+    return f"a {type(value).__name__}"

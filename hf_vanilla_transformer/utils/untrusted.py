@@ -17,7 +17,6 @@ from safetensors import SafetensorError
 from .errors import UserError
 
 _MAX_CHARACTERS = 300  # of a library's message
-_MAX_SHOWN = 80  # characters of a value in a message
 _MAX_DEPTH = 50  # of nested lists and mappings in YAML, because parsers recurse
 _MAX_ALIASES = 100  # in YAML: each repeats a part of the file
 _MAX_PLAIN = 2000  # characters of a YAML scalar without quotes: numbers are slow to read
@@ -45,27 +44,6 @@ def one_line(error: object) -> str:
     """A library's error message as one line of at most 300 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + " …"
-
-
-def shown(value: object) -> str:
-    """A value of an untrusted file for a message: one short line for any value.
-
-    A list that contains itself several times is small, and its text is not.
-    """
-    if isinstance(value, str):
-        return repr(value[:_MAX_SHOWN])[1:-1] + " …" * (len(value) > _MAX_SHOWN)
-    if isinstance(value, int) and value.bit_length() > 4 * _MAX_SHOWN:
-        return f"a number of {value.bit_length()} bits"
-    if value is None or isinstance(value, int | float):
-        return str(value)
-    plain = (str, int, float, type(None))
-    if (
-        isinstance(value, list | tuple)
-        and len(value) < 10
-        and all(isinstance(each, plain) for each in value)
-    ):
-        return f"[{', '.join(map(shown, value))}]"[: 2 * _MAX_SHOWN]
-    return f"a {type(value).__name__}"
 
 
 def require_file(path: Path, advice: str = "") -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..data.token_kinds import tokenizer_task
-from ..data.tokenizer_training import load_tokenizers
+from ..data.tokenizer_files import load_tokenizers
 from ..generation_vanilla_transformer import ALPHA, BEAMS, MAX_LENGTH_OVER_SOURCE
 from ..hub.space import publish_space, space_changes
 from ..inference.languages import model_languages

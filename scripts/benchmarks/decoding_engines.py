@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from hf_vanilla_transformer.data.tokenizer_training import load_tokenizers
+from hf_vanilla_transformer.data.tokenizer_files import load_tokenizers
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.engine.optimize import optimize_for_inference
 from hf_vanilla_transformer.engine.shortlist import with_shortlist

@@ -87,7 +87,7 @@ def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
 
 def write_model_folder(checkpoints: list[Path], output: Path) -> None:
     """Write the average as a model folder, atomically."""
-    from hf_vanilla_transformer.data.tokenizer_training import TARGET_FOLDER
+    from hf_vanilla_transformer.data.tokenizer_files import TARGET_FOLDER
     from hf_vanilla_transformer.inference.loading import check_model_folder
     from hf_vanilla_transformer.training.checkpoints import INDEX, WEIGHTS, average_weights
     from hf_vanilla_transformer.utils.atomic_write import new_folder

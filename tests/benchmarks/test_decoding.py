@@ -9,7 +9,7 @@ import sacrebleu
 import torch
 
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.data.tokenizer_training import load_tokenizers
+from hf_vanilla_transformer.data.tokenizer_files import load_tokenizers
 from hf_vanilla_transformer.inference import workers
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.marian import to_marian

@@ -10,7 +10,7 @@ from transformers import FSMTTokenizer, M2M100Tokenizer, MarianTokenizer, PreTra
 
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.data.side_tokens import side_decoder, side_tokens
-from hf_vanilla_transformer.data.tokenizer_training import tokenizer_digest
+from hf_vanilla_transformer.data.tokenizer_files import tokenizer_digest
 from hf_vanilla_transformer.data.word_vectors import load_word_vectors
 from hf_vanilla_transformer.evaluation.plots import cross_attention
 from hf_vanilla_transformer.inference.alignment import word_ranges

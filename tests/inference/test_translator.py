@@ -10,7 +10,8 @@ from transformers import GenerationConfig
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data.side_tokens import readable_tokens
-from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data.tokenizer_files import save_tokenizers
+from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
 from hf_vanilla_transformer.engine import int8_kernels, kernels, linear
 from hf_vanilla_transformer.engine.ensemble import EnsembleEngine
 from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE

@@ -11,7 +11,8 @@ import torch
 from transformers.utils import logging
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data.tokenizer_files import save_tokenizers
+from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
 from hf_vanilla_transformer.inference.translator import Translator
 from vanilla_transformer_cli.main import main
 

@@ -9,7 +9,7 @@ import torch
 
 from hf_vanilla_transformer.data import encode_pairs, load_pairs
 from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
-from hf_vanilla_transformer.data.tokenizer_training import save_tokenizers
+from hf_vanilla_transformer.data.tokenizer_files import save_tokenizers
 from hf_vanilla_transformer.evaluation.metrics import score_translations
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.training.recipes import parse_recipe

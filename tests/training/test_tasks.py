@@ -8,7 +8,8 @@ import pytest
 
 from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.data.token_kinds import tokenizer_task
-from hf_vanilla_transformer.data.tokenizer_training import load_tokenizers, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data.tokenizer_files import load_tokenizers, save_tokenizers
+from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
 from hf_vanilla_transformer.training.corpus import load_corpus
 from hf_vanilla_transformer.training.corpus_tokenizers import match_case
 from hf_vanilla_transformer.training.recipes import parse_recipe

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
 from ...data.batching import Batch, Rows, pair_lengths
-from ...data.tokenizer_training import load_tokenizers, tokenizer_digest
+from ...data.tokenizer_files import load_tokenizers, tokenizer_digest
 from ...inference.loading import load_model
 from ...loss_vanilla_transformer import (
     IGNORED,

@@ -1,0 +1,173 @@
+"""The tokenizers of a checkpoint: saving, loading, and a digest of their effect."""
+
+import copy
+import hashlib
+import json
+import logging
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from ..utils.atomic_write import atomic_file, report_full_disk
+from ..utils.errors import UserError, missing_extra
+from ..utils.untrusted import one_line
+from .language_tokens import language_tokens
+from .side_tokens import target_vocabulary
+
+TARGET_FOLDER = "target_tokenizer"
+
+# Arguments of `from_pretrained` that transformers saves with a tokenizer.
+_LOADING = ("is_local", "local_files_only")
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def save_tokenizers(
+    directory: str | Path,
+    source: PreTrainedTokenizerBase,
+    target: PreTrainedTokenizerBase | None = None,
+) -> None:
+    """Save the tokenizers of a checkpoint, without BPE-dropout, and a separate target one in `target_tokenizer`.
+
+    Args:
+        directory: the checkpoint's folder, created if necessary.
+        source: tokenizer of the source language, or of both.
+        target: tokenizer of the target language, or None or `source` for a joint one.
+
+    Raises:
+        UserError: `directory` is a file.
+        DiskFull: there is no space.
+    """
+    if Path(directory).is_file():  # `save_pretrained` would only log it
+        raise UserError(f"{directory} is a file; name a folder for the tokenizer")
+    target_folder = Path(directory) / TARGET_FOLDER
+    with report_full_disk(directory):
+        _save(source, Path(directory))
+        if target is not None and target is not source:
+            _save(target, target_folder)
+    if (target is None or target is source) and target_folder.is_dir():
+        shutil.rmtree(target_folder)  # of an earlier save, and `load_tokenizers` would load it
+
+
+def _save(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save under a class name that transformers 4 knows, too, and without how the tokenizer was loaded."""
+    recognising_added_tokens(_without_dropout(tokenizer)).save_pretrained(str(folder))
+    config = folder / "tokenizer_config.json"
+    saved = json.loads(config.read_text(encoding="utf-8"))
+    settings = {name: value for name, value in saved.items() if name not in _LOADING}
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if settings != saved:
+        with atomic_file(config) as temporary:
+            temporary.write_text(
+                json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+            )
+
+
+def _without_dropout(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if getattr(getattr(backend, "model", None), "dropout", None) is None:
+        return tokenizer
+    duplicate: Any = copy.deepcopy(tokenizer)
+    duplicate.backend_tokenizer.model.dropout = None
+    return duplicate
+
+
+def load_tokenizers(
+    directory: str | Path,
+) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
+    """Load the tokenizers of a checkpoint.
+
+    Args:
+        directory: a folder of `save_tokenizers`, or a folder or name on the Hub that `AutoTokenizer` loads.
+
+    Returns:
+        (source tokenizer, target tokenizer), the same object if the folder has no `target_tokenizer`.
+
+    Raises:
+        UserError: there is no tokenizer.
+    """
+    source = _load(directory)
+    target = Path(directory).expanduser() / TARGET_FOLDER
+    return source, _load(target) if target.is_dir() else source
+
+
+def _load(directory: str | Path) -> PreTrainedTokenizerBase:
+    try:
+        return recognising_added_tokens(
+            AutoTokenizer.from_pretrained(str(Path(directory).expanduser()))
+        )
+    except Exception as error:  # the tokenizers library raises nothing more specific
+        folder = Path(directory).expanduser()
+        names = [path.name for path in folder.glob("*")]
+        if folder.is_dir() and not any(
+            re.search(r"token|vocab|\.spm|\.model$", name) for name in names
+        ):
+            raise UserError(
+                f"{directory}: this folder has no tokenizer, such as tokenizer.json"
+            ) from error
+        refusal = UserError(f"{directory}: cannot load the tokenizer ({one_line(error)})")
+        raise missing_extra(error) or refusal from error
+
+
+def unrecognised_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The tokens beyond the named ones (`eos_token` and so on) that the tokenizer reads as ordinary text in a text.
+
+    `split_special_tokens` leaves "</s>" in a text what it is, and with it every token of `add_special_tokens`.
+    """
+    if not tokenizer.split_special_tokens:
+        return []
+    named = {getattr(tokenizer, name) for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
+    languages = language_tokens(tokenizer)
+    if languages and languages.source_mark is None:  # no text contains them
+        named.update(tokenizer.convert_ids_to_tokens(list(languages.ids.values())))
+    return [
+        token
+        for token in tokenizer.get_added_vocab()
+        if token not in {*named, *tokenizer.tokenize(token)}
+    ]
+
+
+def recognising_added_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer, or a copy that recognises tokens added by `add_special_tokens`."""
+    tokens = unrecognised_tokens(tokenizer)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if tokens and backend is None:
+        kind = type(tokenizer).__name__
+        _LOGGER.warning(
+            "a %s cannot recognise tokens that are added to it: %s is read as text", kind, tokens[0]
+        )
+    if not tokens or backend is None:
+        return tokenizer
+    state = json.loads(backend.to_str())
+    for entry in state["added_tokens"]:
+        if entry["content"] in tokens:
+            entry |= {"special": False, "normalized": False}
+    settings = {**tokenizer.init_kwargs, "tokenizer_object": Tokenizer.from_str(json.dumps(state))}
+    for name in ("added_tokens_decoder", "extra_special_tokens", "tokenizer_file"):
+        settings.pop(name, None)
+    return type(tokenizer)(**settings)
+
+
+def tokenizer_digest(tokenizers: Sequence[PreTrainedTokenizerBase]) -> str:
+    """Digest of the effect of tokenizers on text. It survives saving, loading and use."""
+    digest = hashlib.blake2b(digest_size=8)
+    for tokenizer in dict.fromkeys(tokenizers):
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        content: Any = sorted(tokenizer.get_vocab().items())
+        if target := target_vocabulary(tokenizer):
+            content = [content, sorted(target.items())]
+        if backend is not None:
+            described = json.loads(backend.to_str())
+            described["model"].pop("dropout", None)
+            content = [
+                content,
+                *(described[name] for name in ("normalizer", "pre_tokenizer", "model")),
+            ]
+        digest.update(json.dumps(content, sort_keys=True).encode())
+    return digest.hexdigest()
