@@ -1,11 +1,13 @@
 """The structure that CONTRIBUTING describes: import arrows, and the code allowed in the bundle."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -261,29 +263,82 @@ LOADED = {
 }
 
 
-# Importing the libraries takes seconds, so each module is imported in a fork of one process that has them.
-COUNT = """
-import os, sys
-import accelerate, datasets, torch
-from transformers import PreTrainedTokenizerFast, Seq2SeqTrainer
+# What an import may change, before and after the import of the trainer. torch, transformers and their libraries change
+# some of it themselves, and come first.
+STATE = """
+import json, locale, os, signal, sys, threading, warnings
+import torch, transformers
 
-package, *names = sys.argv[1:]
-for name in names:
-    if not os.fork():
-        __import__(f"{package}.{name}")
-        print(name, sum(module.split(".")[0] == package for module in sys.modules), flush=True)
-        os._exit(0)
-    assert os.wait()[1] == 0, name
+def state():
+    modules, optimizer = torch.nn.modules.module, sys.modules["torch.optim.optimizer"]
+    names = [(module, name) for module in (modules, optimizer) for name in vars(module)]
+    hooks = {name: len(getattr(module, name) or ()) for module, name in names if name.startswith("_global_")}
+    return {
+        "hooks": hooks,
+        "threads": [thread.name for thread in threading.enumerate()],
+        "torch threads": torch.get_num_threads(),
+        "dtype": str(torch.get_default_dtype()),
+        "grad": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "seed": torch.initial_seed(),
+        "attention": [
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.cuda.cudnn_sdp_enabled(),
+        ],
+        "tf32": [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32],
+        "benchmark": torch.backends.cudnn.benchmark,
+        "verbosity": transformers.utils.logging.get_verbosity(),
+        "environment": dict(os.environ),
+        "warnings": [str(each) for each in warnings.filters],
+        "locale": locale.setlocale(locale.LC_ALL),
+        "signals": [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)],
+        "working directory": os.getcwd(),
+    }
+
+before = state()
+from hf_vanilla_transformer import Translator, VanillaTransformerTrainer
+print(json.dumps([before, state()]))
 """
+
+# Importing the libraries takes seconds, so one process imports them and forks for each program.
+FORKS = """
+import os, sys
+import accelerate, datasets, torch, transformers
+from transformers import PreTrainedTokenizerFast, Seq2SeqTrainer
+import transformers.trainer_seq2seq
+
+for program in sys.argv[1:]:
+    if not os.fork():
+        exec(program)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.wait()[1] == 0, program
+"""
+PROGRAMS = {name: f"import json, {PACKAGE.name}.{name}\nprint(json.dumps(sorted(sys.modules)))" for name in LOADED} | {
+    "state": STATE
+}
 
 
 @pytest.fixture(scope="module")
-def loaded() -> dict[str, int]:
-    command = [sys.executable, "-c", COUNT, PACKAGE.name, *LOADED]
-    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout
-    return {name: int(count) for name, count in map(str.split, printed.splitlines())}
+def printed() -> dict[str, Any]:
+    """What each program prints."""
+    command = [sys.executable, "-c", FORKS, *PROGRAMS.values()]
+    lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout.splitlines()
+    return {name: json.loads(line) for name, line in zip(PROGRAMS, lines, strict=True)}
 
 
 @pytest.mark.parametrize("name", LOADED)
-def test_import_loads_few_files(name: str, loaded: dict[str, int]) -> None:
-    assert loaded[name] <= LOADED[name]
+def test_import_loads_few_files(name: str, printed: dict[str, Any]) -> None:
+    assert sum(module.split(".")[0] == PACKAGE.name for module in printed[name]) <= LOADED[name]
+
+
+def test_names_of_metrics_are_known_without_evaluate(printed: dict[str, Any]) -> None:
+    assert "evaluate" not in printed["evaluation.metrics"]
+
+
+def test_import_of_the_trainer_changes_nothing_in_the_process(printed: dict[str, Any]) -> None:
+    before, after = printed["state"]
+    assert before == after
+    assert before["hooks"]["_global_module_registration_hooks"] == 0

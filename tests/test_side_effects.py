@@ -1,8 +1,6 @@
-"""An import changes nothing in the process, and the hooks of the inference engine come and go with it."""
+"""The hooks of the inference engine come and go with it."""
 
 import gc
-import json
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,54 +11,6 @@ from torch import nn
 from hf_vanilla_transformer.engine import optimize
 from hf_vanilla_transformer.inference import optimize_for_inference
 from tests.search_helpers import varied_model
-
-# What an import may change, before and after the import of the trainer. torch, transformers and their libraries change
-# some of it themselves, and come first.
-STATE = """
-import json, locale, os, signal, sys, threading, warnings
-import accelerate, datasets, torch, transformers
-from transformers import Seq2SeqTrainer
-import transformers.trainer_seq2seq
-
-def state():
-    modules, optimizer = torch.nn.modules.module, sys.modules["torch.optim.optimizer"]
-    names = [(module, name) for module in (modules, optimizer) for name in vars(module)]
-    hooks = {name: len(getattr(module, name) or ()) for module, name in names if name.startswith("_global_")}
-    return {
-        "hooks": hooks,
-        "threads": [thread.name for thread in threading.enumerate()],
-        "torch threads": torch.get_num_threads(),
-        "dtype": str(torch.get_default_dtype()),
-        "grad": torch.is_grad_enabled(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "seed": torch.initial_seed(),
-        "attention": [
-            torch.backends.cuda.flash_sdp_enabled(),
-            torch.backends.cuda.mem_efficient_sdp_enabled(),
-            torch.backends.cuda.math_sdp_enabled(),
-            torch.backends.cuda.cudnn_sdp_enabled(),
-        ],
-        "tf32": [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32],
-        "benchmark": torch.backends.cudnn.benchmark,
-        "verbosity": transformers.utils.logging.get_verbosity(),
-        "environment": dict(os.environ),
-        "warnings": [str(each) for each in warnings.filters],
-        "locale": locale.setlocale(locale.LC_ALL),
-        "signals": [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)],
-        "working directory": os.getcwd(),
-    }
-
-before = state()
-from hf_vanilla_transformer import Translator, VanillaTransformerTrainer
-print(json.dumps([before, state()]))
-"""
-
-
-def test_import_of_the_trainer_changes_nothing_in_the_process() -> None:
-    output = subprocess.run([sys.executable, "-c", STATE], check=True, capture_output=True, text=True).stdout
-    before, after = json.loads(output)
-    assert before == after
-    assert before["hooks"]["_global_module_registration_hooks"] == 0
 
 
 def registered() -> tuple[int, int]:
