@@ -302,23 +302,41 @@ from hf_vanilla_transformer import Translator, VanillaTransformerTrainer
 print(json.dumps([before, state()]))
 """
 
-# Importing the libraries takes seconds, so one process imports them and forks for each program.
+# What the package imports in addition to transformers, and in addition with a subpackage.
+FACE = """
+import json
+before = set(sys.modules)
+for _ in range(2):  # imported twice is as good as once
+    sys.modules.pop("hf_vanilla_transformer", None)
+    import hf_vanilla_transformer
+face = sorted(sys.modules.keys() - before)
+import hf_vanilla_transformer.evaluation
+print(json.dumps([face, sorted(sys.modules.keys() - before)]))
+"""
+
+# Importing the libraries takes seconds, so one process imports them and forks for each program. The first does without
+# some of them.
 FORKS = """
 import os, sys
-import accelerate, datasets, torch, transformers
-from transformers import PreTrainedTokenizerFast, Seq2SeqTrainer
-import transformers.trainer_seq2seq
+import torch, transformers
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerFast
 
-for program in sys.argv[1:]:
+def run(program):
     if not os.fork():
-        exec(program)
+        exec(program, {"sys": sys})
         sys.stdout.flush()
         os._exit(0)
     assert os.wait()[1] == 0, program
+
+run(sys.argv[1])
+import accelerate, datasets
+from transformers import Seq2SeqTrainer
+import transformers.trainer_seq2seq
+for program in sys.argv[2:]:
+    run(program)
 """
-PROGRAMS = {name: f"import json, {PACKAGE.name}.{name}\nprint(json.dumps(sorted(sys.modules)))" for name in LOADED} | {
-    "state": STATE
-}
+PROGRAMS = {"face": FACE, "state": STATE}
+PROGRAMS |= {name: f"import json, {PACKAGE.name}.{name}\nprint(json.dumps(list(sys.modules)))" for name in LOADED}
 
 
 @pytest.fixture(scope="module")
@@ -332,6 +350,12 @@ def printed() -> dict[str, Any]:
 @pytest.mark.parametrize("name", LOADED)
 def test_import_loads_few_files(name: str, printed: dict[str, Any]) -> None:
     assert sum(module.split(".")[0] == PACKAGE.name for module in printed[name]) <= LOADED[name]
+
+
+def test_import_needs_only_torch_and_transformers(printed: dict[str, Any]) -> None:
+    face, evaluation = printed["face"]
+    libraries = {"matplotlib", "num2words", "tensorboard", "datasets", "sacrebleu", "accelerate"}
+    assert libraries.isdisjoint(face) and "matplotlib" not in evaluation
 
 
 def test_names_of_metrics_are_known_without_evaluate(printed: dict[str, Any]) -> None:

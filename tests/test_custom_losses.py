@@ -110,10 +110,17 @@ def trained(base: type, loss: Any, folder: Path, plain_output_layer: bool, **set
 
 
 CASES = [(loss, "plain") for loss in LOSSES]
-CASES += [(loss, setting) for loss in (distillation, by_slice, token_weights) for setting in list(SETTINGS)[1:]]
+CASES += [(loss, setting) for setting in list(SETTINGS)[1:] for loss in (distillation, by_slice, token_weights)]
 
 
-@pytest.mark.parametrize(("loss", "setting"), CASES, ids=[f"{loss.__name__}-{setting}" for loss, setting in CASES])
+@pytest.mark.parametrize(
+    ("loss", "setting"),
+    [
+        pytest.param(loss, setting, marks=[] if setting == "plain" or loss is distillation else [pytest.mark.slow])
+        for loss, setting in CASES
+    ],
+    ids=[f"{loss.__name__}-{setting}" for loss, setting in CASES],
+)
 @pytest.mark.parametrize("base", [*slow(Seq2SeqTrainer), VanillaTransformerTrainer], ids=["stock", "own"])
 def test_custom_loss_trains_as_with_a_plain_output_layer(base: type, loss: Any, setting: str, tmp_path: Path) -> None:
     settings = SETTINGS[setting]

@@ -210,7 +210,11 @@ CODE, CLASS = "--trust_remote_code", "--model_class"
 WAYS = [(CODE, True), (CLASS, True), (CODE, False), (CLASS, False)]
 # The tensors of a model type of its own are averaged without its code.
 TRIED = {"translate": WAYS, "fine-tuning": WAYS, "average": WAYS[2:]}
-LOADING = [(name, *way) for name in COMMANDS for way in TRIED.get(name, WAYS[:1])]
+LOADING = [
+    pytest.param(name, *way, marks=[pytest.mark.slow] if way in WAYS[1:3] else [])
+    for name in COMMANDS
+    for way in TRIED.get(name, WAYS[:1])
+]
 
 
 @pytest.mark.parametrize(("name", "flag", "named"), LOADING)

@@ -13,6 +13,7 @@ from hf_vanilla_transformer.data.token_kinds import tokenizer_task
 from hf_vanilla_transformer.data.tokenizer_files import load_tokenizers
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
+from tests.model_helpers import slow
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "recipes"
 TINY = {
@@ -38,7 +39,7 @@ def test_sequence_recipes_are_parsed(name):
     assert (data.source_tokens or data.tokens, data.target_tokens or data.tokens) == TOKENS[name]
 
 
-@pytest.mark.parametrize("name", ["derivatives", "retrosynthesis"])
+@pytest.mark.parametrize("name", ["retrosynthesis", *slow("derivatives")])
 def test_sequence_recipes_train(name, tmp_path, capsys):
     flags = ["--output_dir", str(tmp_path / "run"), *(f"--{name}={value}" for name, value in TINY.items())]
     if name == "derivatives":
