@@ -211,7 +211,7 @@ WAYS = [(CODE, True), (CLASS, True), (CODE, False), (CLASS, False)]
 # The tensors of a model type of its own are averaged without its code.
 TRIED = {"translate": WAYS, "fine-tuning": WAYS, "average": WAYS[2:]}
 LOADING = [
-    pytest.param(name, *way, marks=[pytest.mark.slow] if way in WAYS[1:3] else [])
+    pytest.param(name, *way, marks=[pytest.mark.slow] if way in WAYS[1:3] or name == "export" else [])
     for name in COMMANDS
     for way in TRIED.get(name, WAYS[:1])
 ]

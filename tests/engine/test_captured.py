@@ -22,7 +22,7 @@ from hf_vanilla_transformer.search_vanilla_transformer import (
     SearchConfig,
 )
 from tests.engine.recorded_steps import Eager, Recorder, recording
-from tests.model_helpers import EOS, PAD, START, padded, sentences
+from tests.model_helpers import EOS, PAD, START, padded, sentences, slow
 from tests.pretended_gpu import counted, held_memory, on_cpu, on_gpu
 from tests.search_helpers import AS_DICT, LENGTHS, Model, batches, source, varied_model
 
@@ -58,10 +58,10 @@ def states(monkeypatch: pytest.MonkeyPatch) -> list[BeamState]:
     return seen
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, *slow(torch.bfloat16)])
 @pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize("formula", ["gnmt", "power"])
-@pytest.mark.parametrize("beams", [1, 4, 8])
+@pytest.mark.parametrize("beams", [1, 4, *slow(8)])
 def test_repeated_steps_have_every_field_of_eager_steps(
     beams: int, formula: str, early_stopping: bool, dtype: torch.dtype, states: list[BeamState]
 ) -> None:
@@ -87,7 +87,7 @@ def test_repeated_steps_have_every_field_of_eager_steps(
     assert min(rows) < max(rows), "the batch was compacted"
 
 
-@pytest.mark.parametrize("beams", [1, 4, 8])
+@pytest.mark.parametrize("beams", [1, 4, *slow(8)])
 @pytest.mark.parametrize("settings", [{}, {"length_penalty": 0.8, "early_stopping": True}], ids=["gnmt", "power"])
 def test_captured_search_finds_what_a_packed_one_finds(beams: int, settings: dict[str, Any]) -> None:
     def translate(model: Model) -> Any:
