@@ -5,10 +5,8 @@ there for the honest one.
 """
 
 import ast
-import io
 import re
 import sys
-import tokenize
 from collections.abc import Iterator
 
 PACKAGE = "hf_vanilla_transformer"
@@ -64,19 +62,6 @@ def violations(source: str) -> list[str]:
     checks = (_imports, _private_names, _private_attributes, _code_objects, _module_state, _mutations)
     found = {(getattr(node, "lineno", 1), message) for check in checks for node, message in check(tree)}
     return [f"line {line}: {message}" for line, message in sorted(found)]
-
-
-def code_lines(source: str) -> int:
-    """Lines without docstrings, comments and blank lines."""
-    ignored = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in ignored:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
-            lines.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    return len(lines)
 
 
 def _is_private(name: str) -> bool:

@@ -91,6 +91,13 @@ def dictionaries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     return request.param == "dictionaries"
 
 
+@pytest.fixture
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`tmp_path` as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the repository."""

@@ -1,5 +1,6 @@
 """Tiny models, batches and comparisons that the tests of the model share."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.data.language_tokens import add_language_tokens
+from hf_vanilla_transformer.utils.errors import UserError
 
 PAD, EOS, START = 1, 2, 0
 SPECIAL_TOKENS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>"}
@@ -36,6 +38,14 @@ def first_of_each(rows: list[tuple], column: int) -> list[Any]:
         params.append(pytest.param(*row, marks=[pytest.mark.slow] if row[column] in known else []))
         known.add(row[column])
     return params
+
+
+def error_of(call: Callable[..., Any], *arguments: Any, **settings: Any) -> str:
+    """The one line of the `UserError` that a call must raise."""
+    with pytest.raises(UserError) as raised:
+        call(*arguments, **settings)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
 
 
 # First lines of a script that can load this package's code from checkpoints only.

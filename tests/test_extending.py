@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 from types import ModuleType
@@ -181,29 +182,31 @@ COMMANDS: dict[str, list[str]] = {
 }
 
 
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> tuple[Path, str]:
-    """A folder of a gated model whose module is not imported, and its class. `named`: it has a model type of its own.
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], tuple[Path, str]]:
+    """Makes a folder of a gated model whose module is not imported. Returns it and its class.
 
-    The classes that the test registers are forgotten after it.
+    With `named=True` it has a model type of its own. The classes that the test registers are forgotten after it.
     """
+    module = "own_code"
     for mapping in (CONFIG_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING):
         monkeypatch.setattr(mapping, "_extra_content", dict(mapping._extra_content))
-    module, source = "own_code", FEED_FORWARD
-    if not named:
-        source = source.replace("    config_class = OwnConfig\n", "")
-    (tmp_path / f"{module}.py").write_text(source, encoding="utf-8")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    folder = save_model(tmp_path / "model", ["one two three"] * 3, vocab_size=265)
     monkeypatch.delitem(sys.modules, module, raising=False)
-    own = importlib.import_module(module).OwnTranslator
-    torch.manual_seed(0)
-    config = own.config_class(
-        **tiny_config(vocab_size=265).to_diff_dict() | {"model_type": own.config_class.model_type}
-    )
-    own(config).save_pretrained(folder)
-    del sys.modules[module]
-    sys.path.pop(0)
-    return folder, f"{module}:OwnTranslator"
+
+    def make(named: bool) -> tuple[Path, str]:
+        source = FEED_FORWARD if named else FEED_FORWARD.replace("    config_class = OwnConfig\n", "")
+        (tmp_path / f"{module}.py").write_text(source, encoding="utf-8")
+        folder = save_model(tmp_path / "model", ["one two three"] * 3, vocab_size=265)
+        own = importlib.import_module(module).OwnTranslator
+        torch.manual_seed(0)
+        fields = tiny_config(vocab_size=265).to_diff_dict() | {"model_type": own.config_class.model_type}
+        own(own.config_class(**fields)).save_pretrained(folder)
+        del sys.modules[module]
+        sys.path.pop(0)
+        return folder, f"{module}:OwnTranslator"
+
+    return make
 
 
 CODE, CLASS = "--trust_remote_code", "--model_class"
@@ -219,10 +222,10 @@ LOADING = [
 
 @pytest.mark.parametrize(("name", "flag", "named"), LOADING)
 def test_commands_load_a_subclass_with_its_code_or_its_class(
-    name: str, flag: str, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
+    name: str, flag: str, named: bool, tmp_path: Path, own_folder: Any, monkeypatch: pytest.MonkeyPatch, command: Any
 ) -> None:
     """Without the flag one line names it, and no code of the folder is run."""
-    folder, model_class = own_folder(tmp_path, monkeypatch, named)
+    folder, model_class = own_folder(named)
     text = tmp_path / "text"
     text.write_text("one two\nthree\n" * 5, encoding="utf-8")
     paths = {"FOLDER": folder, "TEXT": text, "OUT": tmp_path / "out"}
@@ -245,16 +248,16 @@ def test_commands_load_a_subclass_with_its_code_or_its_class(
 
 @pytest.mark.parametrize("target", ["ctranslate2", "marian", "argos", "web"])
 def test_formats_of_other_libraries_refuse_a_subclass(
-    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
+    target: str, tmp_path: Path, own_folder: Any, command: Any
 ) -> None:
-    folder, _ = own_folder(tmp_path, monkeypatch, named=True)
+    folder, _ = own_folder(named=True)
     output = tmp_path / ("out.argosmodel" if target == "argos" else "out")
     status, _, errors = command("export", folder, output, "--to", target, "--trust_remote_code")
     assert status == 2 and "OwnTranslator" in errors and not output.exists()
 
 
-def test_server_takes_the_code_of_a_folder_with_languages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, _ = own_folder(tmp_path, monkeypatch, named=True)
+def test_server_takes_the_code_of_a_folder_with_languages(own_folder: Any) -> None:
+    folder, _ = own_folder(named=True)
     use_model_code(parse_arguments(["--model", f"en-de={folder}", CODE], None))
     assert type(load_model(folder, "cpu")).__name__ == "OwnTranslator"
 

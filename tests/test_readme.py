@@ -85,7 +85,7 @@ def test_main_folders_have_a_readme():
 
 
 @pytest.fixture
-def quickstart(tmp_path, monkeypatch):
+def quickstart(tmp_path, in_tmp_path):
     """A working directory with the quickstart's model folder, small and untrained."""
     folder = save_model(
         tmp_path / "runs" / "quickstart",
@@ -93,7 +93,6 @@ def quickstart(tmp_path, monkeypatch):
         vocab_size=300,
         **{"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16},
     )
-    monkeypatch.chdir(tmp_path)
     return folder
 
 
@@ -147,8 +146,7 @@ def run_first_commands(tmp_path, capfd):
         assert leaving.value.code == 0, capfd.readouterr().err
 
 
-def test_first_screen_trains_translates_and_fine_tunes(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
+def test_first_screen_trains_translates_and_fine_tunes(tmp_path, in_tmp_path, capfd):
     run_first_commands(tmp_path, capfd)
     for run in ("quickstart", "tuned"):
         assert (tmp_path / "runs" / run / "model.safetensors").is_file()

@@ -4,7 +4,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformer
 from hf_vanilla_transformer.training.objectives import consistency
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
-from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import PAD, SPECIAL_TOKENS, padded, sentences, tiny_model, word_tokenizer
+from tests.model_helpers import error_of as error_of
 
 Rows = list[dict[str, list[int]]]
 
@@ -63,8 +63,9 @@ def as_flags(fields: dict[str, Any]) -> list[str]:
 
 
 def run_tiny(folder: Path, *first: Any, **fields: Any) -> dict[str, Any]:
-    """Train a `TINY_RUN` with these fields and flags. Return its results."""
-    flags = [*map(str, first), "--output_dir", str(folder), *as_flags({**TINY_RUN, **fields})]
+    """Train a `TINY_RUN` with these fields and flags, without those that are None. Return its results."""
+    chosen = {name: value for name, value in {**TINY_RUN, **fields}.items() if value is not None}
+    flags = [*map(str, first), "--output_dir", str(folder), *as_flags(chosen)]
     return run_training(*parse_recipe(flags), command="train")
 
 
@@ -76,14 +77,6 @@ def write_pairs(folder: Path, pairs: list[tuple[str, str]], *splits: str) -> dic
         for file, lines in zip(files, zip(*pairs, strict=True), strict=True):
             file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return fields
-
-
-def error_of(call: Callable[..., Any], *arguments: Any, **settings: Any) -> str:
-    """The one line of the `UserError` that a call must raise."""
-    with pytest.raises(UserError) as raised:
-        call(*arguments, **settings)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
 
 
 def assert_same_model(first: Path, second: Path, rtol: float = 0, atol: float = 0) -> None:

@@ -31,9 +31,8 @@ def model_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(capfd, tmp_path, monkeypatch):
+def run(capfd, tmp_path, in_tmp_path):
     """Run a benchmark. Return exit status, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
     for name in ("source", "reference"):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
     terminate = signal.getsignal(signal.SIGTERM)

@@ -13,7 +13,7 @@ from scripts.docs.lessons.check.checker import check
 from scripts.docs.lessons.check.conventions import own_convention
 from scripts.docs.lessons.check.sandbox import _imported, check_file
 from tests.check import more_styles, styles, unusual
-from tests.model_helpers import first_of_each
+from tests.model_helpers import error_of, first_of_each
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested.tensor", "ignore:.*norm_first", "ignore:.*mismatched")
 
@@ -271,8 +271,7 @@ def test_output_layer_can_be_named():
             super().__init__(src_vocab, tgt_vocab, d_model)
             self.other = nn.Linear(d_model, tgt_vocab)
 
-    with pytest.raises(UserError, match="--role output_layer"):
-        check(TwoOutputs, {})
+    assert "--role output_layer" in error_of(check, TwoOutputs, {})
     assert check(TwoOutputs, {}, {"output_layer": "scores"}).mistakes == []
 
 

@@ -29,7 +29,7 @@ both = pytest.mark.parametrize("kind", MODELS)
 
 @pytest.mark.parametrize("loss", LOSSES, ids=[loss.__name__ for loss in LOSSES])
 @both
-def test_custom_loss_is_that_of_its_formula(kind: str, loss: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_custom_loss_is_that_of_its_formula(kind: str, loss: Any, tmp_path: Path) -> None:
     """The first training loss of the override equals the same formula on the logits of the untrained model."""
 
     class Custom(Seq2SeqTrainer):

@@ -8,10 +8,11 @@ from hf_vanilla_transformer.data import load_pairs, number_pairs, parse_inputs
 from hf_vanilla_transformer.data.readers import read_lines, require_plain_text
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
 from hf_vanilla_transformer.utils.errors import UserError
+from tests.model_helpers import error_of
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, in_tmp_path: Path) -> Path:
     """A folder with one of each kind of input. It is the working directory."""
     for name in ("a.en", "a.de", "notes", "b.en", "b.de.gz", "c.tsv", "d.tmx", "e.en", "only.en"):
         (tmp_path / name).write_text("x\n")
@@ -19,7 +20,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).mkdir()
     for name in (SOURCE, TARGET):
         (tmp_path / "distilled" / name).write_text("x\n")
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -76,8 +76,7 @@ def test_wrong_inputs_are_refused(folder: Path, values: list[str], parts: list[s
 
 
 def test_prefix_needs_languages(folder: Path) -> None:
-    with pytest.raises(UserError, match="source_lang and target_lang"):
-        parse_inputs("a")
+    assert "source_lang and target_lang" in error_of(parse_inputs, "a")
 
 
 def test_any_order_is_taken_if_the_languages_are_unknown(folder: Path) -> None:
@@ -109,5 +108,4 @@ def test_every_language_is_a_suffix_of_plain_text(tmp_path):
         assert list(read_lines(path)) == ["text"]
     (tmp_path / "app.arb").write_text('{"@@locale": "en"}', encoding="utf-8")
     for name in ("app.arb", "train.tar", "train.tgz"):
-        with pytest.raises(UserError, match="plain text"):
-            require_plain_text(tmp_path / name)
+        assert "plain text" in error_of(require_plain_text, tmp_path / name)

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.data.tokenizer_training import train_sentencepiece_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
+from tests.model_helpers import error_of
 
 CORPUS = ["two hundred and thirty-four", "zweihundertvierunddreißig", "a dog runs , a cat sleeps ."] * 20
 
@@ -107,8 +108,7 @@ def test_vocabulary_size_and_frequency():
     assert len(train_tokenizer(CORPUS, vocab_size=300, min_frequency=10_000)) == 260
     with pytest.raises(UserError, match="vocab_size.* 259"):
         train_tokenizer(CORPUS, vocab_size=259)
-    with pytest.raises(UserError, match="min_frequency"):
-        train_tokenizer(CORPUS, vocab_size=300, min_frequency=0)
+    assert "min_frequency" in error_of(train_tokenizer, CORPUS, vocab_size=300, min_frequency=0)
 
 
 def test_training_is_deterministic():
@@ -211,8 +211,7 @@ def test_error_while_reading_texts_is_raised():
         yield "two hundred"
         raise UserError("line 2")
 
-    with pytest.raises(UserError, match="line 2"):
-        train_tokenizer(texts(), 300)
+    assert "line 2" in error_of(lambda: train_tokenizer(texts(), 300))
 
 
 def test_saved_tokenizer_has_a_class_of_transformers_4_and_5(tokenizer, tmp_path):

@@ -10,6 +10,7 @@ from lxml import etree
 from hf_vanilla_transformer.documents.document_files import SUFFIXES, text_translator, translate_document
 from hf_vanilla_transformer.inference.placement import TranslatedPart
 from hf_vanilla_transformer.utils.errors import UserError
+from tests.model_helpers import error_of
 from tests.serving_helpers import echo_folder, echo_translator
 
 SRT = """1
@@ -190,8 +191,7 @@ def test_documents_keep_all_but_their_text(suffix: str) -> None:
         assert suffix != ".po" or translate_document(expected, suffix, translator_by(str)) == expected
     assert seen == 2 * texts
     if suffix in (".xlf", ".tmx"):
-        with pytest.raises(UserError, match="XML"):
-            translate_document(b"", suffix, translator_by(str), "en", "de")
+        assert "XML" in error_of(lambda: translate_document(b"", suffix, translator_by(str), "en", "de"))
     else:
         assert translate_document(b"", suffix, translator_by(str), "en", "de") == b""
 
@@ -274,8 +274,7 @@ def test_cues_end_where_players_end_them(end: str, first: str, second: str) -> N
         seen: list[str] = []
         assert translate_document(document.encode(), ".srt", translator_by(str, seen)) == document.encode()
         assert seen == ["Go.", "at 1: a --> b."]
-    with pytest.raises(UserError, match="documents"):
-        translate_document(b"no cues", ".srt", translator_by(str))
+    assert "documents" in error_of(lambda: translate_document(b"no cues", ".srt", translator_by(str)))
 
 
 @pytest.mark.parametrize(
@@ -580,8 +579,7 @@ def test_hyphens_of_word_stay_in_their_word(name: str, hyphen: str) -> None:
 @pytest.mark.parametrize("suffix", [".docx", ".odt"])
 @pytest.mark.parametrize("files", [{}, {"xl/workbook.xml": "<x/>"}])
 def test_archives_without_text_are_refused(suffix: str, files: dict[str, str]) -> None:
-    with pytest.raises(UserError, match="documents"):
-        translate_document(zipped(files), suffix, translator_by(str))
+    assert "documents" in error_of(lambda: translate_document(zipped(files), suffix, translator_by(str)))
 
 
 @pytest.mark.parametrize(
@@ -607,7 +605,7 @@ def test_files_that_would_mislead_are_refused(source, output, flags, tmp_path: P
     assert capfd.readouterr().err.count("\n") == 1 and not (output and (tmp_path / output).exists())
 
 
-def test_document_is_translated_sentence_by_sentence(tmp_path: Path, monkeypatch, capfdbinary) -> None:
+def test_document_is_translated_sentence_by_sentence(tmp_path: Path, capfdbinary) -> None:
     pytest.importorskip("sentencex", reason="needs the extra `documents`")
     from vanilla_transformer_cli.main import main
 

@@ -8,6 +8,7 @@ import pytest
 from hf_vanilla_transformer.documents.document_files import translate_document
 from hf_vanilla_transformer.inference.placement import TranslatedPart
 from hf_vanilla_transformer.utils.errors import UserError
+from tests.model_helpers import error_of
 
 pytest.importorskip("markdown_it", reason="needs the extra `documents`")
 docx = pytest.importorskip("docx", reason="needs python-docx")
@@ -158,8 +159,7 @@ def test_archives_that_unpack_to_much_are_refused_before_they_are_read() -> None
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(11):
             archive.writestr(f"word/{number}.xml", b" " * 100_000_000)
-    with pytest.raises(UserError, match="1100000000 bytes"):
-        translate_document(data.getvalue(), ".docx", upper)
+    assert "1100000000 bytes" in error_of(lambda: translate_document(data.getvalue(), ".docx", upper))
 
 
 UNITS = "".join(f'<trans-unit id="{i}"><source>one {word}</source></trans-unit>\n' for i, word in enumerate("abcdef"))
@@ -174,8 +174,7 @@ def test_cut_translation_files_are_refused(suffix: str, document: str) -> None:
         with pytest.raises(UserError, match="no well-formed XML"):
             in_upper_case(document[:end], suffix)
     entity = f'<!DOCTYPE x [<!ENTITY a "b">]>{document}'
-    with pytest.raises(UserError, match="entity"):
-        in_upper_case(entity, suffix)
+    assert "entity" in error_of(in_upper_case, entity, suffix)
 
 
 SEGMENTS = '<mrk mtype="seg" mid="1">{}</mrk> <mrk mtype="seg" mid="2">{}</mrk>'

@@ -104,7 +104,7 @@ def test_metric_of_ones_own_is_tested_like_the_others(texts):
         compare_systems(systems, references, metrics=[FunctionMetric("m:one", lambda *_: [1.0])])
 
 
-def test_comet_of_the_guide_scores_each_sentence(texts, tmp_path, monkeypatch):
+def test_comet_of_the_guide_scores_each_sentence(texts, tmp_path, in_tmp_path):
     guide = (Path(__file__).parents[2] / "scripts" / "docs" / "your_data.md").read_text(encoding="utf-8")
     code = next(block for block in re.findall(r"```python\n(.*?)```", guide, re.S) if "comet" in block)
     # a stand-in for unbabel-comet 2.2.7 in its environment, which prints before the scores as the real one does
@@ -121,7 +121,6 @@ def test_comet_of_the_guide_scores_each_sentence(texts, tmp_path, monkeypatch):
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     (tmp_path / "comet_metric.py").write_text(code, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
     metrics = make_metrics(["bleu", "comet_metric:scores"])
     references, _, systems = texts
     compared = compare_systems(systems, references, sources=["x"] * len(references), metrics=metrics)["systems"]

@@ -21,7 +21,7 @@ from hf_vanilla_transformer.evaluation.metrics import (
     translation_metrics,
 )
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.model_helpers import SPECIAL_TOKENS, word_tokenizer
+from tests.model_helpers import SPECIAL_TOKENS, error_of, word_tokenizer
 
 
 def random_texts(draw, count, least):
@@ -115,8 +115,7 @@ def test_metric_that_cannot_be_loaded_is_a_one_line_error(tmp_path):
         with pytest.raises(UserError, match="^metrics: ") as error:
             make_metrics([name])
         assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match="did you mean bleu"):
-        make_metrics(["bleuu"])
+    assert "did you mean bleu" in error_of(make_metrics, ["bleuu"])
 
 
 def test_scores_leave_no_file():

@@ -143,7 +143,7 @@ def test_gpu_search_refills_and_ensembles_as_on_the_cpu(device: str) -> None:
 
 
 @needs_gpu
-def test_gpu_search_rarely_synchronises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_search_rarely_synchronises() -> None:
     model, steps = varied_model(end=-1e4).to("cuda"), 64
     optimize_for_inference(model)
     batch = moved(source(LENGTHS), "cuda")

@@ -178,7 +178,7 @@ def test_dataset_of_the_hub_is_in_the_metadata(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("separate", [False, True])
-def test_usage_code_runs(tmp_path, monkeypatch, capsys, separate) -> None:
+def test_usage_code_runs(tmp_path, in_tmp_path, capsys, separate) -> None:
     texts = ["a b c d"] * 9
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "tie_word_embeddings": False}
     folder = save_model(tmp_path / "tiny", texts, texts if separate else None, vocab_size=300, **sizes)
@@ -189,7 +189,6 @@ def test_usage_code_runs(tmp_path, monkeypatch, capsys, separate) -> None:
     usage = blocks(card, "python")
     assert len(usage) == 3
     assert all(('subfolder="target_tokenizer"' in code) == separate for code in usage[:2])
-    monkeypatch.chdir(tmp_path)
     for code in usage:
         exec(code, {})
     first, second, third = capsys.readouterr().out.splitlines()

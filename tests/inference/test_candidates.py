@@ -143,12 +143,11 @@ def test_missing_spelling_is_refused(translator: Translator) -> None:
 
 
 def test_command_normalizes_with_a_function_of_the_user(
-    translator: Translator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
+    translator: Translator, tmp_path: Path, in_tmp_path: Path, command: Any
 ) -> None:
     folder = save_model(tmp_path / "model", LINES * 2, vocab_size=290, tie_word_embeddings=False)
     (tmp_path / "own_normalizer.py").write_text("def first(text):\n    return text[:1]\n", encoding="utf-8")
     (tmp_path / "input").write_text("two hundred\nseven\n", encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
     flags = ["--model", folder, "--input", "input", "--n_best", 4, "--num_beams", 4, "--max_new_tokens", 4]
     status, printed, errors = command("translate", *flags, "--format", "tsv", "--normalize", "own_normalizer:first")
     assert status == 0, errors

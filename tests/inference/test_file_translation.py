@@ -19,7 +19,7 @@ from hf_vanilla_transformer.inference.file_translation import BATCHES_PER_CHUNK,
 from hf_vanilla_transformer.inference.fingerprints import translator_fingerprint
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.model_helpers import save_model, tiny_model
+from tests.model_helpers import error_of, save_model, tiny_model
 
 TRANSLATE = [sys.executable, "-m", "vanilla_transformer_cli", "translate"]
 LINES = [f"{i} two hundred and {i}" if i % 7 else "" for i in range(28)]
@@ -95,8 +95,7 @@ def test_chunks_of_another_job_are_refused(translator: Translator, source: Path)
     parts = source.with_name(".out.parts")
     parts.mkdir()
     (parts / "job.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(UserError, match="output"):
-        translate_file(translator, source, output, process(), **SETTINGS)
+    assert "output" in error_of(lambda: translate_file(translator, source, output, process(), **SETTINGS))
     assert (parts / "job.json").exists()
 
 
@@ -171,8 +170,7 @@ def test_chunks_of_another_model_are_refused(translator, source, monkeypatch, ch
     with pytest.raises(KeyboardInterrupt):
         translate_file(translator, source, output, process(), **SETTINGS)
     monkeypatch.undo()
-    with pytest.raises(UserError, match="output"):
-        translate_file(change(translator), source, output, process(), **SETTINGS)
+    assert "output" in error_of(lambda: translate_file(change(translator), source, output, process(), **SETTINGS))
     translate_file(translator, source, output, process(), **SETTINGS)
     assert output.read_text(encoding="utf-8") == expected(translator)
 
@@ -192,12 +190,10 @@ def test_moved_model_resumes(translator: Translator, folder: Path, tmp_path: Pat
 def test_error_keeps_only_finished_chunks(translator: Translator, source: Path) -> None:
     parts, output = source.with_name(".out.parts"), source.with_name("out")
     source.write_bytes(b"f\xfcr\n")
-    with pytest.raises(UserError, match="UTF-8"):
-        translate_file(translator, source, output, process(), **SETTINGS)
+    assert "UTF-8" in error_of(lambda: translate_file(translator, source, output, process(), **SETTINGS))
     assert not parts.exists()
     source.write_bytes(b"one\n" * CHUNK + b"f\xfcr\n")
-    with pytest.raises(UserError, match="UTF-8"):
-        translate_file(translator, source, output, process(), **SETTINGS)
+    assert "UTF-8" in error_of(lambda: translate_file(translator, source, output, process(), **SETTINGS))
     assert len(list(parts.iterdir())) == 2
 
 

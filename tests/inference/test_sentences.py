@@ -7,6 +7,7 @@ from hf_vanilla_transformer.data.corpora import Columns
 from hf_vanilla_transformer.inference.sentences import read_sentence_pairs, read_sentences
 from hf_vanilla_transformer.inference.text_io import read_lines
 from hf_vanilla_transformer.utils.errors import UserError
+from tests.model_helpers import error_of
 from tests.pair_files import PAIRS, write_pairs
 
 FORMATS = ["x.csv", "x.CSV", "x.csv.gz", "x.tsv", "x.jsonl", "x.json", "x.parquet", "x.tmx", "x.tmx.gz", "x.xlf"]
@@ -47,8 +48,7 @@ def test_incomplete_rows_are_dropped_from_pairs_and_refused_alone(tmp_path, capl
     assert read_sentence_pairs(path, tmp_path / "x" / ".." / "x.csv") == (["a", "c d"], ["b", "e"])
     assert "kept 2 of 4 pairs" in caplog.text and "missing target" in caplog.text
     assert list(read_sentences(path)) == ["a", "c d", "f", ""]
-    with pytest.raises(UserError, match="line 5"):
-        list(read_sentences(path, "target"))
+    assert "line 5" in error_of(lambda: list(read_sentences(path, "target")))
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,7 @@ def test_incomplete_rows_are_dropped_from_pairs_and_refused_alone(tmp_path, capl
 def test_other_formats_are_refused_by_name(tmp_path, suffix):
     (path := tmp_path / f"x.{suffix}").write_text("a\n")
     (text := tmp_path / "x.txt").write_text("a\n")
-    with pytest.raises(UserError, match=f"x.{suffix}"):
-        list(read_lines(path))
+    assert f"x.{suffix}" in error_of(lambda: list(read_lines(path)))
     if suffix not in ("tmx", "csv", "json"):
         for names in ([path, text], [text, path]):
-            with pytest.raises(UserError, match=f"x.{suffix}"):
-                load_pairs(names)
+            assert f"x.{suffix}" in error_of(load_pairs, names)

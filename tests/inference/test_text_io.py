@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from hf_vanilla_transformer.inference.text_io import line_writer, read_lines
-from hf_vanilla_transformer.utils.errors import UserError
+from tests.model_helpers import error_of
 
 # U+2028, U+0085, form feed and a lone carriage return end lines for Python's str.splitlines, not for `wc -l`
 TEXT = "eins\n\nzwei\u2028drei\x85vier\x0cfünf\rsechs\r\n日本 🙂"
@@ -48,8 +48,7 @@ def test_named_pipe_is_read_from_its_first_byte(tmp_path):
 
 def test_damaged_gzip_is_refused(tmp_path):
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"text\n" * 1000)[:-12])
-    with pytest.raises(UserError, match="gzip"):
-        list(read_lines(tmp_path / "a.gz"))
+    assert "gzip" in error_of(lambda: list(read_lines(tmp_path / "a.gz")))
 
 
 def test_file_may_be_read_while_it_is_rewritten(tmp_path):

@@ -14,7 +14,7 @@ from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.exports import CORPUS
 from tests.interop.foreign import SOURCES, TARGETS, UNSEEN, converted, write_opus_folder
-from tests.model_helpers import tiny_model
+from tests.model_helpers import error_of, tiny_model
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
 DATA = Path(__file__).parents[3] / "shared" / "data" / "multi30k"
@@ -119,8 +119,7 @@ def test_argos_refuses_other_tokenizers_languages_and_outputs(tmp_path: Path) ->
             export("argos", tmp_path / "ours", tmp_path / "a.argosmodel", languages=languages)
     with pytest.raises(UserError, match=r"\.argosmodel"):
         export("argos", tmp_path / "ours", tmp_path / "a.zip", languages=("en", "de"))
-    with pytest.raises(UserError, match="argos"):
-        export("marian", tmp_path / "ours", tmp_path / "a", languages=("en", "de"))
+    assert "argos" in error_of(export, "marian", tmp_path / "ours", tmp_path / "a", languages=("en", "de"))
     (tmp_path / "a.argosmodel").touch()
     with pytest.raises(UserError, match=r"a\.argosmodel"):
         export("argos", tmp_path / "ours", tmp_path / "a.argosmodel", languages=("en", "de"))

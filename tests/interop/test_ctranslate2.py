@@ -11,7 +11,7 @@ from hf_vanilla_transformer.interop.ctranslate2 import convert
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.foreign import SOURCES, converted, spelt, write_opus_folder
-from tests.model_helpers import PAD, padded, tiny_model
+from tests.model_helpers import PAD, error_of, padded, tiny_model
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
 
@@ -84,8 +84,7 @@ def test_ctranslate2_export_translates_with_the_settings_of_the_search(settings,
 def test_export_of_a_tokenizer_with_more_tokens_than_the_model_is_refused(tokenizer, tmp_path: Path) -> None:
     tiny_model(vocab_size=len(tokenizer) - 1).save_pretrained(tmp_path / "model")
     save_tokenizers(tmp_path / "model", tokenizer)
-    with pytest.raises(UserError, match="tokenizer"):
-        export("ctranslate2", tmp_path / "model", tmp_path / "ct2")
+    assert "tokenizer" in error_of(export, "ctranslate2", tmp_path / "model", tmp_path / "ct2")
 
 
 # transformers forbids the padding after the softmax and CTranslate2 before it: beams are compared with its share
@@ -148,7 +147,6 @@ def engine_id(token: str, tokenizer) -> int:
 def test_ctranslate2_export_names_unsupported_options(fields, tokenizer, tmp_path, record_property):
     tiny_model(vocab_size=320, **fields).save_pretrained(tmp_path / "model")
     save_tokenizers(tmp_path / "model", tokenizer)
-    with pytest.raises(UserError, match="CTranslate2"):
-        convert(tmp_path / "model", tmp_path / "ct2")
+    assert "CTranslate2" in error_of(convert, tmp_path / "model", tmp_path / "ct2")
     assert not (tmp_path / "ct2").exists()
     record_property("not exported", spelt(fields))

@@ -13,6 +13,7 @@ from tests.interop.checkpoints import LAYERS
 from tests.interop.checkpoints.eole import PEER, restated, save, weights
 from tests.interop.foreign import Record, converted
 from tests.interop.restatement import assert_restated
+from tests.model_helpers import error_of
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -107,8 +108,7 @@ def test_eole_search_of_the_section_inference(tmp_path: Path) -> None:
     search = from_eole(tmp_path).model.generation_config
     assert (search.num_beams, search.length_penalty) == (1, 0.0)
     save(tmp_path, weights(), inference={"length_penalty": "sum"})
-    with pytest.raises(UserError, match="inference.length_penalty=sum"):
-        from_eole(tmp_path)
+    assert "inference.length_penalty=sum" in error_of(from_eole, tmp_path)
 
 
 @pytest.mark.parametrize(

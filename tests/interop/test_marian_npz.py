@@ -22,7 +22,7 @@ from tests.interop.checkpoints import D
 from tests.interop.checkpoints.marian_npz import PEER, restated, save, weights
 from tests.interop.foreign import SOURCES, TARGETS, Record, converted, installed, train_sentencepiece
 from tests.interop.restatement import assert_restated
-from tests.model_helpers import assert_near
+from tests.model_helpers import assert_near, error_of
 
 
 @torch.no_grad()
@@ -192,8 +192,7 @@ def test_marian_npz_takes_raw_text_with_the_codes_of_an_opus_release(tmp_path: P
     assert ours.config.pad_token_id == len(tokens) == tokenizer.pad_token_id
     record_property("tokens", installed("subword-nmt"))
     (tmp_path / "source.bpe").write_text("#version: 0.1\na b\n")
-    with pytest.raises(UserError, match="source.bpe"):
-        from_marian_npz(tmp_path / "model.npz", **options)
+    assert "source.bpe" in error_of(from_marian_npz, tmp_path / "model.npz", **options)
 
 
 def write_training_folder(folder: Path, vocabularies: tuple[str, str] = ("vocab.yml", "vocab.yml")) -> None:
@@ -297,5 +296,4 @@ def test_marian_npz_refuses_inconsistent_files(tmp_path: Path) -> None:
         (tmp_path / "vocab.yml").write_text(text)
         with pytest.raises(UserError, match=message):
             from_marian_npz(tmp_path / "model.npz", **given)
-    with pytest.raises(UserError, match="vocabular"):
-        from_marian_npz(tmp_path / "model.npz", source_sentencepiece=tmp_path / "a.spm")
+    assert "vocabular" in error_of(from_marian_npz, tmp_path / "model.npz", source_sentencepiece=tmp_path / "a.spm")

@@ -16,9 +16,9 @@ from hf_vanilla_transformer.interop.fairseq_folders import from_fsmt, from_m2m10
 from hf_vanilla_transformer.interop.joeynmt import from_joeynmt
 from hf_vanilla_transformer.interop.marian import from_marian
 from hf_vanilla_transformer.interop.opennmt import from_opennmt
-from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import eole, fairseq, joeynmt, opennmt
 from tests.interop.foreign import write_fsmt_folder, write_m2m100_folder, write_opus_folder
+from tests.model_helpers import error_of
 
 Weights = dict[str, Tensor]
 Wrap = Callable[[Weights], dict]
@@ -92,5 +92,4 @@ def test_opennmt_options_in_a_dictionary_are_read(tmp_path: Path) -> None:
     torch.save(state | {"opt": vars(state["opt"])}, tmp_path / "model.pt")
     assert from_opennmt(tmp_path / "model.pt").model.config.to_dict() == plain.to_dict()
     torch.save(state | {"opt": 7}, tmp_path / "model.pt")
-    with pytest.raises(UserError, match="opt"):
-        from_opennmt(tmp_path / "model.pt")
+    assert "opt" in error_of(from_opennmt, tmp_path / "model.pt")

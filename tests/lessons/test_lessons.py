@@ -87,11 +87,8 @@ def run(build: Any, code: str, namespace: dict[str, Any]) -> str:
 
 @pytest.mark.slow  # a training of a minute among them
 @pytest.mark.parametrize("name", NAMES)
-def test_lesson_runs_and_its_exercises_judge(
-    name: str, build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lesson_runs_and_its_exercises_judge(name: str, build: Any, tmp_path: Path, in_tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
-    monkeypatch.chdir(tmp_path)
     cells, stored = build.read_cells(name), stored_outputs(build, name)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for number, cell in enumerate(cells):

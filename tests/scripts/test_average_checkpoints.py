@@ -74,8 +74,7 @@ def test_average_of_named_checkpoints_into_a_file(command, finished, tmp_path):
         (["RUN/checkpoint-2", "broken.safetensors"], "broken.safetensors"),
     ],
 )
-def test_user_errors_are_one_line_and_leave_no_files(command, finished, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
+def test_user_errors_are_one_line_and_leave_no_files(command, finished, tmp_path, in_tmp_path, arguments, message):
     save_file({"a": torch.ones(2)}, tmp_path / "other.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"\x10\x00")
     status, printed, errors = command(

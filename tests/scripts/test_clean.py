@@ -7,8 +7,7 @@ def write(path, lines):
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def test_kept_and_dropped_pairs_are_written(command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_kept_and_dropped_pairs_are_written(command, tmp_path, in_tmp_path):
     pairs = [*GOOD[:50], DAMAGE["copy"](*GOOD[60]), GOOD[3], DAMAGE["numbers"](*GOOD[61]), ("", "leer"), GOOD[62]]
     for name, side in (("train.en", 0), ("train.de", 1)):
         write(tmp_path / name, [pair[side] for pair in pairs])
@@ -35,8 +34,7 @@ def test_kept_and_dropped_pairs_are_written(command, tmp_path, monkeypatch):
     assert lines[0] == "source\ttarget" and lines[1:] == ["\t".join(pair) for pair in GOOD[:50]]
 
 
-def test_table_of_many_languages_keeps_its_columns(command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_table_of_many_languages_keeps_its_columns(command, tmp_path, in_tmp_path):
     rows = [["en", "de", str(number), *GOOD[number]] for number in range(40)]
     rows += [["en", "zh", str(number), GOOD[number][0], f"我们看到了{number}本书"] for number in range(40)]
     rows += [["en", "th", str(number), GOOD[number][0], f"เราเห็นหนังสือ{number}เล่ม"] for number in range(9)]
@@ -55,8 +53,7 @@ def test_table_of_many_languages_keeps_its_columns(command, tmp_path, monkeypatc
     assert "left out the columns source_lang, target_lang, score" in printed
 
 
-def test_spaces_of_a_pair_stay_as_they_are(command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_spaces_of_a_pair_stay_as_they_are(command, tmp_path, in_tmp_path):
     (tmp_path / "a.jsonl").write_text(
         '{"source": "a\\tb\\u00a0c", "target": "d\\u3000e", "id": 7, "tags": ["x"]}\n', encoding="utf-8"
     )
@@ -65,8 +62,7 @@ def test_spaces_of_a_pair_stay_as_they_are(command, tmp_path, monkeypatch):
     assert lines == ["source\ttarget\tid\ttags", 'a b\u00a0c\td\u3000e\t7\t["x"]']
 
 
-def test_sequences_are_compared_whole_and_left_as_they_are(command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_sequences_are_compared_whole_and_left_as_they_are(command, tmp_path, in_tmp_path):
     pairs = [
         ("c1ccccc1", "C1CCCCC1"),
         ("C1CCCCC1", "C1CCCCC1"),  # a copy is a reaction like others

@@ -18,7 +18,7 @@ def opus(tmp_path_factory):
     return folder
 
 
-def test_converted_folder_translates_like_the_peer(command, opus, tmp_path, monkeypatch):
+def test_converted_folder_translates_like_the_peer(command, opus, tmp_path):
     status, out, err = command("convert", "--from", "marian", opus, tmp_path / "ours")
     assert (status, err) == (0, "") and "with its tokenizer" in out
     names = {path.name for path in (tmp_path / "ours").iterdir()}

@@ -39,7 +39,7 @@ def test_files_are_listed() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(FILES.iterdir()), ids=lambda path: path.name)
-def test_commands_in_files_parse(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_in_files_parse(path: Path) -> None:
     """The flags of this package's commands, which no tool of a cluster knows."""
     from vanilla_transformer_cli import serve, translate
 

@@ -12,9 +12,8 @@ REFERENCES = ["ein Hund läuft über die alte Straße", "ja , das ist gut", "nei
 
 
 @pytest.fixture
-def work(tmp_path, monkeypatch):
+def work(tmp_path, in_tmp_path):
     """A working directory with texts."""
-    monkeypatch.chdir(tmp_path)
     for name, lines in {"hypotheses": HYPOTHESES, "references": REFERENCES, "short": REFERENCES[:2]}.items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     (tmp_path / "empty").write_text("")
@@ -145,8 +144,7 @@ def test_incompatible_flags_are_one_line(command, work, arguments):
     assert status == 2 and errors.startswith("error: ")
 
 
-def test_lists_of_translations_are_scored(command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_lists_of_translations_are_scored(command, tmp_path, in_tmp_path):
     (tmp_path / "best.txt").write_text(
         "0 ||| b ||| -1\n0 ||| a ||| -2\n1 ||| c ||| -1\n1 ||| d ||| -2\n1 ||| e ||| -3\n"
     )

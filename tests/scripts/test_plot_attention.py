@@ -13,9 +13,8 @@ SENTENCE = "two hundred and one"
 
 
 @pytest.fixture
-def run(command, monkeypatch, tmp_path):
+def run(command, in_tmp_path, tmp_path):
     """Run the subcommand with flags. Return exit status, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
     return lambda **flags: command("attention", *as_flags(flags))
 
 

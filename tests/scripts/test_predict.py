@@ -151,10 +151,9 @@ def test_shipped_model_loads_by_the_auto_classes():
     assert target_tokenizer.batch_decode(outputs, skip_special_tokens=True) == ["W ER L D"]
 
 
-def test_names_of_shipped_models(tmp_path, monkeypatch):
+def test_names_of_shipped_models(tmp_path, in_tmp_path):
     assert shipped_models() == ["g2p_en"]
     assert model_folder("runs/other") == "runs/other"
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "g2p_en").mkdir()
     assert model_folder("g2p_en") == "g2p_en"  # a folder of the user wins
 

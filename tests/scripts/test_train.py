@@ -22,9 +22,8 @@ TINY = as_flags(TINY_RUN | {"per_device_train_batch_size": 4, "max_steps": 2})
 
 
 @pytest.fixture
-def train(command, monkeypatch, tmp_path):
+def train(command, in_tmp_path, tmp_path):
     """Run the subcommand in an empty folder. Return exit status, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
     return partial(command, "train")
 
 

@@ -7,9 +7,8 @@ from transformers import AutoTokenizer
 
 
 @pytest.fixture
-def train(command, monkeypatch, tmp_path):
+def train(command, in_tmp_path, tmp_path):
     """Run the subcommand in an empty folder. Return exit status, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("one two three\n" * 5)
     return partial(command, "tokenizer")
 

@@ -117,9 +117,8 @@ def test_prints_of_libraries_go_to_standard_error(run, model_folder, tmp_path, m
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line_and_leave_no_file(
-    run, model_folder, tmp_path, monkeypatch, wrong, message
+    run, model_folder, tmp_path, in_tmp_path, wrong, message
 ):
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "latin1.txt").write_bytes("gut\nfür\n".encode("latin-1"))
     (tmp_path / "out.txt").write_text("old\n")
     (tmp_path / "two.txt").write_text("a\nb\n")

@@ -11,6 +11,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data.language_tokens import language_tokens
 from hf_vanilla_transformer.data.vocabulary import extend_languages
+from tests.model_helpers import slow
 from tests.trainer_helpers import TINY_RUN, assert_same_model, error_of, run_tiny
 
 DIRECTIONS = ["en-de", "en-fr", "de-en"]
@@ -22,7 +23,7 @@ NUMBERS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=["source", "target"])
+@pytest.fixture(scope="module", params=["target", *slow("source")])
 def finished(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("run") / "finished"
     return folder, run_tiny(folder, **NUMBERS, language_token=request.param)

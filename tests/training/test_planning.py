@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -11,7 +12,14 @@ from hf_vanilla_transformer.training.recipes import parse_recipe
 from tests.trainer_helpers import assert_same_model, error_of, run_tiny, write_pairs
 
 ROWS = {4: {"d_model": 8, "why": "few"}, 12: {"d_model": 24, "dropout": 0.3}}
-TRAIN = {"per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 5, "learning_rate": 0.01, "seed": 3}
+TRAIN = {
+    "per_device_train_batch_size": 2,
+    "save_strategy": "steps",
+    "save_steps": 5,
+    "learning_rate": 0.01,
+    "seed": 3,
+    "d_model": None,  # the rows have it
+}
 
 
 @pytest.fixture
@@ -31,13 +39,6 @@ def pairs(tmp_path):
         return write_pairs(tmp_path / f"text{count}", words)
 
     return write
-
-
-@pytest.fixture(autouse=True)
-def no_d_model(monkeypatch):
-    """`TINY_RUN` without the field of the rows."""
-    fields = {name: value for name, value in run_tiny.__globals__["TINY_RUN"].items() if name != "d_model"}
-    monkeypatch.setitem(run_tiny.__globals__, "TINY_RUN", fields)
 
 
 def width(folder):
@@ -60,7 +61,7 @@ def test_weights_of_inputs_do_not_count(tmp_path, recipe, pairs):
 
 
 def test_flags_win(tmp_path, recipe, pairs, capsys):
-    run_tiny(tmp_path / "run", recipe(ROWS), **TRAIN, **pairs(12), d_model=32, max_steps=1)
+    run_tiny(tmp_path / "run", recipe(ROWS), **TRAIN | {"d_model": 32}, **pairs(12), max_steps=1)
     assert width(tmp_path / "run") == 32
     printed = capsys.readouterr().out
     assert "dropout=0.3" in printed and "d_model=" not in printed
@@ -78,7 +79,7 @@ def test_resumed_run_keeps_its_fields(tmp_path, recipe, pairs):
 
 def test_fine_tuning_refuses_a_size_that_its_base_does_not_have(tmp_path, recipe, pairs):
     files, base = pairs(12), tmp_path / "base"
-    run_tiny(base, **TRAIN, **files, d_model=16, max_steps=1)
+    run_tiny(base, **TRAIN | {"d_model": 16}, **files, max_steps=1)
     settings = {**TRAIN, **files, "model_name_or_path": base, "max_steps": 1}
     size = json.loads((base / "config.json").read_text())["vocab_size"]
     message = error_of(run_tiny, tmp_path / "tuned", recipe(ROWS), **settings, vocab_size=size)
@@ -104,18 +105,18 @@ def test_wrong_rows_are_refused(recipe, rows, fields, parts):
     assert all(part in message for part in parts) and "sized.yaml" in message or "dropout" in message
 
 
-class Clock:
-    """The time of a machine whose updates take `seconds`."""
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of a run. `seconds` gives those of an update from the number of updates before it."""
+    clock, original = SimpleNamespace(now=0.0, seconds=lambda updates: 0.0), callbacks.FitThreads.on_step_begin
 
-    def __init__(self, monkeypatch, seconds):
-        self.now, original = 0.0, callbacks.FitThreads.on_step_begin
+    def step(callback, args, state, control, **settings):
+        clock.now += clock.seconds(state.global_step)
+        original(callback, args, state, control, **settings)
 
-        def step(callback, *arguments, **settings):
-            self.now += seconds
-            original(callback, *arguments, **settings)
-
-        monkeypatch.setattr(callbacks.FitThreads, "on_step_begin", step)
-        monkeypatch.setattr(callbacks.time, "monotonic", lambda: self.now)
+    monkeypatch.setattr(callbacks.FitThreads, "on_step_begin", step)
+    monkeypatch.setattr(callbacks.time, "monotonic", lambda: clock.now)
+    return clock
 
 
 def planned(folder, flags, **fields):
@@ -129,26 +130,26 @@ SCHEDULED = {"lr_scheduler_type": "linear", "warmup_steps": 3, "max_minutes": 5,
 
 
 @pytest.mark.slow
-def test_schedule_ends_with_the_minutes(tmp_path, pairs, monkeypatch, capsys):
-    Clock(monkeypatch, 6)  # 50 updates in 5 minutes, of which 45 are planned
+def test_schedule_ends_with_the_minutes(tmp_path, pairs, clock, capsys):
+    clock.seconds = lambda updates: 6  # 50 updates in 5 minutes, of which 45 are planned
     updates, rates = planned(tmp_path / "run", pairs(12), **SCHEDULED, dropout=0.3)
     assert updates == 45 and rates[-1] == pytest.approx(0.01 / 42, rel=1e-6)
     assert "schedule: 45 updates" in capsys.readouterr().out
     assert "max_steps: 45" in (tmp_path / "run" / "README.md").read_text()
     # the epochs are still a limit, and a schedule without an end is not planned
     for name, seconds, fields in (("endless", 6, {"lr_scheduler_type": "inverse_sqrt"}), ("short", 0.5, {})):
-        Clock(monkeypatch, seconds)
+        clock.seconds = lambda updates, seconds=seconds: seconds
         settings = SCHEDULED | {"num_train_epochs": 20, "max_minutes": 20} | fields
         assert planned(tmp_path / name, pairs(12), **settings)[0] == 120
 
 
 @pytest.mark.slow
-def test_resumed_run_keeps_its_schedule(tmp_path, pairs, monkeypatch):
+def test_resumed_run_keeps_its_schedule(tmp_path, pairs, clock):
     files = pairs(12)
-    Clock(monkeypatch, 6)
+    clock.seconds = lambda updates: 6
     planned(tmp_path / "whole", files, **SCHEDULED, dropout=0.3)
     stopped = tmp_path / "whole" / "checkpoint-20"
-    Clock(monkeypatch, 1)
+    clock.seconds = lambda updates: 1
     settings = SCHEDULED | {"dropout": 0.3, "resume_from_checkpoint": stopped}
     updates, _ = planned(tmp_path / "resumed", files, **settings)
     assert updates == 45
@@ -157,16 +158,9 @@ def test_resumed_run_keeps_its_schedule(tmp_path, pairs, monkeypatch):
     assert planned(tmp_path / "longer", files, **settings, max_steps=60)[0] == 60
 
 
-def test_plan_is_shortened_if_updates_become_slower(tmp_path, pairs, monkeypatch, capsys):
+def test_plan_is_shortened_if_updates_become_slower(tmp_path, pairs, clock, capsys):
     """Other processes use the machine: the rate still decays within the minutes."""
-    clock = Clock(monkeypatch, 3)
-    original = callbacks.FitThreads.on_step_begin
-
-    def slower(callback, args, state, control, **settings):
-        clock.now += 3 if state.global_step >= 30 else 0
-        original(callback, args, state, control, **settings)
-
-    monkeypatch.setattr(callbacks.FitThreads, "on_step_begin", slower)
+    clock.seconds = lambda updates: 6 if updates >= 30 else 3
     updates, rates = planned(tmp_path / "run", pairs(12), **SCHEDULED | {"max_minutes": 5})
     assert 30 < updates < 90 and clock.now <= 300
     assert rates[-1] <= 2 * 0.01 / updates

@@ -13,7 +13,7 @@ from tests.model_helpers import SPECIAL_TOKENS, word_tokenizer
 from tests.trainer_helpers import run_tiny, write_pairs
 
 
-def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(tmp_path, capfd, monkeypatch):
+def test_run_prints_lines_and_samples_but_no_dictionary_and_no_bar(tmp_path, capfd):
     sources = ["one dog", "two dogs", "three cats", "a ball", "one cat"]
     targets = ["ein Hund", "zwei Hunde", "drei Katzen", "ein Ball", "eine Katze"]
     files = write_pairs(tmp_path, list(zip(sources, targets, strict=True)), "train", "validation")

@@ -9,6 +9,7 @@ import pytest
 from hf_vanilla_transformer.training import finishing
 from hf_vanilla_transformer.training.checkpoints import LOCK, complete_checkpoints, find_checkpoint, one_run_at_a_time
 from hf_vanilla_transformer.utils.errors import UserError
+from tests.model_helpers import error_of
 from tests.trainer_helpers import run_tiny, write_pairs
 
 TINY: dict[str, Any] = {"per_device_train_batch_size": 4, "max_steps": 2, "save_steps": 1, "learning_rate": 0.01}
@@ -47,8 +48,7 @@ def test_run_that_ended_before_its_first_checkpoint_starts_again(tmp_path, pairs
 def test_finished_run_is_named_with_its_remedy(tmp_path, pairs):
     train(tmp_path, pairs, max_steps=1)
     weights = (tmp_path / "model.safetensors").read_bytes()
-    with pytest.raises(UserError, match="--resume_from_checkpoint true"):
-        train(tmp_path, pairs, seed=5)
+    assert "--resume_from_checkpoint true" in error_of(train, tmp_path, pairs, seed=5)
     assert (tmp_path / "model.safetensors").read_bytes() == weights
 
 
@@ -97,8 +97,7 @@ def holder(tmp_path):
 
 
 def test_second_run_in_a_folder_is_refused(holder, tmp_path, pairs):
-    with pytest.raises(UserError, match=f"output_dir {tmp_path}/run: "):
-        train(tmp_path / "run", pairs)
+    assert f"output_dir {tmp_path}/run: " in error_of(train, tmp_path / "run", pairs)
     assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
     holder.kill()
     holder.wait()

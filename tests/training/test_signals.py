@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -58,7 +59,8 @@ def train(pairs):
     return train
 
 
-def patch(monkeypatch, name, send_at, number):
+@contextmanager
+def sending(name, send_at, number):
     """Send a signal to this process in a method of the trainer, when `send_at(trainer)` holds for the first time."""
     original, sent = getattr(VanillaTransformerTrainer, name), []
 
@@ -68,14 +70,15 @@ def patch(monkeypatch, name, send_at, number):
             signal.raise_signal(number)
         return original(self, *arguments, **settings)
 
-    monkeypatch.setattr(VanillaTransformerTrainer, name, patched)
-    return sent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VanillaTransformerTrainer, name, patched)
+        yield sent
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_in_an_update_saves_a_checkpoint(train, tmp_path, monkeypatch, capfd, number):
-    with monkeypatch.context() as context, pytest.raises(Interrupted) as raised:
-        patch(context, "training_step", lambda trainer: trainer.state.global_step == 1, number)
+def test_signal_in_an_update_saves_a_checkpoint(train, tmp_path, capfd, number):
+    at_step_1 = sending("training_step", lambda trainer: trainer.state.global_step == 1, number)
+    with at_step_1, pytest.raises(Interrupted) as raised:
         train(tmp_path / "run")
     assert raised.value.status == 128 + number
     assert re.search(f"step 2; {tmp_path}/run/checkpoint-2 .*resume", str(raised.value))
@@ -89,16 +92,16 @@ def test_signal_in_an_update_saves_a_checkpoint(train, tmp_path, monkeypatch, ca
 
 
 @pytest.mark.parametrize("strategy", ["steps", pytest.param("epoch", marks=pytest.mark.slow)])
-def test_interrupted_evaluation_is_made_first_by_the_resumed_run(train, tmp_path, monkeypatch, strategy):
+def test_interrupted_evaluation_is_made_first_by_the_resumed_run(train, tmp_path, strategy):
     settings = {"eval_strategy": strategy, "eval_steps": 2, "save_strategy": "no", "max_steps": 10}
 
     def second_batch(trainer):
         return trainer.is_in_train and trainer.state.global_step in (2, 5) and next(batches) == 1
 
     batches = iter(range(1000))
-    with monkeypatch.context() as context, pytest.raises(Interrupted, match=r"step (2|5); .*-\1 "):
-        patch(context, "prediction_step", second_batch, signal.SIGTERM)
+    with sending("prediction_step", second_batch, signal.SIGTERM), pytest.raises(Interrupted) as raised:
         train(tmp_path, **settings)
+    assert re.search(r"step (2|5); .*-\1 ", str(raised.value))
     (checkpoint,) = complete_checkpoints(tmp_path)
     step = 2 if strategy == "steps" else 5
     assert checkpoint.name == f"checkpoint-{step}"
@@ -111,15 +114,14 @@ def test_interrupted_evaluation_is_made_first_by_the_resumed_run(train, tmp_path
 
 
 @pytest.mark.slow
-def test_run_killed_between_a_save_and_the_evaluation_of_its_epoch_loses_neither(train, tmp_path, monkeypatch):
+def test_run_killed_between_a_save_and_the_evaluation_of_its_epoch_loses_neither(train, tmp_path):
     """As by SIGKILL: the checkpoint of the last update of an epoch was saved, its evaluation not made."""
     settings = {"eval_strategy": "epoch", "save_strategy": "steps", "save_steps": 5, "max_steps": 7}
 
     def killed(trainer):
         raise KeyError("killed")
 
-    with monkeypatch.context() as context, pytest.raises(KeyError):
-        patch(context, "prediction_step", killed, signal.SIGKILL)
+    with sending("prediction_step", killed, signal.SIGKILL), pytest.raises(KeyError):
         train(tmp_path / "killed", **settings)
     train(tmp_path / "killed", **settings, resume_from_checkpoint=True)
     train(tmp_path / "undisturbed", **settings)
@@ -131,15 +133,15 @@ def test_run_killed_between_a_save_and_the_evaluation_of_its_epoch_loses_neither
     assert logs[0] == logs[1] and logs[0][0][0] == 5
 
 
-def test_signal_in_a_save_stops_after_it(train, tmp_path, monkeypatch):
-    with monkeypatch.context() as context, pytest.raises(Interrupted, match="step 2"):
-        patch(context, "_save_rng_state", lambda trainer: trainer.state.global_step == 2, signal.SIGTERM)
+def test_signal_in_a_save_stops_after_it(train, tmp_path):
+    at_step_2 = sending("_save_rng_state", lambda trainer: trainer.state.global_step == 2, signal.SIGTERM)
+    with at_step_2, pytest.raises(Interrupted):
         train(tmp_path, save_strategy="steps", save_steps=2)
     assert [path.name for path in complete_checkpoints(tmp_path)] == ["checkpoint-2"]
 
 
 @pytest.mark.parametrize("phase", ["last evaluation", pytest.param("validation", marks=pytest.mark.slow), "test"])
-def test_ctrl_c_after_the_last_update_loses_nothing(train, tmp_path, monkeypatch, phase, capfd):
+def test_ctrl_c_after_the_last_update_loses_nothing(train, tmp_path, phase, capfd):
     """With `save_strategy: no` nothing was saved before."""
     settings = {"eval_strategy": "steps" if phase == "last evaluation" else "no", "eval_steps": 4}
 
@@ -147,8 +149,7 @@ def test_ctrl_c_after_the_last_update_loses_nothing(train, tmp_path, monkeypatch
         scored = (tmp_path / "model.safetensors").exists()
         return trainer.state.global_step == 4 and scored is (phase == "test")
 
-    with monkeypatch.context() as context, pytest.raises(Interrupted) as raised:
-        sent = patch(context, "prediction_step", in_phase, signal.SIGINT)
+    with sending("prediction_step", in_phase, signal.SIGINT) as sent, pytest.raises(Interrupted) as raised:
         train(tmp_path, **settings)
     assert sent == [4] and raised.value.status == 130
     message, printed = str(raised.value), capfd.readouterr().out
@@ -160,7 +161,7 @@ def test_ctrl_c_after_the_last_update_loses_nothing(train, tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_finished_results_stay_while_the_same_weights_are_scored_again(train, tmp_path, monkeypatch):
+def test_finished_results_stay_while_the_same_weights_are_scored_again(train, tmp_path):
     train(tmp_path, save_strategy="steps")
     before = (tmp_path / "all_results.json").read_bytes()
 
@@ -168,8 +169,7 @@ def test_finished_results_stay_while_the_same_weights_are_scored_again(train, tm
         return "model.safetensors" in {path.name for path in tmp_path.iterdir()} and next(batches) > 2
 
     batches = iter(range(1000))
-    with monkeypatch.context() as context, pytest.raises(Interrupted):
-        patch(context, "prediction_step", in_test, signal.SIGTERM)
+    with sending("prediction_step", in_test, signal.SIGTERM), pytest.raises(Interrupted):
         train(tmp_path, save_strategy="steps", resume_from_checkpoint=True)
     assert (tmp_path / "all_results.json").read_bytes() == before
 
@@ -211,10 +211,9 @@ def test_training_in_a_thread_has_no_handlers(train, tmp_path):
     assert results and results[0]["train_updates"] == 1
 
 
-def test_command_exits_with_143_after_sigterm(pairs, tmp_path, monkeypatch, repository, capfd):
-    patch(monkeypatch, "training_step", lambda trainer: True, signal.SIGTERM)
+def test_command_exits_with_143_after_sigterm(pairs, tmp_path, repository, capfd):
     flags = ["--output_dir", str(tmp_path), *as_flags(FLAGS | pairs)]
-    with pytest.raises(SystemExit) as leaving:
+    with sending("training_step", lambda trainer: True, signal.SIGTERM), pytest.raises(SystemExit) as leaving:
         main(["train", *flags])
     assert leaving.value.code == 143 and "error: interrupted at step 1;" in capfd.readouterr().err
 

@@ -17,7 +17,7 @@ from hf_vanilla_transformer.data.perturbations import PERTURBATIONS
 from hf_vanilla_transformer.data.redrawing import redrawn
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.model_helpers import PAD, slow, tiny_marian, tiny_model
+from tests.model_helpers import PAD, error_of, slow, tiny_marian, tiny_model
 from tests.trainer_helpers import (
     DESCENT,
     SAVING,
@@ -142,8 +142,7 @@ def test_token_batches_contain_every_pair_once_per_epoch(tmp_path, streaming, wo
 
     settings = {"max_tokens_per_batch": 40, "tokens_per_update": 60, "dataloader_num_workers": workers}
     if streaming and workers:
-        with pytest.raises(UserError, match="dataloader_num_workers"):
-            trained(tmp_path, data, kind=Watching, **settings, max_steps=1)
+        assert "dataloader_num_workers" in error_of(trained, tmp_path, data, kind=Watching, **settings, max_steps=1)
         return
     steps = {"max_steps": 12} if streaming else {"num_train_epochs": 2}
     made = trained(tmp_path, data, kind=Watching, **settings, **steps)
