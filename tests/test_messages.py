@@ -24,7 +24,6 @@ from tests.model_helpers import save_model, tiny_model
 from tests.trainer_helpers import make_trainer
 from vanilla_transformer_cli.main import SUBCOMMANDS
 
-LONGEST = 300  # characters of a message, without folders and lists of choices
 # A remedy, or the values that are possible. A path that does not exist needs none.
 REMEDY = re.compile(r"\b(give|choose|name|write|did you mean|must be|needs|has|none of|least|no such|there is no)\b")
 
@@ -61,10 +60,9 @@ COMMANDS = [
 ]
 
 
-def check(message: str, name: str, folder: Path) -> None:
+def check(message: str, name: str) -> None:
     assert re.fullmatch(r"\S.*\S", message) and "Traceback" not in message
     assert name in message
-    assert len(re.sub(r"(\S+, )+", "", message.replace(str(folder), ""))) <= LONGEST
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +81,7 @@ def test_error_of_a_command_is_one_line_with_the_argument_and_a_remedy(line, nam
     before = sorted(folder.rglob("*"))
     status, printed, errors = command(*line.split())
     assert status == 2 and printed == "" and errors.startswith("error: ") and errors.endswith("\n")
-    check(errors.removeprefix("error: ").removesuffix("\n"), name, folder)
+    check(errors.removeprefix("error: ").removesuffix("\n"), name)
     assert REMEDY.search(errors), f"it does not say what to do: {errors}"
     assert sorted(folder.rglob("*")) == before
 
@@ -131,4 +129,4 @@ CALLS: list[tuple[str, Callable[[Path], Any]]] = [
 def test_error_of_a_call_is_one_line_that_names_the_argument(name, call, folder):
     with pytest.raises((UserError, ValueError)) as raised:
         call(folder)
-    check(str(raised.value), name, folder)
+    check(str(raised.value), name)
