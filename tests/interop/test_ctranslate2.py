@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data.symbol_tokenizers import train_any_tokenizer
 from hf_vanilla_transformer.inference import Translator
 from hf_vanilla_transformer.interop.ctranslate2 import convert
 from hf_vanilla_transformer.interop.exporting import export
@@ -150,3 +151,24 @@ def test_ctranslate2_export_names_unsupported_options(fields, tokenizer, tmp_pat
     assert "CTranslate2" in error_of(convert, tmp_path / "model", tmp_path / "ct2")
     assert not (tmp_path / "ct2").exists()
     record_property("not exported", spelt(fields))
+
+
+@pytest.mark.parametrize("tokens", ["chars", "words", "smiles", "bytes", r"[A-Z][a-z]?|."])
+def test_ctranslate2_export_gives_our_text_of_any_tokens(tokens: str, tmp_path: Path) -> None:
+    texts = ["CC(=O)OBr", "c1ccccc1 ", "[nH]", "C [C@@H] Cl"] if tokens == "chars" else ["C ( O ) Br", "c 1 c c"]
+    texts = ["CC(=O)OBr", "c1cc[nH]c1", "C[C@@H](N)Cl"] if tokens == "smiles" else texts
+    tokenizer = train_any_tokenizer([(text, 1) for text in texts], tokens, vocab_size=400)
+    model = tiny_model(vocab_size=len(tokenizer), tie_word_embeddings=False, lm_head_bias=True)
+    with torch.no_grad():
+        model.lm_head.weight *= 2
+        model.lm_head.bias[[0, PAD, 3]] = -1e4
+    model.save_pretrained(tmp_path / "model")
+    save_tokenizers(tmp_path / "model", tokenizer)
+    engine = ctranslate2.Translator(str(convert(tmp_path / "model", tmp_path / "ct2")), "cpu")
+    rows = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in texts]
+    results = engine.translate_batch(rows, beam_size=4, length_penalty=1.0, max_decoding_length=9)
+    settings = {"num_beams": 4, "length_penalty": 1.0, "max_new_tokens": 9, "early_stopping": True}
+    expected = list(Translator(model, tokenizer).translate(texts, **settings))
+    written = [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
+    assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in written] == expected
+    assert all(expected)

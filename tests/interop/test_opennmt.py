@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from hf_vanilla_transformer.data import load_tokenizers
+from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.opennmt import from_opennmt
 from hf_vanilla_transformer.utils.errors import UserError
@@ -276,3 +277,30 @@ def test_opennmt_refuses_other_positions(tmp_path: Path, record_property: Record
     save(tmp_path / "model.pt", model | {name: table for name in model if name.endswith("pe.pe")}, head)
     assert "-position_encoding_type" in error_of(from_opennmt, tmp_path / "model.pt")
     record_property("refused", "-position_encoding_type SinusoidalConcat")
+
+
+def test_opennmt_vocabulary_of_atoms_gives_50_hypotheses_with_their_probabilities(tmp_path: Path) -> None:
+    """As the Molecular Transformer and RetroChimera store it: SMILES with a space between two tokens."""
+    atoms = ["C", "c", "1", "(", ")", "=", "O", "N", "[C@@H]", "[nH]", "Br", "%10", ".", "/", "\\", "#", "[N+]"]
+    vocab = {"src": [*SPECIAL, *atoms], "tgt": [*SPECIAL, *atoms], "decoder_start_token": "<s>"}
+    size = len(vocab["src"])
+    model, head = weights((size, size))
+    save(tmp_path / "model.pt", model, head, vocab)
+    ours, tokenizer, target = converted("opennmt", tmp_path / "model.pt", tmp_path / "ours")
+    target = target or tokenizer
+    source = "C [C@@H] ( Br ) c 1 [nH] %10 . / \\ # [N+]"
+    ids = [vocab["src"].index(token) for token in source.split()]
+    assert tokenizer(source)["input_ids"] == ids and tokenizer.decode(ids) == source
+    translator = Translator(ours, tokenizer, target)
+    settings = {"num_beams": 50, "length_penalty": 0.0, "max_new_tokens": 6, "probabilities": True}
+    (hypotheses,) = translator.translate_nbest([source], 50, **settings)
+    assert len(hypotheses) == 50
+    assert [one.score for one in hypotheses] == sorted((one.score for one in hypotheses), reverse=True)
+    theirs = restated(model, head)
+    for one in hypotheses:
+        written = [vocab["tgt"].index(token) for token in one.tokens or []]
+        logits = theirs.logits(ids, [vocab["tgt"].index("<s>"), *written[:-1]])
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        expected = sum(row[token] for row, token in zip(log_p, written, strict=True))
+        assert one.score == pytest.approx(float(expected), abs=1e-4)
