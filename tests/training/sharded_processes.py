@@ -63,6 +63,10 @@ def main(folder: Path) -> None:
         os.environ["FSDP_STATE_DICT_TYPE"] = f"{kind}_STATE_DICT"
         results[kind] = train(folder / kind, **saving)
         results[kind, "resumed"] = train(folder / f"{kind}_resumed", folder / kind / "checkpoint-2", **saving)
+    packed = {**saving, "pack": True}
+    os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"
+    results["packed"] = train(folder / "packed", **packed)
+    results["packed", "resumed"] = train(folder / "packed_resumed", folder / "packed" / "checkpoint-2", **packed)
     if distributed.get_rank() == 0:
         torch.save(results, folder / "results.pt")
     os.environ["FSDP_STATE_DICT_TYPE"] = "FULL_STATE_DICT"

@@ -37,7 +37,7 @@ def test_sharded_updates_equal_those_of_one_process(sharded, share, tie, tmp_pat
         assert (weights[name] - parameter).norm() <= 1e-5 * moved + 1e-7, name
 
 
-@pytest.mark.parametrize("kind", ["FULL", "SHARDED"])
+@pytest.mark.parametrize("kind", ["FULL", "SHARDED", "packed"])
 def test_sharded_run_resumes_exactly(sharded, kind):
     folder, results = sharded
     (_, weights), (_, resumed) = results[kind], results[kind, "resumed"]
