@@ -77,6 +77,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         args, kwargs: the arguments of `Seq2SeqTrainer`.
     """
 
+    _unwrapped: tuple[Any, Any] = (None, None)  # the model, and what `_base_model` returns for it
     #: Pairs of a stream that are buffered to build token batches from.
     stream_window = 20_000
 
@@ -119,8 +120,12 @@ class ResumableTrainer(Seq2SeqTrainer):
 
     def _base_model(self) -> PreTrainedModel:
         """The model without the wrappers of data parallelism and adapters."""
-        model = self.accelerator.unwrap_model(self.model)
-        return model.get_base_model() if hasattr(model, "get_base_model") else model
+        wrapped, base = self._unwrapped
+        if wrapped is not self.model:  # accelerate looks at all modules to find it
+            base = self.accelerator.unwrap_model(self.model)
+            base = base.get_base_model() if hasattr(base, "get_base_model") else base
+            self._unwrapped = self.model, base
+        return base
 
     def _set_target_tokens(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Let the model pad and end translations with the target's tokens."""

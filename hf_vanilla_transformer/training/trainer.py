@@ -518,7 +518,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
             or type(self).compute_loss is not VanillaTransformerTrainer.compute_loss,
             "computes activations again": args.gradient_checkpointing
             or keeps_few_activations(base),
-            "has adapters": self.accelerator.unwrap_model(self.model) is not base,
+            "has adapters": self.model is not base,
             "shards weights": self.is_fsdp_enabled
             or self.is_deepspeed_enabled
             or self.get_tp_size() > 1,
@@ -535,7 +535,7 @@ class VanillaTransformerTrainer(ResumableTrainer):
             self.args.device.type != "cpu"
             and self.accelerator.mixed_precision == "bf16"
             and isinstance(base, VanillaTransformerForConditionalGeneration)
-            and self.accelerator.unwrap_model(self.model) is base  # without an adapter
+            and self.model is base  # without an adapter
             and not keeps_few_activations(base)  # computes layers again outside of the context
             and not (self.is_fsdp_enabled or self.is_deepspeed_enabled)
             and self.get_tp_size() == 1
