@@ -8,7 +8,7 @@ from typing import Any
 from .cleaning import Direction, PairRow
 from .corpora import SIDES, Columns, PairReport, Source, checked_pairs
 from .mixtures import MixtureReport, open_sources
-from .readers import BadRow, file_format
+from .readers import file_format
 
 CODES = "source_lang", "target_lang"
 
@@ -86,7 +86,7 @@ class CleaningInput:
 
 def _side_text(value: object) -> str:
     """A side as text that can be written, also of a row with a defect."""
-    if isinstance(value, BadRow) or not isinstance(value, str):
+    if not isinstance(value, str):
         return ""
     return value.encode("utf-8", "replace").decode() if not value.isascii() else value
 

@@ -367,7 +367,7 @@ def read_sides(
 def defect(side: str, text: Any) -> str | None:
     """The reason to drop a pair because of one side, or None."""
     if isinstance(text, BadRow):
-        return str(text)
+        return text.reason
     if text is None:
         return f"missing {side}"
     if not isinstance(text, str):

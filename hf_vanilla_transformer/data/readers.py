@@ -11,6 +11,7 @@ import logging
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO, Any, cast
@@ -42,8 +43,11 @@ CONVERT_FILE = "convert it: iconv -f {} -t utf-8 OLD > NEW"
 NEEDS_HEADER = "the first line of a CSV or TSV file names its columns: add it if it is missing"
 
 
-class BadRow(str):
-    """Replaces a row that cannot be read. Its text is the reason."""
+@dataclass(frozen=True)
+class BadRow:
+    """Replaces a row or a text that cannot be read. It is no text, so that nothing can be trained on the reason."""
+
+    reason: str
 
 
 def read_lines(path: str | Path) -> Iterator[str]:

@@ -7,7 +7,7 @@ It is read as a stream, one unit at a time, so that its size does not matter.
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from ..utils.errors import UserError
 from ..utils.safe_xml import SAFE, refuse_entities
@@ -33,7 +33,10 @@ _REFERENCE = re.compile(rb"&#(x[0-9a-fA-F]{1,6}|[0-9]{1,7});")
 _NOT_ALLOWED = "\U0010fffd"  # for private use: represents a character that XML does not allow
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
-MemoryPair = tuple[int, str | None, str | None]  # number of the unit, source, target
+Segment: TypeAlias = str | BadRow
+MemoryPair: TypeAlias = tuple[
+    int, Segment | None, Segment | None
+]  # number of the unit, source, target
 
 
 def language_match(requested: str, code: str | None) -> int:
@@ -98,10 +101,10 @@ def memory_languages(
     return (second, first) if language_match(header.get("srclang", ""), second) else (first, second)
 
 
-def _sides(texts: list[tuple[str, str]], languages: tuple[str, str]) -> list[str | None]:
+def _sides(texts: list[tuple[str, Segment]], languages: tuple[str, str]) -> list[Segment | None]:
     """The variants of two languages. The side with the better code chooses first, so that none is taken twice."""
     fits = [[language_match(requested, code) for code, _ in texts] for requested in languages]
-    sides: list[str | None] = [None, None]
+    sides: list[Segment | None] = [None, None]
     taken = -1
     for side in (0, 1) if max(fits[0]) >= max(fits[1]) else (1, 0):
         best = max(
@@ -114,7 +117,7 @@ def _sides(texts: list[tuple[str, str]], languages: tuple[str, str]) -> list[str
     return sides
 
 
-def _units(path: Path, header: dict[str, str] | None = None) -> Iterator[list[tuple[str, str]]]:
+def _units(path: Path, header: dict[str, str] | None = None) -> Iterator[list[tuple[str, Segment]]]:
     """The (language, text) variants of each unit. `header` gets the attributes of the header of TMX."""
     from lxml import etree
 
@@ -206,7 +209,7 @@ def _checked_root(path: Path, root: Any) -> str:
     return name
 
 
-def _tmx_variants(unit: Any) -> list[tuple[str, str]]:
+def _tmx_variants(unit: Any) -> list[tuple[str, Segment]]:
     variants = []
     for variant in unit.iterfind("{*}tuv"):
         segment = variant.find("{*}seg")
@@ -222,7 +225,7 @@ def _xliff_languages(element: Any) -> dict[str, str]:
     return {side: code for side, keys in names.items() for code in map(element.get, keys) if code}
 
 
-def _xliff_variants(unit: Any, languages: dict[str, str]) -> list[tuple[str, str]]:
+def _xliff_variants(unit: Any, languages: dict[str, str]) -> list[tuple[str, Segment]]:
     variants = []
     for side in ("source", "target"):
         element = unit.find(f"{{*}}{side}")
@@ -245,7 +248,7 @@ def _not_translated(unit: Any) -> str | None:
     return None
 
 
-def _segment(element: Any) -> str:
+def _segment(element: Any) -> Segment:
     """The text of a segment, or a `BadRow` for a character that XML does not allow, or an entity that is declared
     nowhere, or only in a DTD."""
     if any(not isinstance(child.tag, str) for child in element.iter()):

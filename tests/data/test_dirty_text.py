@@ -13,7 +13,8 @@ import pytest
 
 from hf_vanilla_transformer.data import load_pairs
 from hf_vanilla_transformer.data.cache import cache_file
-from hf_vanilla_transformer.data.readers import read_rows, repaired_lines
+from hf_vanilla_transformer.data.corpora import defect
+from hf_vanilla_transformer.data.readers import BadRow, read_rows, repaired_lines
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of
 
@@ -204,3 +205,12 @@ def test_quoted_cells_of_a_tsv_are_text_with_a_warning(tmp_path, caplog):
     caplog.clear()
     file.write_text('source\ttarget\n"one\ttwo"\nsay "a"\tb\n"a" and "b"\tc\n', encoding="utf-8")
     assert len(list(read_rows(file, {}))) == 3 and not caplog.messages
+
+
+def test_reason_of_an_unreadable_row_is_no_text(tmp_path):
+    """A reader that forgets to check for it cannot train on the reason."""
+    file = tmp_path / "a.tsv"
+    file.write_text("source\ttarget\na\tb\tc\n", encoding="utf-8")
+    ((_, row),) = read_rows(file, {})
+    assert row == BadRow("more cells than the header") and not isinstance(row, str)
+    assert defect("source", row) == "more cells than the header"
