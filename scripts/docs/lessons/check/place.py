@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .blocks import STACKS
 from .mistakes import MISTAKES, Mistake
 from .reference import ALLOWED, Reference
 from .report import UNKNOWN
-from .roles import ROLE_WORDS, STACKS, Roles, Sublayer
+from .roles import ROLE_WORDS, Roles, Sublayer
 
 TOLERANCE = 1e-4
 
