@@ -38,14 +38,14 @@ def test_wheel_has_the_command_and_its_recipes(wheel: Path, tmp_path: Path) -> N
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for arguments in (["recipes", "numbers_en_de"], ["train", "--help"], ["--version"]):
         run = subprocess.run(
-            [sys.executable, "-m", "vanilla_transformer_cli", *arguments], capture_output=True, text=True, timeout=60,
+            [sys.executable, "-m", "vanilla_transformer_cli", *arguments], capture_output=True, text=True, timeout=300,
             cwd=tmp_path / "empty", env=environment | {"PYTHONPATH": str(tmp_path / "site")},
         )  # fmt: skip
         assert run.returncode == 0, run.stderr
     # a recipe by its name, read from the wheel: the run begins and refuses the size
     flags = ["train", "numbers_en_de", "--numbers_size", "0"]
     run = subprocess.run(
-        [sys.executable, "-m", "vanilla_transformer_cli", *flags], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-m", "vanilla_transformer_cli", *flags], capture_output=True, text=True, timeout=300,
         cwd=tmp_path / "empty", env=environment | {"PYTHONPATH": str(tmp_path / "site")},
     )  # fmt: skip
     assert run.returncode == 2, run.stderr
@@ -83,6 +83,6 @@ def test_installed_wheel_predicts_phonemes_offline(wheel: Path, tmp_path: Path) 
         "AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])"
     )
     loaded = subprocess.run(
-        [sys.executable, "-c", script, str(folder)], capture_output=True, text=True, timeout=120, env=environment
+        [sys.executable, "-c", script, str(folder)], capture_output=True, text=True, timeout=300, env=environment
     )
     assert loaded.returncode == 0, loaded.stderr
