@@ -130,7 +130,7 @@ def enabled_kernels() -> tuple[bool, list[SDPBackend]]:
     return flags.cudnn_sdp_enabled(), [kernel for kernel, enabled in others.items() if enabled]
 
 
-def attention_kernels(choice: str, device: torch.device) -> AbstractContextManager[Any]:
+def attention_kernels(choice: str, device: torch.device) -> AbstractContextManager[None]:
     """Return a context in which attention on a GPU does not use cuDNN. It restores torch's settings at its end.
 
     On Hopper and newer cards torch (2.11 and later) prefers cuDNN, which builds a plan for each new shape, in about a

@@ -174,6 +174,7 @@ class SearchConfig:
         """
         logits = self.force_eos(state, logits)
         count = min(self.num_candidates, logits.shape[2])
+        tokens: Tensor | None
         if self.num_beams == 1 or logits.device.type == "cpu":
             log_probs, tokens = topk_log_probs(logits, count, normalize=self.num_beams > 1)
         else:
