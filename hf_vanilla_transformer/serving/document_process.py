@@ -21,13 +21,15 @@ from ..documents.document_files import translate_document
 from ..inference.placement import TranslatedPart
 from ..utils.errors import UserError
 
-_AT_ONCE = 2  # documents
+_AT_ONCE = 1  # documents: each takes the memory of its own process
 _MOST_MEMORY = 350_000_000  # bytes that a document may take in its process
 _MOST_UNPACKED = 30_000_000  # bytes of an uploaded archive when it is unpacked
 _MOST_ANSWER = 64_000_000  # bytes of a translated document
 _NICENESS = 10  # so that the answers to other requests come first
 _SECONDS_TO_END = 2.0  # that documents have when the server ends
 _FAILED = 1  # exit status of a process after an error of its own, which it has printed
+
+_NO_MEMORY = {"error": "file: reading this document takes too much memory"}
 
 _PROC_MEMORY = Path("/proc/self/statm")  # of Linux
 
@@ -65,6 +67,7 @@ class DocumentProcesses:
             self._context.set_forkserver_preload([__name__])
         self._free: asyncio.Semaphore | None = None
         self._tasks: set[asyncio.Task[bytes]] = set()
+        self._starting = 0  # processes that have no number yet
         self._has_ended = False
 
     def start(self) -> None:
@@ -82,6 +85,8 @@ class DocumentProcesses:
         self._has_ended = True
         for task in self._tasks:
             task.cancel()
+        if self._starting and self._has_forkserver:
+            _end_forkserver()
 
     async def translate(self, upload: Upload, translate: TranslateInServer) -> bytes:
         """Translate a document. Its process ends with this coroutine, also if that is cancelled.
@@ -113,7 +118,11 @@ class DocumentProcesses:
         process = self._context.Process(target=_read_document, args=(other,), daemon=True)
 
         def start() -> None:
-            process.start()
+            self._starting += 1
+            try:
+                process.start()
+            finally:
+                self._starting -= 1
             other.close()
             own.send(upload)
 
@@ -142,6 +151,19 @@ class DocumentProcesses:
                 own.close()
 
 
+def _end_forkserver() -> None:
+    """End the process that the others are copies of.
+
+    While it imports its modules, a thread waits for a copy, and the server could not end before that.
+    """
+    from multiprocessing import forkserver
+
+    # no public function ends it before it answers; without this name the server waits for it
+    number = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    if number is not None:
+        os.kill(number, signal.SIGKILL)
+
+
 def _read_document(connection: Connection) -> None:
     """Read a document, ask the server for the translation of its texts, and send the translated document."""
     # Ctrl-C in a terminal reaches all processes. The server decides.
@@ -149,14 +171,17 @@ def _read_document(connection: Connection) -> None:
     with suppress(EOFError, OSError):  # the server has ended the work
         upload: Upload = connection.recv()
         _limit_resources(upload.seconds, upload.memory)
+        content = b""
+        answer = _NO_MEMORY
         try:
             content = _translated(upload, connection)
+            answer = {}
         except MemoryError:
-            _send(connection, {"error": "file: reading this document takes too much memory"})
+            pass  # its frames hold the memory that an answer needs, until this block ends
         except UserError as error:
-            _send(connection, {"error": str(error)})
-        else:
-            _send(connection, {})
+            answer = {"error": str(error)}
+        _send(connection, answer)
+        if not answer:
             connection.send_bytes(content)
 
 

@@ -3,9 +3,12 @@
 import asyncio
 import io
 import multiprocessing
+import os
+import signal
 import time
 import zipfile
 from collections.abc import Sequence
+from multiprocessing import forkserver
 from typing import Any
 
 import pytest
@@ -114,6 +117,25 @@ def test_work_ends_with_the_server(monkeypatch: pytest.MonkeyPatch, content: byt
         assert time.perf_counter() - start < 5
 
     asyncio.run(run())
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
+def test_server_ends_while_its_first_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document_process, "_SECONDS_TO_END", 0.3)
+
+    async def run() -> None:
+        processes = DocumentProcesses()
+        processes.start()
+        number = forkserver._forkserver._forkserver_pid
+        os.kill(number, signal.SIGSTOP)  # as if it were importing
+        work = asyncio.ensure_future(processes.translate(upload(HTML), upper))
+        await asyncio.sleep(0.1)
+        processes.end_soon()
+        assert [type(answer) for answer in await asyncio.gather(work, return_exceptions=True)] == [ServerEnds]
+
+    start = time.perf_counter()
+    asyncio.run(run())  # waits for its threads
+    assert time.perf_counter() - start < 5
 
 
 def test_unpacked_uploads_are_limited() -> None:
