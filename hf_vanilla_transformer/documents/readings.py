@@ -132,7 +132,7 @@ def read_subtitles(document: str) -> Reading:
         if _TIMES.match(line) or (line.strip().isdigit() and _TIMES.match(following)):
             reading.order.append(("line", line))
         else:
-            _read_subtitle(line, reading)
+            reading.add_text(_read_subtitle(line, reading))
     return reading
 
 
@@ -147,16 +147,16 @@ def _read_vtt(lines: list[str]) -> Reading:
             in_cue = True
             reading.order.append(("line", line))
         elif in_cue:
-            _read_subtitle(line, reading)
+            reading.add_text(unescape(_read_subtitle(line, reading)))
         else:
             reading.order.append(("line", line))
     return reading
 
 
-def _read_subtitle(line: str, reading: Reading) -> None:
-    """A line of a cue. The number of its lines may change."""
+def _read_subtitle(line: str, reading: Reading) -> str:
+    """The text of a line of a cue without its tags. The number of the lines may change."""
     reading.markup.update(("tag", tag) for tag in _SUBTITLE_TAG.findall(line))
-    reading.add_text(unescape(_SUBTITLE_TAG.sub("", line)))
+    return _SUBTITLE_TAG.sub("", line)
 
 
 def read_po(document: str) -> Reading:

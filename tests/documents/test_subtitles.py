@@ -44,6 +44,7 @@ def translated(document: str, suffix: str, translate=upper) -> str:
         ("- <i>one</i>\n- two", "- <i>ONE</i>\n- TWO"),
         ("<i>- one</i>\n<i>- two</i>", "<i>- ONE</i>\n<i>- TWO</i>"),
         ("{laughs} five & six", "{LAUGHS} FIVE & SIX"),
+        ("one &lt;b> two &amp; three", "ONE &LT;B> TWO &AMP; THREE"),  # SubRip has no entities
         ("1 < 2 and 3 > 2", "1 < 2 AND 3 > 2"),
         ("{y:i}one", "{y:i}ONE"),
         ("♪ one ♪", "♪ ONE ♪"),
