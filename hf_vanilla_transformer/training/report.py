@@ -234,6 +234,8 @@ def log_line(logs: dict[str, float], state: TrainerState, items: str = "sentence
     `items` names what an evaluation counts.
     """
     if any(name.startswith("eval_") for name in logs):
+        if logs.get("eval_sentences") == 1:
+            items = items.removesuffix("s")
         apart = {
             name: f"{name.removeprefix('eval_bleu_')} {{:.2f}}"
             for name in logs

@@ -3,12 +3,14 @@
 import json
 import re
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from transformers import EvalPrediction
 
 from hf_vanilla_transformer.evaluation import metric_classes
-from hf_vanilla_transformer.training.report import SampleTranslations
+from hf_vanilla_transformer.training.report import SampleTranslations, log_line
 from tests.model_helpers import SPECIAL_TOKENS, word_tokenizer
 from tests.trainer_helpers import run_tiny, write_pairs
 
@@ -64,3 +66,9 @@ def test_samples_are_texts_without_the_token_of_a_language():
     samples.taken_from(lambda _: {}, tokenizer)(EvalPrediction(predictions=predictions, label_ids=None))
     assert [line.split(None, 1)[1] for line in samples.lines()] == ["ach nein .", "oh no .", "oh no ."]
     assert samples.lines() == []
+
+
+def test_one_sequence_is_not_several() -> None:
+    state: Any = SimpleNamespace(global_step=3, max_steps=9)
+    for count, items in ((1, "1 sequence "), (2, "2 sequences ")):
+        assert items in log_line({"eval_sentences": count, "eval_loss": 1.0}, state, "sequences")
