@@ -68,6 +68,22 @@ def codes_of(arguments: argparse.Namespace, translator: Any, path: str | None) -
     return {name: codes for name, codes in columns.items() if getattr(arguments, name) is None}
 
 
+def answer_at_a_prompt(arguments: argparse.Namespace, settings: dict[str, Any]) -> None:
+    """Print the outputs for the lines that a person types. `settings` are of `translated_lines`."""
+    from hf_vanilla_transformer.inference.file_translation import translated_lines
+    from hf_vanilla_transformer.inference.text_io import prompt_lines
+    from hf_vanilla_transformer.utils.errors import UserError
+
+    translator = load_translator(arguments, arguments.model)
+    translated_lines(translator, [], **settings)  # checks the arguments before the first prompt
+    for line in prompt_lines():
+        try:
+            for output in translated_lines(translator, [line], **settings):
+                print(output)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+
+
 def ray_pool(arguments: argparse.Namespace, flag: str) -> Any:
     """The workers of --ray with the models of the flag "model" or "teacher", or None without --ray."""
     if arguments.ray is None:

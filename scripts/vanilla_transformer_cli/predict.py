@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .models import MODEL_CODE, load_translator, ray_pool, shared_work
+from .models import MODEL_CODE, answer_at_a_prompt, load_translator, ray_pool, shared_work
 from .parsing import CANDIDATES, DECODING, Parser, add_shared_flags, candidate_values, given_values
 
 _COLUMNS = ("source_column", "target_column")
@@ -150,23 +150,6 @@ def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
         yield f"{scored.log_probability:.4f}\t{tokens}"
 
 
-def predict_at_a_prompt(arguments: argparse.Namespace) -> None:
-    """Predict for the lines that a person types."""
-    from hf_vanilla_transformer.inference.file_translation import translated_lines
-    from hf_vanilla_transformer.inference.text_io import prompt_lines
-    from hf_vanilla_transformer.utils.errors import UserError
-
-    translator = load_translator(arguments, arguments.model)
-    settings = output_settings(arguments)
-    translated_lines(translator, [], **settings)  # checks the arguments before the first prompt
-    for line in prompt_lines():
-        try:
-            for prediction in translated_lines(translator, [line], **settings):
-                print(prediction)
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-
-
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.inference.file_translation import translated_lines
     from hf_vanilla_transformer.inference.text_io import line_writer, read_lines
@@ -177,7 +160,7 @@ def main(arguments: argparse.Namespace) -> None:
         return predict_to_file(arguments)
     interactive = not (arguments.input or arguments.output or arguments.score or arguments.prefix)
     if interactive and sys.stdin.isatty() and sys.stdout.isatty():
-        return predict_at_a_prompt(arguments)
+        return answer_at_a_prompt(arguments, output_settings(arguments))
     with line_writer(arguments.output) as write:
         translator = load_translator(arguments, arguments.model)
         if arguments.score:

@@ -37,7 +37,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .models import MODEL_CODE, codes_of, load_translator, ray_pool, shared_work
+from .models import MODEL_CODE, answer_at_a_prompt, codes_of, load_translator, ray_pool, shared_work
 from .parsing import (
     CANDIDATES,
     COLUMNS,
@@ -235,23 +235,6 @@ def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
         yield f"{scored.log_probability:.4f}\t{tokens}"
 
 
-def translate_at_a_prompt(arguments: argparse.Namespace) -> None:
-    """Translate the lines that a person types."""
-    from hf_vanilla_transformer.inference.file_translation import translated_lines
-    from hf_vanilla_transformer.inference.text_io import prompt_lines
-    from hf_vanilla_transformer.utils.errors import UserError
-
-    translator = load_translator(arguments, arguments.model)
-    settings = output_settings(arguments)
-    translated_lines(translator, [], **settings)  # checks the arguments before the first prompt
-    for line in prompt_lines():
-        try:
-            for translation in translated_lines(translator, [line], **settings):
-                print(translation)
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-
-
 def translate_document_file(arguments: argparse.Namespace) -> None:
     """Translate a document, a format with more than lines of text."""
     from hf_vanilla_transformer.documents.document_files import text_translator, translate_document
@@ -283,7 +266,7 @@ def main(arguments: argparse.Namespace) -> None:
         return translate_to_file(arguments)
     interactive = not (arguments.input or arguments.output or arguments.score or arguments.prefix)
     if interactive and sys.stdin.isatty() and sys.stdout.isatty():
-        return translate_at_a_prompt(arguments)
+        return answer_at_a_prompt(arguments, output_settings(arguments))
     with line_writer(arguments.output) as write:
         translator = load_translator(arguments, arguments.model)
         if arguments.score:
