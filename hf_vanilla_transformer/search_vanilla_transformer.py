@@ -5,7 +5,8 @@ Who calls whom, from `generate` to a token:
     generate -> plan_search, encode, transformers' generate -> beam_search                 generation_…
     beam_search -> make_decoder, BeamSearch.join -> BeamState.start, Decoder.prefill       once, and at each refill
     beam_search -> BeamSearch.step -> Decoder.step -> Decoder.logits, SearchConfig.advance for each token
-    SearchConfig.advance -> force_eos, topk_log_probs, extend                              chooses the tokens
+    SearchConfig.advance -> force_eos, topk_log_probs (GPU: likely_tokens), extend         chooses the tokens
+    SearchConfig.extend -> _best, _chosen                                                  hypotheses end or go on
     BeamSearch.step -> Decoder.read_done -> Hypotheses                                     for finished sentences
 
 The state of a search is tensors of fixed shape, which the host reads only every few steps. A step of search and
@@ -49,7 +50,12 @@ class LengthPenalty:
         base = (5 + lengths) / 6 if self.formula == "gnmt" else lengths
         return base**self.alpha
 
-    def table(self, capacity: int, prefix: int, device: torch.device) -> Tensor:
+    def table(
+        self,
+        capacity: int,
+        prefix: int,
+        device: torch.device,
+    ) -> Tensor:
         """The penalties of hypotheses of 0 … `capacity` tokens, of which `prefix` were given: (capacity + 1,)."""
         lengths = torch.arange(capacity + 1, device=device) - prefix + self.counted
         return self(lengths.clamp(min=1).float())
@@ -133,7 +139,11 @@ class SearchConfig:
     can_grow: bool  # a longer hypothesis can win by its penalty alone
 
     @classmethod
-    def of(cls, generation_config: GenerationConfig, penalty: LengthPenalty) -> "SearchConfig":
+    def of(
+        cls,
+        generation_config: GenerationConfig,
+        penalty: LengthPenalty,
+    ) -> "SearchConfig":
         """From a generation config with all defaults filled in.
 
         The paper's search ends when no beam can win any more. With Hugging Face's penalty `early_stopping` decides: by
@@ -164,7 +174,12 @@ class SearchConfig:
             return 1
         return self.num_beams * max(2, 1 + len(self.eos_token_ids))
 
-    def advance(self, state: BeamState, logits: Tensor, penalties: Tensor) -> BeamState:
+    def advance(
+        self,
+        state: BeamState,
+        logits: Tensor,
+        penalties: Tensor,
+    ) -> BeamState:
         """Extend all hypotheses by a token (Wu et al. 2016, §7).
 
         Args:
@@ -193,7 +208,11 @@ class SearchConfig:
         return logits
 
     def extend(
-        self, state: BeamState, log_probs: Tensor, tokens: Tensor | None, penalties: Tensor
+        self,
+        state: BeamState,
+        log_probs: Tensor,
+        tokens: Tensor | None,
+        penalties: Tensor,
     ) -> BeamState:
         """Continue with the best candidates that do not end. Of the best K, keep the ones that end.
 
@@ -230,7 +249,13 @@ class SearchConfig:
         done = state.done | (bound <= worst)
         if self.early_stopping is True:
             done = done | (ended_scores[:, beams - 1] > -torch.inf)
-        return _chosen(state, length, parents, tokens, index)._replace(
+        return _chosen(
+            state,
+            length,
+            parents,
+            tokens,
+            index,
+        )._replace(
             log_probs=log_probs,
             lengths=torch.where(state.done, state.lengths, length),
             ended_scores=ended_scores,
@@ -238,7 +263,10 @@ class SearchConfig:
         )
 
     def _best(
-        self, state: BeamState, log_probs: Tensor, tokens: Tensor | None
+        self,
+        state: BeamState,
+        log_probs: Tensor,
+        tokens: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The best N candidates of each sentence, of the n of each beam: log P of the hypothesis, beam and token."""
         running, each = log_probs.shape[1:]
@@ -270,7 +298,11 @@ class SearchConfig:
 
 
 def _chosen(
-    state: BeamState, length: Tensor, parents: Tensor, tokens: Tensor, index: Tensor
+    state: BeamState,
+    length: Tensor,
+    parents: Tensor,
+    tokens: Tensor,
+    index: Tensor,
 ) -> BeamState:
     """The state with the chosen hypotheses.
 
@@ -302,14 +334,22 @@ def _chosen(
     )
 
 
-def _append(state: BeamState, parents: Tensor, tokens: Tensor) -> Tensor:
+def _append(
+    state: BeamState,
+    parents: Tensor,
+    tokens: Tensor,
+) -> Tensor:
     """Hypotheses (B, K, T) that extend these beams by these tokens, (B, K) each."""
     past = state.tokens.gather(1, parents[..., None].expand(-1, -1, state.tokens.shape[2]))
     places = state.lengths[:, None, None].expand(-1, parents.shape[1], 1)
     return past.scatter_(2, places, tokens[..., None])
 
 
-def topk_log_probs(logits: Tensor, count: int, normalize: bool = True) -> tuple[Tensor, Tensor]:
+def topk_log_probs(
+    logits: Tensor,
+    count: int,
+    normalize: bool = True,
+) -> tuple[Tensor, Tensor]:
     """The highest log-probabilities (without `normalize`: logits) and their tokens, (…, count) each, of (…, V)."""
     rows = logits.flatten(0, -2)
     if rows.device.type != "cpu":
@@ -322,7 +362,11 @@ def topk_log_probs(logits: Tensor, count: int, normalize: bool = True) -> tuple[
     return values.unflatten(0, shape), tokens.unflatten(0, shape)
 
 
-def _topk_of_rows(rows: Tensor, count: int, normalize: bool) -> tuple[Tensor, Tensor]:
+def _topk_of_rows(
+    rows: Tensor,
+    count: int,
+    normalize: bool,
+) -> tuple[Tensor, Tensor]:
     scores = rows.log_softmax(dim=-1, dtype=torch.float32) if normalize else rows.float()
     if count == 1:
         return scores.max(dim=1, keepdim=True)  # faster than `topk`
@@ -367,7 +411,12 @@ class Decoder:
         """Read `state.next_tokens` and return the logits (B, K, V) of the tokens after them."""
         raise NotImplementedError
 
-    def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
+    def step(
+        self,
+        state: BeamState,
+        config: SearchConfig,
+        penalties: Tensor,
+    ) -> BeamState:
         """Extend all hypotheses by a token. A decoder may compile or capture this as a whole."""
         return config.advance(state, self.logits(state), penalties)
 
@@ -500,7 +549,14 @@ class BeamSearch:
             decisive = torch.full_like(limits, enough[0] - 1)  # without a copy from the host
         else:
             decisive = torch.tensor(enough, device=prefix.device) - 1
-        return BeamState.start(prefix, limits, self.penalties, decisive, running, beams)
+        return BeamState.start(
+            prefix=prefix,
+            limits=limits,
+            penalties=self.penalties,
+            decisive=decisive,
+            running=running,
+            ended=beams,
+        )
 
     def _add_rows(self, count: int) -> None:
         """Add free rows, copies of the first one."""
@@ -528,7 +584,12 @@ class BeamSearch:
             [row for row, key in enumerate(self.keys) if done[row] and key is not None]
         )
 
-    def _process_and_extend(self, state: BeamState, logits: Tensor, penalties: Tensor) -> BeamState:
+    def _process_and_extend(
+        self,
+        state: BeamState,
+        logits: Tensor,
+        penalties: Tensor,
+    ) -> BeamState:
         """`SearchConfig.advance` with logits processors. They take hypotheses of one length: one call for each."""
         beams = self.config.num_beams
         running = logits.shape[1]
@@ -601,7 +662,11 @@ class BeamSearch:
 # Replacing the rows of a batch
 
 
-def resized(states: Tensor, size: int, dim: int) -> Tensor:
+def resized(
+    states: Tensor,
+    size: int,
+    dim: int,
+) -> Tensor:
     """Resize `dim` to `size`, padding with zeros (or False)."""
     missing = size - states.shape[dim]
     if not missing:
@@ -610,7 +675,12 @@ def resized(states: Tensor, size: int, dim: int) -> Tensor:
     return F.pad(states, (0, 0) * later + (0, missing))
 
 
-def replace_rows(mine: Tensor, rows: Tensor, theirs: Tensor, dim: int) -> Tensor:
+def replace_rows(
+    mine: Tensor,
+    rows: Tensor,
+    theirs: Tensor,
+    dim: int,
+) -> Tensor:
     """Replace `rows` of `mine` by `theirs`. `dim` is padded to the longer of the two."""
     if mine.dim() > 1:
         size = max(mine.shape[dim], theirs.shape[dim])

@@ -137,14 +137,30 @@ class CapturedStep:
             beams = config.num_beams
             self.penalties = torch.ones(sizes.tokens + 1, device=device)
             self.memory = Memory(
-                state=BeamState.start(prefix, 2 * ones, self.penalties, ones - 1, beams, beams),
+                state=BeamState.start(
+                    prefix=prefix,
+                    limits=2 * ones,
+                    penalties=self.penalties,
+                    decisive=ones - 1,
+                    running=beams,
+                    ended=beams,
+                ),
                 visible=torch.zeros(
-                    sizes.rows, beams, sizes.slots, dtype=torch.bool, device=device
+                    sizes.rows,
+                    beams,
+                    sizes.slots,
+                    dtype=torch.bool,
+                    device=device,
                 ),
                 self_kv=[kv.new_zeros(sizes.rows, sizes.slots, kv.shape[2]) for kv in like],
                 cross_kv=[kv.new_zeros(sizes.rows, sizes.source, kv.shape[2]) for kv in like],
                 source_mask=torch.zeros(
-                    sizes.rows, 1, 1, sizes.source, dtype=weights.dtype, device=device
+                    sizes.rows,
+                    1,
+                    1,
+                    sizes.source,
+                    dtype=weights.dtype,
+                    device=device,
                 ),
             )
             self.numbers = beam_numbers(self.memory.state.parents)
@@ -174,14 +190,22 @@ class CapturedStep:
         visible.copy_(seen)
 
 
-def static_bytes(sizes: Sizes, config: SearchConfig, like: list[KV]) -> int:
+def static_bytes(
+    sizes: Sizes,
+    config: SearchConfig,
+    like: list[KV],
+) -> int:
     """The static memory that a step will take, but for its smallest tensors."""
     widths = sum(kv.shape[2] * kv.element_size() for kv in like)
     caches = sizes.rows * (sizes.slots + sizes.source) * widths
     return caches + sizes.rows * config.num_beams * (2 * 8 * sizes.tokens + sizes.slots)
 
 
-def pool_bytes(sizes: Sizes, config: SearchConfig, weights: PackedWeights) -> int:
+def pool_bytes(
+    sizes: Sizes,
+    config: SearchConfig,
+    weights: PackedWeights,
+) -> int:
     """The memory of a step's intermediate results: the logits, and then the hypotheses of all candidates."""
     logit = (
         weights.dtype.itemsize + 2 * torch.float32.itemsize
@@ -203,7 +227,11 @@ class CapturedSteps:
         self.lock = threading.RLock()  # a collection may return a step anywhere
 
     def take(
-        self, weights: PackedWeights, config: SearchConfig, sizes: Sizes, like: list[KV]
+        self,
+        weights: PackedWeights,
+        config: SearchConfig,
+        sizes: Sizes,
+        like: list[KV],
     ) -> CapturedStep | str:
         """A step for a search, recorded if there is none. If there is no memory for it, the reason.
 
@@ -221,7 +249,13 @@ class CapturedSteps:
                 self.pool = pool
                 self._keep(MAX_STEPS - 1, MAX_BYTES - needed)
                 try:
-                    step = CapturedStep(weights, config, sizes, like, self.recorder)
+                    step = CapturedStep(
+                        weights=weights,
+                        config=config,
+                        sizes=sizes,
+                        like=like,
+                        recorder=self.recorder,
+                    )
                 except torch.OutOfMemoryError:
                     self.idle.clear()
                     return "out of memory"
@@ -252,7 +286,12 @@ class CapturedDecoder(PackedDecoder):
     views of static memory.
     """
 
-    def __init__(self, weights: Any, source: EncodedSource, steps: CapturedSteps):
+    def __init__(
+        self,
+        weights: Any,
+        source: EncodedSource,
+        steps: CapturedSteps,
+    ):
         self.longest_source = source.states.shape[1]  # of a sentence that is being translated
         self.highest_slot = 0  # no slot from this one on is visible
         self.steps = steps
@@ -269,7 +308,12 @@ class CapturedDecoder(PackedDecoder):
 
     # A step
 
-    def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
+    def step(
+        self,
+        state: BeamState,
+        config: SearchConfig,
+        penalties: Tensor,
+    ) -> BeamState:
         if not self._is_in_place(state, config, penalties):
             reason = self._eager_reason(state, config) or self._move(state, config, penalties)
             if reason is not None:
@@ -280,7 +324,12 @@ class CapturedDecoder(PackedDecoder):
         self.slots.bound += config.num_beams
         return self.view.state
 
-    def _is_in_place(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> bool:
+    def _is_in_place(
+        self,
+        state: BeamState,
+        config: SearchConfig,
+        penalties: Tensor,
+    ) -> bool:
         """Return whether everything is in static memory with room for another token."""
         if self.captured is None or self.view is None or self.moves:
             return False
@@ -311,7 +360,12 @@ class CapturedDecoder(PackedDecoder):
 
     # Into static memory and out of it
 
-    def _move(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> str | None:
+    def _move(
+        self,
+        state: BeamState,
+        config: SearchConfig,
+        penalties: Tensor,
+    ) -> str | None:
         """Put everything into static memory that has room for the next steps. If there is none, return the reason."""
         rows, beams = state.parents.shape
         slots = max(self.slots.bound + beams * steps_at_once(state.done.device), self.highest_slot)
@@ -332,7 +386,13 @@ class CapturedDecoder(PackedDecoder):
         else:
             view = self.view
         assert self.source_mask is not None  # nothing is trimmed
-        held = Memory(state, self.slots.visible, self.self_kv, self.cross_kv, self.source_mask)
+        held = Memory(
+            state,
+            self.slots.visible,
+            self.self_kv,
+            self.cross_kv,
+            self.source_mask,
+        )
         self._fill(step, view, held)
         _copy_into(step.penalties, penalties, 1)
         if self.captured is not None and self.captured is not step:
@@ -342,7 +402,12 @@ class CapturedDecoder(PackedDecoder):
         self._see(view)
         return None
 
-    def _fill(self, step: CapturedStep, view: Memory, held: Memory) -> None:
+    def _fill(
+        self,
+        step: CapturedStep,
+        view: Memory,
+        held: Memory,
+    ) -> None:
         """Copy what is not yet there into the rows of the sentences, and end the other rows."""
         for static, part in zip(view.tensors(), held.tensors(), strict=True):
             _copy_into(static, part, -torch.inf if static is view.source_mask else 0)
@@ -424,7 +489,11 @@ def _is_right(sizes: Sizes, needed: Sizes) -> bool:
     return needed.source <= sizes.source < 2 * needed.source
 
 
-def _copy_into(static: Tensor, part: Tensor, rest: float) -> None:
+def _copy_into(
+    static: Tensor,
+    part: Tensor,
+    rest: float,
+) -> None:
     """Copy a tensor that is smaller in one dimension at most, and fill the rest, unless it is there already."""
     if part is static:
         return

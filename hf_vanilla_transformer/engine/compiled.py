@@ -116,7 +116,9 @@ class CompiledModule:
 
 
 def _sizes(
-    tensor: Tensor, dynamic: Dynamic, sizes: dict[str, int] | None = None
+    tensor: Tensor,
+    dynamic: Dynamic,
+    sizes: dict[str, int] | None = None,
 ) -> tuple[int, ...]:
     """The shape, with a size of the example, or 0, in the dynamic dimension."""
     shape = list(tensor.shape)
@@ -179,7 +181,12 @@ class CompiledWeights:
     Embeddings are looked up outside: compiled code contains copies of its weights, and theirs are the largest matrix.
     """
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, quantization: str | None):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        quantization: str | None,
+    ):
         self.owner = weakref.ref(model)  # which would stay alive until a collection
         self.settings = dtype, quantization
         self.cross_kv = CrossKV(model, *self.settings)
@@ -232,7 +239,12 @@ class CompiledWeights:
 class CompiledDecoder(Decoder):
     """A `Decoder` of one sentence, compiled together with the search for K `beams`."""
 
-    def __init__(self, weights: CompiledWeights, source: EncodedSource, beams: int):
+    def __init__(
+        self,
+        weights: CompiledWeights,
+        source: EncodedSource,
+        beams: int,
+    ):
         states = source.states[source.mask.ne(0)][None]
         if states.shape[1] == 1:
             # A token that is there twice is attended to as if it were there once.
@@ -252,7 +264,14 @@ class CompiledDecoder(Decoder):
             prefix = tokens[:, : position + 1]
             limits = tokens.new_full((1,), position + 2)
             penalties = torch.ones(position + 4)  # not read
-            state = BeamState.start(prefix, limits, penalties, limits, beams, beams)
+            state = BeamState.start(
+                prefix=prefix,
+                limits=limits,
+                penalties=penalties,
+                decisive=limits,
+                running=beams,
+                ended=beams,
+            )
             self.logits(state._replace(parents=torch.arange(beams)[None]))
 
     def logits(self, state: BeamState) -> Tensor:
@@ -260,11 +279,19 @@ class CompiledDecoder(Decoder):
         (logits,) = self._run(None, state, penalties)
         return logits
 
-    def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
+    def step(
+        self,
+        state: BeamState,
+        config: SearchConfig,
+        penalties: Tensor,
+    ) -> BeamState:
         return BeamState(*self._run(config, state, penalties))
 
     def _run(
-        self, config: SearchConfig | None, state: BeamState, penalties: Tensor
+        self,
+        config: SearchConfig | None,
+        state: BeamState,
+        penalties: Tensor,
     ) -> list[Tensor]:
         capacity = self.slots.reserve(state.parents)
         self.self_kv = [resized(kv, capacity, 1) for kv in self.self_kv]

@@ -37,13 +37,34 @@ class Int8Attention:
         own = () if is_cross else (attention.k_proj, attention.v_proj)
         self.projection = _pack(attention.q_proj, *own)
 
-    def __call__(self, rows: Rows, cache: KV, view: View, places: Tensor | None) -> Rows:
+    def __call__(
+        self,
+        rows: Rows,
+        cache: KV,
+        view: View,
+        places: Tensor | None,
+    ) -> Rows:
         """The heads of all rows. Their keys and values go to these `places` (R,) of the cache (B, N, ·)."""
         product = rows.times(self.projection)
         bias = self.projection.bias
         if places is not None:
-            write_cache(product, self.key_from, rows.scales, bias, places, cache)
-        return attend(product, rows.scales, bias, self.widths, self.scaling, cache, view)
+            write_cache(
+                product,
+                self.key_from,
+                rows.scales,
+                bias,
+                places,
+                cache,
+            )
+        return attend(
+            product,
+            rows.scales,
+            bias,
+            self.widths,
+            self.scaling,
+            cache,
+            view,
+        )
 
 
 class Int8FeedForward:
@@ -56,7 +77,13 @@ class Int8FeedForward:
     def __call__(self, rows: Rows) -> Any:
         hidden = rows.times(self.fc1)
         relu = isinstance(self.activation, nn.ReLU)
-        found = finish(hidden, rows.scales, self.fc1.bias, relu, quantized=relu)
+        found = finish(
+            hidden,
+            rows.scales,
+            self.fc1.bias,
+            relu,
+            quantized=relu,
+        )
         return found if relu else finish(self.activation(hidden))
 
 
@@ -88,7 +115,12 @@ class Int8Stack:
         self.norms = [*norms, last] if self.pre_norm else [None, *norms]
         self.last = None if self.pre_norm else last
 
-    def embed(self, tokens: Tensor, lengths: Tensor, longest: int) -> Tensor:
+    def embed(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        longest: int,
+    ) -> Tensor:
         """Embeddings (R, D) in float32 of tokens (R,), the last ones of so many (R,), `longest` at most."""
         embeds = F.embedding(tokens, self.embedding).float()
         encodings = self.position_encodings(longest)[lengths]
@@ -106,7 +138,15 @@ class Int8Stack:
             )
             states = hidden.times(last)
             norm_first = self.pre_norm and index < len(self.sublayers)
-            rows = finish(states, hidden.scales, last.bias, False, x, self.norms[index], norm_first)
+            rows = finish(
+                states,
+                hidden.scales,
+                last.bias,
+                False,
+                x,
+                self.norms[index],
+                norm_first,
+            )
             x = states
         return x, rows if self.last is None else finish(x, norm=self.last)
 
@@ -151,7 +191,14 @@ class Int8Weights:
         for linear in self.source_kv:
             product = rows.times(linear)
             cache = torch.zeros(*states.shape[:2], product.shape[1], dtype=torch.bfloat16)
-            write_cache(product, 0, rows.scales, linear.bias, places, cache)
+            write_cache(
+                product,
+                0,
+                rows.scales,
+                linear.bias,
+                places,
+                cache,
+            )
             found.append(cache)
         return found
 
@@ -162,7 +209,12 @@ class Int8Decoder(PackedDecoder):
     def _source_kv(self, states: Tensor, visible: Tensor) -> list[KV]:
         return self.weights.cross_kv(states, visible)
 
-    def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
+    def step(
+        self,
+        state: BeamState,
+        config: SearchConfig,
+        penalties: Tensor,
+    ) -> BeamState:
         if config.forced_eos_token_id is not None:
             return super().step(state, config, penalties)
         rows = self._rows(state.next_tokens, state.lengths, state.parents, state.tokens.shape[2])
@@ -171,7 +223,12 @@ class Int8Decoder(PackedDecoder):
         hidden = None if self.output is None else self.output.hidden
         count = min(config.num_candidates, product.shape[1])
         log_probs, tokens = best(
-            product, rows.scales, head.bias, hidden, count, normalize=config.num_beams > 1
+            product,
+            rows.scales,
+            head.bias,
+            hidden,
+            count,
+            normalize=config.num_beams > 1,
         )
         if self.output is not None:
             tokens = self.output.ids[tokens]
@@ -182,14 +239,26 @@ class Int8Decoder(PackedDecoder):
     def _head(self) -> Any:
         return self.weights.lm_head if self.output is None else self.output.head
 
-    def _logits(self, tokens: Tensor, lengths: Tensor, parents: Tensor, longest: int) -> Tensor:
+    def _logits(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        parents: Tensor,
+        longest: int,
+    ) -> Tensor:
         rows = self._rows(tokens, lengths, parents, longest)
         head = self._head
         logits = rows.times(head)
         finish(logits, rows.scales, head.bias, quantized=False)
         return logits.view(*tokens.shape, -1)
 
-    def _rows(self, tokens: Tensor, lengths: Tensor, parents: Tensor, longest: int) -> Rows:
+    def _rows(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        parents: Tensor,
+        longest: int,
+    ) -> Rows:
         """The decoder's states of the next tokens (B, K), quantised."""
         slots, (batch, beams) = self.slots.append(parents), tokens.shape
         size = self.slots.visible.shape[2]

@@ -38,6 +38,7 @@ class PlainLinear(nn.Module):
         super().__init__()
         self.register_buffer("weight", weight)
         self.register_buffer("bias", bias)
+        self.on_cpu = weight.device.type == "cpu"  # a step asks often, and buffers are slow to find
 
     def forward(self, x: Tensor) -> Tensor:
         """(R, D) to (R, O)."""
@@ -45,13 +46,13 @@ class PlainLinear(nn.Module):
 
     def linear_relu(self, x: Tensor) -> Tensor:
         """max(0, x W^T + b), (R, O)."""
-        if self.bias is not None and self.weight.device.type != "cpu":
+        if not self.on_cpu and self.bias is not None:
             return kernels.linear_relu(x, self.weight, self.bias)
         return self(x).relu_()
 
     def linear_add(self, residual: Tensor, x: Tensor) -> Tensor:
         """`residual` (R, O) + x W^T + b."""
-        if self.bias is None and self.weight.device.type != "cpu":
+        if not self.on_cpu and self.bias is None:
             return torch.addmm(residual, x, self.weight.T)  # one kernel
         return residual + self(x)
 

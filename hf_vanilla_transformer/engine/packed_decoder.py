@@ -90,12 +90,24 @@ class PackedLayer(nn.Module):
             # (R, H · d_k), (R, H · (d_k + d_v)).
             query, kv = self.qkv_proj(x).tensor_split([self.key_width], dim=1)
             self_kv.view(-1, self_kv.shape[2]).index_copy_(0, rows, kv)  # (B, C, ·) -> (B · C, ·)
-            return self.attend(query, self_kv, mask, self.heads, self.key_width, self.scaling)
+            return self.attend(
+                query,
+                self_kv,
+                mask,
+                self.heads,
+                self.key_width,
+                self.scaling,
+            )
 
         def cross_attention(x: Tensor) -> Tensor:
             query = self.cross_q_proj(x)
             return self.attend(
-                query, cross_kv, source_mask, self.heads, self.key_width, self.cross_scaling
+                query,
+                cross_kv,
+                source_mask,
+                self.heads,
+                self.key_width,
+                self.cross_scaling,
             )
 
         def feed_forward(x: Tensor) -> Tensor:
@@ -108,7 +120,11 @@ class PackedLayer(nn.Module):
         return self.add_and_norm(x, feed_forward, self.fc2, self.final_norm)
 
     def add_and_norm(
-        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], last: PlainLinear, norm: nn.LayerNorm
+        self,
+        x: Tensor,
+        sublayer: Callable[[Tensor], Tensor],
+        last: PlainLinear,
+        norm: nn.LayerNorm,
     ) -> Tensor:
         """`VanillaTransformerLayer.add_and_norm`, where `last` is the last product of the sub-layer."""
         return (
@@ -139,7 +155,12 @@ def packed_norm(norm: nn.LayerNorm, dtype: torch.dtype) -> nn.LayerNorm:
 
 
 def attend(
-    query: Tensor, kv: KV, mask: Tensor | None, heads: int, key_width: int, scaling: float
+    query: Tensor,
+    kv: KV,
+    mask: Tensor | None,
+    heads: int,
+    key_width: int,
+    scaling: float,
 ) -> Tensor:
     """Eq. 1 for the beams (R, H · d_k) of each sentence over the keys and values (B, N, ·) that they share."""
     batch = len(kv)
@@ -151,14 +172,23 @@ def attend(
     key = split_heads(kv[..., :key_width])
     value = split_heads(kv[..., key_width:])  # (B, H, N, ·)
     output = F.scaled_dot_product_attention(
-        split_heads(query), key, value, attn_mask=mask, scale=scaling
+        split_heads(query),
+        key,
+        value,
+        attn_mask=mask,
+        scale=scaling,
     )
     # (B, H, K, d_v) -> (B, K, H · d_v) -> (R, H · d_v).
     return output.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 def attend_in_sums(
-    query: Tensor, kv: KV, mask: Tensor | None, heads: int, key_width: int, scaling: float
+    query: Tensor,
+    kv: KV,
+    mask: Tensor | None,
+    heads: int,
+    key_width: int,
+    scaling: float,
 ) -> Tensor:
     """`attend` for one sentence, as reductions that Inductor fuses. For few rows cheaper than one GEMM per head."""
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -176,7 +206,12 @@ def attend_in_sums(
 class CrossKV:
     """Keys and values of the source, for each layer, with packed weights. Arguments as of `PackedWeights`."""
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, quantization: str | None):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        quantization: str | None,
+    ):
         attentions = [layer.cross_attn for layer in model.get_decoder().layers]
         self.dtype = dtype
         self.projections = [
@@ -279,7 +314,14 @@ class PackedWeights(nn.Module):
         x = x.to(self.dtype).flatten(0, 1)  # (R, D)
         with attention_kernels(self.config.attention_kernels, x.device):
             for layer, kv, source_kv in zip(self.layers, self_kv, cross_kv, strict=True):
-                x = layer(x, rows, kv, mask, source_kv, source_mask)
+                x = layer(
+                    x,
+                    rows,
+                    kv,
+                    mask,
+                    source_kv,
+                    source_mask,
+                )
         head = self.lm_head if lm_head is None else lm_head
         return head(x if self.norm is None else self.norm(x)).unflatten(0, embeds.shape[:2])
 
@@ -322,7 +364,11 @@ class OutputRows:
     size: int  # V
 
     def advance(
-        self, state: BeamState, logits: Tensor, config: SearchConfig, penalties: Tensor
+        self,
+        state: BeamState,
+        logits: Tensor,
+        config: SearchConfig,
+        penalties: Tensor,
     ) -> BeamState:
         """`SearchConfig.advance` with the logits (B, K, n) of these rows, as if all others were -inf."""
         if config.forced_eos_token_id is not None:
@@ -388,7 +434,12 @@ class PackedDecoder(Decoder):
         )
         return logits if self.output is None else self.output.whole(logits)
 
-    def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
+    def step(
+        self,
+        state: BeamState,
+        config: SearchConfig,
+        penalties: Tensor,
+    ) -> BeamState:
         logits = self._logits(
             state.next_tokens, state.lengths, state.parents, state.tokens.shape[2]
         )
@@ -396,7 +447,13 @@ class PackedDecoder(Decoder):
             return self.output.advance(state, logits, config, penalties)
         return config.advance(state, logits, penalties)
 
-    def _logits(self, tokens: Tensor, lengths: Tensor, parents: Tensor, longest: int) -> Tensor:
+    def _logits(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        parents: Tensor,
+        longest: int,
+    ) -> Tensor:
         """Logits (B, K, V), or (B, K, n) of the rows in `output`. No hypothesis is longer than `longest`."""
         slots = self.slots.append(parents)
         capacity = self.slots.visible.shape[2]
@@ -434,7 +491,11 @@ class PackedDecoder(Decoder):
         return [bool(each) for each in done]
 
 
-def _replaced(caches: list[KV], rows: Tensor, others: list[KV]) -> list[KV]:
+def _replaced(
+    caches: list[KV],
+    rows: Tensor,
+    others: list[KV],
+) -> list[KV]:
     """Put `others` (n, C', ·) into rows of (B, C, ·), in the same memory unless a cache has to grow."""
     replaced = []
     for kv, other in zip(caches, others, strict=True):
