@@ -110,7 +110,7 @@ def test_languages_have_their_own_rules(language: str | None, text: str, count: 
     [
         "...", "---", "* * *", "```", "|---|---|", "12:30", "6171-1231-1311-1231", "😀", "🌷🌷 🌷", "\u200b", "42 %",
         "https://example.com/a?b=c", "www.example.org", "ann@example.org", "--ann@example.org", "{name}",
-        "{{ count }}", "%1$s", "%(name)s", "<x/>", "&nbsp;", "`code`", "{a} - %s, 3.5",
+        "{{ count }}", "%1$s", "%(name)s", "<x/>", "&nbsp;", "`code`", "{a} - %s, 3.5", "½", "²", "Ⅳ", "§ 3", "№ 5",
     ],
 )  # fmt: skip
 def test_text_without_words_is_layout(text: str) -> None:

@@ -276,4 +276,4 @@ def test_run_scores_each_direction_as_sacrebleu_does(command: Any, table: Path, 
         references = [mixed[number]["target"] for number in chosen]
         scores[code], _ = own_bleu(code, [hypotheses[number] for number in chosen], references)
         assert results[f"test_bleu_en-{code}"] == pytest.approx(scores[code], abs=1e-6), code
-    assert min(scores.values()) > 1, scores
+    assert sum(scores.values()) > 100, scores
