@@ -1,0 +1,342 @@
+"""`python -m tests.trials.documents FOLDER …` translates every document in some folders by changing each of its words.
+
+Two translations are tried: all words in upper case, and all words in reverse order with their alignment, so that tags
+moves. A program that was not written here reads each document before and after: pandoc reads Markdown, DOCX and ODT,
+polib and msgfmt read PO, the HTML parser of Python reads HTML, webvtt-py and srt read subtitles.
+
+    python -m tests.trials.documents /usr/share/doc ~/clones --limit 2000
+
+prints, for each format, the documents tried, those with the same structure and the same words, the refused ones with
+their reasons, and every difference. PO files are tried without their translations.
+"""
+
+import argparse
+import gzip
+import json
+import random
+import re
+import subprocess
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from hf_vanilla_transformer.documents.document_files import SUFFIXES, translate_document
+from hf_vanilla_transformer.inference.placement import TranslatedPart
+from hf_vanilla_transformer.inference.protected import spans_in
+from hf_vanilla_transformer.utils.errors import UserError
+
+LARGEST = 2_000_000  # bytes
+#: Emphasis may be written in tags.
+_EMPHASIS_TAG = re.compile("</?(?:em|strong|del)>")
+#: Blocks of MkDocs, whose text pandoc takes for code.
+_MKDOCS = re.compile(rb"^[ \t]*(?:!!!|\?\?\?\+?|===[!+]*) ", re.MULTILINE)
+
+
+def changed(text: str) -> str:
+    """A text in upper case, but for what the translator protects, such as addresses and placeholders."""
+    pieces = []
+    position = 0
+    for start, end in spans_in(text):
+        pieces += [text[position:start].upper(), text[start:end]]
+        position = end
+    return "".join([*pieces, text[position:].upper()])
+
+
+def upper(texts: list[str]) -> list[list[TranslatedPart]]:
+    return [[TranslatedPart(text, changed(text))] for text in texts]
+
+
+def in_reverse(texts: list[str]) -> list[list[TranslatedPart]]:
+    translations = []
+    for text in texts:
+        words = text.split()
+        inner = " ".join(changed(word) for word in reversed(words))
+        before, _, after = text.partition(text.strip()) if words else (text, "", "")
+        last = len(words) - 1
+        links = [(number, last - number) for number in range(len(words))]
+        layout = [TranslatedPart(space, space) for space in (before, after)]
+        translations.append([layout[0], TranslatedPart(text.strip(), inner, links), layout[1]])
+    return translations
+
+
+TRANSLATIONS: dict[str, Callable[..., list[list[TranslatedPart]]]] = {"upper": upper, "reversed": in_reverse}
+
+
+@dataclass
+class Read:
+    """What another program finds: the structure, in order, and the words, in any order."""
+
+    structure: list[Any]
+    text: str
+
+    def letters(self) -> Counter[str]:
+        return Counter(letter for letter in self.text.upper() if letter.isalnum())
+
+
+def by_pandoc(data: bytes, suffix: str) -> Read:
+    kind = {".docx": "docx+styles", ".odt": "odt"}.get(suffix, "gfm")
+    command = ["pandoc", "-f", kind, "-t", "json"]
+    if suffix == ".docx":
+        command.append("--track-changes=all")
+    blocks = json.loads(subprocess.run(command, input=data, check=True, capture_output=True).stdout)["blocks"]
+    read = Read([], "")
+    texts: list[str] = []
+    _walk(blocks, read.structure, texts)
+    read.text = " ".join(texts)
+    return read
+
+
+def _walk(node: Any, structure: list[Any], texts: list[str]) -> None:
+    """Blocks in their order. A block with text has the number of its elements of each kind."""
+    if isinstance(node, list):
+        for child in node:
+            _walk(child, structure, texts)
+    if not isinstance(node, dict):
+        return
+    kind = node.get("t")
+    content = node.get("c")
+    if kind in ("Para", "Plain", "Header"):
+        inline: Counter[str] = Counter()
+        _inline(content, inline, texts, structure)
+        structure.append((kind, sorted(inline.items())))
+    elif kind in ("CodeBlock", "RawBlock"):
+        structure.append((kind, content[1] if kind == "CodeBlock" else _tags(content[1])))
+        if kind == "RawBlock":
+            texts.append(re.sub(r"<[^<>]*>", "", content[1]))
+    elif kind is not None:
+        structure.append(kind)
+        _walk(content, structure, texts)
+    else:
+        for child in node.values():
+            _walk(child, structure, texts)
+
+
+def _tags(markup: str) -> list[str]:
+    return re.findall(r"</?[A-Za-z][^<>]*>", markup)
+
+
+def _inline(node: Any, inline: Counter[str], texts: list[str], structure: list[Any]) -> None:
+    if isinstance(node, list):
+        for child in node:
+            _inline(child, inline, texts, structure)
+        return
+    if not isinstance(node, dict):
+        return
+    kind = node.get("t", "")
+    content = node.get("c")
+    if kind == "Str":
+        texts.append(content)
+    elif kind in ("Code", "Math", "RawInline"):
+        written = " ".join(content[1].split())
+        if not _EMPHASIS_TAG.fullmatch(written):
+            inline[f"{kind} {written}"] += 1
+    elif kind == "Note":
+        inline[kind] += 1
+        _walk(content, [], texts)
+    elif kind in ("Link", "Image"):
+        inline[f"{kind} {content[2][0]}"] += 1
+        _inline(content[1], inline, texts, structure)
+    else:
+        _inline(content, inline, texts, structure)
+
+
+class _Tags(HTMLParser):
+    """The tags of HTML with their attributes, and its text."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: Counter[Any] = Counter()
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags[tag, tuple(attrs)] += 1
+
+    def handle_endtag(self, tag: str) -> None:
+        self.tags["end", tag] += 1
+
+    def handle_comment(self, data: str) -> None:
+        self.tags["comment", data] += 1
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def by_html_parser(data: bytes, suffix: str) -> Read:
+    parser = _Tags()
+    parser.feed(data.decode("utf-8", "replace"))
+    parser.close()
+    return Read(sorted(map(repr, parser.tags.items())), " ".join(parser.texts))
+
+
+def by_polib(data: bytes, suffix: str) -> Read:
+    import polib
+
+    entries = polib.pofile(data.decode())
+    structure = [
+        (entry.msgctxt, entry.msgid, entry.msgid_plural, entry.comment, entry.flags, entry.occurrences, entry.obsolete)
+        for entry in entries
+    ]
+    targets = [[entry.msgstr, *entry.msgstr_plural.values()] for entry in entries if not entry.obsolete]
+    return Read(structure, " ".join(text for target in targets for text in target))
+
+
+def by_subtitle_reader(data: bytes, suffix: str) -> Read:
+    if suffix == ".srt":
+        import srt
+
+        cues = list(srt.parse(data.decode("utf-8-sig")))
+        return Read(
+            [(cue.start, cue.end) for cue in cues], " ".join(re.sub("<[^>]*>", "", cue.content) for cue in cues)
+        )
+    import webvtt
+
+    captions = webvtt.from_string(data.decode("utf-8-sig"))
+    times = [(caption.start, caption.end, caption.identifier) for caption in captions]
+    return Read([*times, *(style.text for style in captions.styles)], " ".join(caption.text for caption in captions))
+
+
+READERS: dict[str, Callable[[bytes, str], Read]] = {
+    **dict.fromkeys([".md", ".markdown", ".docx", ".odt"], by_pandoc),
+    **dict.fromkeys([".html", ".htm", ".xhtml"], by_html_parser),
+    **dict.fromkeys([".po", ".pot"], by_polib),
+    **dict.fromkeys([".srt", ".vtt"], by_subtitle_reader),
+}
+
+
+@dataclass
+class Tally:
+    """The documents of one format."""
+
+    documents: int = 0
+    passages: int = 0
+    equal: Counter[str] = field(default_factory=Counter)
+    unreadable: list[str] = field(default_factory=list)  # by the other program
+    refused: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+
+
+def without_translations(data: bytes) -> bytes:
+    """A PO file as a translator gets it."""
+    import polib
+
+    catalogue = polib.pofile(data.decode())
+    for entry in catalogue:
+        entry.msgstr = ""
+        entry.msgstr_plural = dict.fromkeys(entry.msgstr_plural, "")
+        entry.flags = [flag for flag in entry.flags if flag != "fuzzy"]
+    return str(catalogue).encode()
+
+
+def check(name: str, data: bytes, suffix: str, tally: Tally) -> None:
+    """Try the translations of a document."""
+    tally.documents += 1
+    if suffix in (".md", ".markdown") and _MKDOCS.search(data):
+        tally.unreadable.append(f"{name}: has blocks of MkDocs")
+        return
+    read = READERS[suffix]
+    is_po = suffix in (".po", ".pot")
+    try:
+        data = without_translations(data) if is_po else data
+        before = read(data, suffix)
+    except Exception as error:
+        tally.unreadable.append(f"{name}: {error!r:.150}")
+        return
+    for kind, translate in TRANSLATIONS.items():
+        sources: list[str] = []
+
+        def recorded(texts: list[str], translate: Any = translate, sources: list[str] = sources) -> Any:
+            sources.extend(texts)
+            return translate(texts)
+
+        try:
+            translated = translate_document(data, suffix, recorded, "en", "de")
+        except UserError as error:
+            tally.refused.append(f"{name} ({kind}): {error}")
+            continue
+        tally.passages += len(sources)
+        if difference := _difference(before, translated, suffix, is_po, sources):
+            tally.differences.append(f"{name} ({kind}): {difference}")
+        else:
+            tally.equal[kind] += 1
+
+
+def _difference(before: Read, translated: bytes, suffix: str, is_po: bool, sources: list[str]) -> str:
+    try:
+        after = READERS[suffix](translated, suffix)
+    except Exception as error:
+        return f"not readable: {error!r:.200}"
+    if after.structure != before.structure:
+        pairs = zip([*before.structure, None], [*after.structure, None], strict=False)
+        first = next((pair for pair in pairs if pair[0] != pair[1]), None)
+        return f"structure: {first!r:.400}"
+    expected = Read([], " ".join(sources)).letters() if is_po else before.letters()
+    if after.letters() != expected:
+        return f"letters: lost {expected - after.letters()}, added {after.letters() - expected}"[:400]
+    return _fault_of_msgfmt(translated) if is_po else ""
+
+
+def _fault_of_msgfmt(data: bytes) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".po") as file:
+        file.write(data)
+        file.flush()
+        command = ["msgfmt", "--check-format", "-o", "/dev/null", file.name]
+        done = subprocess.run(command, capture_output=True, text=True)
+    return f"msgfmt: {done.stderr[-300:]}" if done.returncode else ""
+
+
+def documents_in(folders: list[Path]) -> Iterator[tuple[Path, str]]:
+    """The documents in some folders, with their suffixes. Debian compresses some."""
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            name = path.name.lower().removesuffix(".gz")
+            suffix = Path(name).suffix
+            if suffix in READERS and suffix in SUFFIXES and path.is_file() and not path.is_symlink():
+                yield path, suffix
+
+
+def run(folders: list[Path], limit: int, seed: int = 0, kinds: list[str] | None = None) -> dict[str, Tally]:
+    """Try at most `limit` documents of each format, drawn at random, each content once."""
+    paths: dict[str, list[Path]] = defaultdict(list)
+    for path, suffix in documents_in(folders):
+        if not kinds or suffix in kinds:
+            paths[suffix].append(path)
+    tallies: dict[str, Tally] = {}
+    for suffix, of_format in paths.items():
+        tally = tallies[suffix] = Tally()
+        random.Random(seed).shuffle(of_format)
+        seen: set[bytes] = set()
+        for path in of_format:
+            data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+            if data in seen or len(data) > LARGEST:
+                continue
+            seen.add(data)
+            check(str(path), data, suffix, tally)
+            if tally.documents == limit:
+                break
+    return tallies
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--limit", type=int, default=300, help="documents of each format")
+    parser.add_argument("--kinds", nargs="*", help="suffixes, such as .md")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    for suffix, tally in run(arguments.folders, arguments.limit, arguments.seed, arguments.kinds).items():
+        print(
+            f"{suffix}: {tally.documents} documents, {tally.passages} passages, equal {dict(tally.equal)}, "
+            f"{len(tally.refused)} refused, {len(tally.differences)} differences, "
+            f"{len(tally.unreadable)} not readable by the other program",
+            flush=True,
+        )
+        for line in (*tally.refused, *tally.differences, *tally.unreadable):
+            print("  " + line)
+
+
+if __name__ == "__main__":
+    main()
