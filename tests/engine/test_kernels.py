@@ -30,13 +30,15 @@ OF_TRAINERS = {
     "_get_collator_with_removed_columns",
     "_get_num_items_in_batch",
     "_gen_kwargs",
+    "_get_default_store",  # torch.distributed has no public way to the store of its processes
 }
 OF_OTHERS = {
     "_fingerprint",
     "_SUPPORTED_ACTIVATIONS",
     "_exit",
     "_data_dir_root",
-}  # datasets, ctranslate2, os, evaluate
+    "_Element",
+}  # datasets, ctranslate2, os, evaluate, lxml
 ALLOWED = {"engine/kernels.py": None, "training": OF_TRAINERS}  # None: everything
 
 
