@@ -1,9 +1,11 @@
-"""The code files of a model as they were when its run started.
+"""The code as it was when a run started.
 
 A checkpoint has a copy of the code that trained it. `save_pretrained` reads the files when it saves. If the package is
-installed again while a run goes on, the files are gone for a moment, and then they are of a different version.
+installed again while a run goes on, the files are gone for a moment, and then they are of a different version. For the
+same reason a run imports what it needs at its evaluations before it starts.
 """
 
+import importlib
 import shutil
 import sys
 from collections.abc import Iterator
@@ -20,12 +22,22 @@ from ..utils.atomic_write import report_full_disk
 _PACKAGE = __package__.partition(".")[0]
 _BUNDLE = "_vanilla_transformer"
 _LIBRARIES = ("builtins", "torch", "transformers")
+# Modules that a run would otherwise import at its first evaluation, or at its end.
+_IMPORTED_LATE = (
+    f"{_PACKAGE}.engine.optimize",
+    f"{_PACKAGE}.pipeline_vanilla_transformer",
+)
 
 
 class KeptCode:
-    """Copies of the code files of a model's classes, and of the files that these import from their folder."""
+    """Copies of the code files of a model's classes, and of the files that these import from their folder.
+
+    The modules of this package that a run needs later are imported.
+    """
 
     def __init__(self, model: PreTrainedModel):
+        for name in _IMPORTED_LATE:
+            importlib.import_module(name)
         self._folder = TemporaryDirectory(prefix="vanilla_transformer_code_")
         self._copies: dict[str, str] = {}  # name of a module -> its copy
         for number, (name, module) in enumerate(_modules_of(model).items()):

@@ -1,6 +1,7 @@
 """A run keeps the code that it started with, also if the package is replaced while it goes on."""
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -53,3 +54,35 @@ def test_checkpoint_has_the_code_of_a_subclass(tmp_path: Path, monkeypatch: pyte
     (folder / "own_part.py").write_text("NUMBER = 2\n")
     trainer.train()
     assert (tmp_path / "run" / "checkpoint-1" / "own_part.py").read_text() == "NUMBER = 1\n"
+
+
+TRAIN = """
+import sys
+from hf_vanilla_transformer.training.resumable_trainer import ResumableTrainer
+from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.training.run import run_training
+
+at_start = set()
+run_epoch = ResumableTrainer._run_epoch
+
+
+def note_modules(*arguments, **keywords):
+    at_start.update(sys.modules)
+    return run_epoch(*arguments, **keywords)
+
+
+ResumableTrainer._run_epoch = note_modules
+run_training(*parse_recipe(sys.argv[1:]))
+late = [name for name in set(sys.modules) - at_start if name.startswith("hf_vanilla_transformer.")]
+print("imported late:", *sorted(late))
+"""
+
+
+@pytest.mark.slow
+def test_run_imports_no_module_after_its_start(tmp_path: Path, repository: Path) -> None:
+    recipe = [repository / "scripts" / "recipes" / "numbers_en_de.yaml", "--output_dir", tmp_path / "run"]
+    flags = ["--max_steps", "4", "--eval_steps", "2", "--numbers_size", "2000", "--report_to", "none"]
+    command = [sys.executable, "-c", TRAIN, *map(str, recipe), *flags]
+    run = subprocess.run(command, cwd=repository, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.splitlines()[-1] == "imported late:"
