@@ -303,7 +303,8 @@ def print_scores(
     from hf_vanilla_transformer.evaluation.metric_names import title_of
     from hf_vanilla_transformer.evaluation.score_tables import render
 
-    items = items_of(results.get("task", "language"))
+    # A file of hypotheses does not say what they are.
+    items = "lines" if "hypothesis" in results else items_of(results.get("task", "language"))
     for name, score in scores.items() if "comparison" not in results else ():
         if name not in ("exact_match", "invalid"):
             print(f"{results.get(f'{name}_signature') or title_of(name)} = {score:.2f}")

@@ -31,7 +31,7 @@ def test_existing_translation_is_scored(command, work):
     assert printed.splitlines() == [
         f"{scores['bleu_signature']} = {scores['bleu']:.2f}",
         f"{scores['chrf_signature']} = {scores['chrf']:.2f}",
-        "exact match = 66.67 % of 3 sentences",
+        "exact match = 66.67 % of 3 lines",
     ]
     assert "case:lc|eff:no|tok:none" in printed and errors == ""
     files = {"hypothesis": "hypotheses", "reference": "references"}
