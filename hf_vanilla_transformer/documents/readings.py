@@ -9,7 +9,7 @@ from typing import Any
 
 from ..data.translation_memories import UNTRANSLATED, language_match
 from ..utils.errors import UserError
-from ..utils.safe_xml import SAFE, local_name, parse_xml
+from ..utils.safe_xml import SAFE, local_name, memory_errors, parse_xml
 from .guard import Reading, letters_of
 from .html_text import names
 
@@ -61,7 +61,8 @@ def read_html(document: str) -> Reading:
             root = None
     if root is None:
         parser = etree.HTMLParser(encoding="utf-8", huge_tree=True, no_network=SAFE["no_network"])
-        root = etree.fromstring(data, parser)
+        with memory_errors("html"):
+            root = etree.fromstring(data, parser)
     if root is not None:
         _read_tree(root, reading)
     return reading

@@ -1,5 +1,7 @@
 """XML of unknown origin: without entities, DTDs, the network and huge trees."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from .errors import UserError
@@ -23,15 +25,27 @@ def parse_xml(data: bytes, name: str) -> XmlElement:
     """
     from lxml import etree
 
+    parser = etree.XMLParser(**SAFE, strip_cdata=False, encoding="utf-8")
     try:
-        root = etree.fromstring(data, etree.XMLParser(**SAFE, strip_cdata=False, encoding="utf-8"))
+        with memory_errors(name):
+            root = etree.fromstring(data, parser)
     except (etree.XMLSyntaxError, ValueError) as error:
-        if isinstance(error, etree.XMLSyntaxError) and error.msg is None:
-            # libxml2 has no memory to say so.
-            raise MemoryError(f"{name}: the memory is full") from None
         raise UserError(f"{name} is no well-formed XML: {one_line(error)}") from None
     refuse_entities(root, name)
     return root
+
+
+@contextmanager
+def memory_errors(name: str) -> Iterator[None]:
+    """Raise a MemoryError where lxml raises a syntax error without a reason: libxml2 has no memory to give one."""
+    from lxml import etree
+
+    try:
+        yield
+    except etree.XMLSyntaxError as error:
+        if error.msg is None or error.msg.startswith("unknown error"):
+            raise MemoryError(f"{name}: the memory is full") from None
+        raise
 
 
 def refuse_entities(root: XmlElement, name: object) -> None:
