@@ -260,7 +260,9 @@ class Int8Decoder(PackedDecoder):
         longest: int,
     ) -> Rows:
         """The decoder's states of the next tokens (B, K), quantised."""
-        slots, (batch, beams) = self.slots.append(parents), tokens.shape
+        batch, beams = tokens.shape
+        # Not `take_slots`: slots that move change the order of sums, and then a batch the last bits of a sentence.
+        slots = self.slots.append(parents)
         size = self.slots.visible.shape[2]
         length = self.visible.shape[1]
         decoder = self.weights.decoder

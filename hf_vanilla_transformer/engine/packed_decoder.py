@@ -31,6 +31,11 @@ from ..search_vanilla_transformer import (
 from .linear import PlainLinear, mkl_is_slow, packed_linear
 
 KV = Tensor  # keys and values side by side, (B, N, H · (d_k + d_v))
+# With so many beams the slots that the beams of a sentence share are most of the work of a step.
+WIDE = 8
+_COMPACT_STEPS = 8  # steps after which the slots of a wide search may move together
+# Of the slots, the most that may be in use then: a move copies the KV caches.
+_COMPACT_SHARE = 0.7
 
 
 class PackedLayer(nn.Module):
@@ -74,7 +79,7 @@ class PackedLayer(nn.Module):
         x: Tensor,
         rows: Tensor,
         self_kv: KV,
-        mask: Tensor | None,
+        mask: Tensor | list[Tensor] | None,
         cross_kv: KV,
         source_mask: Tensor | None,
     ) -> Tensor:
@@ -84,20 +89,17 @@ class PackedLayer(nn.Module):
             x: (R, D). rows: (R,), the slots of these tokens among the B · C of all sentences.
             self_kv: (B, C, ·). It receives the keys and values of these tokens. cross_kv: (B, S, ·).
             mask, source_mask: (B, 1, K, C), added to the scores, and (B, 1, 1, S), Boolean. None if all is visible.
+                A list has the masks of the sentences apart, (1, 1, K, N) for the first N slots of each.
         """
 
         def self_attention(x: Tensor) -> Tensor:
             # (R, H · d_k), (R, H · (d_k + d_v)).
             query, kv = self.qkv_proj(x).tensor_split([self.key_width], dim=1)
             self_kv.view(-1, self_kv.shape[2]).index_copy_(0, rows, kv)  # (B, C, ·) -> (B · C, ·)
-            return self.attend(
-                query,
-                self_kv,
-                mask,
-                self.heads,
-                self.key_width,
-                self.scaling,
-            )
+            widths = (self.heads, self.key_width, self.scaling)
+            if isinstance(mask, list):
+                return attend_apart(query, self_kv, mask, *widths)
+            return self.attend(query, self_kv, mask, *widths)
 
         def cross_attention(x: Tensor) -> Tensor:
             query = self.cross_q_proj(x)
@@ -180,6 +182,23 @@ def attend(
     )
     # (B, H, K, d_v) -> (B, K, H · d_v) -> (R, H · d_v).
     return output.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def attend_apart(
+    query: Tensor,
+    kv: KV,
+    masks: list[Tensor],
+    heads: int,
+    key_width: int,
+    scaling: float,
+) -> Tensor:
+    """`attend`, sentence by sentence, each over no more keys and values than its mask (1, 1, K, N) has."""
+    queries = query.view(len(kv), -1, query.shape[1])  # (R, H · d_k) -> (B, K, H · d_k)
+    outputs = [
+        attend(queries[row], kv[row : row + 1, : mask.shape[3]], mask, heads, key_width, scaling)
+        for row, mask in enumerate(masks)
+    ]
+    return torch.cat(outputs)
 
 
 def attend_in_sums(
@@ -297,7 +316,7 @@ class PackedWeights(nn.Module):
         encodings: Tensor,
         rows: Tensor,
         self_kv: list[KV],
-        mask: Tensor | None,
+        mask: Tensor | list[Tensor] | None,
         cross_kv: list[KV],
         source_mask: Tensor | None,
         lm_head: PlainLinear | None = None,
@@ -393,6 +412,7 @@ class PackedDecoder(Decoder):
     def __init__(self, weights: Any, source: EncodedSource):
         self.weights = weights
         self.slots = BeamCacheSlots(len(source.states), source.states.device)
+        self._steps = 0
         visible = source.mask.to(source.states.device).ne(0)
         cross_kv = self._source_kv(source.states, visible)
         self.self_kv = [kv[:, :0] for kv in cross_kv]  # (B, C, ·)
@@ -455,20 +475,60 @@ class PackedDecoder(Decoder):
         longest: int,
     ) -> Tensor:
         """Logits (B, K, V), or (B, K, n) of the rows in `output`. No hypothesis is longer than `longest`."""
-        slots = self.slots.append(parents)
+        slots = self.take_slots(parents)
         capacity = self.slots.visible.shape[2]
-        self.self_kv = [resized(kv, capacity, 1) for kv in self.self_kv]
         return self.weights(
             embeds=F.embedding(tokens, self.weights.embedding),  # (B, K, D)
             lengths=lengths,
             encodings=self.weights.position_encodings(longest),
             rows=(slots + cache_rows(slots, capacity)).flatten(),
             self_kv=self.self_kv,
-            mask=additive_mask(self.slots.visible, self.weights.dtype)[:, None],  # (B, 1, K, C)
+            mask=self._self_mask(),
             cross_kv=self.cross_kv,
             source_mask=self.source_mask,
             lm_head=None if self.output is None else self.output.head,
         )
+
+    def take_slots(self, parents: Tensor) -> Tensor:
+        """The slots (B, K) of the next tokens, after `parents` (B, K). The caches then have room for them."""
+        if parents.shape[1] >= WIDE and parents.device.type == "cpu":
+            self._steps += 1
+            if self._steps % _COMPACT_STEPS == 0:
+                self._move_slots_together(self.slots.used(parents))
+        slots = self.slots.append(parents)
+        capacity = self.slots.visible.shape[2]
+        self.self_kv = [resized(kv, capacity, 1) for kv in self.self_kv]
+        return slots
+
+    def _move_slots_together(self, used: Tensor) -> None:
+        """Move the slots in use, (B, C), Boolean, to the front, if they are few.
+
+        The first half of a search needs the most slots: beams that begin differently share no token. When most of them
+        have been given up, the rest would stay spread over all the slots.
+        """
+        bound = int(used.sum(dim=1).max())
+        batch, size = used.shape
+        if bound > _COMPACT_SHARE * size:
+            return
+        order = used.byte().argsort(dim=1, descending=True, stable=True)[:, :bound]  # (B, n)
+        visible = self.slots.visible
+        self.slots.visible = visible.gather(2, order[:, None].expand(-1, visible.shape[1], -1))
+        self.slots.bound = bound
+        rows = (order + cache_rows(order, size)).flatten()  # (B · n,)
+        self.self_kv = [
+            kv.flatten(0, 1).index_select(0, rows).view(batch, bound, -1) for kv in self.self_kv
+        ]
+
+    def _self_mask(self) -> Tensor | list[Tensor]:
+        """The mask of self-attention for `PackedLayer`."""
+        visible = self.slots.visible
+        mask = additive_mask(visible, self.weights.dtype)[:, None]  # (B, 1, K, C)
+        if visible.shape[1] < WIDE or visible.device.type != "cpu":
+            return mask
+        used = visible.any(dim=1)  # (B, C)
+        numbers = torch.arange(1, used.shape[1] + 1)
+        ends = (used * numbers).amax(dim=1).tolist()  # of the last slot in use
+        return [each[..., :end] for each, end in zip(mask.split(1), ends, strict=True)]
 
     def select(self, rows: Tensor) -> None:
         self.slots.select(rows)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.engine import linear
+from hf_vanilla_transformer.engine import linear, packed_decoder
 from hf_vanilla_transformer.engine.compiled import CompiledDecoder, CompiledWeights
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder, PackedWeights, fold_biases
 from hf_vanilla_transformer.generation_vanilla_transformer import EncodedSource, ModuleDecoder
@@ -124,6 +124,36 @@ def test_folded_biases_change_no_logits(fields: dict[str, Any], monkeypatch: pyt
 def test_packed_decoder_computes_every_batch(beams, prefix, lengths, least, monkeypatch):
     monkeypatch.setattr(linear, "_LEAST_PREPACKED", least)
     found = [Walk(each, len(lengths), beams, prefix).steps(8) for each in decoders(tiny_model(1), lengths)]
+    assert_same_walk(*found)
+
+
+@pytest.mark.parametrize("fields", OPTIONS[:2], ids=lambda fields: ",".join(fields))
+@torch.no_grad()
+def test_slots_of_wide_searches_move_together(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_decoder, "_COMPACT_SHARE", 0.95)
+    monkeypatch.setattr(packed_decoder, "_COMPACT_STEPS", 2)
+    moved: list[Tensor] = []
+    move = PackedDecoder._move_slots_together
+
+    def noted(decoder: PackedDecoder, used: Tensor) -> None:
+        size = decoder.slots.visible.shape[2]
+        move(decoder, used)
+        if decoder.slots.visible.shape[2] < size:
+            moved.append(used)
+
+    monkeypatch.setattr(PackedDecoder, "_move_slots_together", noted)
+    model = tiny_model(3, **fields)
+    found = []
+    for decoder, other in zip(decoders(model, [5, 2, 7]), decoders(model, [9], seed=1), strict=True):
+        walk = Walk(decoder, 3, beams=packed_decoder.WIDE + 1, prefix=2, capacity=60)
+        found.append(walk.steps(24))
+        walk.select([0, 2])
+        found[-1] += walk.steps(8)
+        late = Walk(other, 1, beams=walk.beams, prefix=2, seed=1, capacity=60)
+        walk.replace([1], late)
+        found[-1] += walk.steps(24)
+        if isinstance(decoder, PackedDecoder):
+            assert len(moved) > 5
     assert_same_walk(*found)
 
 
