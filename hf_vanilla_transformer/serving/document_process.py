@@ -29,7 +29,7 @@ _NICENESS = 10  # so that the answers to other requests come first
 _SECONDS_TO_END = 2.0  # that documents have when the server ends
 _FAILED = 1  # exit status of a process after an error of its own, which it has printed
 
-_NO_MEMORY = {"error": "file: reading this document takes too much memory"}
+_NO_MEMORY: dict[str, object] = {"error": "file: reading this document takes too much memory"}
 
 _PROC_MEMORY = Path("/proc/self/statm")  # of Linux
 
