@@ -71,9 +71,8 @@ class BeamState(NamedTuple):
     lengths: Tensor  # (B,), tokens of each running hypothesis
     limits: Tensor  # (B,), tokens that each may have
     limit_penalties: Tensor  # (B,), of hypotheses with so many
-    decisive: (
-        Tensor  # (B,), which ended hypothesis no running one may beat at the end of the search
-    )
+    # (B,), the number of the ended hypothesis that no running one may beat at the end of the search.
+    decisive: Tensor
     ended_tokens: Tensor  # (B, K, T)
     ended_lengths: Tensor  # (B, K)
     ended_scores: Tensor  # (B, K), -inf where none has ended
