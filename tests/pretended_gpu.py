@@ -170,7 +170,10 @@ class Held:
 @contextmanager
 def held_memory() -> Iterator[Held]:
     """The memory that is allocated within the context. What operations allocate for themselves is not seen."""
-    there = {each.values.untyped_storage().data_ptr() for each in gc.get_objects() if type(each) is OnGpu}
+    gc.collect()
+    # Kept alive: memory that were freed could be given to a new tensor, which would not be counted then.
+    before = [each.values for each in gc.get_objects() if type(each) is OnGpu]
+    there = {values.untyped_storage().data_ptr() for values in before}
     held = Held()
     make = OnGpu.__new__
 
@@ -183,6 +186,7 @@ def held_memory() -> Iterator[Held]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OnGpu, "__new__", staticmethod(make_and_hold))
         yield held
+    del before
 
 
 def on_gpu(values: Any) -> Any:
