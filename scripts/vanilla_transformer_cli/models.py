@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -129,3 +129,14 @@ def shared_work(arguments: argparse.Namespace) -> Iterator[tuple[Any, str | None
             raise Interrupted(
                 "interrupted: finished chunks are kept, and the same command resumes"
             ) from None
+
+
+def score_lines(
+    translator: Any, pairs: Iterable[tuple[str, str]], **settings: Any
+) -> Iterator[str]:
+    """The output of --score: for each pair its log-probability, a tab, and those of its tokens."""
+    from hf_vanilla_transformer.inference.scoring import score_translations_of
+
+    for scored in score_translations_of(translator, pairs, **settings):
+        tokens = " ".join(f"{log_p:.4f}" for log_p in scored.log_probabilities)
+        yield f"{scored.log_probability:.4f}\t{tokens}"

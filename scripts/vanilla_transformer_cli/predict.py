@@ -30,7 +30,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .models import MODEL_CODE, answer_at_a_prompt, load_translator, ray_pool, shared_work
+from .models import (
+    MODEL_CODE,
+    answer_at_a_prompt,
+    load_translator,
+    ray_pool,
+    score_lines,
+    shared_work,
+)
 from .parsing import CANDIDATES, DECODING, Parser, add_shared_flags, candidate_values, given_values
 
 _COLUMNS = ("source_column", "target_column")
@@ -140,14 +147,11 @@ def predict_to_file(arguments: argparse.Namespace) -> None:
 
 def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
     """One line for each pair of lines of --input and --score."""
-    from hf_vanilla_transformer.inference.scoring import score_translations_of
     from hf_vanilla_transformer.inference.sentences import read_sentence_pairs
 
     lines, targets = read_sentence_pairs(arguments.input, arguments.score, columns_of(arguments))
     settings = given_values(arguments, "batch_size", "max_tokens_per_batch")
-    for scored in score_translations_of(translator, zip(lines, targets, strict=True), **settings):
-        tokens = " ".join(f"{log_p:.4f}" for log_p in scored.log_probabilities)
-        yield f"{scored.log_probability:.4f}\t{tokens}"
+    return score_lines(translator, zip(lines, targets, strict=True), **settings)
 
 
 def main(arguments: argparse.Namespace) -> None:

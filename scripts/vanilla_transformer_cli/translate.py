@@ -37,7 +37,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .models import MODEL_CODE, answer_at_a_prompt, codes_of, load_translator, ray_pool, shared_work
+from .models import (
+    MODEL_CODE,
+    answer_at_a_prompt,
+    codes_of,
+    load_translator,
+    ray_pool,
+    score_lines,
+    shared_work,
+)
 from .parsing import (
     CANDIDATES,
     COLUMNS,
@@ -223,16 +231,13 @@ def translate_to_file(arguments: argparse.Namespace) -> None:
 
 def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
     """One line for each pair of lines of --input and --score."""
-    from hf_vanilla_transformer.inference.scoring import score_translations_of
     from hf_vanilla_transformer.inference.sentences import read_sentence_pairs
 
     columns = columns_of(arguments, arguments.model[0], arguments.input, arguments.score)
     sources, targets = read_sentence_pairs(arguments.input, arguments.score, columns)
     settings = given_values(arguments, "batch_size", "max_tokens_per_batch")
     settings |= codes_of(arguments, translator, arguments.input)
-    for scored in score_translations_of(translator, zip(sources, targets, strict=True), **settings):
-        tokens = " ".join(f"{log_p:.4f}" for log_p in scored.log_probabilities)
-        yield f"{scored.log_probability:.4f}\t{tokens}"
+    return score_lines(translator, zip(sources, targets, strict=True), **settings)
 
 
 def translate_document_file(arguments: argparse.Namespace) -> None:
