@@ -9,70 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ..data.words import UNSPACED, WordSplitter, white_space_words, words
+from ..data.words import WordSplitter, white_space_words, words
 from .alignment import Link
 from .placement import Element, Placement, TranslatedPart, is_letter
+from .span_patterns import SIGN, SPAN
 
-_ADDRESS_END = r"(?<![.,;:!?'’”»\]}*_])"
-_ADDRESS = (
-    rf"(?:[^\s<>\"(){UNSPACED}\u3000-\u303f\uac00-\ud7af\uff00-\uffef]|\([^\s()]*\))+{_ADDRESS_END}"
-)
-
-_LETTERS = rf"[^\W{UNSPACED}\uac00-\ud7af]"
-_EMOJI = "\u2190-\u21ff\u2300-\u257f\u25a0-\u27bf\u2b00-\u2bff\U0001f000-\U0001fbff"  # without ▁, which starts a piece
-_NESTED = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*"
-
-#: Letters that touch one of these belong to it, as in {count}th.
-_IN_WORDS = (
-    rf"(?<![A-Za-z0-9])(?:[A-Za-z][A-Za-z0-9+.-]{{1,15}}://|www\.|(?:tel|sms|urn|sip|xmpp):(?=\S)){_ADDRESS}",
-    # names of files and folders, hosts with a path, numbers of hosts, UUIDs
-    rf"(?<![A-Za-z0-9_.~/\\])(?:[A-Za-z]:[\\/](?=[A-Za-z0-9_])|\\\\(?=[A-Za-z0-9_])|~/|\.\.?/(?=[A-Za-z0-9_])){_ADDRESS}",
-    r"(?<![A-Za-z0-9_.~/<)\]])/[A-Za-z_.][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_.*-]+)+(?<![.,])",
-    rf"(?<![A-Za-z0-9_./@-])(?:[A-Za-z0-9-]+\.)+[A-Za-z]{{2,}}/(?=[A-Za-z0-9_~?#]){_ADDRESS}",
-    r"(?<![A-Za-z0-9_./-])(?:[A-Za-z_][A-Za-z0-9_-]*/)+[A-Za-z0-9_-]+\.[a-z][a-z0-9]{0,4}(?![A-Za-z0-9_/])",
-    r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?(?![\d.]\d)",
-    r"(?<![A-Za-z0-9_-])[\da-fA-F]{8}(?:-[\da-fA-F]{4}){3}-[\da-fA-F]{12}(?![A-Za-z0-9_-])",
-    # LaTeX and escapes
-    r"\\\((?:[^\\]|\\(?!\))){0,60}\\\)|\\\[(?:[^\\]|\\(?!\])){0,60}\\\]|\\\([A-Za-z0-9_.]+\)",
-    rf"(?<![A-Za-z0-9])\\(?![nrt](?![a-z]))[A-Za-z]+\*?(?:\[[^\[\]]*\])*(?:\{{{_NESTED}\}})*",
-    r"(?<![A-Za-z0-9_$])\$(?![ \d])(?=[^$\n]*[\\^_={}])[^$\n]{1,200}(?<! )\$(?![A-Za-z0-9_$])",
-    r"(?<![A-Za-z0-9])(?:mailto:)?[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+",
-    # {name}, {{ x }}, {n, plural, …}
-    r"[$#@%€£¥]?(?:\{{2,3}[^{}]*\}{2,3}"
-    rf"|\{{(?!\\)\{{?\s*[\w.$@#/^\\ \[\]-]*(?:[:!,|]{_NESTED})?\}}\}}?)(?:[°€£¥]|%(?![A-Za-z0-9_%({{+#'*@-]|\.\d))?",
-    r"\[\[[^\[\]]*\]\]",
-    r"(?<![A-Za-z0-9])\$(?:[A-Za-z_]\w*(?:\([^()\s]*\))?|\([A-Za-z_]\w*\))",
-    r"(?<![A-Za-z0-9_/@.])@[A-Za-z_](?:[A-Za-z0-9_./@-]*[A-Za-z0-9_])?(?::[A-Za-z0-9-]+\.[A-Za-z]+)?",
-    rf"(?<![A-Za-z0-9_&#/])#(?!\d){_LETTERS}+",
-    r"(?<![A-Za-z0-9_:/)\]]):[A-Za-z_][A-Za-z0-9_]*(?![A-Za-z0-9_:])",
-    r"%%[A-Za-z_]\w*%%|%(?:\([^()\s]*\)|<\w+>)[-+#0]*\d*(?:\.\d+)?[a-zA-Z]|%[A-Za-z_]\w+%(?!%)|%%",
-    r"(?<![\d%])%(?:\d+\$)?[-+#0'_^]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh?|ll?|[jtzqL]|I64)?[A-Za-z@]",
-    r"(?<![\d%])%[1-9](?!\d)",
-    r"&[A-Za-z](?:acute|grave|circ|uml|tilde|cedil|ring|slash|caron|lig);|&szlig;",
-    r"```[^`\n]+```|``(?!\s)[^`\n]+(?:`[^`\n]+)*``|`(?![\s`])[^`\n]+`",
-    # a time
-    r"(?:(?<!\d)\d{4}-\d\d-\d\dT|(?<![\d:.]))\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?(?:Z\b|[+-]\d\d:\d\d)?(?![\d:])",
-)
-_BETWEEN_WORDS = (
-    r"\{\\[A-Za-z][^{}]*\}",  # a format of subtitles, such as {\i1}
-    r"\[/[A-Za-z][\w-]*\]|\[[biusq]\]|\[[A-Za-z][\w-]*(?:=| [\w-]+=)[^\[\]]+\]",  # BBCode
-    r"</?[A-Za-z][^<>]*>|</?\d+/?>|<[@#!:&][^<>\s]+>|<%[^%]*%>|<\?[^?]*\?>|\{%[^{}]*%\}|\*\|[^|\s]+\|\*",
-    r"&lt;/?[A-Za-z][^<>&]*&gt;|&(?:#\d+|#[xX][\da-fA-F]+|[A-Za-z]\w*);",
-    r"(?<![A-Za-z0-9_:]):[a-z+-][a-z0-9_+-]*:(?![A-Za-z0-9_:])",  # an emoji by name
-    r"(?<!\S)[:;]['’]?-?[()DPp](?![\w()])|\\[nrt](?![a-z])",
-    rf"[0-9#*]\ufe0f?\u20e3|(?:[{_EMOJI}]|[^\w\s]\ufe0f)[\u200d\ufe0f\u20e3\U000e0020-\U000e007f]*",
-)
-_IN_WORD = f"(?:{'|'.join(_IN_WORDS)})"
-_ANY = rf"(?:(?<!{_LETTERS}){_LETTERS}*{_IN_WORD}(?:{_LETTERS}*{_IN_WORD})*{_LETTERS}*|{'|'.join(_BETWEEN_WORDS)})"
-_JOINED = rf"{_ANY}(?:[-–/:.,&=+~|]?{_ANY})*"
-_SPAN = re.compile(
-    "|".join([rf"\({_JOINED}\)", rf"\[{_JOINED}\]", rf"\"{_JOINED}\"", rf"“{_JOINED}”", _JOINED])
-)
-
-#: A character of every span, so that a sentence without spans costs no more than this search.
-_SIGN = re.compile(
-    rf"[{{%<&@`:;#$/\\\ufe0f\u20e3{_EMOJI}]|\[[\[/A-Za-z]|\*\||\d\.\d+\.\d|[\da-fA-F]-[\da-fA-F]{{4}}-"
-)
+_BRACKETS = {"(": ")", "[": "]", '"': '"', "“": "”"}
+_JOINING = ("-", "–", "/", ":", ".", ",", "&", "=", "+", "~", "|")
 
 #: Markup that separates words, and that of a block.
 BLOCK_TAG = r"</?(?:br|p|div|li|[uo]l|d[ltd]|h[1-6]|t[rdh]|hr|blockquote)(?![\w-])[^<>]*>"
@@ -86,7 +29,12 @@ _OPENING = frozenset("([{«„“‘'\"¿¡")
 
 def has_words(text: str) -> bool:
     """Return whether a text has a letter outside protected spans. A number alone, a rule or an address has none."""
-    return _has_letter(_SPAN.sub("", text) if _has_sign(text) else text)
+    rest = ""
+    position = 0
+    for start, end in spans_in(text):
+        rest += text[position:start]
+        position = end
+    return _has_letter(rest + text[position:])
 
 
 def _has_letter(text: str) -> bool:
@@ -94,13 +42,40 @@ def _has_letter(text: str) -> bool:
     return any(map(str.isalpha, text))
 
 
-def _has_sign(text: str) -> bool:
-    return _SIGN.search(text) is not None or "www." in text
-
-
 def spans_in(text: str) -> list[tuple[int, int]]:
-    """The starts and ends of the protected spans of a text."""
-    return [match.span() for match in _SPAN.finditer(text)] if _has_sign(text) else []
+    """The starts and ends of the protected spans of a text, with the brackets or quotation marks around them."""
+    if SIGN.search(text) is None:
+        return []
+    spans: list[tuple[int, int]] = []
+    last = 0
+    while match := SPAN.search(text, last):
+        start = match.start()
+        end = _joined_end(text, start, len(text))
+        closing = _BRACKETS.get(text[start - 1]) if start > last else None
+        # an address may go on after the bracket, as in [https://a.org](a)
+        for inner in (text.find(closing, start), end) if closing else ():
+            if text[inner : inner + 1] == closing and _joined_end(text, start, inner) == inner:
+                start -= 1
+                end = inner + 1
+                break
+        spans.append((start, end))
+        last = end
+    return spans
+
+
+def _joined_end(text: str, start: int, limit: int) -> int:
+    """The end of the spans from `start` on that touch, or have one sign between them."""
+    end = start
+    while True:
+        joined = (
+            SPAN.match(text, end + 1, limit)
+            if end > start and text[end : end + 1] in _JOINING
+            else None
+        )
+        match = joined or SPAN.match(text, end, limit)
+        if match is None:
+            return end
+        end = match.end()
 
 
 @dataclass(frozen=True)
@@ -194,18 +169,16 @@ def protect(sentence: str, escaped: bool = False) -> Protected | None:
 
     If `escaped`, the characters that Moses escapes are words of the model, see `knows_escapes`.
     """
-    if not _has_sign(sentence):
-        return None
     text = ""
     position = 0
     spans: list[Element] = []
     lengths: list[int] = []
-    for match in _SPAN.finditer(sentence):
-        if escaped and _OF_MOSES.fullmatch(match[0]):
+    for start, end in spans_in(sentence):
+        opening = sentence[start:end]
+        if escaped and _OF_MOSES.fullmatch(opening):
             continue
-        text += sentence[position : match.start()]
-        position = match.end()
-        opening = match[0]
+        text += sentence[position:start]
+        position = end
         after = sentence[position : position + 1]
         # No space between this span and the one before.
         follows = spans and spans[-1].start == len(text)

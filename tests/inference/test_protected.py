@@ -1,12 +1,14 @@
 """Addresses, placeholders, markup, emoji and times come back exactly, each once, where the alignment places them."""
 
 import random
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_vanilla_transformer.inference.protected import has_words, knows_escapes, protect
+from hf_vanilla_transformer.inference.protected import has_words, knows_escapes, protect, spans_in
+from hf_vanilla_transformer.inference.span_patterns import BETWEEN_WORDS, IN_WORDS, SpanKind
 from hf_vanilla_transformer.inference.translator import Translator
 from tests.serving_helpers import client_of, echo_translator, language_pair
 
@@ -90,6 +92,14 @@ def test_spans_leave_the_sentence_and_return_to_their_place(span: str) -> None:
 )
 def test_ordinary_sentences_have_no_spans(sentence: str) -> None:
     assert protect(sentence) is None and has_words(sentence)
+
+
+@pytest.mark.parametrize("kind", [*IN_WORDS, *BETWEEN_WORDS], ids=lambda kind: kind.name)
+def test_each_kind_of_span_has_its_example_and_not_its_counter_example(kind: SpanKind) -> None:
+    assert re.fullmatch(kind.pattern, kind.example)
+    assert not re.search(kind.pattern, kind.other)
+    sentence = f"two {kind.example} dogs"
+    assert [sentence[start:end] for start, end in spans_in(sentence)] == [kind.example]
 
 
 def test_letters_that_touch_a_placeholder_stay_with_it() -> None:
