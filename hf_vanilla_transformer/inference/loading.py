@@ -24,7 +24,6 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..utils.cpu_time import measured_cpu_time
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line, read_json_object, reading_weights
-from ..utils.user_code import import_object
 from .dtypes import FASTEST, INT8, fastest_dtype, torch_dtype
 
 logger = logging.get_logger(__name__)
@@ -118,6 +117,9 @@ def load_whole(model_class: Any, folder: Path, **settings: Any) -> PreTrainedMod
 
 def import_class(name: str) -> type[PreTrainedModel]:
     """Import the subclass MODULE:CLASS of this package's translator."""
+    # few programs need it
+    from ..utils.user_code import import_object
+
     try:
         model_class = import_object(name)
         if issubclass(
