@@ -1,7 +1,7 @@
 """Encoder and decoder in int8: every product in bytes, everything else in float32, and the KV caches in bfloat16.
 
 The formulas are in layers_vanilla_transformer.py. Between two products the rows of all sentences are read once, by
-`int8_kernels`. Rows of padding are left out.
+`c_kernels`. Rows of padding are left out.
 
 Shapes: B sentences, K beams, R rows, C slots of a sentence's KV cache, S source length, D d_model, V vocabulary.
 """
@@ -16,10 +16,10 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from ..layers_vanilla_transformer import VanillaTransformerAttention, check_ids, token_positions
-from ..search_vanilla_transformer import BeamState, SearchConfig, resized
-from .int8_kernels import Rows, View, attend, best, finish, write_cache
+from ..search_vanilla_transformer import BeamState, SearchConfig
+from .c_kernels import Rows, View, attend, best, finish, write_cache
 from .linear import INT8, packed_linear
-from .packed_decoder import KV, PackedDecoder, PositionEncodings, packed_norm
+from .packed_decoder import KV, WIDE, PackedDecoder, PositionEncodings, packed_norm
 
 
 def _pack(*linears: nn.Linear) -> Any:
@@ -266,10 +266,11 @@ class Int8Decoder(PackedDecoder):
         size = self.slots.visible.shape[2]
         length = self.visible.shape[1]
         decoder = self.weights.decoder
-        self.self_kv = [resized(kv, size, 1) for kv in self.self_kv]
+        self.make_room(spare=beams >= WIDE)
+        room = self.self_kv[0].shape[1]
         rows = torch.arange(batch * beams)
         sentences = rows // beams  # (R,)
-        own = View(sentences * size, self.slots.visible, rows * size)
+        own = View(sentences * room, self.slots.visible, rows * size)
         source = View(sentences * length, self.visible, sentences * length)
         places = own.firsts + slots.flatten()
         caches: list[tuple[KV, View, Tensor | None]] = []

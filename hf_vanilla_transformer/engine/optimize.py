@@ -19,8 +19,8 @@ from ..generation_vanilla_transformer import EncodedSource, ModuleDecoder
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import Decoder
 from . import captured
+from .c_kernels import library
 from .compiled import CompiledDecoder, CompiledWeights, compile_error
-from .int8_kernels import library
 from .int8_model import Int8Decoder, Int8Weights
 from .kernels import has_global_hooks, has_hooks, version
 from .linear import INT8, int8_error, mkl_is_slow

@@ -28,6 +28,7 @@ from ..search_vanilla_transformer import (
     resized,
     topk_log_probs,
 )
+from .c_kernels import View, attend_in_float32, library
 from .linear import PlainLinear, mkl_is_slow, packed_linear
 
 KV = Tensor  # keys and values side by side, (B, N, H · (d_k + d_v))
@@ -79,7 +80,7 @@ class PackedLayer(nn.Module):
         x: Tensor,
         rows: Tensor,
         self_kv: KV,
-        mask: Tensor | list[Tensor] | None,
+        mask: Tensor | list[Tensor] | View | None,
         cross_kv: KV,
         source_mask: Tensor | None,
     ) -> Tensor:
@@ -89,17 +90,22 @@ class PackedLayer(nn.Module):
             x: (R, D). rows: (R,), the slots of these tokens among the B · C of all sentences.
             self_kv: (B, C, ·). It receives the keys and values of these tokens. cross_kv: (B, S, ·).
             mask, source_mask: (B, 1, K, C), added to the scores, and (B, 1, 1, S), Boolean. None if all is visible.
-                A list has the masks of the sentences apart, (1, 1, K, N) for the first N slots of each.
+                A list has the masks of the sentences apart, (1, 1, K, N) for the first N slots of each. A `View` needs
+                the compiled kernel.
         """
 
         def self_attention(x: Tensor) -> Tensor:
             # (R, H · d_k), (R, H · (d_k + d_v)).
             query, kv = self.qkv_proj(x).tensor_split([self.key_width], dim=1)
             self_kv.view(-1, self_kv.shape[2]).index_copy_(0, rows, kv)  # (B, C, ·) -> (B · C, ·)
-            widths = (self.heads, self.key_width, self.scaling)
+            if isinstance(mask, View):
+                value_width = self_kv.shape[2] - self.key_width
+                widths = [self.heads, self.key_width // self.heads, value_width // self.heads]
+                return attend_in_float32(query, widths, self.scaling, self_kv, mask)
+            shape = (self.heads, self.key_width, self.scaling)
             if isinstance(mask, list):
-                return attend_apart(query, self_kv, mask, *widths)
-            return self.attend(query, self_kv, mask, *widths)
+                return attend_apart(query, self_kv, mask, *shape)
+            return self.attend(query, self_kv, mask, *shape)
 
         def cross_attention(x: Tensor) -> Tensor:
             query = self.cross_q_proj(x)
@@ -316,7 +322,7 @@ class PackedWeights(nn.Module):
         encodings: Tensor,
         rows: Tensor,
         self_kv: list[KV],
-        mask: Tensor | list[Tensor] | None,
+        mask: Tensor | list[Tensor] | View | None,
         cross_kv: list[KV],
         source_mask: Tensor | None,
         lm_head: PlainLinear | None = None,
@@ -476,14 +482,14 @@ class PackedDecoder(Decoder):
     ) -> Tensor:
         """Logits (B, K, V), or (B, K, n) of the rows in `output`. No hypothesis is longer than `longest`."""
         slots = self.take_slots(parents)
-        capacity = self.slots.visible.shape[2]
+        first_rows = cache_rows(slots, self.self_kv[0].shape[1])
         return self.weights(
             embeds=F.embedding(tokens, self.weights.embedding),  # (B, K, D)
             lengths=lengths,
             encodings=self.weights.position_encodings(longest),
-            rows=(slots + cache_rows(slots, capacity)).flatten(),
+            rows=(slots + first_rows).flatten(),
             self_kv=self.self_kv,
-            mask=self._self_mask(),
+            mask=self._self_mask(first_rows),
             cross_kv=self.cross_kv,
             source_mask=self.source_mask,
             lm_head=None if self.output is None else self.output.head,
@@ -491,14 +497,29 @@ class PackedDecoder(Decoder):
 
     def take_slots(self, parents: Tensor) -> Tensor:
         """The slots (B, K) of the next tokens, after `parents` (B, K). The caches then have room for them."""
-        if parents.shape[1] >= WIDE and parents.device.type == "cpu":
+        reads_all = not self._reads_visible(parents.shape[1])
+        if reads_all and parents.shape[1] >= WIDE and parents.device.type == "cpu":
             self._steps += 1
             if self._steps % _COMPACT_STEPS == 0:
                 self._move_slots_together(self.slots.used(parents))
         slots = self.slots.append(parents)
-        capacity = self.slots.visible.shape[2]
-        self.self_kv = [resized(kv, capacity, 1) for kv in self.self_kv]
+        self.make_room(spare=not reads_all)
         return slots
+
+    def _reads_visible(self, beams: int) -> bool:
+        """Return whether attention reads the slots that a beam sees, and not all of its sentence."""
+        is_float32 = self.weights.dtype == torch.float32
+        on_cpu = self.visible.device.type == "cpu"
+        return beams >= WIDE and is_float32 and on_cpu and library() is not None
+
+    def make_room(self, spare: bool) -> None:
+        """Let the caches have room for all slots. With `spare`, a wide search grows them a few times only."""
+        capacity = self.slots.visible.shape[2]
+        room = self.self_kv[0].shape[1]
+        if spare and capacity <= room <= 2 * capacity:
+            return
+        room = capacity + capacity // 2 if spare else capacity
+        self.self_kv = [resized(kv, room, 1) for kv in self.self_kv]
 
     def _move_slots_together(self, used: Tensor) -> None:
         """Move the slots in use, (B, C), Boolean, to the front, if they are few.
@@ -519,9 +540,12 @@ class PackedDecoder(Decoder):
             kv.flatten(0, 1).index_select(0, rows).view(batch, bound, -1) for kv in self.self_kv
         ]
 
-    def _self_mask(self) -> Tensor | list[Tensor]:
-        """The mask of self-attention for `PackedLayer`."""
+    def _self_mask(self, first_rows: Tensor) -> Tensor | list[Tensor] | View:
+        """The mask of self-attention for `PackedLayer`. `first_rows` (B, K) are where each cache begins."""
         visible = self.slots.visible
+        if self._reads_visible(visible.shape[1]):
+            masks = torch.arange(first_rows.numel()) * visible.shape[2]
+            return View(first_rows.flatten().contiguous(), visible.contiguous(), masks)
         mask = additive_mask(visible, self.weights.dtype)[:, None]  # (B, 1, K, C)
         if visible.shape[1] < WIDE or visible.device.type != "cpu":
             return mask

@@ -36,7 +36,7 @@ def fastest_dtype(model: PreTrainedModel) -> str:
     translations on an AMD EPYC with AVX-512, and on the same one restricted to AVX2, int8 took the least time for
     widths from 64 to 1024 and 2 to 6 layers, and bfloat16 took less than float32 only with its instructions.
     """
-    from ..engine.int8_kernels import library
+    from ..engine.c_kernels import library
     from ..engine.kernels import has_fast_bfloat16
     from ..engine.linear import int8_error
     from ..engine.optimize import not_optimizable

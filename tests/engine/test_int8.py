@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_vanilla_transformer.engine import int8_kernels
-from hf_vanilla_transformer.engine.int8_kernels import Rows, View, attend, best, finish, write_cache
+from hf_vanilla_transformer.engine import c_kernels
+from hf_vanilla_transformer.engine.c_kernels import Rows, View, attend, best, finish, write_cache
 from hf_vanilla_transformer.engine.int8_model import Int8Decoder, Int8Weights
 from hf_vanilla_transformer.engine.linear import INT8, int8_error, packed_linear
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder, PackedWeights
@@ -20,7 +20,7 @@ from tests.model_helpers import PAD, assert_near, padded, sentences, tiny_model
 from tests.search_helpers import AS_DICT, source, varied_model
 
 pytestmark = pytest.mark.skipif(
-    int8_error(torch.device("cpu"), torch.float32) is not None or int8_kernels.library() is None,
+    int8_error(torch.device("cpu"), torch.float32) is not None or c_kernels.library() is None,
     reason="int8 needs an x86 CPU and a C compiler",
 )
 
@@ -159,13 +159,13 @@ def test_int8_without_a_compiler_computes_with_torch(
     settings = {"max_new_tokens": 8, "num_beams": 2, **AS_DICT}
     compiled = optimize_for_inference(varied_model(), "int8").generate(**source([5, 3]), **settings)
     with monkeypatch.context() as patch:
-        int8_kernels.library.cache_clear()
+        c_kernels.library.cache_clear()
         if lack == "no compiler":
-            patch.setattr(int8_kernels.shutil, "which", lambda name: None)
+            patch.setattr(c_kernels.shutil, "which", lambda name: None)
         else:
-            patch.setattr(int8_kernels.subprocess, "run", fail)
+            patch.setattr(c_kernels.subprocess, "run", fail)
         plain = optimize_for_inference(varied_model(), "int8").generate(**source([5, 3]), **settings)
-    int8_kernels.library.cache_clear()
+    c_kernels.library.cache_clear()
     assert decoders == [Int8Decoder, PackedDecoder]
     assert_near(compiled.sequences_scores, plain.sequences_scores, 0.1)
 

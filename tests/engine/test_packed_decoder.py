@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.engine import linear, packed_decoder
+from hf_vanilla_transformer.engine import c_kernels, linear, packed_decoder
 from hf_vanilla_transformer.engine.compiled import CompiledDecoder, CompiledWeights
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder, PackedWeights, fold_biases
 from hf_vanilla_transformer.generation_vanilla_transformer import EncodedSource, ModuleDecoder
@@ -127,9 +127,16 @@ def test_packed_decoder_computes_every_batch(beams, prefix, lengths, least, monk
     assert_same_walk(*found)
 
 
-@pytest.mark.parametrize("fields", OPTIONS[:2], ids=lambda fields: ",".join(fields))
+@pytest.mark.parametrize("fields", [*OPTIONS[:2], {"head_dim": 6, "value_head_dim": 10}], ids=",".join)
+@pytest.mark.parametrize("has_compiler", [True, False])
 @torch.no_grad()
-def test_slots_of_wide_searches_move_together(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_searches_compute_with_and_without_a_compiler(
+    fields: dict[str, Any], has_compiler: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_compiler:
+        monkeypatch.setattr(packed_decoder, "library", lambda: None)
+    elif c_kernels.library() is None:
+        pytest.skip("needs a C compiler")
     monkeypatch.setattr(packed_decoder, "_COMPACT_SHARE", 0.95)
     monkeypatch.setattr(packed_decoder, "_COMPACT_STEPS", 2)
     moved: list[Tensor] = []
@@ -153,8 +160,42 @@ def test_slots_of_wide_searches_move_together(fields: dict[str, Any], monkeypatc
         walk.replace([1], late)
         found[-1] += walk.steps(24)
         if isinstance(decoder, PackedDecoder):
-            assert len(moved) > 5
+            if has_compiler:
+                assert not moved, "the kernel skips the slots that a beam does not see"
+                assert decoder.self_kv[0].shape[1] >= decoder.slots.visible.shape[2]
+            else:
+                assert len(moved) > 5
     assert_same_walk(*found)
+
+
+@torch.no_grad()
+def test_one_sentence_of_a_wide_search_has_a_cache_of_its_own() -> None:
+    model = tiny_model(1)
+    found = []
+    for decoder in decoders(model, [5, 2, 7]):
+        walk = Walk(decoder, 3, beams=packed_decoder.WIDE, capacity=40)
+        walk.steps(3)
+        walk.select([1])
+        found.append(walk.steps(8))
+    assert_same_walk(*found)
+
+
+@torch.no_grad()
+def test_caches_of_wide_searches_grow_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_decoder, "library", object)
+    decoder, _ = decoders(tiny_model(1), [5, 2])
+    parents = torch.zeros(2, 50, dtype=torch.long)
+    sizes = set()
+    for _ in range(20):
+        decoder.take_slots(parents)
+        decoder.slots.visible.fill_(True)  # as if every beam saw all slots, so that none is free
+        capacity = decoder.slots.visible.shape[2]
+        room = decoder.self_kv[0].shape[1]
+        assert capacity <= room <= 2 * capacity
+        sizes.add(room)
+        parents = torch.arange(50).expand(2, -1)
+    assert capacity >= 1000
+    assert len(sizes) < 8
 
 
 @pytest.mark.parametrize("prefix", [1, 3])

@@ -12,7 +12,7 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer.data.side_tokens import readable_tokens
 from hf_vanilla_transformer.data.tokenizer_files import save_tokenizers
 from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
-from hf_vanilla_transformer.engine import int8_kernels, kernels, linear
+from hf_vanilla_transformer.engine import c_kernels, kernels, linear
 from hf_vanilla_transformer.engine.ensemble import EnsembleEngine
 from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
 from hf_vanilla_transformer.inference import deoptimize, dtypes, workers
@@ -369,7 +369,7 @@ def test_loaded_model_translates_like_the_saved_one(folder, translator):
     [(True, True, "int8"), (True, False, "int8"), (False, True, "bfloat16"), (False, False, "float32")],
 )
 def test_fastest_dtype_follows_the_processor(has_compiler, has_bfloat16, expected, folder, monkeypatch):
-    monkeypatch.setattr(int8_kernels, "library", lambda: object() if has_compiler else None)
+    monkeypatch.setattr(c_kernels, "library", lambda: object() if has_compiler else None)
     monkeypatch.setattr(kernels, "has_fast_bfloat16", lambda: has_bfloat16)
     monkeypatch.setattr(linear.platform, "machine", lambda: "x86_64")
     assert dtypes.fastest_dtype(load_model(folder, "cpu", "float32")) == expected

@@ -1,6 +1,6 @@
-/* What stands between the int8 products of a Transformer, in one pass over each row.
+/* What stands between the products of a Transformer, in one pass over each row, for int8 and for wide searches.
  *
- * int8_kernels.py compiles this file and documents the calls. Every row is computed alone, and in an order that depends on
+ * c_kernels.py compiles this file and documents the calls. Every row is computed alone, and in an order that depends on
  * nothing but its own tokens: a sentence gets the same numbers in every batch.
  */
 
@@ -98,18 +98,31 @@ void write_cache(const float *x, i64 rows, i64 stride, const float *scales, cons
     }
 }
 
+/* A cache has numbers of 32 bits if `wide`, else bfloat16. It is a constant wherever these functions are inlined. */
+static inline __attribute__((always_inline)) float number(const void *cache, i64 place, int wide) {
+    return wide ? ((const float *)cache)[place] : from_bfloat16(((const uint16_t *)cache)[place]);
+}
+
+static inline __attribute__((always_inline)) floats vector(const void *cache, i64 place, int wide) {
+    if (!wide) return vector_from_bfloat16((const uint16_t *)cache + place);
+    floats numbers;
+    memcpy(&numbers, (const float *)cache + place, sizeof numbers);
+    return numbers;
+}
+
 /* Rows of the cache are read whole, one after the other, and fetched some rows ahead: they come from memory. */
 static inline __attribute__((always_inline)) void attend_row(
-    const float *restrict query, const uint16_t *restrict cache, const i64 *restrict seen, i64 count, i64 heads,
+    const float *restrict query, const void *restrict cache, int wide, const i64 *restrict seen, i64 count, i64 heads,
     i64 key, i64 value, float *restrict scores, float *restrict output) {
-    i64 width = heads * (key + value);
+    i64 width = heads * (key + value), size = wide ? 4 : 2;
     for (i64 n = 0; n < count; n++) {
         if (n + AHEAD < count)
-            for (i64 i = 0; i < width; i += 32) __builtin_prefetch(cache + seen[n + AHEAD] * width + i);
+            for (i64 i = 0; i < width * size; i += 64)
+                __builtin_prefetch((const char *)cache + seen[n + AHEAD] * width * size + i);
         for (i64 h = 0; h < heads; h++) {
-            const uint16_t *keys = cache + seen[n] * width + h * key;
+            i64 keys = seen[n] * width + h * key;
             float sum = 0;
-            for (i64 i = 0; i < key; i++) sum += query[h * key + i] * from_bfloat16(keys[i]);
+            for (i64 i = 0; i < key; i++) sum += query[h * key + i] * number(cache, keys + i, wide);
             scores[h * count + n] = sum;
         }
     }
@@ -121,38 +134,61 @@ static inline __attribute__((always_inline)) void attend_row(
         for (i64 n = 0; n < count; n++) weights[n] /= total;
     }
     for (i64 n = 0; n < count; n++) {
-        const uint16_t *restrict values = cache + seen[n] * width + heads * key;
+        i64 values = seen[n] * width + heads * key;
         for (i64 h = 0; h < heads; h++) {
             float weight = scores[h * count + n];
             i64 i = h * value, end = i + value;
             for (; i + LANES <= end; i += LANES) {
                 floats sums;
                 memcpy(&sums, output + i, sizeof sums);
-                sums += weight * vector_from_bfloat16(values + i);
+                sums += weight * vector(cache, values + i, wide);
                 memcpy(output + i, &sums, sizeof sums);
             }
-            for (; i < end; i++) output[i] += weight * from_bfloat16(values[i]);
+            for (; i < end; i++) output[i] += weight * number(cache, values + i, wide);
         }
     }
 }
 
+/* The usual widths of a head are constants, so that their loops are unrolled. */
+static inline __attribute__((always_inline)) void attend_row_of(
+    const float *query, const void *cache, int wide, const i64 *seen, i64 count, i64 heads, i64 key, i64 value,
+    float *scores, float *output) {
+    if (key == 64 && value == 64) attend_row(query, cache, wide, seen, count, heads, 64, 64, scores, output);
+    else if (key == 32 && value == 32) attend_row(query, cache, wide, seen, count, heads, 32, 32, scores, output);
+    else attend_row(query, cache, wide, seen, count, heads, key, value, scores, output);
+}
+
+/* The places of a mask that are not zero, from `first` on. Most of a wide search's are zero, eight at a time. */
+static i64 list_seen(const uint8_t *mask, i64 size, i64 first, i64 *seen) {
+    i64 count = 0;
+    for (i64 start = 0; start < size; start += 8) {
+        i64 end = start + 8 < size ? start + 8 : size;
+        uint64_t eight = 0;
+        memcpy(&eight, mask + start, end - start);
+        if (!eight) continue;
+        for (i64 n = start; n < end; n++) {
+            seen[count] = first + n;
+            count += mask[n] != 0;
+        }
+    }
+    return count;
+}
+
 void attend(const float *x, i64 rows, i64 stride, const float *scales, const float *bias, i64 heads, i64 key, i64 value,
-            float scaling, const uint16_t *cache, const i64 *firsts, const uint8_t *visible, const i64 *masks, i64 size,
-            uint8_t *bytes, float *byte_scales) {
-    float *query = malloc(heads * (key + value) * sizeof(float)), *output = query + heads * key;
+            float scaling, const void *cache, i64 wide, const i64 *firsts, const uint8_t *visible, const i64 *masks,
+            i64 size, float *outputs, uint8_t *bytes, float *byte_scales) {
+    i64 width = heads * value;
+    float *query = malloc(heads * (key + value) * sizeof(float)), *hidden = query + heads * key;
     float *scores = malloc(heads * size * sizeof(float));
     i64 *seen = malloc(size * sizeof(i64));
     for (i64 r = 0; r < rows; r++, x += stride) {
-        const uint8_t *mask = visible + masks[r];
-        i64 count = 0;
-        for (i64 n = 0; n < size; n++) {
-            seen[count] = firsts[r] + n;
-            count += mask[n] != 0;
-        }
-        for (i64 i = 0; i < heads * key; i++) query[i] = (x[i] * scales[r] + (bias ? bias[i] : 0)) * scaling;
-        if (key == 64 && value == 64) attend_row(query, cache, seen, count, heads, 64, 64, scores, output);
-        else attend_row(query, cache, seen, count, heads, key, value, scores, output);
-        quantize(output, heads * value, bytes + r * heads * value, byte_scales + r);
+        i64 count = list_seen(visible + masks[r], size, firsts[r], seen);
+        float scale = scales ? scales[r] : 1;
+        for (i64 i = 0; i < heads * key; i++) query[i] = (x[i] * scale + (bias ? bias[i] : 0)) * scaling;
+        float *output = outputs ? outputs + r * width : hidden;
+        if (wide) attend_row_of(query, cache, 1, seen, count, heads, key, value, scores, output);
+        else attend_row_of(query, cache, 0, seen, count, heads, key, value, scores, output);
+        if (bytes) quantize(output, width, bytes + r * width, byte_scales + r);
     }
     free(query);
     free(scores);

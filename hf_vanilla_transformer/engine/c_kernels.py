@@ -1,7 +1,8 @@
-"""The passes between int8 products (`int8.c`), compiled once per process by the machine's C compiler.
+"""The passes between products (`c_kernels.c`), compiled once per process by the machine's C compiler.
 
-torch's operators read and write a matrix of rows ten times between two products. These functions do it once. They take
-a second to compile. Without a compiler `DynamicInt8Linear` computes the same with torch's operators.
+torch's operators read and write a matrix of rows ten times between two int8 products. These functions do it once.
+Attention in a wide search reads the few slots that a beam sees, where torch's reads all that its sentence has. The
+functions take a second to compile. Without a compiler torch's operators compute the same.
 
 All tensors are contiguous and on the CPU. The calls release the GIL, and run in the calling thread.
 
@@ -26,7 +27,7 @@ from ..utils.untrusted import one_line
 
 logger = logging.get_logger(__name__)
 
-_SOURCE = Path(__file__).with_name("int8.c")
+_SOURCE = Path(__file__).with_name("c_kernels.c")
 _FLAGS = "-O3 -shared -fPIC -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math -ffinite-math-only"
 _PROCESSORS = {
     "AVX512": "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mprefer-vector-width=512",
@@ -38,7 +39,7 @@ _F = ctypes.c_float
 _ARGUMENTS = {
     "finish": [_P, _I, _I, _P, _P, _I, _P, _I, _P, _P, _F, _P, _P],
     "write_cache": [_P, _I, _I, _P, _P, _I, _P, _P],
-    "attend": [_P, _I, _I, _P, _P, _I, _I, _I, _F, _P, _P, _P, _P, _I, _P, _P],
+    "attend": [_P, _I, _I, _P, _P, _I, _I, _I, _F, _P, _I, _P, _P, _P, _I, _P, _P, _P],
     "best": [_P, _I, _I, _P, _P, _P, _I, _I, _I, _P, _P],
 }
 
@@ -50,12 +51,12 @@ def library() -> Any:
     compiler = next(filter(None, (shutil.which(name) for name in names if name)), None)
     if compiler is None:
         logger.warning_once(
-            "int8: without a C compiler it takes twice the time; install gcc, or name one in CC"
+            "without a C compiler int8 and wide searches take twice the time; install gcc, or name one in CC"
         )
         return None
     processor = _PROCESSORS.get(torch.backends.cpu.get_cpu_capability(), "")
     with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "int8.so"
+        output = Path(folder) / "c_kernels.so"
         command = [
             compiler,
             *_FLAGS.split(),
@@ -71,7 +72,7 @@ def library() -> Any:
         except (OSError, subprocess.CalledProcessError) as error:
             reason = one_line(getattr(error, "stderr", None) or error)
             logger.warning_once(
-                f"int8: it takes twice the time, because {compiler} fails: {reason}"
+                f"int8 and wide searches take twice the time, because {compiler} fails: {reason}"
             )
             return None
     for name, types in _ARGUMENTS.items():
@@ -170,19 +171,73 @@ def attend(
     """Eq. 1: the queries of a product (R, ≥ H · d_k), `widths` H, d_k, d_v, over the keys and values of a cache."""
     heads, _, value = widths
     rows = _empty_rows(len(product), heads * value)
+    _attend(
+        product,
+        scales,
+        bias,
+        widths,
+        scaling,
+        cache,
+        view,
+        None,
+        *rows,
+    )
+    return rows
+
+
+def attend_in_float32(
+    query: Tensor,
+    widths: Sequence[int],
+    scaling: float,
+    cache: Tensor,
+    view: View,
+) -> Tensor:
+    """`attend` in float32, for the queries (R, H · d_k) as they are. The rows may lie apart."""
+    heads, _, value = widths
+    output = query.new_empty(len(query), heads * value)
+    _attend(
+        query,
+        None,
+        None,
+        widths,
+        scaling,
+        cache,
+        view,
+        output,
+        None,
+        None,
+    )
+    return output
+
+
+def _attend(
+    query: Tensor,
+    scales: Tensor | None,
+    bias: Tensor | None,
+    widths: Sequence[int],
+    scaling: float,
+    cache: Tensor,
+    view: View,
+    output: Tensor | None,
+    rows: Tensor | None,
+    row_scales: Tensor | None,
+) -> None:
     library().attend(
-        product.data_ptr(),
-        *product.shape,
+        query.data_ptr(),
+        len(query),
+        query.stride(0),
         _address(scales),
         _address(bias),
         *widths,
         scaling,
         cache.data_ptr(),
+        cache.dtype == torch.float32,
         *map(_address, view),
         view.visible.shape[-1],
-        *map(_address, rows),
+        _address(output),
+        _address(rows),
+        _address(row_scales),
     )
-    return rows
 
 
 def best(
