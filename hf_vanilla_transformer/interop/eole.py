@@ -111,7 +111,6 @@ RENAMES: Renames = (
     ("fc1", "mlp.gate_up_proj"),
     ("fc2", "mlp.down_proj"),
 )
-_LAYERS = tuple(f"{stack}.transformer_layers." for stack in STACKS)
 _ATTENTION_BIAS = re.compile(r".*_attn\.(linear_\w+|final_linear)\.bias")
 _BIASED = re.compile(r".*(_attn\.(linear_\w+|final_linear)|mlp\.\w+_proj)\.weight")
 # Tables of sinusoids, and a factor of a different kind of layers. Version 0.6 saves it in all layers.
@@ -152,25 +151,19 @@ def from_eole(
         options = model_options.section(name) if name else model_options
         sections[name] = Options({**shared, **options.values}, options.where)
         sections[name].refuse(unsupported, neutral=())
-    source, target = (f"{side}_emb.embeddings.weight" for side in ("src", "tgt"))
     files = sorted(folder.glob("model.*.safetensors")) or [folder / "model.00.safetensors"]
-    tensors = _with_biases(read_parts(files, folder, source))
-    tying = state_dicts.find_tying(tensors, source, target, "generator.weight")
-    sizes = state_dicts.find_sizes(tensors, source, _LAYERS, "mlp.gate_up_proj.weight")
+    tensors = _with_biases(read_parts(files, folder, "src_emb.embeddings.weight"))
+    locate = partial(state_dicts.rename, renames=RENAMES)
+    shared = state_dicts.weights_decide(tensors, locate)["share_encoder_decoder_embeddings"]
     vocabulary = Options(read_json_object(folder / "vocab.json"), f"{folder / 'vocab.json'}: ")
     sides = [vocabulary.texts(side) for side in ("src", "tgt")]
     specials = vocabulary.section("specials")
     special = {name: specials.text(name, token) for name, token in opennmt.SPECIAL.items()}
-    ids, search_ids = opennmt.special_ids(
-        sides, special, tying.fields["share_encoder_decoder_embeddings"]
-    )
+    ids, search_ids = opennmt.special_ids(sides, special, shared)
     start = {"decoder_start_token_id": opennmt.start_id(vocabulary, sides[1], special)}
-    model = state_dicts.build_model(
-        _fields(sections, config.section("training"), tensors) | tying.fields | sizes | ids | start,
-        tensors,
-        partial(state_dicts.rename, renames=RENAMES),
-        tying.copies | set(filter(_NOT_WEIGHTS.fullmatch, tensors)),
-    )
+    fields = _fields(sections, config.section("training"), tensors) | ids | start
+    unused = filter(_NOT_WEIGHTS.fullmatch, tensors)
+    model = state_dicts.build_model(fields, tensors, locate, unused)
     inference = config.section("inference")
     set_generation_config(
         model, _search(inference, search_ids["unk_token_id"]) | search_ids | start
@@ -204,8 +197,6 @@ def _fields(
         "layer_norm_position": "pre",
         "layer_norm_eps": both(Options.number, "norm_eps", EPSILON, 0.0),
         "activation_function": ACTIVATIONS[both(Options.text, "mlp_activation_fn", "relu")],
-        "attention_bias": any(map(_ATTENTION_BIAS.fullmatch, tensors)),
-        "lm_head_bias": "generator.bias" in tensors,
         "dropout": dropout,
         "activation_dropout": dropout,
         "attention_dropout": opennmt.first_number(training, "attention_dropout"),
@@ -221,9 +212,7 @@ def _fields(
         sections["embeddings"].text("position_encoding_type", next(iter(POSITIONS)))
     ]
     if positions["position_encoding_type"] == "learned":
-        fields["max_position_embeddings"] = len(
-            state_dicts.require_matrix(tensors, "src_emb.pe.weight")
-        )
+        fields["max_position_embeddings"] = len(tensors.get("src_emb.pe.weight", ()))
     return fields | positions
 
 

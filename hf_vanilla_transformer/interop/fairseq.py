@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,11 @@ from .options import Options, Unsupported
 from .state_dicts import STACKS, Renames
 from .transformers_folders import set_generation_config
 
-SPECIAL_TOKENS = [
-    "<s>",
-    "<pad>",
-    "</s>",
-    "<unk>",
-]  # `Dictionary` puts them before the tokens of the file
+# `Dictionary` puts them before the tokens of the file.
+SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
 _SPECIAL_NAMES = ("bos_token", "pad_token", "eos_token", "unk_token")
-_GENERATION_IDS = {
-    "bos_token_id": 0,
-    "pad_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-}
-_IDS = {**_GENERATION_IDS, "unk_token_id": 3}
+_IDS = {f"{name}_id": number for number, name in enumerate(_SPECIAL_NAMES)}
+_IDS["decoder_start_token_id"] = _IDS["eos_token_id"]
 _SIDES = ("source", "target")
 _MARKS = {"src": "source", "tgt": "target"}  # values of --encoder-langtok
 
@@ -48,7 +38,14 @@ REFUSED: Unsupported = {
     "decoder_layers_to_keep": ((False,), "leaves out layers when it is loaded"),
     "base_layers": ((False,), "has BASE layers"),
     "char_inputs": ((False,), "reads characters"),
+    "quant_noise_scalar": ((False,), "computes with weights rounded to 8 bits"),
+    "encoder_xformers_att_config": ((False,), "may have another attention"),
+    "decoder_xformers_att_config": ((False,), "may have another attention"),
 }
+# Of the task: a translation starts with the token of an expert.
+REFUSED_TASKS: Unsupported = {"num_experts": ((False,), "is a mixture of experts")}
+# Other models whose names start with "transformer", and what they do.
+_OTHER_MODELS = re.compile(r"lm|unidirectional|monotonic|pointer_generator")
 
 # Options of the search without a counterpart in `generate`, with the values that do nothing.
 DROPPED = {
@@ -66,6 +63,7 @@ DROPPED = {
     "replace_unk": False,
     "iter_decode_with_beam": 1,
     "decoding_format": "",
+    "retain_dropout": False,
 }
 
 _MULTILINGUAL = "translation_multi_simple_epoch"
@@ -118,57 +116,42 @@ def from_fairseq(
     if not isinstance(state, Mapping) or "model" not in state:
         raise UserError(f"{path}: no checkpoint of fairseq: it has no 'model'")
     options, task, search = _options(state, path)
-    _refuse(options)
-    embeddings = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
+    _refuse(options, task)
     tensors = _upgraded(
-        state_dicts.require_tensors(state["model"], f"{path}: model", embeddings[0])
+        state_dicts.require_tensors(state["model"], f"{path}: model", "encoder.embed_tokens.weight")
     )
-    tying = state_dicts.find_tying(tensors, *embeddings, "decoder.output_projection.weight")
-    sizes = state_dicts.find_sizes(tensors, embeddings[0], ffn="fc1.weight")
-    positions, tensors = _positions(tensors)
-    fields = _fields(options, tensors) | tying.fields | positions | _IDS | sizes
-    model = state_dicts.build_model(fields, tensors, _locate, tying.copies)
-    set_generation_config(model, _search(search) | _GENERATION_IDS)
-    languages = {"source_lang": source_language, "target_lang": target_language}
-    named = {name: value for name, value in languages.items() if value}
-    first = (
-        dict(zip(languages, next(iter(_pairs(task)), ()), strict=False))
-        if "source_lang" not in task
-        else {}
-    )
-    task = Options({**task.values, **first, **named}, task.where)
+    fields = _fields(options) | _IDS | _positions(tensors)
+    model = state_dicts.build_model(fields, tensors, _locate)
+    set_generation_config(model, _search(search) | _IDS)
     folder = Path(data) if data else path.parent
-    files, sides = _dictionaries(folder, task, fields)
-    pairs = (codes, None), (sentencepiece, target_sentencepiece)
-    codes_of_sides, spm_models = (vocabularies.both_sides(*pair) for pair in pairs)
-    if codes_of_sides or spm_models:
-        _require_dictionaries(sides)
+    dictionaries = _Dictionaries(task, folder, source_language, target_language)
+    files = dictionaries.files()
+    codes_of_sides = vocabularies.both_sides(codes, None)
+    spm_models = vocabularies.both_sides(sentencepiece, target_sentencepiece)
     converted = Converted(model)
-    if sides:
+    if all(file.is_file() for file in files):
+        sizes = model.config.vocab_size, model.config.target_vocab_size
+        sides = [dictionaries.tokens(*pair) for pair in zip(files, sizes, strict=True)]
+        if (codes or spm_models) and any(side[:4] != SPECIAL_TOKENS for side in sides):
+            reason = "leave out codes and sentencepiece, and tokenize the text first"
+            raise UserError(f"a dictionary overwrites a special token: {reason}")
         special = [dict(zip(_SPECIAL_NAMES, side, strict=False)) for side in sides]
-        raw_text = spm_models, codes_of_sides, [task.text(name) for name in languages]
+        raw_text = spm_models, codes_of_sides, dictionaries.direction
         converted = vocabularies.with_tokenizers(model, sides, special, *raw_text, origins=files)
-        _keep_directions(converted, task, files, sides)
+        dictionaries.keep_directions(converted, files, sides)
         if source_language and target_language:
             tokenizers = filter(None, (converted.tokenizer, converted.target_tokenizer))
             name_languages(tokenizers, (source_language, target_language))
+    elif codes or spm_models:
+        raise UserError(
+            "dict.SOURCE.txt and dict.TARGET.txt are not in the checkpoint's folder: give data=FOLDER"
+        )
     elif any(folder.glob("dict.*.txt")):
         converted.notes.append(
             "its dictionaries were not chosen: give source_language and target_language"
         )
     converted.notes += search.dropped(DROPPED)
     return converted
-
-
-def _require_dictionaries(sides: Sequence[Sequence[str]]) -> None:
-    """Refuse raw text without dictionaries, or with one that overwrites a special token."""
-    if not sides:
-        raise UserError(
-            "dict.SOURCE.txt and dict.TARGET.txt are not in the checkpoint's folder: give data=FOLDER"
-        )
-    if any(side[: len(SPECIAL_TOKENS)] != SPECIAL_TOKENS for side in sides):
-        reason = "leave out codes and sentencepiece, and tokenize the text first"
-        raise UserError(f"a dictionary overwrites a special token: {reason}")
 
 
 def _options(state: Mapping[str, object], path: Path) -> tuple[Options, Options, Options]:
@@ -181,9 +164,9 @@ def _options(state: Mapping[str, object], path: Path) -> tuple[Options, Options,
     if not isinstance(sections, Mapping) or "model" not in sections:
         raise UserError(f"{path}: no checkpoint of fairseq: it has neither 'args' nor 'cfg'")
     options = state_dicts.plain_options(sections["model"])
-    for stack in STACKS:  # `transformer` itself has a section for each
-        for name, value in state_dicts.plain_options(options.pop(stack, None)).items():
-            options[f"{stack}_{name}"] = value
+    for section in (*STACKS, "quant_noise"):  # of `transformer` itself
+        for name, value in state_dicts.plain_options(options.pop(section, None)).items():
+            options[f"{section}_{name}"] = value
     task, search = (
         Options(state_dicts.plain_options(sections.get(name)), where)
         for name in ("task", "generation")
@@ -210,13 +193,14 @@ def _search(search: Options) -> dict[str, Any]:
     return settings
 
 
-def _refuse(options: Options) -> None:
+def _refuse(options: Options, task: Options) -> None:
     arch = "arch" if options.text("arch") else "_name"
-    if not options.text(arch).startswith("transformer") or "lm" in options.text(arch):
+    if not options.text(arch).startswith("transformer") or _OTHER_MODELS.search(options.text(arch)):
         raise options.error(
             arch, "only fairseq's transformer architectures of translation are converted"
         )
     options.refuse(REFUSED)
+    task.refuse(REFUSED_TASKS)
     if len({options.flag(f"{stack}_normalize_before") for stack in STACKS}) > 1:
         raise options.error(
             "encoder_normalize_before", "the decoder has a different order of normalisations"
@@ -239,29 +223,30 @@ def _upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return upgraded
 
 
-def _positions(tensors: Mapping[str, Tensor]) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """The fields and tables of positions. fairseq saves only learned ones, the first in the row after the padding."""
+def _positions(tensors: dict[str, Tensor]) -> dict[str, object]:
+    """The fields of positions. fairseq saves only learned ones.
+
+    Their tables in `tensors` lose the rows that no position uses: the first one follows the padding's.
+    """
     tables = {name: table for name, table in tensors.items() if name.endswith(_POSITIONS)}
     if not tables:
-        return {"position_encoding_type": "sinusoidal_fairseq"}, dict(tensors)
+        return {"position_encoding_type": "sinusoidal_fairseq"}
     if len(tables) == 1:
         raise UserError(
             f"{next(iter(tables))}: the other stack has sinusoids; here both stacks have the same kind"
         )
-    rows = {name: table[_IDS["pad_token_id"] + 1 :] for name, table in tables.items()}
-    shortest = min(map(len, rows.values()))
-    learned = {"position_encoding_type": "learned", "max_position_embeddings": shortest}
-    return learned, {**tensors, **{name: table[:shortest] for name, table in rows.items()}}
+    first = _IDS["pad_token_id"] + 1
+    end = min(map(len, tables.values()))
+    tensors |= {name: table[first:end] for name, table in tables.items()}
+    return {"position_encoding_type": "learned", "max_position_embeddings": end - first}
 
 
-def _fields(options: Options, tensors: Mapping[str, Tensor]) -> dict[str, object]:
+def _fields(options: Options) -> dict[str, object]:
     activation = options.text("activation_fn", "relu")
     fields: dict[str, Any] = {
         "activation_function": ACTIVATIONS.get(activation, activation),
         "layer_norm_position": "pre" if options.flag("encoder_normalize_before") else "post",
         "scale_embedding": not options.flag("no_scale_embedding"),
-        "attention_bias": "encoder.layers.0.self_attn.q_proj.bias" in tensors,
-        "lm_head_bias": "decoder.output_projection.bias" in tensors,
     }
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         fields[name] = options.number(name, 0.0, 0.0)
@@ -278,107 +263,102 @@ def _locate(name: str) -> str:
     return name.replace("lm_head", "decoder.output_projection")
 
 
-def _dictionaries(
-    folder: Path, task: Options, fields: Mapping[str, Any]
-) -> tuple[list[Path], list[list[str]]]:
-    """The dictionaries of source and target, and their tokens by id, or none if there are no dictionaries."""
-    files = [_dictionary(folder, task, side, task.text(f"{side}_lang", "None")) for side in _SIDES]
-    if not all(file.is_file() for file in files):
-        return [], []
-    sides = []
-    for file, size in zip(files, (fields["vocab_size"], fields["decoder_vocab_size"]), strict=True):
+class _Dictionaries:
+    """The dictionaries of a task, and its languages."""
+
+    def __init__(self, task: Options, folder: Path, source: str | None, target: str | None):
+        """`folder` has the files, wherever they were at the training. `source` and `target` override the task's."""
+        self.task = task
+        self.folder = folder
+        self.is_multilingual = task.text("task", task.text("_name")) == _MULTILINGUAL
+        #: source and target of each direction of `translation_multi_simple_epoch`
+        self.pairs: list[list[str]] = []
+        if self.is_multilingual:
+            self.pairs = [pair.split("-", 1) for pair in self._listed("lang_pairs") if "-" in pair]
+        first = self.pairs[0] if self.pairs and "source_lang" not in task else ("None", "None")
+        named = [task.text(f"{side}_lang", code) for side, code in zip(_SIDES, first, strict=True)]
+        self.direction = [source or named[0], target or named[1]]
+
+    def _listed(self, name: str) -> list[str]:
+        values = self.task.values.get(name)
+        return values.split(",") if isinstance(values, str) else self.task.texts(name)
+
+    def files(self) -> list[Path]:
+        """The files of source and target."""
+        return [self._file(*pair) for pair in zip(_SIDES, self.direction, strict=True)]
+
+    def _file(self, side: str, language: str) -> Path:
+        shared = self.task.text(f"{side}_dict") or self.task.text("fixed_dictionary")
+        return self.folder / Path(shared or f"dict.{language}.txt").name
+
+    def tokens(self, file: Path, size: int) -> list[str]:
+        """The tokens of a file by id. If they are fewer than `size`, those of languages follow."""
         tokens = _read_dictionary(file)
-        tokens += _language_tokens(task, _languages(task, folder)) if len(tokens) < size else []
-        sides.append(tokens)
-    return files, sides
+        return tokens + self._language_tokens() if len(tokens) < size else tokens
 
+    def _languages(self) -> list[str]:
+        """The languages in the order of their tokens (`MultilingualDatasetManager.load_langs`)."""
+        if self.task.text("lang_dict"):
+            lines = vocabularies.read_lines(self.folder / Path(self.task.text("lang_dict")).name)
+            return [line.strip() for line in lines if line.strip()]
+        return self._listed("langs") or sorted({code for pair in self.pairs for code in pair})
 
-def _dictionary(folder: Path, task: Options, side: str, language: str) -> Path:
-    """The dictionary of a language on this side, in the folder wherever it was at the training."""
-    shared = task.text(f"{side}_dict") or task.text("fixed_dictionary")
-    return folder / Path(shared or f"dict.{language}.txt").name
+    def _language_tokens(self) -> list[str]:
+        """The tokens that a multilingual task appends to each dictionary (`augment_dictionary`)."""
+        names = self._languages()
+        is_bart = "bart" in self.task.text("task", self.task.text("_name"))
+        if self.task.text("lang_tok_style") == "mbart" or is_bart:
+            return [f"[{name}]" for name in names] + ["<mask>"] * bool(names)
+        return [f"__{name}__" for name in names]
 
+    def keep_directions(
+        self, converted: Converted, files: Sequence[Path], sides: Sequence[Sequence[str]]
+    ) -> None:
+        """Record the languages and the directions in the tokenizers, or add a note about tokens that they do not add.
 
-def _listed(task: Options, name: str) -> list[str]:
-    values = task.values.get(name)
-    return values.split(",") if isinstance(values, str) else task.texts(name)
-
-
-def _pairs(task: Options) -> list[list[str]]:
-    """The directions of `translation_multi_simple_epoch`, as source and target."""
-    is_multilingual = task.text("task", task.text("_name")) == _MULTILINGUAL
-    return (
-        [pair.split("-", 1) for pair in _listed(task, "lang_pairs") if "-" in pair]
-        if is_multilingual
-        else []
-    )
-
-
-def _languages(task: Options, folder: Path) -> list[str]:
-    """The languages of a multilingual task, in the order of their tokens (`MultilingualDatasetManager.load_langs`)."""
-    if task.text("lang_dict"):
-        lines = vocabularies.read_lines(folder / Path(task.text("lang_dict")).name)
-        return [line.strip() for line in lines if line.strip()]
-    return _listed(task, "langs") or sorted(
-        {language for pair in _pairs(task) for language in pair}
-    )
-
-
-def _keep_directions(
-    converted: Converted, task: Options, files: Sequence[Path], sides: Sequence[Sequence[str]]
-) -> None:
-    """Record the languages and the directions in the tokenizers, or add a note about tokens that they do not add.
-
-    `translation_multi_simple_epoch` puts the token of a language before a source (`src_dataset_tranform_func`), and
-    starts a translation with one (`inference_step`).
-    """
-    codes = _languages(task, files[0].parent)
-    tokens = dict(zip(codes, _language_tokens(task, codes), strict=False))
-    langtoks = task.values.get("langtoks")
-    marks = langtoks.get("main") if isinstance(langtoks, Mapping) else None
-    source, target = marks or (task.values.get("encoder_langtok"), task.flag("decoder_langtok"))
-    is_known = task.text("task", task.text("_name")) == _MULTILINGUAL and source in (
-        *_MARKS,
-        None,
-        "",
-    )
-    if (
-        not is_known
-        or task.flag("lang_tok_replacing_bos_eos")
-        or not all(map(set(tokens.values()).issubset, sides))
-    ):
-        names = [
-            f"--{name.replace('_', '-')}" for name in _LANGUAGE_OPTIONS if task.values.get(name)
-        ]
-        reason = f"its task adds tokens of languages to the text ({', '.join(names)}), the tokenizer does not"
-        converted.notes += [reason] if tokens else []
-    elif source or target:
-        kept = [
-            pair for pair in _pairs(task) if all(map(partial(_shares, task), _SIDES, pair, files))
-        ]
-        lost = ", ".join("-".join(pair) for pair in _pairs(task) if pair not in kept)
-        note = f"{lost} have other dictionaries, and are not kept: source_language and target_language choose"
-        converted.notes += [note] if lost else []
+        `translation_multi_simple_epoch` puts the token of a language before a source (`src_dataset_tranform_func`),
+        and starts a translation with one (`inference_step`).
+        """
+        tokens = dict(zip(self._languages(), self._language_tokens(), strict=False))
+        langtoks = self.task.values.get("langtoks")
+        marks = langtoks.get("main") if isinstance(langtoks, Mapping) else None
+        source, target = marks or (
+            self.task.values.get("encoder_langtok"),
+            self.task.flag("decoder_langtok"),
+        )
+        if (
+            not self.is_multilingual
+            or source not in (*_MARKS, None, "")
+            or self.task.flag("lang_tok_replacing_bos_eos")
+            or not all(map(set(tokens.values()).issubset, sides))
+        ):
+            given = [name for name in _LANGUAGE_OPTIONS if self.task.values.get(name)]
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            reason = (
+                f"its task adds tokens of languages to the text ({names}), the tokenizer does not"
+            )
+            converted.notes += [reason] if tokens else []
+            return
+        if not source and not target:
+            return
+        kept = [pair for pair in self.pairs if self._have_files(pair, files)]
+        if lost := ", ".join("-".join(pair) for pair in self.pairs if pair not in kept):
+            reason = "are not kept: source_language and target_language choose"
+            converted.notes.append(f"{lost} have other dictionaries, and {reason}")
         for tokenizer in filter(None, (converted.tokenizer, converted.target_tokenizer)):
-            entries = {
+            tokenizer.init_kwargs |= {
                 DIRECTIONS: kept,
                 MARKS: [_MARKS.get(source or ""), bool(target)],
                 TOKENS: tokens,
             }
-            tokenizer.init_kwargs |= entries
 
-
-def _shares(task: Options, side: str, language: str, file: Path) -> bool:
-    """Return whether a language has the dictionary in this file. Folders may have one file for all."""
-    other = _dictionary(file.parent, task, side, language)
-    return not other.is_file() or other.read_bytes() == file.read_bytes()
-
-
-def _language_tokens(task: Options, names: Sequence[str]) -> list[str]:
-    """The tokens that a multilingual task appends to each dictionary (`augment_dictionary`)."""
-    if task.text("lang_tok_style") == "mbart" or "bart" in task.text("task", task.text("_name")):
-        return [*(f"[{name}]" for name in names), "<mask>"] if names else []
-    return [f"__{name}__" for name in names]
+    def _have_files(self, pair: Sequence[str], files: Sequence[Path]) -> bool:
+        """True if a direction has the dictionaries in these files. Folders may have one file for all languages."""
+        others = [self._file(*each) for each in zip(_SIDES, pair, strict=True)]
+        return all(
+            not other.is_file() or other.read_bytes() == file.read_bytes()
+            for other, file in zip(others, files, strict=True)
+        )
 
 
 def _read_dictionary(file: Path) -> list[str]:

@@ -60,10 +60,7 @@ def from_joeynmt(source: str | Path) -> Converted:
         raise UserError(f"{path}: no best.ckpt and {len(files)} other checkpoints; name the file")
     state = state_dicts.read_torch_file(files[0])
     state = state.get("model_state") if isinstance(state, Mapping) else None
-    embeddings = "src_embed.lut.weight", "trg_embed.lut.weight"
-    tensors = state_dicts.require_tensors(state, f"{files[0]}: model_state", embeddings[0])
-    tying = state_dicts.find_tying(tensors, *embeddings, "decoder.output_layer.weight")
-    fields = _fields(architecture) | tying.fields | state_dicts.find_sizes(tensors, embeddings[0])
+    tensors = state_dicts.require_tensors(state, f"{files[0]}: model_state", "src_embed.lut.weight")
     symbols = data.section("special_symbols")
     for number, name in enumerate(_SPECIAL_TOKENS):
         if symbols.integer(f"{name}_id", number) != number:
@@ -75,9 +72,9 @@ def from_joeynmt(source: str | Path) -> Converted:
     # the separator and the language tags, the next tokens of the vocabulary
     further = [*filter(None, [symbols.text("sep_token")]), *symbols.texts("lang_tags")]
     ids = {f"{name}_token_id": number for number, name in enumerate(_SPECIAL_TOKENS)}
-    fields |= {**ids, "decoder_start_token_id": ids["bos_token_id"]}
+    fields = _fields(architecture) | ids | {"decoder_start_token_id": ids["bos_token_id"]}
     locate = partial(state_dicts.rename, renames=RENAMES)
-    model = state_dicts.build_model(fields, tensors, locate, tying.copies | _TABLES)
+    model = state_dicts.build_model(fields, tensors, locate, _TABLES)
     first = [*special.values(), *further]
     tokens = [_tokens(folder, data, side, first) for side in SIDES]
     # JoeyNMT's search leaves out these tokens, from version 2 on

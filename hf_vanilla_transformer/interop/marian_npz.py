@@ -21,7 +21,7 @@ from ..utils.untrusted import one_line, parse_yaml_mapping, require_file
 from . import state_dicts, vocabularies
 from .converted import Converted
 from .options import Options, Unsupported
-from .state_dicts import STACKS, TensorRef
+from .state_dicts import TensorRef
 from .transformers_folders import set_generation_config
 
 OPTIONS = "special:model.yml"
@@ -184,31 +184,19 @@ def from_marian_npz(
 def _model(
     tensors: dict[str, Tensor], options: Options, ids: Mapping[str, int | None], is_pre_norm: bool
 ) -> VanillaTransformerForConditionalGeneration:
-    tying = state_dicts.find_tying(tensors, "encoder_Wemb", "decoder_Wemb", "output")
-    sizes = state_dicts.find_sizes(tensors, "encoder_Wemb", ("encoder_l", "decoder_l"))
-    tensors, positions = _positions(tensors, options, sizes["d_model"])
+    tensors, positions = _positions(tensors, options)
+    heads = options.integer("transformer-heads", 8, 1)
     fields = {
-        **sizes,
-        # Marian counts layers from 1.
-        **{f"{stack}_layers": sizes[f"{stack}_layers"] - 1 for stack in STACKS},
-        **tying.fields,
+        **ids,
         **positions,
-        **{
-            f"{stack}_attention_heads": options.integer("transformer-heads", 8, 1)
-            for stack in STACKS
-        },
-        **{
-            f"{stack}_ffn_dim": state_dicts.require_matrix(tensors, f"{stack}_l1_ffn_W1").shape[1]
-            for stack in STACKS
-        },
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
         "activation_function": _activation(options),
         "layer_norm_position": "pre" if is_pre_norm else "post",
         "dropout": options.number("transformer-dropout", 0.0, 0.0),
         "layer_norm_eps": EPSILON,
-        "lm_head_bias": True,
     }
-    locate = partial(_locate, pre_norm=is_pre_norm)
-    return state_dicts.build_model({**fields, **ids}, tensors, locate, tying.copies)
+    return state_dicts.build_model(fields, tensors, partial(_locate, pre_norm=is_pre_norm))
 
 
 def _search(decoder: Options, unk: int | None) -> dict[str, Any]:
@@ -368,7 +356,7 @@ def _with_padding(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
 
 
 def _positions(
-    tensors: dict[str, Tensor], options: Options, width: int
+    tensors: dict[str, Tensor], options: Options
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     # old versions stored the option under the shorter name
     learned = any(
@@ -376,6 +364,7 @@ def _positions(
     )
     if learned and "Wpos" not in tensors:
         raise UserError("Wpos is missing, the table of --transformer-train-positions")
+    width = tensors["encoder_Wemb"].shape[1]
     table = tensors.pop("Wpos") if learned else marian_positions(width)
     tensors = {**tensors, "encoder positions": table, "decoder positions": table}
     fields = {"position_encoding_type": "learned", "max_position_embeddings": len(table)}

@@ -38,6 +38,7 @@ REFUSED: Unsupported = {
     "position_encoding": ((True,), "leaves out the positions of §3.5"),
     "position_encoding_type": (("SinusoidalInterleaved",), "has not the positions of §3.5"),
     "max_relative_positions": ((0,), "has relative positions"),
+    "relative_positions_buckets": ((0,), "has relative positions"),
     "self_attn_type": (("scaled-dot", "scaled-dot-flash"), "has average attention"),
     "parallel_residual": ((False,), "adds attention and feed-forward network in parallel"),
     "multiquery": ((False,), "shares keys and values between heads"),
@@ -120,10 +121,8 @@ def from_opennmt(
     options = Options(state_dicts.plain_options(state["opt"]), f"{path}: -")
     options.refuse(REFUSED)
     tensors = _tensors(state, path)
-    source, target = (_EMBEDDING.format(stack) for stack in STACKS)
-    tying = state_dicts.find_tying(tensors, source, target, "generator.weight")
-    layers = "encoder.transformer.", "decoder.transformer_layers."
-    sizes = state_dicts.find_sizes(tensors, source, layers, "feed_forward.w_1.weight")
+    locate = partial(state_dicts.rename, renames=RENAMES)
+    shared = state_dicts.weights_decide(tensors, locate)["share_encoder_decoder_embeddings"]
     tables = {_POSITIONS.format(stack) for stack in STACKS}
     if (
         state_dicts.position_layout(
@@ -141,19 +140,10 @@ def from_opennmt(
     search_ids = _TORCHTEXT_IDS
     start = _TORCHTEXT_IDS["bos_token_id"]
     if sides:
-        ids, search_ids = special_ids(
-            sides, SPECIAL, tying.fields["share_encoder_decoder_embeddings"]
-        )
+        ids, search_ids = special_ids(sides, SPECIAL, shared)
         start = start_id(Options(vocab, f"{path}: vocab."), sides[1], SPECIAL)
-    fields = (
-        _fields(options, tensors, epsilon)
-        | tying.fields
-        | sizes
-        | ids
-        | {"decoder_start_token_id": start}
-    )
-    locate = partial(state_dicts.rename, renames=RENAMES)
-    model = state_dicts.build_model(fields, tensors, locate, tying.copies | tables)
+    fields = _fields(options, epsilon) | ids | {"decoder_start_token_id": start}
+    model = state_dicts.build_model(fields, tensors, locate, tables)
     is_version_3 = isinstance(vocab, Mapping) and isinstance(vocab.get("src"), list)
     # the defaults of `onmt_translate`: 5 beams, ranked by log-probability, from version 3 on by its mean
     penalty, longest = (1.0, 250) if is_version_3 else (0.0, 100)
@@ -210,7 +200,7 @@ def _tensors(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
     }
 
 
-def _fields(options: Options, tensors: Mapping[str, Tensor], epsilon: float) -> dict[str, Any]:
+def _fields(options: Options, epsilon: float) -> dict[str, Any]:
     heads = options.integer("heads", 8, 1)
     return {
         "layer_norm_position": "pre",
@@ -219,9 +209,6 @@ def _fields(options: Options, tensors: Mapping[str, Tensor], epsilon: float) -> 
         "decoder_attention_heads": heads,
         "layer_norm_eps": options.number("norm_eps", epsilon, 0.0),
         "scale_embedding": True,
-        # version 3 has an option for them
-        "attention_bias": "encoder.transformer.0.self_attn.linear_query.bias" in tensors,
-        "lm_head_bias": "generator.bias" in tensors,
         "dropout": first_number(options, "dropout"),
         "attention_dropout": first_number(options, "attention_dropout"),
     }

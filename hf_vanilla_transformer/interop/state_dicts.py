@@ -29,12 +29,17 @@ from ..utils.untrusted import one_line, reading_weights, require_file, unsafe_na
 STACKS = ("encoder", "decoder")
 EPSILON_OF_UNBIASED_NORMS = 1e-12  # (1e-6)²
 _MAX_NAMES = 4  # in a message
-_MAX_LAYERS = 1000
 _MAX_NESTING = 4
 _MAX_CHILDREN = 100  # of containers around a state dictionary
 _USUAL_KEYS = ("", "state_dict", "model_state_dict", "model", "module", "net", "model_state")
 _MAX_PREFIX = 500  # characters of the names of nested modules
 _MAX_CLASSES = 200  # of other libraries in a file: each costs a further reading
+_EMBEDDINGS = (
+    "model.encoder.embed_tokens.weight",
+    "model.decoder.embed_tokens.weight",
+    "lm_head.weight",
+)
+_SIZES = {"d_model"} | {f"{stack}_{size}" for stack in STACKS for size in ("layers", "ffn_dim")}
 _TABLE_ROUNDING = 2e-3  # of float16. Float32 at position 5,000 is off by 3e-4
 
 # Added to names by DataParallel, torch.compile, FSDP and activation checkpointing.
@@ -77,14 +82,6 @@ def rename(name: str, renames: Renames) -> str:
     for pattern, replacement in renames:
         name = re.sub(pattern, replacement, name)
     return name
-
-
-class Tying(NamedTuple):
-    """Which of source embedding, target embedding and output matrix are equal (§3.4)."""
-
-    #: `share_encoder_decoder_embeddings`, `tie_word_embeddings` and both vocabulary sizes
-    fields: dict[str, Any]
-    copies: set[str]  #: names of tensors that equal one before them
 
 
 class Ignored:
@@ -286,67 +283,55 @@ def _state_of_module(module: Ignored) -> dict[str, object]:
     return state
 
 
-def require_matrix(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    """The matrix of this name, or a UserError."""
-    if name not in tensors or tensors[name].ndim != 2:
+def weights_decide(
+    tensors: Mapping[str, Tensor], locate: Callable[[str], str | TensorRef]
+) -> dict[str, Any]:
+    """The configuration fields that the weights decide: sizes, depths, biases, and which matrices are equal (§3.4).
+
+    `locate` is as in `build_model`. A missing target embedding or output matrix is tied to the one before it.
+    """
+    names = [_reference(locate(name)).name for name in _EMBEDDINGS]
+    missing = [name for name in names[:1] if name not in tensors]
+    flat = [name for name in names if name in tensors and tensors[name].ndim != 2]
+    if missing or flat:
+        name = (missing or flat)[0]
         raise UserError(
             f"there is no matrix {name} among {len(tensors)} tensors, such as {_some(tensors)}"
         )
-    return tensors[name]
-
-
-def find_sizes(
-    tensors: Mapping[str, Tensor],
-    embedding: str,
-    layers: Iterable[str] = ("encoder.layers.", "decoder.layers."),
-    ffn: str | None = None,
-) -> dict[str, int]:
-    """The configuration fields `d_model`, `encoder_layers`, `decoder_layers` and, with `ffn`, the widths d_ff.
-
-    Tensors have the names `embedding`, (V, D), `layers` for encoder and decoder before the number of the layer, and
-    `ffn`, (d_ff, D), after it.
-    """
-    sizes = {"d_model": require_matrix(tensors, embedding).shape[1]}
-    for stack, prefix in zip(STACKS, layers, strict=True):
-        numbers = {
-            match[1] for name in tensors if (match := re.match(re.escape(prefix) + r"(\d+)", name))
-        }
-        if not numbers:
-            raise UserError(
-                f"there is no tensor {prefix}…: this is no encoder-decoder Transformer of that toolkit"
-            )
-        if len(numbers) > _MAX_LAYERS or numbers - set(map(str, range(len(numbers) + 1))):
-            highest = max(numbers, key=lambda number: (len(number), number))
-            raise UserError(
-                f"{prefix}{shown(highest)}: there are {len(numbers)} layers, so their numbers have gaps"
-            )
-        sizes[f"{stack}_layers"] = max(map(int, numbers)) + 1
-        if ffn is not None:
-            sizes[f"{stack}_ffn_dim"] = len(require_matrix(tensors, f"{prefix}0.{ffn}"))
-    return sizes
-
-
-def find_tying(tensors: Mapping[str, Tensor], source: str, target: str, output: str) -> Tying:
-    """Compare the (V, D) matrices of these names. A missing target or output is tied to the one before it."""
-    encoder = require_matrix(tensors, source)
-    decoder = require_matrix(tensors, target) if target in tensors else encoder
-    head = require_matrix(tensors, output) if output in tensors else decoder
-    shared = same(encoder, decoder)
-    tied = same(decoder, head)
-    if len(head) != len(decoder):
+    source = tensors[names[0]]
+    target = tensors.get(names[1], source)
+    output = tensors.get(names[2], target)
+    if len(output) != len(target):
         raise UserError(
-            f"{output} has {len(head)} tokens, {target} has {len(decoder)}: the numbers must agree"
+            f"{names[2]} has {len(output)} tokens, {names[1]} has {len(target)}: the numbers must agree"
         )
+
+    def find(name: str) -> Tensor | None:
+        reference = _reference(locate(name))
+        return _referred(tensors[reference.name], reference) if reference.name in tensors else None
+
     fields = {
-        "vocab_size": encoder.shape[0],
-        "decoder_vocab_size": decoder.shape[0],
-        "share_encoder_decoder_embeddings": shared,
-        "tie_word_embeddings": tied,
+        "d_model": source.shape[1],
+        "vocab_size": len(source),
+        "decoder_vocab_size": len(target),
+        "share_encoder_decoder_embeddings": same(source, target),
+        "tie_word_embeddings": same(target, output),
+        "attention_bias": find("model.encoder.layers.0.self_attn.q_proj.bias") is not None,
+        "lm_head_bias": find("lm_head.bias") is not None,
     }
-    copies = {
-        name for name, is_copy in ((target, shared), (output, tied)) if is_copy and name in tensors
-    }
-    return Tying(fields, copies - {source})
+    for stack in STACKS:
+        inner = find(f"model.{stack}.layers.0.fc1.weight")
+        if inner is None or inner.ndim != 2:
+            name = _reference(locate(f"model.{stack}.layers.0.fc1.weight")).name
+            raise UserError(
+                f"there is no matrix {name}: this is no encoder-decoder Transformer of that toolkit"
+            )
+        layers = itertools.count(1)
+        fields[f"{stack}_ffn_dim"] = len(inner)
+        fields[f"{stack}_layers"] = next(
+            i for i in layers if find(f"model.{stack}.layers.{i}.fc1.weight") is None
+        )
+    return fields
 
 
 def same(one: Tensor, other: Tensor) -> bool:
@@ -381,18 +366,24 @@ def position_layout(tables: Iterable[Tensor]) -> str:
 
 
 def build_model(
-    fields: Mapping[str, object],
+    fields: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     locate: Callable[[str], str | TensorRef],
     unused: Iterable[str] = (),
 ) -> VanillaTransformerForConditionalGeneration:
     """The model with these configuration fields, and with the weights and the dtype of a toolkit's `tensors`.
 
-    `locate` maps the name of our parameter to the toolkit's tensor. `unused` tensors, such as copies of tied matrices
-    and tables of sinusoids, may be left out.
+    Args:
+        fields: they complete and override those of `weights_decide`, but sizes and depths must agree with these.
+        locate: maps the name of our parameter to the toolkit's tensor.
+        unused: tensors that may be left out, such as tables of sinusoids. Copies of tied matrices always may.
     """
+    decided = weights_decide(tensors, locate)
+    for name in decided.keys() & fields.keys() & _SIZES:
+        if fields[name] != decided[name]:
+            raise UserError(f"{name}={shown(fields[name])}, but the weights have {decided[name]}")
     try:
-        config = VanillaTransformerConfig(**fields)
+        config = VanillaTransformerConfig(**decided | fields)
         # on the meta device: the weights are assigned below
         with torch.device("meta"):
             model = VanillaTransformerForConditionalGeneration(config)
@@ -400,12 +391,12 @@ def build_model(
         raise UserError(f"the settings do not fit together: {one_line(error)}") from None
     _check_special_values(config)
     parameters = dict(model.named_parameters())
-    located = {name: locate(name) for name in parameters}
-    refs = {name: TensorRef(ref) if isinstance(ref, str) else ref for name, ref in located.items()}
-    used = dict.fromkeys((ref.name for ref in refs.values()), 0)
+    references = {name: _reference(locate(name)) for name in parameters}
+    used = dict.fromkeys((reference.name for reference in references.values()), 0)
+    copies = {_reference(locate(name)).name for name in _EMBEDDINGS}
     if missing := used.keys() - tensors.keys():
         raise UserError(f"tensors are missing ({len(missing)}): {_some(missing)}")
-    if surplus := tensors.keys() - used.keys() - set(unused):
+    if surplus := tensors.keys() - used.keys() - copies - {*unused}:
         raise UserError(
             f"tensors that this architecture does not have ({len(surplus)}): {_some(surplus)}"
         )
@@ -416,21 +407,30 @@ def build_model(
             f"the weights are {str(dtype).removeprefix('torch.')}: quantised weights cannot be converted"
         )
     weights = {}
-    for name, (source, rows, transposed) in refs.items():
-        weight = tensors[source] if rows is None else tensors[source][rows]
-        weight = weight.T if transposed else weight
+    for name, reference in references.items():
+        weight = _referred(tensors[reference.name], reference)
         shape = parameters[name].shape
         if weight.shape != shape:
             raise UserError(
-                f"{source} gives {tuple(weight.shape)} for {name}, which is {tuple(shape)}"
+                f"{reference.name} gives {tuple(weight.shape)} for {name}, which is {tuple(shape)}"
             )
         weights[name] = weight.to(dtype, copy=True).contiguous()
-        used[source] += weight.numel()
+        used[reference.name] += weight.numel()
     if wrong := [name for name, count in used.items() if count != tensors[name].numel()]:
         raise UserError(f"not used exactly once: {_some(wrong)}")
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
     return model.eval()
+
+
+def _reference(located: str | TensorRef) -> TensorRef:
+    return TensorRef(located) if isinstance(located, str) else located
+
+
+def _referred(tensor: Tensor, reference: TensorRef) -> Tensor:
+    """The part of a tensor that a reference means, in our orientation."""
+    part = tensor if reference.rows is None else tensor[reference.rows]
+    return part.T if reference.transposed else part
 
 
 def _check_special_values(config: VanillaTransformerConfig) -> None:

@@ -204,8 +204,9 @@ def _around(
 ) -> Around:
     """The tensors around the layers: those of the named `modules`, and of the others those found by their names."""
     source, target, output = (None if name is None else f"{name}.weight" for name in modules)
-    for name in filter(None, (source, target, output)):
-        state_dicts.require_matrix(tensors, name)
+    for name in (source, target, output):
+        if name is not None and name not in tensors:
+            raise UserError(f"there is no tensor {name}")
     around = around_layers(tensors, width, source, target or source, output)
     if positions is None or positions in POSITION_ENCODING_TYPES:
         return around
@@ -246,18 +247,9 @@ def _build(
     positions: str | None,
 ) -> tuple[VanillaTransformerForConditionalGeneration, list[str]]:
     """The model, and the names of tensors under another prefix."""
-    tying = state_dicts.find_tying(tensors, around.source, around.target, around.output)
     refs = with_around(refs, around, tensors)
-    fields |= tying.fields | {
-        "d_model": tensors[around.source].shape[1],
-        **{
-            f"{stack}_ffn_dim": len(tensors[refs[f"model.{stack}.layers.0.fc1.weight"].name])
-            for stack in STACKS
-        },
-        "final_layer_norm": bool(around.norms),
-        "attention_bias": any("_proj.bias" in name for name in refs),
-        "lm_head_bias": "lm_head.bias" in refs,
-    }
+    fields["final_layer_norm"] = bool(around.norms)
+    fields["attention_bias"] = any("_proj.bias" in name for name in refs)
     if any(ref.name.endswith(_GAINS_OF_UNBIASED_NORMS) for ref in refs.values()):
         fields.setdefault("layer_norm_eps", state_dicts.EPSILON_OF_UNBIASED_NORMS)
     tensors = _with_norms_and_biases(tensors, refs, fields)
@@ -281,9 +273,7 @@ def _build(
         *around.positions,
         *(() if fields["position_encoding_type"] == "learned" else _TABLES),
     }
-    model = state_dicts.build_model(
-        fields, tensors, lambda name: refs.get(name, name), tying.copies | unused
-    )
+    model = state_dicts.build_model(fields, tensors, lambda name: refs.get(name, name), unused)
     return model, others
 
 
@@ -294,7 +284,7 @@ def _with_norms_and_biases(
 
     A gain that is one number becomes a vector. The Annotated Transformer divides by the unbiased standard deviation.
     """
-    width = fields["d_model"]
+    width = tensors[refs["model.encoder.embed_tokens.weight"].name].shape[1]
     filled = dict(tensors)
     for name, ref in list(refs.items()):
         if "layer_norm" in name and tensors[ref.name].shape == (1,):

@@ -28,7 +28,7 @@ from ..utils.errors import UserError, naming_extras, shown
 from ..utils.untrusted import one_line, read_json_object, reading_weights
 from .converted import Converted
 from .sources import EMBEDDINGS, read_parts, weight_files
-from .state_dicts import STACKS, TensorRef, build_model, find_sizes, find_tying, same
+from .state_dicts import STACKS, TensorRef, build_model, same, weights_decide
 
 #: Configuration fields that these classes have under our names, with our meaning.
 SAME_FIELDS = (
@@ -140,31 +140,22 @@ def from_peer(
     """
     output = str(renames.get("lm_head.weight", "lm_head.weight"))
     tensors, notes = _untied(peer, output)
-    source, target = _EMBEDDINGS
-    tying = find_tying(tensors, source, target, output)
-    prefixes = [f"model.{stack}.layers." for stack in STACKS]
-    fields = {name: getattr(peer.config, name) for name in SAME_FIELDS}
-    for name, number in find_sizes(tensors, _EMBEDDINGS[0], prefixes).items():
-        if fields[name] != number:
-            raise UserError(
-                f"config.json: {name}={shown(fields[name])}, but the weights have {number}"
-            )
-    fields |= tying.fields | other_fields
+    fields = {name: getattr(peer.config, name) for name in SAME_FIELDS} | other_fields
     if (
         fields["position_encoding_type"] == "sinusoidal_fairseq"
         and fields["pad_token_id"] is not None
     ):
         fields["position_offset"] = fields["pad_token_id"] + 1
     fields["unk_token_id"] = None if tokenizer is None else tokenizer.unk_token_id
-    if tokenizer is not None and not fields["share_encoder_decoder_embeddings"]:
+
+    def locate(name: str) -> str | TensorRef:
+        return renames.get(name, name.replace("cross_attn", "encoder_attn"))
+
+    shared = weights_decide(tensors, locate)["share_encoder_decoder_embeddings"]
+    if tokenizer is not None and not shared:
         for name in ("pad_token_id", "eos_token_id"):  # config.json has those of the target
             fields[f"decoder_{name}"], fields[name] = fields[name], getattr(tokenizer, name)
-    model = build_model(
-        fields,
-        tensors,
-        lambda name: renames.get(name, name.replace("cross_attn", "encoder_attn")),
-        tying.copies.union(POSITION_TABLES, unused, [_SHARED]),
-    )
+    model = build_model(fields, tensors, locate, POSITION_TABLES.union(unused, [_SHARED]))
     set_generation_config(model, peer.generation)
     return Converted(model, tokenizer, notes=notes)
 

@@ -316,6 +316,12 @@ def test_fairseq_tokenizer_for_raw_text_with_sentencepiece(tmp_path: Path, recor
         ({"arch": "fconv_wmt_en_de"}, "arch=fconv_wmt_en_de"),
         ({"encoder_attention_heads": None}, "heads"),
         ({"activation_fn": "relu_squared"}, "activation_function='relu_squared'"),
+        # these would pass silently, with other logits than fairseq's
+        ({"arch": "transformer_unidirectional_iwslt_de_en"}, "arch=transformer_unidirectional"),
+        ({"arch": "transformer_monotonic"}, "arch=transformer_monotonic"),
+        ({"quant_noise_scalar": 0.5}, "--quant-noise-scalar=0.5"),
+        ({"encoder_xformers_att_config": '{"name": "global"}'}, "--encoder-xformers-att-config"),
+        ({"task": "translation_moe", "num_experts": 3}, "--num-experts=3"),
     ],
 )
 def test_fairseq_refuses_other_architectures(options, message, tmp_path, record_property):
@@ -323,6 +329,15 @@ def test_fairseq_refuses_other_architectures(options, message, tmp_path, record_
     with pytest.raises(UserError, match=message):
         from_fairseq(tmp_path / "model.pt")
     record_property("refused", ", ".join(f"--{name.replace('_', '-')}={value}" for name, value in options.items()))
+
+
+def test_fairseq_refuses_options_of_sections(tmp_path: Path) -> None:
+    """`transformer` itself keeps them in sections: fairseq rounds the weights of such a model when it is used."""
+    save_with_sections(tmp_path / "model.pt", weights(9, 8), nested=True)
+    state = torch.load(tmp_path / "model.pt", weights_only=False)
+    state["cfg"]["model"]["quant_noise"] = {"pq": 0.0, "pq_block_size": 8, "scalar": 0.5}
+    torch.save(state, tmp_path / "model.pt")
+    assert "--quant-noise-scalar=0.5" in error_of(from_fairseq, tmp_path / "model.pt")
 
 
 def test_fairseq_refuses_inconsistent_files(tmp_path: Path) -> None:

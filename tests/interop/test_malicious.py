@@ -160,7 +160,7 @@ def test_malicious_fairseq_language_cannot_leave_the_folder(tmp_path: Path) -> N
 def test_malicious_layer_numbers(name: str, tmp_path: Path) -> None:
     model = fairseq.weights(9, 8) | {name: torch.ones(fairseq.FFN)}
     fairseq.save(tmp_path / "model.pt", model)
-    assert "numbers have gaps" in refused("fairseq", tmp_path / "model.pt")
+    assert name[:30] in refused("fairseq", tmp_path / "model.pt")
 
 
 def strided(path: Path, whole: Any) -> None:
