@@ -120,7 +120,7 @@ IN_WORDS = (
     SpanKind("hashtag", rf"(?<![A-Za-z0-9_&#/])#(?!\d){LETTER}+", "#größe", "C# and #1"),
     SpanKind(
         "named parameter",
-        r"(?<![A-Za-z0-9_:/)\]]):[A-Za-z_][A-Za-z0-9_]*(?![A-Za-z0-9_:])",
+        r"(?<![A-Za-z0-9_:/)\]]):[A-Za-z_][A-Za-z0-9_]*(?![A-Za-z0-9_:]|[a-z0-9_+-]*:)",
         ":name",
         "note: this",
     ),
@@ -180,7 +180,7 @@ BETWEEN_WORDS = (
     SpanKind(
         "emoji by name",
         r"(?<![A-Za-z0-9_:]):[a-z+-][a-z0-9_+-]*:(?![A-Za-z0-9_:])",
-        ":smile:",
+        ":arrow-up:",
         "one: two:",
     ),
     SpanKind("emoticon", r"(?<!\S)[:;]['’]?-?[()DPp](?![\w()])", ":-)", "(one:)"),

@@ -26,7 +26,7 @@ from typing import Any
 
 from hf_vanilla_transformer.documents.document_files import SUFFIXES, translate_document
 from hf_vanilla_transformer.inference.placement import TranslatedPart
-from hf_vanilla_transformer.inference.protected import spans_in
+from hf_vanilla_transformer.inference.protected import spans_in, word_links
 from hf_vanilla_transformer.utils.errors import UserError
 
 LARGEST = 2_000_000  # bytes
@@ -51,16 +51,30 @@ def upper(texts: list[str]) -> list[list[TranslatedPart]]:
 
 
 def in_reverse(texts: list[str]) -> list[list[TranslatedPart]]:
+    """Texts with their words in reverse order and the alignment of their words. Protected spans stay whole."""
     translations = []
     for text in texts:
-        words = text.split()
-        inner = " ".join(changed(word) for word in reversed(words))
-        before, _, after = text.partition(text.strip()) if words else (text, "", "")
-        last = len(words) - 1
-        links = [(number, last - number) for number in range(len(words))]
+        inner = text.strip()
+        before, _, after = text.partition(inner) if inner else (text, "", "")
+        pairs = []
+        reverse = ""
+        for start, end in reversed(_tokens(inner)):
+            reverse += " " if reverse else ""
+            pairs += [(position, len(reverse) + position - start) for position in range(start, end)]
+            reverse += changed(inner[start:end])
+        links = word_links(pairs, inner, reverse)
         layout = [TranslatedPart(space, space) for space in (before, after)]
-        translations.append([layout[0], TranslatedPart(text.strip(), inner, links), layout[1]])
+        translations.append([layout[0], TranslatedPart(inner, reverse, links), layout[1]])
     return translations
+
+
+def _tokens(text: str) -> list[tuple[int, int]]:
+    """Where the words of a text are. White space in a protected span separates none."""
+    inside = {position for start, end in spans_in(text) for position in range(start, end)}
+    spaces = [match.span() for match in re.finditer(r"\s+", text) if match.start() not in inside]
+    ends = [start for start, _ in spaces] + [len(text)]
+    starts = [0, *(end for _, end in spaces)]
+    return [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
 
 
 TRANSLATIONS: dict[str, Callable[..., list[list[TranslatedPart]]]] = {"upper": upper, "reversed": in_reverse}

@@ -1,0 +1,78 @@
+"""What site generators add to Markdown stays. Their titles and texts are translated, each in its place."""
+
+import pytest
+
+from hf_vanilla_transformer.documents.document_files import translate_document
+from tests.trials.documents import TRANSLATIONS
+
+pytest.importorskip("markdown_it", reason="needs the extra `documents`")
+
+
+def translated(document: str, translation: str = "upper") -> str:
+    return translate_document(document.encode(), ".md", TRANSLATIONS[translation]).decode()
+
+
+KEPT = {
+    "code of Liquid": "{% highlight python %}\nfor x in range(3): pass\n{% endhighlight %}\n",
+    "code of Hugo": '{{< highlight go >}}\nx := "two words"\n{{< /highlight >}}\n',
+    "raw text of Liquid": "{% raw %}\n\nHello {{ name }}\n\n{% endraw %}\n",
+    "formula in brackets": "\\[\nE = mc^2\n\\]\n",
+    "module of MDX": "export const meta = {\n  title: 'Hello world'\n};\n",
+    "function of MDX": "export default function Layout(props) {\n  return <div>{props.children}</div>;\n}\n",
+    "import of MDX": "import {\n  one,\n  two\n} from './three'\n",
+    "simple table of pandoc": "  Right     Left\n-------     ------\n     12     twelve words\n",
+    "included files": "--8<--\nfile one.md\n--8<--\n",
+    "included file": '--8<-- "includes/abbreviations.md"\n',
+    "comment of Obsidian": "%% comment text %%\n",
+    "target of MyST": "(my-label)=\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("translation", TRANSLATIONS)
+@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
+def test_block_without_text_stays(kept: str, translation: str) -> None:
+    assert translated(f"one\n\n{kept}\ntwo\n", translation) == f"ONE\n\n{kept}\nTWO\n"
+
+
+INLINE = {
+    "attributes of a link": ("See [it](#){ .md-button title='A b' } now\n",
+                             "NOW [IT](#){ .md-button title='A b' } SEE\n"),
+    "attributes of an image": ("See ![it](a.png){ width=\"300\" loading=lazy } now\n",
+                               "![it](a.png){ width=\"300\" loading=lazy } NOW SEE\n"),
+    "attributes of emphasis": ("See *it*{: .note} now\n", "NOW *IT*{: .note} SEE\n"),
+    "attributes of a text": ("See [it all]{.smallcaps} now\n", "NOW [ALL IT]{.smallcaps} SEE\n"),
+    "attributes of code": ("See `<b>it</b>`{=html} now\n", "`<b>it</b>`{=html} NOW SEE\n"),
+    "attributes of a heading": ("# One two { #one-two }\n", "# TWO ONE { #one-two }\n"),
+    "attributes of a paragraph": ("One two\n{ .annotate }\n", "TWO ONE\n{ .annotate }\n"),
+    "name of a paragraph": ("One two ^one-two\n", "TWO ONE ^one-two\n"),
+    "keys": ("Press ++ctrl+alt+del++ now\n", "++ctrl+alt+del++ NOW PRESS\n"),
+    "role of MyST": ("See {doc}`my page` now\n", "{doc}`my page` NOW SEE\n"),
+    "emoji with attributes": ("A :octicons-arrow-24:{ .big } b\n", ":octicons-arrow-24:{ .big } B A\n"),
+    "formula": ("So \\[x^2 + y\\] holds\n", "\\[x^2 + y\\] HOLDS SO\n"),
+    "brackets without a formula": ("One \\[two\\] six\n", "SIX \\[TWO\\] ONE\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("document", "expected"), INLINE.values(), ids=INLINE)
+def test_inline_markup_goes_with_its_words(document: str, expected: str) -> None:
+    assert translated(document, "reversed") == expected
+
+
+TITLES = {
+    "callout": ("> [!tip]- My title\n> Two words\n", "> [!tip]- MY TITLE\n> TWO WORDS\n"),
+    "callout in a callout": ("> [!faq] One?\n> > [!todo] Two\n> > six\n", "> [!faq] ONE?\n> > [!todo] TWO\n> > SIX\n"),
+    "classes of an admonition": ('!!! info inline end "My title"\n    Two\n',
+                                 '!!! info inline end "MY TITLE"\n    TWO\n'),
+    "block of pymdownx": ("/// note | My title\nTwo\n///\n", "/// note | My title\nTWO\n///\n"),
+    "shortcode of Hugo": (
+        "{{% notice note %}}\nTwo\n{{% /notice %}}\n", "{{% notice note %}}\nTWO\n{{% /notice %}}\n"),
+    "options of a directive": (":::{figure} a.png\n:alt: one two\nTwo\n:::\n",
+                               ":::{figure} a.png\n:alt: one two\nTWO\n:::\n"),
+    "cell that starts with a bar": ("| a | b |\n|--|--|\n| \\| c | \\|d\\| |\n",
+                                    "| A | B |\n|--|--|\n| \\| C | \\|D\\| |\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("document", "expected"), TITLES.values(), ids=TITLES)
+def test_marks_of_a_block_stay_on_their_lines(document: str, expected: str) -> None:
+    assert translated(document) == expected
