@@ -316,10 +316,15 @@ class TokenBatchDataset(torch.utils.data.Dataset):
         return len(self.dataset)
 
     def __getitems__(self, batches: list[list[int]]) -> list[Rows]:
-        rows, batches = self.read(batches)
+        rows, batches = self._read(batches)
         return select_rows(rows.__getitem__, batches)
 
-    def read(self, batches: list[list[int]]) -> tuple[dict[int, Row], list[list[int]]]:
+    def numbers(self, batches: list[list[int]]) -> list[list[int]]:
+        """The numbers of the pairs of each of this rank's batches."""
+        _, batches = self._read(batches)
+        return [[max(row, ~row) for row in batch] for batch in batches]
+
+    def _read(self, batches: list[list[int]]) -> tuple[dict[int, Row], list[list[int]]]:
         """The rows by their numbers, and this rank's batches of them."""
         read = getattr(
             self.dataset, "__getitems__", lambda numbers: [self.dataset[row] for row in numbers]

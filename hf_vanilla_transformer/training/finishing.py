@@ -44,7 +44,7 @@ from .checkpoints import (
 from .corpus import SPLITS, run_languages, split_inputs
 from .corpus_tokenizers import Tokenizers
 from .distributed import is_main_rank, original_class, print_main
-from .report import perplexities
+from .log_metrics import perplexities
 from .run_state import Run
 from .trainer import VanillaTransformerTrainer
 

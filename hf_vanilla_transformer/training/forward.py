@@ -171,11 +171,6 @@ class CompiledForward:
         )
 
 
-def keeps_few_activations(model: nn.Module) -> bool:
-    """True if the model computes activations again in the backward pass (gradient checkpointing)."""
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-
-
 @contextmanager
 def forward_pass_of(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Let calls of a model, also through DistributedDataParallel, run another forward pass."""

@@ -112,6 +112,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         self.batches_per_update = self.args.world_size
         # The plan of the training loader, or None without token batches.
         self._updates: TokenBatchSampler | StreamingTokenBatches | None = None
+        self._pairs: Any = None  # the dataset of the training loader, with token batches
         self._epoch = 0
         self._epoch_start = 0  # the number of updates before this epoch
         self._resumed_from: Path | None = None

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, VanillaTransformerTrainer
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.training import forward_choice
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import DESCENT, TINY_RUN, as_flags, flat, random_pairs, trained
 
@@ -61,7 +62,7 @@ def resume_packed(folder: Path, **settings: Any) -> tuple[Tensor, Tensor, bool]:
     resumed = trained(
         folder / "resumed", random_pairs(40), model, resume=folder / "whole" / "checkpoint-2", **settings
     )
-    compiled = resumed._compiled_forward
+    compiled = resumed.forwards.compiled
     return flat(whole.model), flat(resumed.model), compiled is not None and not compiled.failed
 
 
@@ -74,7 +75,7 @@ def main(folder: Path) -> None:
     save = {"save_strategy": "steps", "save_steps": 7, "max_tokens_per_batch": 60}
     results["to resume"] = train(folder / "several_processes", 40, **save)[:2]
     for name, settings in PACKED.items():
-        VanillaTransformerTrainer.casts_together = name == "cast together"
+        forward_choice.is_bound_by_launches = lambda device, name=name: name == "cast together"
         results[f"{name}, resumed"] = resume_packed(folder / name, **settings)
     if rank == 0:
         torch.save(results, folder / "results.pt")

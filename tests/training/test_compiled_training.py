@@ -140,4 +140,4 @@ def test_run_goes_on_without_a_compiler_that_fails(
 
 
 def test_compiling_is_the_default_of_gpus_only(tmp_path: Path) -> None:
-    assert trained(tmp_path, 1)._compiled_forward is None
+    assert trained(tmp_path, 1).forwards.compiled is None

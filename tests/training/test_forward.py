@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_vanilla_transformer import VanillaTransformerTrainer
+from hf_vanilla_transformer.training import forward_choice
 from hf_vanilla_transformer.training.forward import CastForward, PlainForward, forward_pass_of, linear_weights
 from tests import trainer_helpers
 from tests.model_helpers import gradients, tiny_model, translation_batch
@@ -80,15 +80,32 @@ def test_updates_are_those_of_autocast(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = trained(tmp_path, **settings)
-    assert not expected.casts_together  # on a CPU
-    monkeypatch.setattr(VanillaTransformerTrainer, "casts_together", True)
+    assert expected.forwards.cast is None  # on a CPU
+    monkeypatch.setattr(forward_choice, "is_bound_by_launches", lambda device: True)
     actual = trained(tmp_path, **settings)
-    assert actual._cast_forward is not None
+    assert actual.forwards.cast is not None
     assert torch.equal(flat(actual.model), flat(expected.model))
 
 
+def trained_with_another_model(folder: Path) -> torch.Tensor:
+    """The weights of a second model that a trainer trains after its own."""
+    trainer = trained(folder, 1)
+    other = tiny_model(dropout=0.3, seed=5)
+    trainer.model = trainer.model_wrapped = other
+    trainer.optimizer = None
+    trainer.train()
+    return flat(other)
+
+
+def test_forward_pass_is_chosen_again_for_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = trained_with_another_model(tmp_path)
+    monkeypatch.setattr(forward_choice, "is_bound_by_launches", lambda device: True)
+    assert torch.equal(trained_with_another_model(tmp_path), expected)
+    assert not torch.equal(expected, flat(tiny_model(seed=5)))
+
+
 def test_run_resumes_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(VanillaTransformerTrainer, "casts_together", True)
+    monkeypatch.setattr(forward_choice, "is_bound_by_launches", lambda device: True)
     settings = {**SETTINGS[0], "save_strategy": "steps", "save_steps": 1}
     trained(tmp_path / "whole", 2, **settings)
     trained(tmp_path / "resumed", 2, tmp_path / "whole" / "checkpoint-1", **settings)

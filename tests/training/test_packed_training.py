@@ -61,8 +61,8 @@ def test_packing_is_the_default_of_gpus_only(tmp_path: Path) -> None:
 
 def test_losses_of_a_gpu_are_read_when_one_is_logged(tmp_path: Path) -> None:
     trainer = trained(tmp_path, dropout=0.1)
-    losses = [torch.tensor(value) for value in (1.0, float("nan"))]
-    trainer._unread_losses = [(0, 0, losses[0]), (trainer._epoch_start, 0, losses[1])]
+    trainer.losses.add(0, 0, torch.tensor(1.0))
+    trainer.losses.add(trainer._epoch_start, 0, torch.tensor(float("nan")))
     with pytest.raises(UserError, match=r"the loss of update \d+ is nan; its batch contains the lines \d+"):
         trainer.log({"loss": 1.0})
     trainer.log({"loss": 1.0})  # they have been read

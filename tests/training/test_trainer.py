@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from transformers import Seq2SeqTrainer
 
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_augmentation, with_bpe_dropout
+from hf_vanilla_transformer.data.batching import collate_batches
 from hf_vanilla_transformer.data.perturbations import PERTURBATIONS
 from hf_vanilla_transformer.data.redrawing import redrawn
+from hf_vanilla_transformer.training import trainer
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import PAD, error_of, slow, tiny_marian, tiny_model
@@ -80,8 +83,8 @@ def test_update_with_everything_on_is_the_same_in_1_or_8_batches(tmp_path):
 def test_update_is_the_same_with_rounded_shapes(tmp_path, monkeypatch):
     start, moved = flat(tiny_model()), []
     for unit in (1, 64):
-        rounding = {"row_unit": unit, "pad_token_ids": (PAD, PAD)}
-        monkeypatch.setattr(VanillaTransformerTrainer, "_rounding", lambda self, rounding=rounding: rounding)
+        collated = partial(collate_batches, collator=collate, row_unit=unit, pad_token_ids=(PAD, PAD))
+        monkeypatch.setattr(trainer, "padded_batches", lambda *_, collated=collated: collated)
         made = trained(tmp_path, max_tokens_per_batch=60, max_steps=5, **DESCENT)
         moved.append((flat(made.model) - start, losses(made)))
     (expected, their_losses), (update, each) = moved

@@ -1,0 +1,164 @@
+"""The loaders and samplers of training: an update of token batches or of packed rows is one item.
+
+`Trainer` makes the loaders of evaluations, and of training without `max_tokens_per_batch`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from datasets import Dataset
+from torch.utils.data import DataLoader
+from transformers import PreTrainedConfig, TrainingArguments
+
+from ..data.batching import (
+    Batch,
+    LengthGroupedSampler,
+    Rows,
+    StreamingTokenBatches,
+    TokenBatchDataset,
+    TokenBatchSampler,
+    collate_batches,
+    pair_lengths,
+)
+from ..data.packing import PackedBatchSampler, PackedLayout, PackedPairs
+from ..loss_vanilla_transformer import ROW_UNIT
+from ..utils.errors import UserError
+from .distributed import leave_signals_to_main_process, print_main
+
+T = TypeVar("T")
+
+
+class UpdateLoaders:
+    """Makes the loader of training with `max_tokens_per_batch`. Each item is the list of batches of an update.
+
+    Args:
+        args: of the run.
+    """
+
+    def __init__(self, args: TrainingArguments):
+        self.args = args
+        self._warned = False
+
+    def of_stream(
+        self,
+        stream: torch.utils.data.IterableDataset,
+        window: int,
+        batches_per_update: int,
+        collate: Callable[[list[Rows]], list[Batch]],
+    ) -> DataLoader:
+        """The loader of a stream, of which `window` pairs are read at once."""
+        if self.args.dataloader_num_workers:
+            raise UserError("a stream is read in the main process: set dataloader_num_workers to 0")
+        updates = StreamingTokenBatches(stream, window, **self._plan(batches_per_update))
+        return DataLoader(updates, batch_size=None, collate_fn=collate, **self._options())
+
+    def of_packed_rows(
+        self, dataset: Dataset, config: PreTrainedConfig, batches_per_update: int
+    ) -> DataLoader:
+        """The loader of packed rows. It packs in the main process, in a microsecond a pair."""
+        sampler = PackedBatchSampler(*_lengths(dataset), **self._plan(batches_per_update))
+        self.warn_of_long_pairs(max(sampler.places))
+        pairs = PackedPairs(dataset, PackedLayout.of(config, sampler.places), sampler)
+        return DataLoader(pairs, batch_sampler=sampler, collate_fn=_unchanged, **self._options())
+
+    def of_token_batches(
+        self,
+        dataset: Dataset,
+        batches_per_update: int,
+        collate: Callable[[list[Rows]], list[Batch]],
+    ) -> DataLoader:
+        """The loader of padded batches of similar lengths."""
+        args = self.args
+        plan = self._plan(batches_per_update)
+        if getattr(dataset, "grows", False):
+            plan |= {"world_size": 1, "rank": 0}  # the dataset shards the batches
+        sampler = TokenBatchSampler(*_lengths(dataset), **plan)
+        too_long = int((sampler.lengths > args.max_tokens_per_batch).sum())
+        self.warn_of_long_pairs(int(sampler.lengths.max()), f"{too_long:,}")
+        loader = DataLoader(
+            TokenBatchDataset(dataset, sampler.limit, args.world_size, args.process_index),
+            batch_sampler=sampler,
+            collate_fn=collate,
+            num_workers=args.dataloader_num_workers,
+            persistent_workers=args.dataloader_persistent_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            **self._options(),
+        )
+        return leave_signals_to_main_process(loader)
+
+    def _plan(self, batches_per_update: int) -> dict[str, Any]:
+        """The arguments of a sampler of updates."""
+        args = self.args
+        return {
+            "max_tokens": args.max_tokens_per_batch,
+            "tokens_per_update": args.tokens_per_update,
+            "batches_per_update": batches_per_update,
+            "seed": args.seed if args.data_seed is None else args.data_seed,
+            "world_size": args.world_size,
+            "rank": args.process_index,
+        }
+
+    def _options(self) -> dict[str, Any]:
+        """The arguments that all loaders share.
+
+        A loader draws a seed in each epoch. From the global generator this would change dropout after a resume.
+        """
+        return {
+            "generator": torch.Generator().manual_seed(self.args.seed),
+            "pin_memory": self.args.dataloader_pin_memory,
+        }
+
+    def warn_of_long_pairs(self, longest: int, count: str = "some") -> None:
+        """Say once that pairs are longer than a batch. `longest` is their largest number of tokens."""
+        limit = self.args.max_tokens_per_batch
+        if longest > limit and not self._warned:
+            self._warned = True
+            print_main(
+                f"warning: {count} pairs are longer than max_tokens_per_batch={limit} "
+                f"(the longest: {longest:,} tokens); each is a batch by itself"
+            )
+
+
+def padded_batches(
+    args: TrainingArguments, config: PreTrainedConfig, collator: Callable[[Rows], Batch]
+) -> Callable[[list[Rows]], list[Batch]]:
+    """The collator of an update, from the collator of a batch.
+
+    In bfloat16 on a CPU it rounds the shapes of batches, see `ReleaseFreeMemory`.
+    """
+    # Padding must not pass the end of a table of positions. Models of transformers have one.
+    has_limit = getattr(config, "position_encoding_type", "learned") == "learned"
+    if has_limit or not args.bf16 or args.device.type != "cpu":
+        return partial(collate_batches, collator=collator)
+    pads = config.pad_token_id, getattr(config, "target_pad_token_id", config.pad_token_id)
+    return partial(collate_batches, collator=collator, row_unit=ROW_UNIT, pad_token_ids=pads)
+
+
+def grouped_sampler(args: TrainingArguments, dataset: object) -> LengthGroupedSampler | None:
+    """The sampler of `group_by_length` for a table of pairs, or None.
+
+    It groups all pairs of an update, over ranks and accumulation steps.
+    """
+    if args.train_sampling_strategy != "group_by_length":
+        return None
+    if not isinstance(plain_dataset(dataset), Dataset):
+        return None
+    pairs = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    return LengthGroupedSampler(*pair_lengths(dataset), pairs, args.seed)
+
+
+def plain_dataset(dataset: Any) -> Any:
+    """The dataset without the changes of an epoch, such as BPE-dropout."""
+    return getattr(dataset, "encoded", dataset)
+
+
+def _lengths(dataset: Dataset) -> tuple[Any, Any]:
+    if len(dataset) == 0:
+        raise UserError("there is no pair to train on")
+    return pair_lengths(dataset)
+
+
+def _unchanged(batches: T) -> T:
+    return batches
