@@ -7,8 +7,9 @@ from .. import lazy_names
 if TYPE_CHECKING:
     from .augmentation import with_augmentation
     from .bpe_dropout import with_bpe_dropout
-    from .corpora import Input, PairReport, parse_inputs
+    from .corpora import PairReport
     from .encoding import EncodingReport, encode_pairs
+    from .inputs import Input, parse_inputs
     from .mixtures import MixtureReport, load_pairs
     from .numbers import number_pairs
     from .packing import PackedCollator, packed_forward
@@ -39,7 +40,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "EncodingReport": ".encoding",
-        "Input": ".corpora",
+        "Input": ".inputs",
         "MixtureReport": ".mixtures",
         "PackedCollator": ".packing",
         "PairReport": ".corpora",
@@ -48,7 +49,7 @@ __getattr__ = lazy_names(
         "load_tokenizers": ".tokenizer_files",
         "number_pairs": ".numbers",
         "packed_forward": ".packing",
-        "parse_inputs": ".corpora",
+        "parse_inputs": ".inputs",
         "read_lines": ".readers",
         "save_tokenizers": ".tokenizer_files",
         "train_tokenizer": ".tokenizer_training",

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .cleaning import Direction, PairRow
-from .corpora import SIDES, Columns, PairReport, Source, checked_pairs
+from .columns import CODES, SIDES, Columns
+from .corpora import PairReport, Source, checked_pairs
 from .mixtures import MixtureReport, open_sources
 from .readers import file_format
-
-CODES = "source_lang", "target_lang"
 
 
 @dataclass
@@ -38,7 +37,7 @@ class CleaningInput:
         for part, (source, report) in enumerate(zip(self.sources, self.reports, strict=True)):
             first_line = last_line
             languages = self._languages(source)
-            for defect, line, text, translation, cells in checked_pairs(source, report):
+            for defect, (line, (text, translation), cells) in checked_pairs(source, report):
                 last_line = first_line + line
                 if not cells.keys() <= names.keys():
                     names.update(dict.fromkeys(cells))

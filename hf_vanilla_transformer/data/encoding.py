@@ -9,7 +9,8 @@ from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from ..utils.errors import UserError
-from .corpora import REPORTED_LINES, SIDES, describe_dropped
+from .columns import SIDES
+from .corpora import REPORTED_LINES, describe_dropped
 from .language_tokens import Direction, encode_targets, language_tokens
 from .mixtures import PART
 from .source_text import source_text

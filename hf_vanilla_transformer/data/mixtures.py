@@ -16,18 +16,10 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict, IterableDataset, concatenate_datasets
 
 from ..utils.errors import UserError
-from .corpora import (
-    BUILT_IN,
-    FEATURES,
-    Columns,
-    PairReport,
-    Source,
-    load_stream,
-    load_table,
-    open_dataset,
-    parse_inputs,
-)
+from .columns import Columns
+from .corpora import FEATURES, PairReport, Source, load_stream, load_table, open_dataset
 from .derivatives import derivative_pairs
+from .inputs import BUILT_IN, parse_inputs
 from .numbers import number_pairs
 from .phonemes import phoneme_pairs
 

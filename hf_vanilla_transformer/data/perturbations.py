@@ -13,6 +13,7 @@ from typing import TypeAlias
 import regex
 
 from ..utils.errors import UserError
+from .language_detection import base_language
 from .words import UNSPACED, graphemes
 
 Pair: TypeAlias = tuple[str, str]
@@ -100,8 +101,7 @@ def _capitalised(word: str, language: str | None) -> str:
 
 def _dotted(text: str, language: str | None) -> str:
     """The text with the capital of "i" that Turkish has."""
-    base = (language or "").lower().replace("_", "-").split("-")[0]
-    return text.replace("i", "İ") if base in _TURKIC else text
+    return text.replace("i", "İ") if base_language(language) in _TURKIC else text
 
 
 def typos(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, None)) -> Pair:

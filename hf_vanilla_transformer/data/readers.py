@@ -33,7 +33,7 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 #: documents, spreadsheets, archives and markup: no plain text with one sentence per line
 _DOCUMENTS = re.compile(
-    r"\.([sx]?html?|xml|tmx|xlf|xliff|sgml?|srt|vtt|sub|pot?|docx?|odt|rtf|pdf|epub|xlsx?|ods|pptx?|odp|ass|ssa|ttml|sbv|ya?ml|strings|properties|resx|tex|rst|zip|tar|tgz|bz2|xz)"
+    r"\.([sx]?html?|xml|tmx|xlf|xliff|sgml?|srt|vtt|sub|pot?|docx?|odt|rtf|pdf|epub|xlsx?|ods|pptx?|odp|ass|ssa|ttml|sbv|ya?ml|strings|properties|resx|tex|rst|zip|tar|tgz|bz2|xz|zst|7z|rar)"
 )
 #: A document by its start, Standard Arabic by its name: Flutter's resources are JSON.
 _RESOURCES = ".arb"
@@ -241,7 +241,8 @@ def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]
     found: Repairs = {}
     lines = repaired_lines(path, found)
     header = next(lines, "")
-    delimiter = next((sign for sign in ",;\t" if sign in header), ",")
+    unquoted = _QUOTED.sub("", header)
+    delimiter = next((sign for sign in ",;\t" if sign in unquoted), ",")
     # a quoted cell may contain line breaks, so each line needs its end
     records = csv.reader(
         (f"{line}\n" for line in chain([header], lines)), delimiter=delimiter, strict=True
@@ -307,11 +308,14 @@ def _rows(
             continue
         elif header is None:
             header = cells
-            _require_unique(header, path)
+            _require_unique([name.strip() for name in header], path)
+        elif cells == header:
+            yield line, BadRow("the header again")
         elif len(cells) > len(header):
             yield line, BadRow("more cells than the header")
         else:
-            yield line, dict(zip(header, cells, strict=False))
+            missing = [None] * (len(header) - len(cells))
+            yield line, dict(zip(header, [*cells, *missing], strict=True))
 
 
 def read_parquet(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
@@ -358,7 +362,7 @@ TABLES_WITH_HEADER = (".csv", ".tsv")
 
 def file_format(path: Path) -> str:
     """The suffix that determines a file's format, in lower case and without `.gz`."""
-    return Path(path.name.removesuffix(".gz")).suffix.lower()
+    return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def is_readable(path: Path) -> bool:

@@ -39,14 +39,17 @@ MemoryPair: TypeAlias = tuple[
 ]  # number of the unit, source, target
 
 
+SAME_LANGUAGE = 3
+
+
 def language_match(requested: str, code: str | None) -> int:
-    """How well a language code fits: 3 the same, 2 one is more specific (`en`, `en-GB`), 0 a different language.
+    """How well a language code fits: `SAME_LANGUAGE`, 2 one is more specific (`en`, `en-GB`), 0 a different language.
 
     Upper and lower case, and "-" and "_" between the parts of a code, make no difference.
     """
     first, second = (each.replace("_", "-").lower().split("-") for each in (requested, code or ""))
     if first == second:
-        return 3
+        return SAME_LANGUAGE
     shorter = min(len(first), len(second))
     return 2 if first[:shorter] == second[:shorter] else 0
 

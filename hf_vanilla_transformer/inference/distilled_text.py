@@ -16,7 +16,8 @@ from typing import Any
 
 from sacrebleu.metrics import CHRF
 
-from ..data.corpora import DISTILLED, SIDES, Columns
+from ..data.columns import SIDES, Columns
+from ..data.inputs import DISTILLED
 from ..utils.errors import UserError
 from ..utils.system_info import counted
 from .file_translation import claim, translate_file

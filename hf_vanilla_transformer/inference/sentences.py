@@ -6,7 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..data.corpora import SIDES, Columns, PairReport, defect, has_pairs, read_sides
+from ..data.columns import CODES, SIDES, Columns, read_sides
+from ..data.corpora import PairReport, defect
+from ..data.inputs import has_pairs
 from ..data.mixtures import load_pairs
 from ..data.readers import is_readable, read_rows
 from ..utils.errors import UserError
@@ -31,7 +33,7 @@ def read_sentences(
     if path is None or not has_pairs(Path(path)):
         yield from read_lines(path)
         return
-    for line, text in read_sides(Path(path), columns or Columns(), {}, [side]):
+    for line, (text,), _ in read_sides(Path(path), columns or Columns(), {}, [side]):
         reason = defect(side, text)
         if reason and not (isinstance(text, str) and not text.strip()):
             raise UserError(f"{path}, line {line}: {reason}; mend it, or remove the row")
@@ -43,11 +45,7 @@ def read_codes(path: str | Path | None) -> dict[str, Iterator[str | None]]:
     if path is None or not is_readable(Path(path)):
         return {}
     first = next((row for _, row in read_rows(Path(path), {})), None)
-    names = [
-        name
-        for name in ("source_lang", "target_lang")
-        if isinstance(first, Mapping) and name in first
-    ]
+    names = [name for name in CODES if isinstance(first, Mapping) and name in first]
     return {name: _column(Path(path), name) for name in names}
 
 

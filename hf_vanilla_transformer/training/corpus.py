@@ -16,8 +16,8 @@ from ..data import (
     parse_inputs,
 )
 from ..data.cleaning import sample_warnings
-from ..data.corpora import DISTILLED
 from ..data.directions import Pair, inputs_of, load_directions, parse_directions, part_names
+from ..data.inputs import DISTILLED
 from ..data.mixtures import PART
 from ..data.readers import file_format
 from ..data.translation_memories import FORMATS, memory_languages

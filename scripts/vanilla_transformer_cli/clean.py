@@ -128,9 +128,9 @@ def _write(arguments: argparse.Namespace, rows: Any, judged: Any) -> None:
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.data import load_pairs
     from hf_vanilla_transformer.data.cleaning import RULES, SEQUENCE_RULES, judge_pairs
-    from hf_vanilla_transformer.data.cleaning_input import CODES, CleaningInput
+    from hf_vanilla_transformer.data.cleaning_input import CleaningInput
     from hf_vanilla_transformer.data.cleaning_report import report_page, report_text
-    from hf_vanilla_transformer.data.corpora import Columns
+    from hf_vanilla_transformer.data.columns import CODES, Columns
     from hf_vanilla_transformer.inference.text_io import line_writer
     from hf_vanilla_transformer.utils.errors import UserError
 

@@ -205,7 +205,7 @@ def read_texts(
     arguments: argparse.Namespace,
 ) -> tuple[list[str] | None, list[list[str]], list[str] | None]:
     """Sources, if there are any, lists of references, and the labels of --by."""
-    from hf_vanilla_transformer.data.corpora import Columns
+    from hf_vanilla_transformer.data.columns import Columns
     from hf_vanilla_transformer.evaluation.comparison import length_labels
     from hf_vanilla_transformer.inference.sentences import read_sentence_pairs, read_sentences
     from hf_vanilla_transformer.utils.errors import UserError

@@ -114,7 +114,7 @@ def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def columns_of(arguments: argparse.Namespace) -> Any:
     """The columns of tables that the flags name."""
-    from hf_vanilla_transformer.data.corpora import Columns
+    from hf_vanilla_transformer.data.columns import Columns
 
     return Columns(**{name: getattr(arguments, name) for name in _COLUMNS})
 

@@ -37,7 +37,8 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-    from hf_vanilla_transformer.data.corpora import SIDES, has_pairs
+    from hf_vanilla_transformer.data.columns import SIDES
+    from hf_vanilla_transformer.data.inputs import has_pairs
     from hf_vanilla_transformer.data.tokenizer_training import train_sentencepiece_tokenizer
     from hf_vanilla_transformer.inference.sentences import read_sentences
     from hf_vanilla_transformer.utils.errors import UserError

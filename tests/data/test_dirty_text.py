@@ -1,6 +1,7 @@
 """Defects of text files: counted and reported, never fatal, never silent."""
 
 import csv
+import gzip
 import io
 import json
 import os
@@ -214,3 +215,52 @@ def test_reason_of_an_unreadable_row_is_no_text(tmp_path):
     ((_, row),) = read_rows(file, {})
     assert row == BadRow("more cells than the header") and not isinstance(row, str)
     assert defect("source", row) == "more cells than the header"
+
+
+def test_header_of_a_concatenated_table_is_no_pair(tmp_path):
+    for name, separator in (("a.tsv", "\t"), ("a.csv", ",")):
+        (tmp_path / name).write_text(
+            "\n".join(separator.join(row) for row in [("source", "target"), ("a", "b")] * 2), encoding="utf-8"
+        )
+        pairs, report = load_pairs(tmp_path / name)
+        assert text_of(pairs) == [("a", "b")] * 2
+        assert report.first_lines == {"the header again": [3]}
+
+
+def test_side_without_a_visible_character_is_empty(tmp_path):
+    sources, targets = lines_of(0), lines_of(1)
+    for number, blank in enumerate(("\u200b", "\ufeff\u200e", "\u3000\u00ad", "\u2060 \u200f")):
+        sources[number] = f"{blank}\n".encode()
+    sources[5] = "\u200eשלום\u200f\n".encode()
+    pairs, report = load_pairs(parallel(tmp_path, sources, targets))
+    assert report.first_lines == {"empty source": [1, 2, 3, 4]}
+    assert "\u200eשלום\u200f" in pairs["source"]
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "jsonl"])
+def test_rows_without_the_code_of_their_language_are_counted(tmp_path, suffix):
+    """Ragged rows and rows of JSON lack cells. They belong to no direction."""
+    rows = [
+        {"source": "a", "target": "b"},
+        {"source": "c", "target": "d", "source_lang": "EN", "target_lang": "de"},
+        {"source": "e", "target": "f", "source_lang": "en", "target_lang": "fr"},
+        {"source": "g", "target": "h", "source_lang": "en", "target_lang": ""},
+    ]
+    lines = [json.dumps(row) for row in [rows[1], *rows]]
+    if suffix == "tsv":
+        names = ("source", "target", "source_lang", "target_lang")
+        lines = ["\t".join(names), *("\t".join(row.values()) for row in rows)]
+    (tmp_path / f"x.{suffix}").write_text("\n".join(lines), encoding="utf-8")
+    pairs, report = load_pairs(tmp_path / f"x.{suffix}", source_lang="en", target_lang="de")
+    assert set(text_of(pairs)) == {("c", "d")}
+    assert report.first_lines == {"missing source_lang": [2], "missing target_lang": [5]}
+
+
+def test_delimiter_is_looked_for_outside_quotation_marks(tmp_path):
+    (tmp_path / "x.csv").write_text('"source, text";target\n"a;b";c\n', encoding="utf-8")
+    assert text_of(load_pairs(tmp_path / "x.csv", source_column="source, text")[0]) == [("a;b", "c")]
+
+
+def test_suffixes_may_be_in_capitals(tmp_path):
+    (tmp_path / "X.TSV.GZ").write_bytes(gzip.compress(b"source\ttarget\na\tb\n"))
+    assert text_of(load_pairs(tmp_path / "X.TSV.GZ")[0]) == [("a", "b")]

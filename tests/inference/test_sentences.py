@@ -3,7 +3,7 @@
 import pytest
 
 from hf_vanilla_transformer.data import load_pairs
-from hf_vanilla_transformer.data.corpora import Columns
+from hf_vanilla_transformer.data.columns import Columns
 from hf_vanilla_transformer.inference.sentences import read_sentence_pairs, read_sentences
 from hf_vanilla_transformer.inference.text_io import read_lines
 from hf_vanilla_transformer.utils.errors import UserError
