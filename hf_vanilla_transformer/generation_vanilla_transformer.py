@@ -513,18 +513,22 @@ def beam_search(
         )
         search.join(batch)
 
+    more = None if next_batch is None else partial(_read, model, next_batch, prefix)
+    ahead = None if more is None else model.read_ahead(more, rows)
+    if ahead is not None:
+        more = ahead.take
+        search.meanwhile = ahead.fill
     join(source, prefix)
     while len(search):
         results |= search.step()
         free = rows - len(search)
-        if next_batch is None or free < (rows if fixed_rows else REFILL_SHARE * rows):
+        if more is None or free < (rows if fixed_rows else REFILL_SHARE * rows):
             continue
-        batch = next_batch(free)
-        if batch is None:
-            next_batch = None
-            continue
-        ids, mask, first_tokens = _checked_batch(batch, free, prefix)
-        join(model.encode(ids, mask), first_tokens)
+        sentences = more(free)
+        if sentences is None:
+            more = None
+        else:
+            join(*sentences)
     return _output([results[sentence] for sentence in range(len(results))], generation_config)
 
 
@@ -539,13 +543,22 @@ def _given_source(model_kwargs: dict[str, Any], beams: int) -> EncodedSource:
     return EncodedSource(states, mask[::beams])
 
 
-def _checked_batch(
-    batch: tuple[Tensor, ...], free: int, prefix: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, mask and prefixes of a `next_batch` for `free` rows. By default the prefix is the first batch's."""
-    if not 0 < len(batch[0]) <= free:
+def _read(
+    model: PreTrainedModel,
+    next_batch: NextBatch,
+    prefix: Tensor,
+    count: int,
+) -> tuple[EncodedSource, Tensor] | None:
+    """Up to `count` sentences of `next_batch`, encoded, and the first tokens of their translations.
+
+    By default these are the ones of the first batch, whose prefixes (B, P) are `prefix`.
+    """
+    batch = next_batch(count)
+    if batch is None:
+        return None
+    if not 0 < len(batch[0]) <= count:
         raise ValueError(
-            f"next_batch: asked for 1 to {free} sentences, it brought {len(batch[0])}; None ends"
+            f"next_batch: asked for 1 to {count} sentences, it brought {len(batch[0])}; None ends"
         )
     ids, mask, *own = (part.to(prefix.device) for part in batch)
     first_tokens = own[0] if own else prefix[:1].expand(len(ids), -1)
@@ -553,7 +566,7 @@ def _checked_batch(
         raise ValueError(
             f"next_batch: its prefixes have width {first_tokens.shape[1]}, not {prefix.shape[1]}"
         )
-    return ids, mask, first_tokens
+    return model.encode(ids, mask), first_tokens
 
 
 def _output(hypotheses: list[Hypotheses], generation_config: GenerationConfig) -> Any:
@@ -633,11 +646,14 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             self, source, beams, len(source.states) if rows is None else rows
         )
 
+    def read_ahead(self, read: Callable[[int], Any], rows: int) -> Any:
+        """What encodes sentences by `read` while a search of `rows` goes on, if the inference engine has that."""
+        make = getattr(self.inference_engine, "read_ahead", None)
+        return None if make is None else make(self, read, rows)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **vars(self),
-            "inference_engine": None,
-        }  # a copied or pickled model is not optimized
+        # A copied or pickled model is not optimized.
+        return {**vars(self), "inference_engine": None}
 
     def train(self, mode: bool = True) -> Any:
         if mode:

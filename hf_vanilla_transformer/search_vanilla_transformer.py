@@ -16,7 +16,7 @@ Shapes: B sentences in the batch, K beams, P tokens of the prefix, T capacity of
 vocabulary, R hypotheses returned, n best candidates of a beam, N of a sentence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -480,6 +480,8 @@ class BeamSearch:
     processors: LogitsProcessorList | None = None  # of `generate`
     # Processors identify a sentence by its row: no other may join a running batch.
     fixed_rows: bool = False
+    # What the host does in each `step` before it waits for the device.
+    meanwhile: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         self.clear()
@@ -578,6 +580,8 @@ class BeamSearch:
                 state = self.decoder.step(state, self.config, self.penalties)
             self.length += 1
         self.state = state
+        if self.meanwhile is not None:
+            self.meanwhile()
         done = self.decoder.read_done(state)
         return self._take(
             [row for row, key in enumerate(self.keys) if done[row] and key is not None]

@@ -1,5 +1,6 @@
 """What an update asks of a GPU, counted on a pretended one: a ratchet for launches, and no waits."""
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.training.forward import CastForward
 from tests.model_helpers import gradients, tiny_model, translation_batch
-from tests.pretended_gpu import DEVICE, Count, autocast, counted, on_cpu, on_gpu
+from tests.pretended_gpu import DEVICE, Count, autocast, counted, held_memory, on_cpu, on_gpu
 
 # of a forward and a backward pass of the base model, 6 + 6 layers
 LAUNCHES = 1_096
@@ -107,3 +108,21 @@ def test_pretended_gpu_counts_waits_copies_and_shapes() -> None:
         for _ in range(2):
             (values @ values.T).sum()
     assert list(count.shapes) == [("mm", (2, 3), (3, 2))]
+
+
+def test_held_memory_does_not_depend_on_garbage() -> None:
+    """A collection may give back the memory of other tests at any time, and a new tensor then gets it."""
+    sizes = [1000, 30_000, 120_000]
+
+    def held_by_new_tensors(collects: bool) -> int:
+        for size in sizes * 20:
+            garbage: list = [on_gpu(torch.zeros(size, dtype=torch.uint8))]
+            garbage.append(garbage)
+        with counted(), held_memory() as held:
+            if collects:
+                gc.collect()
+            tensors = [torch.zeros(size, dtype=torch.uint8, device=DEVICE) for size in sizes]
+        del tensors
+        return held.peak
+
+    assert held_by_new_tensors(False) == held_by_new_tensors(True) == sum(sizes)

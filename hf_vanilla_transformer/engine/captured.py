@@ -27,8 +27,8 @@ from .packed_decoder import KV, PackedDecoder, PackedWeights, cache_rows
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of the static memory of all steps of a model and of the pool that they have in common, at most. A step that
-#: needs more is not captured.
+#: Bytes of the static memory of all steps of a model, of the sentences that wait to join, and of the pool that the
+#: steps have in common, at most. A step that needs more is not captured.
 MAX_BYTES = 4 * 2**30
 MAX_STEPS = 16  # kept for a model
 
@@ -165,7 +165,8 @@ class CapturedStep:
             )
             self.numbers = beam_numbers(self.memory.state.parents)
             self.rows = cache_rows(self.numbers, sizes.slots)  # (B', K), of each beam's slot 0
-            self.nbytes = sum(tensor.nbytes for tensor in (*self.memory.tensors(), self.penalties))
+            static = sum(tensor.nbytes for tensor in (*self.memory.tensors(), self.penalties))
+            self.nbytes = static + waiting_bytes(sizes, weights)
             self.encodings = weights.position_encodings(sizes.tokens)
             self.repeat = recorder.record(lambda: self._step(weights))
 
@@ -199,6 +200,11 @@ def static_bytes(
     widths = sum(kv.shape[2] * kv.element_size() for kv in like)
     caches = sizes.rows * (sizes.slots + sizes.source) * widths
     return caches + sizes.rows * config.num_beams * (2 * 8 * sizes.tokens + sizes.slots)
+
+
+def waiting_bytes(sizes: Sizes, weights: PackedWeights) -> int:
+    """The states of sentences that wait to join the search, at most as many as rows. See `engine.read_ahead`."""
+    return sizes.rows * sizes.source * weights.config.d_model * weights.dtype.itemsize
 
 
 def pool_bytes(
@@ -241,7 +247,7 @@ class CapturedSteps:
         with self.lock:
             step = self.idle.pop((config, sizes), None)
             if step is None:
-                needed = static_bytes(sizes, config, like)
+                needed = static_bytes(sizes, config, like) + waiting_bytes(sizes, weights)
                 pool = max(self.pool, pool_bytes(sizes, config, weights))
                 total = needed + self.in_use + pool
                 if total > MAX_BYTES:

@@ -5,6 +5,7 @@ The engine belongs to the model. `train()` drops it. It checks at every request 
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,13 +19,14 @@ from transformers.utils import logging
 from ..generation_vanilla_transformer import EncodedSource, ModuleDecoder
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import Decoder
-from . import captured
+from . import captured, read_ahead
 from .c_kernels import library
 from .compiled import CompiledDecoder, CompiledWeights, compile_error
 from .int8_model import Int8Decoder, Int8Weights
 from .kernels import has_global_hooks, has_hooks, version
 from .linear import INT8, int8_error, mkl_is_slow
 from .packed_decoder import PackedDecoder, PackedWeights, fold_biases
+from .read_ahead import ReadAhead, Sentences
 
 logger = logging.get_logger(__name__)
 
@@ -47,8 +49,9 @@ def optimize_for_inference(
     in-place operations, `to`, `load_state_dict`, merged adapters, replaced weights and modules are noticed. Call it
     again after a write through `.data` or a NumPy array, and after a change of a setting such as `eps`.
 
-    On a CUDA GPU a decoding step is captured as a graph for each size of a batch. The graphs of a model take at most
-    `captured.MAX_BYTES`, 4 GiB, for their caches, the state of their searches and their intermediate results.
+    On a CUDA GPU a decoding step is captured as a graph for each size of a batch, and the sentences that join next are
+    encoded meanwhile. All this takes at most `captured.MAX_BYTES`, 4 GiB, for caches, the state of searches,
+    intermediate results and encoded sentences that wait.
 
     Args:
         model: in evaluation mode, whole on one device, without adapters or hooks. It is returned.
@@ -212,6 +215,16 @@ class InferenceEngine:
         else:
             encode = weights.encode
         return EncodedSource(encode(ids, mask).last_hidden_state, mask, ids)
+
+    def read_ahead(
+        self,
+        model: PreTrainedModel,
+        read: Callable[[int], Sentences | None],
+        rows: int,
+    ) -> ReadAhead | None:
+        """What encodes sentences by `read` while a GPU decodes others."""
+        stream = read_ahead.side_stream_of(model.device)
+        return None if stream is None else ReadAhead(read, rows, stream)
 
     def decoder(
         self, model: PreTrainedModel, source: EncodedSource, beams: int, rows: int

@@ -1,6 +1,6 @@
 """A recorder of steps on a CPU, in place of CUDA graphs: it repeats recorded operations on the same memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from hf_vanilla_transformer import generation_vanilla_transformer as generation
 from hf_vanilla_transformer import search_vanilla_transformer as search
-from hf_vanilla_transformer.engine import captured
+from hf_vanilla_transformer.engine import captured, read_ahead
 
 STEPS_AT_ONCE = 16  # as on a GPU
 
@@ -71,15 +71,39 @@ class Eager:
         return function
 
 
+class LateStream:
+    """A `SideStream` whose results are there when the device waits for them, and not before: until then they are NaN.
+
+    Numbers other than floating-point ones may be the caller's own, and are there at once.
+    """
+
+    def __init__(self) -> None:
+        self.late: dict[int, tuple[Tensor, Tensor]] = {}  # by address: memory, and what will be in it
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        results = function()
+        for each in tree_leaves(results):
+            if isinstance(each, Tensor) and each.is_floating_point():
+                self.late[each.untyped_storage().data_ptr()] = (each, each.clone())
+                each.fill_(torch.nan)
+        return results
+
+    def hand_over(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            memory, values = self.late.pop(tensor.untyped_storage().data_ptr(), (tensor, tensor))
+            memory.copy_(values)
+
+
 @contextmanager
 def recording(recorder: Any, steps_at_once: int = STEPS_AT_ONCE) -> Iterator[None]:
-    """Let every search of a packed model on a CPU take captured steps by this recorder."""
+    """Let every search of a packed model on a CPU take captured steps by this recorder, and read sentences ahead."""
 
     def at_once(device: torch.device) -> int:
         return steps_at_once
 
     with (
         mock.patch.object(captured, "recorder_of", lambda device: recorder),
+        mock.patch.object(read_ahead, "side_stream_of", lambda device: LateStream()),
         mock.patch.object(captured, "steps_at_once", at_once),
         mock.patch.object(generation, "steps_at_once", at_once),
         mock.patch.object(search, "steps_at_once", at_once),

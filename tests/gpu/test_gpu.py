@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import GenerationMixin
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.engine import captured
+from hf_vanilla_transformer.engine import captured, read_ahead
 from hf_vanilla_transformer.engine.captured import CapturedSteps
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.engine.ensemble import EnsembleEngine
@@ -197,6 +197,20 @@ def test_gpu_captured_steps_find_what_eager_steps_find(
     assert found.sequences.tolist() == expected.sequences.tolist()
     if beams > 1:
         assert found.sequences_scores.equal(expected.sequences_scores)
+
+
+@needs_gpu
+def test_gpu_search_that_reads_ahead_finds_what_another_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    later = [1 + 7 * index % 11 for index in range(300)]
+
+    def translate() -> list[list[int]]:
+        model = optimize_for_inference(varied_model().to("cuda"))
+        first = moved(source([6] * 16), "cuda")
+        return model.generate(**first, next_batch=batches(later, []), num_beams=4).tolist()
+
+    found = translate()
+    monkeypatch.setattr(read_ahead, "side_stream_of", lambda device: None)
+    assert found == translate()
 
 
 @needs_gpu
