@@ -1,4 +1,4 @@
-"""A static Space on the Hub: a site that translates in the browser with one model."""
+"""A static Space on the Hub: a site that runs one model in the browser."""
 
 import os
 from collections.abc import Callable
@@ -35,6 +35,7 @@ def space_changes(
     *,
     title: str | None = None,
     private: bool | None = None,
+    task: str = "language",
 ) -> SpaceChanges:
     """Compare a site with a Space, and change nothing. Arguments and errors as in `publish_space`."""
     site = Path(site)
@@ -58,17 +59,17 @@ def space_changes(
         deleted: set[str] = set()
         space = _info(api.space_info, repo_id)
         if space is None:
-            files[CARD] = space_card(title or repo_id.rpartition("/")[2], model_id).encode()
+            card = space_card(title or repo_id.rpartition("/")[2], model_id, task)
+            files[CARD] = card.encode()
         else:
             if private and space.private is False:
                 raise UserError(
                     f"{repo_id} is a public Space, and the model is not: make the Space private on the Hub"
                 )
             there = {sibling.rfilename for sibling in space.siblings or []}
-            card = RepoCard(
-                _read(api, repo_id, CARD, there) or "---\n---\n", ignore_metadata_errors=True
-            ).data
-            if card.get("sdk") != "static" or model_id not in (card.get("models") or []):
+            older_card = _read(api, repo_id, CARD, there) or "---\n---\n"
+            metadata = RepoCard(older_card, ignore_metadata_errors=True).data
+            if metadata.get("sdk") != "static" or model_id not in (metadata.get("models") or []):
                 raise UserError(
                     f"{repo_id} is a Space for something else than {model_id}: give --space another name"
                 )
@@ -85,6 +86,7 @@ def publish_space(
     *,
     title: str | None = None,
     private: bool | None = None,
+    task: str = "language",
 ) -> str:
     """Create or update a static Space in one commit. The site's files replace the files of an older site.
 
@@ -96,6 +98,7 @@ def publish_space(
         model_id: the model on the Hub, for a link in the card. If it is private or gated, the Space is private.
         title: the title of a new Space. None for its name.
         private: create a private Space.
+        task: of the model, "language" or "sequence". It decides the words of a new card.
 
     Returns:
         The URL of the commit.
@@ -104,7 +107,14 @@ def publish_space(
         UserError: no site there, or a link in it, an invalid name, a Space that is not of this model, a public Space
             for a model that is not public, or a problem with the connection or the permissions of the token.
     """
-    changes = space_changes(site, repo_id, model_id, title=title, private=private)
+    changes = space_changes(
+        site,
+        repo_id,
+        model_id,
+        title=title,
+        private=private,
+        task=task,
+    )
     api = HfApi()
     with one_line_errors(changes.repo_id):
         space: dict[str, Any] = {"repo_type": "space", "space_sdk": "static", "exist_ok": True}
@@ -145,7 +155,7 @@ def _read(api: HfApi, repo_id: str, name: str, there: set[str]) -> str:
         return Path(path).read_text(encoding="utf-8")
 
 
-def space_card(title: str, model_id: str) -> str:
+def space_card(title: str, model_id: str, task: str) -> str:
     """The Space's README.md. `models` makes the Hub link the Space and the model to each other."""
     metadata = {
         "title": title,
@@ -155,11 +165,15 @@ def space_card(title: str, model_id: str) -> str:
         "sdk": "static",
         "pinned": False,
         "models": [model_id],
-        "tags": ["translation", "transformers.js"],
+        "tags": [
+            "translation" if task == "language" else "sequence-to-sequence",
+            "transformers.js",
+        ],
     }
     header = yaml.safe_dump(metadata, allow_unicode=True, sort_keys=False)
+    verb = "translates" if task == "language" else "runs"
     text = (
-        f"[{model_id}](https://huggingface.co/{model_id}) translates here in the browser: no text leaves it.\n"
+        f"[{model_id}](https://huggingface.co/{model_id}) {verb} here in the browser: no text leaves it.\n"
         f"`model/` is what transformers.js and optimum load."
     )
     return f"---\n{header}---\n\n# {title}\n\n{text}\n"

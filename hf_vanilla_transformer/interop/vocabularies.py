@@ -16,6 +16,7 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from ..data.token_kinds import PATTERNS, describe_tokenizer
 from ..data.tokenizer_files import load_tokenizers
 from ..data.tokenizer_training import fast_tokenizer
 from ..utils.errors import UserError, naming_extras
@@ -30,6 +31,8 @@ _HIDDEN = "\ue003"
 _ALL = 1000  # spaces at the end of a text
 JOINER = "@@"  # subword-nmt and fastBPE end a token with it if the next one continues the word
 _NO_LIMIT = int(1e9)  # of the tokens of a text
+_SMILES = re.compile(PATTERNS["smiles"])
+_SMILES_SHARE = 0.8  # of the tokens. The rest are classes of reactions, and fill a vocabulary up
 # Notes for users.
 PRETOKENIZED = "it takes text that is tokenized already, with spaces between tokens"
 SPLIT_AT_SPACES = (
@@ -93,11 +96,21 @@ def with_tokenizers(
         files = zip(codes, sides, special, languages, strict=True)
         return Converted(model, *(bpe_tokenizer(*file) for file in files))
     source, target = whitespace_tokenizers(sides, special, ends=ends, **whitespace)
+    if all(map(_are_atoms, sides, special)):
+        for tokenizer in (source, target):
+            describe_tokenizer(tokenizer, "words", "sequence")
     if codes:
         return Converted(
             model, endless_bpe_tokenizer(codes[0], sides[0], special[0]), target, [SPLIT_AT_SPACES]
         )
     return Converted(model, source, target, [PRETOKENIZED])
+
+
+def _are_atoms(tokens: Sequence[str], special: Mapping[str, str]) -> bool:
+    """Return whether these are atoms and bonds of SMILES, and no words."""
+    symbols = [token for token in tokens if token not in special.values()]
+    atoms = sum(_SMILES.fullmatch(symbol) is not None for symbol in symbols)
+    return atoms > _SMILES_SHARE * len(symbols)
 
 
 def whitespace_tokenizers(

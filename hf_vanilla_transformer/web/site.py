@@ -109,7 +109,7 @@ def publish_site(
     private: bool | None = None,
     dry_run: bool = False,
 ) -> str:
-    """Create or update the static Space that translates with a model on the Hub.
+    """Create or update the static Space that runs a model on the Hub.
 
     Args:
         source: the model's folder.
@@ -127,9 +127,14 @@ def publish_site(
         folder = Path(temporary) / "site"
         write_site(source, folder)
         space = folder, repo_id or model_id, model_id
+        settings: dict[str, Any] = {
+            "title": title,
+            "private": private,
+            "task": tokenizer_task(*load_tokenizers(source)),
+        }
         if not dry_run:
-            return f"{title}: {publish_space(*space, title=title, private=private)}"
-        changes = space_changes(*space, title=title, private=private)
+            return f"{title}: {publish_space(*space, **settings)}"
+        changes = space_changes(*space, **settings)
         deleted = ", ".join(sorted(changes.deleted)) or "nothing"
         return f"{title}: {len(changes.files)} files to the static Space {changes.repo_id}; deleted there: {deleted}"
 

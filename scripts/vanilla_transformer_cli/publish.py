@@ -64,7 +64,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         nargs="?",
         const="",
         metavar="NAME",
-        help="also make or update a static Space that translates in the browser (default: the model's name)",
+        help="also make or update a static Space that runs the model in the browser (default: the model's name)",
     )
     return parser.parse_args(arguments)
 

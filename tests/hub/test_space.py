@@ -34,6 +34,13 @@ def test_space_is_made_in_one_commit_with_a_card(hub, site: Path) -> None:
     assert not (site / "README.md").exists()
 
 
+def test_card_of_a_space_for_sequences_has_no_words_of_translation(hub, site: Path) -> None:
+    publish_space(site, "me/reactions", "me/reactions", title="Reactions", task="sequence")
+    card = hub.repositories["spaces/me/reactions"].branches["main"][-1].files["README.md"].decode()
+    assert "translat" not in card
+    assert "me/reactions" in RepoCard(card).data.models
+
+
 def test_update_deletes_only_files_of_the_older_site(hub, site: Path) -> None:
     publish_space(site, "me/numbers", "me/numbers-en-de")
     branch = hub.repositories["spaces/me/numbers"].branches["main"]

@@ -292,6 +292,8 @@ def test_opennmt_vocabulary_of_atoms_gives_50_hypotheses_with_their_probabilitie
     ids = [vocab["src"].index(token) for token in source.split()]
     assert tokenizer(source)["input_ids"] == ids and tokenizer.decode(ids) == source
     translator = Translator(ours, tokenizer, target)
+    assert translator.task == "sequence"
+    assert target.init_kwargs["normalize_source"] is False
     settings = {"num_beams": 50, "length_penalty": 0.0, "max_new_tokens": 6, "probabilities": True}
     (hypotheses,) = translator.translate_nbest([source], 50, **settings)
     assert len(hypotheses) == 50
@@ -304,3 +306,18 @@ def test_opennmt_vocabulary_of_atoms_gives_50_hypotheses_with_their_probabilitie
         log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
         expected = sum(row[token] for row, token in zip(log_p, written, strict=True))
         assert one.score == pytest.approx(float(expected), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "task"),
+    [
+        (["C", "c", "1", "Br", "[nH]", "(", ")", "=", "<RX_1>"], "sequence"),
+        (["the", "of", "C", "1", "(", ")", "=", "N", "a"], "language"),
+        ([*"abcdefghijklmnopqrstuvwxyz.,"], "language"),
+    ],
+)
+def test_task_of_a_converted_model_follows_its_vocabulary(symbols: list[str], task: str, tmp_path: Path) -> None:
+    vocab = {"src": [*SPECIAL, *symbols], "tgt": [*SPECIAL, *symbols], "decoder_start_token": "<s>"}
+    save(tmp_path / "model.pt", *weights((len(vocab["src"]), len(vocab["tgt"]))), vocab)
+    ours, tokenizer, target = converted("opennmt", tmp_path / "model.pt", tmp_path / "ours")
+    assert Translator(ours, tokenizer, target or tokenizer).task == task
