@@ -1,8 +1,10 @@
 """The basis of every test: no network, a Hugging Face home of its own, few threads, fixed seeds."""
 
+import functools
 import gc
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,12 +34,13 @@ for _name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_METRI
 
 import random  # noqa: E402
 
+import jinja2  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-from tests import pretended_gpu  # noqa: E402
+from tests import covering, pretended_gpu  # noqa: E402
 
 torch.set_num_threads(_THREADS)
 if not torch.cuda.is_available():
@@ -49,11 +52,24 @@ settings.load_profile("deterministic")
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The marker `covering`."""
+    covering.leave_to_slow_tests(items)
+
+
 def pytest_collection_finish() -> None:
     """Leave the libraries and the tests, a million objects, out of the collections of garbage in every test."""
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_objects() -> None:
+    """Leave out what earlier modules imported and cached, too: accelerate collects garbage in every training."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -65,13 +81,18 @@ def fixed_seeds() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def blank_figures() -> Iterator[Callable[..., None]]:
-    """Save figures without drawing them, which takes half of the time of a tiny run. Returns what draws them."""
+def drawing() -> Iterator[dict[tuple[Any, str], Any]]:
+    """Leave the figures of trainings empty and unsaved: a third of the time of a tiny run.
+
+    Returns the functions that draw: (module or class, name) -> function.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:  # the extra `plot` is not installed
-        yield print
+        yield {}
         return
+    from hf_vanilla_transformer.utils.plotting import figure_file
+
     draw = Figure.savefig
 
     def save(figure: Any, file: Any, **settings: Any) -> None:
@@ -80,15 +101,34 @@ def blank_figures() -> Iterator[Callable[..., None]]:
         else:
             draw(figure, file, **settings)
 
+    def leave_empty(*arguments: Any) -> Path:
+        *_, path = arguments
+        with figure_file(path):
+            return Path(path)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", save)
-        yield draw
+        replaced = {(Figure, "savefig"): save}
+        if finishing := sys.modules.get("hf_vanilla_transformer.training.finishing"):
+            replaced |= {(finishing, "plot_attention"): leave_empty, (finishing, "plot_curve"): leave_empty}
+        originals = {place: getattr(*place) for place in replaced}
+        for place, function in replaced.items():
+            patch.setattr(*place, function)
+        yield originals
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_templates() -> Iterator[None]:
+    """Compile the template of the model cards once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jinja2.Environment, "compile", functools.cache(jinja2.Environment.compile))
+        yield
 
 
 @pytest.fixture
-def drawn_figures(blank_figures: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def drawn_figures(drawing: dict[tuple[Any, str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that look at figures."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", blank_figures)
+    for place, function in drawing.items():
+        monkeypatch.setattr(*place, function)
 
 
 @pytest.fixture(params=["dictionaries", "characters"])
@@ -106,6 +146,17 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`tmp_path` as the working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def own_modules(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory, whose modules can be imported. They are forgotten after the test."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(in_tmp_path))
+    yield in_tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(in_tmp_path)):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,8 @@ from tests.search_helpers import (
     varied_model,
 )
 
+pytestmark = pytest.mark.covering(2)
+
 DECODERS = {"module": ModuleDecoder, "packed": PackedDecoder, "compiled": CompiledDecoder}
 
 

@@ -16,13 +16,17 @@ class Machine:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         self.groups, self.process, self.statistics = folder / "cgroup", folder / "self", folder / "stat"
         self.clock, self.own, self.ticks = 0.0, 0.0, [0] * 8
-        monkeypatch.setattr(cpu_time, "_CONTROL_GROUPS", self.groups)
-        monkeypatch.setattr(cpu_time, "_PROCESS", self.process)
-        monkeypatch.setattr(cpu_time, "_STATISTICS", self.statistics)
-        monkeypatch.setattr(cpu_time, "usable_cores", lambda: {0, 1, 2, 3})
-        monkeypatch.setattr(cpu_time.time, "monotonic", lambda: self.clock)
-        monkeypatch.setattr(cpu_time.time, "process_time", lambda: self.own)
-        monkeypatch.setattr(cpu_time.os, "sysconf", lambda name: 100, raising=False)
+        made_up = {
+            "_CONTROL_GROUPS": self.groups,
+            "_PROCESS": self.process,
+            "_STATISTICS": self.statistics,
+            "usable_cores": lambda: {0, 1, 2, 3},
+            "time.monotonic": lambda: self.clock,
+            "time.process_time": lambda: self.own,
+            "os.sysconf": lambda name: 100,
+        }
+        for name, value in made_up.items():
+            monkeypatch.setattr(f"{cpu_time.__name__}.{name}", value, raising=False)
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         self.wait(0.0)
 

@@ -95,11 +95,8 @@ SOURCES = [FEED_FORWARD, pytest.param(ATTENTION, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=["feed_forward", "attention"])
-def test_subclass_trains_saves_loads_and_publishes(source, tmp_path, monkeypatch, command):
+def test_subclass_trains_saves_loads_and_publishes(source, tmp_path, own_modules, command):
     (tmp_path / "own_model.py").write_text(source, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.delitem(sys.modules, "own_model", raising=False)
     (tmp_path / "text").write_text("one two\nthree\n" * 5, encoding="utf-8")
     flags = as_flags(TINY_RUN | {"train": ["text", "text"], "max_steps": 2, "output_dir": "run"})
     status, _, errors = command("train", "--model_class", "own_model:OwnTranslator", *flags)
@@ -147,11 +144,9 @@ WRONG = ["no_such:X", "broken", "torch.nn:Linear", "broken:Missing", "", "broken
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_model_class_is_refused_in_one_line(name, tmp_path, command, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_wrong_model_class_is_refused_in_one_line(name, tmp_path, command, own_modules):
     (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
     (tmp_path / "unfinished.py").write_text("class", encoding="utf-8")
-    monkeypatch.delitem(sys.modules, "broken", raising=False)
     (tmp_path / "text").write_text("one\n" * 4, encoding="utf-8")
     text = [tmp_path / "text", tmp_path / "text"]
     flags = as_flags(TINY_RUN | {"train": text, "output_dir": tmp_path / "run"})

@@ -122,6 +122,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("loader", LOADERS)
 def test_loading_refuses_other_weights_in_one_line(good, loader, damage, tmp_path, capsys):

@@ -62,6 +62,7 @@ def compare(name: str, seed: int, backend: str) -> dict[str, dict[str, float]]:
     return parity(peer, backend, seed, left=seed % 4 > 1 and peer is not MarianPeer, **fields(seed))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("name", "seed"), [(name, seed) for name, (_, seeds, _) in PEERS.items() for seed in seeds])
 def test_parity_with_other_implementations(name: str, seed: int, backend: str) -> None:

@@ -21,7 +21,7 @@ from hf_vanilla_transformer.training.arguments import DataArguments, ModelArgume
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from scripts.benchmarks.decoding_engines import ENGINES as DECODING_ENGINES
 from scripts.benchmarks.training import ENGINES as TRAINING_ENGINES
-from tests.model_helpers import save_model, save_model_of_languages
+from tests.model_helpers import save_model, save_model_of_languages, slow
 from tests.serving.running_server import running_server
 from vanilla_transformer_cli.main import main as vanilla_transformer
 from vanilla_transformer_cli.parsing import SHARED, recipe_path
@@ -177,15 +177,15 @@ def test_python_of_package_readme_runs(quickstart, capsys):
     assert namespace["model"].config.vocab_size == len(namespace["larger"]) > len(namespace["tokenizer"])
 
 
-# Short ones. Training takes seconds.
+# Short ones. Training takes seconds. test_docs.py compares the code of the Chinese editions in `TRANSLATED`.
 GUIDES = ["first_translator", "serving", "your_data", "converting", "extending", "many_languages"]
 GUIDES += ["zh/first_translator", "zh/your_data", "reactions", "phonemes", "scale"]
-GUIDES += ["zh/reactions", "zh/phonemes"]
+TRANSLATED = ["zh/reactions", "zh/phonemes"]
 
 
 @pytest.mark.parametrize(
     "guide",
-    [*GUIDES, pytest.param("fine_tuning", marks=pytest.mark.slow)],  # two trainings of 20 updates
+    [*GUIDES, *slow(*TRANSLATED, "fine_tuning")],  # two trainings of 20 updates
 )
 def test_python_of_guide_runs(guide, quickstart, capsys):
     if guide == "fine_tuning":
@@ -200,7 +200,7 @@ def test_python_of_guide_runs(guide, quickstart, capsys):
 
 def test_python_of_no_other_document_is_left_out():
     with_python = {name for name, text in DOCUMENTS.items() if "```python" in text}
-    guides = {f"scripts/docs/{guide}.md" for guide in (*GUIDES, "fine_tuning")}
+    guides = {f"scripts/docs/{guide}.md" for guide in (*GUIDES, *TRANSLATED, "fine_tuning")}
     card = "hf_vanilla_transformer/models/g2p_en/README.md"  # test_predict.py runs it
     assert with_python == {"README.md", "hf_vanilla_transformer/README.md", card, *guides}
 
@@ -295,21 +295,26 @@ def test_files_exist(name):
     assert [path for path in named if not (ROOT / path).is_file()] == []
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_flags_in_prose_exist(name):
+@pytest.fixture(scope="module")
+def known_flags():
+    """The flags of all commands, and the fields of recipes."""
     fields = {
         each.name for group in (ModelArguments, DataArguments, RunArguments) for each in dataclasses.fields(group)
     }
     sources = [path.read_text("utf-8") for folder in (PACKAGE, ROOT / "scripts", ROOT / "tests") for path in
                folder.rglob("*.py")]  # fmt: skip
     flags = {flag for source in sources for flag in re.findall(r'"(--[a-z][\w-]*)"', source)}
-    known = flags | {f"--{name}" for name in (*fields, *SHARED, "help")}
+    return flags | {f"--{name}" for name in (*fields, *SHARED, "help")}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_flags_in_prose_exist(name, known_flags):
     written = {
         flag
         for code in re.findall(r"`([^`]+)`", re.sub(OTHER_TOOLKITS, "", prose(DOCUMENTS[name])))
         for flag in re.findall(r"--[a-z][\w-]*", code)
     }
-    assert sorted(written - known) == []
+    assert sorted(written - known_flags) == []
 
 
 def test_benchmark_engines_exist():

@@ -83,6 +83,7 @@ def check_compiled_forward(model: VanillaTransformerForConditionalGeneration, **
     assert counts[-1] <= 2, counts
 
 
+@pytest.mark.slow  # test_fixed_shape_loss.py compiles a forward pass, too
 def test_forward_is_one_graph_for_all_lengths() -> None:
     check_compiled_forward(tiny_model(encoder_layers=1, decoder_layers=1), use_cache=False)
 

@@ -87,6 +87,7 @@ def test_model_that_is_tied_later_is_saved_whole(name: str, tie: Any, tmp_path: 
     assert_near(logits(again), logits(model), 1e-6)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("fields", TYING.values(), ids=TYING)
 @pytest.mark.parametrize("modules", [["q_proj", "v_proj"], ["fc1", "fc2"]], ids=["attention", "feed-forward"])
 @pytest.mark.parametrize("way", ["merged", "unloaded", "modules_to_save", "state_dict"])

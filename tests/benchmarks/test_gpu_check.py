@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ from hf_vanilla_transformer.utils.errors import UserError
 from scripts.benchmarks import gpu_check
 from scripts.benchmarks.gpu_check import Check, report, run
 from scripts.benchmarks.report import Measurement
+
+Sections = dict[str, Callable[[], Iterator[dict]]]
 
 
 @pytest.mark.slow
@@ -30,7 +32,15 @@ def test_gpu_check_measures_every_section_on_a_cpu(tmp_path: Path) -> None:
     assert found["loader"]["loader"]["tokens_per_second"] > 100_000
 
 
-def test_gpu_check_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def sections(monkeypatch: pytest.MonkeyPatch) -> Sections:
+    """The sections of every check: an empty table to fill in."""
+    named: Sections = {}
+    monkeypatch.setattr(gpu_check, "sections", lambda check: named)
+    return named
+
+
+def test_gpu_check_goes_on_with_what_is_missing(tmp_path: Path, sections: Sections) -> None:
     done = []
 
     def fails() -> Iterator[dict]:
@@ -42,7 +52,7 @@ def test_gpu_check_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pyt
         done.append("works")
         yield {"hardware": "a", "torch": "b"}
 
-    monkeypatch.setattr(gpu_check, "sections", lambda check: {"machine": works, "other": fails})
+    sections |= {"machine": works, "other": fails}
     check = Check(tmp_path, "cpu")
     first, second = run(check), run(check)
     assert done == ["works", "fails"] and first == second
@@ -52,7 +62,7 @@ def test_gpu_check_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pyt
     assert "| other | ours | 5 |" in " ".join(table.split())  # what there was before
 
 
-def test_figures_of_a_killed_check_are_there_and_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_a_killed_check_are_there_and_it_goes_on(tmp_path: Path, sections: Sections) -> None:
     figures = {"ours": {"tokens_per_second": 5.0}}
     machine = {"hardware": "a", "torch": "b"}
     killed = [True]
@@ -63,8 +73,7 @@ def test_figures_of_a_killed_check_are_there_and_it_goes_on(tmp_path: Path, monk
             raise KeyboardInterrupt
         yield figures | {"marian": {}}
 
-    named = {"machine": lambda: iter([machine]), "training_base": interrupted}
-    monkeypatch.setattr(gpu_check, "sections", lambda check: named)
+    sections |= {"machine": lambda: iter([machine]), "training_base": interrupted}
     with pytest.raises(KeyboardInterrupt):
         run(Check(tmp_path, "cpu"))
     left = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("*.json")}
@@ -98,14 +107,13 @@ def test_gpu_check_needs_a_gpu_or_says_so(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_gpu_check_stops_a_section_that_takes_the_time_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sections: Sections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hangs() -> Iterator[dict]:
         time.sleep(30)
         yield {}
 
-    named = {"machine": hangs, "fixed_base": lambda: iter([{"hardware": "a"}])}
-    monkeypatch.setattr(gpu_check, "sections", lambda check: named)
+    sections |= {"machine": hangs, "fixed_base": lambda: iter([{"hardware": "a"}])}
     monkeypatch.setitem(gpu_check.LIMITS, "machine", 0.2)
     start = time.monotonic()
     figures = run(Check(tmp_path, "cpu"))

@@ -50,8 +50,8 @@ PLACES |= {"pre-norm is ignored": "norm position", "padding is counted in positi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLACES)
-def test_faults_planted_in_this_model_are_named(name, tmp_path, monkeypatch):
-    package = tmp_path / "copied_bundle"
+def test_faults_planted_in_this_model_are_named(name, own_modules):
+    package = own_modules / "copied_bundle"
     package.mkdir()
     (package / "__init__.py").touch()
     for path in (REPOSITORY / "hf_vanilla_transformer").glob("*_vanilla_transformer.py"):
@@ -59,9 +59,6 @@ def test_faults_planted_in_this_model_are_named(name, tmp_path, monkeypatch):
     if name in FAULTS:
         file = package / file_of(FAULTS[name])
         file.write_text(plant(file.read_text("utf-8"), FAULTS[name]), "utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    for module in [each for each in sys.modules if each.startswith("copied_bundle")]:
-        monkeypatch.delitem(sys.modules, module)
     modeling = importlib.import_module("copied_bundle.modeling_vanilla_transformer")
     configuration = importlib.import_module("copied_bundle.configuration_vanilla_transformer")
 

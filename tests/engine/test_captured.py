@@ -58,6 +58,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> list[BeamState]:
     return seen
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", [torch.float32, *slow(torch.bfloat16)])
 @pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize("formula", ["gnmt", "power"])
@@ -87,6 +88,7 @@ def test_repeated_steps_have_every_field_of_eager_steps(
     assert min(rows) < max(rows), "the batch was compacted"
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("beams", [1, 4, *slow(8)])
 @pytest.mark.parametrize("settings", [{}, {"length_penalty": 0.8, "early_stopping": True}], ids=["gnmt", "power"])
 def test_captured_search_finds_what_a_packed_one_finds(beams: int, settings: dict[str, Any]) -> None:
@@ -328,7 +330,7 @@ def assert_same_hypotheses(ours: BeamState, theirs: BeamState) -> None:
         assert getattr(ours, name)[ended].equal(getattr(theirs, name)[ended]), name
 
 
-@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("beams", [*slow(1), 4])
 @torch.no_grad()
 def test_captured_step_launches_few_kernels_and_waits_for_none(beams: int, gpu_model: Any) -> None:
     ids = padded(sentences([9, 4, 12]))
@@ -365,7 +367,7 @@ def test_step_needs_the_memory_that_is_counted_for_it(gpu_model: Any) -> None:
     assert counted_bytes == pytest.approx(step.nbytes, rel=0.05)
 
 
-@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("beams", [*slow(1), 4])
 @torch.no_grad()
 def test_request_of_64_steps_waits_a_few_times(beams: int, gpu_model: Any) -> None:
     ids = padded(sentences([9, 4, 12, 6, 3, 8]))

@@ -15,7 +15,7 @@ from hf_vanilla_transformer.engine.linear import int8_error
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder, PackedWeights
 from hf_vanilla_transformer.inference import optimize_for_inference
 from tests.engine.model_changes import resident_bytes
-from tests.model_helpers import EOS, PAD, START, padded, sentences, tiny_model
+from tests.model_helpers import EOS, PAD, START, padded, sentences, slow, tiny_model
 
 Model = VanillaTransformerForConditionalGeneration
 CPU = torch.device("cpu")
@@ -58,7 +58,7 @@ def test_other_lengths_and_penalties_compile_nothing_new(beams, fields, compilat
     assert len(compilations) == 2
 
 
-@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("beams", [*slow(1), 4])
 def test_prefixes_and_processors_share_one_step(beams: int, compilations: list[str]) -> None:
     plain, model = endless_model(), optimize_for_inference(endless_model(), compile=True)
     for prefix in ([START, 9], [START, 9, 12], [START, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19]):

@@ -32,7 +32,7 @@ from tests.engine.model_changes import (
     translate,
     write_in_place,
 )
-from tests.model_helpers import EOS, PAD, assert_near, padded, sentences, tiny_model
+from tests.model_helpers import EOS, PAD, assert_near, padded, sentences, slow, tiny_model
 from tests.search_helpers import AS_DICT, Model, varied_model
 
 CPU = torch.device("cpu")
@@ -60,6 +60,7 @@ ONCE = {"load_other_weights", "assign_other_weights", "replace_activation", "rep
 ONCE |= {"remove_layer"}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("engine", ["packed", "compiled"])
 @pytest.mark.parametrize("change", CHANGES)
 @torch.no_grad()
@@ -108,6 +109,7 @@ def test_unchanged_weights_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert packed == [1, 1]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("engine", ["packed", "compiled"])
 @pytest.mark.parametrize("change", TEMPORARY_CHANGES)
 @torch.no_grad()
@@ -337,7 +339,7 @@ def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(run, range(count)))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, *slow(True)])
 def test_threads_translate_with_one_model(compiled: bool, compilations: list[str]) -> None:
     lengths, settings = [9, 2, 6, 4], [{"max_new_tokens": count} for count in (3, 20, 9, 35)]
 

@@ -77,6 +77,7 @@ def expected(path: Path, kind: str, settings: dict[str, Any]) -> list[str]:
     return texts
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("least", [0, *slow(shortlist._LEAST_SELECTED)], ids=["selected", "whole"])
 @pytest.mark.parametrize("kind", ["float32", "int8", "modules"])
 @pytest.mark.parametrize(

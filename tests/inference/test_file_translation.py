@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,8 +101,9 @@ def test_chunks_of_another_job_are_refused(translator: Translator, source: Path)
     assert (parts / "job.json").exists()
 
 
-def stop_after(monkeypatch: pytest.MonkeyPatch, sentences: int) -> None:
-    """Interrupt the next translation after a number of sentences."""
+@contextmanager
+def stopped_after(sentences: int) -> Iterator[None]:
+    """Interrupt the translation within the block after a number of sentences."""
     original, done = Translator.translate, []
 
     def stopped(self: Translator, lines: list[str], **settings: Any) -> Any:
@@ -110,16 +113,16 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, sentences: int) -> None:
             done.append(line)
             yield line
 
-    monkeypatch.setattr(Translator, "translate", stopped)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Translator, "translate", stopped)
+        yield
 
 
 @pytest.mark.parametrize("change", ["text", "one line", "moved lines", "prefixes", "nothing"])
-def test_chunks_of_other_text_are_not_reused(translator, source, monkeypatch, change):
+def test_chunks_of_other_text_are_not_reused(translator, source, change):
     output, prefixes = source.with_name("out"), source.with_name("prefixes")
-    stop_after(monkeypatch, 2 * CHUNK + 1)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_after(2 * CHUNK + 1):
         translate_file(translator, source, output, process(), **SETTINGS)
-    monkeypatch.undo()
     lines, settings = list(LINES), dict(SETTINGS)
     if change == "text":
         lines = ["seven"] * len(LINES)
@@ -163,13 +166,11 @@ def second_model(translator: Translator) -> Translator:
 
 
 @pytest.mark.parametrize("change", [changed_weight, other_dtype, other_search, other_tokenizer, second_model])
-def test_chunks_of_another_model_are_refused(translator, source, monkeypatch, change):
+def test_chunks_of_another_model_are_refused(translator, source, change):
     """Also if the model is in the same folder and has the same name."""
     output = source.with_name("out")
-    stop_after(monkeypatch, CHUNK + 1)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_after(CHUNK + 1):
         translate_file(translator, source, output, process(), **SETTINGS)
-    monkeypatch.undo()
     assert "output" in error_of(lambda: translate_file(change(translator), source, output, process(), **SETTINGS))
     translate_file(translator, source, output, process(), **SETTINGS)
     assert output.read_text(encoding="utf-8") == expected(translator)

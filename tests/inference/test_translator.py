@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -266,13 +267,14 @@ def test_ensemble_equals_generate_with_several_models(model, tokenizer):
     assert found != list(Translator(model, tokenizer).translate(SENTENCES, **settings))
 
 
-def test_blank_lines_do_not_reach_the_model(translator, monkeypatch):
-    def refuse(**_):
-        raise AssertionError("the model was asked")
-
-    monkeypatch.setattr(translator.model, "generate", refuse)
+def test_blank_lines_do_not_reach_the_model(tokenizer):
+    asked = []
+    translator = Translator(tiny_model(tokenizer), tokenizer)
+    translator.model.get_encoder().register_forward_pre_hook(lambda *_: asked.append(True))
     assert list(translator.translate(["", " ", "\t\u3000"])) == ["", "", ""]
     assert list(translator.translate([])) == []
+    assert not asked
+    assert list(translator.translate(["seven"], max_new_tokens=1)) and asked
 
 
 def recorded(translator, monkeypatch, **settings):
@@ -481,8 +483,8 @@ def test_tokens_show_letters_of_every_script(tokenizer):
     assert len(tokens) == len(ids) and all(token.isprintable() and "\ufffd" not in token for token in tokens)
 
 
-def test_n_best_lists_have_no_text_twice(translator, monkeypatch):
+def test_n_best_lists_have_no_text_twice():
     same = [[Hypothesis("a", 0.1), Hypothesis("b", 0.0), Hypothesis("a", -1.0)]]
-    monkeypatch.setattr(translator, "translate_nbest", lambda *_, **__: iter(same))
+    translator = SimpleNamespace(translate_nbest=lambda *_, **__: iter(same))
     lines = list(translated_lines(translator, ["x"], n_best=3, num_beams=3))
     assert lines == ["0 ||| a ||| 0.1000", "0 ||| b ||| 0.0000"]

@@ -118,6 +118,7 @@ REFUSED: dict[str, dict[str, str]] = {
 SLOW = slow("onnx")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target_format", ["ctranslate2", "argos", "marian", *SLOW])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_export_of_every_converted_model_writes_its_text(name: str, target_format: str, tmp_path: Path) -> None:

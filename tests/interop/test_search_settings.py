@@ -147,6 +147,7 @@ def test_ctranslate2_beams_have_renormalised_scores(renormalised, exported, tmp_
         assert (difference < 2e-3) is renormalised, text  # CTranslate2 approximates the exponential function
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("settings", SETTINGS + UNSUPPORTED, ids=str)
 @pytest.mark.parametrize("library", [ARGOS, CTRANSLATE2, MARIAN, ONNX])
 def test_settings_that_an_export_does_not_apply_are_refused(library: str, settings: dict) -> None:

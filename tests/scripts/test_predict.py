@@ -50,12 +50,10 @@ def test_n_best_and_scores(capsys, words, tmp_path):
     assert status == 2 and errors.startswith("error: --score")
 
 
-def test_formats_of_n_best_lists(capsys, caplog, words, tmp_path, monkeypatch):
-    (tmp_path / "phoneme_normalizer.py").write_text(
+def test_formats_of_n_best_lists(capsys, caplog, words, own_modules):
+    (own_modules / "phoneme_normalizer.py").write_text(
         "def first_phoneme(text):\n    return text.split()[0] if text != 'K AE T' else None\n", encoding="utf-8"
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     flags = ["--input", words, "--n_best", "4", "--num_beams", "4"]
     status, output, errors = predict(capsys, *flags, "--format", "tsv")
     assert status == 0, errors

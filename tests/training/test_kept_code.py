@@ -39,13 +39,12 @@ def test_checkpoint_has_the_code_of_the_start(tmp_path: Path, monkeypatch: pytes
     assert module.__file__ == str(package / "modeling_vanilla_transformer.py")
 
 
-def test_checkpoint_has_the_code_of_a_subclass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_has_the_code_of_a_subclass(tmp_path: Path, own_modules: Path) -> None:
     folder = tmp_path / "kept_own_code"
     folder.mkdir()
     (folder / "__init__.py").touch()
     (folder / "own.py").write_text(OWN)
     (folder / "own_part.py").write_text("NUMBER = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
     from kept_own_code.own import OwnTranslator  # type: ignore[import-not-found]
 
     OwnTranslator.register_for_auto_class("AutoModelForSeq2SeqLM")

@@ -131,10 +131,8 @@ number = 5
 
 
 @pytest.fixture
-def normalizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "normalizers_of_faults.py").write_text(NORMALIZERS, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+def normalizers(own_modules: Path) -> None:
+    (own_modules / "normalizers_of_faults.py").write_text(NORMALIZERS, encoding="utf-8")
 
 
 @pytest.mark.usefixtures("normalizers")
