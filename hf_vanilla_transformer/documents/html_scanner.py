@@ -10,7 +10,7 @@ from typing import NamedTuple
 #: Elements with content that is no markup. The content of `title` is text.
 _RAW = frozenset(("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes"))
 
-_NEXT = re.compile(r"<(?=[a-zA-Z!?/])")
+_NEXT = re.compile(r"<(?=[a-zA-Z!?/%])|\{[{%]")
 _NAME = re.compile(r"</?[a-zA-Z][^\s/>]*")
 _BETWEEN = re.compile(r"[\s/]*")
 _ATTRIBUTE = re.compile(r"=?[^\s/>=]*")
@@ -18,7 +18,19 @@ _EQUALS = re.compile(r"\s*=\s*")
 _UNQUOTED = re.compile(r"[^\s>]*")
 
 #: Markup by its first characters, with its end.
-_DECLARATIONS = {"<!--": "-->", "<![CDATA[": "]]>", "<!": ">", "<?": ">", "</": ">"}
+_DECLARATIONS = {
+    "<!--": "-->",
+    "<![CDATA[": "]]>",
+    "<!": ">",
+    "<?php": "?>",
+    "<?=": "?>",
+    "<?": ">",
+    "</": ">",
+}
+
+#: Code of a template, which may have "<" and ">".
+_TEMPLATE_CODE = {"<%": "%>", "{%": "%}", "{{": "}}"}
+_LONGEST_CODE = 2000  # characters
 
 
 class Token(NamedTuple):
@@ -32,17 +44,16 @@ class Token(NamedTuple):
 
 def scan(document: str) -> Iterator[Token]:
     """Yield the tokens of a document. Markup that does not end is one token up to the end of the document."""
+    text_start = 0
     position = 0
-    while position < len(document):
-        match = _NEXT.search(document, position)
-        start = match.start() if match else len(document)
-        if start > position:
-            yield Token("text", "", document[position:start])
-        if match is None:
-            return
-        token = (
-            _tag(document, start) if _NAME.match(document, start) else _declaration(document, start)
-        )
+    while match := _NEXT.search(document, position):
+        start = match.start()
+        token = _token(document, start)
+        if token is None:
+            position = match.end()
+            continue
+        if start > text_start:
+            yield Token("text", "", document[text_start:start])
         yield token
         position = start + len(token.raw)
         if token.kind == "start" and token.tag in _RAW:
@@ -51,6 +62,22 @@ def scan(document: str) -> Iterator[Token]:
             if content:
                 yield Token("text" if token.tag == "title" else "other", "", content)
             position += len(content)
+        text_start = position
+    if text_start < len(document):
+        yield Token("text", "", document[text_start:])
+
+
+def _token(document: str, start: int) -> Token | None:
+    """The markup that starts at `start`, if there is some."""
+    closing = _TEMPLATE_CODE.get(document[start : start + 2])
+    if closing is None:
+        return (
+            _tag(document, start) if _NAME.match(document, start) else _declaration(document, start)
+        )
+    end = document.find(closing, start + 2, start + _LONGEST_CODE)
+    raw = document[start : end + 2]
+    has_markup = any(sign in raw[2:-2] for sign in "<>&")
+    return Token("comment", "", raw) if end > 0 and (raw[0] == "<" or has_markup) else None
 
 
 def _declaration(document: str, start: int) -> Token:

@@ -34,7 +34,7 @@ _VOID = names("area base br col embed frame hr img input link meta param source 
 
 #: Elements with content that is not translated, like elements with `translate="no"`.
 _KEPT = names(
-    "script style pre textarea svg math template noscript iframe code kbd samp var time rt rp"
+    "script style pre textarea svg math template noscript iframe code kbd samp tt var time rt rp"
 )
 
 #: Elements without a required end tag, and the start tags that end them.

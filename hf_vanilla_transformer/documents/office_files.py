@@ -37,15 +37,9 @@ _FIRST_ELEMENT = re.compile(
 )
 
 _ODT_ROOTS = names("document-content document-styles")
-_ODT_PARAGRAPHS = names("p h")
 _ODT_CONTAINERS = names("span a meta")
-#: Notes, text boxes, and fields, which a program fills.
-_ODT_KEPT = names(
-    "note frame page-number page-count date time chapter title sequence bookmark bookmark-ref reference-ref note-ref "
-    "sequence-ref user-defined author-name file-name variable-get variable-set expression annotation annotation-end "
-    "change soft-page-break reference-mark toc-mark alphabetical-index-mark ruby subject keywords description "
-    "initial-creator creator creation-date user-field-get custom-shape g line rect database-display placeholder"
-)
+#: Elements between words. Others, such as notes, text boxes and fields, stay inside a sentence.
+_ODT_BREAKS = names("s tab line-break number")
 
 _WORD_ROOTS = names("document hdr ftr footnotes endnotes comments")
 _WORD_CONTAINERS = names("hyperlink ins moveTo smartTag sdt customXml bdo dir")
@@ -195,7 +189,7 @@ def _odt_texts(root: XmlElement) -> Texts:
         is_container=lambda element: (
             local_name(element) in _ODT_CONTAINERS and not has_code_style(element)
         ),
-        is_kept=lambda element: local_name(element) in _ODT_KEPT or has_code_style(element),
+        is_kept=lambda element: local_name(element) not in _ODT_BREAKS,
         as_text=as_text,
     )
     texts: Texts = []
@@ -217,6 +211,9 @@ def _passage(run: list[Event], collapse: bool) -> list[str | Passage]:
 
 
 def _word_texts(root: XmlElement) -> Texts:
+    for run in list(root.iter("{*}r")):
+        if _is_word(run) and _child(run, "fldChar") is not None:
+            _divide(run)
     roles = _field_roles(root)
     texts: Texts = []
     for paragraph in root.iter("{*}p"):
@@ -391,9 +388,9 @@ class _WordReader:
             elif name in _HYPHENS:
                 yield Event("text", "", _HYPHENS[name]), form
             else:
-                own = run if len(children) == 1 else _copy_of_run(run, child)
                 kind = "other" if name in _BREAKS else "point"
-                yield self._marks.event(kind, "r", Mark("nodes", [own])), None
+                mark = Mark("nodes", [run]) if len(children) == 1 else Mark("part", [run, child])
+                yield self._marks.event(kind, "r", mark), None
 
     def write(self, paragraph: XmlElement, markup: str) -> None:
         """Replace the runs of a paragraph by those of its translation."""
@@ -409,6 +406,8 @@ class _WordReader:
                 for node in piece.nodes:
                     node.tail = None
                     parent.append(node)
+            elif piece.kind == "part":
+                parent.append(_run_with(*piece.nodes))
             elif piece.kind == "start" and piece.nodes:
                 container = piece.nodes[0]
                 inner = (
@@ -452,13 +451,21 @@ def _format(run: XmlElement) -> _Format:
     return _Format(key, properties, sum(1 for child in compared if local_name(child) in _EMPHASIS))
 
 
-def _copy_of_run(run: XmlElement, child: XmlElement) -> XmlElement:
+def _run_with(run: XmlElement, child: XmlElement) -> XmlElement:
+    """A run like another one, to which a child of that moves."""
     own = run.makeelement(run.tag, run.attrib, run.nsmap)
     properties = _child(run, "rPr")
     if properties is not None:
         own.append(copy.deepcopy(properties))
-    own.append(copy.deepcopy(child))
+    own.append(child)
     return own
+
+
+def _divide(run: XmlElement) -> None:
+    """Give each child of a run a run of its own."""
+    children = [child for child in run if local_name(child) != "rPr"]
+    for child in children[:-1]:
+        run.addprevious(_run_with(run, child))
 
 
 def _empty(container: XmlElement) -> None:

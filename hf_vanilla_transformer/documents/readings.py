@@ -20,12 +20,14 @@ _LINES = names(
     "section summary table tbody td tfoot th thead title tr ul"
 )
 #: Elements with text that must stay.
-_VERBATIM = names("script style pre code kbd samp var textarea svg math template iframe time")
+_VERBATIM = names("script style pre code kbd samp var tt textarea svg math template iframe time")
 
-_TIMES = re.compile(r"\s*(?:\d+:){1,2}\d+(?:[,.]\d+)?\s*-->\s*(?:\d+:){1,2}\d+")
+_TIMES = re.compile(r"\s*-?(?:\d+:){1,2}\d+(?:[,.]\d+)?\s*-->\s*-?(?:\d+:){1,2}\d+")
 _SUBTITLE_TAG = re.compile(r"</?[A-Za-z\d][^<>]*>|</>|\{\\[^{}]*\}|\{[A-Za-z]:[^{}]*\}")
 
-_PO_LINE = re.compile(r"(msgctxt|msgid_plural|msgid|msgstr(?:\s*\[\d+\])?)?\s*(\".*\")")
+_PO_LINE = re.compile(
+    r"(msgctxt|msgid_plural|msgid|msgstr(?:\s*\[\d+\])?)?\s*((?:\"(?:[^\"\\]|\\.)*\"\s*)+)"
+)
 #: Keywords of PO, and those that may stand before each.
 _PO_BEFORE = {
     "msgctxt": ("", "msgstr"),
@@ -33,7 +35,7 @@ _PO_BEFORE = {
     "msgid_plural": ("msgid",),
     "msgstr": ("msgid", "msgid_plural", "msgstr"),
 }
-_PO_CODE = re.compile(r"\\(?:x[0-9a-fA-F]{1,2}|[0-7]{1,3}|.)")
+_PO_CODE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|([0-7]{1,3})|.)")
 
 _CODES = names("ph bpt ept it ut x bx ex")
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
@@ -179,7 +181,7 @@ def read_po(document: str) -> Reading:
                 raise _no_po(number, line)
             keyword = following
             reading.order.append(("keyword", match[1]))
-        text = _PO_CODE.sub("", match[2])
+        text = _PO_CODE.sub(_po_character, match[2])
         if keyword == "msgstr":
             reading.add_text(text)
         else:
@@ -188,6 +190,14 @@ def read_po(document: str) -> Reading:
     if keyword not in ("", "msgstr"):
         raise _no_po(len(lines), "the end of the file")
     return reading
+
+
+def _po_character(code: re.Match[str]) -> str:
+    """The character that a number stands for. Those of other codes are no letters."""
+    hexadecimal, octal = code.groups()
+    if hexadecimal:
+        return chr(int(hexadecimal, 16))
+    return chr(int(octal, 8)) if octal else ""
 
 
 def _no_po(number: int, line: str) -> UserError:

@@ -1,5 +1,6 @@
 """Translate subtitles in SubRip (.srt) and WebVTT (.vtt). Times, numbers, settings, comments and styles stay."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +14,15 @@ from ..utils.errors import UserError
 from .html_text import Event, Passage, passage_of
 
 _LINE = re.compile(r"([^\r\n]*)(\r\n|[\r\n]|\Z)")
-_TIME = r"(?:\d+:){1,2}\d+(?:[,.]\d+)?"
+_TIME = r"-?(?:\d+:){1,2}\d+(?:[,.]\d+)?"
 _TIMES = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}")
+_DAMAGED_TIMES = re.compile(r"\s*-?\d+[:.,][\d:.,\s]*-+>\s*-?\d")
 
 #: Tags such as <i>, <v Bob> and <00:01.000>, and the codes {\\i1} and {y:i}.
 _TAG = re.compile(r"</?[A-Za-z\d][^<>]*>|</>|\{\\[^{}]*\}|\{[A-Za-z]:[^{}]*\}")
 _SWITCH = re.compile(r"\{\\([bisu])([01])\}")  # of italics, for example
-_DASH = re.compile(r"[-–—]")
+#: Marks of a line that stands alone: of a speaker, a song or a sound.
+_OWN_LINE = re.compile(r"[-–—♪♫]|>>|&gt;&gt;|\[")
 
 _ENDS = re.compile(r"[.!?…。！？♪:\]][\"'”’»)\]]*$")
 _MOST_CUES = 8  # that a sentence can span
@@ -27,7 +30,7 @@ _MOST_CUES = 8  # that a sentence can span
 
 @dataclass
 class _Line:
-    """A text of a cue, which several lines share unless each starts with a dash or stands after an empty line."""
+    """A text of a cue, which several lines share unless each starts with a mark or stands after an empty line."""
 
     start: int  # in the file
     end: int
@@ -90,6 +93,10 @@ def _cues(subtitles: str, is_vtt: bool) -> Iterator[tuple[int, int]]:
     for number, line in enumerate(lines):
         following = lines[number + 1][1] if number + 1 < len(lines) else ""
         has_times = _TIMES.match(line[1]) is not None
+        if not has_times and _DAMAGED_TIMES.match(line[1]):
+            raise UserError(
+                f"documents: line {number + 1} has no times of a cue: {line[1].strip()[:60]!r}"
+            )
         is_number = line[1].strip().isdigit() and _TIMES.match(following) is not None
         ends = has_times or is_number or (is_vtt and not line[1])
         if start is not None and ends:
@@ -102,17 +109,30 @@ def _cues(subtitles: str, is_vtt: bool) -> Iterator[tuple[int, int]]:
 
 
 def _lines(subtitles: str, start: int, end: int, is_vtt: bool) -> Iterator[_Line]:
-    """The texts of a cue."""
+    """The texts of a cue. The data of a metadata track are none."""
+    if is_vtt and _is_data(subtitles[start:end]):
+        return
     rows: list[re.Match[str]] = []
     for row in _LINE.finditer(subtitles, start, end):
         is_empty = not row[1].strip()
-        if rows and (is_empty or _DASH.match(_TAG.sub("", row[1]).lstrip())):
+        if rows and (is_empty or _OWN_LINE.match(_TAG.sub("", row[1]).lstrip())):
             yield from _line_of(rows, is_vtt)
             rows = []
         if not is_empty:
             rows.append(row)
     if rows:
         yield from _line_of(rows, is_vtt)
+
+
+def _is_data(cue: str) -> bool:
+    """Return whether a cue is an object of JSON."""
+    if not cue.lstrip().startswith("{"):
+        return False
+    try:
+        json.loads(cue)
+    except ValueError:
+        return False
+    return True
 
 
 def _line_of(rows: Sequence[re.Match[str]], is_vtt: bool) -> Iterator[_Line]:

@@ -28,7 +28,7 @@ _BREAK_TEXT = re.compile(r"(?:\s|\\[nrt]|<br\s*/?>)+", re.IGNORECASE)
 _TYPES = frozenset(["ctype", "type", "subType"])
 _EQUIVALENTS = frozenset(["equiv", "equiv-text", "disp"])
 _CONTAINERS = frozenset(["g", "pc", "mrk", "hi", "sub"])
-_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
+_XML = "{http://www.w3.org/XML/1998/namespace}"
 
 #: The declaration, comments and document type before the first element.
 _PROLOG = re.compile(
@@ -37,9 +37,9 @@ _PROLOG = re.compile(
 
 _LINE = re.compile(r"([^\r\n]*)(?:\r\n|[\r\n]|\Z)")
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
-#: A keyword with its first string, or a string that goes on.
+#: A keyword with its first strings, or strings that go on.
 _PO_LINE = re.compile(
-    rf"[ \t]*(?:(msgctxt|msgid_plural|msgid|msgstr)[ \t]*(?:\[[ \t]*(\d+)[ \t]*\])?[ \t]*)?({_STRING})[ \t]*\Z"
+    rf"[ \t]*(?:(msgctxt|msgid_plural|msgid|msgstr)[ \t]*(?:\[[ \t]*(\d+)[ \t]*\])?[ \t]*)?((?:{_STRING}[ \t]*)+)\Z"
 )
 _PLURAL_FORMS = re.compile(
     r'^[ \t]*"Plural-Forms:\s*nplurals\s*=\s*(\d+)', re.MULTILINE | re.IGNORECASE
@@ -106,12 +106,13 @@ def _po_fields(text: str) -> list[_PoField]:
         if match is None:
             continue
         content = _po_text(match[3])
+        end = match.start(3) + len(match[3].rstrip())
         if match[1]:
             form = None if match[2] is None else int(match[2])
-            fields.append(_PoField(match[1], form, content, match.start(3), match.end(3)))
+            fields.append(_PoField(match[1], form, content, match.start(3), end))
         elif fields:
             fields[-1].text += content
-            fields[-1].end = match.end(3)
+            fields[-1].end = end
     return fields
 
 
@@ -201,19 +202,32 @@ def _has_text(element: "XmlElement | None") -> bool:
 
 
 def translate_tmx(text: str, translate: TranslateTexts, source: str, target: str) -> str:
-    """Add a variant in the target language to every unit that has one in the source language only."""
+    """Add a variant in the target language to every unit that has text in the source language only."""
     document = _Document(text)
     for unit in document.root.iter("{*}tu"):
-        variants = [
-            child
-            for child in unit
-            if local_name(child) == "tuv" and _child(child, "seg") is not None
-        ]
-        codes = [variant.get(_LANGUAGE) or variant.get("lang") for variant in variants]
-        fits = [language_match(source, code) for code in codes]
-        if any(fits) and not any(language_match(target, code) for code in codes):
-            document.add_variant(variants, _child(variants[fits.index(max(fits))], "seg"), target)
+        variants = [child for child in unit if local_name(child) == "tuv"]
+        origin = _best_variant(variants, source)
+        translated = _best_variant(variants, target)
+        if not _has_text(origin) or _has_text(translated):
+            continue
+        if translated is None:
+            document.add_variant(variants[-1], origin, target)
+        else:
+            document.fill(translated, origin)
     return document.translated(translate)
+
+
+def _best_variant(variants: list[XmlElement], language: str) -> "XmlElement | None":
+    """The segment of the first variant that fits a language best."""
+    best = 0
+    found = None
+    for variant in variants:
+        fit = language_match(language, variant.get(f"{_XML}lang") or variant.get("lang"))
+        segment = _child(variant, "seg")
+        if fit > best and segment is not None:
+            best = fit
+            found = segment
+    return found
 
 
 class _Document:
@@ -236,8 +250,10 @@ class _Document:
         _set_translated(unit)
         if target is None:
             target = _new_after(source, source, "target")
+            if source.get(f"{_XML}space"):
+                target.set(f"{_XML}space", source.get(f"{_XML}space"))
         _set_translated(target)
-        self._fill(target, source)
+        self.fill(target, source)
 
     def add_segments(
         self, unit: XmlElement, segments: XmlElement, target: "XmlElement | None", missing: set[str]
@@ -262,17 +278,22 @@ class _Document:
                 raise UserError(
                     f"documents: segment {number} of a target is missing; delete the target to fill it"
                 )
-            self._fill(places[number], sources[number])
+            self.fill(places[number], sources[number])
 
-    def add_variant(self, variants: list[XmlElement], segment: XmlElement, language: str) -> None:
+    def add_variant(self, last: XmlElement, segment: XmlElement, language: str) -> None:
         """Add a variant after the last one."""
-        variant = _new_after(variants[-1], variants[-1], "tuv")
-        variant.set(_LANGUAGE, language)
+        variant = _new_after(last, last, "tuv")
+        variant.set(f"{_XML}lang", language)
         filled = variant.makeelement(segment.tag, nsmap=segment.nsmap)
         variant.append(filled)
-        self._fill(filled, segment)
+        self.fill(filled, segment)
 
-    def _fill(self, target: XmlElement, source: XmlElement) -> None:
+    def fill(self, target: XmlElement, source: XmlElement) -> None:
+        """Fill an element with the translation of another one."""
+        if any(local_name(mark) == "sm" and _is_protected(mark) for mark in source):
+            raise UserError(
+                'documents: <sm translate="no"> is not supported; write <mrk translate="no"> around its text'
+            )
         marks = Marks()
         events = list(element_events(source, marks, _INLINE))
         pieces = split_events(events, _passage)

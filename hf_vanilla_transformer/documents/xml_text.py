@@ -26,7 +26,7 @@ def xml_characters(text: str) -> str:
 class Mark:
     """A start tag, an end tag, or whole elements of a passage."""
 
-    kind: str  # "start", "end" or "nodes"
+    kind: str  # "start", "end", "nodes" or "part": a run and one of its children
     nodes: list[XmlElement] = field(default_factory=list)
     form: Any = None  # for the format of runs
 
@@ -78,11 +78,11 @@ def element_events(element: XmlElement, marks: Marks, inline: Inline) -> Iterato
         elif pair is not None:
             key = f"{pair[1]} {sorted(child.attrib.values())[:1]}"
             yield marks.event(pair[2], key, Mark("nodes", nodes))
-        elif inline.is_container(child):
+        elif name and inline.is_container(child):
             yield marks.event("start", name, Mark("start", [child]))
             yield from element_events(child, marks, inline)
             yield marks.event("end", name, Mark("end"))
-        elif inline.is_kept(child) or not name:
+        elif not name or inline.is_kept(child):
             yield marks.event("point", name, Mark("nodes", nodes))
         else:
             yield marks.event("other", name, Mark("nodes", nodes))

@@ -280,3 +280,26 @@ def test_scanner_finds_the_tags_of_the_parser(document: str) -> None:
 def test_malformed_documents_are_split_in_linear_time(unit: str, end: str) -> None:
     document = unit * 50_000 + end  # hours, if the time were quadratic
     assert "".join(token.raw for token in scan(document)) == document
+
+
+CODE = [
+    "<%= user.name %>",
+    "<% if a > b %>",
+    "{% if a <b and c > d %}",
+    "{{ x && y > 3 }}",
+    "<?php if ($a->b > 3) echo '<p>x</p>'; ?>",
+    "<?= $x->y ?>",
+]
+
+
+@pytest.mark.parametrize("code", CODE)
+def test_code_of_templates_is_no_text(code: str) -> None:
+    page = f"<p>one {code} two</p>"
+    assert "".join(token.raw for token in scan(page)) == page
+    upper = translate_pieces(split_html(page), lambda texts: [[TranslatedPart(text, text.upper())] for text in texts])
+    assert upper == f"<p>ONE {code} TWO</p>"
+
+
+def test_open_code_of_a_template_is_text() -> None:
+    page = "<p>5 <% six {{ a > b</p>{% c"
+    assert [token.raw for token in scan(page) if token.kind == "text"] == ["5 <% six {{ a > b", "{% c"]

@@ -127,6 +127,36 @@ def test_empty_and_literal_texts_of_word() -> None:
     assert paragraph.text == "\nONE & TWO"
 
 
+def text_box(text: str) -> str:
+    paragraph = f"<w:p><w:r><w:t>{text}</w:t></w:r></w:p>"
+    return f"<w:pict><v:textbox xmlns:v='v'><w:txbxContent>{paragraph}</w:txbxContent></v:textbox></w:pict>"
+
+
+#: Runs with more than one child, with the texts of all runs of their translation.
+RUNS = {
+    "text box between texts": (f"<w:r><w:t>one</w:t>{text_box('two')}<w:t>six</w:t></w:r>", ["ONE", "TWO", "SIX"]),
+    "field in one run": (
+        '<w:r><w:t>one</w:t><w:fldChar w:fldCharType="begin"/><w:instrText> PAGE </w:instrText>'
+        '<w:fldChar w:fldCharType="separate"/><w:t>two</w:t><w:fldChar w:fldCharType="end"/><w:t>six</w:t></w:r>',
+        ["ONE", "two", "SIX"],
+    ),
+    "link in one run": (
+        '<w:r><w:fldChar w:fldCharType="begin"/><w:instrText> HYPERLINK "x" </w:instrText>'
+        '<w:fldChar w:fldCharType="separate"/><w:t>one</w:t><w:fldChar w:fldCharType="end"/></w:r>',
+        ["ONE"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("run", "expected"), RUNS.values(), ids=RUNS)
+def test_each_text_of_a_run_is_translated(run: str, expected: list[str]) -> None:
+    data = document_of([lambda paragraph: paragraph._p.append(element(run))])
+    (paragraph,) = translated_docx(data).paragraphs
+    assert [text.text for text in paragraph._p.iter(f"{{{WORD}}}t")] == expected
+    kept = [node.tag for node in element(run).iter() if node.tag.endswith(("fldChar", "instrText", "textbox"))]
+    assert [node.tag for node in paragraph._p.iter() if node.tag.endswith(("fldChar", "instrText", "textbox"))] == kept
+
+
 def test_bold_of_a_run_is_placed_as_in_html() -> None:
     def fill(paragraph) -> None:
         paragraph.add_run("two hundred ")
@@ -177,6 +207,36 @@ def test_cut_translation_files_are_refused(suffix: str, document: str) -> None:
     assert "entity" in error_of(in_upper_case, entity, suffix)
 
 
+UNIT = "<trans-unit><source{0}>{1}</source>{2}</trans-unit>"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "source", "target"),
+    [
+        ("", "one <!-- note -->two<?x y?>", "ONE <!-- note -->TWO<?x y?>"),
+        (' xml:space="preserve"', "  one  two ", "  ONE  TWO "),
+        ("", 'one <mrk mtype="protected">two <g>x</g></mrk>', 'ONE <mrk mtype="protected">two <g>x</g></mrk>'),
+    ],
+)  # fmt: skip
+def test_targets_have_the_nodes_of_their_sources(attributes: str, source: str, target: str) -> None:
+    filled = f"<target{attributes}>{target}</target>"
+    assert in_upper_case(UNIT.format(attributes, source, ""), ".xlf") == UNIT.format(attributes, source, filled)
+
+
+def test_protected_text_between_two_marks_is_refused() -> None:
+    source = 'one <sm id="1" translate="no"/>two<em startRef="1"/>'
+    assert "mrk" in error_of(in_upper_case, f"<segment><source>{source}</source></segment>", ".xlf")
+
+
+def test_empty_variants_of_a_memory_are_filled() -> None:
+    variants = '<tuv xml:lang="en"><seg>{}</seg></tuv><tuv xml:lang="de-DE"><seg>{}</seg></tuv>'
+    memory = f"<tmx><body><tu>{variants}</tu></body></tmx>"
+    assert in_upper_case(memory.format("one", ""), ".tmx") == memory.format("one", "ONE")
+    assert in_upper_case(memory.format("one", "eins"), ".tmx") == memory.format("one", "eins")
+    empty = '<tmx><body><tu><tuv xml:lang="en"><seg> </seg></tuv></tu></body></tmx>'
+    assert in_upper_case(empty, ".tmx") == empty
+
+
 SEGMENTS = '<mrk mtype="seg" mid="1">{}</mrk> <mrk mtype="seg" mid="2">{}</mrk>'
 
 
@@ -221,6 +281,8 @@ PO_HEAD = (
         ('msgid "one"\nmsgstr {}\n""\n""\n', ["ONE"]),
         ('  msgid "one"\n\tmsgstr {}\n', ["ONE"]),
         ('msgid"one"\nmsgstr{}\n', ["ONE"]),
+        ('msgid "one"\nmsgstr {}\n\nmsgid "two" " six"\nmsgstr {}\n', ["ONE", "TWO SIX"]),
+        ('msgid "\\x6fne \\164wo"\nmsgstr {}\n', ["ONE TWO"]),
         ('msgid "file"\nmsgid_plural "files"\nmsgstr[0] {}\nmsgstr[1] {}\nmsgstr [2] {}\n',
          ["FILE", "FILES", "FILES"]),
         ('msgid "a\\tb \\"c\\" \\\\ d"\nmsgstr {}\n', ['A\\tB \\"C\\" \\\\ D']),

@@ -4,6 +4,7 @@ import pytest
 
 from hf_vanilla_transformer.documents.document_files import translate_document
 from hf_vanilla_transformer.inference.placement import TranslatedPart
+from hf_vanilla_transformer.utils.errors import UserError
 
 FIRST = "00:00:01,000 --> 00:00:02,000\n"
 SECOND = "00:00:03,000 --> 00:00:04,000\n"
@@ -92,3 +93,20 @@ def test_translation_is_no_markup_of_webvtt() -> None:
     document = "WEBVTT\n\n00:01.000 --> 00:02.000\none\n"
     result = translated(document, ".vtt", lambda texts: [[TranslatedPart(text, "a <b> & c --> d")] for text in texts])
     assert result == document.replace("one", "a &lt;b&gt; &amp; c --&gt; d")
+
+
+def test_lines_of_speakers_and_songs_stay_apart() -> None:
+    lines = [">> one two", ">> three", "\u266a four five \u266a", "[six seven]"]
+    document = f"1\n{FIRST}" + "\n".join(lines) + "\n"
+    assert translated(document, ".srt") == document.upper()
+
+
+@pytest.mark.parametrize("times", ["00:00:01,000 ---> 00:00:02,000", "00:00:01,000 -> 00:00:02,000"])
+def test_damaged_times_are_refused(times: str) -> None:
+    with pytest.raises(UserError, match="line 6 has no times"):
+        translated(f"1\n{FIRST}one\n\n2\n{times}\ntwo\n", ".srt")
+
+
+def test_data_of_a_metadata_track_stay() -> None:
+    document = f'WEBVTT\n\n{FIRST}{{"one": "two",\n"three": 4}}\n\n{SECOND}{{one}} six\n'
+    assert translated(document, ".vtt") == document.replace("{one} six", "{ONE} SIX")
