@@ -10,13 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 from transformers import AddedToken, PreTrainedTokenizerBase
 
+from ..loss_vanilla_transformer import IGNORED
 from ..utils.errors import UserError, did_you_mean, shown
-from .side_tokens import Side, target_vocabulary
+from .side_tokens import AS_TEXT, Side, target_vocabulary
 
 # The codes of source and target. None: not named.
 Direction: TypeAlias = tuple[str | None, str | None]
+#: Token ids (N, T), or a tuple of outputs that starts with them.
+TokenIds: TypeAlias = "np.ndarray | Sequence[Sequence[int]] | tuple[np.ndarray, ...]"
 
 #: Entries of tokenizer_config.json: the pairs of the training, the languages that the sides are marked with, and the
 #: tokens by code, if their form does not tell.
@@ -172,6 +176,27 @@ def encode_targets(
     if getattr(tokenizer, "tgt_lang", "") is None and (languages := language_tokens(tokenizer)):
         tokenizer.tgt_lang = next(iter(languages.ids))
     return tokenizer(text_target=list(texts), **options)["input_ids"]
+
+
+def token_ids(ids: TokenIds, pad_id: int) -> np.ndarray:
+    """The ids (N, T) with -100 replaced by `pad_id`, as a copy, because the trainer keeps using its arrays."""
+    array = np.asarray(ids[0] if isinstance(ids, tuple) else ids)
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.integer):
+        raise UserError(
+            f"compute_metrics: token ids (N, T) are needed, not {array.dtype} of shape {array.shape}; "
+            "set predict_with_generate=True"
+        )
+    return np.where(array == IGNORED, pad_id, array)
+
+
+def decode_targets(tokenizer: PreTrainedTokenizerBase, ids: TokenIds) -> list[str]:
+    """The texts of predictions or labels (N, T), without the tokens of languages, which M2M-100 decodes as text."""
+    ids = token_ids(ids, tokenizer.pad_token_id)
+    languages = language_tokens(tokenizer, "target")
+    marks = list(languages.ids.values()) if languages and languages.target_mark else []
+    return tokenizer.batch_decode(
+        np.where(np.isin(ids, marks), tokenizer.pad_token_id, ids), **AS_TEXT
+    )
 
 
 def add_language_tokens(

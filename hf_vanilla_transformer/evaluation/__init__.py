@@ -6,8 +6,9 @@ from .. import lazy_names
 
 if TYPE_CHECKING:
     from .comparison import compare_systems
-    from .metrics import example_translations, score_translations, translation_metrics
+    from .metrics import example_translations, score_translations
     from .plots import cross_attention, plot_attention
+    from .trainer_metrics import translation_metrics
 
 __all__ = [
     "compare_systems",
@@ -26,6 +27,6 @@ __getattr__ = lazy_names(
         "example_translations": ".metrics",
         "plot_attention": ".plots",
         "score_translations": ".metrics",
-        "translation_metrics": ".metrics",
+        "translation_metrics": ".trainer_metrics",
     },
 )

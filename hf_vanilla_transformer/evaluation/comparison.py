@@ -8,15 +8,18 @@ from sacrebleu.metrics import CHRF
 from sacrebleu.significance import PairedTest, estimate_ci
 
 from ..data.words import words
-from ..utils.normalization import (
-    Normalizer,
-    normalized_hypotheses,
-    normalized_list,
-    normalized_references,
-)
+from ..utils.normalization import Normalizer, normalized_hypotheses, normalized_references
 from .metric_classes import CharacterErrorRate
 from .metric_names import DEFAULT, SIGNED
-from .metrics import Groups, Metrics, compute_metric, make_metrics, reference_lists
+from .metrics import (
+    Groups,
+    Metrics,
+    Texts,
+    compute_metric,
+    compute_metrics,
+    make_metrics,
+    reference_lists,
+)
 
 if TYPE_CHECKING:
     from evaluate import EvaluationModule
@@ -83,25 +86,16 @@ def compare_systems(
     for name, metric in made.items():
         if name in signed:
             continue
-        statistics = {
-            system: _statistics(metric, texts, columns, sources) for system, texts in named.items()
-        }
-        first = next(iter(statistics.values()))
-        if first is None:
-            signatures[name] = name
-            for system, texts in named.items():
-                for score, value in compute_metric(name, metric, texts, columns, sources)[
-                    0
-                ].items():
-                    results[system][score] = {"score": value}
-                    signatures[score] = name
-            if name not in results[system]:
-                del signatures[name]
-            continue
-        signatures[name] = f"{name}|mean of {len(columns[0])} pairs|{sampled}"
-        for system, values in statistics.items():
-            if values is not None:
-                results[system][name] = _compare_means(first, values)
+        statistics = [_statistics(metric, texts, columns, sources) for texts in named.values()]
+        for system, values in zip(systems, statistics, strict=True):
+            if values is not None and statistics[0] is not None:
+                results[system][name] = _compare_means(statistics[0], values)
+                signatures[name] = f"{name}|mean of {len(columns[0])} pairs|{sampled}"
+                continue
+            scores, _ = compute_metric(name, metric, Texts(named[system], columns, sources))
+            for score, value in scores.items():
+                results[system][score] = {"score": value}
+                signatures[score] = name
     return {"signatures": signatures, "systems": results}
 
 
@@ -205,40 +199,16 @@ def scores_by_group(
     made = make_metrics(metrics, tokenize, lowercase)
     groups: dict[str, dict[str, Any]] = {}
     for label, rows in Groups(labels, False).rows().items():
-        groups[label] = {"sentences": len(rows), "signatures": {}}
-        for system, texts in systems.items():
-            scores, signatures = _scores_of_rows(
-                rows, texts, columns, made, sources, (n_best or {}).get(system), normalize
-            )
-            groups[label][system] = scores
-            groups[label]["signatures"] |= signatures
+        signatures: dict[str, str] = {}
+        groups[label] = {"sentences": len(rows), "signatures": signatures}
+        for system, hypotheses in systems.items():
+            texts = Texts(hypotheses, columns, sources, (n_best or {}).get(system))
+            compared, _ = texts.select(rows).normalized(normalize)
+            groups[label][system], details = compute_metrics(made, compared)
+            for name, value in details.items():
+                if name.endswith("_signature"):
+                    signatures[name.removesuffix("_signature")] = str(value)
     return groups
-
-
-def _scores_of_rows(
-    rows: Sequence[int],
-    hypotheses: Sequence[str],
-    references: Sequence[Sequence[str]],
-    metrics: "Mapping[str, EvaluationModule]",
-    sources: Sequence[str] | None,
-    n_best: Sequence[Sequence[str]] | None,
-    normalize: Normalizer | None,
-) -> tuple[dict[str, float], dict[str, str]]:
-    """The scores of some sentences, and the signatures by metric."""
-    texts, _ = normalized_hypotheses([hypotheses[row] for row in rows], normalize)
-    columns = normalized_references(
-        [[column[row] for row in rows] for column in references], normalize
-    )
-    lists = None if n_best is None else [normalized_list(n_best[row], normalize) for row in rows]
-    chosen = None if sources is None else [sources[row] for row in rows]
-    scores: dict[str, float] = {}
-    signatures: dict[str, str] = {}
-    for name, metric in metrics.items():
-        its_scores, details = compute_metric(name, metric, texts, columns, chosen, lists)
-        scores |= its_scores
-        if f"{name}_signature" in details:
-            signatures[name] = str(details[f"{name}_signature"])
-    return scores, signatures
 
 
 def length_labels(texts: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data import load_tokenizers
 from ..data.directions import parse_directions
 from ..data.vocabulary import extend_languages
-from ..evaluation.metrics import score_test_split
+from ..evaluation.trainer_metrics import score_test_split
 from ..inference.directions import Directions
 from ..inference.loading import load_model, registered_class
 from ..interop.converted import Converted

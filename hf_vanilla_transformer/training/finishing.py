@@ -23,8 +23,9 @@ from ..data import save_tokenizers
 from ..data.mixtures import PART
 from ..data.token_kinds import tokenizer_task
 from ..evaluation.metric_names import DEFAULT, LOWER_IS_BETTER, ScoreOptions, title_of
-from ..evaluation.metrics import score_test_split, signatures_of
+from ..evaluation.metrics import signatures_of
 from ..evaluation.plots import cross_attention, plot_attention, plot_curve
+from ..evaluation.trainer_metrics import score_test_split
 from ..hub.card import CardFacts, write_model_card
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import DiskFull, Interrupted, UserError

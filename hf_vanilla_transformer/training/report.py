@@ -20,9 +20,9 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging
 
+from ..data.language_tokens import decode_targets
 from ..data.token_kinds import tokenizer_task
 from ..evaluation.metric_names import TITLES, title_of
-from ..evaluation.metrics import decode_ids
 from ..utils.markdown import isolated
 from ..utils.system_info import counted
 from .callbacks import StopWithCheckpoint
@@ -85,7 +85,7 @@ class SampleTranslations:
             rows = range(len(ids)) if rows is None else rows
             place = self._next_place(rows)
             if place is not None:
-                self._sample = int(rows[place]), decode_ids(tokenizer, ids[[place]])[0]
+                self._sample = int(rows[place]), decode_targets(tokenizer, ids[[place]])[0]
             return compute_metrics(prediction)
 
         return compute

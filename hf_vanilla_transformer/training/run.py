@@ -12,7 +12,8 @@ from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, TrainerC
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.token_kinds import set_task, tokenizer_task
-from ..evaluation.metrics import make_metrics, score_names, translation_metrics
+from ..evaluation.metrics import make_metrics, score_names
+from ..evaluation.trainer_metrics import translation_metrics
 from ..hub.publishing import destination, publish_run
 from ..inference.languages import name_languages
 from ..inference.loading import import_class, trust_code

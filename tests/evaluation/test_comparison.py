@@ -158,7 +158,7 @@ def test_each_group_has_the_tokenizer_of_its_language(texts):
     changed = [*systems["system 0.3"], *(text.replace("在", "正在") for text in chinese), *thai]
     labels = ["de"] * len(german) + ["zh"] * 8 + ["th"] * 8
     groups = scores_by_group({"a": changed}, references, labels)
-    apart = Groups(labels, True).score(changed, references)
+    apart = score_translations(changed, references, groups=Groups(labels, True))
     for label, tokenize in (("de", "13a"), ("zh", "zh"), ("th", "char")):
         rows = [row for row, each in enumerate(labels) if each == label]
         sides = [[texts[row] for row in rows] for texts in (changed, references)]

@@ -18,8 +18,8 @@ from hf_vanilla_transformer.evaluation.metrics import (
     make_metrics,
     score_names,
     score_translations,
-    translation_metrics,
 )
+from hf_vanilla_transformer.evaluation.trainer_metrics import translation_metrics
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import SPECIAL_TOKENS, error_of, word_tokenizer
 

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers
-from hf_vanilla_transformer.evaluation.metrics import translation_metrics
+from hf_vanilla_transformer.evaluation.trainer_metrics import translation_metrics
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.marian import from_marian
