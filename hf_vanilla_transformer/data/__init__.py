@@ -6,7 +6,6 @@ from .. import lazy_names
 
 if TYPE_CHECKING:
     from .augmentation import with_augmentation
-    from .bpe_dropout import with_bpe_dropout
     from .corpora import PairReport
     from .encoding import EncodingReport, encode_pairs
     from .inputs import Input, parse_inputs
@@ -33,7 +32,6 @@ __all__ = [
     "save_tokenizers",
     "train_tokenizer",
     "with_augmentation",
-    "with_bpe_dropout",
 ]
 
 __getattr__ = lazy_names(
@@ -54,6 +52,5 @@ __getattr__ = lazy_names(
         "save_tokenizers": ".tokenizer_files",
         "train_tokenizer": ".tokenizer_training",
         "with_augmentation": ".augmentation",
-        "with_bpe_dropout": ".bpe_dropout",
     },
 )

@@ -60,7 +60,7 @@ def with_augmentation(
         languages: codes of source and target, for capitals, of all pairs or of each part.
 
     Returns:
-        The rows as `with_bpe_dropout` returns them.
+        The rows as a `torch` dataset with the attribute `encoded`, or as an iterable dataset for a stream.
 
     Raises:
         UserError: `merge` for a stream, which has no other pairs, or tokenizers whose ids do not decode to the text.

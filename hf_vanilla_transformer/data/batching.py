@@ -22,7 +22,7 @@ _ROWS_PER_READ = 50_000
 
 
 def pair_lengths(dataset: "Dataset | Rows") -> tuple[np.ndarray, np.ndarray]:
-    """Source and target lengths in tokens, each (number of pairs,), of the rows of a dataset without BPE-dropout."""
+    """Source and target lengths in tokens, each (number of pairs,), of the rows of a dataset without augmentation."""
     dataset = getattr(dataset, "encoded", dataset)
     if not isinstance(dataset, Dataset):
         sizes = [

@@ -326,7 +326,7 @@ def _scattered(
 class PackedPairs(torch.utils.data.Dataset):
     """Makes the packed batches of an update, given the rows of `PackedBatchSampler`.
 
-    If the pairs of a dataset change in each epoch (BPE-dropout, augmentation), their new lengths are packed again, for
+    If the pairs of a dataset change in each epoch (augmentation), their new lengths are packed again, for
     all ranks alike. The rows keep their places, and a pair that has become longer than a row gets a row of several
     times their number.
 

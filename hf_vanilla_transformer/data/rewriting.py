@@ -43,7 +43,7 @@ def with_rewriting(
         limits: tokens of source and target.
 
     Returns:
-        The rows as `with_bpe_dropout` returns them.
+        The rows as `with_augmentation` returns them.
 
     Raises:
         UserError: `rewrite` fails for more than half of the first 1,000 pairs, or does not return two texts, or the

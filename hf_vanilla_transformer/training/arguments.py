@@ -172,9 +172,6 @@ class DataArguments:
         default=False,
         help="Train on each pair in both directions (the first stage of Bi-SimCut, Gao et al. 2022)",
     )
-    bpe_dropout: float = HfArg(
-        default=0.0, help="BPE-dropout while training (Provilkov et al. 2020)"
-    )
     augment: list[str] | None = _optional(
         "Perturb random training pairs, with a probability for each kind: upper=0.05 title=0.05 typos=0.12 "
         "end_punctuation=0.08 merge=0.05 copy=0.02 noise=0.01"
@@ -579,7 +576,6 @@ _SHARES = (
     "adam_beta1",
     "adam_beta2",
     "label_smoothing_factor",
-    "bpe_dropout",
     "ema_decay",
     "lora_dropout",
 )

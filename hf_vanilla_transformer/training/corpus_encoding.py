@@ -1,18 +1,11 @@
 """The splits of a run as token ids, within the limits of lengths and positions."""
 
-import math
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 
-from ..data import (
-    EncodingReport,
-    PairReport,
-    encode_pairs,
-    with_augmentation,
-    with_bpe_dropout,
-)
+from ..data import EncodingReport, PairReport, encode_pairs, with_augmentation
 from ..data.augmentation import parse_augment
 from ..data.batching import pair_lengths
 from ..data.corpora import REPORTED_LINES, describe_dropped
@@ -22,7 +15,7 @@ from ..utils.errors import UserError
 from ..utils.untrusted import one_line
 from ..utils.user_code import import_object
 from .arguments import DataArguments, run_task
-from .corpus import ROWS_READ, Corpus, first_rows
+from .corpus import Corpus, first_rows
 from .corpus_tokenizers import Tokenizers
 from .distributed import print_main
 from .run_state import Run
@@ -67,8 +60,6 @@ def encode_corpus(
             data = with_augmentation(
                 data, *tokenizers, augment=augment, seed=seed, limits=limits, languages=languages
             )
-        if training and data_args.bpe_dropout:
-            data = with_bpe_dropout(data, *tokenizers, dropout=data_args.bpe_dropout, seed=seed)
         encoded[split], reports[split] = data, report
     if "validation" in encoded and data_args.max_eval_samples:
         rows = first_rows(encoded["validation"], data_args.max_eval_samples)
@@ -136,26 +127,3 @@ def check_positions(run: Run) -> None:
             raise UserError(
                 f"validation data: the lines {', '.join(map(str, lines))} have up to {longest.max()} tokens: {remedy}"
             )
-    if data_args.bpe_dropout:
-        longest_text = _longest_without_merges(encoded["train"], run.tokenizers)
-        if longest_text > limit:
-            raise UserError(
-                f"bpe_dropout: {data_args.bpe_dropout}: without merges a text has up to {longest_text} tokens: "
-                f"{remedy}; set more positions, or a lower max_source_length and max_target_length"
-            )
-
-
-def _longest_without_merges(data: object, tokenizers: Tokenizers) -> float:
-    """The largest number of tokens that BPE-dropout can make of a sentence: each symbol of its tokens is one."""
-    data = getattr(data, "encoded", data)
-    longest = 0
-    if not isinstance(data, Dataset):
-        return math.inf  # a stream is not read before training
-    for side, tokenizer in zip(("input_ids", "labels"), tokenizers, strict=True):
-        tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-        symbols = np.array(
-            [1 if token in tokenizer.all_special_tokens else len(token) for token in tokens]
-        )
-        for batch in data.select_columns([side]).iter(ROWS_READ):
-            longest = max(longest, *(int(symbols[ids].sum()) for ids in batch[side]))
-    return longest

@@ -25,7 +25,6 @@ _OF_DATA = (
     "max_train_samples",
     "max_source_length",
     "max_target_length",
-    "bpe_dropout",
     "augment",
     "rewrite",
 )

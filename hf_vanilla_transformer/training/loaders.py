@@ -150,7 +150,7 @@ def grouped_sampler(args: TrainingArguments, dataset: object) -> LengthGroupedSa
 
 
 def plain_dataset(dataset: Any) -> Any:
-    """The dataset without the changes of an epoch, such as BPE-dropout."""
+    """The dataset without the changes of an epoch, such as augmentation."""
     return getattr(dataset, "encoded", dataset)
 
 

@@ -52,7 +52,6 @@ BY_PAIRS = "by_pairs"
 _WHY = "why"
 # Fields that are read before the number of pairs is known.
 _BEFORE_PAIRS = {field.name for field in fields(DataArguments)} - {
-    "bpe_dropout",
     "augment",
     "min_frequency",
 } | {

@@ -130,7 +130,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         if self.args.teacher_top and changing:
             raise UserError(
                 f"teacher_top={self.args.teacher_top} needs the same pairs in each epoch: leave out streaming, "
-                "bpe_dropout and augment"
+                "augment and rewrite"
             )
         source = self.processing_class
         tokenizers = None if source is None else (source, self.target_tokenizer or source)

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
-from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_augmentation, with_bpe_dropout
+from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_augmentation
 from hf_vanilla_transformer.data.augmentation import parse_augment
 from hf_vanilla_transformer.data.perturbations import PERTURBATIONS
 from hf_vanilla_transformer.utils.errors import UserError
@@ -90,12 +90,12 @@ def test_choice_depends_on_seed_epoch_and_line_alone(encoded, tokenizer):
     assert texts_of(share, tokenizer, 2) == texts_of(whole, tokenizer, 2)[7:10]
 
 
-def test_augmentation_goes_before_bpe_dropout_and_works_for_streams(encoded, tokenizer):
+def test_changes_follow_each_other_and_work_for_streams(encoded, tokenizer):
     augment = {"upper": 0.5, "copy": 0.3}
     plain = with_augmentation(encoded, tokenizer, augment=augment)
-    both = with_bpe_dropout(plain, tokenizer, dropout=0.5)
-    assert texts_of(both, tokenizer, 1) == texts_of(plain, tokenizer, 1) and both.encoded is encoded
-    assert both[0]["input_ids"] != plain[0]["input_ids"]
+    both = with_augmentation(plain, tokenizer, augment={"upper": 1.0})
+    upper = [(source.upper(), target.upper()) for source, target in texts_of(plain, tokenizer, 1)]
+    assert texts_of(both, tokenizer, 1) == upper and both.encoded is encoded
     stream = with_augmentation(encoded.to_iterable_dataset(), tokenizer, augment=augment)
     assert texts_of(stream, tokenizer, 1) == texts_of(plain, tokenizer, 1)
 

@@ -1,15 +1,12 @@
-"""Pairs as token ids: kept and dropped pairs, the report, and BPE-dropout for training."""
+"""Pairs as token ids: kept and dropped pairs, the report, and pairs that change in each epoch."""
 
 import pytest
 from datasets import Dataset
-from tokenizers import Tokenizer, models
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerFast
 
-from hf_vanilla_transformer.data import encode_pairs, load_pairs, train_tokenizer, with_bpe_dropout
+from hf_vanilla_transformer.data import encode_pairs, load_pairs, train_tokenizer, with_augmentation
 from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.model_helpers import word_tokenizer
 
 SOURCES = ["one", "twenty-one", " two  hundred and thirty-four", "</s>", "one hundred thousand, two hundred and one"]
 TARGETS = ["eins", "einundzwanzig", "zweihundertvierunddreißig", "x y", "einhunderttausendzweihunderteins "]
@@ -134,54 +131,12 @@ def epoch_of(fresh, epoch):
     return rows_of(fresh[i] for i in range(len(fresh))) if hasattr(fresh, "__len__") else rows_of(fresh)
 
 
-def test_dropout_differs_per_epoch_and_keeps_the_text(pairs, tokenizer, german):
-    encoded, _ = encode_pairs(pairs, tokenizer, german, drop_too_long=True)
-    plain = rows_of(encoded)
-    fresh = with_bpe_dropout(encoded, tokenizer, german, dropout=0.4)
-    epochs = [epoch_of(fresh, epoch) for epoch in range(8)]
-    for rows in epochs:
-        decoded = [tokenizer.decode(row["input_ids"], skip_special_tokens=True) for row in rows]
-        assert decoded == SOURCES
-        assert [german.decode(row["labels"], skip_special_tokens=True) for row in rows] == TARGETS
-        assert [(row["length"], row["line"]) for row in rows] == [(row["length"], row["line"]) for row in plain]
-        assert all(row["labels"][-1] == german.eos_token_id for row in rows)
-    for side in ("input_ids", "labels"):
-        assert len({tuple(rows[4][side]) for rows in epochs}) > 3
-    # neither the input dataset nor the tokenizers have changed
-    assert rows_of(encoded) == plain
-    assert tokenizer(SOURCES)["input_ids"] == [row["input_ids"] for row in plain]
-
-
-def test_dropout_depends_on_seed_epoch_and_line_alone(pairs, tokenizer, german):
-    encoded, _ = encode_pairs(pairs, tokenizer, german, drop_too_long=True)
-    first, again, other = (with_bpe_dropout(encoded, tokenizer, german, dropout=0.5, seed=seed) for seed in (1, 1, 2))
-    expected = {epoch: epoch_of(first, epoch) for epoch in (0, 1)}
-    assert epoch_of(again, 1) == expected[1] and epoch_of(again, 0) == expected[0]
-    assert epoch_of(other, 0) != expected[0] != expected[1]
-    if hasattr(first, "__len__"):  # in any order and process
-        first.set_epoch(1)
-        loader = DataLoader(first, batch_size=2, sampler=[4, 2, 0], collate_fn=list, num_workers=1)
-        assert [row for batch in loader for row in batch] == [expected[1][row] for row in (4, 2, 0)]
-
-
 def test_persistent_workers_get_the_epoch(tokenizer):
     pairs = Dataset.from_dict({"source": SOURCES, "target": TARGETS})
-    fresh = with_bpe_dropout(encode_pairs(pairs, tokenizer, drop_too_long=True)[0], tokenizer, dropout=0.5)
+    encoded, _ = encode_pairs(pairs, tokenizer, drop_too_long=True)
+    fresh = with_augmentation(encoded, tokenizer, augment={"typos": 0.5, "upper": 0.4})
     expected = [epoch_of(fresh, epoch) for epoch in (0, 1)]
     loader = DataLoader(fresh, batch_size=5, collate_fn=list, num_workers=1, persistent_workers=True)
     for epoch in (0, 1):
         fresh.set_epoch(epoch)
         assert [row for batch in loader for row in batch] == expected[epoch]
-
-
-def test_dropout_refuses_tokenizers_that_do_not_restore_the_text(tokenizer):
-    pairs = Dataset.from_dict({"source": ["one two", "three four"], "target": ["eins", "zwei"]})
-    no_bpe = word_tokenizer(["one", "two", "<unk>"])
-    with pytest.raises(UserError, match="byte-pair"):
-        with_bpe_dropout(encode_pairs(pairs, no_bpe, drop_too_long=True)[0], no_bpe, dropout=0.1)
-    letters = Tokenizer(models.BPE({"o": 0, "n": 1, "<unk>": 2}, [], unk_token="<unk>"))
-    poor = PreTrainedTokenizerFast(tokenizer_object=letters, unk_token="<unk>")
-    with pytest.raises(UserError, match="input_ids"):
-        with_bpe_dropout(encode_pairs(pairs, poor, drop_too_long=True)[0], poor, dropout=0.1)
-    with pytest.raises(UserError, match="bpe_dropout.* 1.0"):
-        with_bpe_dropout(encode_pairs(pairs, tokenizer, drop_too_long=True)[0], tokenizer, dropout=1.0)

@@ -48,7 +48,7 @@ def test_weights_are_occurrences_per_epoch(inputs):
     for name, weight in zip(COUNTS, (1, 3, 2, 1, 1), strict=True):
         expected.update(dict.fromkeys(pairs_of(name), weight))
     assert Counter(text_of(pairs)) == expected
-    # the header is line 1 of the first input. BPE-dropout tells copies apart by their lines
+    # the header is line 1 of the first input. augmentation tells copies apart by their lines
     assert pairs["line"][:] == list(range(2, len(pairs) + 2))
     assert "table.tsv × 1: kept 5 of 5 pairs; " in report.summary() and "memory.tmx × 2: kept 2" in report.summary()
     assert text_of(load_pairs(inputs, **LANGUAGES)[0]) == [pair for name in COUNTS for pair in pairs_of(name)]

@@ -13,7 +13,6 @@ from hf_vanilla_transformer.data import (
     load_tokenizers,
     save_tokenizers,
     train_tokenizer,
-    with_bpe_dropout,
 )
 from hf_vanilla_transformer.data.tokenizer_training import train_sentencepiece_tokenizer
 from hf_vanilla_transformer.data.vocabulary import extend_embeddings, extend_tokenizer
@@ -177,15 +176,12 @@ def test_tags_saved_as_special_tokens_by_others_are_recognised_when_loaded(tmp_p
     assert load_tokenizers(tmp_path)[0].tokenize("<2de> words")[0] == "<2de>"
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.9])
-def test_tags_of_others_are_recognised_wherever_this_package_reads_text(dropout):
+def test_tags_of_others_are_recognised_wherever_this_package_reads_text():
     tokenizer = added_as_special(train_tokenizer(OLD, 290))
     tags = dict(zip(("input_ids", "labels"), tokenizer.convert_tokens_to_ids(["<2de>", "<2en>"]), strict=True))
     rows = {"source": ["<2de> the old </s> words"] * 9, "target": ["<2en> a <2en> language"] * 9}
     encoded, _ = encode_pairs(Dataset.from_dict(rows), tokenizer, drop_too_long=False)
-    segmented = list(with_bpe_dropout(encoded, tokenizer, dropout=dropout))
-    assert (len({len(row["input_ids"]) for row in segmented}) > 1) is (dropout > 0)
-    for row in segmented:
+    for row in encoded:
         for side, text in (("input_ids", rows["source"][0]), ("labels", rows["target"][0])):
             assert row[side][0] == tags[side] and row[side].count(tags[side]) == text.count("<2")
             assert row[side].count(tokenizer.eos_token_id) == 1

@@ -72,7 +72,6 @@ AUGMENTED: dict[str, Any] = {
     "train": "numbers",
     "numbers_size": 40,
     "directions": ["en-de", "en-fr"],
-    "bpe_dropout": 0.3,
     "augment": ["merge=0.5", "copy=0.2", "typos=0.3"],
     "max_tokens_per_batch": 80,
     "tokens_per_update": 120,

@@ -99,8 +99,8 @@ def test_flags_override_the_recipe(recipe):
 
 
 def test_flags_work_without_a_recipe():
-    model, data, run = parse_recipe(["--output_dir", "x", "--lowercase", "--preset", "B16", "--bpe_dropout", "1e-1"])
-    assert (run.output_dir, data.lowercase, model.preset, data.bpe_dropout) == ("x", True, "B16", 0.1)
+    model, data, run = parse_recipe(["--output_dir", "x", "--lowercase", "--preset", "B16", "--min_frequency", "3"])
+    assert (run.output_dir, data.lowercase, model.preset, data.min_frequency) == ("x", True, "B16", 3)
     assert model.d_model is None  # the preset's
 
 

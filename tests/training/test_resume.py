@@ -187,7 +187,6 @@ def test_resume_with_moved_files_goes_on(text_run, tmp_path):
     [
         ({"max_source_length": 20}, "max_source_length: 20"),
         ({"max_target_length": 30}, "max_target_length: 30"),
-        ({"bpe_dropout": 0.1}, "bpe_dropout: 0.1"),
         ({"augment": ["upper=0.1"]}, "augment: "),
         ({"vocab_size": 270}, "vocab_size: 270"),
         ({"lowercase": True}, "lowercase: True"),

@@ -83,7 +83,7 @@ def test_packed_run_of_several_processes_resumes_to_the_same_weights(several, na
 
 
 DIRECTIONS = {"directions": ["en-de", "en-fr"], "language_token": "target", "source_lang": "null"}
-DIRECTIONS |= {"target_lang": "null", "sampling_temperature": 2.0, "tokens_per_update": 250, "bpe_dropout": 0.1}
+DIRECTIONS |= {"target_lang": "null", "sampling_temperature": 2.0, "tokens_per_update": 250}
 DIRECTIONS |= {"augment": [f"{name}=0.1" for name in PERTURBATIONS]}
 
 

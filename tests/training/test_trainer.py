@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import Seq2SeqTrainer
 
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_augmentation, with_bpe_dropout
+from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_augmentation
 from hf_vanilla_transformer.data.batching import collate_batches
 from hf_vanilla_transformer.data.perturbations import PERTURBATIONS
 from hf_vanilla_transformer.data.redrawing import redrawn
@@ -356,8 +356,7 @@ def uninterrupted(request, text, tmp_path_factory):
     def run(folder, resume=None):
         data = encoded.to_iterable_dataset() if stream else encoded
         augment = {name: 0.1 for name in PERTURBATIONS if name != "merge" or not stream}
-        augmented = with_augmentation(data, tokenizer, augment=augment, seed=1)
-        fresh = with_bpe_dropout(augmented, tokenizer, dropout=0.3, seed=1)
+        fresh = with_augmentation(data, tokenizer, augment=augment, seed=1)
         model = tiny_model(vocab_size=300, dropout=0.3, encoder_layers=1, decoder_layers=1)
         return trained(folder, fresh, model, resume=resume, max_steps=13, **tokens, **SAVING)
 

@@ -36,7 +36,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "load_best_model_at_end": True,
     },
     "token batches, average": {
-        **{"max_tokens_per_batch": 150, "tokens_per_update": 300, "bpe_dropout": 0.2, "average_last": 2},
+        **{"max_tokens_per_batch": 150, "tokens_per_update": 300, "average_last": 2},
         **{"eval_strategy": "epoch", "save_strategy": "steps", "save_steps": 5},
     },
     "nothing saved": {"eval_strategy": "steps", "eval_steps": 6, "save_strategy": "no"},
