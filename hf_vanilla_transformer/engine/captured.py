@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from ..generation_vanilla_transformer import EncodedSource, additive_mask, beam_numbers, take_slots
 from ..search_vanilla_transformer import BeamState, SearchConfig, resized, steps_at_once
-from .packed_decoder import KV, PackedDecoder, PackedWeights, cache_rows
+from .packed_decoder import KV, PackedDecoder, PackedWeights, cache_rows, ends
 
 logger = logging.getLogger(__name__)
 
@@ -213,10 +213,10 @@ def pool_bytes(
     weights: PackedWeights,
 ) -> int:
     """The memory of a step's intermediate results: the logits, and then the hypotheses of all candidates."""
-    logit = (
-        weights.dtype.itemsize + 2 * torch.float32.itemsize
-    )  # as computed, in float32, normalised
-    token = 8 * torch.long.itemsize  # of 2 K candidates, 4 K to choose from and 2 K chosen ones
+    # As computed, in float32, and normalised.
+    logit = weights.dtype.itemsize + 2 * torch.float32.itemsize
+    # Of 2 K candidates, 4 K to choose from and 2 K chosen ones.
+    token = 8 * torch.long.itemsize
     each = weights.config.target_vocab_size * logit + sizes.tokens * token
     return sizes.rows * config.num_beams * each
 
@@ -339,11 +339,9 @@ class CapturedDecoder(PackedDecoder):
         """Return whether everything is in static memory with room for another token."""
         if self.captured is None or self.view is None or self.moves:
             return False
-        if (
-            state is not self.view.state
-            or penalties is not self.penalties
-            or self.captured.config != config
-        ):
+        if state is not self.view.state or penalties is not self.penalties:
+            return False
+        if self.captured.config != config:
             return False
         return self.slots.bound + config.num_beams <= self.captured.sizes.slots
 
@@ -451,9 +449,7 @@ class CapturedDecoder(PackedDecoder):
     def _hold_source(self, visible: Tensor, cross_kv: list[KV]) -> None:
         super()._hold_source(visible, cross_kv)
         self.moves = True
-        places = torch.arange(1, self.visible.shape[1] + 1, device=visible.device)
-        # (B,), up to the last visible token.
-        self.source_lengths = (self.visible * places).amax(dim=1)
+        self.source_lengths = ends(self.visible)  # (B,)
 
     def _trims(self, visible: Tensor) -> bool:
         return False
@@ -472,20 +468,17 @@ class CapturedDecoder(PackedDecoder):
         # Or they would take slots for ever.
         self.slots.visible.masked_fill_(done[:, None, None], False)
         used = self.slots.used(state.parents)  # (B, C)
-        places = torch.arange(1, used.shape[1] + 1, device=used.device)
-        highest = (used * places).amax(dim=1)
         sources = self.source_lengths.masked_fill(done, 1)
-        numbers = torch.stack([done.long(), used.sum(dim=1), highest, sources]).tolist()
-        self.slots.bound = max(numbers[1])
-        self.highest_slot = max(numbers[2])
-        self.longest_source = max(numbers[3])
-        step = self.captured
-        if (
-            step is not None
-            and 2 * rounded_up(self.longest_source, SOURCE_LENGTHS) <= step.sizes.source
-        ):
+        # One wait for all numbers.
+        numbers = torch.stack([done.long(), used.sum(dim=1), ends(used), sources])
+        is_done, slots, slot_ends, source_lengths = numbers.tolist()
+        self.slots.bound = max(slots)
+        self.highest_slot = max(slot_ends)
+        self.longest_source = max(source_lengths)
+        source = rounded_up(self.longest_source, SOURCE_LENGTHS)
+        if self.captured is not None and 2 * source <= self.captured.sizes.source:
             self.moves = True
-        return [bool(each) for each in numbers[0]]
+        return [bool(each) for each in is_done]
 
 
 def _is_right(sizes: Sizes, needed: Sizes) -> bool:

@@ -430,7 +430,9 @@ class PackedDecoder(Decoder):
     def _hold_source(self, visible: Tensor, cross_kv: list[KV]) -> None:
         """Trim padding shared by all rows. The longest sentence may have left the batch."""
         trims = self._trims(visible)
-        length = max(1, length_of(visible.any(dim=0))) if trims else visible.shape[1]
+        length = visible.shape[1]
+        if trims:
+            length = max(1, int(ends(visible.any(dim=0))))
         self.visible = visible[:, :length].contiguous()  # (B, S)
         self.cross_kv = [resized(kv, length, 1).contiguous() for kv in cross_kv]  # (B, S, ·)
         self.source_mask: Tensor | None = None  # (B, 1, 1, S)
@@ -549,10 +551,8 @@ class PackedDecoder(Decoder):
         mask = additive_mask(visible, self.weights.dtype)[:, None]  # (B, 1, K, C)
         if visible.shape[1] < WIDE or visible.device.type != "cpu":
             return mask
-        used = visible.any(dim=1)  # (B, C)
-        numbers = torch.arange(1, used.shape[1] + 1)
-        ends = (used * numbers).amax(dim=1).tolist()  # of the last slot in use
-        return [each[..., :end] for each, end in zip(mask.split(1), ends, strict=True)]
+        lengths = ends(visible.any(dim=1)).tolist()
+        return [each[..., :length] for each, length in zip(mask.split(1), lengths, strict=True)]
 
     def select(self, rows: Tensor) -> None:
         self.slots.select(rows)
@@ -588,10 +588,7 @@ def _replaced(
     return replaced
 
 
-def length_of(visible: Tensor) -> int:
-    """Up to the last True of a mask (N,)."""
-    return (
-        int((visible * torch.arange(1, len(visible) + 1, device=visible.device)).max())
-        if len(visible)
-        else 0
-    )
+def ends(visible: Tensor) -> Tensor:
+    """The places (…) up to the last True of masks (…, N), 0 without one."""
+    places = torch.arange(1, visible.shape[-1] + 1, device=visible.device)
+    return (visible * places).amax(dim=-1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.side_tokens import Decoder, Side, side_decoder
 from ..data.words import UNIT, WordSplitter, white_space_words
@@ -58,23 +58,18 @@ def align(
 
     # A hook, because `output_attentions` would keep the weights of every layer. The copy is this call's alone.
     copied = shared_copy(model, attention="eager")
-    copied.get_decoder().layers[chosen_layer(model, layer) - 1].cross_attn.register_forward_hook(
-        keep
-    )
+    chosen = copied.get_decoder().layers[chosen_layer(model, layer) - 1]
+    chosen.cross_attn.register_forward_hook(keep)
     lengths = {i: max(map(len, pair)) for i, pair in enumerate(zip(sources, targets, strict=True))}
     for batch in length_batches(lengths, _PAIRS, MAX_TOKENS):
-        ids = {"input_ids": [sources[i] for i in batch]}
-        source = source_tokenizer.pad(ids, return_tensors="pt").to(model.device)
+        source = source_inputs(model, source_tokenizer, [sources[i] for i in batch])
         # The base model computes no logits.
         inputs = decoder_inputs(model, [targets[i] for i in batch])
         copied.base_model(**source, decoder_input_ids=inputs, use_cache=False)
         for i, rows in zip(batch, weights.pop(), strict=True):
             source_words = word_ranges(source_tokenizer, sources[i], "source", words, marks)
-            links[i] = _links(
-                rows,
-                source_words,
-                word_ranges(target_tokenizer, targets[i], "target", words, marks),
-            )
+            target_words = word_ranges(target_tokenizer, targets[i], "target", words, marks)
+            links[i] = _links(rows, source_words, target_words)
     return [links[i] for i in lengths]
 
 
@@ -147,6 +142,15 @@ def _last_units(ids: Sequence[int], special: set[int], decode: Decoder) -> list[
     for i in incomplete:  # the last character is not whole
         numbers[i] = unit + 1
     return numbers
+
+
+def source_inputs(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[list[int]],
+) -> BatchEncoding:
+    """`input_ids` and `attention_mask` (B, S) of sources, on the model's device."""
+    return tokenizer.pad({"input_ids": list(sources)}, return_tensors="pt").to(model.device)
 
 
 def decoder_inputs(model: PreTrainedModel, targets: Sequence[list[int]]) -> Tensor:

@@ -17,8 +17,6 @@ BATCHES_AHEAD = 16
 #: beams the base model's KV caches then take about half a GiB in float32.
 MAX_TOKENS = 4096
 
-_MISSING = object()
-
 
 @dataclass(frozen=True)
 class EncodedSentence:
@@ -109,13 +107,14 @@ def with_prefixes(
     if prefixes is None:
         yield from ((sentence, "") for sentence in sentences)
         return
-    pairs: Iterator[tuple[Any, Any]] = zip_longest(sentences, prefixes, fillvalue=_MISSING)
+    missing: Any = object()
+    pairs = zip_longest(sentences, prefixes, fillvalue=missing)
     for number, (sentence, prefix) in enumerate(pairs, start=first_line):
-        if sentence is _MISSING or prefix is _MISSING:
-            lacking, surplus = (
-                ("sentence", "prefix") if sentence is _MISSING else ("prefix", "sentence")
-            )
-            raise UserError(
-                f"prefixes: line {number} has a {surplus} but no {lacking}; each sentence needs one"
-            )
-        yield sentence, prefix
+        if sentence is missing:
+            has = "a prefix but no sentence"
+        elif prefix is missing:
+            has = "a sentence but no prefix"
+        else:
+            yield sentence, prefix
+            continue
+        raise UserError(f"prefixes: line {number} has {has}; each sentence needs one")

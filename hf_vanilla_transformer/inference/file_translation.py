@@ -83,11 +83,8 @@ def translated_lines(
         settings.pop("prefixes", None)
         return paragraphs(translator, sentences, first_line=first_line, **settings)
     _check_n_best_format(n_best_format, n_best, normalize, spellings, alignment or probabilities)
-    searches = n_best is not None and not settings.get("do_sample")
-    if (
-        searches
-        and (settings.get("num_beams") or translator.model.generation_config.num_beams or 1) == 1
-    ):
+    beams = settings.get("num_beams") or translator.model.generation_config.num_beams or 1
+    if n_best is not None and beams == 1 and not settings.get("do_sample"):
         raise UserError("n_best: greedy search gives no scores; num_beams must be at least 2")
     if n_best is not None and n_best_format != "moses":
         found = translate_candidates(
@@ -150,10 +147,11 @@ def _distinct(hypotheses: list[Hypothesis]) -> Iterable[Hypothesis]:
 
 def _line(number: int | None, one: Hypothesis) -> str:
     score = "" if one.score is None else f"{one.score:.4f}"
-    fields = (
-        [_on_one_line(one.text)] if number is None else [str(number), _on_one_line(one.text), score]
-    )
-    fields += [] if one.alignment is None else [one.pharaoh]
+    fields = [_on_one_line(one.text)]
+    if number is not None:
+        fields = [str(number), *fields, score]
+    if one.alignment is not None:
+        fields.append(one.pharaoh)
     if one.tokens is not None and one.probabilities is not None:
         pairs = zip(one.tokens, one.probabilities, strict=True)
         fields.append(" ".join(f"{token}:{probability:.4f}" for token, probability in pairs))
@@ -202,12 +200,17 @@ def translate_file(
     share = number_of_shard - 1 + shards * processes.process_index
     shares = shards * processes.num_processes
     parts = _parts_of(output)
-    table = file_format(Path(output)) in TABLES
+    in_lines = settings.get("n_best_format", "moses") == "moses"
+    table = in_lines and file_format(Path(output)) in TABLES
     fingerprint = translator_fingerprint(translator)
-    table = table and settings.get("n_best_format", "moses") == "moses"
-    job = {"translator": fingerprint, **({"table": True} if table else {})} | settings
-    if table and (extra := [name for name in _FIELDS if settings.get(name)]):
-        raise UserError(f"{extra[0]}: {output} has no column for it; name an output of plain text")
+    job = {"translator": fingerprint} | settings
+    if table:
+        job["table"] = True
+        for name in _FIELDS:
+            if settings.get(name):
+                raise UserError(
+                    f"{name}: {output} has no column for it; name an output of plain text"
+                )
     settings |= {"batch_size": batch_size, "max_tokens_per_batch": max_tokens_per_batch}
     translated_lines(translator, [], **settings)  # checks the arguments before anything is read
     if processes.process_index == 0:
@@ -215,10 +218,12 @@ def translate_file(
     processes.wait_for_everyone()
     text: Any = read_lines(source) if source is None or isinstance(source, str | Path) else source
     pairs = with_prefixes(text, None if prefixes is None else read_lines(prefixes))
-    rows_of_file = zip(pairs, *(codes or {}).values(), strict=False)
-    translate = partial(_translate_chunk, table=table, names=[*(codes or {})], **settings)
-    run: Any = partial(pool.map, translate, fingerprint=fingerprint) if pool else None
-    run = run or partial(map, partial(translate, translator))
+    codes = codes or {}
+    rows_of_file = zip(pairs, *codes.values(), strict=False)
+    translate = partial(_translate_chunk, table=table, names=list(codes), **settings)
+    run: Any = partial(map, partial(translate, translator))
+    if pool is not None:
+        run = partial(pool.map, translate, fingerprint=fingerprint)
     progress = progress or (lambda lines, seconds: None)
     spellings = settings.get("spellings", 1)
     inputs_per_chunk = -(-batch_size * BATCHES_PER_CHUNK // spellings)  # a chunk has whole inputs
@@ -296,12 +301,11 @@ def _translate_chunk(
     lines = translated_lines(translator, sentences, **settings)
     if table:
         rows = zip(sentences, lines, strict=True)
-        lines = (
-            json.dumps(
-                {"line": line, "source": source, "translation": translation}, ensure_ascii=False
-            )
+        columns = (
+            {"line": line, "source": source, "translation": translation}
             for line, (source, translation) in enumerate(rows, start=chunk.first_line)
         )
+        lines = (json.dumps(each, ensure_ascii=False) for each in columns)
     written = list(lines)
     return chunk, written, time.perf_counter() - start, translator.unknown_symbols
 
@@ -316,16 +320,14 @@ def merge_shards(output: str | Path) -> int:
     if not (parts / _ORDER).is_file():
         raise UserError(f"output: no shard of {output} has finished: there is no {parts / _ORDER}")
     names = json.loads((parts / _ORDER).read_text(encoding="utf-8"))
-    present = {path.name for path in parts.iterdir() if not path.name.startswith(".")} - {
-        _JOB,
-        _ORDER,
-    }
+    files = {path.name for path in parts.iterdir() if not path.name.startswith(".")}
+    present = files - {_JOB, _ORDER}
     missing = [name for name in names if name not in present]
     foreign = sorted(present - set(names))
     if missing:
-        also = (
-            f" ({len(foreign)} files there are of other text, model or settings)" if foreign else ""
-        )
+        also = ""
+        if foreign:
+            also = f" ({len(foreign)} files there are of other text, model or settings)"
         raise UserError(
             f"output: {len(missing)} of {len(names)} chunks of {output} are missing{also}, the first is number "
             f"{names.index(missing[0]) + 1}; finish its shard, or translate without a shard"

@@ -214,25 +214,25 @@ def check_weights(folder: Path, info: Mapping[str, Any]) -> None:
         "mismatched_keys": "other shapes than config.json says: {names}; save the model again",
     }
     for kind, remedy in remedies.items():
-        if keys := sorted(key if isinstance(key, str) else key[0] for key in info[kind]):
-            names = keys[0] + (f" and {len(keys) - 1:,} more" if len(keys) > 1 else "")
-            raise UserError(f"{folder}: {remedy.format(names=names)}")
+        keys = sorted(key if isinstance(key, str) else key[0] for key in info[kind])
+        if not keys:
+            continue
+        names = keys[0]
+        if len(keys) > 1:
+            names += f" and {len(keys) - 1:,} more"
+        raise UserError(f"{folder}: {remedy.format(names=names)}")
 
 
 def _check_dtypes(folder: Path, model: PreTrainedModel) -> None:
     """Refuse parameters that transformers would convert from integers, unless the model is a quantised one."""
+    if hasattr(model.config, "quantization_config"):
+        return
     parameters = dict(model.named_parameters())
-    for file in (
-        () if hasattr(model.config, "quantization_config") else folder.glob("model*.safetensors")
-    ):
+    for file in folder.glob("model*.safetensors"):
         with safe_open(file, "pt") as tensors:
             for name in parameters.keys() & tensors.keys():
-                if (dtype := tensors.get_slice(name).get_dtype()) not in (
-                    "F64",
-                    "F32",
-                    "F16",
-                    "BF16",
-                ):
+                dtype = tensors.get_slice(name).get_dtype()
+                if dtype not in ("F64", "F32", "F16", "BF16"):
                     raise UserError(
                         f"{folder}: {name} is {dtype}, not F32, F16 or BF16; save the model again"
                     )
@@ -242,11 +242,9 @@ def _check_architecture(folder: Path, model: PreTrainedModel) -> None:
     """Refuse a folder of a subclass that kept this package's model type: it would decode as its base class."""
     if not isinstance(model, modeling_vanilla_transformer.VanillaTransformerPreTrainedModel):
         return
+    known = {*modeling_vanilla_transformer.__all__, type(model).__name__}
     for name in model.config.architectures or ():
-        if name.removeprefix("FSDP") not in (
-            *modeling_vanilla_transformer.__all__,
-            type(model).__name__,
-        ):
+        if name.removeprefix("FSDP") not in known:
             raise UserError(
                 f"{folder}: architectures={name} in config.json is not a class of this package, and would be loaded "
                 f"as {type(model).__name__}; give its class: --model_class MODULE:CLASS, or in Python "
@@ -255,18 +253,15 @@ def _check_architecture(folder: Path, model: PreTrainedModel) -> None:
 
 
 def _device(device: str | torch.device | None) -> torch.device:
-    accelerator = (
-        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    )
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     try:
         chosen = torch.device(device or accelerator or "cpu")
         torch.zeros(1, device=chosen).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         known = ["cpu"]
         if accelerator:
-            known += [
-                f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())
-            ]
+            count = torch.accelerator.device_count()
+            known += [f"{accelerator.type}:{index}" for index in range(count)]
         raise UserError(
             f"device: {str(device)!r} cannot be used here; there is {', '.join(known)}"
         ) from error

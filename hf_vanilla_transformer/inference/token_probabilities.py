@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..engine.shared_copy import in_evaluation_mode
-from .alignment import decoder_inputs
+from .alignment import decoder_inputs, source_inputs
 
 #: Logits in memory at a time, in numbers: 256 MiB in float32, copied three times.
 _MAX_LOGITS = 2**26
@@ -34,17 +34,16 @@ def token_log_probabilities(
     rows: list[list[float]] = []
     for start in range(0, len(targets), step):
         batch = targets[start : start + step]
-        ids = {"input_ids": list(map(list, sources[start : start + step]))}
-        source = source_tokenizer.pad(ids, return_tensors="pt").to(models[0].device)
-        tokens = pad_sequence([torch.tensor(target) for target in batch], batch_first=True).to(
-            models[0].device
-        )
+        source = source_inputs(models[0], source_tokenizer, sources[start : start + step])
+        tokens = pad_sequence(
+            [torch.tensor(target) for target in batch], batch_first=True
+        )  # (B, T)
+        tokens = tokens.to(models[0].device)
         log_probabilities: list[Tensor] = []
         for model in models:
-            logits = model(
-                **source, decoder_input_ids=decoder_inputs(model, batch), use_cache=False
-            ).logits
-            chosen = logits.gather(2, tokens[..., None]).squeeze(2).float()  # (B, T, V) -> (B, T)
+            inputs = decoder_inputs(model, batch)
+            logits = model(**source, decoder_input_ids=inputs, use_cache=False).logits  # (B, T, V)
+            chosen = logits.gather(2, tokens[..., None]).squeeze(2).float()  # (B, T)
             log_probabilities.append(chosen - logits.float().logsumexp(dim=2))
         # the log of the mean probability
         mean = torch.stack(log_probabilities).logsumexp(dim=0) - math.log(len(models))

@@ -27,7 +27,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..search_vanilla_transformer import LengthPenalty, is_hypothesis
 from ..utils.cpu_time import on_fitting_threads
 from ..utils.errors import UserError, check_at_least_one
-from .alignment import align, chosen_layer
+from .alignment import align, chosen_layer, source_inputs
 from .batching import (
     BATCHES_AHEAD,
     MAX_TOKENS,
@@ -40,7 +40,7 @@ from .batching import (
 from .directions import Codes, Directions, Place, next_places
 from .hypothesis import Hypothesis
 from .loading import load_model
-from .protected import has_words, knows_escapes, protect, white_space_links
+from .protected import Protected, has_words, knows_escapes, protect, white_space_links
 from .token_probabilities import token_log_probabilities
 from .unknown import UnknownSymbols
 from .workers import map_in_threads, worker_count
@@ -237,22 +237,15 @@ class Translator:
             protect=protect and self.task == "language",
             words=alignment_words,
             marks=self.directions.marks(source_lang, target_lang),
-            has_codes=not all(
-                codes is None or isinstance(codes, str) for codes in (source_lang, target_lang)
-            ),
+            has_codes=not isinstance(source_lang, str | None)
+            or not isinstance(target_lang, str | None),
             penalty=penalty or self._transformers_penalty(settings),
         )
-        first, numbers = (
-            (first_line, count(first_line))
-            if isinstance(first_line, int)
-            else (1, iter(first_line))
-        )
+        first = first_line if isinstance(first_line, int) else 1
+        numbers = count(first) if isinstance(first_line, int) else iter(first_line)
         directions = self.directions.each(source_lang, target_lang)
-        return self._stream(
-            with_prefixes(sentences, prefixes, first),
-            zip(numbers, directions, strict=False),
-            request,
-        )
+        places = zip(numbers, directions, strict=False)
+        return self._stream(with_prefixes(sentences, prefixes, first), places, request)
 
     def describe(
         self, batch_size: int = 64, max_tokens_per_batch: int = MAX_TOKENS, **given: Any
@@ -264,21 +257,19 @@ class Translator:
         alpha = getattr(defaults, "paper_length_penalty", None)
         formula = 1.0 if alpha is None else f"((5 + length) / 6)^{alpha}"
         longest = given.get("max_new_tokens") or defaults.max_new_tokens
-        penalties = (
-            given.get("length_penalty"),
-            defaults.to_diff_dict().get("length_penalty"),
-            formula,
-        )
+        penalty = given.get("length_penalty")
+        if penalty is None:
+            penalty = defaults.to_diff_dict().get("length_penalty", formula)
+        if engine and engine.quantization:
+            dtype = f"{dtype}, products in {engine.quantization}"
         return {
             "batch_size": batch_size,
             "max_tokens_per_batch": max_tokens_per_batch,
             "num_beams": given.get("num_beams") or defaults.num_beams or 1,
             "max_new_tokens": longest or f"source + {MAX_LENGTH_OVER_SOURCE}",
-            "length_penalty": next(penalty for penalty in penalties if penalty is not None),
+            "length_penalty": penalty,
             "device": str(self.model.device),
-            "dtype": f"{dtype}, products in {engine.quantization}"
-            if engine and engine.quantization
-            else dtype,
+            "dtype": dtype,
         }
 
     def _search_settings(
@@ -322,13 +313,9 @@ class Translator:
 
     def _transformers_penalty(self, settings: Mapping[str, Any]) -> LengthPenalty:
         """The divisor of transformers' beam search, length^α."""
-        alpha = settings.get("length_penalty")
-        if alpha is None:
-            config = settings.get("generation_config") or self.model.generation_config
-            alpha = config.length_penalty
-        if alpha is None:
-            alpha = 1.0
-        return LengthPenalty(alpha, "power")
+        config = settings.get("generation_config") or self.model.generation_config
+        alpha = settings.get("length_penalty", config.length_penalty)
+        return LengthPenalty(1.0 if alpha is None else alpha, "power")
 
     def _stream(
         self, pairs: Iterator[tuple[str, str]], places: Iterator[Place], request: TranslationRequest
@@ -355,50 +342,44 @@ class Translator:
         unknown: UnknownSymbols,
     ) -> list[list[Hypothesis]]:
         """Translate the sentences without their protected spans, and put the spans back."""
-        for line, _ in window:
+        plain: list[tuple[str, str]] = []
+        shortened: list[tuple[str, str]] = []
+        spans: dict[int, Protected] = {}
+        verbatim: list[int] = []
+        for i, (line, prefix) in enumerate(window):
             _blank(line)  # refuses what is no string
-        spans = {
-            i: found for i, (line, _) in enumerate(window) if (found := protect(line, self.escaped))
-        }
-        verbatim = {
-            i for i, (line, _) in enumerate(window) if i not in spans and not has_words(line)
-        }
-        plain = [
-            ("", prefix) if i in spans or i in verbatim else (line, prefix)
-            for i, (line, prefix) in enumerate(window)
-        ]
+            protected = protect(line, self.escaped)
+            if protected:
+                spans[i] = protected
+            elif not has_words(line):
+                verbatim.append(i)
+            kept = i not in spans and i not in verbatim
+            plain.append((line if kept else "", prefix))
+            shortened.append((protected.text if protected else "", prefix))
         results = self._translate_window(plain, places, request, unknown)
         for i in verbatim:
             line, prefix = window[i]
-            links = (
-                None
-                if request.alignment_layer is None
-                else [(j, j) for j in range(len(request.words(line)))]
-            )
-            results[i] = [
-                replace(
-                    results[i][0], text=prefix or line.strip(), alignment=[] if prefix else links
-                )
-            ]
+            links = None
+            if request.alignment_layer is not None:
+                links = [] if prefix else [(j, j) for j in range(len(request.words(line)))]
+            results[i] = [replace(results[i][0], text=prefix or line.strip(), alignment=links)]
         if not spans:
             return results
         try:
             layer = request.alignment_layer or chosen_layer(self.model, None)
         except UserError:  # not a model of this package
             layer = None
-        shortened = [
-            (spans[i].text if i in spans else "", prefix) for i, (_, prefix) in enumerate(window)
-        ]
         aligning = replace(request, alignment_layer=layer, words=words)
         aligned = self._translate_window(shortened, places, aligning, unknown)
         for i, sentence in spans.items():
             results[i] = []
             for one in aligned[i]:
                 text, links = sentence.restore(one.text, one.alignment)
-                alignment = None if request.alignment_layer is None else links
-                if alignment is not None and request.words is not words:
-                    alignment = white_space_links(links, sentence.sentence, text)
-                results[i].append(replace(one, text=text, alignment=alignment))
+                if request.alignment_layer is None:
+                    links = None
+                elif request.words is not words:
+                    links = white_space_links(links, sentence.sentence, text)
+                results[i].append(replace(one, text=text, alignment=links))
         return results
 
     def _translate_window(
@@ -435,13 +416,14 @@ class Translator:
                 models, [sentences[i] for i in job.indices], job.batch_size, request, stop
             )
 
-        for job, translations in zip(
-            jobs, map_in_threads(search, jobs, workers, stop), strict=True
-        ):
+        found = map_in_threads(search, jobs, workers, stop)
+        for job, translations in zip(jobs, found, strict=True):
             for i, hypotheses in zip(job.indices, translations, strict=True):
                 results[i] = hypotheses
         set_here = {"max_new_tokens", "max_length"} & request.settings.keys()
-        for i in () if set_here or self.model.generation_config.max_new_tokens else sentences:
+        if set_here or self.model.generation_config.max_new_tokens:
+            return results
+        for i in sentences:
             if not results[i][0].ended:
                 logger.warning("line %d: %s", places[i][0], ENDLESS)
         return results
@@ -553,14 +535,14 @@ class Translator:
         pending = iter(sentences)
         device = self.model.device
         prefix_length = len(sentences[0].prefix)
+        start = self.model.config.decoder_start_token_id
 
         def padded(batch: list[EncodedSentence]) -> tuple[torch.Tensor, ...]:
             """Ids and mask (B, S) of the sources, and the first tokens (B, 1 + P) of the translations."""
-            ids = {"input_ids": [sentence.source for sentence in batch]}
-            both = self.source_tokenizer.pad(ids, return_tensors="pt").to(device)
-            prefixes = [
-                [self.model.config.decoder_start_token_id, *sentence.prefix] for sentence in batch
-            ]
+            both = source_inputs(
+                self.model, self.source_tokenizer, [sentence.source for sentence in batch]
+            )
+            prefixes = [[start, *sentence.prefix] for sentence in batch]
             return both["input_ids"], both["attention_mask"], torch.tensor(prefixes, device=device)
 
         def next_batch(count: int) -> tuple[torch.Tensor, ...] | None:
@@ -594,65 +576,50 @@ class Translator:
         request: TranslationRequest,
     ) -> list[list[Hypothesis]]:
         """The output of `generate` for each source. The first `given` tokens of each sequence were forced."""
-        sequences = output.sequences
-        scores = getattr(output, "sequences_scores", None)  # (B · n_best, T)
-        texts = self.target_tokenizer.batch_decode(
-            sequences[:, 1 + self.directions.prefix_length :], **AS_TEXT
-        )
+        sequences = output.sequences  # (N, T)
+        scores = getattr(output, "sequences_scores", None)  # (N,)
+        shown = sequences[:, 1 + self.directions.prefix_length :]
+        texts = self.target_tokenizer.batch_decode(shown, **AS_TEXT)
+        targets = self.targets(sequences.tolist(), given)
         n_best = len(texts) // len(sources)
+        repeated = [source for source in sources for _ in range(n_best)]
         nothing: list[Any] = [None] * len(texts)
         alignments = nothing
+        if request.alignment_layer is not None:
+            alignments = align(
+                models[0],
+                self.source_tokenizer,
+                self.target_tokenizer,
+                repeated,
+                targets,
+                layer=request.alignment_layer,
+                words=request.words,
+                marks=request.marks,
+            )
         tokens = nothing
         probabilities = nothing
-        if request.alignment_layer is not None or request.probabilities:
-            repeated = [source for source in sources for _ in range(n_best)]
-            targets = self.targets(sequences.tolist(), given)
-            if request.alignment_layer is not None:
-                tokenizers = self.source_tokenizer, self.target_tokenizer
-                layer = request.alignment_layer
-                alignments = align(
-                    models[0], *tokenizers, repeated, targets, layer, request.words, request.marks
-                )
-            if request.probabilities:
-                tokens = [readable_tokens(self.target_tokenizer, target) for target in targets]
-                rows = token_log_probabilities(models, self.source_tokenizer, repeated, targets)
-                probabilities = [[math.exp(log_p) for log_p in row] for row in rows]
-        all_scores: list[Any] = [None] * len(texts) if scores is None else scores.tolist()
-        ends = torch.tensor(sorted(self.end_tokens), device=sequences.device)
-        is_end = torch.isin(sequences[:, given:], ends)  # (B · n_best, T - given)
-        ended = is_end.any(dim=1).tolist()
-        lengths = self._lengths(is_end)
         log_probabilities = nothing
+        if request.probabilities:
+            tokens = [readable_tokens(self.target_tokenizer, target) for target in targets]
+            rows = token_log_probabilities(models, self.source_tokenizer, repeated, targets)
+            probabilities = [[math.exp(log_p) for log_p in row] for row in rows]
+            log_probabilities = [sum(row) for row in rows]
+        all_scores = nothing
         if scores is not None:
-            log_probabilities = (
-                scores * request.penalty(lengths + request.penalty.counted)
-            ).tolist()
-        elif request.probabilities:
-            log_probabilities = [sum(map(math.log, row)) for row in probabilities]
-        ranked = list(
-            map(
-                Hypothesis,
-                texts,
-                all_scores,
-                alignments,
-                tokens,
-                probabilities,
-                log_probabilities,
-                ended,
-            )
-        )
+            all_scores = scores.tolist()
+            forced = given - 1
+            lengths = torch.tensor([max(len(target) - forced, 1) for target in targets])
+            divisors = request.penalty((lengths + request.penalty.counted).float())
+            log_probabilities = (scores.cpu() * divisors).tolist()
+        ends = self.end_tokens
+        ended = [len(target) >= given and target[-1] in ends for target in targets]
+        columns = (texts, all_scores, alignments, tokens, probabilities, log_probabilities, ended)
+        ranked = [Hypothesis(*row) for row in zip(*columns, strict=True)]
         grouped = [ranked[start : start + n_best] for start in range(0, len(ranked), n_best)]
         return [
             [one for rank, one in enumerate(group) if not rank or is_hypothesis(one.score)]
             for group in grouped
         ]
-
-    @staticmethod
-    def _lengths(is_end: torch.Tensor) -> torch.Tensor:
-        """The tokens (N,) of each hypothesis up to its first end token, from where end tokens are (N, T)."""
-        before_end = is_end.cumsum(dim=1) == 0  # (N, T)
-        lengths = before_end.sum(dim=1) + is_end.any(dim=1)
-        return lengths.clamp(min=1).float()
 
     @property
     def end_tokens(self) -> set[int]:
@@ -662,12 +629,11 @@ class Translator:
 
     def targets(self, sequences: list[list[int]], given: int) -> list[list[int]]:
         """Sequences up to their end-of-sentence tokens. The first `given` tokens were forced."""
+        ends = self.end_tokens
         targets = []
         for row in sequences:
-            end = next(
-                (i + 1 for i in range(given, len(row)) if row[i] in self.end_tokens), len(row)
-            )
-            targets.append(row[1:end])  # without the start token
+            length = next((i + 1 for i in range(given, len(row)) if row[i] in ends), len(row))
+            targets.append(row[1:length])  # without the start token
         return targets
 
 
