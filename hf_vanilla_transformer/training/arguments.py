@@ -382,9 +382,9 @@ class RunArguments(VanillaTransformerTrainingArguments):
     greater_is_better: bool | None = _optional(
         "Whether a greater metric_for_best_model is better (default: as the metric is)"
     )
-    # Every parameter gets a gradient in every step.
-    ddp_find_unused_parameters: bool | None = HfArg(
-        default=False, help="Whether DDP searches for unused parameters"
+    ddp_find_unused_parameters: bool | None = _optional(
+        "Whether DDP searches for unused parameters, and thereby keeps the order of its sums, so that a resumed run has "
+        "the same bits; default: with more than two processes"
     )
     auto_bf16: bool = HfArg(
         default=False, help="Train in bf16 if a few timed steps are faster than in float32"
@@ -427,6 +427,9 @@ class RunArguments(VanillaTransformerTrainingArguments):
             self.greater_is_better = False  # the base class knows this of "loss" only
         check_run_arguments(self)
         super().__post_init__()
+        if self.ddp_find_unused_parameters is None and self.world_size <= 2:
+            # Every parameter gets a gradient in every step, and the order of two summands does not matter.
+            self.ddp_find_unused_parameters = False
 
 
 def model_config(

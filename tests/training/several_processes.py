@@ -55,7 +55,6 @@ def resume_packed(folder: Path, **settings: Any) -> tuple[Tensor, Tensor, bool]:
     """The weights after a whole run and after a resumed one, and whether the update was compiled."""
     settings |= {"max_tokens_per_batch": 40, "tokens_per_update": 150, "pack": True, "max_steps": 4}
     settings |= {"save_strategy": "steps", "save_steps": 2, "learning_rate": 0.01, "optim": "adamw_torch"}
-    settings |= {"ddp_find_unused_parameters": False}
     model = tiny_model(label_smoothing=0.1, dropout=0.3)
     whole = trained(folder / "whole", random_pairs(40), model, **settings)
     model = tiny_model(label_smoothing=0.1, dropout=0.3)

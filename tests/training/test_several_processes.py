@@ -74,12 +74,7 @@ def test_run_of_several_processes_resumes_in_one(several, tmp_path):
 def test_packed_run_of_several_processes_resumes_to_the_same_weights(several, name):
     whole, resumed, compiled = several[0][f"{name}, resumed"]
     assert compiled == (name == "compiled")
-    if several[0]["processes"] == 2:
-        assert torch.equal(whole, resumed)
-    else:
-        # The sum of more than two gradients depends on their order, and Adam enlarges the difference.
-        start = flat(tiny_model())
-        assert relative_error(resumed - start, whole - start) <= 1e-3
+    assert torch.equal(whole, resumed)
 
 
 DIRECTIONS = {"directions": ["en-de", "en-fr"], "language_token": "target", "source_lang": "null"}
