@@ -38,6 +38,8 @@ from .batching import Row, TokenBatchSampler
 ROW = 128  # places of a row, if no pair is longer
 UNIT = 8  # places are a multiple of it, for the kernels of products
 WINDOW = 10_000  # pairs that are fitted into rows together
+BALANCE = 2.0  # weight of the difference of the free shares of both sides, when a pair is chosen for a row
+ROUNDING = 1e-9  # of shares of a row, each at least 1 / places
 BACKENDS = ("sdpa", "eager")  # of attention, which take such masks
 
 
@@ -47,44 +49,61 @@ BACKENDS = ("sdpa", "eager")  # of attention, which take such masks
 def row_lengths(source: np.ndarray, target: np.ndarray, max_tokens: int) -> tuple[int, int]:
     """S and T for pairs with these lengths, each (N,), and batches of at most `max_tokens` places on a side.
 
-    The side with more tokens has 128 places, or the next multiple of 128 that its longest sentence fits into. The
-    other side has as many as its share of the tokens needs.
+    Both are in proportion to the tokens of their sides. The longer one has 128 places, or the next multiple of 128
+    that its longest sentence fits into, or as many as the other side needs for its own.
     """
-    longest = int(max(source.max(), target.max()))
-    places = -(-longest // ROW) * ROW
-    if max_tokens < places:
-        places = max(longest, max_tokens)
+    longest = np.array([source.max(), target.max()])
     totals = np.maximum([source.sum(), target.sum()], 1)
-    shares = -(-(places * totals / totals.max()) // UNIT).astype(np.int64) * UNIT
-    lengths = np.maximum(np.minimum(shares, places), [source.max(), target.max()])
+    shares = totals / totals.max()
+    places = max(_rounded_up(longest.max(), ROW), _rounded_up((longest / shares).max(), UNIT))
+    if max_tokens < places:
+        places = max(int(longest.max()), max_tokens)
+    lengths = np.maximum(np.minimum(_rounded_up(places * shares, UNIT), places), longest)
     return int(lengths[0]), int(lengths[1])
+
+
+def _rounded_up(numbers: Any, unit: int) -> Any:
+    return np.ceil(numbers / unit).astype(np.int64) * unit
 
 
 def fill_rows(source: np.ndarray, target: np.ndarray, places: tuple[int, int]) -> list[np.ndarray]:
     """Fit pairs with these lengths, each (N,), into rows with S and T places: the numbers of the pairs of each row.
 
-    Best fit of decreasing lengths: a pair goes into the row that it fills best. A pair that is longer than a row is a
-    row by itself.
+    A row takes the pair that leaves the fewest places free, as a share of each side, and about as many on both sides,
+    until none fits. A pair that is longer than a row is a row by itself.
     """
-    order = np.argsort(-np.maximum(source / places[0], target / places[1]), kind="stable")
-    free_source = np.empty(len(order), dtype=np.int64)
-    free_target = np.empty(len(order), dtype=np.int64)
-    rows: list[list[int]] = []
-    for pair in order.tolist():
-        count = len(rows)
-        left_source = free_source[:count] - source[pair]
-        left_target = free_target[:count] - target[pair]
-        left = np.minimum(left_source, left_target)
-        left[left < 0] = np.iinfo(np.int64).max
-        best = int(left.argmin()) if count else 0
-        if not count or left[best] == np.iinfo(np.int64).max:
-            best = count
-            rows.append([])
-            free_source[best] = places[0]
-            free_target[best] = places[1]
-        rows[best].append(pair)
-        free_source[best] -= source[pair]
-        free_target[best] -= target[pair]
+    order = np.lexsort((target, source))
+    lengths = np.stack([source, target])[:, order]
+    kinds, starts, counts = np.unique(lengths, axis=1, return_index=True, return_counts=True)
+    of_kind = [
+        order[start : start + count].tolist() for start, count in zip(starts, counts, strict=True)
+    ]
+    of_source = kinds[0] / places[0]  # (kinds,), shares of a row
+    of_target = kinds[1] / places[1]
+    rows = []
+    for kind in np.flatnonzero(np.maximum(of_source, of_target) > 1):
+        rows += [[pair] for pair in of_kind[kind]]
+        of_kind[kind] = []
+    unplaced = len(order) - len(rows)
+    while unplaced:
+        row: list[int] = []
+        free_source = 1 + ROUNDING
+        free_target = 1 + ROUNDING
+        while True:
+            left_source = free_source - of_source
+            left_target = free_target - of_target
+            unused = left_source + left_target + BALANCE * np.abs(left_source - left_target)
+            unused[np.minimum(left_source, left_target) < 0] = np.inf
+            kind = int(unused.argmin())
+            if unused[kind] == np.inf:
+                break
+            row.append(of_kind[kind].pop())
+            free_source = left_source[kind]
+            free_target = left_target[kind]
+            if not of_kind[kind]:
+                of_source[kind] = 2.0  # does not fit
+        unplaced -= len(row)
+        rows.append(row)
     return [np.array(row) for row in rows]
 
 
@@ -120,9 +139,8 @@ class PackedBatchSampler(TokenBatchSampler):
 
         most_rows = max(1, self.limit // max(self.places))  # of a batch
         if tokens_per_update:
-            self.updates = min(
-                max(1, round(int(target_lengths.sum()) / tokens_per_update)), self.row_count
-            )
+            requested = max(1, round(int(target_lengths.sum()) / tokens_per_update))
+            self.updates = even_updates(self.row_count, requested, most_rows)
             batches = -(-self.row_count // self.updates // most_rows)
         else:
             self.updates = -(-self.row_count // (most_rows * batches_per_update))
@@ -179,6 +197,25 @@ class PackedBatchSampler(TokenBatchSampler):
         return deal(self.update(number), self.rows_of_batch, self.batches_of_update)[
             self.rank :: self.world_size
         ]
+
+
+def even_updates(rows: int, requested: int, most_rows: int) -> int:
+    """The number of updates of an epoch, within a tenth of the requested one, that leaves the fewest rows empty.
+
+    Args:
+        rows: of the epoch.
+        requested: number of updates.
+        most_rows: of a batch.
+    """
+    requested = min(requested, rows)
+    near = range(requested - requested // 10, min(requested + requested // 10, rows) + 1)
+
+    def planned_rows(updates: int) -> int:
+        most = -(-rows // updates)  # of an update
+        batches = -(-most // most_rows)
+        return updates * batches * -(-most // batches)
+
+    return min(near, key=lambda updates: (planned_rows(updates), abs(updates - requested)))
 
 
 def deal(rows: list[np.ndarray], rows_of_batch: int, batches: int) -> list[list[np.ndarray]]:

@@ -383,8 +383,8 @@ class RunArguments(VanillaTransformerTrainingArguments):
         "Whether a greater metric_for_best_model is better (default: as the metric is)"
     )
     ddp_find_unused_parameters: bool | None = _optional(
-        "Whether DDP searches for unused parameters, and thereby keeps the order of its sums, so that a resumed run has "
-        "the same bits; default: with more than two processes"
+        "Whether DDP searches for unused parameters, and thereby keeps the order of its sums, so that a resumed run "
+        "has the same bits; default: with more than two processes"
     )
     auto_bf16: bool = HfArg(
         default=False, help="Train in bf16 if a few timed steps are faster than in float32"

@@ -161,10 +161,21 @@ def test_table_and_rows_make_the_same_tensors() -> None:
         assert batch["decoder_input_ids"][row].tolist() == inputs + [PAD] * (target_places - len(inputs))
 
 
-def test_natural_lengths_leave_few_places_free() -> None:
+# mean, standard deviation of the logarithm, longest sentence, standard deviation of the ratio of both sides
+NATURAL = {"Multi30k": (13.5, 0.35, 45, 0.15), "WMT14": (26.0, 0.6, 250, 0.2), "WMT14, unlike": (26.0, 0.6, 250, 0.3)}
+PLANS: list[dict[str, int]] = [{"max_tokens": 16_384}, {"max_tokens": 4_096, "tokens_per_update": 25_000}]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("corpus", NATURAL)
+def test_natural_lengths_leave_few_places_free(corpus: str, plan: dict[str, int]) -> None:
+    mean, deviation, longest, ratio = NATURAL[corpus]
     rng = np.random.default_rng(0)
-    source = np.clip(rng.lognormal(2.6, 0.5, 6_000).astype(int), 1, 100)
-    target = np.clip((source * rng.normal(1.1, 0.15, 6_000)).astype(int), 1, 100)
-    sampler = PackedBatchSampler(source, target, 16_384)
+    source = rng.lognormal(np.log(mean) - deviation**2 / 2, deviation, 20_000).round().clip(1, longest)
+    target = (source * 28 / 26 * np.exp(rng.normal(0, ratio, len(source)))).round().clip(1, longest)
+    source, target = source.astype(int), target.astype(int)
+    sampler = PackedBatchSampler(source, target, **plan)
     places = sampler.updates * sampler.batches_of_update * sampler.rows_of_batch * sum(sampler.places)
-    assert 1 - (source.sum() + target.sum()) / places <= 0.05
+    assert 1 - (source.sum() + target.sum()) / places <= 0.04
+    if "tokens_per_update" in plan:
+        assert target.sum() / sampler.updates == pytest.approx(plan["tokens_per_update"], rel=0.12)
