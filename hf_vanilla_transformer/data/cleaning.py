@@ -222,11 +222,12 @@ class _Judge:
                 key = _key(self._repaired(row))
                 (repeated if key in seen else seen).add(key)
         for group, sample in samples.items():
-            self.limits[group] = FittingLimits(
-                sample, self.one_direction or any(group[1]), **self.given
-            )
-            if self.detect and all(group[1]):
-                self.limits[group].detecting(group[1])
+            _, languages = group
+            given = dict(self.given)
+            if self.detect and all(languages):
+                given["languages"] = languages
+            one_direction = self.one_direction or any(languages)
+            self.limits[group] = FittingLimits(sample, one_direction, **given)
         return repeated
 
     def _best_of_near_duplicates(

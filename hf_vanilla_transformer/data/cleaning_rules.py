@@ -7,7 +7,7 @@ import statistics
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from typing import TypeAlias
@@ -99,14 +99,6 @@ class FittingLimits:
     def of(self, pair: Pair) -> Limits:
         """The limits for a pair."""
         return self.by_scripts.get(main_scripts(pair), self.others)
-
-    def detecting(self, languages: tuple[str, str]) -> "FittingLimits":
-        """The same limits with languages to detect."""
-        self.others = replace(self.others, languages=languages)
-        self.by_scripts = {
-            name: replace(each, languages=languages) for name, each in self.by_scripts.items()
-        }
-        return self
 
 
 def main_scripts(pair: Pair) -> Scripts:

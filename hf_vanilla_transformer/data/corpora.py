@@ -232,7 +232,7 @@ def open_dataset(
             if chosen.on_hub
             else "no dataset"
         )
-        reason = " ".join(str(error.__cause__ or error).split())
+        reason = one_line(error.__cause__ or error)
         raise UserError(
             f"{field}: {chosen.name}: {place} with a split {split!r}: {reason}"
         ) from error

@@ -5,18 +5,22 @@ Each is a `PreTrainedTokenizerFast`, so that loading it needs no code of this pa
 and `<unk>` afterwards. `bytes` and `sentencepiece` have a token for every byte, and no unknown symbol.
 """
 
-import io
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ..utils.errors import UserError, naming_extras
+from ..utils.errors import UserError
 from .token_kinds import PATTERNS, check_tokens, describe_tokenizer
-from .tokenizer_training import SPECIAL_TOKENS, fast_tokenizer, train_tokenizer
+from .tokenizer_training import (
+    SPECIAL_TOKENS,
+    fast_tokenizer,
+    named_special_tokens,
+    train_tokenizer,
+    trained_sentencepiece,
+)
 
 # A special token in a text is text: its first character becomes a piece of its own.
 _SPECIAL_TEXT = r"^<(?=(?:s|pad|/s|unk)>$)"
@@ -145,14 +149,9 @@ def train_symbol_tokenizer(
     if lowercase:
         backend.normalizer = normalizers.Lowercase()
     backend.add_special_tokens(list(SPECIAL_TOKENS))
-    tokenizer = _with_special_tokens(backend)
+    tokenizer = fast_tokenizer(backend, **named_special_tokens())
     describe_tokenizer(tokenizer, tokens, "sequence")
     return tokenizer
-
-
-def _with_special_tokens(backend: Tokenizer) -> PreTrainedTokenizerFast:
-    bos, pad, eos, unk = SPECIAL_TOKENS
-    return fast_tokenizer(backend, bos_token=bos, pad_token=pad, eos_token=eos, unk_token=unk)
 
 
 def _count_symbols(
@@ -219,29 +218,16 @@ def train_unigram_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrained
     Raises:
         UserError: sentencepiece is not installed, or cannot train `vocab_size` tokens.
     """
-    with naming_extras():
-        import sentencepiece
-    special = dict(zip(("bos", "pad", "eos", "unk"), SPECIAL_TOKENS, strict=True))
-    settings: dict[str, Any] = {f"{name}_id": number for number, name in enumerate(special)}
-    settings |= {f"{name}_piece": token for name, token in special.items()}
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            # its mark of a space is ordinary text here, which bytes represent
-            sentence_iterator=(text.replace("\u2581", "") for text in texts),
-            model_writer=model,
-            vocab_size=vocab_size,
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            character_coverage=1.0,
-            byte_fallback=True,
-            hard_vocab_limit=False,
-            minloglevel=2,
-            **settings,
-        )
-    except (RuntimeError, ValueError) as error:
-        raise UserError(f"vocab_size={vocab_size}: {' '.join(str(error).split())}") from None
-    trained = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    content = trained_sentencepiece(
+        # its mark of a space is ordinary text here, which bytes represent
+        (text.replace("\u2581", "") for text in texts),
+        vocab_size,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+    )
+    from sentencepiece import SentencePieceProcessor
+
+    trained = SentencePieceProcessor(model_proto=content)
     pieces = [
         (trained.id_to_piece(number).replace("\u2581", " "), trained.get_score(number))
         for number in range(trained.get_piece_size())
@@ -255,6 +241,6 @@ def train_unigram_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrained
         [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     backend.add_special_tokens(list(SPECIAL_TOKENS))
-    tokenizer = _with_special_tokens(backend)
+    tokenizer = fast_tokenizer(backend, **named_special_tokens())
     describe_tokenizer(tokenizer, "sentencepiece", "language")
     return tokenizer

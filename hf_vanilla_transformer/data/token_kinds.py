@@ -12,6 +12,7 @@ from tokenizers import Regex
 from transformers import PreTrainedTokenizerBase
 
 from ..utils.errors import UserError, did_you_mean
+from ..utils.untrusted import one_line
 
 #: Regular expressions that have a name. `smiles` has the atoms, bonds, branches and rings of Schwaller et al. 2019
 #: (arXiv 1811.02633), in the syntax that Rust, Python and JavaScript share.
@@ -46,7 +47,7 @@ def check_tokens(tokens: str, field: str = "tokens") -> None:
         Regex(tokens)
     except Exception as error:  # the tokenizers library raises nothing more specific
         raise UserError(
-            f"{field}: {tokens!r} is no regular expression ({' '.join(str(error).split())})"
+            f"{field}: {tokens!r} is no regular expression ({one_line(error)})"
         ) from None
 
 

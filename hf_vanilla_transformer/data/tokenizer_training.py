@@ -29,11 +29,13 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..utils.atomic_write import atomic_file
 from ..utils.errors import UserError, check_at_least_one, naming_extras
+from ..utils.untrusted import one_line
 from .cache import cache_file, remove_leftovers
 from .token_kinds import describe_tokenizer
 
 # ids 0, 1, 2, 3
-SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
+SPECIAL_NAMES = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
+SPECIAL_TOKENS = tuple(SPECIAL_NAMES.values())
 
 # Every byte is a token, so there are no unknown tokens.
 _SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
@@ -89,10 +91,14 @@ def train_tokenizer(
         raise UserError(f"vocab_size is {vocab_size}; {_LARGEST_VOCABULARY} is the most")
     check_at_least_one(min_frequency=min_frequency)
     backend = _trained_backend(texts, vocab_size, min_frequency, lowercase, content)
-    bos, pad, eos, unk = SPECIAL_TOKENS
-    tokenizer = fast_tokenizer(backend, bos_token=bos, pad_token=pad, eos_token=eos, unk_token=unk)
+    tokenizer = fast_tokenizer(backend, **named_special_tokens())
     describe_tokenizer(tokenizer, "bpe", "language")
     return tokenizer
+
+
+def named_special_tokens() -> dict[str, str]:
+    """The special tokens as arguments of a tokenizer, such as `eos_token`."""
+    return {f"{name}_token": token for name, token in SPECIAL_NAMES.items()}
 
 
 def fast_tokenizer(
@@ -203,7 +209,39 @@ def _untrained_backend(lowercase: bool) -> Tokenizer:
     return backend
 
 
-# SentencePiece, for models that Argos Translate, LibreTranslate or Marian will use
+# SentencePiece
+
+
+def trained_sentencepiece(texts: Iterable[str], vocab_size: int, **settings: object) -> bytes:
+    """Train SentencePiece with the special tokens of this package. Returns the file of the model.
+
+    Args:
+        texts: sentences.
+        vocab_size: number of tokens, at most, including 4 special tokens and 256 bytes for unknown characters.
+        settings: further options of `SentencePieceTrainer.train`.
+
+    Raises:
+        UserError: sentencepiece is not installed, or cannot train `vocab_size` tokens.
+    """
+    with naming_extras():
+        import sentencepiece
+    for number, (name, token) in enumerate(SPECIAL_NAMES.items()):
+        settings |= {f"{name}_id": number, f"{name}_piece": token}
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_writer=model,
+            vocab_size=vocab_size,
+            character_coverage=1.0,
+            byte_fallback=True,
+            hard_vocab_limit=False,
+            minloglevel=2,
+            **settings,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"vocab_size={vocab_size}: {one_line(error)}") from None
+    return model.getvalue()
 
 
 def train_sentencepiece_tokenizer(
@@ -223,39 +261,24 @@ def train_sentencepiece_tokenizer(
     Raises:
         UserError: sentencepiece is not installed, or cannot train `vocab_size` tokens.
     """
-    with naming_extras():
-        import sentencepiece
-        from transformers import MarianTokenizer
-    special: dict[str, str] = dict(zip(("bos", "pad", "eos", "unk"), SPECIAL_TOKENS, strict=True))
-    tokens: dict[str, Any] = {f"{name}_id": number for number, name in enumerate(special)}
-    tokens |= {f"{name}_piece": token for name, token in special.items()}
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(texts),
-            model_writer=model,
-            vocab_size=vocab_size,
-            normalization_rule_name=normalization,
-            character_coverage=1.0,
-            byte_fallback=True,
-            hard_vocab_limit=False,
-            minloglevel=2,
-            **tokens,
-        )
-    except (RuntimeError, ValueError) as error:
-        raise UserError(f"vocab_size={vocab_size}: {' '.join(str(error).split())}") from None
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    content = trained_sentencepiece(texts, vocab_size, normalization_rule_name=normalization)
+    from sentencepiece import SentencePieceProcessor
+    from transformers import MarianTokenizer
+
+    processor = SentencePieceProcessor(model_proto=content)
     vocabulary = {
         processor.id_to_piece(number): number for number in range(processor.get_piece_size())
     }
     with TemporaryDirectory() as folder:
         spm = Path(folder) / "joint.spm"
         vocab = Path(folder) / "vocab.json"
-        spm.write_bytes(model.getvalue())
+        spm.write_bytes(content)
         vocab.write_text(json.dumps(vocabulary), encoding="utf-8")
-        settings: dict[str, Any] = {f"{name}_token": token for name, token in special.items()}
-        settings |= {
-            "model_max_length": int(1e9),
-            "split_special_tokens": True,
-        }  # "</s>" in a text is text
-        return MarianTokenizer(str(spm), str(spm), str(vocab), **settings)
+        return MarianTokenizer(
+            str(spm),
+            str(spm),
+            str(vocab),
+            model_max_length=int(1e9),
+            split_special_tokens=True,  # "</s>" in a text is text
+            **named_special_tokens(),
+        )
