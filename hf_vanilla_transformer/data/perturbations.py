@@ -41,10 +41,11 @@ _URDU = re.compile("[ٹڈڑںےۓ]")
 _URDU_FULL_STOP = "۔"
 _INVERTED = "¿¡"  # Spanish sentences start with these
 # Words with their punctuation at the ends
-_PUNCTUATION = ".,;:!?'\"()«»„“”‘’…،؛؟।。、，！？：；「」『』（）"
+_PUNCTUATION = f"{_MARKS}{_INVERTED},;:'\"()«»„“”‘’‹›،؛、，：；「」『』（）՝፣፤፥"
 _TYPOS = 0.15  # of the words, at least one in each sentence
 _WORD = 5  # letters of a text without spaces, where a sentence looks like a word
-_MIN_LETTERS = 4  # with vowel signs, of a word that can have a typo
+_MIN_LETTERS = 4  # of a stretch of a text without spaces that can have a typo
+_MIN_SIGNS = 4  # the parts of letters, such as vowel signs and jamo, of a word that can have a typo
 #: First letters of blocks of foreign letters, by the start of their names.
 _BLOCKS = {
     "GREEK": 0x3B1,
@@ -55,7 +56,9 @@ _BLOCKS = {
     "HIRAGANA": 0x3042,
     "DEVANAGARI": 0x915,
 }
-_LETTERS = regex.compile(r"(?:\p{L}\p{M}*[\u200c\u200d]*)+")
+#: A word of letters. It may have apostrophes and hyphens, and the marks in Armenian words, between two letters.
+_LETTERS = regex.compile(r"(?:\p{L}\p{M}*[\u200c\u200d]*(?:['’՛՜՞-](?=\p{L}))?)+")
+_SYLLABLES = regex.compile(r"\p{Ethiopic}")
 _UNSPACED = regex.compile(rf"(?:(?=[{UNSPACED}])\p{{L}}\p{{M}}*)+")
 _JOINED = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff9f]")
 # Its capitals are for whole words of headlines, and few fonts have them.
@@ -126,7 +129,7 @@ def _words_with_typos(text: str) -> Iterator[tuple[int, int]]:
         if (
             not runs
             and _LETTERS.fullmatch(core)
-            and len(core) >= _MIN_LETTERS
+            and _signs(core) >= _MIN_SIGNS
             and len(graphemes(core)) > 1
         ):
             start = text.index(core, word.start())
@@ -139,6 +142,11 @@ def _words_with_typos(text: str) -> Iterator[tuple[int, int]]:
                 begin = start + sum(map(len, letters[:first]))
                 if len(piece) >= _MIN_LETTERS:
                     yield begin, begin + sum(map(len, piece))
+
+
+def _signs(word: str) -> int:
+    """The number of signs that a word is composed of. A syllable of Korean or Amharic has several."""
+    return len(unicodedata.normalize("NFD", word)) + len(_SYLLABLES.findall(word))
 
 
 def end_punctuation(
@@ -157,12 +165,17 @@ def end_punctuation(
     return (source + stops[0], target + stops[1]) if all(stops) else pair
 
 
+def _marks(text: str) -> str:
+    """The marks that end a sentence of this script. A question in Greek ends with a semicolon."""
+    return f"{_MARKS};" if _last_script(text) == "GREEK" else _MARKS
+
+
 def _ends_with_mark(text: str) -> bool:
-    return text[-1:] in _MARKS if text else False
+    return bool(text) and text[-1] in _marks(text)
 
 
 def _without_mark(text: str) -> str:
-    shorter = text.rstrip(_MARKS).rstrip()
+    shorter = text.rstrip(_marks(text)).rstrip()
     # "¿" opens the question that has lost its end, unless another question stands before it
     start = max(shorter.rfind(mark) for mark in _INVERTED)
     return (
@@ -178,10 +191,14 @@ def _ends_with_letter(text: str) -> bool:
 
 def _full_stop(text: str) -> str:
     """The full stop of the script of the last letter. A text with letters of Urdu has its own."""
-    letter = next((each for each in reversed(text) if each.isalpha()), "a")
     if _URDU.search(text):
         return _URDU_FULL_STOP
-    return _FULL_STOPS.get(_script(letter), ".")
+    return _FULL_STOPS.get(_last_script(text), ".")
+
+
+def _last_script(text: str) -> str:
+    """The script of the last letter."""
+    return _script(next(filter(str.isalpha, reversed(text)), "a"))
 
 
 def _script(letter: str) -> str:

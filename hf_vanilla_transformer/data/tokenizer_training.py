@@ -212,7 +212,7 @@ def _untrained_backend(lowercase: bool) -> Tokenizer:
 # SentencePiece
 
 
-def trained_sentencepiece(texts: Iterable[str], vocab_size: int, **settings: object) -> bytes:
+def trained_sentencepiece(texts: Iterable[str], vocab_size: int, **settings: Any) -> bytes:
     """Train SentencePiece with the special tokens of this package. Returns the file of the model.
 
     Args:

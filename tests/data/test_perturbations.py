@@ -28,6 +28,10 @@ def test_source_without_capitals_keeps_its_target(name, source):
         "ผู้ชายกำลังวิ่งอยู่ในสวนสาธารณะ",
         "两只狗在雪地里奔跑，天气很冷。",
         "большая собака бежит.",
+        "개가 어디에 있어요?",
+        "ውሻው የት ነው? መጽሐፍ ያነባል።",
+        "Որտե՞ղ է շունը։",
+        "l’homme vas-tu",
     ],
 )
 def test_typos_change_letters_with_their_marks(source):
@@ -49,6 +53,9 @@ def test_typos_change_letters_with_their_marks(source):
         (("¿Dónde está?", "Where is he?"), ("Dónde está", "Where is he")),
         (("เขาไป", "He goes"), ("เขาไป", "He goes")),
         (("وہ جاتا ہے", "He goes"), ("وہ جاتا ہے۔", "He goes.")),
+        (("Πού είναι;", "Where is he?"), ("Πού είναι", "Where is he")),
+        (("Շունը վազում է։", "The dog runs."), ("Շունը վազում է", "The dog runs")),
+        (("He said;", "Он сказал."), ("He said;", "Он сказал.")),
     ],
 )
 def test_marks_are_those_of_the_script(pair, expected):
@@ -60,6 +67,12 @@ def test_turkish_has_its_own_capitals():
     assert perturbed("upper", pair, languages=("tr", "en")) == ("İSTANBUL İÇİNDE IRMAK", "IN ISTANBUL")
     assert perturbed("title", pair, languages=("tr-TR", "en"))[0] == "İstanbul İçinde Irmak"
     assert perturbed("upper", pair, languages=("en", "tr"))[1] == "İN İSTANBUL"
+
+
+def test_capitals_are_for_all_words_of_a_sentence():
+    pair = ("¿Dónde estás? ¡Aquí! L’homme dit: «vas-tu?»", "I'll ask {name} at a.b@c.de, %s.")
+    upper = ("¿DÓNDE ESTÁS? ¡AQUÍ! L’HOMME DIT: «VAS-TU?»", "I'LL ASK {name} AT a.b@c.de, %s.")
+    assert perturbed("upper", pair) == upper
 
 
 def test_chinese_sentences_are_joined_without_a_space():
