@@ -56,6 +56,7 @@ def count_graphs(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return graphs
 
 
+@pytest.mark.slow  # test_fixed_shape_loss.py compiles one update
 def test_run_has_one_graph_of_each_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -130,7 +130,7 @@ def test_crossconst_needs_directions(tmp_path: Path) -> None:
         ({"bidirectional": True}, "bidirectional"),
         ({"language_token": "both"}, "language_token"),
         ({"sampling_temperature": 0.5}, "sampling_temperature"),
-        ({"test": "fr-pl=numbers"}, "target_lang"),
+        pytest.param({"test": "fr-pl=numbers"}, "target_lang", marks=pytest.mark.slow),  # two seconds
     ],
 )
 def test_wrong_fields_are_named(tmp_path: Path, values: dict[str, Any], name: str) -> None:

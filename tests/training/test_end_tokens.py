@@ -34,6 +34,7 @@ def train(folder: Path, tokenizers: Path, **fields: object) -> None:
     run_tiny(folder, **settings, **write_pairs(folder.parent / "text", PAIRS))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("joint", [True, False], ids=["joint", "pair"])
 @pytest.mark.parametrize("kind", [BertTokenizerFast, ElectraTokenizerFast])
 def test_model_ends_its_sentences_with_the_separator(tmp_path: Path, kind: type, joint: bool) -> None:

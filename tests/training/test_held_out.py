@@ -59,7 +59,7 @@ def mixtures(draw):
 
 
 @given(mixtures(), st.integers(1, 6), st.integers(0, 3), st.booleans(), st.sampled_from([None, 25]))
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_no_held_out_source_is_trained_on(tmp_path_factory, inputs, count, seed, bidirectional, limit):
     folder, files = tmp_path_factory.mktemp("mixture"), []
     for number, (kind, pairs, _) in enumerate(inputs):
