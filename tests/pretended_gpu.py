@@ -34,7 +34,12 @@ from torch.library import Library, fallthrough_kernel
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
-from torch.utils.backend_registration import _DummyBackendModule, _DummyDeviceGuard, _DummyPrivateUse1Hook
+
+try:
+    from torch.utils.backend_registration import _DummyBackendModule, _DummyDeviceGuard, _DummyPrivateUse1Hook
+except ImportError:  # torch 2.9
+    _DummyBackendModule = _DummyPrivateUse1Hook = object
+    _DummyDeviceGuard = None
 
 NAME = "pretended"
 DEVICE = f"{NAME}:0"
@@ -501,6 +506,8 @@ class _Hook(_DummyPrivateUse1Hook):
 @cache
 def reserve() -> Any:
     """Give the device a queue in autograd, before the first backward pass of the process. Nothing else changes."""
+    if _DummyDeviceGuard is None:
+        return None
     guard = _DummyDeviceGuard()
     torch._C._acc.register_python_privateuseone_device_guard(guard)
     return guard
@@ -529,7 +536,8 @@ def install() -> tuple[Library, ...]:
     """Register the device, once in a process. The result keeps the registrations alive."""
     if torch.cuda.is_available():
         pytest.skip("torch knows one accelerator, and here it is a real one")
-    reserve()
+    if reserve() is None:
+        pytest.skip("this torch knows no device that is written in Python")
     torch.utils.rename_privateuse1_backend(NAME)
     torch.utils.generate_methods_for_privateuse1_backend()
     torch._register_device_module(NAME, _Module())

@@ -12,28 +12,13 @@ from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.data.tokenizer_files import save_tokenizers
 from hf_vanilla_transformer.evaluation.metrics import score_translations
 from hf_vanilla_transformer.inference.translator import Translator
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.utils.errors import UserError
 from hf_vanilla_transformer.utils.normalization import import_normalizer
 from tests.model_helpers import randomise, tiny_model
-from tests.trainer_helpers import as_flags
+from tests.trainer_helpers import run_tiny
 
 PAIRS = [("CCO", "CC=O"), ("c1ccccc1", "C1CCCCC1"), ("CC(=O)O", "CCO"), ("[Na+].[OH-]", "O")] * 3
-SETTINGS: dict[str, Any] = {
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "max_steps": 1,
-    "per_device_train_batch_size": 4,
-    "generation_max_length": 8,
-    "use_cpu": True,
-    "disable_tqdm": True,
-}
+SETTINGS = {"vocab_size": None, "max_steps": 1, "per_device_train_batch_size": 4, "generation_max_length": 8}
 
 
 def write_sides(folder: Path, pairs: list[tuple[str, str]], end: str = "\n") -> list[str]:
@@ -44,7 +29,7 @@ def write_sides(folder: Path, pairs: list[tuple[str, str]], end: str = "\n") -> 
 
 
 def run(folder: Path, **flags: Any) -> dict[str, Any]:
-    return run_training(*parse_recipe(["--output_dir", str(folder / "run"), *as_flags(SETTINGS | flags)]))
+    return run_tiny(folder / "run", **SETTINGS | flags)
 
 
 def test_empty_and_long_pairs_are_counted_with_their_lines(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
