@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
 
 from ..generation_vanilla_transformer import plan_search, position_limit
@@ -93,15 +94,13 @@ class ContinuousSearch:
 
     def wants(self, waiting: int) -> bool:
         """Return whether it is time for the waiting sentences to join: a larger group is cheaper for each of them."""
-        return (
-            not self or waiting >= REFILL_SHARE * len(self) or self.steps_since_join >= _JOIN_STEPS
-        )
+        is_large = waiting >= REFILL_SHARE * len(self)
+        return not self or is_large or self.steps_since_join >= _JOIN_STEPS
 
     def fits(self, sources: Sequence[list[int]]) -> bool:
         """Return whether these sentences may join."""
-        lengths = [self.source_lengths[key] for key in self.keys] + [
-            len(source) for source in sources
-        ]
+        lengths = [self.source_lengths[key] for key in self.keys]
+        lengths += [len(source) for source in sources]
         if len(lengths) == 1:
             return True
         if len(lengths) > self.batch_size:
@@ -124,13 +123,11 @@ class ContinuousSearch:
         """Encode sentences as in `join`. Those that run are not touched."""
         keys, sources, wanted, prefixes = zip(*sentences, strict=True)
         device = self.model.device
-        longest = max(map(len, sources))
-        pad = self.model.config.pad_token_id
         start = self.model.generation_config.decoder_start_token_id
-        # (n, S)
-        ids = torch.tensor(
-            [source + [pad] * (longest - len(source)) for source in sources], device=device
-        )
+        rows = [torch.tensor(source) for source in sources]
+        pad = self.model.config.pad_token_id or 0
+        ids = pad_sequence(rows, batch_first=True, padding_value=pad).to(device)  # (n, S)
+        longest = ids.shape[1]
         lengths = torch.tensor([len(source) for source in sources], device=device)
         mask = (torch.arange(longest, device=device) < lengths[:, None]).long()  # (n, S)
         source = self.model.encode(ids, mask)

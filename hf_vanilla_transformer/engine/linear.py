@@ -151,18 +151,14 @@ def packed_linear(
     """
     weights = [linear.weight.detach().to(dtype) for linear in linears]
     weight = torch.cat(weights) if compiled or len(weights) > 1 else weights[0]  # (O, D)
-    bias = (
-        None
-        if linears[0].bias is None
-        else torch.cat([linear.bias.detach().to(dtype) for linear in linears])
-    )
+    bias = None
+    if linears[0].bias is not None:
+        bias = torch.cat([linear.bias.detach().to(dtype) for linear in linears])
     if quantization == INT8:
         return DynamicInt8Linear(weight, bias)
-    return (
-        PlainLinear(weight, bias)
-        if compiled or not _can_prepack(weight)
-        else PrepackedLinear(weight, bias)
-    )
+    if compiled or not _can_prepack(weight):
+        return PlainLinear(weight, bias)
+    return PrepackedLinear(weight, bias)
 
 
 def _is_x86(device: torch.device) -> bool:

@@ -106,20 +106,17 @@ def not_optimizable(model: nn.Module) -> str | None:
             return f"{name or 'it'} is in training mode; call model.eval()"
         if not _is_known(type(module)):
             full_name = f"{type(module).__module__}.{type(module).__qualname__}"
-            subclass = any(
-                base.__module__.endswith("_vanilla_transformer") for base in type(module).__mro__
-            )
             remedy = "merge adapters, and load without quantization"
-            remedy = "subclasses are decoded through their modules" if subclass else remedy
+            bases = type(module).__mro__
+            if any(base.__module__.endswith("_vanilla_transformer") for base in bases):
+                remedy = "subclasses are decoded through their modules"
             return f"{name or 'it'} is a {full_name}; {remedy}"
         if has_hooks(module) or "forward" in vars(module):
             hooked = f"{name or 'it'} has hooks, as offloaded and sharded models have"
             return f"{hooked}; remove them, or load it on one device"
-        if any(
-            type(weight) is not nn.Parameter or weight.is_meta
-            for weight in module.parameters(recurse=False)
-        ):
-            return f"{name} has sharded, quantized or offloaded weights; load the model whole on one device"
+        for weight in module.parameters(recurse=False):
+            if type(weight) is not nn.Parameter or weight.is_meta:
+                return f"{name} has sharded, quantized or offloaded weights; load the model whole on one device"
     return None
 
 
@@ -158,11 +155,9 @@ class InferenceEngine:
     ) -> PackedWeights | Int8Weights | CompiledWeights | None:
         """Packed weights for the current model and compute dtype, or None if it cannot be packed."""
         device = model.device.type
-        dtype = (
-            torch.get_autocast_dtype(device)
-            if torch.is_autocast_enabled(device)
-            else model.lm_head.weight.dtype
-        )
+        dtype = model.lm_head.weight.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
         state = _state(model, for_encoder)
         with self.lock:
             if state != self.states.get(for_encoder):
@@ -230,9 +225,8 @@ class InferenceEngine:
         self, model: PreTrainedModel, source: EncodedSource, beams: int, rows: int
     ) -> Decoder:
         """A decoder of encoded sentences, for a search of so many rows."""
-        weights = self.weights(
-            model, compiled=self.compile and rows == 1 and bool(source.mask.any())
-        )
+        compiled = self.compile and rows == 1 and bool(source.mask.any())
+        weights = self.weights(model, compiled)
         if weights is None:
             return ModuleDecoder(model, source)
         if isinstance(weights, CompiledWeights):

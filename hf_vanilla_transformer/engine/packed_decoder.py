@@ -119,9 +119,9 @@ class PackedLayer(nn.Module):
             )
 
         def feed_forward(x: Tensor) -> Tensor:
-            return (
-                self.fc1.linear_relu(x) if self.activation is None else self.activation(self.fc1(x))
-            )
+            if self.activation is None:
+                return self.fc1.linear_relu(x)
+            return self.activation(self.fc1(x))
 
         x = self.add_and_norm(x, self_attention, self.self_out_proj, self.self_norm)
         x = self.add_and_norm(x, cross_attention, self.cross_out_proj, self.cross_norm)
@@ -135,11 +135,9 @@ class PackedLayer(nn.Module):
         norm: nn.LayerNorm,
     ) -> Tensor:
         """`VanillaTransformerLayer.add_and_norm`, where `last` is the last product of the sub-layer."""
-        return (
-            last.linear_add(x, sublayer(norm(x)))
-            if self.pre_norm
-            else norm(last.linear_add(x, sublayer(x)))
-        )
+        if self.pre_norm:
+            return last.linear_add(x, sublayer(norm(x)))
+        return norm(last.linear_add(x, sublayer(x)))
 
 
 def packed_encoder(model: PreTrainedModel, dtype: torch.dtype) -> nn.Module | None:

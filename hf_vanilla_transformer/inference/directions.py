@@ -2,11 +2,11 @@
 
 import copy
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import islice, repeat
-from typing import Any
+from itertools import islice, product, repeat
 
 from transformers import PreTrainedTokenizerBase
 
+from ..data.columns import CODES
 from ..data.language_tokens import Direction, encode_targets, language_tokens
 from ..utils.errors import UserError
 
@@ -32,35 +32,35 @@ class Directions:
         self.target = language_tokens(target_tokenizer, "target")
         self.default: Direction = (None, None)
         self.unmarked = False  # whether a text needs no mark
-        self._names = [
-            next((code for name in names if (code := _setting(source_tokenizer, name))), None)
-            for names in (("source_lang", "src_lang"), ("target_lang", "tgt_lang"))
-        ]
+        self._names = (
+            _setting(source_tokenizer, "source_lang") or _setting(source_tokenizer, "src_lang"),
+            _setting(source_tokenizer, "target_lang") or _setting(source_tokenizer, "tgt_lang"),
+        )
         if self.source is None or self.target is None:
             return
         pairs = self.source.directions
         source, target = pairs[0] if len(pairs) == 1 else self._names
-        codes = {number: code for code, number in self.target.ids.items()}
-        target = codes.get(forced, target) if forced is not None else target
+        for code, number in self.target.ids.items():
+            if number == forced:
+                target = code
         # OPUS models of one target language, which has two letters, may have its token, or those of its scripts, and
         # translate without one. Groups of languages have more letters
         is_converted = self.source.source_mark == "target" and not self.source.directions
         name = self._names[1]
         self.unmarked = is_converted and (len(self.source.ids) == 1 or len(name or "") == 2)
-        self.default = source, target if target in self.target.ids and not self.unmarked else None
+        if self.unmarked or target not in self.target.ids:
+            target = None
+        self.default = (source, target)
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """The pairs of codes of the training, or all pairs if they are unknown. Empty for a model of one direction."""
         if self.source is None or self.target is None:
             return []
-        every = (
-            (source, target)
-            for source in self._sources
-            for target in self.target.ids
-            if source != target
-        )
-        return list(self.source.directions or every)
+        if self.source.directions:
+            return list(self.source.directions)
+        every = product(self._sources, self.target.ids)
+        return [(source, target) for source, target in every if source != target]
 
     def codes(self, source: str, target: str) -> tuple[str, str]:
         """The model's codes for a pair in another spelling: `eng_Latn` for `eng-Latn`."""
@@ -79,7 +79,9 @@ class Directions:
     @property
     def chosen(self) -> Direction:
         """The default direction, or the first one if a text needs a mark and there is no default."""
-        return self.default if self.default[1] or self.unmarked or not self.pairs else self.pairs[0]
+        if self.default[1] or self.unmarked or not self.pairs:
+            return self.default
+        return self.pairs[0]
 
     @property
     def prefix_length(self) -> int:
@@ -103,9 +105,7 @@ class Directions:
     def check(self, direction: Direction) -> Direction:
         """Return the direction, or raise a UserError if the model lacks a language. Untrained pairs are permitted."""
         if self.source is None or self.target is None:
-            for name, code, known in zip(
-                ("source_lang", "target_lang"), direction, self._names, strict=True
-            ):
+            for name, code, known in zip(CODES, direction, self._names, strict=True):
                 if code is not None and code != known:
                     raise UserError(
                         f"{name}: {code}: this model has one direction, and no tokens of languages"
@@ -119,13 +119,12 @@ class Directions:
 
     def each(self, source_lang: Codes, target_lang: Codes) -> Iterator[Direction]:
         """The direction of each sentence. Codes for all sentences are checked at once, and have no end."""
-        sides: list[Iterator[Any]] = []
-        for codes, default in zip((source_lang, target_lang), self.default, strict=True):
-            sides.append(
-                repeat(codes or default) if codes is None or isinstance(codes, str) else iter(codes)
-            )
-        directions: Iterator[Direction] = zip(*sides, strict=False)
-        if all(isinstance(side, repeat) for side in sides):
+        source, target = self.default
+        for_all = isinstance(source_lang, str | None) and isinstance(target_lang, str | None)
+        sources = _repeated(source_lang, source)
+        targets = _repeated(target_lang, target)
+        directions: Iterator[Direction] = zip(sources, targets, strict=False)
+        if for_all:
             self.check(next(directions))
         return map(self.check, directions)
 
@@ -161,8 +160,10 @@ class Directions:
 
     def marks(self, source_lang: Codes, target_lang: Codes) -> frozenset[int]:
         """The ids that are not text of a source. A mark in the text is a word of it."""
-        named = (source_lang, target_lang, *self.default) != (None,) * 4
-        return frozenset(self.source.ids.values()) if self.source and named else frozenset()
+        codes = (source_lang, target_lang, *self.default)
+        if self.source is None or all(code is None for code in codes):
+            return frozenset()
+        return frozenset(self.source.ids.values())
 
 
 def next_places(places: Iterator[Place], count: int) -> list[Place]:
@@ -175,6 +176,12 @@ def next_places(places: Iterator[Place], count: int) -> list[Place]:
     if len(taken) < count:
         raise UserError(f"source_lang, target_lang: {count - len(taken)} sentences have no code")
     return taken
+
+
+def _repeated(codes: Codes, default: str | None) -> Iterator[str | None]:
+    if isinstance(codes, str | None):
+        return repeat(codes or default)
+    return iter(codes)
 
 
 def _setting(tokenizer: PreTrainedTokenizerBase, name: str) -> str | None:

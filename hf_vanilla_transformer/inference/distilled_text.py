@@ -90,12 +90,8 @@ def distil(
     if not temperature >= 0:
         raise UserError(f"temperature: must be at least 0, not {temperature}")
     if temperature:
-        settings = {
-            "do_sample": True,
-            "temperature": temperature,
-            "num_beams": 1,
-            "top_k": 0,
-        } | settings
+        sampling = {"do_sample": True, "temperature": temperature, "num_beams": 1, "top_k": 0}
+        settings = sampling | settings
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"output_dir {folder} is a file; name a folder")
@@ -176,12 +172,8 @@ def _taught(translations: Path, n_best: int, mbr: bool) -> Iterator[tuple[int, s
     for number, group in groupby(fields, key=itemgetter(0)):
         texts = [scored.rpartition(" ||| ")[0] for _, scored in group]
         if mbr:
-            texts = [
-                max(
-                    texts,
-                    key=lambda text: sum(
-                        metric.sentence_score(text, [each]).score for each in texts
-                    ),
-                )
+            scores = [
+                sum(metric.sentence_score(text, [each]).score for each in texts) for text in texts
             ]
+            texts = [texts[scores.index(max(scores))]]
         yield from ((int(number), text) for text in texts)

@@ -45,21 +45,22 @@ def model_languages(folder: str | Path) -> tuple[str, str] | None:
     languages = card_languages(folder)
     if len(languages) == 2:
         return languages[0], languages[1]
+    named = _tokenizer_languages(folder)
     name = folder.resolve().name
-    opus = folder.resolve().name.startswith("opus-mt-")
     match = _NAME.search(name)
-    hint = (
-        (match[1], match[2]) if match and (opus or {match[1], match[2]} <= NAMES.keys()) else None
-    )
-    return _tokenizer_languages(folder) or hint
+    if named or match is None:
+        return named
+    source, target = match.groups()
+    is_pair = name.startswith("opus-mt-") or {source, target} <= NAMES.keys()
+    return (source, target) if is_pair else None
 
 
 def model_directions(folder: Path) -> list[tuple[str, str]]:
     """The directions of a model of many languages that was trained here, from its tokenizer_config.json."""
     pairs = _tokenizer_settings(folder).get(DIRECTIONS)
-    return (
-        [(str(source), str(target)) for source, target in pairs] if isinstance(pairs, list) else []
-    )
+    if not isinstance(pairs, list):
+        return []
+    return [(str(source), str(target)) for source, target in pairs]
 
 
 def has_language_tokens(folder: str | Path) -> bool:
@@ -76,17 +77,12 @@ def _tokenizer_settings(folder: Path) -> dict[str, object]:
 def _tokenizer_languages(folder: Path) -> tuple[str, str] | None:
     """The languages in tokenizer_config.json: two keys, or the list `langs` of FSMT."""
     settings = _tokenizer_settings(folder)
-    for values in (
-        *([settings.get(key) for key in keys] for keys in _TOKENIZER_KEYS),
-        settings.get("langs"),
-    ):
-        first, second, *_ = [
-            *map(language_code, values if isinstance(values, list) else ()),
-            None,
-            None,
-        ]
-        if first and second:
-            return first, second
+    candidates: list[object] = [[settings.get(key) for key in keys] for keys in _TOKENIZER_KEYS]
+    candidates.append(settings.get("langs"))
+    for values in candidates:
+        codes = [language_code(value) for value in values[:2]] if isinstance(values, list) else []
+        if len(codes) == 2 and codes[0] and codes[1]:
+            return codes[0], codes[1]
     return None
 
 
@@ -95,10 +91,10 @@ def name_languages(tokenizers: Iterable[Any], languages: tuple[str, str] | None)
 
     Classes that use their languages, such as `MarianTokenizer`, keep them.
     """
+    if languages is None:
+        return
     for tokenizer in tokenizers:
-        if languages and not any(
-            hasattr(tokenizer, name) for name in ("source_lang", "src_lang", "langs")
-        ):
+        if not any(hasattr(tokenizer, name) for name in ("source_lang", "src_lang", "langs")):
             tokenizer.init_kwargs |= dict(zip(_TOKENIZER_KEYS[0], languages, strict=True))
 
 
@@ -116,14 +112,15 @@ def card_languages(folder: Path) -> list[str]:
     """
     try:
         text = (folder / "README.md").read_text(encoding="utf-8")
+        if not text.startswith("---"):
+            return []
         # all values as strings: `no` is Norwegian, not false
-        metadata = (
-            yaml.load(text.split("---")[1], yaml.BaseLoader) if text.startswith("---") else {}
-        )
+        metadata = yaml.load(text.split("---")[1], yaml.BaseLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return []
-    metadata = metadata if isinstance(metadata, dict) else {}
+    if not isinstance(metadata, dict):
+        return []
     languages = metadata.get("language_bcp47") or metadata.get("language")
-    return (
-        [str(code).replace("_", "-") for code in languages] if isinstance(languages, list) else []
-    )
+    if not isinstance(languages, list):
+        return []
+    return [str(code).replace("_", "-") for code in languages]
