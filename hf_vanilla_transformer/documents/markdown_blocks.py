@@ -44,7 +44,7 @@ _MODULE = re.compile(
 _VERBATIM = [
     (re.compile(r"\$\$"), r"\$\$"),
     (re.compile(r"\\begin\{(\w+\*?)\}"), r"\\end\{NAME\}"),
-    (re.compile(r"\\\[(?=.*\\\]\s*$|\s*$)"), r"\\\]"),
+    (re.compile(r"\\\[(?=\s*$|.*(?:(?<!\\)[\^_={}]|\\[A-Za-z]{2}).*\\\]\s*$)"), r"\\\]"),
     (
         re.compile(r"\{%-?\s*(raw|highlight|comment|verbatim|code)\b.*?%\}"),
         r"\{%-?\s*endNAME.*?%\}",

@@ -25,6 +25,8 @@ _ATTRIBUTE = r"[#.][\w:-]+|[\w-]*=(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s{}\"'=]+)"
 _ATTRIBUTES = rf"\{{:?[ \t]*(?:{_ATTRIBUTE})(?:[ \t]+(?:{_ATTRIBUTE}|[\w-]+))*[ \t]*\}}"
 _CODE = r"`[^`\n]+`"
 _FORMULA_SIGN = r"[\\^_={}]"
+#: Of a formula in brackets. Writers of Markdown escape brackets of text, and its signs.
+_BARE_SIGN = r"(?:(?<!\\)[\^_={}]|\\[A-Za-z]{2})"
 _KEY = r"[a-z0-9]+(?:-[a-z]+)*"
 
 #: Inline text that stays: roles of MyST, attributes, keys of a keyboard, footnote marks and formulas.
@@ -32,8 +34,8 @@ _FIXED_TEXT = re.compile(
     rf":[A-Za-z][\w.:+-]*:(?:{_CODE}|{_ATTRIBUTES})|\{{[A-Za-z][\w.:+-]*\}}{_CODE}|{_ATTRIBUTES}"
     rf"|\+\+{_KEY}(?:\+{_KEY})+\+\+|\[\^[^\]\s]+\]|\$\$[^$]+\$\$"
     rf"|\$(?! )(?:\w{{1,2}}|(?=[^$\n]*{_FORMULA_SIGN})[^$\n]+(?<! ))\$(?!\d)"
-    rf"|\\\((?=(?:(?!\\\))[^\n])*(?!\\\)){_FORMULA_SIGN})(?:[^\\\n]|\\(?!\))){{1,80}}\\\)"
-    rf"|\\\[(?=(?:(?!\\\])[^\n])*(?!\\\]){_FORMULA_SIGN})(?:[^\\\n]|\\(?!\])){{1,80}}\\\]"
+    rf"|\\\((?=(?:(?!\\\))[^\n])*?{_BARE_SIGN})(?:[^\\\n]|\\(?!\))){{1,80}}\\\)"
+    rf"|\\\[(?=(?:(?!\\\])[^\n])*?{_BARE_SIGN})(?:[^\\\n]|\\(?!\])){{1,80}}\\\]"
 )
 _ONLY_ATTRIBUTES = re.compile(_ATTRIBUTES)
 _CHECKBOX = re.compile(r"\[[ xX]\](?=[ \t])")

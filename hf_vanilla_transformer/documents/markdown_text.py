@@ -43,10 +43,10 @@ from .readings import read_html
 if TYPE_CHECKING:
     from markdown_it.token import Token
 
-_LINE_BREAK = re.compile(r"[ \t]*\n[ \t]*")
+_LINE_BREAK = re.compile(r"[ \t]*[\r\n]+[ \t]*")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|[\r\n]|\Z)")
 _FRONT_MATTER = re.compile(
-    r"\A(---|\+\+\+)[ \t]*(?:\r\n|[\r\n]).*?(?<=[\r\n])(?:\1|\.\.\.)[ \t]*(?:\r\n|[\r\n]|\Z)",
+    r"(---|\+\+\+)[ \t]*(?:\r\n|[\r\n]).*?(?<=[\r\n])(?:\1|\.\.\.)[ \t]*(?:\r\n|[\r\n]|\Z)",
     re.DOTALL,
 )
 
@@ -106,7 +106,8 @@ class MarkdownPassage(Passage):
             elements = (
                 [_with_tags(element) for element in self.elements] if as_tags else self.elements
             )
-            text = _LINE_BREAK.sub(" ", joined_pieces(self.text, elements, parts, escape))
+            text = joined_pieces(self.text, elements, parts, escape)
+            text = _LINE_BREAK.sub(" ", text).strip(" \t")
             if escapes_start and self.in_paragraph:
                 text = _start_escaped(text)
             if self._markup(text, as_tags) == (_tags_counted(expected) if as_tags else expected):
@@ -132,9 +133,9 @@ def split_markdown(text: str) -> list[str | Passage]:
     with naming_extras():
         markdown_parser()
     start = len(text) - len(text.removeprefix("\ufeff"))
-    front = _FRONT_MATTER.match(text, start) or _FRONT_MATTER.match(text[start:])
+    front = _FRONT_MATTER.match(text, start)
     if front:
-        start += len(front[0])
+        start = front.end()
     pieces: list[str | Passage] = []
     position = 0
     for begin, end, passage in _passages(text, start):

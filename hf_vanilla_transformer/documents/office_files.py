@@ -362,10 +362,7 @@ class _WordReader:
             key = f"{pair[1]} {_attribute(child, 'id')}"
             yield self._marks.event(pair[2].lower(), key, Mark("nodes", [child])), None
         elif name in _WORD_CONTAINERS:
-            inner = _child(child, "sdtContent") if name == "sdt" else child
-            if inner is None:
-                inner = child
-            events, base = self._content(inner)
+            events, base = self._content(_inner(child))
             yield self._marks.event("start", name, Mark("start", [child], base)), None
             yield from ((event, None) for event in events)
             yield self._marks.event("end", name, Mark("end")), None
@@ -410,10 +407,7 @@ class _WordReader:
                 parent.append(_run_with(*piece.nodes))
             elif piece.kind == "start" and piece.nodes:
                 container = piece.nodes[0]
-                inner = (
-                    _child(container, "sdtContent") if local_name(container) == "sdt" else container
-                )
-                inner = container if inner is None else inner
+                inner = _inner(container)
                 parent.append(container)
                 container.tail = None
                 _empty(inner)
@@ -466,6 +460,12 @@ def _divide(run: XmlElement) -> None:
     children = [child for child in run if local_name(child) != "rPr"]
     for child in children[:-1]:
         run.addprevious(_run_with(run, child))
+
+
+def _inner(container: XmlElement) -> XmlElement:
+    """The element with the runs of a container."""
+    content = _child(container, "sdtContent")
+    return container if content is None else content
 
 
 def _empty(container: XmlElement) -> None:

@@ -14,7 +14,14 @@ _BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _PREFIX = "vanilla_transformer_"
 
 #: All other paths count as "other", so that strangers cannot add lines.
-_PATHS = ("/page/translate", "/translate", "/languages", "/detect")
+_PATHS = (
+    "/page/translate",
+    "/translate",
+    "/translate_file",
+    "/predict",
+    "/languages",
+    "/detect",
+)
 
 
 class Metrics:

@@ -49,6 +49,7 @@ INLINE = {
     "role of MyST": ("See {doc}`my page` now\n", "{doc}`my page` NOW SEE\n"),
     "emoji with attributes": ("A :octicons-arrow-24:{ .big } b\n", ":octicons-arrow-24:{ .big } B A\n"),
     "formula": ("So \\[x^2 + y\\] holds\n", "\\[x^2 + y\\] HOLDS SO\n"),
+    "escaped brackets": ("One \\[two\\_six\\] \\(a\\)\n", "\\(A\\) \\[TWO\\_SIX\\] ONE\n"),
     "brackets without a formula": ("One \\[two\\] six\n", "SIX \\[TWO\\] ONE\n"),
 }  # fmt: skip
 
@@ -68,6 +69,7 @@ TITLES = {
         "{{% notice note %}}\nTwo\n{{% /notice %}}\n", "{{% notice note %}}\nTWO\n{{% /notice %}}\n"),
     "options of a directive": (":::{figure} a.png\n:alt: one two\nTwo\n:::\n",
                                ":::{figure} a.png\n:alt: one two\nTWO\n:::\n"),
+    "paragraph in brackets": ("\\[one two\\]\n", "\\[ONE TWO\\]\n"),
     "cell that starts with a bar": ("| a | b |\n|--|--|\n| \\| c | \\|d\\| |\n",
                                     "| A | B |\n|--|--|\n| \\| C | \\|D\\| |\n"),
 }  # fmt: skip
