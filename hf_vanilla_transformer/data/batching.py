@@ -97,6 +97,16 @@ def sort_by_length(source_lengths: np.ndarray, target_lengths: np.ndarray) -> np
     return np.lexsort((source_lengths, target, bucket))  # the last key is the primary one
 
 
+def runs_of_equals(source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """The number of each run of pairs with equal source and equal target lengths, (number of pairs,)."""
+    return np.cumsum((np.diff(source, prepend=0) != 0) | (np.diff(target, prepend=0) != 0))
+
+
+def shuffled_runs(runs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Places (number of pairs,), shuffled within runs."""
+    return np.argsort(runs + rng.random(len(runs)))
+
+
 def split_into_batches(lengths: np.ndarray, max_tokens: int) -> np.ndarray:
     """The start index of each batch of at most `max_tokens` tokens, padding included, and the end of the last.
 
@@ -190,42 +200,43 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
         rank: int = 0,
     ):
         self.lengths = np.maximum(source_lengths, target_lengths)
+        self.max_tokens = max_tokens
+        self.tokens_per_update = tokens_per_update
+        self.batches_per_update = batches_per_update
         self.seed = seed
         self.world_size = world_size
         self.rank = rank
-        self.sorted = sort_by_length(source_lengths, target_lengths)
-        source = source_lengths[self.sorted]
-        target = target_lengths[self.sorted]
-        # number of each run of pairs with equal source and equal target length
-        self.equal_lengths = np.cumsum(
-            (np.diff(source, prepend=0) != 0) | (np.diff(target, prepend=0) != 0)
-        )
         self.limit = min(max_tokens, tokens_per_update or max_tokens)
-        self.batch_starts = split_into_batches(self.lengths[self.sorted], self.limit)
-        self.tokens = np.add.reduceat(target, self.batch_starts[:-1])  # target tokens of each batch
-        if tokens_per_update and tokens_per_update > max_tokens:
-            self.batches_per_update = None
-            self.updates = min(
-                max(1, round(int(target.sum()) / tokens_per_update)), len(self.tokens)
-            )
-        else:  # a batch is limited to `tokens_per_update`, so it is an update
-            self.batches_per_update = 1 if tokens_per_update else batches_per_update
-            self.updates = -(-len(self.tokens) // self.batches_per_update)
+        # Updates of an epoch with about `tokens_per_update`.
+        self.requested = max(1, round(int(target_lengths.sum()) / (tokens_per_update or 1)))
+        self.updates = self._plan(source_lengths, target_lengths)
         self.epoch = -1
         self.set_epoch(0)
 
+    def _plan(self, source: np.ndarray, target: np.ndarray) -> int:
+        """Make the batches from the lengths of the pairs, each (number of pairs,). Return the number of updates."""
+        self.sorted = sort_by_length(source, target)
+        self.equal_lengths = runs_of_equals(source[self.sorted], target[self.sorted])
+        self.batch_starts = split_into_batches(self.lengths[self.sorted], self.limit)
+        # (batches,), target tokens
+        self.tokens = np.add.reduceat(target[self.sorted], self.batch_starts[:-1])
+        if self.tokens_per_update and self.tokens_per_update > self.max_tokens:
+            return min(self.requested, len(self.tokens))
+        if self.tokens_per_update:  # the limit of a batch, so that a batch is an update
+            self.batches_per_update = 1
+        return -(-len(self.tokens) // self.batches_per_update)
+
     def set_epoch(self, epoch: int) -> None:
         """Draw the order of an epoch. The trainer calls it."""
-        if epoch == self.epoch:
-            return
-        self.epoch = epoch
-        rng = np.random.default_rng([*np.atleast_1d(self.seed), epoch])
-        # shuffles only within runs of equal lengths, so that every batch keeps its size
-        self.rows = self.sorted[
-            np.argsort(self.equal_lengths + rng.random(len(self.equal_lengths)))
-        ]
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self._draw(np.random.default_rng([*np.atleast_1d(self.seed), epoch]))
+
+    def _draw(self, rng: np.random.Generator) -> None:
+        """Shuffle the batches and the pairs of equal lengths, so that every batch keeps its size."""
+        self.rows = self.sorted[shuffled_runs(self.equal_lengths, rng)]
         self.order = rng.permutation(len(self.tokens))
-        if self.batches_per_update is None:
+        if self.tokens_per_update and self.tokens_per_update > self.max_tokens:
             self.starts = even_groups(self.tokens[self.order], self.updates)
         else:
             self.starts = np.arange(self.updates + 1) * self.batches_per_update

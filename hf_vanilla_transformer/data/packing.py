@@ -19,7 +19,7 @@ Shapes: N pairs, R rows, S and T places of a row.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..loss_vanilla_transformer import IGNORED
 from ..utils.errors import UserError
-from .batching import Row, TokenBatchSampler
+from .batching import Row, TokenBatchSampler, runs_of_equals, shuffled_runs
 
 ROW = 128  # places of a row, if no pair is longer
 UNIT = 8  # places are a multiple of it, for the kernels of products
@@ -115,77 +115,49 @@ class PackedBatchSampler(TokenBatchSampler):
     any number of ranks, and its batches have the same number of rows. Some rows of its last batch may be empty.
 
     Args: as in `TokenBatchSampler`. `max_tokens` limits the places of a batch on each side.
+
+    Attributes:
+        places: S and T.
+        batches_of_update: of all ranks.
+        rows_of_batch: R.
     """
 
-    def __init__(
-        self,
-        source_lengths: np.ndarray,
-        target_lengths: np.ndarray,
-        max_tokens: int,
-        *,
-        tokens_per_update: int | None = None,
-        batches_per_update: int = 1,
-        seed: int | Sequence[int] = 0,
-        world_size: int = 1,
-        rank: int = 0,
-    ):
-        self.lengths = np.maximum(source_lengths, target_lengths)
-        self.seed = seed
-        self.world_size = world_size
-        self.rank = rank
-        self.limit = min(max_tokens, tokens_per_update or max_tokens)
-        self.places = row_lengths(source_lengths, target_lengths, self.limit)
-        self._plan(source_lengths, target_lengths)
-
-        most_rows = max(1, self.limit // max(self.places))  # of a batch
-        if tokens_per_update:
-            requested = max(1, round(int(target_lengths.sum()) / tokens_per_update))
-            self.updates = even_updates(self.row_count, requested, most_rows)
-            batches = -(-self.row_count // self.updates // most_rows)
-        else:
-            self.updates = -(-self.row_count // (most_rows * batches_per_update))
-            batches = batches_per_update
-        self.batches_of_update = -(-batches // world_size) * world_size
-        most = -(-self.row_count // self.updates)  # rows of an update
-        self.rows_of_batch = -(-most // self.batches_of_update)
-        self.epoch = -1
-        self.set_epoch(0)
-
-    def _plan(self, source: np.ndarray, target: np.ndarray) -> None:
-        """Fit all pairs into rows, in windows of random pairs."""
+    def _plan(self, source: np.ndarray, target: np.ndarray) -> int:
+        """Fit all pairs into rows, in windows of random pairs, and choose the shape of an update."""
+        self.places = row_lengths(source, target, self.limit)
         rng = np.random.default_rng([*np.atleast_1d(self.seed), len(source)])
-        order = rng.permutation(len(source))
+        pairs = rng.permutation(len(source))
         rows = []
-        for start in range(0, len(order), WINDOW):
-            window = order[start : start + WINDOW]
+        for start in range(0, len(pairs), WINDOW):
+            window = pairs[start : start + WINDOW]
             rows += [window[row] for row in fill_rows(source[window], target[window], self.places)]
-        self.row_count = len(rows)
-        # (rows + 1,)
-        self.row_starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+        self.row_starts = np.cumsum([0, *map(len, rows)])  # (rows + 1,)
         self.planned = np.concatenate(rows)  # (N,), the pairs of all rows
         # the places in the plan, grouped by the lengths of their pairs
         self.by_length = np.lexsort((target[self.planned], source[self.planned]))
-        sorted_source = source[self.planned][self.by_length]
-        sorted_target = target[self.planned][self.by_length]
-        changes = (np.diff(sorted_source, prepend=0) != 0) | (
-            np.diff(sorted_target, prepend=0) != 0
-        )
-        self.equal_lengths = np.cumsum(changes)
+        grouped = self.planned[self.by_length]
+        self.equal_lengths = runs_of_equals(source[grouped], target[grouped])
 
-    def set_epoch(self, epoch: int) -> None:
-        """Draw the order of an epoch. The trainer calls it."""
-        if epoch == self.epoch:
-            return
-        self.epoch = epoch
-        rng = np.random.default_rng([*np.atleast_1d(self.seed), epoch])
-        shuffled = self.by_length[
-            np.argsort(self.equal_lengths + rng.random(len(self.equal_lengths)))
-        ]
+        most_rows = max(1, self.limit // max(self.places))  # of a batch
+        if self.tokens_per_update:
+            updates = even_updates(len(rows), self.requested, most_rows)
+            batches = -(-len(rows) // updates // most_rows)
+        else:
+            updates = -(-len(rows) // (most_rows * self.batches_per_update))
+            batches = self.batches_per_update
+        self.batches_of_update = -(-batches // self.world_size) * self.world_size
+        most = -(-len(rows) // updates)  # rows of an update
+        self.rows_of_batch = -(-most // self.batches_of_update)
+        self.starts = np.arange(updates + 1) * len(rows) // updates
+        return updates
+
+    def _draw(self, rng: np.random.Generator) -> None:
+        """Shuffle the rows and the pairs of equal lengths."""
+        shuffled = self.by_length[shuffled_runs(self.equal_lengths, rng)]
         # (N,), as `planned`, with other pairs of the same lengths.
         self.pairs = np.empty_like(self.planned)
         self.pairs[self.by_length] = self.planned[shuffled]
-        self.order = rng.permutation(self.row_count)
-        self.starts = np.arange(self.updates + 1) * self.row_count // self.updates
+        self.order = rng.permutation(len(self.row_starts) - 1)
 
     def update(self, number: int) -> list[np.ndarray]:
         """The rows of an update, for all ranks together: the numbers of the pairs of each."""
@@ -304,9 +276,14 @@ class PackedLayout:
         # (n,), 1 for the first of a row.
         segment = np.arange(len(numbers)) - first_of_row[row_of] + 1
 
-        lengths = np.diff(pairs.source_starts)[numbers]
-        self._check(lengths, row_of, self.source_places)
-        place, position, owner = _places(lengths, row_of, first_of_row, self.source_places)
+        def laid_out(starts: np.ndarray, places: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            lengths = np.diff(starts)[numbers]
+            used = np.bincount(row_of, weights=lengths).max(initial=0)
+            if used > places:
+                raise ValueError(f"{used:.0f} tokens in a row of {places} places")
+            return _places(lengths, row_of, first_of_row, places)
+
+        place, position, owner = laid_out(pairs.source_starts, self.source_places)
         ids = pairs.source[pairs.source_starts[numbers][owner] + position]
         shape = (len(rows), self.source_places)
         batch = {
@@ -315,27 +292,17 @@ class PackedLayout:
             "position_ids": _scattered(shape, 0, place, position),
         }
 
-        lengths = np.diff(pairs.target_starts)[numbers]
-        self._check(lengths, row_of, self.target_places)
-        place, position, owner = _places(lengths, row_of, first_of_row, self.target_places)
-        ids = pairs.target[pairs.target_starts[numbers][owner] + position]
+        place, position, owner = laid_out(pairs.target_starts, self.target_places)
+        ids = pairs.target[pairs.target_starts[numbers][owner] + position].astype(np.int64)
         shape = (len(rows), self.target_places)
         # shifted right within each pair (§3.1)
-        is_first = position == 0
-        inputs = np.where(is_first, self.decoder_start_token_id, np.roll(ids.astype(np.int64), 1))
-        batch |= {
+        inputs = np.where(position == 0, self.decoder_start_token_id, np.roll(ids, 1))
+        return batch | {
             "decoder_input_ids": _scattered(shape, self.decoder_pad_token_id, place, inputs),
             "decoder_segment_ids": _scattered(shape, 0, place, segment[owner]),
             "decoder_position_ids": _scattered(shape, 0, place, position),
             "labels": _scattered(shape, IGNORED, place, ids),
         }
-        return batch
-
-    @staticmethod
-    def _check(lengths: np.ndarray, row_of: np.ndarray, places: int) -> None:
-        used = np.bincount(row_of, weights=lengths).max(initial=0)
-        if used > places:
-            raise ValueError(f"{used:.0f} tokens in a row of {places} places")
 
 
 def _places(
@@ -377,7 +344,11 @@ class PackedPairs(torch.utils.data.Dataset):
         self.dataset = dataset
         self.layout = layout
         self.sampler = sampler
-        self.flat = FlatPairs.of_table(dataset) if isinstance(dataset, Dataset) else None
+        self.flat: FlatPairs | None = None  # the pairs, if they are the same in each epoch
+        if isinstance(dataset, Dataset):
+            self.flat = FlatPairs.of_table(dataset)
+        elif not hasattr(dataset, "encoded"):
+            self.flat = FlatPairs.of_rows([dataset[row] for row in range(len(dataset))])
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -385,25 +356,12 @@ class PackedPairs(torch.utils.data.Dataset):
     def __getitems__(self, batches: list[list[np.ndarray]]) -> list[dict[str, Tensor]]:
         if self.flat is not None:
             return [self.layout.pack(self.flat, rows) for rows in batches]
-        numbers, pairs = self._read(batches)
-        if not self.changes:
-            places = {number: place for place, number in enumerate(numbers)}
-            return [
-                self.layout.pack(
-                    pairs, [np.array([places[int(n)] for n in row], dtype=np.int64) for row in rows]
-                )
-                for rows in batches
-            ]
+        _, pairs = self._read(batches)
         return [layout.pack(pairs, rows) for layout, rows in self._packed_again(pairs)]
-
-    @property
-    def changes(self) -> bool:
-        """True if the pairs change in each epoch, so that the batches of all ranks are needed to pack them."""
-        return hasattr(self.dataset, "encoded")
 
     def numbers(self, batches: list[list[np.ndarray]]) -> list[list[int]]:
         """The numbers of the pairs of each of this rank's batches."""
-        if not self.changes:
+        if self.flat is not None:
             return [np.concatenate(rows).tolist() for rows in batches]
         numbers, pairs = self._read(batches)
         return [
@@ -414,10 +372,7 @@ class PackedPairs(torch.utils.data.Dataset):
     def _read(self, batches: list[list[np.ndarray]]) -> tuple[list[int], FlatPairs]:
         """The numbers of the pairs of some batches, and the pairs."""
         numbers = [int(number) for rows in batches for row in rows for number in row]
-        read = getattr(
-            self.dataset, "__getitems__", lambda some: [self.dataset[number] for number in some]
-        )
-        return numbers, FlatPairs.of_rows(read(numbers))
+        return numbers, FlatPairs.of_rows(self.dataset.__getitems__(numbers))
 
     def _packed_again(self, pairs: FlatPairs) -> list[tuple[PackedLayout, list[np.ndarray]]]:
         """This rank's batches: layout and rows of places in `pairs`."""
@@ -431,12 +386,7 @@ class PackedPairs(torch.utils.data.Dataset):
             chosen = np.flatnonzero(times == time)
             longer = (places[0] * int(time), places[1] * int(time))
             rows = [chosen[row] for row in fill_rows(source[chosen], target[chosen], longer)]
-            layout = PackedLayout(
-                *longer,
-                self.layout.pad_token_id,
-                self.layout.decoder_pad_token_id,
-                self.layout.decoder_start_token_id,
-            )
+            layout = replace(self.layout, source_places=longer[0], target_places=longer[1])
             rows_of_batch = max(1, sampler.rows_of_batch // int(time))
             count = -(-len(rows) // rows_of_batch)
             count = -(-count // sampler.world_size) * sampler.world_size

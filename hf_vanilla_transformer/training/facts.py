@@ -46,25 +46,6 @@ SCORED = ("test", "base_test")
 # Those that change nothing that is trained.
 _OTHER = ("source_lang", "target_lang")
 
-# Data arguments that are compared by the content that they load: argument -> facts.
-COMPARED_BY_CONTENT = {
-    "train": "training data",
-    "train_weights": "training data",
-    "sampling_temperature": "training data",
-    "source_column": "training data",
-    "target_column": "training data",
-    "numbers_size": "training data",
-    "streaming": "training data",
-    "bidirectional": "training data",
-    "validation": "validation data",
-    "held_out_pairs": "training data",
-    "max_eval_length": "validation data",
-    "test": "test data",
-    "base_test": "base_test data",
-    "max_test_samples": "test data",
-    "tokenizer_name": "tokenizer",
-}
-
 
 def model_facts(args: RunArguments, base: Path | None) -> dict[str, object]:
     """The fixed facts about the base model and the adapters. `base` is the folder, if it is on this machine."""

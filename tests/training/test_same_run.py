@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.training.facts import COMPARED_BY_CONTENT
 from hf_vanilla_transformer.training.fingerprint import (
     COMPARED_AS,
     IRRELEVANT,
@@ -38,6 +37,24 @@ ZAHLEN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht"]
 PAIRS = list(zip(WORDS, ZAHLEN, strict=True))
 OTHERS = [(f"{source} {source}", f"{target} {target}") for source, target in PAIRS]
 MODULE = __name__
+# Data arguments that are compared by the content that they load: argument -> facts.
+COMPARED_BY_CONTENT = {
+    "train": "training data",
+    "train_weights": "training data",
+    "sampling_temperature": "training data",
+    "source_column": "training data",
+    "target_column": "training data",
+    "numbers_size": "training data",
+    "streaming": "training data",
+    "bidirectional": "training data",
+    "validation": "validation data",
+    "held_out_pairs": "training data",
+    "max_eval_length": "validation data",
+    "test": "test data",
+    "base_test": "base_test data",
+    "max_test_samples": "test data",
+    "tokenizer_name": "tokenizer",
+}
 MODEL_ARGUMENTS = set(vars(parse_recipe([])[0]))
 
 
