@@ -1,10 +1,5 @@
 """The arguments of a training run: model, data and training. Recipes and command-line flags use the field names."""
 
-import importlib.util
-import math
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, TypeAlias
@@ -13,11 +8,9 @@ import torch
 from transformers import (
     GenerationConfig,
     Seq2SeqTrainingArguments,
-    Trainer,
     TrainingArguments,
 )
 from transformers.hf_argparser import HfArg
-from transformers.integrations import get_available_reporting_integrations
 
 from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
 from ..data.augmentation import parse_augment
@@ -27,11 +20,11 @@ from ..evaluation.metric_names import (
     DEFAULT,
     LOWER_IS_BETTER,
     OF_SEQUENCES,
-    TITLES,
     ScoreOptions,
 )
-from ..utils.errors import UserError, did_you_mean, missing_extra
+from ..utils.errors import UserError
 from ..utils.normalization import import_normalizer
+from .argument_checks import check_ranges, check_run_arguments, check_training_arguments
 
 #: The arguments of a whole run.
 ParsedArguments: TypeAlias = "tuple[ModelArguments, DataArguments, RunArguments]"
@@ -465,35 +458,6 @@ def score_options(data_args: DataArguments) -> ScoreOptions:
     }
 
 
-def check_selection(args: RunArguments, names: Sequence[str], several: bool = False) -> None:
-    """Refuse to select by a score that is not measured.
-
-    The default is BLEU, or chrF for `several` directions. If it is not measured, it is the first score.
-    """
-    if args.metric_for_best_model is None:
-        return
-    if args.metric_by_default:
-        # BLEU of a direction with short sentences is 0, and would decide the mean of all.
-        preferred = "chrf" if several else "bleu"
-        _select_by(args, preferred if preferred in names else names[0])
-        return
-    metric = args.metric_for_best_model.removeprefix("eval_")
-    if metric in names or metric in _OF_TRAINER:
-        return
-    measured = [*names, *_OF_TRAINER]
-    hint = did_you_mean(metric, measured) or f"choose among {', '.join(measured)}"
-    raise UserError(
-        f"metric_for_best_model: {args.metric_for_best_model!r} is not measured; {hint}"
-    )
-
-
-def _select_by(args: RunArguments, metric: str) -> None:
-    """Keep the weights with the best of this score, in the place of the default."""
-    if metric != args.metric_for_best_model:
-        args.metric_for_best_model = metric
-        args.greater_is_better = metric not in LOWER_IS_BETTER
-
-
 def set_decoding(config: GenerationConfig, args: RunArguments) -> None:
     """Set the search of the test in the saved generation config. The paper's limit of the length stays."""
     if args.generation_max_length is not None and config.to_diff_dict().keys() & {
@@ -520,234 +484,3 @@ def chosen_values(
             if value is not None and value != default[name]:
                 chosen[name] = value.value if isinstance(value, Enum) else value
     return chosen
-
-
-# Checks: a wrong value is refused at once, not in the middle of training
-
-_AT_LEAST_1 = (
-    "max_tokens_per_batch",
-    "tokens_per_update",
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "gradient_accumulation_steps",
-    "save_total_limit",
-    "eval_accumulation_steps",
-    "dataloader_prefetch_factor",
-    "torch_empty_cache_steps",
-    "generation_max_length",
-    "generation_num_beams",
-    "test_num_beams",
-    "early_stopping_patience",
-    "ddp_timeout",
-    "numbers_size",
-    "max_source_length",
-    "max_target_length",
-    "min_frequency",
-    "sampling_temperature",
-    "max_train_samples",
-    "max_eval_samples",
-    "max_eval_length",
-    "max_test_samples",
-    "held_out_pairs",
-)
-_AT_LEAST_0 = (
-    "learning_rate",
-    "weight_decay",
-    "adam_epsilon",
-    "max_grad_norm",
-    "warmup_steps",
-    "neftune_noise_alpha",
-    "eval_delay",
-    "dataloader_num_workers",
-    "average_last",
-    "seed",
-    "data_seed",
-    "simcut_alpha",
-    "r_drop_alpha",
-    "crossconst_alpha",
-    "consistency_start",
-    "teacher_top",
-    "lora_r",
-)
-_ABOVE_0 = (
-    "logging_steps",
-    "save_steps",
-    "eval_steps",
-    "max_minutes",
-)
-_SHARES = (
-    "adam_beta1",
-    "adam_beta2",
-    "label_smoothing_factor",
-    "ema_decay",
-    "lora_dropout",
-)
-_FINITE = "test_length_penalty", "num_train_epochs"
-# Larger values would allocate more than a machine has: tables of positions, hypotheses, processes.
-_AT_MOST = {
-    "generation_max_length": 100_000,
-    "generation_num_beams": 1000,
-    "test_num_beams": 1000,
-    "dataloader_num_workers": 1000,
-    "dataloader_prefetch_factor": 1000,
-    "numbers_size": 10**8,
-    "seed": 2**32 - 1,  # NumPy's
-    "data_seed": 2**32 - 1,
-}
-# Further scores of an evaluation.
-_OF_TRAINER = "loss", "perplexity", "gen_len"
-
-
-def check_ranges(arguments: DataArguments | TrainingArguments) -> None:
-    """Refuse numbers out of their range. Missing fields and None are not checked."""
-    for names, allowed, text in (
-        (_AT_LEAST_1, lambda number: number >= 1, "must be at least 1"),
-        (_AT_LEAST_0, lambda number: number >= 0, "must be at least 0"),
-        (_ABOVE_0, lambda number: number > 0, "must be above 0"),
-        (_SHARES, lambda number: 0 <= number < 1, "must be at least 0 and below 1"),
-        (_FINITE, lambda number: True, "must be a finite number"),
-    ):
-        for name in names:
-            value = getattr(arguments, name, None)
-            # Not a number is neither above nor below anything.
-            if isinstance(value, int | float) and not (math.isfinite(value) and allowed(value)):
-                raise UserError(f"{name}: {text}, not {value}")
-    for name, most in _AT_MOST.items():
-        if (getattr(arguments, name, None) or 0) > most:
-            raise UserError(f"{name}: must be at most {most:,}, not {getattr(arguments, name):,}")
-
-
-def check_training_arguments(arguments: VanillaTransformerTrainingArguments) -> None:
-    """Refuse training arguments that train nothing, or that need a package that is not installed."""
-    check_ranges(arguments)
-    if arguments.max_steps == 0 or arguments.max_steps < -1:
-        raise UserError(
-            f"max_steps: {arguments.max_steps}: give a number of updates, or -1 to train num_train_epochs"
-        )
-    if arguments.max_steps == -1 and arguments.num_train_epochs <= 0:
-        raise UserError(
-            f"num_train_epochs: {arguments.num_train_epochs}: must be above 0, or set max_steps"
-        )
-    if arguments.dataloader_persistent_workers and not arguments.dataloader_num_workers:
-        raise UserError(
-            "dataloader_persistent_workers: True: there are no workers: set dataloader_num_workers"
-        )
-    if arguments.deepspeed and importlib.util.find_spec("deepspeed") is None:
-        raise UserError(
-            "deepspeed: the package is not installed: pip install deepspeed, or leave the field out"
-        )
-    optim = getattr(arguments.optim, "value", arguments.optim)
-    if arguments.muon and optim not in ("adamw_torch", "adamw_torch_fused"):
-        raise UserError(
-            f"optim: {optim}: muon needs adamw_torch_fused, the default: leave optim or muon out"
-        )
-    if arguments.muon and arguments.fp16:
-        raise UserError(
-            "fp16: True: muon averages gradients over updates, and fp16 scales each differently: use bf16"
-        )
-    requested = (
-        [arguments.report_to] if isinstance(arguments.report_to, str) else arguments.report_to or []
-    )
-    available = [*get_available_reporting_integrations(), "none", "all"]
-    for name in requested:
-        if name not in available:
-            error = UserError(
-                f"report_to: {name!r} is not installed: choose among {', '.join(sorted(available))}"
-            )
-            raise missing_extra(error) or error
-
-
-def check_run_arguments(arguments: RunArguments) -> None:
-    """Refuse arguments that would make the evaluations of a run fail.
-
-    `check_selection` checks the score that selects, when the metrics are known. Here it is refused if it looks like a
-    typo.
-    """
-    metric = str(arguments.metric_for_best_model or "loss").removeprefix("eval_")
-    known = [*TITLES, *_OF_TRAINER]
-    hint = did_you_mean(metric, known, cutoff=0.7)
-    if metric not in known and not metric.startswith(tuple(TITLES)) and hint:
-        raise UserError(
-            f"metric_for_best_model: {arguments.metric_for_best_model!r} is not measured; {hint}"
-        )
-    if not arguments.predict_with_generate:
-        raise UserError(
-            "predict_with_generate: False: a run scores generated translations: leave it out"
-        )
-    if arguments.use_liger_kernel:
-        raise UserError(
-            "use_liger_kernel: True: there are no Liger kernels for this model: leave it out"
-        )
-    if arguments.debug:
-        raise UserError(
-            "debug: it cannot read the Boolean masks of this model, or needs a TPU: leave it out"
-        )
-    if not arguments.remove_unused_columns:
-        raise UserError(
-            "remove_unused_columns: False: the encoded text has columns of the run itself: leave it out"
-        )
-    if arguments.prediction_loss_only:
-        raise UserError(
-            "prediction_loss_only: True: a run scores generated translations: leave it out"
-        )
-
-
-def check_size(config: VanillaTransformerConfig) -> None:
-    """Refuse a model with weights that need more than the memory of this machine, before it is made."""
-    d = config.d_model
-
-    def layer(heads: int, ffn_dim: int, attentions: int) -> int:
-        widths = (config.head_dim or d // heads) + (config.value_head_dim or d // heads)
-        return attentions * 2 * d * heads * widths + 2 * d * ffn_dim
-
-    parameters = config.vocab_size * d + config.encoder_layers * layer(
-        config.encoder_attention_heads, config.encoder_ffn_dim, 1
-    )
-    parameters += config.decoder_layers * layer(
-        config.decoder_attention_heads, config.decoder_ffn_dim, 2
-    )
-    if config.position_encoding_type == "learned":
-        parameters += 2 * config.max_position_embeddings * d
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if 4 * parameters > memory:
-        raise UserError(
-            f"the model would have {parameters:,} parameters, {4 * parameters / 1e9:,.0f} GB, and this machine has "
-            f"{memory / 1e9:,.0f} GB: make its fields smaller (d_model={d}, …)"
-        )
-
-
-@contextmanager
-def refused_as_one_line(settings: str) -> Iterator[None]:
-    """Turn an error of a library about wrong settings into a `UserError` that starts with `settings`."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (
-        ValueError,
-        TypeError,
-        ArithmeticError,
-        LookupError,
-        AttributeError,
-        ImportError,
-        RuntimeError,
-    ) as error:
-        refusal = UserError(f"{settings}: {' '.join(str(error).split()) or repr(error)}")
-        raise missing_extra(error) or refusal from None
-
-
-def check_optimizer(arguments: TrainingArguments) -> None:
-    """Make the optimizer for one parameter."""
-    kind = getattr(arguments.optim, "value", arguments.optim)
-    with refused_as_one_line(f"optim: {kind} with optim_args={arguments.optim_args}"):
-        make, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
-        if settings.keys() <= {
-            "lr",
-            "betas",
-            "eps",
-            "momentum",
-            "fused",
-            "scale_parameter",
-            "relative_step",
-        }:
-            make([torch.zeros(1, requires_grad=True)], **settings)

@@ -15,12 +15,12 @@ from transformers import (
 )
 
 from ..utils.system_info import counted
+from .argument_checks import refused_as_one_line
 from .arguments import (
     DataArguments,
     ModelArguments,
     ParsedArguments,
     RunArguments,
-    refused_as_one_line,
 )
 from .callbacks import StopWithCheckpoint
 from .corpus import Corpus

@@ -25,15 +25,12 @@ from ..utils.normalization import check_normalizer
 from ..utils.system_info import counted
 from . import finishing
 from .adapters import add_lora, merge_lora
+from .argument_checks import check_optimizer, check_selection, check_size, refused_as_one_line
 from .arguments import (
     DataArguments,
     ModelArguments,
     RunArguments,
-    check_optimizer,
-    check_selection,
-    check_size,
     model_config,
-    refused_as_one_line,
     score_options,
 )
 from .callbacks import FitThreads, ReleaseFreeMemory, StopWithCheckpoint

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hf_vanilla_transformer.training.arguments import check_selection
+from hf_vanilla_transformer.training.argument_checks import check_selection
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.unread import unread_settings
 from hf_vanilla_transformer.utils.errors import UserError
