@@ -80,10 +80,10 @@ def fill_rows(source: np.ndarray, target: np.ndarray, places: tuple[int, int]) -
     ]
     of_source = kinds[0] / places[0]  # (kinds,), shares of a row
     of_target = kinds[1] / places[1]
-    rows = []
-    for kind in np.flatnonzero(np.maximum(of_source, of_target) > 1):
-        rows += [[pair] for pair in of_kind[kind]]
-        of_kind[kind] = []
+    rows: list[list[int]] = []
+    for longer in np.flatnonzero(np.maximum(of_source, of_target) > 1):
+        rows += [[pair] for pair in of_kind[longer]]
+        of_kind[longer] = []
     unplaced = len(order) - len(rows)
     while unplaced:
         row: list[int] = []
