@@ -189,7 +189,8 @@ class SearchConfig:
         logits = self.force_eos(state, logits)
         count = min(self.num_candidates, logits.shape[2])
         tokens: Tensor | None
-        if self.num_beams == 1 or logits.device.type == "cpu":
+        some_on_cpu = logits.device.type == "cpu" and count < logits.shape[2]
+        if self.num_beams == 1 or some_on_cpu:
             log_probs, tokens = topk_log_probs(logits, count, normalize=self.num_beams > 1)
         else:
             # The best of all beams follow from these in one step.

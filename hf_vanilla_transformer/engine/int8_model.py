@@ -158,6 +158,7 @@ class Int8Weights:
         decoder: Any = model.get_decoder()
         self.dtype = model.dtype
         self.vocab_size = model.config.vocab_size
+        self.target_vocab_size = model.config.target_vocab_size
         self.encoder = Int8Stack(model.get_encoder())
         self.decoder = Int8Stack(decoder)
         self.source_kv = [
@@ -215,7 +216,9 @@ class Int8Decoder(PackedDecoder):
         config: SearchConfig,
         penalties: Tensor,
     ) -> BeamState:
-        if config.forced_eos_token_id is not None:
+        vocab_size = self.weights.target_vocab_size
+        needs_all = self.output is None and config.num_candidates >= vocab_size
+        if config.forced_eos_token_id is not None or needs_all:
             return super().step(state, config, penalties)
         rows = self._rows(state.next_tokens, state.lengths, state.parents, state.tokens.shape[2])
         head = self._head

@@ -148,6 +148,19 @@ def test_int8_gives_a_sentence_the_same_numbers_in_every_batch(beams: int, dtype
                 assert alone.sequences_scores[0].item() == together.sequences_scores[row].item()
 
 
+@torch.no_grad()
+def test_int8_searches_with_more_candidates_than_tokens() -> None:
+    settings = {"max_new_tokens": 6, "num_beams": 30, "num_return_sequences": 30, **AS_DICT}
+    model = optimize_for_inference(varied_model(), "int8")
+    assert 2 * settings["num_beams"] >= model.config.target_vocab_size
+    all_tokens = model.generate(**source([5, 3]), **settings)
+    (weights,) = model.inference_engine.packed.values()
+    weights.target_vocab_size = 10**6  # the candidates of each beam are sorted first
+    sorted_first = model.generate(**source([5, 3]), **settings)
+    assert all_tokens.sequences.equal(sorted_first.sequences)
+    assert_near(all_tokens.sequences_scores, sorted_first.sequences_scores, 1e-6)
+
+
 @pytest.mark.parametrize("lack", ["no compiler", "a compiler that fails"])
 @torch.no_grad()
 def test_int8_without_a_compiler_computes_with_torch(
