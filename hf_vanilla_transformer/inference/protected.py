@@ -5,7 +5,7 @@ They leave the sentence before the search, and return verbatim at the place that
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -101,59 +101,73 @@ class Protected:
         removed = [0, *accumulate(self.lengths)]  # characters before each span
         restored = ""
         position = 0
-        places = list[int]()
-        moved = [0]  # of the spans in the translation, and characters inserted up to each
+        inserts = [(0, 0)]  # a place in the translation, and the characters inserted up to it
         # Linked characters of the sentence and the restored translation.
         pairs: list[tuple[int, int]] = []
         placed = list(placement.places())
         for place, next_place in zip(placed, [*placed[1:], None], strict=True):
             restored += translation[position : place.opens]
             position = place.opens
-            length = len(restored)
-            opening = place.element.opening
             number = numbers[id(place.element)]
+            opening = place.element.opening
             core = opening.strip()
             start = place.element.start + removed[number] + opening.index(core)
-            before = self.sentence[:start][-1:]
-            after = self.sentence[start + len(core) :][:1]
+            end = start + len(core)
             following = translation[position : position + 1]
-            left = self.sentence[:start].rstrip()[-1:]
-            right = self.text[place.element.start :][:1]
             if self.lengths[number] < len(opening):  # an entity for a space
                 position += following.isspace()
-            elif restored[-1:].strip() and (restored[-1] not in _OPENING or restored[-1] == left):
-                restored += (
-                    " "
-                    if before.isspace() or (is_letter(restored[-1]) and not is_letter(before))
-                    else ""
-                )
+            elif self._needs_space_before(restored[-1:], start):
+                restored += " "
             pairs += [(start + begin, len(restored) + begin) for begin, _ in words(core)]
             restored += core
-            apart = (
-                after.isspace()
-                and following.strip()
-                and (following not in _CLOSING or following == right)
-            )
-            touches = position > place.opens or (
-                next_place is not None and next_place.opens == position
-            )
-            if not touches and (apart or (is_letter(following) and not is_letter(after))):
+            is_touched = next_place is not None and next_place.opens == position
+            right = self.text[place.element.start :][:1]
+            if (
+                position == place.opens
+                and not is_touched
+                and self._needs_space_after(following, end, right)
+            ):
                 restored += " "
-            places.append(place.opens)
-            moved.append(moved[-1] + len(restored) - length - (position - place.opens))
+            inserts.append((place.opens, len(restored) - position))
         restored += translation[position:]
+        pairs += self._linked_characters(translation, links, removed, inserts)
+        return restored, word_links(pairs, self.sentence, restored)
+
+    def _needs_space_before(self, last: str, start: int) -> bool:
+        """Whether a space separates a span from the last character of the translation, as in the sentence."""
+        before = self.sentence[:start][-1:]
+        left = self.sentence[:start].rstrip()[-1:]
+        if not last.strip() or (last in _OPENING and last != left):
+            return False
+        return before.isspace() or (is_letter(last) and not is_letter(before))
+
+    def _needs_space_after(self, following: str, end: int, right: str) -> bool:
+        """Whether a space separates a span from the next character. `right` is the next one in the text."""
+        after = self.sentence[end : end + 1]
+        if is_letter(following) and not is_letter(after):
+            return True
+        is_apart = following not in _CLOSING or following == right
+        return bool(after.isspace() and following.strip() and is_apart)
+
+    def _linked_characters(
+        self,
+        translation: str,
+        links: Sequence[Link] | None,
+        removed: Sequence[int],
+        inserts: Sequence[tuple[int, int]],
+    ) -> Iterator[tuple[int, int]]:
+        """The starts of linked words in the sentence and in the restored translation."""
         sources = _starts(self.text, words)
         targets = _starts(translation, words)
         starts = [span.start for span in self.spans]
-        for i, j in (
-            links
-            if links is not None
-            else zip(range(len(sources)), range(len(targets)), strict=False)
-        ):
+        places = [place for place, _ in inserts[1:]]
+        if links is None:
+            links = list(zip(range(len(sources)), range(len(targets)), strict=False))
+        for i, j in links:
             if i < len(sources) and j < len(targets):
                 in_sentence = sources[i] + removed[bisect_right(starts, sources[i])]
-                pairs.append((in_sentence, targets[j] + moved[bisect_right(places, targets[j])]))
-        return restored, word_links(pairs, self.sentence, restored)
+                _, inserted = inserts[bisect_right(places, targets[j])]
+                yield in_sentence, targets[j] + inserted
 
 
 def knows_escapes(vocabulary: Iterable[str]) -> bool:
