@@ -4,7 +4,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -120,9 +120,7 @@ def model_card(directory: Path, facts: CardFacts) -> ModelCard:
         fields=facts.recipe,
         examples=_examples(facts.metrics.get("test_examples") or (), answer),
         sequence=facts.task == "sequence",
-        result_signatures=list(
-            dict.fromkeys(row["signature"] for row in results if row["signature"])
-        ),
+        result_signatures=_unique(filter(None, (row["signature"] for row in results))) or [],
         plots=[(caption, file) for caption, file in PLOTS.items() if (directory / file).is_file()],
         training=_training(facts),
         command=_public_command(facts.command, hub_names) if facts.command else None,
@@ -170,31 +168,31 @@ _TASKS = {
 
 def _metadata(facts: CardFacts, results: list[dict[str, Any]]) -> ModelCardData:
     named = [*(facts.languages or ()), *chain(*facts.directions)]
-    codes = [
-        code for name in dict.fromkeys(named) if _LANGUAGE.fullmatch(code := name.replace("_", "-"))
-    ]
+    codes = [code.replace("_", "-") for code in dict.fromkeys(named)]
+    codes = [code for code in codes if _LANGUAGE.fullmatch(code)]
+    datasets = [name.partition(":")[0] for name in facts.datasets.get("train", ())]
+    of_splits = [row["result"] for row in results if "," not in row["label"].removesuffix(", %")]
     return ModelCardData(
         library_name="transformers",
         pipeline_tag="translation" if facts.task == "language" else None,
-        language=list(dict.fromkeys(code.split("-")[0] for code in codes)) or None,
+        language=_unique(code.split("-")[0] for code in codes),
         language_bcp47=codes if any("-" in code for code in codes) else None,
         license=facts.license,
         base_model=facts.base_model if facts.base_model_on_hub else None,
-        datasets=list(
-            dict.fromkeys(name.partition(":")[0] for name in facts.datasets.get("train", ()))
-        )
-        or None,
-        metrics=list(dict.fromkeys(row["result"].metric_type for row in results)) or None,
+        datasets=_unique(datasets),
+        metrics=_unique(row["result"].metric_type for row in results),
         tags=["vanilla_transformer", _TASKS[facts.task][0], "attention-is-all-you-need"],
         model_name=_public_value("model_name", facts.model_name) if results else None,
-        eval_results=[
-            row["result"] for row in results if "," not in row["label"].removesuffix(", %")
-        ]
-        or None,
+        eval_results=of_splits or None,
     )
 
 
-def _results(facts: CardFacts) -> list[dict[str, object]]:
+def _unique(values: Iterable[str]) -> list[str] | None:
+    """The values in their order, each once, or None if there are none."""
+    return list(dict.fromkeys(values)) or None
+
+
+def _results(facts: CardFacts) -> list[dict[str, Any]]:
     """One row per measured score: the fields of the template's table, and the `result` in the metadata."""
     task_type, task_name = _TASKS[facts.task]
     rows = []
@@ -207,11 +205,15 @@ def _results(facts: CardFacts) -> list[dict[str, object]]:
             before = facts.metrics.get(f"before_{name}")
             if not _is_number(value):
                 continue
-            signature = facts.signatures.get(name) or facts.metrics.get(f"{name}_signature")
-            signature = signature or facts.signatures.get(metric)
-            if part:
-                # Of a direction or an input: not in the metadata, whose scores are of whole splits.
-                signature = None
+            signature = None
+            if (
+                not part
+            ):  # of a direction or an input: not in the metadata, whose scores are of whole splits
+                signature = (
+                    facts.signatures.get(name)
+                    or facts.metrics.get(f"{name}_signature")
+                    or facts.signatures.get(metric)
+                )
             result = EvalResult(
                 task_type=task_type,
                 task_name=task_name,
@@ -224,17 +226,17 @@ def _results(facts: CardFacts) -> list[dict[str, object]]:
                 metric_value=round(float(value), 2),
                 metric_args={"signature": signature} if signature else None,
             )
-            row: dict[str, object] = {
-                "split": split,
-                "text": text,
-                "label": label,
-                "signature": signature,
-            }
-            scores = {
-                "before": f"{float(before):.2f}" if _is_number(before) else "",
-                "shown": f"{float(value):.2f}",
-            }
-            rows.append(row | {"result": result} | scores)
+            rows.append(
+                {
+                    "split": split,
+                    "text": text,
+                    "label": label,
+                    "signature": signature,
+                    "result": result,
+                    "before": f"{float(before):.2f}" if _is_number(before) else "",
+                    "shown": f"{float(value):.2f}",
+                }
+            )
     return rows
 
 
@@ -329,46 +331,38 @@ def _model_section(directory: Path, facts: CardFacts) -> dict[str, Any]:
 
 def _training(facts: CardFacts) -> list[tuple[str, str]]:
     measured = facts.metrics
-    numbers = [(measured.get(name), label, style) for name, (label, style) in NUMBERS.items()]
-    lines = [(label, format(value, style)) for value, label, style in numbers if _is_number(value)]
-    if measured.get("averaged_checkpoints"):
-        lines.append(
-            ("weights", f"the mean of the last {measured['averaged_checkpoints']} checkpoints")
-        )
-    if measured.get("ema_decay"):
-        lines.append(
-            ("weights", f"their exponential moving average with decay {measured['ema_decay']:g}")
-        )
+    lines = []
+    for name, (label, style) in NUMBERS.items():
+        if _is_number(value := measured.get(name)):
+            lines.append((label, format(value, style)))
+    if count := measured.get("averaged_checkpoints"):
+        lines.append(("weights", f"the mean of the last {count} checkpoints"))
+    if decay := measured.get("ema_decay"):
+        lines.append(("weights", f"their exponential moving average with decay {decay:g}"))
     if facts.train_seconds is not None:
         lines.append(("wall time (h:min:s)", str(timedelta(seconds=round(facts.train_seconds)))))
     if facts.hardware:
         lines.append(("hardware", _public_text(facts.hardware)))
-    versions = dict(facts.versions)
-    if facts.task == "sequence":
-        versions.pop("sacrebleu", None)
+    versions = [
+        f"{name} {version}"
+        for name, version in facts.versions.items()
+        if facts.task != "sequence" or name != "sacrebleu"
+    ]
     if versions:
-        lines.append(
-            ("versions", ", ".join(f"{name} {version}" for name, version in versions.items()))
-        )
+        lines.append(("versions", ", ".join(versions)))
     return lines
 
 
 def _data(facts: CardFacts) -> list[tuple[str, str]]:
     lines = []
-    for split in dict.fromkeys(
-        ("train", "validation", "test", *facts.data_summaries, *facts.data_fingerprints)
-    ):
+    usual = ("train", "validation", "test")
+    for split in dict.fromkeys((*usual, *facts.data_summaries, *facts.data_fingerprints)):
         text, dataset = _text(facts, split)
         summary = facts.data_summaries.get(split)
         fingerprint = facts.data_fingerprints.get(split)
-        if not (summary or fingerprint or (text and not dataset)):
-            continue
-        parts = (
-            text,
-            _public_text(summary or ""),
-            f"fingerprint `{fingerprint}`" if fingerprint else "",
-        )
-        lines.append((split, "; ".join(part for part in parts if part)))
+        parts = [text, _public_text(summary or ""), fingerprint and f"fingerprint `{fingerprint}`"]
+        if summary or fingerprint or (text and not dataset):
+            lines.append((split, "; ".join(part for part in parts if part)))
     return lines
 
 

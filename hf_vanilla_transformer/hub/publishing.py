@@ -237,15 +237,18 @@ def with_retries(call: Callable[[], Result]) -> Result:
             return call()
         except (*_HTTP_ERRORS, RuntimeError) as error:
             cause = _cause(error)
-            response = getattr(cause, "response", None)  # None if the connection failed
-            is_busy = response is None or (
-                response.status_code in _BUSY
-                and any(part in response.request.url.path for part in _SENT_ONCE)
-            )
-            if not isinstance(cause, _HTTP_ERRORS) or not is_busy:
+            if not isinstance(cause, _HTTP_ERRORS):
                 raise
-            retry_after = "" if response is None else response.headers.get("Retry-After", "")
-            time.sleep(min(int(retry_after), _LONGEST_WAIT) if retry_after.isdigit() else wait)
+            response = getattr(cause, "response", None)  # None if the connection failed
+            if response is not None:
+                path = response.request.url.path
+                if response.status_code not in _BUSY or not any(
+                    part in path for part in _SENT_ONCE
+                ):
+                    raise
+                retry_after = response.headers.get("Retry-After", "")
+                wait = min(int(retry_after), _LONGEST_WAIT) if retry_after.isdigit() else wait
+            time.sleep(wait)
     return call()
 
 

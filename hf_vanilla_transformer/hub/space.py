@@ -48,14 +48,11 @@ def space_changes(
     check_repo_id(model_id, "model_id")
     files = _site_files(site)
     with one_line_errors(repo_id):
-        names = (repo_id, model_id)
-        repo_id, model_id = (
-            n if "/" in n else f"{with_retries(api.whoami)['name']}/{n}" for n in names
-        )
+        repo_id = _with_owner(api, repo_id)
+        model_id = _with_owner(api, model_id)
         model = _info(api.model_info, model_id)
-        private = (
-            private or bool(model and (model.private or getattr(model, "gated", False))) or None
-        )
+        if model and (model.private or getattr(model, "gated", False)):
+            private = True
         deleted: set[str] = set()
         space = _info(api.space_info, repo_id)
         if space is None:
@@ -76,7 +73,11 @@ def space_changes(
             older = _read(api, repo_id, MANIFEST, there)
             deleted = {name for name in older.split("\n") if name in there} - files.keys()
     files[MANIFEST] = "\n".join(sorted(files.keys() - {CARD})).encode()
-    return SpaceChanges(repo_id, private, files, deleted)
+    return SpaceChanges(repo_id, private or None, files, deleted)
+
+
+def _with_owner(api: HfApi, name: str) -> str:
+    return name if "/" in name else f"{with_retries(api.whoami)['name']}/{name}"
 
 
 def publish_space(

@@ -43,9 +43,7 @@ def write(
         quantization: see `ctranslate2.convert`.
     """
     codes = list(languages or model_languages(folder) or ())
-    if len(codes) != 2 or not all(
-        isinstance(code, str) and _CODE.fullmatch(code) for code in codes
-    ):
+    if len(codes) != 2 or not all(_CODE.fullmatch(str(code)) for code in codes):
         raise UserError(
             f"languages={shown(codes)}: two codes are needed, of source and target, such as en de"
         )

@@ -1,10 +1,20 @@
-"""The result of reading a toolkit's files."""
+"""The result of reading a toolkit's files, and the types of its parts."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+#: A file that the user may name.
+File = str | Path | None
+#: Tensors by name.
+Tensors = dict[str, Tensor]
+#: Fields of a configuration, or settings of a search, by name.
+Fields = dict[str, Any]
 
 
 @dataclass

@@ -2,9 +2,9 @@
 
 import math
 from contextlib import suppress
-from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, get_args, get_type_hints
 
 from ..data.tokenizer_files import save_tokenizers
@@ -15,16 +15,19 @@ from .sources import local_files
 
 #: The module of this package, and its function, that reads each format.
 FORMATS = {
-    "marian": ("marian", "from_marian"),
-    "fsmt": ("fairseq_folders", "from_fsmt"),
-    "m2m100": ("fairseq_folders", "from_m2m100"),
-    "marian-npz": ("marian_npz", "from_marian_npz"),
-    "torch": ("torch_transformer", "from_torch"),
-    "fairseq": ("fairseq", "from_fairseq"),
-    "joeynmt": ("joeynmt", "from_joeynmt"),
-    "opennmt": ("opennmt", "from_opennmt"),
-    "eole": ("eole", "from_eole"),
+    "marian": "marian:from_marian",
+    "fsmt": "fairseq_folders:from_fsmt",
+    "m2m100": "fairseq_folders:from_m2m100",
+    "marian-npz": "marian_npz:from_marian_npz",
+    "torch": "torch_transformer:from_torch",
+    "fairseq": "fairseq:from_fairseq",
+    "joeynmt": "joeynmt:from_joeynmt",
+    "opennmt": "opennmt:from_opennmt",
+    "eole": "eole:from_eole",
 }
+# The types of options.
+_NEEDED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 def convert(
@@ -48,8 +51,7 @@ def convert(
     """
     if source_format not in FORMATS:
         raise UserError(f"format: {source_format!r} is none of {', '.join(FORMATS)}")
-    module, function = FORMATS[source_format]
-    read = getattr(import_module(f".{module}", __package__), function)
+    read = resolve_name(f"{__package__}.{FORMATS[source_format]}")
     known = list(signature(read).parameters)[1:]
     types = get_type_hints(read)
     for name, value in options.items():
@@ -70,29 +72,22 @@ def convert(
             converted.model.save_pretrained(folder)
             if converted.tokenizer is not None:
                 save_tokenizers(folder, converted.tokenizer, converted.target_tokenizer)
-    parameters = sum(parameter.numel() for parameter in converted.model.parameters())
-    tokenizer = (
-        "with its tokenizer" if converted.tokenizer else "without a tokenizer: the files have none"
-    )
+    parameters = f"{output}: {converted.model.num_parameters():,} parameters"
+    missing = "without a tokenizer: the files have none"
+    tokenizer = "with its tokenizer" if converted.tokenizer else missing
     notes = f" ({'; '.join(converted.notes)})" if converted.notes else ""
-    return f"{output}: {parameters:,} parameters, {tokenizer}{notes}"
+    return f"{parameters}, {tokenizer}{notes}"
 
 
 def _parsed(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
     """The value of an option as one of its types. Raises a UserError if it is none of them."""
-    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    parsers: dict[type, tuple[str, Any]] = {
-        bool: ("true or false", lambda text: words[text.lower()])
-    }
-    parsers |= {int: ("a whole number", int), float: ("a number", float), str: ("text", str)}
-    kind = next(kind for kind in parsers if kind in kinds)
-    needed, parse = parsers[kind]
+    kind = next(kind for kind in _NEEDED if kind in kinds)
     if isinstance(value, str):
-        with suppress(ValueError, KeyError):
-            value = parse(value)
-    is_kind = isinstance(value, (*kinds, int) if kind is float else kinds)
+        with suppress(ValueError):
+            value = _FLAGS.get(value.lower(), value) if kind is bool else kind(value)
     is_flag = isinstance(value, bool)
+    is_kind = isinstance(value, (*kinds, int) if kind is float else kinds)
     is_finite = not isinstance(value, float) or math.isfinite(value)
     if not is_kind or not is_finite or (is_flag and kind is not bool):
-        raise UserError(f"{name}={shown(value)}: {needed} is needed")
+        raise UserError(f"{name}={shown(value)}: {_NEEDED[kind]} is needed")
     return value

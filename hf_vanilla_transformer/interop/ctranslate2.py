@@ -19,11 +19,13 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..utils.atomic_write import new_folder
 from ..utils.errors import UserError, naming_extras
 from ..utils.untrusted import require_file
+from .converted import Fields, File
 from .search_settings import (
     CTRANSLATE2,
     banned_tokens,
     check_search,
     ends,
+    flat,
     longest,
     refuse_fields,
     shortest,
@@ -50,7 +52,7 @@ def convert(
     folder: str | Path,
     output: str | Path,
     quantization: str | None = None,
-    vmap: str | Path | None = None,
+    vmap: File = None,
 ) -> Path:
     """Write a model folder as a CTranslate2 model, with its tokenizer, and return `output`.
 
@@ -81,29 +83,28 @@ def convert(
 
 def search_arguments(
     model: VanillaTransformerForConditionalGeneration, tokens: Sequence[str]
-) -> dict[str, Any]:
+) -> Fields:
     """The arguments of `Translator.translate_batch` for this model's search. The paper's α becomes a length penalty.
 
     `tokens` are those of the target, by id.
     """
     settings = check_search(model, CTRANSLATE2)
-    arguments: dict[str, Any] = {"beam_size": settings.get("num_beams") or 1}
-    if arguments["beam_size"] > 1:
-        arguments["length_penalty"] = settings.get(
-            "length_penalty", settings.get("paper_length_penalty", 1.0)
-        )
+    beams = settings.get("num_beams") or 1
+    arguments: Fields = {"beam_size": beams}
+    if beams > 1:
+        paper = settings.get("paper_length_penalty", 1.0)
+        arguments["length_penalty"] = settings.get("length_penalty", paper)
     for name, neutral in (("no_repeat_ngram_size", 0), ("repetition_penalty", 1)):
         if settings.get(name) not in (None, neutral):
             arguments[name] = settings[name]
     arguments["min_decoding_length"] = shortest(settings)
     if (length := longest(settings)) is not None:
         # a forced end at the limit replaces the last token
-        arguments["max_decoding_length"] = length - (
-            settings.get("forced_eos_token_id") is not None
-        )
+        is_forced = settings.get("forced_eos_token_id") is not None
+        arguments["max_decoding_length"] = length - is_forced
     if (forced := settings.get("forced_bos_token_id")) is not None:
-        # For each sentence.
-        arguments["target_prefix"] = [[tokens[forced[0] if isinstance(forced, list) else forced]]]
+        # for each sentence
+        arguments["target_prefix"] = [[tokens[flat(forced)[0]]]]
     if sequences := [ids for ids in settings.get("bad_words_ids") or [] if len(ids) > 1]:
         arguments["suppress_sequences"] = [[tokens[token] for token in ids] for ids in sequences]
     if len(ends(settings)) > 1:
@@ -115,31 +116,24 @@ def search_note(
     model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase
 ) -> str:
     """A note for users: the arguments of `translate_batch`, and how its scores differ. `tokenizer` is the target's."""
-    arguments = search_arguments(
-        model, side_tokens(tokenizer, model.config.target_vocab_size, "target")
-    )
+    tokens = side_tokens(tokenizer, model.config.target_vocab_size, "target")
+    arguments = search_arguments(model, tokens)
     listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
     note = f"; its search is an argument of translate_batch: {listed}"
-    settings = check_search(model, CTRANSLATE2)
     languages = language_tokens(tokenizer, "target")
-    if languages is not None and (languages.source_mark or languages.target_mark):
-        code, number = next(iter(languages.ids.items()))
-        mark = tokenizer.convert_ids_to_tokens(number)
-        note += (
-            f"; a source has the token of a language ({mark} for {code})"
-            if languages.source_mark
-            else ""
-        )
-        note += (
-            f"; a translation starts with the one of its language, target_prefix=[[{mark!r}]]"
-            * languages.target_mark
-        )
-    changing = arguments.keys() & {
-        "no_repeat_ngram_size",
-        "repetition_penalty",
-        "suppress_sequences",
-    }
-    excludes = bool(changing or banned_tokens(settings)) or arguments["min_decoding_length"] > 1
+    code, number = next(iter(languages.ids.items())) if languages else ("", 0)
+    mark = tokens[number]
+    if languages and languages.source_mark:
+        note += f"; a source has the token of a language ({mark} for {code})"
+    if languages and languages.target_mark:
+        note += f"; a translation starts with the one of its language, target_prefix=[[{mark!r}]]"
+    settings = check_search(model, CTRANSLATE2)
+    excluding = {"no_repeat_ngram_size", "repetition_penalty", "suppress_sequences"}
+    excludes = (
+        not excluding.isdisjoint(arguments)
+        or banned_tokens(settings)
+        or arguments["min_decoding_length"] > 1
+    )
     if excludes and arguments["beam_size"] > 1 and not settings.get("renormalize_logits"):
         note += "; its beams exclude tokens before the softmax, as `generate` does with renormalize_logits=True"
     return note
@@ -190,25 +184,22 @@ def register() -> None:
             # the base class writes null for a token that the tokenizer lacks, so that nothing can load the folder
             source, target = self.get_vocabulary(model, tokenizer)
             fields = model.config
-            settings = model.generation_config
-            for name, ids, tokens in (
-                ("bos", (fields.bos_token_id,), source),
-                ("unk", (fields.unk_token_id,), source),
-                ("eos", (settings.eos_token_id, fields.target_eos_token_id), target),
-                (
-                    "decoder_start",
-                    (settings.decoder_start_token_id, fields.decoder_start_token_id),
+            search = model.generation_config
+            end = fields.target_eos_token_id if search.eos_token_id is None else search.eos_token_id
+            start = search.decoder_start_token_id
+            named = {
+                "bos_token": (fields.bos_token_id, source),
+                "unk_token": (fields.unk_token_id, source),
+                "eos_token": (end, target),
+                "decoder_start_token": (
+                    fields.decoder_start_token_id if start is None else start,
                     target,
                 ),
-            ):
-                number = next((number for number in ids if number is not None), None)
+            }
+            for name, (number, tokens) in named.items():
                 if number is not None:
-                    setattr(
-                        config,
-                        f"{name}_token",
-                        tokens[number[0] if isinstance(number, list) else number],
-                    )
-            config.layer_norm_epsilon = model.config.layer_norm_eps
+                    setattr(config, name, tokens[flat(number)[0]])
+            config.layer_norm_epsilon = fields.layer_norm_eps
 
     converter.register_loader(VanillaTransformerConfig.__name__)(VanillaTransformerLoader)
 

@@ -9,12 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from ..utils.errors import UserError, shown
 from ..utils.untrusted import read_json_object
 from . import opennmt, state_dicts
-from .converted import Converted
+from .converted import Converted, Fields, File, Tensors
 from .options import Options, Unsupported
 from .sources import read_parts
 from .state_dicts import STACKS, Renames
@@ -120,9 +118,9 @@ _NOT_WEIGHTS = re.compile(r"(src|tgt)_emb\.pe\.pe|decoder\.transformer_layers\.\
 def from_eole(
     source: str | Path,
     *,
-    codes: str | Path | None = None,
-    sentencepiece: str | Path | None = None,
-    target_sentencepiece: str | Path | None = None,
+    codes: File = None,
+    sentencepiece: File = None,
+    target_sentencepiece: File = None,
 ) -> Converted:
     """A pre-norm encoder-decoder Transformer that eole trained.
 
@@ -141,12 +139,9 @@ def from_eole(
         raise UserError(f"{folder / 'config.json'}: no configuration of eole: model is missing")
     model_options = config.section("model")
     # an option that a section lacks has the model's value
-    shared = {
-        name: value
-        for name, value in model_options.values.items()
-        if not isinstance(value, Mapping)
-    }
-    sections = {"": model_options}
+    of_model = model_options.values.items()
+    shared = {name: value for name, value in of_model if not isinstance(value, Mapping)}
+    sections = {}
     for name, unsupported in REFUSED.items():
         options = model_options.section(name) if name else model_options
         sections[name] = Options({**shared, **options.values}, options.where)
@@ -154,20 +149,18 @@ def from_eole(
     files = sorted(folder.glob("model.*.safetensors")) or [folder / "model.00.safetensors"]
     tensors = _with_biases(read_parts(files, folder, "src_emb.embeddings.weight"))
     locate = partial(state_dicts.rename, renames=RENAMES)
-    shared = state_dicts.weights_decide(tensors, locate)["share_encoder_decoder_embeddings"]
+    decided = state_dicts.weights_decide(tensors, locate)
     vocabulary = Options(read_json_object(folder / "vocab.json"), f"{folder / 'vocab.json'}: ")
     sides = [vocabulary.texts(side) for side in ("src", "tgt")]
     specials = vocabulary.section("specials")
     special = {name: specials.text(name, token) for name, token in opennmt.SPECIAL.items()}
-    ids, search_ids = opennmt.special_ids(sides, special, shared)
-    start = {"decoder_start_token_id": opennmt.start_id(vocabulary, sides[1], special)}
-    fields = _fields(sections, config.section("training"), tensors) | ids | start
+    is_shared = decided["share_encoder_decoder_embeddings"]
+    ids, search_ids = opennmt.special_ids(vocabulary, sides, special, is_shared)
+    fields = _fields(sections, config.section("training"), tensors) | ids
     unused = filter(_NOT_WEIGHTS.fullmatch, tensors)
     model = state_dicts.build_model(fields, tensors, locate, unused)
     inference = config.section("inference")
-    set_generation_config(
-        model, _search(inference, search_ids["unk_token_id"]) | search_ids | start
-    )
+    set_generation_config(model, _search(inference, search_ids["unk_token_id"]) | search_ids)
     notes = [SEARCH_NOTE, *inference.dropped(DROPPED)]
     raw_text = codes, sentencepiece, target_sentencepiece
     return opennmt.with_tokenizers(
@@ -175,7 +168,7 @@ def from_eole(
     )
 
 
-def _with_biases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _with_biases(tensors: Tensors) -> Tensors:
     """The tensors, with zeros for the biases that eole lacks: of the feed-forward network, and of a part of attention.
 
     Here the feed-forward network has biases, and either all projections of attention have one or none has.
@@ -188,12 +181,10 @@ def _with_biases(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return biased
 
 
-def _fields(
-    sections: Mapping[str, Options], training: Options, tensors: Mapping[str, Tensor]
-) -> dict[str, object]:
+def _fields(sections: Mapping[str, Options], training: Options, tensors: Tensors) -> Fields:
     both = partial(_of_both_stacks, sections)
     dropout = opennmt.first_number(training, "dropout", 0.3)
-    fields: dict[str, Any] = {
+    fields: Fields = {
         "layer_norm_position": "pre",
         "layer_norm_eps": both(Options.number, "norm_eps", EPSILON, 0.0),
         "activation_function": ACTIVATIONS[both(Options.text, "mlp_activation_fn", "relu")],
@@ -229,11 +220,11 @@ def _of_both_stacks(
     return encoder
 
 
-def _search(inference: Options, unk: int) -> dict[str, Any]:
+def _search(inference: Options, unk: int) -> Fields:
     """The section `inference`, with the defaults of `eole predict`, under the names of `generate`."""
     beams = inference.integer("beam_size", 5, 1)
     alpha = inference.number("alpha", 1.0)
-    settings: dict[str, Any] = {
+    settings: Fields = {
         "num_beams": beams,
         "max_new_tokens": inference.integer("max_length", 250, 1),
         "min_new_tokens": inference.integer("min_length", 0, 0),
@@ -244,8 +235,8 @@ def _search(inference: Options, unk: int) -> dict[str, Any]:
     if beams > 1:
         settings["early_stopping"] = True
     penalty = inference.text("length_penalty", "avg")
-    if penalty not in ("avg", "wu", "none"):
-        raise inference.error("length_penalty", "it is none of avg, wu, none")
     if penalty == "wu":
-        return {**settings, "length_penalty": None, "paper_length_penalty": alpha}
-    return {**settings, "length_penalty": alpha if penalty == "avg" else 0.0}
+        return settings | {"length_penalty": None, "paper_length_penalty": alpha}
+    if penalty not in ("avg", "none"):
+        raise inference.error("length_penalty", "it is none of avg, wu, none")
+    return settings | {"length_penalty": alpha if penalty == "avg" else 0.0}

@@ -29,12 +29,10 @@ class Projections(nn.Module):
 
     def forward(self, encoder_hidden_states: Tensor) -> list[Tensor]:
         """(B, S, D) to keys (B, H, S, d_k) and values (B, H, S, d_v) of each layer."""
-        attentions: Any = self.attentions
-        return [
-            part
-            for attention in attentions
-            for part in attention.keys_and_values(encoder_hidden_states)
-        ]
+        parts = []
+        for attention in self.attentions:
+            parts += attention.keys_and_values(encoder_hidden_states)  # type: ignore[operator]
+        return parts
 
 
 def decode(
@@ -50,15 +48,17 @@ def decode(
 
     The layers read the source from the cache. They use only the size of `states`.
     """
-    cross, own = (
-        DynamicCache(list(zip(parts[::2], parts[1::2], strict=True))) for parts in (source, past)
-    )
-    cache = EncoderDecoderCache(own, cross)
+    own = _cache(past)
+    cache = EncoderDecoderCache(own, _cache(source))
     cache.is_updated = dict.fromkeys(range(len(own.layers)), True)
     output = decoder(
         input_ids, None, states, mask, past_key_values=cache, use_cache=True, **settings
     )
     return output, [part for layer in own.layers for part in (layer.keys, layer.values)]
+
+
+def _cache(parts: list[Tensor]) -> DynamicCache:
+    return DynamicCache(list(zip(parts[::2], parts[1::2], strict=True)))
 
 
 def export_pair(
@@ -76,20 +76,17 @@ def export_pair(
     """
     # Only the shapes matter. All sizes differ: B = 3, S = 4, T = 2, P = 5.
     heads = config.decoder_attention_heads
-    widths = (
-        config.head_dim or config.d_model // heads,
-        config.value_head_dim or config.d_model // heads,
-    )
+    width = config.d_model // heads
+    widths = [config.head_dim or width, config.value_head_dim or width] * config.decoder_layers
     tokens = torch.ones(3, 4, dtype=torch.long)
     target = torch.ones(3, 2, dtype=torch.long)
-    source = [torch.zeros(1, heads, 4, width) for width in widths * config.decoder_layers]
-    past = [torch.zeros(3, heads, 5, width) for width in widths * config.decoder_layers]
-    mask = torch.ones_like(tokens)
+    source = [torch.zeros(1, heads, 4, each) for each in widths]
+    past = [torch.zeros(3, heads, 5, each) for each in widths]
     shape = {0: BATCH, 1: SOURCE}
     caches = [{2: SOURCE}] * len(source), [{0: BATCH, 2: PAST}] * len(past)
-    shapes = {0: BATCH, 1: TARGET}, shape, *caches
-    exported_encoder = export_module(encoder, (tokens, mask), (shape, shape))
-    return exported_encoder, export_module(decoder, (target, mask, source, past), shapes)
+    exported = export_module(encoder, (tokens, tokens), (shape, shape))
+    inputs = target, tokens, source, past
+    return exported, export_module(decoder, inputs, ({0: BATCH, 1: TARGET}, shape, *caches))
 
 
 def export_module(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) -> ExportedProgram:

@@ -17,6 +17,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..utils.atomic_write import atomic_file, new_folder
 from ..utils.errors import UserError
 from ..utils.untrusted import refuse_special_files
+from .converted import File
 from .self_test import self_test
 from .transformers_folders import check_generation_config, load_peer
 
@@ -28,6 +29,12 @@ FORMATS = {
     "marian-npz": "marian_npz_export",
     "onnx": "transformers_js",
 }
+#: The formats that have an option.
+OPTIONS = {
+    "quantization": ("ctranslate2", "argos"),
+    "vmap": ("ctranslate2",),
+    "languages": ("argos",),
+}
 
 
 def export(
@@ -36,7 +43,7 @@ def export(
     output: str | Path,
     overwrite: bool = False,
     quantization: str | None = None,
-    vmap: str | Path | None = None,
+    vmap: File = None,
     languages: Sequence[str] | None = None,
     dtypes: Sequence[str] = ("fp32",),
 ) -> str:
@@ -53,39 +60,35 @@ def export(
     """
     if target_format not in FORMATS:
         raise UserError(f"format: {target_format!r} is none of {', '.join(FORMATS)}")
-    if quantization is not None and target_format not in ("ctranslate2", "argos"):
-        raise UserError(
-            f"quantization={quantization}: only ctranslate2 has it; {target_format} is written in float32"
-        )
-    for name, value, owner in (("vmap", vmap, "ctranslate2"), ("languages", languages, "argos")):
-        if value is not None and target_format != owner:
-            raise UserError(f"{name}={value}: only {owner} has this option")
+    given = {"quantization": quantization, "vmap": vmap, "languages": languages}
+    for name, value in given.items():
+        if value is not None and target_format not in OPTIONS[name]:
+            raise UserError(f"{name}={value}: only {' and '.join(OPTIONS[name])} has this option")
     if Path(output).resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
         raise UserError(f"output {output} contains the model itself; name a new folder")
     refuse_special_files(source)
     module = import_module(f".{FORMATS[target_format]}", __package__)
     note = ""
     output = Path(output)
-    writes = (
-        _new_file(output, overwrite) if target_format == "argos" else new_folder(output, overwrite)
-    )
-    with writes as written:
+    writes = _new_file if target_format == "argos" else new_folder
+    with writes(output, overwrite) as written:
         model = load_translator(source, target_format == "onnx")
         check_generation_config(model.generation_config)
         tokenizers = _load_tokenizers(source, model)
         refuse_languages(target_format, tokenizers)
-        if target_format == "argos":
-            module.write(model, source, written, languages, quantization)
-        elif target_format == "ctranslate2":
-            module.convert(source, written, quantization, vmap)
-            note = module.search_note(model, tokenizers[1])
-        elif target_format == "marian":
-            module.write(model, written)
-            save_tokenizers(written, *normalizing(*tokenizers))
-        elif target_format == "marian-npz":
-            note = module.write(model.to(torch.float32), source, tokenizers, written)
-        else:
-            module.write(model.to(torch.float32), source, written, dtypes)
+        match target_format:
+            case "argos":
+                module.write(model, source, written, languages, quantization)
+            case "ctranslate2":
+                module.convert(source, written, quantization, vmap)
+                note = module.search_note(model, tokenizers[1])
+            case "marian":
+                module.write(model, written)
+                save_tokenizers(written, *normalizing(*tokenizers))
+            case "marian-npz":
+                note = module.write(model.to(torch.float32), source, tokenizers, written)
+            case "onnx":
+                module.write(model.to(torch.float32), source, written, dtypes)
         exact = quantization in (None, "float32") and vmap is None and "fp32" in dtypes
         note += self_test(target_format, model, tokenizers, written, exact)
         size = sum(path.stat().st_size for path in (written, *written.rglob("*")) if path.is_file())

@@ -2,16 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
 
 from ..data.language_tokens import DIRECTIONS, MARKS, TOKENS
 from ..inference.languages import name_languages
 from ..utils.errors import UserError, shown
 from . import state_dicts, vocabularies
-from .converted import Converted
+from .converted import Converted, Fields, File, Tensors
 from .options import Options, Unsupported
 from .state_dicts import STACKS, Renames
 from .transformers_folders import set_generation_config
@@ -90,10 +88,10 @@ _POSITIONS = "coder.embed_positions.weight"
 def from_fairseq(
     checkpoint: str | Path,
     *,
-    data: str | Path | None = None,
-    codes: str | Path | None = None,
-    sentencepiece: str | Path | None = None,
-    target_sentencepiece: str | Path | None = None,
+    data: File = None,
+    codes: File = None,
+    sentencepiece: File = None,
+    target_sentencepiece: File = None,
     source_language: str | None = None,
     target_language: str | None = None,
 ) -> Converted:
@@ -113,7 +111,7 @@ def from_fairseq(
     """
     path = Path(checkpoint)
     state = state_dicts.read_torch_file(path)
-    if not isinstance(state, Mapping) or "model" not in state:
+    if not isinstance(state, dict) or "model" not in state:
         raise UserError(f"{path}: no checkpoint of fairseq: it has no 'model'")
     options, task, search = _options(state, path)
     _refuse(options, task)
@@ -125,24 +123,37 @@ def from_fairseq(
     set_generation_config(model, _search(search) | _IDS)
     folder = Path(data) if data else path.parent
     dictionaries = _Dictionaries(task, folder, source_language, target_language)
-    files = dictionaries.files()
-    codes_of_sides = vocabularies.both_sides(codes, None)
-    spm_models = vocabularies.both_sides(sentencepiece, target_sentencepiece)
+    files = dictionaries.files(dictionaries.direction)
+    raw_text = vocabularies.raw_text(
+        vocabularies.both_sides(sentencepiece, target_sentencepiece),
+        vocabularies.both_sides(codes),
+    )
+    needs_dictionaries = any(raw_text)
     converted = Converted(model)
     if all(file.is_file() for file in files):
         sizes = model.config.vocab_size, model.config.target_vocab_size
         sides = [dictionaries.tokens(*pair) for pair in zip(files, sizes, strict=True)]
-        if (codes or spm_models) and any(side[:4] != SPECIAL_TOKENS for side in sides):
+        if needs_dictionaries and any(side[:4] != SPECIAL_TOKENS for side in sides):
             reason = "leave out codes and sentencepiece, and tokenize the text first"
             raise UserError(f"a dictionary overwrites a special token: {reason}")
-        special = [dict(zip(_SPECIAL_NAMES, side, strict=False)) for side in sides]
-        raw_text = spm_models, codes_of_sides, dictionaries.direction
-        converted = vocabularies.with_tokenizers(model, sides, special, *raw_text, origins=files)
+        texts = [
+            vocabularies.Side(
+                tokens=tokens,
+                special=dict(zip(_SPECIAL_NAMES, tokens, strict=False)),
+                origin=file,
+                language=language,
+                **raw,
+            )
+            for tokens, file, language, raw in zip(
+                sides, files, dictionaries.direction, raw_text, strict=True
+            )
+        ]
+        converted = vocabularies.with_tokenizers(model, *texts)
         dictionaries.keep_directions(converted, files, sides)
         if source_language and target_language:
             tokenizers = filter(None, (converted.tokenizer, converted.target_tokenizer))
             name_languages(tokenizers, (source_language, target_language))
-    elif codes or spm_models:
+    elif needs_dictionaries:
         raise UserError(
             "dict.SOURCE.txt and dict.TARGET.txt are not in the checkpoint's folder: give data=FOLDER"
         )
@@ -154,7 +165,7 @@ def from_fairseq(
     return converted
 
 
-def _options(state: Mapping[str, object], path: Path) -> tuple[Options, Options, Options]:
+def _options(state: Fields, path: Path) -> tuple[Options, Options, Options]:
     """Options of model, task and generation: one namespace in older checkpoints, sections in newer ones."""
     where = f"{path}: --"
     if state.get("args") is not None:
@@ -174,10 +185,10 @@ def _options(state: Mapping[str, object], path: Path) -> tuple[Options, Options,
     return Options(options, where), task, search
 
 
-def _search(search: Options) -> dict[str, Any]:
+def _search(search: Options) -> Fields:
     """The options of fairseq-generate under the names of `generate`, with fairseq's defaults."""
     beams = search.integer("beam", 5, 1)
-    settings: dict[str, Any] = {
+    settings: Fields = {
         "num_beams": beams,
         "length_penalty": 0.0 if search.flag("unnormalized") else search.number("lenpen", 1.0),
         "min_new_tokens": search.integer("min_len", 1, 0),
@@ -212,7 +223,7 @@ def _refuse(options: Options, task: Options) -> None:
             raise options.error(name, f"--encoder-embed-dim={width}: {reason}")
 
 
-def _upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _upgraded(tensors: Tensors) -> Tensors:
     """The weights under the names of newer versions, with separate projections."""
     kept = {name: tensor for name, tensor in tensors.items() if not _NOT_WEIGHTS.fullmatch(name)}
     upgraded = {state_dicts.rename(name, _UPGRADES): tensor for name, tensor in kept.items()}
@@ -223,7 +234,7 @@ def _upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return upgraded
 
 
-def _positions(tensors: dict[str, Tensor]) -> dict[str, object]:
+def _positions(tensors: Tensors) -> Fields:
     """The fields of positions. fairseq saves only learned ones.
 
     Their tables in `tensors` lose the rows that no position uses: the first one follows the padding's.
@@ -241,9 +252,9 @@ def _positions(tensors: dict[str, Tensor]) -> dict[str, object]:
     return {"position_encoding_type": "learned", "max_position_embeddings": end - first}
 
 
-def _fields(options: Options) -> dict[str, object]:
+def _fields(options: Options) -> Fields:
     activation = options.text("activation_fn", "relu")
-    fields: dict[str, Any] = {
+    fields: Fields = {
         "activation_function": ACTIVATIONS.get(activation, activation),
         "layer_norm_position": "pre" if options.flag("encoder_normalize_before") else "post",
         "scale_embedding": not options.flag("no_scale_embedding"),
@@ -270,46 +281,47 @@ class _Dictionaries:
         """`folder` has the files, wherever they were at the training. `source` and `target` override the task's."""
         self.task = task
         self.folder = folder
-        self.is_multilingual = task.text("task", task.text("_name")) == _MULTILINGUAL
+        name = task.text("task", task.text("_name"))
+        self.is_bart = "bart" in name or task.text("lang_tok_style") == "mbart"
+        self.is_multilingual = name == _MULTILINGUAL
         #: source and target of each direction of `translation_multi_simple_epoch`
         self.pairs: list[list[str]] = []
         if self.is_multilingual:
             self.pairs = [pair.split("-", 1) for pair in self._listed("lang_pairs") if "-" in pair]
         first = self.pairs[0] if self.pairs and "source_lang" not in task else ("None", "None")
-        named = [task.text(f"{side}_lang", code) for side, code in zip(_SIDES, first, strict=True)]
-        self.direction = [source or named[0], target or named[1]]
+        self.direction = [
+            given or task.text(f"{side}_lang", code)
+            for given, side, code in zip((source, target), _SIDES, first, strict=True)
+        ]
 
     def _listed(self, name: str) -> list[str]:
         values = self.task.values.get(name)
         return values.split(",") if isinstance(values, str) else self.task.texts(name)
 
-    def files(self) -> list[Path]:
-        """The files of source and target."""
-        return [self._file(*pair) for pair in zip(_SIDES, self.direction, strict=True)]
+    def files(self, pair: Sequence[str]) -> list[Path]:
+        """The files of source and target for two languages."""
+        names = [
+            self.task.text(f"{side}_dict")
+            or self.task.text("fixed_dictionary", f"dict.{language}.txt")
+            for side, language in zip(_SIDES, pair, strict=True)
+        ]
+        return [self.folder / Path(name).name for name in names]
 
-    def _file(self, side: str, language: str) -> Path:
-        shared = self.task.text(f"{side}_dict") or self.task.text("fixed_dictionary")
-        return self.folder / Path(shared or f"dict.{language}.txt").name
-
-    def tokens(self, file: Path, size: int) -> list[str]:
-        """The tokens of a file by id. If they are fewer than `size`, those of languages follow."""
-        tokens = _read_dictionary(file)
-        return tokens + self._language_tokens() if len(tokens) < size else tokens
-
-    def _languages(self) -> list[str]:
-        """The languages in the order of their tokens (`MultilingualDatasetManager.load_langs`)."""
+    @cached_property
+    def languages(self) -> dict[str, str]:
+        """The token of each language, in the order of their ids (`MultilingualDatasetManager.load_langs`)."""
+        codes = self._listed("langs") or sorted({code for pair in self.pairs for code in pair})
         if self.task.text("lang_dict"):
             lines = vocabularies.read_lines(self.folder / Path(self.task.text("lang_dict")).name)
-            return [line.strip() for line in lines if line.strip()]
-        return self._listed("langs") or sorted({code for pair in self.pairs for code in pair})
+            codes = [line.strip() for line in lines if line.strip()]
+        return {code: f"[{code}]" if self.is_bart else f"__{code}__" for code in codes}
 
-    def _language_tokens(self) -> list[str]:
-        """The tokens that a multilingual task appends to each dictionary (`augment_dictionary`)."""
-        names = self._languages()
-        is_bart = "bart" in self.task.text("task", self.task.text("_name"))
-        if self.task.text("lang_tok_style") == "mbart" or is_bart:
-            return [f"[{name}]" for name in names] + ["<mask>"] * bool(names)
-        return [f"__{name}__" for name in names]
+    def tokens(self, file: Path, size: int) -> list[str]:
+        """The tokens of a file by id, and those of languages (`augment_dictionary`) if they are fewer than `size`."""
+        tokens = _read_dictionary(file)
+        if len(tokens) < size and self.languages:
+            tokens += [*self.languages.values()] + ["<mask>"] * self.is_bart
+        return tokens
 
     def keep_directions(
         self, converted: Converted, files: Sequence[Path], sides: Sequence[Sequence[str]]
@@ -319,7 +331,7 @@ class _Dictionaries:
         `translation_multi_simple_epoch` puts the token of a language before a source (`src_dataset_tranform_func`),
         and starts a translation with one (`inference_step`).
         """
-        tokens = dict(zip(self._languages(), self._language_tokens(), strict=False))
+        tokens = self.languages
         langtoks = self.task.values.get("langtoks")
         marks = langtoks.get("main") if isinstance(langtoks, Mapping) else None
         source, target = marks or (
@@ -341,7 +353,7 @@ class _Dictionaries:
             return
         if not source and not target:
             return
-        kept = [pair for pair in self.pairs if self._have_files(pair, files)]
+        kept = [pair for pair in self.pairs if self._have_content(pair, files)]
         if lost := ", ".join("-".join(pair) for pair in self.pairs if pair not in kept):
             reason = "are not kept: source_language and target_language choose"
             converted.notes.append(f"{lost} have other dictionaries, and {reason}")
@@ -352,12 +364,11 @@ class _Dictionaries:
                 TOKENS: tokens,
             }
 
-    def _have_files(self, pair: Sequence[str], files: Sequence[Path]) -> bool:
+    def _have_content(self, pair: Sequence[str], files: Sequence[Path]) -> bool:
         """True if a direction has the dictionaries in these files. Folders may have one file for all languages."""
-        others = [self._file(*each) for each in zip(_SIDES, pair, strict=True)]
         return all(
             not other.is_file() or other.read_bytes() == file.read_bytes()
-            for other, file in zip(others, files, strict=True)
+            for other, file in zip(self.files(pair), files, strict=True)
         )
 
 

@@ -8,7 +8,7 @@ from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 from ..utils.errors import UserError, shown
 from ..utils.untrusted import read_json_object
-from .converted import Converted
+from .converted import Converted, Fields
 from .transformers_folders import from_peer, load_tokenizer, read_folder
 
 _NLLB_PIECES = ("sentencepiece.bpe.model",)
@@ -28,19 +28,17 @@ def from_fsmt(folder: str | Path) -> Converted:
     Args:
         folder: config.json, the weights and, if it has a tokenizer, vocab-src.json, vocab-tgt.json and merges.txt.
     """
-    tokenizer: PreTrainedTokenizerBase = load_tokenizer(
-        "FSMTTokenizer", folder, ("vocab-src.json", "vocab-tgt.json", "merges.txt")
-    )
+    files = ("vocab-src.json", "vocab-tgt.json", "merges.txt")
+    tokenizer: Any = load_tokenizer("FSMTTokenizer", folder, files)
     for token in [] if tokenizer is None else tokenizer.all_special_tokens:
         if tokenizer.decoder.get(tokenizer.encoder.get(token)) != token:
             raise UserError(
                 f"{folder}: {token} has different ids in vocab-src.json and vocab-tgt.json"
             )
-    output = {"lm_head.weight": "model.decoder.output_projection.weight"}
     return from_peer(
         read_folder(FSMTConfig, folder),
         tokenizer,
-        output,
+        {"lm_head.weight": "model.decoder.output_projection.weight"},
         position_encoding_type="sinusoidal_fairseq",
     )
 
@@ -85,14 +83,14 @@ def _tokenizer(folder: Path, vocab_size: int) -> Any:
         )
     complete = (pair for pair in known if all((folder / file).is_file() for file in pair[1]))
     class_name, files = next(complete, known[0])
-    # a SentencePiece model contains no languages. They follow its pieces, before a mask
-    codes: dict[str, object] = {
-        "mask_token": None,
-        "extra_special_tokens": [*FAIRSEQ_LANGUAGE_CODES, "<mask>"],
-    }
-    tokenizer = load_tokenizer(
-        class_name, folder, files, **(codes if files == _NLLB_PIECES else {})
-    )
+    codes: Fields = {}
+    if files == _NLLB_PIECES:
+        # a SentencePiece model contains no languages. They follow its pieces, before a mask
+        codes = {
+            "mask_token": None,
+            "extra_special_tokens": [*FAIRSEQ_LANGUAGE_CODES, "<mask>"],
+        }
+    tokenizer = load_tokenizer(class_name, folder, files, **codes)
     if tokenizer is not None and len(tokenizer) > vocab_size:
         raise UserError(
             f"{folder}: {', '.join(files)}: {len(tokenizer)} tokens, but the model has {vocab_size}"

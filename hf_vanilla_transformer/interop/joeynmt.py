@@ -1,16 +1,20 @@
 """JoeyNMT's model folders: config.yaml, checkpoints and vocabularies."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from ..utils.errors import UserError, shown
 from ..utils.untrusted import parse_yaml_mapping, require_file
 from . import state_dicts, vocabularies
-from .converted import Converted
+from .converted import Converted, Fields
 from .options import Options
 from .state_dicts import STACKS, Renames
+from .vocabularies import Side
 
 EPSILON = 1e-6  # of its LayerNorm
 SIDES = ("src", "trg")
@@ -62,26 +66,35 @@ def from_joeynmt(source: str | Path) -> Converted:
     state = state.get("model_state") if isinstance(state, Mapping) else None
     tensors = state_dicts.require_tensors(state, f"{files[0]}: model_state", "src_embed.lut.weight")
     symbols = data.section("special_symbols")
-    for number, name in enumerate(_SPECIAL_TOKENS):
-        if symbols.integer(f"{name}_id", number) != number:
-            raise symbols.error(f"{name}_id", f"only {number} is supported")
+    ids = {f"{name}_token_id": number for number, name in enumerate(_SPECIAL_TOKENS)}
+    for name, number in ids.items():
+        short = name.replace("_token", "")
+        if symbols.integer(short, number) != number:
+            raise symbols.error(short, f"only {number} is supported")
     special = {
         f"{name}_token": symbols.text(f"{name}_token", token)
         for name, token in _SPECIAL_TOKENS.items()
     }
     # the separator and the language tags, the next tokens of the vocabulary
     further = [*filter(None, [symbols.text("sep_token")]), *symbols.texts("lang_tags")]
-    ids = {f"{name}_token_id": number for number, name in enumerate(_SPECIAL_TOKENS)}
     fields = _fields(architecture) | ids | {"decoder_start_token_id": ids["bos_token_id"]}
     locate = partial(state_dicts.rename, renames=RENAMES)
     model = state_dicts.build_model(fields, tensors, locate, _TABLES)
-    first = [*special.values(), *further]
-    tokens = [_tokens(folder, data, side, first) for side in SIDES]
+    texts = [
+        Side(
+            _tokens(folder, data.section(side), side, [*special.values(), *further]),
+            special,
+            origin=f"{side}_vocab.txt",
+        )
+        for side in SIDES
+    ]
+    converted = _with_tokenizers(model, folder, data, texts)
     # JoeyNMT's search leaves out these tokens, from version 2 on
     banned = [] if is_version_1 else [special["bos_token"], special["pad_token"], *further]
-    converted = _with_tokenizers(model, folder, data, tokens, special)
-    banned_ids = [tokens[1].index(token) for token in banned]
-    converted.notes += _set_search(model.generation_config, options.section("testing"), banned_ids)
+    testing = options.section("testing")
+    converted.notes += _set_search(
+        model.generation_config, testing, [texts[1].tokens.index(token) for token in banned]
+    )
     return converted
 
 
@@ -104,7 +117,7 @@ def _read_options(path: Path) -> tuple[Options, bool]:
     return options, is_version_1
 
 
-def _of_version_2(options: Options) -> dict[str, object]:
+def _of_version_2(options: Options) -> Fields:
     """Options of version 1, which are the same for both sides. Its models are pre-norm.
 
     Its search may write an empty translation, and has its longest in the section `training`. It splits text at white
@@ -112,26 +125,25 @@ def _of_version_2(options: Options) -> dict[str, object]:
     """
     data = options.section("data")
     model = options.section("model")
-    shared = {"lowercase": data.flag("lowercase"), "level": data.text("level", "word")}
-    shared |= {"level": "word", "needs_codes": True} if shared["level"] == "bpe" else {}
+    level = data.text("level", "word")
+    shared = {"lowercase": data.flag("lowercase"), "level": "word" if level == "bpe" else level}
+    shared["needs_codes"] = level == "bpe"
     sides = {side: {**shared, "voc_file": data.text(f"{side}_vocab")} for side in SIDES}
     stacks = {
         stack: {**model.section(stack).values, "layer_norm": "pre"}
         for stack in STACKS
         if stack in model
     }
-    longest = options.section("training").integer("max_output_length", -1)
-    testing = {
-        **options.section("testing").values,
+    lengths = {
         "min_output_length": 0,
-        "max_output_length": longest,
+        "max_output_length": options.section("training").integer("max_output_length", -1),
     }
-    changed = {
+    return {
+        **options.values,
         "data": {**data.values, **sides},
         "model": {**model.values, **stacks},
-        "testing": testing,
+        "testing": {**options.section("testing").values, **lengths},
     }
-    return {**options.values, **changed}
 
 
 def _refuse(model: Options) -> None:
@@ -153,18 +165,18 @@ def _refuse(model: Options) -> None:
         for options in stacks[: 1 if model.flag("tied_embeddings") else 2]
     ]
     for name, values in {
-        "hidden_size": {options.integer("hidden_size", 512, 1) for options in stacks},
-        "activation": {options.text("activation", "relu") for options in stacks},
-        "embeddings.scale": {options.flag("scale") for options in embeddings},
+        "hidden_size": [options.integer("hidden_size", 512, 1) for options in stacks],
+        "activation": [options.text("activation", "relu") for options in stacks],
+        "embeddings.scale": [options.flag("scale") for options in embeddings],
     }.items():
-        if len(values) > 1:
-            reason = f"encoder and decoder have {shown(' and '.join(sorted(map(str, values))))}"
+        if values[0] != values[-1]:
+            reason = f"encoder and decoder have {shown(values[0])} and {shown(values[1])}"
             raise UserError(f"{model.where}{name}: {reason}; here both have the same")
 
 
-def _fields(model: Options) -> dict[str, object]:
+def _fields(model: Options) -> Fields:
     encoder, decoder = (model.section(stack) for stack in STACKS)
-    fields: dict[str, Any] = {
+    fields: Fields = {
         "activation_function": encoder.text("activation", "relu"),
         "scale_embedding": encoder.section("embeddings").flag("scale"),
         "layer_norm_eps": EPSILON,
@@ -178,10 +190,10 @@ def _fields(model: Options) -> dict[str, object]:
     return fields
 
 
-def _tokens(folder: Path, data: Options, side: str, special: list[str]) -> list[str]:
+def _tokens(folder: Path, options: Options, side: str, special: list[str]) -> list[str]:
     """The tokens of a side by id, in the order of JoeyNMT's `Vocabulary`: special tokens first, each token once."""
     file = folder / f"{side}_vocab.txt"
-    named = data.section(side).text("voc_file")
+    named = options.text("voc_file")
     if not file.is_file() and named:
         file = folder / Path(named).name
     return list(dict.fromkeys([*special, *vocabularies.read_lines(file)]))
@@ -189,15 +201,14 @@ def _tokens(folder: Path, data: Options, side: str, special: list[str]) -> list[
 
 def _set_search(generation_config: Any, testing: Options, banned: list[int]) -> list[str]:
     """Set JoeyNMT's search, with the paper's length penalty, and return notes on the differences of `generate`."""
-    unk = list(_SPECIAL_TOKENS).index("unk")
     notes = []
     generation_config.num_beams = testing.integer("beam_size", 1, 1)
     alpha = testing.number("alpha", testing.number("beam_alpha", -1.0))
     generation_config.paper_length_penalty = max(0.0, alpha)
     generation_config.min_new_tokens = testing.integer("min_output_length", 1, 0)
-    generation_config.suppress_tokens = (
-        banned + [unk] * (not testing.flag("generate_unk", True)) or None
-    )
+    if not testing.flag("generate_unk", True):
+        banned.append(list(_SPECIAL_TOKENS).index("unk"))
+    generation_config.suppress_tokens = banned or None
     longest = testing.integer("max_output_length", -1)
     size = testing.integer("no_repeat_ngram_size", -1)
     penalty = testing.number("repetition_penalty", -1.0)
@@ -223,49 +234,35 @@ def _set_search(generation_config: Any, testing: Options, banned: list[int]) -> 
 
 
 def _with_tokenizers(
-    model: Any, folder: Path, data: Options, tokens: list[list[str]], special: Mapping[str, str]
+    model: PreTrainedModel, folder: Path, data: Options, texts: list[Side]
 ) -> Converted:
     sides = [data.section(side) for side in SIDES]
-    specials = (special,) * 2
-    pretokenizers = [side.section("tokenizer_cfg").text("pretokenizer", "none") for side in sides]
-    changes = [
-        side.flag("normalize") or name != "none"
-        for side, name in zip(sides, pretokenizers, strict=True)
-    ]
-    if not any(changes):
-        spm_models = [
-            _sentencepiece_model(folder, *pair) for pair in zip(sides, tokens, strict=True)
-        ]
-        if all(spm_models):
-            return vocabularies.with_tokenizers(
-                model, tokens, specials, list(filter(None, spm_models))
-            )
-    plain = [
-        side.text("level") == "word" and not change
-        for side, change in zip(sides, changes, strict=True)
-    ]
-    settings: dict[str, Any] = {
-        "origins": [f"{side}_vocab.txt" for side in SIDES],
-        "lowercase": [
-            side.flag("lowercase") and is_plain for side, is_plain in zip(sides, plain, strict=True)
-        ],
-    }
-    converted = vocabularies.with_tokenizers(model, tokens, specials, **settings)
+    spm_models = [_sentencepiece_model(folder, *pair) for pair in zip(sides, texts, strict=True)]
+    plain = [side.text("level") == "word" and not _changes_text(side) for side in sides]
+    for i, side in enumerate(sides):
+        lowercase = plain[i] and side.flag("lowercase")
+        spm = spm_models[i] if all(spm_models) else None
+        texts[i] = replace(texts[i], lowercase=lowercase, spm=spm)
+    converted = vocabularies.with_tokenizers(model, *texts)
     if all(plain) and not any(side.flag("needs_codes") for side in sides):
         converted.notes.clear()  # split at white space
     return converted
 
 
-def _sentencepiece_model(folder: Path, side: Options, tokens: list[str]) -> Path | None:
+def _changes_text(side: Options) -> bool:
+    pretokenizer = side.section("tokenizer_cfg").text("pretokenizer", "none")
+    return side.flag("normalize") or pretokenizer != "none"
+
+
+def _sentencepiece_model(folder: Path, side: Options, text: Side) -> Path | None:
     """The SentencePiece model of a side, if JoeyNMT applies nothing else to its text."""
     file = side.section("tokenizer_cfg").text("model_file")
     kind = side.text("tokenizer_type", side.text("bpe_type", "sentencepiece"))
-    if side.text("level") != "bpe" or kind != "sentencepiece" or not file or side.flag("lowercase"):
+    has_model = side.text("level") == "bpe" and kind == "sentencepiece" and file
+    if not has_model or side.flag("lowercase") or _changes_text(side):
         return None
     path = folder / Path(file).name
     # JoeyNMT never splits text into a piece of several characters that its vocabulary lacks. Here it would be unknown.
-    known = {*tokens, "<s>", "</s>", "<unk>"}
-    is_whole = all(
-        len(piece) == 1 or piece in known for piece in vocabularies.sentencepiece_pieces(path)
-    )
-    return path if is_whole else None
+    known = {*text.tokens, "<s>", "</s>", "<unk>"}
+    pieces = vocabularies.sentencepiece_pieces(path)
+    return path if all(len(piece) == 1 or piece in known for piece in pieces) else None

@@ -22,6 +22,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.side_tokens import Side, side_tokens, target_vocabulary
 from ..data.source_text import normalizing
 from ..utils.errors import UserError
+from .converted import Fields
 from .vocabularies import sentencepiece_backend
 
 _TARGET_PREFIX = "\ue000"
@@ -59,40 +60,35 @@ def joint_tokenizer(
     source: PreTrainedTokenizerBase,
     target: PreTrainedTokenizerBase,
     config: VanillaTransformerConfig,
-) -> tuple[dict[str, object], dict[str, object], SourceIds]:
+) -> tuple[Fields, Fields, SourceIds]:
     """Return tokenizer.json, tokenizer_config.json, and the mapping of ids for the encoder's graph.
 
     Args:
         source, target: a model's tokenizers, the same object if the languages share one.
     """
-    content, missing = _content(
-        normalizing(source, target)[0], "source", max(config.vocab_size, len(source))
-    )
-    ids = SourceIds(
-        max(config.vocab_size, len(source)) + missing, 0, source.unk_token_id or 0, missing
-    )
+    size = max(config.vocab_size, len(source))
+    content, missing = _content(normalizing(source, target)[0], "source", size)
+    ids = SourceIds(size + missing, 0, source.unk_token_id or 0, missing)
     if target is not source or target_vocabulary(source) is not None:
         offset = max(config.target_vocab_size, len(target))
         content = _join(content, _content(target, "target", offset)[0], offset)
         ids = replace(ids, vocab_size=offset + config.vocab_size + missing, offset=offset)
-    limit = config.max_position_embeddings if config.position_encoding_type == "learned" else None
-    settings = {
+    settings: Fields = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", "attention_mask"],
         "padding_side": "right",
-        "clean_up_tokenization_spaces": bool(
-            getattr(target, "clean_up_tokenization_spaces", False)
-        ),
-        "split_special_tokens": bool(getattr(source, "split_special_tokens", False)),
-        **({} if limit is None else {"model_max_length": limit}),
-        **{name: str(getattr(target, name)) for name in _SPECIAL if getattr(target, name, None)},
+        "clean_up_tokenization_spaces": bool(target.clean_up_tokenization_spaces),
+        "split_special_tokens": bool(source.split_special_tokens),
     }
+    if config.position_encoding_type == "learned":
+        settings["model_max_length"] = config.max_position_embeddings
+    for name in _SPECIAL:
+        if token := getattr(target, name, None):
+            settings[name] = str(token)
     return content, settings, ids
 
 
-def _content(
-    tokenizer: PreTrainedTokenizerBase, side: Side, size: int
-) -> tuple[dict[str, Any], int]:
+def _content(tokenizer: PreTrainedTokenizerBase, side: Side, size: int) -> tuple[Fields, int]:
     """The content of tokenizer.json, without BPE-dropout, truncation and padding, and the number of missing pieces."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     missing = 0
@@ -103,7 +99,7 @@ def _content(
         raise UserError(
             f"tokenizer: {name} has no tokenizer.json, the one format that a browser's library reads"
         )
-    content: dict[str, Any] = json.loads(backend.to_str())
+    content: Fields = json.loads(backend.to_str())
     content["truncation"] = content["padding"] = None
     if content["model"].get("dropout") is not None:
         content["model"]["dropout"] = None
@@ -137,52 +133,51 @@ def _marian_backend(
     return backend, len(missing)
 
 
-def _join(source: dict[str, Any], target: dict[str, Any], offset: int) -> dict[str, Any]:
+def _join(source: Fields, target: Fields, offset: int) -> Fields:
     """The source's tokenizer with the target's tokens and decoder, as the head of this file describes."""
     kinds = [content["model"]["type"] for content in (source, target)]
-    if (
-        not all(kind in ("BPE", "WordLevel", "WordPiece") for kind in kinds)
-        and kinds != ["Unigram"] * 2
-    ):
+    if kinds != ["Unigram"] * 2 and not {"BPE", "WordLevel", "WordPiece"}.issuperset(kinds):
         raise UserError(
             f"tokenizers: two vocabularies of type {' and '.join(kinds)} cannot be joined for the web"
         )
-    sides = (source, target)
-    added = [{token["content"]: token for token in content["added_tokens"]} for content in sides]
-    codes = [
-        added[0][code] | {"id": offset + added[0][code]["id"]}
-        for code in filter(_LANGUAGE.fullmatch, added[0])
-    ]
-    added = [
-        {name: token for name, token in side.items() if not _LANGUAGE.fullmatch(name)}
-        for side in added
-    ]
-    special = [{name: token["id"] for name, token in side.items()} for side in added]
-    different = sorted(token for token in special[0] if special[1].get(token) != special[0][token])
-    if different:
-        raise UserError(
-            f"tokenizers: {different[0]!r} has different ids; the ONNX export needs one id"
-        )
-    vocabs = [content["model"]["vocab"] for content in sides]
+    codes, special = _added_tokens(source)
+    _, special_of_target = _added_tokens(target)
+    for name, token in sorted(special.items()):
+        if name not in special_of_target or special_of_target[name]["id"] != token["id"]:
+            raise UserError(f"tokenizers: {name!r} has different ids; the ONNX export needs one id")
+    vocabulary = source["model"]["vocab"]
+    of_target = target["model"]["vocab"]
     if kinds[0] == "Unigram":  # a list of tokens and scores
-        names = [token if token in special[1] else _TARGET_PREFIX + token for token, _ in vocabs[1]]
+        names = [
+            name if name in special_of_target else _TARGET_PREFIX + name for name, _ in of_target
+        ]
         names += [f"{_TARGET_PREFIX}{number}" for number in range(len(names), offset)]
-        lowest = min(score for _, score in vocabs[0])
-        vocabulary: Any = [[name, lowest] for name in names[:offset]]
-        for token, score in vocabs[0]:
-            vocabulary.append([_TARGET_PREFIX * 2 + token if token in special[0] else token, score])
+        lowest = min(score for _, score in vocabulary)
+        joint: Any = [[name, lowest] for name in names[:offset]]
+        for name, score in vocabulary:
+            joint.append([_TARGET_PREFIX * 2 + name if name in special else name, score])
     else:
-        vocabulary = {
-            token if token in special[1] else _TARGET_PREFIX + token: i
-            for token, i in vocabs[1].items()
+        joint = {
+            name if name in special_of_target else _TARGET_PREFIX + name: number
+            for name, number in of_target.items()
         }
-        for token, i in vocabs[0].items():
-            vocabulary[token] = special[0][token] if token in special[0] else offset + i
+        for name, number in vocabulary.items():
+            joint[name] = special[name]["id"] if name in special else offset + number
     without_prefix = {"type": "Replace", "pattern": {"String": _TARGET_PREFIX}, "content": ""}
     decoders = [without_prefix, *([target["decoder"]] if target["decoder"] else [])]
     return {
         **source,
-        "added_tokens": [*added[1].values(), *codes],
-        "model": {**source["model"], "vocab": vocabulary},
+        "added_tokens": [
+            *special_of_target.values(),
+            *(token | {"id": offset + token["id"]} for token in codes.values()),
+        ],
+        "model": {**source["model"], "vocab": joint},
         "decoder": {"type": "Sequence", "decoders": decoders},
     }
+
+
+def _added_tokens(content: Fields) -> tuple[dict[str, Fields], dict[str, Fields]]:
+    """The tokens of languages and the others that tokenizer.json lists apart, by name."""
+    added = {token["content"]: token for token in content["added_tokens"]}
+    codes = {name: token for name, token in added.items() if _LANGUAGE.fullmatch(name)}
+    return codes, {name: token for name, token in added.items() if name not in codes}

@@ -3,7 +3,6 @@
 The folder is untrusted. PEFT reads no pickled code from it, and the base model is found here, not by PEFT.
 """
 
-import dataclasses
 import re
 import shutil
 import warnings
@@ -15,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..utils.errors import UserError, naming_extras, shown
 from ..utils.untrusted import one_line, read_json_object, refuse_special_files
+from .converted import Tensors
 from .options import Options
 from .sources import from_hub
 from .state_dicts import read_torch_file, require_tensors
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 _CONFIG = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _COPY = re.compile(r"\b(shared|embed_tokens|lm_head)\.(modules_to_save|original_module)\.")
-_PREFIX = "base_model.model."  # of the names in an adapter's file
+_EMBEDDING = re.compile(r"\.(shared|embed_tokens|lm_head)(\.base_layer)?\.weight$")
 _TOKENIZER_FILES = (".json", ".txt", ".spm", ".model")
 
 #: Fields of `peft.LoraConfig` that may have any value: PEFT's reloaded adapter and its merged model agree for all.
@@ -103,7 +102,7 @@ def merged_adapter(folder: Path) -> Iterator[Path]:
     if file is None:
         raise UserError(f"{folder}: there is none of {', '.join(_WEIGHTS)}")
     weights = require_tensors(read_torch_file(file), str(file))
-    _check_ranks(options, weights)
+    _check_numbers(options, weights)
     base = _base_folder(options)
     model = _load_base(base)
     dtype = model.dtype
@@ -120,9 +119,11 @@ def merged_adapter(folder: Path) -> Iterator[Path]:
 
 def _check_fields(options: Options) -> None:
     """Refuse each field that is neither understood nor has the value that it has in every adapter without it."""
+    from peft import LoraConfig
+
     if options.text("peft_type") != "LORA":
         raise options.error("peft_type", "only LORA is merged")
-    defaults = _defaults()
+    defaults = vars(LoraConfig())
     for name, value in options.values.items():
         is_default = name in defaults and value == defaults[name]
         is_unset = value is None or value is False or value in ([], {}, "")
@@ -133,43 +134,24 @@ def _check_fields(options: Options) -> None:
     if initialisation not in INITIALISATIONS:
         known = ", ".join(map(str, INITIALISATIONS))
         raise options.error("init_lora_weights", f"only {known} are merged here; {_REMEDY}")
-    ranks = _ranks(options)
-    for name in ranks.values:
-        ranks.integer(name, least=1)
-    factors = options.section("alpha_pattern").values
-    scales = Options({"lora_alpha": options.values.get("lora_alpha"), **factors}, options.where)
-    for name in scales.values:
-        scales.number(name)
 
 
-def _ranks(options: Options) -> Options:
-    """The default rank, and the ranks by module."""
-    return Options(
-        {"r": options.values.get("r"), **options.section("rank_pattern").values}, options.where
-    )
+def _check_numbers(options: Options, weights: Tensors) -> None:
+    """Refuse ranks and factors that are none, and a rank above every size in the file.
 
-
-def _defaults() -> dict[str, object]:
-    from peft import LoraConfig
-
-    defaults = {}
-    for field in dataclasses.fields(LoraConfig):
-        if field.default_factory is not dataclasses.MISSING:
-            defaults[field.name] = field.default_factory()
-        else:
-            defaults[field.name] = field.default
-    return defaults
-
-
-def _check_ranks(options: Options, weights: Mapping[str, Tensor]) -> None:
-    """Refuse a rank above every size in the file, because PEFT allocates the matrices before it reads the file."""
+    PEFT would allocate the matrices before it reads the file.
+    """
     largest = max((max(weight.shape, default=0) for weight in weights.values()), default=0)
-    ranks = _ranks(options)
-    for name in ranks.values:
-        if ranks.integer(name, default=0) > largest:
-            raise ranks.error(
-                name, f"the weights have no matrix with more than {largest} rows or columns"
-            )
+    ranks = {"r": options.values.get("r"), **options.section("rank_pattern").values}
+    for name in ranks:
+        rank = Options(ranks, options.where).integer(name, least=1)
+        if rank is not None and rank > largest:
+            reason = f"the weights have no matrix with more than {largest} rows or columns"
+            raise Options(ranks, options.where).error(name, reason)
+    alpha = {"lora_alpha": options.values.get("lora_alpha")}
+    alpha |= options.section("alpha_pattern").values
+    for name in alpha:
+        Options(alpha, options.where).number(name)
 
 
 def _base_folder(options: Options) -> Path:
@@ -193,7 +175,7 @@ def _load_base(folder: Path) -> PreTrainedModel:
 
 
 def _merge(
-    model: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor], options: Options
+    model: PreTrainedModel, folder: Path, weights: Tensors, options: Options
 ) -> PreTrainedModel:
     """The base model with the adapter in its weights, as PEFT loads and merges it."""
     try:
@@ -239,55 +221,33 @@ def _load_adapter(model: PreTrainedModel, folder: Path) -> "PeftModel":
     return adapted.eval()
 
 
-def _resize_vocabulary(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+def _resize_vocabulary(model: PreTrainedModel, weights: Tensors) -> None:
     """Give the model as many tokens as the embeddings in the adapter's file, as its author did for new tokens."""
-    sizes = {len(weight) for name, weight in weights.items() if _is_whole_embedding(name)}
-    tokens = model.get_input_embeddings().weight.shape[0]
-    if len(sizes) == 1 and sizes != {tokens}:
+    sizes = {len(weight) for name, weight in weights.items() if _EMBEDDING.search(name)}
+    if len(sizes) == 1 and sizes != {model.get_input_embeddings().weight.shape[0]}:
         model.resize_token_embeddings(sizes.pop(), mean_resizing=False)
 
 
-def _is_whole_embedding(name: str) -> bool:
-    module, _, parameter = name.removeprefix(_PREFIX).rpartition(".")
-    module = module.removesuffix(".base_layer")
-    return parameter == "weight" and module.rpartition(".")[2] in (
-        "shared",
-        "embed_tokens",
-        "lm_head",
-    )
-
-
-def _probe(model: PreTrainedModel, options: Options) -> dict[str, Tensor]:
+def _probe(model: PreTrainedModel, options: Options) -> Tensors:
     """A sentence and a translation, of random tokens and of those that the adapter changes."""
-    tokens = min(
-        module.weight.shape[0]
-        for module in (model.get_input_embeddings(), model.get_output_embeddings())
-    )
+    modules = model.get_input_embeddings(), model.get_output_embeddings()
+    tokens = min(module.weight.shape[0] for module in modules)
     changed = options.values.get("trainable_token_indices") or []
     lists = changed.values() if isinstance(changed, Mapping) else [changed]
-    indices = torch.tensor(
-        [index for part in lists for index in part][:_PROBE_TOKENS], dtype=torch.long
-    )
+    indices = [min(index, tokens - 1) for part in lists for index in part]
     drawn = torch.randint(tokens, (_PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
-    ids = torch.cat([indices.clamp(0, tokens - 1), drawn])[None]  # (1, S)
-    return {
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-        "decoder_input_ids": ids.flip(1),
-    }
+    ids = torch.tensor([indices[:_PROBE_TOKENS] + drawn.tolist()])  # (1, S)
+    mask = torch.ones_like(ids)
+    return {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids.flip(1)}
 
 
-def _difference(difference: float, weights: Mapping[str, Tensor], options: Options) -> UserError:
-    name = "target_modules"
-    if "trainable_token_indices" in options and any(
-        "token_adapter" in weight for weight in weights
-    ):
-        name = "trainable_token_indices"
+def _difference(difference: float, weights: Tensors, options: Options) -> UserError:
+    has_tokens = any("token_adapter" in name for name in weights)
     reason = (
         f"the merged model computes other logits (by {difference:.0%}), because the base model ties the embeddings "
         "that the adapter changes; train it on a base model that is saved with tie_word_embeddings=False"
     )
-    return options.error(name, reason)
+    return options.error("trainable_token_indices" if has_tokens else "target_modules", reason)
 
 
 def _copy_tokenizer_and_settings(source: Path, output: Path) -> None:

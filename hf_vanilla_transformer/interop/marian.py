@@ -10,7 +10,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.tokenizer_files import load_tokenizers
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
-from .converted import Converted
+from .converted import Converted, Tensors
 from .search_settings import refuse_fields
 from .state_dicts import TensorRef, position_layout
 from .transformers_folders import (
@@ -66,13 +66,13 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
     """Save `to_marian(model)` with the model's search. The paper's length penalty becomes log P / length^α."""
     marian = to_marian(model)
     search = model.generation_config.to_diff_dict()
+    search.pop("max_length_over_source", None)
     defaults = {"num_beams": 1, "length_penalty": search.pop("paper_length_penalty", 1.0)}
     settings = marian.generation_config.to_diff_dict() | defaults | search
-    dropped = {"max_length_over_source"}
     if settings["num_beams"] == 1:
-        # Transformers refuses to save options of a beam search for a greedy one.
-        dropped |= {"length_penalty", "early_stopping"}
-    settings = {name: value for name, value in settings.items() if name not in dropped}
+        # transformers refuses to save options of a beam search for a greedy one
+        settings.pop("length_penalty")
+        settings.pop("early_stopping", None)
     if not settings.keys() & {"max_length", "max_new_tokens"}:
         settings["max_length"] = model.config.max_position_embeddings
     marian.generation_config = GenerationConfig(**settings)
@@ -132,7 +132,7 @@ def _refuse(config: VanillaTransformerConfig) -> None:
 
 def weights_with_split_sinusoids(
     model: VanillaTransformerForConditionalGeneration,
-) -> dict[str, Tensor]:
+) -> Tensors:
     """The weights by name, tied ones under each name, with which `model` gives the same logits from split sinusoids.
 
     The paper interleaves sines and cosines (§3.5). The order of the D features of the residual stream is free as long

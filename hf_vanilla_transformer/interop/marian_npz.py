@@ -1,13 +1,10 @@
 """Marian's checkpoints: an .npz with weights and options, and the vocabularies in the same folder."""
 
-import math
 import re
 import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +14,9 @@ from torch.nn import functional as F
 from ..layers_vanilla_transformer import sinusoidal_positions
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError, shown
-from ..utils.untrusted import one_line, parse_yaml_mapping, require_file
+from ..utils.untrusted import parse_yaml_mapping, reading_weights, require_file
 from . import state_dicts, vocabularies
-from .converted import Converted
+from .converted import Converted, Fields, File, Tensors
 from .options import Options, Unsupported
 from .state_dicts import TensorRef
 from .transformers_folders import set_generation_config
@@ -114,12 +111,12 @@ for _ours, _theirs in (("self_attn", "self"), ("cross_attn", "context")):
 def from_marian_npz(
     source: str | Path,
     *,
-    source_vocabulary: str | Path | None = None,
-    target_vocabulary: str | Path | None = None,
-    source_sentencepiece: str | Path | None = None,
-    target_sentencepiece: str | Path | None = None,
-    codes: str | Path | None = None,
-    target_codes: str | Path | None = None,
+    source_vocabulary: File = None,
+    target_vocabulary: File = None,
+    source_sentencepiece: File = None,
+    target_sentencepiece: File = None,
+    codes: File = None,
+    target_codes: File = None,
     source_language: str = "en",
     target_language: str = "en",
 ) -> Converted:
@@ -157,32 +154,38 @@ def from_marian_npz(
     is_pre_norm = _POSITIONS[_normalisations(options)] == "pre"
     model = _model(tensors, options, ids, is_pre_norm)
     set_generation_config(model, ids | _search(decoder, ids["unk_token_id"]))
-    files = [(source_sentencepiece, target_sentencepiece), (codes, target_codes)]
-    spm_models, codes_of_sides = (vocabularies.both_sides(*pair) for pair in files)
+    spm_models = vocabularies.both_sides(source_sentencepiece, target_sentencepiece)
+    codes_of_sides = vocabularies.both_sides(codes, target_codes)
+    converted = Converted(model)
     if sides:
         if not spm_models and not codes_of_sides:
             has_pieces = paths[0].suffix == paths[1].suffix == ".spm"
             spm_models = _existing(
                 paths[0].parent, [path.name for path in paths] if has_pieces else _SPM_MODELS
             )
-        sides = [_with_unused(side, pad) for side in sides]
-        specials = (_SPECIAL,) * 2
-        raw_text = spm_models, codes_of_sides, (source_language, target_language)
-        converted = vocabularies.with_tokenizers(model, sides, specials, *raw_text, origins=paths)
+        languages = source_language, target_language
+        raw_text = vocabularies.raw_text(spm_models, codes_of_sides)
+        texts = [
+            vocabularies.Side(
+                _with_unused(side, pad), _SPECIAL, origin=path, language=language, **raw
+            )
+            for side, path, language, raw in zip(sides, paths, languages, raw_text, strict=True)
+        ]
+        converted = vocabularies.with_tokenizers(model, *texts)
         converted.notes += [TRUECASING_NOTE] * bool(codes_of_sides)
     elif spm_models or codes_of_sides:
         raise UserError(
             "no vocabularies in the model's folder: give source_vocabulary and target_vocabulary"
         )
-    else:
-        missing = f"its vocabularies {' and '.join(map(shown, named))} are not in its folder"
-        converted = Converted(model, notes=[missing] * bool(named))
-    converted.notes += [*decoder.dropped(DROPPED), *([PRE_NORM_NOTE] * is_pre_norm)]
+    elif named:
+        names = " and ".join(map(shown, named))
+        converted.notes.append(f"its vocabularies {names} are not in its folder")
+    converted.notes += decoder.dropped(DROPPED) + [PRE_NORM_NOTE] * is_pre_norm
     return converted
 
 
 def _model(
-    tensors: dict[str, Tensor], options: Options, ids: Mapping[str, int | None], is_pre_norm: bool
+    tensors: Tensors, options: Options, ids: Mapping[str, int | None], is_pre_norm: bool
 ) -> VanillaTransformerForConditionalGeneration:
     tensors, positions = _positions(tensors, options)
     heads = options.integer("transformer-heads", 8, 1)
@@ -199,16 +202,15 @@ def _model(
     return state_dicts.build_model(fields, tensors, partial(_locate, pre_norm=is_pre_norm))
 
 
-def _search(decoder: Options, unk: int | None) -> dict[str, Any]:
+def _search(decoder: Options, unk: int | None) -> Fields:
     """The options of marian-decoder under the names of `generate`, with Marian's defaults."""
-    normalize = decoder.values.get("normalize")
-    search: dict[str, Any] = {
+    is_flag = isinstance(decoder.values.get("normalize"), bool)
+    normalize = decoder.flag("normalize") if is_flag else decoder.number("normalize")
+    return {
         "num_beams": decoder.integer("beam-size", 12, 1),
-        "length_penalty": float(normalize)
-        if isinstance(normalize, bool)
-        else decoder.number("normalize", 0.0),
+        "length_penalty": float(normalize),
+        "suppress_tokens": None if decoder.flag("allow-unk") else [unk],
     }
-    return search if decoder.flag("allow-unk") else {**search, "suppress_tokens": [unk]}
 
 
 def _activation(options: Options) -> str:
@@ -228,14 +230,8 @@ def _model_file(source: Path) -> tuple[Path, Options]:
         files = source.with_name(f"{source.name}.decoder.yml"), source.with_name("decoder.yml")
         options = next((_read_options(path) for path in files if path.is_file()), Options({}))
         return require_file(source), options
-    models = [
-        path for path in sorted(source.glob("*.npz")) if not path.name.endswith(_FILES_OF_TRAINING)
-    ]
-    for path in [
-        source / "decoder.yml",
-        source / "model.npz.decoder.yml",
-        *sorted(source.glob("*.npz.decoder.yml")),
-    ]:
+    written = sorted(source.glob("*.npz.decoder.yml"))
+    for path in (source / "decoder.yml", source / "model.npz.decoder.yml", *written):
         if path.is_file() and "models" in (decoder := _read_options(path)):
             named = [source / Path(name).name for name in decoder.texts("models")]
             if len(named) != 1 or not named[0].is_file():
@@ -243,6 +239,7 @@ def _model_file(source: Path) -> tuple[Path, Options]:
                     f"{path}: it names {len(named)} models; name the .npz file to convert"
                 )
             return named[0], decoder
+    models = [path for path in source.glob("*.npz") if not path.name.endswith(_FILES_OF_TRAINING)]
     if len(models) != 1:
         raise UserError(f"{source}: {len(models)} models there; name the .npz file")
     return _model_file(models[0])
@@ -250,50 +247,27 @@ def _model_file(source: Path) -> tuple[Path, Options]:
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], Options]:
     """The arrays and the options. Marian stores these as one of the arrays, or in a file."""
-    try:
-        _check_sizes(path)
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-    except (
-        ValueError,
-        OSError,
-        EOFError,
-        KeyError,
-        zipfile.BadZipFile,
-        zlib.error,
-        NotImplementedError,
-    ) as error:
-        reason = one_line(error)
-        if "pickle" in reason:  # numpy advises to allow it, but that would run code
-            reason = "it holds Python objects; nothing of it was run"
-        raise UserError(f"{path}: no .npz of Marian, or a damaged one ({reason})") from None
+    with reading_weights(path):
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        if size > _MAX_EXPANSION * path.stat().st_size:
+            raise UserError(f"{path}: its arrays are far larger than the file")
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = dict(file)
+        except ValueError as error:
+            if "pickle" not in str(error):  # numpy advises to allow it, but that would run code
+                raise
+            raise UserError(f"{path}: it holds Python objects; nothing of it was run") from None
     stored = arrays.pop(OPTIONS, None)
-    separate = path.with_name(f"{path.name}.yml")
     if stored is not None:
+        refusal = f"{path}: {OPTIONS}: no options of Marian"
         content = stored.tobytes().rstrip(b"\0")
-        return arrays, Options(
-            parse_yaml_mapping(content, f"{path}: {OPTIONS}: no options of Marian"), f"{path}: --"
-        )
+        return arrays, Options(parse_yaml_mapping(content, refusal), f"{path}: --")
+    separate = path.with_name(f"{path.name}.yml")
     if not separate.is_file():
         raise UserError(f"{path}: it lacks {OPTIONS}, and its folder {separate.name}")
     return arrays, _read_options(separate)
-
-
-def _check_sizes(path: Path) -> None:
-    """Raise a ValueError for an archive with arrays that are larger than the file permits."""
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        if sum(member.file_size for member in members) > _MAX_EXPANSION * path.stat().st_size:
-            raise ValueError("its arrays are far larger than the file")
-        for member in members:
-            with archive.open(member) as file:
-                formats = {
-                    (1, 0): np.lib.format.read_array_header_1_0,
-                    (2, 0): np.lib.format.read_array_header_2_0,
-                }
-                shape, _, dtype = formats[np.lib.format.read_magic(file)](file)
-            if math.prod(shape) * dtype.itemsize > member.file_size:
-                raise ValueError(f"{shown(member.filename)} is larger than its data in the file")
 
 
 def _read_options(path: Path) -> Options:
@@ -330,34 +304,30 @@ def _tensor(name: str, array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _with_padding(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], int]:
+def _with_padding(tensors: Tensors) -> tuple[Tensors, int]:
     """Name embeddings and output matrix uniformly, with zero rows up to the padding token. Return its id too."""
-    rest: dict[str, Any] = dict(tensors)
+    rest = dict(tensors)
     shared = rest.pop("Wemb", None)
-    matrices = {name: rest.pop(name, shared) for name in ("encoder_Wemb", "decoder_Wemb")}
-    for name, matrix in matrices.items():
+    matrices = {}
+    for name in ("encoder_Wemb", "decoder_Wemb"):
+        matrix = rest.pop(name, shared)
         if matrix is None or matrix.ndim != 2:
             raise UserError(
                 f"there is no matrix {name} or Wemb: this is no encoder-decoder Transformer of Marian"
             )
-    output = (
-        rest.pop("decoder_ff_logit_out_W").T
-        if "decoder_ff_logit_out_W" in rest
-        else matrices["decoder_Wemb"]
-    )
-    output = matrices["output"] = rest.pop("decoder_ff_logit_out_Wt", output)
-    pad = max(map(len, matrices.values()))
+        matrices[name] = matrix
+    transposed = rest.pop("decoder_ff_logit_out_W", None)
+    tied = matrices["decoder_Wemb"] if transposed is None else transposed.T
+    output = matrices["output"] = rest.pop("decoder_ff_logit_out_Wt", tied)
     bias = rest.pop("decoder_ff_logit_out_b", torch.zeros(len(output), dtype=output.dtype))
-    rest |= {
-        name: F.pad(matrix, (0, 0, 0, pad + 1 - len(matrix))) for name, matrix in matrices.items()
-    }
+    pad = max(map(len, matrices.values()))
+    for name, matrix in matrices.items():
+        rest[name] = F.pad(matrix, (0, 0, 0, pad + 1 - len(matrix)))
     rest["output bias"] = F.pad(bias, (0, pad + 1 - len(bias)), value=NEVER)
     return rest, pad
 
 
-def _positions(
-    tensors: dict[str, Tensor], options: Options
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _positions(tensors: Tensors, options: Options) -> tuple[Tensors, Fields]:
     # old versions stored the option under the shorter name
     learned = any(
         options.flag(f"transformer-train-{name}") for name in ("positions", "position-embeddings")
@@ -419,17 +389,16 @@ def _tokens(path: Path) -> list[str]:
 
 def _special_ids(sides: list[list[str]], pad: int) -> dict[str, int | None]:
     """Marian's ids, 0 and 1, unless the vocabularies have others."""
-    ids = {"eos_token_id": 0, "unk_token_id": 1}
+    ids: dict[str, int | None] = {"eos_token_id": 0, "unk_token_id": 1}
     for side in sides:
         if len(side) > pad:
             raise UserError(f"a vocabulary has {len(side)} tokens, but the model has {pad}")
-    if sides:
-        for name, token in (("eos_token_id", "</s>"), ("unk_token_id", "<unk>")):
-            numbers = {side.index(token) if token in side else None for side in sides}
-            number = numbers.pop()
-            if numbers or number is None:
-                raise UserError(f"{token} has to be in both vocabularies, with one id")
-            ids[name] = number
+    for name in ids if sides else ():
+        token = _SPECIAL[name.removesuffix("_id")]
+        numbers = {side.index(token) if token in side else None for side in sides}
+        if len(numbers) > 1 or None in numbers:
+            raise UserError(f"{token} has to be in both vocabularies, with one id")
+        ids[name] = numbers.pop()
     return {**ids, "bos_token_id": None, "pad_token_id": pad, "decoder_start_token_id": pad}
 
 

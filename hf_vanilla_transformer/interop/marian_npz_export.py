@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.side_tokens import tokens_of_sides
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
+from .converted import Fields
 from .ctranslate2 import NEVER, position_table
 from .marian_npz import ACTIVATIONS, EPSILON, IN_LAYER, OPTIONS, marian_positions
 from .search_settings import MARIAN, banned_tokens, check_search, refuse_fields
@@ -30,6 +31,29 @@ _ACTIVATIONS = {
     "gelu": "gelu",
 }
 _SPECIAL = {"eos": "</s>", "unk": "<unk>"}
+# The options of every model that is written here.
+_OPTIONS = """
+type: transformer
+version: v1.12.42
+input-types: []
+lemma-dim-emb: 0
+layer-normalization: false
+right-left: false
+skip: false
+transformer-aan-only: false
+transformer-decoder-autoreg: self-attention
+transformer-decoder-ffn-depth: 0
+transformer-ffn-depth: 2
+transformer-guided-alignment-layer: last
+transformer-no-projection: false
+transformer-postprocess: dan
+transformer-postprocess-emb: d
+transformer-postprocess-top: ""
+transformer-preprocess: ""
+transformer-tied-layers: []
+transformer-train-position-embeddings: false
+ulr: false
+"""
 _REMEDY = (
     "Marian's own files need its positions, epsilon and zero vector at the start, and no recipe trains such a model. "
     "Fine-tune one of convert --from marian-npz, or export --to marian or ctranslate2"
@@ -57,22 +81,23 @@ def write(
     arrays, options = _arrays(
         model, [len(side) for side in sides], [token for token in banned if token != unk]
     )
-    options["dim-vocabs"] = [len(side) for side in sides]
     content = yaml.safe_dump(options).encode() + b"\0"
     stored: Any = {**arrays, OPTIONS: np.frombuffer(content, dtype=np.int8)}
     np.savez(folder / "model.npz", **stored)
+    penalty = settings.get("length_penalty", settings.get("paper_length_penalty", 1.0))
     beams = settings.get("num_beams") or 1
-    penalty = (
-        settings.get("length_penalty", settings.get("paper_length_penalty", 1.0))
-        if beams > 1
-        else 0.0
-    )
-    decoder = {"models": ["model.npz"], "vocabs": names, "relative-paths": True, "beam-size": beams}
-    decoder |= {"normalize": float(penalty), "word-penalty": 0.0, "allow-unk": unk not in banned}
+    decoder = {
+        "models": ["model.npz"],
+        "vocabs": names,
+        "relative-paths": True,
+        "beam-size": beams,
+        "normalize": float(penalty or 0.0) if beams > 1 else 0.0,
+        "word-penalty": 0.0,
+        "allow-unk": unk not in banned,
+    }
     (folder / "decoder.yml").write_text(yaml.safe_dump(decoder), encoding="utf-8")
-    return (
-        "" if names[0].endswith(".spm") else "; its text has to be tokens with spaces between them"
-    )
+    has_pieces = names[0].endswith(".spm")
+    return "" if has_pieces else "; its text has to be tokens with spaces between them"
 
 
 def _refuse(model: VanillaTransformerForConditionalGeneration) -> None:
@@ -142,7 +167,7 @@ def _write_vocabularies(source: Path, folder: Path, sides: list[list[str]]) -> l
 
 def _arrays(
     model: VanillaTransformerForConditionalGeneration, sizes: list[int], banned: list[int]
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+) -> tuple[dict[str, np.ndarray], Fields]:
     """The weights under Marian's names, and its options."""
     config = model.config
     weights = {name: p.detach() for name, p in model.named_parameters(remove_duplicate=False)}
@@ -157,47 +182,24 @@ def _arrays(
         arrays["Wemb" if shared else f"{stack}_Wemb"] = embedding[:size]
     for name, weight in weights.items():
         if match := re.fullmatch(r"model\.(\w+)\.layers\.(\d+)\.(.+)\.weight", name):
-            stack = match[1]
-            layer = int(match[2])
-            module = match[3]
+            stack, layer, module = match.groups()
             bias = weights.get(name.replace("weight", "bias"), torch.zeros(len(weight)))
-            pair = (
-                weight if weight.ndim == 1 else weight.T,
-                bias,
-            )  # Marian's matrices are (inputs, outputs)
+            # Marian's matrices are (inputs, outputs)
+            pair = (weight if weight.ndim == 1 else weight.T, bias)
             for marian_name, part in zip(IN_LAYER[module], pair, strict=True):
-                arrays[f"{stack}_l{layer + 1}_{marian_name}"] = part
-    options = {
-        "type": "transformer",
-        "version": "v1.12.42",
+                arrays[f"{stack}_l{int(layer) + 1}_{marian_name}"] = part
+    options = yaml.safe_load(_OPTIONS) | {
         "enc-depth": config.encoder_layers,
         "dec-depth": config.decoder_layers,
         "dim-emb": config.d_model,
-        "ulr": False,
-        "input-types": [],
+        "dim-vocabs": sizes,
         "transformer-heads": config.encoder_attention_heads,
         "transformer-dim-ffn": config.encoder_ffn_dim,
         "transformer-decoder-dim-ffn": config.decoder_ffn_dim,
-        "transformer-ffn-depth": 2,
-        "transformer-decoder-ffn-depth": 0,
         "transformer-ffn-activation": _ACTIVATIONS[config.activation_function],
-        "transformer-preprocess": "",
-        "transformer-postprocess": "dan",
-        "transformer-postprocess-emb": "d",
-        "transformer-postprocess-top": "",
-        "transformer-decoder-autoreg": "self-attention",
-        "transformer-tied-layers": [],
-        "transformer-no-projection": False,
-        "transformer-aan-only": False,
-        "transformer-train-position-embeddings": False,
-        "skip": False,
         "tied-embeddings-all": shared and tied,
         "tied-embeddings-src": shared and not tied,
         "tied-embeddings": tied and not shared,
-        "layer-normalization": False,
-        "right-left": False,
-        "transformer-guided-alignment-layer": "last",
-        "lemma-dim-emb": 0,
     }
     # (n,) to (1, n)
     return {

@@ -1,5 +1,6 @@
 """ONNX: the exported programs of `exported_programs.py` as graphs for onnxruntime."""
 
+import itertools
 import logging
 import math
 import warnings
@@ -12,8 +13,6 @@ from torch.export import ExportedProgram
 
 from ..utils.errors import UserError, naming_extras
 from ..utils.untrusted import one_line
-
-_PARTS = ("key", "value")
 
 
 def require_onnx() -> Any:
@@ -104,12 +103,8 @@ def _replace_cosines(exported_program: ExportedProgram) -> None:
 
 def cache_names(prefix: str, layers: int, *stacks: str) -> list[str]:
     """The names of keys and values, of source ("encoder") and target ("decoder"), of all layers."""
-    return [
-        f"{prefix}.{layer}.{stack}.{part}"
-        for stack in stacks
-        for layer in range(layers)
-        for part in _PARTS
-    ]
+    parts = itertools.product(stacks, range(layers), ("key", "value"))
+    return [f"{prefix}.{layer}.{stack}.{part}" for stack, layer, part in parts]
 
 
 @contextmanager

@@ -6,17 +6,16 @@ The option `layer_norm` chooses a formula, "standard" or "rms". No option choose
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError, shown
 from ..utils.untrusted import require_file
 from . import state_dicts, vocabularies
-from .converted import Converted
+from .converted import Converted, Fields, File, Tensors
 from .options import Options, Unsupported
 from .state_dicts import STACKS, Renames
 from .transformers_folders import set_generation_config
@@ -26,7 +25,8 @@ _MAX_PARTS = 1000  # of the objects around a vocabulary of torchtext
 EPSILON = 1e-6  # of its LayerNorm, unless norm_eps says otherwise
 SPECIAL = {"unk_token": "<unk>", "pad_token": "<blank>", "bos_token": "<s>", "eos_token": "</s>"}
 # The order of torchtext's fields in versions 1 and 2.
-_TORCHTEXT_IDS = {"unk_token_id": 0, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
+_TORCHTEXT_IDS = {f"{name}_id": number for number, name in enumerate(SPECIAL)}
+_TORCHTEXT_IDS["decoder_start_token_id"] = _TORCHTEXT_IDS["bos_token_id"]
 _EMBEDDING = "{}.embeddings.make_embedding.emb_luts.0.weight"
 _POSITIONS = "{}.embeddings.make_embedding.pe.pe"
 
@@ -101,9 +101,9 @@ RENAMES: Renames = (
 def from_opennmt(
     checkpoint: str | Path,
     *,
-    codes: str | Path | None = None,
-    sentencepiece: str | Path | None = None,
-    target_sentencepiece: str | Path | None = None,
+    codes: File = None,
+    sentencepiece: File = None,
+    target_sentencepiece: File = None,
 ) -> Converted:
     """A pre-norm Transformer that OpenNMT-py trained.
 
@@ -124,12 +124,8 @@ def from_opennmt(
     locate = partial(state_dicts.rename, renames=RENAMES)
     shared = state_dicts.weights_decide(tensors, locate)["share_encoder_decoder_embeddings"]
     tables = {_POSITIONS.format(stack) for stack in STACKS}
-    if (
-        state_dicts.position_layout(
-            tensors[name].flatten(0, -2) for name in tables if name in tensors
-        )
-        == "learned"
-    ):
+    found = [tensors[name].flatten(0, -2) for name in tables if name in tensors]
+    if state_dicts.position_layout(found) == "learned":
         reason = "only SinusoidalInterleaved, the paper's (§3.5), is converted"
         raise UserError(f"{path}: -position_encoding_type: {reason}")
     is_old = any(str(name).endswith(".a_2") for name in state["model"])
@@ -138,12 +134,10 @@ def from_opennmt(
     sides = _vocabularies(vocab)
     ids = _TORCHTEXT_IDS
     search_ids = _TORCHTEXT_IDS
-    start = _TORCHTEXT_IDS["bos_token_id"]
     if sides:
-        ids, search_ids = special_ids(sides, SPECIAL, shared)
-        start = start_id(Options(vocab, f"{path}: vocab."), sides[1], SPECIAL)
-    fields = _fields(options, epsilon) | ids | {"decoder_start_token_id": start}
-    model = state_dicts.build_model(fields, tensors, locate, tables)
+        where = Options(vocab, f"{path}: vocab.")
+        ids, search_ids = special_ids(where, sides, SPECIAL, shared)
+    model = state_dicts.build_model(_fields(options, epsilon) | ids, tensors, locate, tables)
     is_version_3 = isinstance(vocab, Mapping) and isinstance(vocab.get("src"), list)
     # the defaults of `onmt_translate`: 5 beams, ranked by log-probability, from version 3 on by its mean
     penalty, longest = (1.0, 250) if is_version_3 else (0.0, 100)
@@ -153,7 +147,7 @@ def from_opennmt(
         "early_stopping": True,
         "max_new_tokens": longest,
     }
-    set_generation_config(model, search | search_ids | {"decoder_start_token_id": start})
+    set_generation_config(model, search | search_ids)
     if not sides:
         return Converted(model, notes=["the checkpoint contains no vocabularies"])
     notes = [SEARCH_NOTE] if is_version_3 else []
@@ -161,7 +155,7 @@ def from_opennmt(
     return with_tokenizers(model, sides, SPECIAL, files, notes, options.texts("transforms"))
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _read(path: Path) -> Fields:
     state = state_dicts.read_torch_file(path)
     if isinstance(state, Mapping) and "opt" in state and "model" not in state:
         # version 3.4 with -save_format safetensors
@@ -175,7 +169,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     return state
 
 
-def _tensors(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
+def _tensors(state: Fields, path: Path) -> Tensors:
     """The tensors of the model and of the generator, a Sequential in versions 1 and 2, under one set of names."""
     tensors = state_dicts.require_tensors(
         state["model"], f"{path}: model", _EMBEDDING.format("encoder")
@@ -183,24 +177,23 @@ def _tensors(state: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
     head = state["generator"]
     generator = {} if head is None else state_dicts.require_tensors(head, f"{path}: generator")
     # version 0 has the Annotated Transformer's normalisations
-    for name in [name for name in tensors if name.endswith(".a_2")]:
-        tensors[name.replace(".a_2", ".weight")] = state_dicts.gain_of_biased_variance(
-            tensors.pop(name)
-        )
-    tensors = {re.sub(r"\.b_2$", ".bias", name): tensor for name, tensor in tensors.items()}
+    for name in list(tensors):
+        if name.endswith(".a_2"):
+            gain = state_dicts.gain_of_biased_variance(tensors.pop(name))
+            tensors[name.replace(".a_2", ".weight")] = gain
+        if name.endswith(".b_2"):
+            tensors[name.replace(".b_2", ".bias")] = tensors.pop(name)
     # version 3 leaves out the biases of the feed-forward network without -add_ffnbias
-    for name in [
-        name for name in tensors if re.fullmatch(r".*\.feed_forward\.w_[12]\.weight", name)
-    ]:
-        tensors.setdefault(
-            name.replace(".weight", ".bias"), tensors[name].new_zeros(len(tensors[name]))
-        )
-    return tensors | {
-        f"generator.{name.removeprefix('0.')}": tensor for name, tensor in generator.items()
-    }
+    for name in list(tensors):
+        if re.fullmatch(r".*\.feed_forward\.w_[12]\.weight", name):
+            bias = name.replace(".weight", ".bias")
+            tensors.setdefault(bias, tensors[name].new_zeros(len(tensors[name])))
+    for name, tensor in generator.items():
+        tensors[f"generator.{name.removeprefix('0.')}"] = tensor
+    return tensors
 
 
-def _fields(options: Options, epsilon: float) -> dict[str, Any]:
+def _fields(options: Options, epsilon: float) -> Fields:
     heads = options.integer("heads", 8, 1)
     return {
         "layer_norm_position": "pre",
@@ -223,20 +216,15 @@ def first_number(options: Options, name: str, default: float = 0.1) -> float:
 
 def _vocabularies(vocab: Any) -> list[list[str]]:
     """The tokens of source and target by id. Before version 3 they are part of objects of torchtext."""
-    fields = (
-        dict(vocab)
-        if isinstance(vocab, list) and all(isinstance(pair, tuple) for pair in vocab)
-        else vocab
-    )
+    is_pairs = isinstance(vocab, list) and all(isinstance(pair, tuple) for pair in vocab)
+    fields = dict(vocab) if is_pairs else vocab
     if not isinstance(fields, Mapping):
         return []
     sides = [fields.get(side) for side in ("src", "tgt")]
     lists = [side if isinstance(side, list) else _tokens_of_torchtext(side) for side in sides]
-    return (
-        [Options({"tokens": tokens}, "vocab.").texts("tokens") for tokens in lists]
-        if all(lists)
-        else []
-    )
+    if not all(lists):
+        return []
+    return [Options({"tokens": tokens}, "vocab.").texts("tokens") for tokens in lists]
 
 
 def _tokens_of_torchtext(field: Any) -> list[str] | None:
@@ -244,23 +232,22 @@ def _tokens_of_torchtext(field: Any) -> list[str] | None:
     parts = [field]
     for _ in range(_MAX_NESTING):
         parts = [part.state if isinstance(part, state_dicts.Ignored) else part for part in parts]
-        tokens = next(
-            (part["itos"] for part in parts if isinstance(part, Mapping) and "itos" in part), None
-        )
-        if tokens is not None:
-            return tokens
-        children = (part.values() if isinstance(part, Mapping) else part for part in parts)
-        nested = (
-            each for each in children if isinstance(each, Iterable) and not isinstance(each, str)
-        )
-        parts = list(itertools.islice((child for each in nested for child in each), _MAX_PARTS))
+        mappings = [part for part in parts if isinstance(part, Mapping)]
+        for part in mappings:
+            if "itos" in part:
+                return part["itos"]
+        children: list[Iterable[object]] = [part.values() for part in mappings]
+        children += [part for part in parts if isinstance(part, list | tuple)]
+        parts = list(itertools.islice(itertools.chain(*children), _MAX_PARTS))
     return None
 
 
 def special_ids(
-    sides: list[list[str]], special: Mapping[str, str], shared: bool
-) -> tuple[dict[str, int], dict[str, int]]:
+    vocabulary: Options, sides: list[list[str]], special: Mapping[str, str], shared: bool
+) -> tuple[Fields, Fields]:
     """The ids of the special tokens for the configuration, which are the source's, and for the search, the target's.
+
+    An empty `decoder_start_token` in the vocabulary is an unknown token to the toolkits.
 
     Raises:
         UserError: a token is missing, or the sides have different ids in embeddings that they share.
@@ -269,36 +256,29 @@ def special_ids(
     for name, token in special.items():
         if token not in target or (token not in source and name not in ("bos_token", "eos_token")):
             raise UserError(f"vocab: {shown(token)} is missing there")
+    start = vocabulary.text("decoder_start_token", special["bos_token"]) or special["unk_token"]
+    if start not in target:
+        raise vocabulary.error("decoder_start_token", "it is no token of tgt")
     search = {f"{name}_id": target.index(token) for name, token in special.items()}
-    # torchtext's sources have no ends
-    ids = {
-        f"{name}_id": (source if token in source else target).index(token)
-        for name, token in special.items()
-    }
+    search["decoder_start_token_id"] = target.index(start)
+    ids = dict(search)
+    for name, token in special.items():
+        if token in source:  # torchtext's sources have no ends
+            ids[f"{name}_id"] = source.index(token)
     if not shared:
-        return ids | {
-            f"decoder_{name}": search[name] for name in ("pad_token_id", "eos_token_id")
-        }, search
-    if ids != search:
+        ids |= {f"decoder_{name}": search[name] for name in ("pad_token_id", "eos_token_id")}
+    elif ids != search:
         raise UserError(
             "vocab: source and target share their embeddings, but their special tokens have different ids"
         )
     return ids, search
 
 
-def start_id(vocabulary: Options, target: list[str], special: Mapping[str, str]) -> int:
-    """The id of the token that starts a translation. An empty one is an unknown token to the toolkits."""
-    start = vocabulary.text("decoder_start_token", special["bos_token"]) or special["unk_token"]
-    if start not in target:
-        raise vocabulary.error("decoder_start_token", "it is no token of tgt")
-    return target.index(start)
-
-
 def with_tokenizers(
     model: VanillaTransformerForConditionalGeneration,
     sides: list[list[str]],
     special: Mapping[str, str],
-    files: Sequence[str | Path | None],
+    files: Sequence[File],
     notes: list[str],
     transforms: list[str],
 ) -> Converted:
@@ -307,15 +287,19 @@ def with_tokenizers(
     `files` are `codes` and two SentencePiece models, or None. `transforms` are those of the training, of which some
     change the text of a translation too.
     """
-    spm_models = vocabularies.both_sides(*files[1:])
-    codes = vocabularies.both_sides(files[0], None)
-    specials = [{name: token for name, token in special.items() if token in side} for side in sides]
-    converted = vocabularies.with_tokenizers(
-        model, sides, specials, spm_models, codes, source_ends=False
+    codes, *spm_models = files
+    raw_text = vocabularies.raw_text(
+        vocabularies.both_sides(*spm_models), vocabularies.both_sides(codes)
     )
-    applied = {*TRANSFORMS} & {*transforms} - (
-        {"sentencepiece"} if spm_models else {"bpe"} if codes else set()
+    source, target = (
+        vocabularies.Side(
+            tokens, {name: token for name, token in special.items() if token in tokens}, **raw
+        )
+        for tokens, raw in zip(sides, raw_text, strict=True)
     )
+    converted = vocabularies.with_tokenizers(model, replace(source, ends=False), target)
+    done = {"sentencepiece"} if source.spm else {"bpe"} if source.codes else set()
+    applied = {*TRANSFORMS} & {*transforms} - done
     if applied:
         names = ", ".join(sorted(applied))
         converted.notes.append(f"the toolkit applies {names} to its text, the tokenizer does not")

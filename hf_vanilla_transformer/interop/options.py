@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..utils.errors import UserError, shown
+from .converted import Fields
 
 #: Names of options: the supported values, the default first, and what a model with a different value does.
 Unsupported = Mapping[str, tuple[tuple, str]]
@@ -16,7 +17,7 @@ class Options:
     """Named options. None counts as missing. Messages put `where`, such as "model.pt: --", before a name."""
 
     def __init__(self, values: object, where: str = ""):
-        self.values: Mapping[str, Any] = values if isinstance(values, Mapping) else {}
+        self.values: Fields = dict(values) if isinstance(values, Mapping) else {}
         self.where = where
 
     def __contains__(self, name: str) -> bool:
@@ -65,7 +66,7 @@ class Options:
             if self.values.get(name, supported[0]) not in (*supported, *neutral):
                 raise self.error(name, f"such a model {reason}")
 
-    def dropped(self, neutral: Mapping[str, object]) -> list[str]:
+    def dropped(self, neutral: Fields) -> list[str]:
         """A note that names the options of a search that `generate` lacks, or no note if all have `neutral` values."""
         changed = [
             name for name, value in neutral.items() if self.values.get(name) not in (None, value)

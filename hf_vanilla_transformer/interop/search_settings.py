@@ -7,6 +7,7 @@ import numpy as np
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
+from .converted import Fields
 
 ARGOS = "Argos Translate"
 CTRANSLATE2 = "CTranslate2"
@@ -81,7 +82,7 @@ _NEUTRAL = {
 }
 
 
-def check_search(model: VanillaTransformerForConditionalGeneration, library: str) -> dict[str, Any]:
+def check_search(model: VanillaTransformerForConditionalGeneration, library: str) -> Fields:
     """The generation settings of a model, without defaults.
 
     Args:
@@ -102,21 +103,21 @@ def check_search(model: VanillaTransformerForConditionalGeneration, library: str
             raise UserError(
                 f"generation_config.json: {name}={value}: {library} cannot apply it; change or remove it"
             )
-        if name in _TOKENS and not all(0 <= token < size for token in _flat(value)):
+        if name in _TOKENS and not all(0 <= token < size for token in flat(value)):
             raise UserError(
                 f"generation_config.json: {name}={value}: the vocabulary has {size} tokens"
             )
     return settings
 
 
-def _flat(value: Any) -> list[int]:
+def flat(value: Any) -> list[int]:
     """The token ids of a setting: one, several, or several lists."""
     if not isinstance(value, list):
         return [value]
-    return [token for part in value for token in _flat(part)]
+    return [token for part in value for token in flat(part)]
 
 
-def best_token(scores: np.ndarray, tokens: list[int], limit: int, settings: dict[str, Any]) -> int:
+def best_token(scores: np.ndarray, tokens: list[int], limit: int, settings: Fields) -> int:
     """The best next token, as `generate` chooses it with the settings that `ONNX` applies.
 
     Args:
@@ -128,7 +129,7 @@ def best_token(scores: np.ndarray, tokens: list[int], limit: int, settings: dict
     first = settings.get("forced_bos_token_id")
     last = settings.get("forced_eos_token_id")
     if len(tokens) + 1 == limit and last is not None:
-        return _flat(last)[0]
+        return flat(last)[0]
     if not tokens and first is not None:
         return first
     banned = banned_tokens(settings)
@@ -140,25 +141,25 @@ def best_token(scores: np.ndarray, tokens: list[int], limit: int, settings: dict
     return int(scores.argmax())
 
 
-def ends(settings: dict[str, Any]) -> list[int]:
+def ends(settings: Fields) -> list[int]:
     """The end-of-sentence tokens."""
     tokens = settings.get("eos_token_id")
-    return [] if tokens is None else _flat(tokens)
+    return [] if tokens is None else flat(tokens)
 
 
-def shortest(settings: dict[str, Any]) -> int:
+def shortest(settings: Fields) -> int:
     """The number of tokens after which a translation may end."""
     # Without the start token.
     return max(settings.get("min_new_tokens") or 0, (settings.get("min_length") or 0) - 1)
 
 
-def longest(settings: dict[str, Any]) -> int | None:
+def longest(settings: Fields) -> int | None:
     """The maximum number of tokens, the end included. None if it depends on the source."""
     length = settings.get("max_length")
     return settings.get("max_new_tokens") or (None if length is None else max(length - 1, 1))
 
 
-def banned_tokens(settings: dict[str, Any]) -> list[int]:
+def banned_tokens(settings: Fields) -> list[int]:
     """The single tokens that are never chosen."""
     single = {ids[0] for ids in settings.get("bad_words_ids") or [] if len(ids) == 1} - set(
         ends(settings)

@@ -4,9 +4,10 @@ import copy
 import json
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from ..data.tokenizer_files import load_tokenizers
 from ..inference.directions import Directions
 from ..utils.errors import UserError
 from . import ctranslate2
+from .converted import Fields
 from .marian_npz import from_marian_npz
 from .search_settings import best_token, ends, longest, shortest
 from .transformers_js import DTYPES, GRAPHS
@@ -39,7 +41,8 @@ class Reference:
     """A model on the CPU, its tokenizers of source and target, and the lines of the test."""
 
     def __init__(self, model: PreTrainedModel, tokenizers: Sequence[PreTrainedTokenizerBase]):
-        self.model, (self.source, self.target) = model, tokenizers
+        self.model = model
+        self.source, self.target = tokenizers
         self.settings = model.generation_config.to_diff_dict()
         self.directions = Directions(
             self.source, self.target, self.settings.get("forced_bos_token_id")
@@ -50,32 +53,28 @@ class Reference:
             *ends(self.settings),
             *ends({"eos_token_id": model.config.target_eos_token_id}),
         }
+        self.names = side_tokens(self.target, model.config.target_vocab_size, "target")
         is_learned = model.config.position_encoding_type == "learned"
         self.positions = model.config.max_position_embeddings if is_learned else _UNLIMITED
-        limits = (
+        self.length = min(
             max(_TOKENS, shortest(self.settings) + 2),
             self.positions,
             longest(self.settings) or _UNLIMITED,
         )
-        self.length = min(limits)
-        self.names = side_tokens(self.target, model.config.target_vocab_size, "target")
-        # words of the vocabulary, because the text has to be of the model's languages
+        words = self._words()
+        self.lines = [self._fitting(words[:_WORDS]), self._fitting(words[_WORDS:])]
+
+    def _words(self) -> list[str]:
+        """Words of the vocabulary, because the text has to be of the model's languages."""
         decode = side_decoder(self.source, "source")
         size = len(self.source)
-        numbers = (
-            i
-            for i in range(size - 1, 0, -max(1, size // 300))
-            if i not in self.source.all_special_ids
-        )
-        words = [
-            word for word in (decode([number]).strip() for number in numbers) if word.isalpha()
-        ][: 2 * _WORDS]
-        halves = (
-            (words[:_WORDS], words[_WORDS:]) if len(words) > _WORDS else (["a"], ["a", "b", "c"])
-        )
-        self.lines = [self.fitting(half) for half in halves]
+        special = self.source.all_special_ids
+        numbers = range(size - 1, 0, -max(1, size // 300))
+        words = (decode([number]).strip() for number in numbers if number not in special)
+        found = list(islice(filter(str.isalpha, words), 2 * _WORDS))
+        return found if len(found) > _WORDS else list("abcdefgh")
 
-    def fitting(self, words: list[str]) -> str:
+    def _fitting(self, words: list[str]) -> str:
         """As many of these words as the model has positions for."""
         while words and len(self.ids(" ".join(words))) > self.positions:
             words = words[:-1]
@@ -97,12 +96,10 @@ class Reference:
         pieces = self.source.tokenize(line)
         known = self.source.convert_tokens_to_ids(pieces)
         start = next((i for i in range(len(ids)) if ids[i : i + len(known)] == known), 0)
-        names = side_tokens(self.source, self.model.config.vocab_size, "source")
-        return [
-            *(names[i] for i in ids[:start]),
-            *pieces,
-            *(names[i] for i in ids[start + len(pieces) :]),
-        ]
+        tokens = side_tokens(self.source, self.model.config.vocab_size, "source")
+        named = [tokens[i] for i in ids]
+        named[start : start + len(pieces)] = pieces
+        return named
 
     def named(self, ids: Sequence[int], decode: Callable[..., str]) -> Translation:
         return Translation([self.names[i] for i in ids if i not in self.ends], decode(ids).strip())
@@ -110,30 +107,31 @@ class Reference:
     @torch.inference_mode()
     def translations(self, **settings: Any) -> list[Translation]:
         """The model's greedy translations of the lines."""
-        settings |= {
-            "num_beams": 1,
-            "num_return_sequences": 1,
-            "max_new_tokens": self.length,
-            "max_length": None,
-        }
-        settings["do_sample"] = False
+        start = [self.model.config.decoder_start_token_id, *self.prefix]
         if self.prefix:
-            settings["decoder_input_ids"] = torch.tensor(
-                [[self.model.config.decoder_start_token_id, *self.prefix]]
+            settings["decoder_input_ids"] = torch.tensor([start])
+        translations = []
+        for line in self.lines:
+            rows = self.model.generate(
+                torch.tensor([self.ids(line)]),
+                num_beams=1,
+                num_return_sequences=1,
+                do_sample=False,
+                max_new_tokens=self.length,
+                max_length=None,
+                **settings,
             )
-        sources = (torch.tensor([self.ids(line)]) for line in self.lines)
-        rows = [
-            self.model.generate(source, **settings)[0, 1 + len(self.prefix) :].tolist()
-            for source in sources
-        ]
-        return [self.named(row, partial(self.target.decode, **AS_TEXT)) for row in rows]
+            ids = rows[0, len(start) :].tolist()
+            translations.append(self.named(ids, partial(self.target.decode, **AS_TEXT)))
+        return translations
 
     def of_another(
         self, model: PreTrainedModel, tokenizers: Sequence[PreTrainedTokenizerBase]
     ) -> list[Translation]:
         """The translations of a model that was read back."""
         exported = copy.copy(self)
-        exported.model, (exported.source, exported.target) = model.eval(), tokenizers
+        exported.model = model.eval()
+        exported.source, exported.target = tokenizers
         exported.directions = Directions(*tokenizers)
         exported.names = side_tokens(exported.target, len(self.names), "target")
         return exported.translations()
@@ -158,46 +156,47 @@ def self_test(
         translations = translate(reference, written)
     except ImportError as error:
         return f"; not checked, because {error.name or library} is not installed"
-    triples = list(zip(reference.lines, expected, translations, strict=True))
-    differing = [triple for triple in triples if triple[1] != triple[2]]
+    differing = [
+        triple
+        for triple in zip(reference.lines, expected, translations, strict=True)
+        if triple[1] != triple[2]
+    ]
     if differing and exact:
         line, *pair = differing[0]
         ours, theirs = (f"{text!r} ({' '.join(tokens)})" for tokens, text in pair)
         reason = f"{library} translates {line!r} as {theirs}, and the model as {ours}"
         raise UserError(f"{target_format}: the export is not used, because {reason}")
-    same = len(triples) - len(differing)
-    return f"; checked with {library} {version(library)}: {same} of {len(triples)} lines as here"
+    lines = len(reference.lines)
+    same = f"{lines - len(differing)} of {lines} lines as here"
+    return f"; checked with {library} {version(library)}: {same}"
 
 
 def _ctranslate2(reference: Reference, folder: Path) -> list[Translation]:
     arguments = ctranslate2.search_arguments(reference.model, reference.names)
-    rows = _ctranslate2_rows(reference, folder, map(reference.pieces, reference.lines), arguments)
     special = set(reference.target.all_special_tokens)
     join = reference.target.convert_tokens_to_string
-    return [
-        Translation(row, join([token for token in row if token not in special]).strip())
-        for row in rows
-    ]
+    translations = []
+    for line in reference.lines:
+        row = _ctranslate2_row(reference, folder, reference.pieces(line), arguments)
+        text = join([token for token in row if token not in special])
+        translations.append(Translation(row, text.strip()))
+    return translations
 
 
-def _ctranslate2_rows(
-    reference: Reference, folder: Path, rows: Iterable[list[str]], arguments: dict[str, Any]
-) -> list[list[str]]:
+def _ctranslate2_row(
+    reference: Reference, folder: Path, pieces: list[str], arguments: Fields
+) -> list[str]:
     import ctranslate2 as library
 
-    prefix_length = len(reference.prefix)
-    length = (
-        prefix_length
-        + reference.length
-        - (reference.settings.get("forced_eos_token_id") is not None)
-    )
-    arguments = arguments | {"beam_size": 1, "length_penalty": 1, "max_decoding_length": length}
-    if prefix_length and reference.settings.get("forced_bos_token_id") is None:
-        arguments["target_prefix"] = [[reference.names[i] for i in reference.prefix]]
+    prefix = [reference.names[i] for i in reference.prefix]
+    length = len(prefix) + reference.length
+    if reference.settings.get("forced_eos_token_id") is not None:
+        length -= 1
+    arguments |= {"beam_size": 1, "length_penalty": 1, "max_decoding_length": length}
+    if prefix and reference.settings.get("forced_bos_token_id") is None:
+        arguments["target_prefix"] = [prefix]
     engine = library.Translator(str(folder), "cpu", intra_threads=1)
-    return [
-        engine.translate_batch([row], **arguments)[0].hypotheses[0][prefix_length:] for row in rows
-    ]
+    return engine.translate_batch([pieces], **arguments)[0].hypotheses[0][len(prefix) :]
 
 
 def _argos(reference: Reference, file: Path) -> list[Translation]:
@@ -207,12 +206,14 @@ def _argos(reference: Reference, file: Path) -> list[Translation]:
         with zipfile.ZipFile(file) as archive:
             archive.extractall(temporary)
         (package,) = Path(temporary).iterdir()
-        processor = sentencepiece.SentencePieceProcessor(
-            model_file=str(package / "sentencepiece.model")
-        )
-        sources = (processor.encode(line, out_type=str) for line in reference.lines)
-        rows = _ctranslate2_rows(reference, package / "model", sources, {})
-        return [Translation(tokens, processor.decode_pieces(tokens).strip()) for tokens in rows]
+        model = str(package / "sentencepiece.model")
+        processor = sentencepiece.SentencePieceProcessor(model_file=model)
+        translations = []
+        for line in reference.lines:
+            pieces = processor.encode(line, out_type=str)
+            row = _ctranslate2_row(reference, package / "model", pieces, {})
+            translations.append(Translation(row, processor.decode_pieces(row).strip()))
+        return translations
 
 
 def _onnx(reference: Reference, folder: Path) -> list[Translation]:
@@ -220,9 +221,7 @@ def _onnx(reference: Reference, folder: Path) -> list[Translation]:
     from tokenizers import Tokenizer
 
     suffix = next(
-        suffix
-        for suffix in DTYPES.values()
-        if (folder / "onnx" / f"{GRAPHS[0]}{suffix}.onnx").is_file()
+        end for end in DTYPES.values() if (folder / "onnx" / f"{GRAPHS[0]}{end}.onnx").is_file()
     )
     encoder, decoder = (
         onnxruntime.InferenceSession(str(folder / "onnx" / f"{name}{suffix}.onnx"))
@@ -230,28 +229,30 @@ def _onnx(reference: Reference, folder: Path) -> list[Translation]:
     )
     settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    translations = []
-    inputs = {value.name: value for value in decoder.get_inputs()}
+    shapes = {value.name: value.shape for value in decoder.get_inputs()}
     outputs = [value.name for value in decoder.get_outputs()]
+    translations = []
     for line in reference.lines:
         ids = np.array([tokenizer.encode(reference.marked(line)).ids])
-        feeds = {"encoder_attention_mask": np.ones_like(ids), "use_cache_branch": np.array([False])}
-        source = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-        (feeds["encoder_hidden_states"],) = encoder.run(["last_hidden_state"], source)
-        for name in inputs.keys() - {*feeds, "input_ids"}:
-            feeds[name] = np.zeros([1, inputs[name].shape[1], 0, inputs[name].shape[3]], np.float32)
+        mask = np.ones_like(ids)
+        (states,) = encoder.run(["last_hidden_state"], {"input_ids": ids, "attention_mask": mask})
+        feeds = {
+            name: np.zeros([1, shape[1], 0, shape[3]], np.float32)
+            for name, shape in shapes.items()
+            if name.startswith("past_key_values")
+        }
+        feeds |= {"encoder_hidden_states": states, "encoder_attention_mask": mask}
         tokens: list[int] = []
         while len(tokens) < reference.length and not reference.ends & set(tokens):
-            feeds["input_ids"] = np.array(
-                [[tokens[-1] if tokens else settings["decoder_start_token_id"]]]
-            )
+            last = tokens[-1] if tokens else settings["decoder_start_token_id"]
+            feeds["input_ids"] = np.array([[last]])
+            feeds["use_cache_branch"] = np.array([bool(tokens)])
             results = dict(zip(outputs, decoder.run(None, feeds), strict=True))
             tokens.append(best_token(results["logits"][0, -1], tokens, reference.length, settings))
-            present = {
-                name.replace("present", "past_key_values"): value for name, value in results.items()
-            }
-            feeds |= {name: value for name, value in present.items() if name in inputs}
-            feeds["use_cache_branch"] = np.array([True])
+            for name, value in results.items():
+                past = name.replace("present", "past_key_values")
+                if past in shapes:
+                    feeds[past] = value
         translations.append(reference.named(tokens, tokenizer.decode))
     return translations
 

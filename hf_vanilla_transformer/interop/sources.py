@@ -1,19 +1,17 @@
 """The input of a conversion as files: a file or folder, a zip archive, or a name on the Hub."""
 
 import re
-import shutil
-import stat
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from tempfile import TemporaryDirectory
-
-from torch import Tensor
 
 from ..utils.atomic_write import report_full_disk
 from ..utils.errors import UserError, shown
 from ..utils.untrusted import one_line, read_json_object, refuse_special_files
+from .converted import Tensors
+from .options import Options
 from .state_dicts import STACKS, find_weights, read_torch_file, require_tensors
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -62,40 +60,22 @@ def from_hub(name: str, argument: str = "", revision: str | None = None) -> Path
 
 
 def _unzipped(archive: Path, folder: Path) -> Path:
-    """Extract plain files into `folder`. Raises a UserError for other members, and for more data than weights need."""
+    """Extract an archive into `folder`, but never more data than weights need.
+
+    zipfile writes plain files only, and none outside of `folder`.
+    """
     try:
         with report_full_disk(folder), zipfile.ZipFile(archive) as file:
-            members = [member for member in file.infolist() if not member.is_dir()]
+            members = file.infolist()
             size = sum(member.file_size for member in members)
             if size > _MAX_EXPANSION * archive.stat().st_size or len(members) > _MAX_MEMBERS:
                 raise UserError(
                     f"{archive}: {len(members)} files of {size} bytes are too many; unzip it and look"
                 )
-            for member in members:
-                parts = PurePosixPath(member.filename).parts
-                kind = stat.S_IFMT(member.external_attr >> 16)
-                if (
-                    kind not in (0, stat.S_IFREG)
-                    or ".." in parts
-                    or re.match(r"/|.*[\\:]", member.filename)
-                ):
-                    raise UserError(
-                        f"{archive}: {shown(member.filename)} is no file inside the archive"
-                    )
-                target = folder.joinpath(*parts)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with file.open(member) as content, target.open("xb") as output:
-                    shutil.copyfileobj(content, output)
-    except (
-        zipfile.BadZipFile,
-        RuntimeError,
-        NotImplementedError,
-        EOFError,
-        ValueError,
-        OSError,
-    ) as error:
-        if isinstance(error, UserError):
-            raise
+            file.extractall(folder)
+    except UserError:
+        raise
+    except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, OSError) as error:
         raise UserError(
             f"{archive}: a damaged or encrypted zip archive ({one_line(error)})"
         ) from None
@@ -108,22 +88,17 @@ def weight_files(folder: Path) -> list[Path]:
     for name in WEIGHTS:
         if (folder / name).is_file():
             return [folder / name]
-        if (folder / f"{name}.index.json").is_file():
-            parts = read_json_object(folder / f"{name}.index.json").get("weight_map")
-            names = set(parts.values()) if isinstance(parts, Mapping) else set()
-            if not names or not all(
-                isinstance(part, str) and Path(part).name == part for part in names
-            ):
-                raise UserError(
-                    f"{folder / name}.index.json is damaged: file names are needed under weight_map"
-                )
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            entries = Options(read_json_object(index), f"{index}: ").section("weight_map")
+            names = {Path(entries.text(entry)).name for entry in entries.values}
             return [folder / part for part in sorted(names)]
     raise UserError(f"{folder}: no weights: there is none of {', '.join(WEIGHTS)}")
 
 
-def read_parts(files: Iterable[Path], folder: Path, *known: str) -> dict[str, Tensor]:
+def read_parts(files: Iterable[Path], folder: Path, *known: str) -> Tensors:
     """The tensors of several files. `known` names are as in `require_tensors`."""
-    tensors: dict[str, Tensor] = {}
+    tensors: Tensors = {}
     for file in files:
         part = find_weights(
             read_torch_file(file), lambda names: any(map(_PARAMETER.fullmatch, names)), str(file)

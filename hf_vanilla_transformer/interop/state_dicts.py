@@ -25,6 +25,7 @@ from ..layers_vanilla_transformer import sinusoidal_positions
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError, shown
 from ..utils.untrusted import one_line, reading_weights, require_file, unsafe_name
+from .converted import Fields, Tensors
 
 STACKS = ("encoder", "decoder")
 EPSILON_OF_UNBIASED_NORMS = 1e-12  # (1e-6)²
@@ -113,20 +114,6 @@ class _IgnoredFunction(Ignored):
         raise pickle.UnpicklingError(f"GLOBAL {cls.__module__}.{cls.__qualname__}")
 
 
-def _placeholder(error: pickle.UnpicklingError) -> tuple[str, type[Ignored]] | None:
-    """The refused name and its replacement. None for the standard library, because its functions can do anything."""
-    if match := _NOT_ITS_ITEMS.search(str(error)):
-        return match[2], _IgnoredMapping if match[1].startswith("SET") else _IgnoredSequence
-    name = unsafe_name(error)
-    if name is None:
-        return None
-    if _DATA.fullmatch(name):
-        return name, Ignored
-    if name.partition(".")[0] in _STANDARD_LIBRARY:
-        return None
-    return name, Ignored if name.rpartition(".")[2][0].isupper() else _IgnoredFunction
-
-
 def read_torch_file(path: str | Path) -> Any:
     """Load a file of `torch.save` or safetensors. No code of the file is run.
 
@@ -137,32 +124,52 @@ def read_torch_file(path: str | Path) -> Any:
     with reading_weights(path):
         if path.suffix == ".safetensors":
             return load_file(path)
+        placeholders: dict[str, type] = {}
         if zipfile.is_zipfile(path):
             _check_archive(path)
-        placeholders: dict[str, type] = {}
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            for name in names:
+                _add_placeholder(placeholders, name)
+        # Files of torch before 1.6 have no such list: torch refuses one name after the other. It also refuses items
+        # of a class that turns out to be a container.
         while True:
-            allowed: list[Any] = [
-                argparse.Namespace,
-                *((kind, name) for name, kind in placeholders.items()),
-            ]
+            allowed = [(kind, name) for name, kind in placeholders.items()]
             try:
-                with torch.serialization.safe_globals(allowed):
+                with torch.serialization.safe_globals([argparse.Namespace, *allowed]):
                     return torch.load(path, map_location="cpu", weights_only=True)
             except pickle.UnpicklingError as error:
-                name, kind = _placeholder(error) or ("", Ignored)
                 if "persistent_load" in str(error) and placeholders:
                     # Old files store modules with their code.
                     raise pickle.UnpicklingError(f"GLOBAL {next(iter(placeholders))}") from None
-                if (
-                    not name
-                    or issubclass(placeholders.get(name, object), kind)
-                    or len(placeholders) > _MAX_CLASSES
-                ):
+                if items := _NOT_ITS_ITEMS.search(str(error)):
+                    container = _IgnoredMapping if items[1].startswith("SET") else _IgnoredSequence
+                    is_new = _add_placeholder(placeholders, items[2], container)
+                else:
+                    is_new = _add_placeholder(placeholders, unsafe_name(error))
+                if not is_new:
                     raise
-                module, _, attribute = name.rpartition(".")
-                placeholders[name] = type(
-                    attribute, (kind,), {"__module__": module, "__qualname__": attribute}
-                )
+
+
+def _add_placeholder(
+    placeholders: dict[str, type], name: str | None, kind: type[Ignored] | None = None
+) -> bool:
+    """Replace a class or function of another library. False if it stays refused.
+
+    Functions of the standard library do, because they can do anything.
+    """
+    if name is None or len(placeholders) > _MAX_CLASSES:
+        return False
+    module, _, attribute = name.rpartition(".")
+    if kind is None:
+        is_data = _DATA.fullmatch(name) is not None
+        if not is_data and name.partition(".")[0] in _STANDARD_LIBRARY:
+            return False
+        kind = Ignored if is_data or attribute[0].isupper() else _IgnoredFunction
+    if issubclass(placeholders.get(name, object), kind):
+        return False
+    placeholders[name] = type(attribute, (kind,), {"__module__": module, "__qualname__": attribute})
+    return True
 
 
 def _check_archive(path: Path) -> None:
@@ -179,7 +186,7 @@ def _check_archive(path: Path) -> None:
         )
 
 
-def require_tensors(state: object, where: str, *known: str) -> dict[str, Tensor]:
+def require_tensors(state: object, where: str, *known: str) -> Tensors:
     """Return a state dictionary without the traces of wrappers, or raise a UserError that names `where`.
 
     Its tensors are finite. Masks, counters, and the buffers of losses and metrics are left out. Names lose the prefix
@@ -187,14 +194,17 @@ def require_tensors(state: object, where: str, *known: str) -> dict[str, Tensor]
     """
     if not isinstance(state, Mapping) or not state:
         raise UserError(f"{where}: a state dictionary is needed there, not {type(state).__name__}")
-    names = {name: _WRAPPERS.sub("", name) if isinstance(name, str) else name for name in state}
-    if len(set(names.values())) == len(names):
-        state = {names[name]: value for name, value in state.items()}
-    kept = ((name, value) for name, value in state.items() if not _NOT_WEIGHTS.fullmatch(str(name)))
-    state = {name: value for name, value in kept if value is not None}
-    for name, tensor in state.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise UserError(f"{where}: {str(name)[:60]!r} is {type(tensor).__name__}, not a tensor")
+    unwrapped = {_WRAPPERS.sub("", str(name)): value for name, value in state.items()}
+    if len(unwrapped) < len(state):
+        unwrapped = {str(name): value for name, value in state.items()}
+    tensors = {
+        name: value
+        for name, value in unwrapped.items()
+        if value is not None and not _NOT_WEIGHTS.fullmatch(name)
+    }
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise UserError(f"{where}: {name[:60]!r} is {type(tensor).__name__}, not a tensor")
         if tensor.layout != torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
             raise UserError(
                 f"{where}: {name[:60]!r} {list(tensor.shape)} is larger than its data in the file"
@@ -202,27 +212,28 @@ def require_tensors(state: object, where: str, *known: str) -> dict[str, Tensor]
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise UserError(f"{where}: {name} contains numbers that are not finite")
     prefixes = {
-        name.removesuffix(end) for name in state for end in known if f".{name}".endswith(f".{end}")
+        name.removesuffix(end)
+        for name in tensors
+        for end in known
+        if f".{name}".endswith(f".{end}")
     }
-    usual = [prefix for prefix in prefixes if prefix.split(".")[-2:][0] in _USUAL_KEYS] or list(
-        prefixes
-    )
-    prefix, averages = (usual[0], tuple(prefixes - {*usual})) if len(usual) == 1 else ("", ())
-    return {
-        name.removeprefix(prefix): state[name] for name in state if not name.startswith(averages)
-    }
+    usual = [prefix for prefix in prefixes if prefix.split(".")[-2:][0] in _USUAL_KEYS]
+    chosen = usual or list(prefixes)
+    if len(chosen) != 1:
+        return tensors
+    averages = tuple(prefixes - {*chosen})
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(averages)}
+    return {name.removeprefix(chosen[0]): tensor for name, tensor in kept.items()}
 
 
-def plain_options(options: object) -> dict[str, object]:
+def plain_options(options: object) -> Fields:
     """The options that a toolkit saved: a mapping, a namespace, or an object of another library."""
     options = options.state if isinstance(options, Ignored) else options
     options = vars(options) if isinstance(options, argparse.Namespace) else options
     return dict(options) if isinstance(options, Mapping) else {}
 
 
-def find_weights(
-    saved: object, is_model: Callable[[Iterable[str]], bool], where: str
-) -> dict[str, Tensor]:
+def find_weights(saved: object, is_model: Callable[[Iterable[str]], bool], where: str) -> Tensors:
     """Find the weights of a model, by `is_model` of a state dictionary's names, in what a trainer saved.
 
     `saved` is a state dictionary, a module, or containers of them, such as {"state_dict": …} or (model, optimizer).
@@ -230,86 +241,78 @@ def find_weights(
     level = {"": saved}
     seen = {id(saved)}
     for _ in range(_MAX_NESTING):
-        models = {}
-        for key, value in level.items():
-            state = _state_of_module(value) if isinstance(value, Ignored) else value
-            if isinstance(state, Mapping) and is_model(
-                name for name in state if isinstance(name, str)
-            ):
-                models[key] = state
+        states = {
+            key: _state_of_module(value) if isinstance(value, Ignored) else value
+            for key, value in level.items()
+        }
+        models = [
+            key for key, state in states.items() if is_model(filter(_is_text, _as_mapping(state)))
+        ]
+        usual = [key for name in _USUAL_KEYS for key in models if key.rpartition("/")[2] == name]
+        if len(models) > 1 and not usual:
+            raise UserError(
+                f"{where}: {_some(models)}: each contains a model; save the state_dict() of one"
+            )
         if models:
-            usual = [
-                key for name in _USUAL_KEYS for key in models if key.rpartition("/")[2] == name
-            ]
-            if len(models) > 1 and not usual:
-                raise UserError(
-                    f"{where}: {_some(models)}: each contains a model; save the state_dict() of one"
-                )
-            return require_tensors(models[(usual or list(models))[0]], where)
+            return require_tensors(states[(usual or models)[0]], where)
         parents = level
         level = {}
         for parent, value in parents.items():
-            sequence = value if isinstance(value, list | tuple) else ()
-            children = value.items() if isinstance(value, Mapping) else enumerate(sequence)
-            for key, child in itertools.islice(children, _MAX_CHILDREN):
+            children = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+            for key, child in itertools.islice(_as_mapping(children).items(), _MAX_CHILDREN):
                 if id(child) not in seen:
                     seen.add(id(child))
                     level[f"{parent}/{shown(key)}".lstrip("/")] = child
     return require_tensors(saved, where)
 
 
-def _state_of_module(module: Ignored) -> dict[str, object]:
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _as_mapping(value: object) -> Mapping[Any, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _state_of_module(module: Ignored) -> Fields:
     """The state dictionary of a module that was saved whole."""
-    state: dict[str, object] = {}
-    modules = [("", module)]
+    state: Fields = {}
+    modules: list[tuple[str, object]] = [("", module)]
     seen = {id(module)}
-    for prefix, module in modules:
-        content = (
-            module.state
-            if isinstance(module, Ignored) and isinstance(module.state, Mapping)
-            else {}
-        )
-        parts = [content.get(name) for name in ("_parameters", "_buffers", "_modules")]
-        parameters, buffers, children = (
-            part if isinstance(part, Mapping) else {} for part in parts
-        )
-        state |= {
-            f"{prefix}{shown(name)}": tensor for name, tensor in {**parameters, **buffers}.items()
-        }
-        for name, child in children.items():
+    for prefix, part in modules:
+        content = _as_mapping(part.state if isinstance(part, Ignored) else None)
+        for kind in ("_parameters", "_buffers"):
+            tensors = _as_mapping(content.get(kind))
+            state |= {f"{prefix}{shown(name)}": tensor for name, tensor in tensors.items()}
+        for name, child in _as_mapping(content.get("_modules")).items():
             if id(child) not in seen and len(prefix) < _MAX_PREFIX:
                 seen.add(id(child))
                 modules.append((f"{prefix}{shown(name)}.", child))
     return state
 
 
-def weights_decide(
-    tensors: Mapping[str, Tensor], locate: Callable[[str], str | TensorRef]
-) -> dict[str, Any]:
+def weights_decide(tensors: Tensors, locate: Callable[[str], str | TensorRef]) -> Fields:
     """The configuration fields that the weights decide: sizes, depths, biases, and which matrices are equal (§3.4).
 
     `locate` is as in `build_model`. A missing target embedding or output matrix is tied to the one before it.
     """
-    names = [_reference(locate(name)).name for name in _EMBEDDINGS]
-    missing = [name for name in names[:1] if name not in tensors]
-    flat = [name for name in names if name in tensors and tensors[name].ndim != 2]
-    if missing or flat:
-        name = (missing or flat)[0]
-        raise UserError(
-            f"there is no matrix {name} among {len(tensors)} tensors, such as {_some(tensors)}"
-        )
-    source = tensors[names[0]]
-    target = tensors.get(names[1], source)
-    output = tensors.get(names[2], target)
-    if len(output) != len(target):
-        raise UserError(
-            f"{names[2]} has {len(output)} tokens, {names[1]} has {len(target)}: the numbers must agree"
-        )
 
     def find(name: str) -> Tensor | None:
         reference = _reference(locate(name))
-        return _referred(tensors[reference.name], reference) if reference.name in tensors else None
+        return referred(tensors[reference.name], reference) if reference.name in tensors else None
 
+    def matrix(name: str, default: Tensor | None = None) -> Tensor:
+        found = default if find(name) is None else find(name)
+        if found is None or found.ndim != 2:
+            raise UserError(
+                f"there is no matrix {_reference(locate(name)).name} among {len(tensors)} tensors, such as "
+                f"{_some(tensors)}: this is no encoder-decoder Transformer of that toolkit"
+            )
+        return found
+
+    source = matrix(_EMBEDDINGS[0])
+    target = matrix(_EMBEDDINGS[1], source)
+    output = matrix(_EMBEDDINGS[2], target)
     fields = {
         "d_model": source.shape[1],
         "vocab_size": len(source),
@@ -320,23 +323,17 @@ def weights_decide(
         "lm_head_bias": find("lm_head.bias") is not None,
     }
     for stack in STACKS:
-        inner = find(f"model.{stack}.layers.0.fc1.weight")
-        if inner is None or inner.ndim != 2:
-            name = _reference(locate(f"model.{stack}.layers.0.fc1.weight")).name
-            raise UserError(
-                f"there is no matrix {name}: this is no encoder-decoder Transformer of that toolkit"
-            )
-        layers = itertools.count(1)
-        fields[f"{stack}_ffn_dim"] = len(inner)
+        layer = f"model.{stack}.layers.{{}}.fc1.weight"
+        fields[f"{stack}_ffn_dim"] = len(matrix(layer.format(0)))
         fields[f"{stack}_layers"] = next(
-            i for i in layers if find(f"model.{stack}.layers.{i}.fc1.weight") is None
+            i for i in itertools.count() if find(layer.format(i)) is None
         )
     return fields
 
 
-def same(one: Tensor, other: Tensor) -> bool:
+def same(one: Tensor | None, other: Tensor) -> bool:
     """True if both have the same shape and the same numbers."""
-    return one is other or (one.shape == other.shape and torch.equal(one, other))
+    return one is other or (one is not None and torch.equal(one, other))
 
 
 def gain_of_biased_variance(gain: Tensor) -> Tensor:
@@ -358,7 +355,7 @@ def position_layout(tables: Iterable[Tensor]) -> str:
         expected = {
             layout: sinusoidal_positions(positions, table.shape[1], layout)[0] for layout in layouts
         }
-        near: dict[str, Any] = {"rtol": 0, "atol": _TABLE_ROUNDING}
+        near: Fields = {"rtol": 0, "atol": _TABLE_ROUNDING}
         layouts = [
             layout for layout in layouts if torch.allclose(expected[layout], table.float(), **near)
         ]
@@ -366,8 +363,8 @@ def position_layout(tables: Iterable[Tensor]) -> str:
 
 
 def build_model(
-    fields: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
+    fields: Fields,
+    tensors: Tensors,
     locate: Callable[[str], str | TensorRef],
     unused: Iterable[str] = (),
 ) -> VanillaTransformerForConditionalGeneration:
@@ -408,7 +405,7 @@ def build_model(
         )
     weights = {}
     for name, reference in references.items():
-        weight = _referred(tensors[reference.name], reference)
+        weight = referred(tensors[reference.name], reference)
         shape = parameters[name].shape
         if weight.shape != shape:
             raise UserError(
@@ -427,7 +424,7 @@ def _reference(located: str | TensorRef) -> TensorRef:
     return TensorRef(located) if isinstance(located, str) else located
 
 
-def _referred(tensor: Tensor, reference: TensorRef) -> Tensor:
+def referred(tensor: Tensor, reference: TensorRef) -> Tensor:
     """The part of a tensor that a reference means, in our orientation."""
     part = tensor if reference.rows is None else tensor[reference.rows]
     return part.T if reference.transposed else part

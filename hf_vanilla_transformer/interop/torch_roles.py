@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from torch import Tensor
-
 from ..utils.errors import UserError, shown
+from .converted import Tensors
 from .state_dicts import STACKS, TensorRef
 
 _LAYER = re.compile(
@@ -36,6 +35,9 @@ _SOURCE = re.compile(r"src|source|enc|input|(?:^|[._])in(?:$|[._])", re.IGNORECA
 _TARGET = re.compile(r"trg|tgt|target|dec|out", re.IGNORECASE)
 # The names of a normalisation's gain and bias, other than PyTorch's.
 _KINDS = {"alpha": "weight", "gamma": "weight", "a_2": "weight", "beta": "bias", "b_2": "bias"}
+
+# The ends of the names of a gain, and of its bias.
+_PAIRS = {".a_2": ".b_2", ".gamma": ".beta", ".alpha": ".bias", "weight": "bias"}
 
 #: A letter for each matrix of an attention, and the option that names it.
 PROJECTIONS = {
@@ -68,7 +70,7 @@ def is_transformer(names: Iterable[str]) -> bool:
     }
 
 
-def one_model(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tensor], list[str]]:
+def one_model(tensors: Tensors, where: str) -> tuple[Tensors, list[str]]:
     """The tensors of the model, and the prefixes of its copies, such as the average that a trainer keeps next to it.
 
     Integers and truth values are left out, unless they are named as weights: they are counters and masks.
@@ -77,9 +79,9 @@ def one_model(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tens
         UserError: several models, of which none has a usual name.
     """
     floats = {
-        name: t
-        for name, t in tensors.items()
-        if t.is_floating_point() or name.endswith(("weight", "bias"))
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() or name.endswith(("weight", "bias"))
     }
     prefixes: dict[str, set[str]] = defaultdict(set)
     for name in floats:
@@ -89,7 +91,7 @@ def one_model(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tens
     if len(modules) < 2:
         return floats, []
     while all(modules) and len({names[0] for names in modules}) == 1:
-        # "transformer" of "net.transformer.".
+        # "transformer" of "net.transformer."
         modules = [names[1:] for names in modules]
     roots = sorted("".join(f"{name}." for name in reversed(names)) for names in modules)
     usual = [root for root in roots if root.split(".")[-2:][0] in _USUAL_MODULES]
@@ -97,47 +99,37 @@ def one_model(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Tens
         names = ", ".join(shown(root) or "(no prefix)" for root in roots)
         raise UserError(f"{where}: {names}: each contains a model; save the state_dict() of one")
     copies = [root for root in roots if root != usual[0]]
-    return {
-        name: tensor for name, tensor in floats.items() if not name.startswith(tuple(copies))
-    }, copies
+    kept = {name: t for name, t in floats.items() if not name.startswith(tuple(copies))}
+    return kept, copies
 
 
-def layer_refs(
-    tensors: Mapping[str, Tensor],
-    stacks: Iterable[str] = STACKS,
-    projections: Mapping[str, str | None] | None = None,
-) -> tuple[dict[str, TensorRef], dict[str, int]]:
-    """Map the parameters of our layers to tensors, and return the fields `encoder_layers` and `decoder_layers`.
+def layer_refs(tensors: Tensors, projections: Mapping[str, str | None]) -> dict[str, TensorRef]:
+    """Map the parameters of our layers to tensors.
 
     Args:
         tensors: the model's, by name.
-        stacks: those that must have layers.
         projections: ends of the names of an attention's matrices, under the letters of `PROJECTIONS`. None: found by
             the words in their names. Several letters with one end are a fused matrix.
 
     Raises:
-        UserError: a tensor has no clear role, or one of `stacks` has no layers.
+        UserError: a tensor has no clear role, or a stack has no layers.
     """
     layers: dict[tuple[str, int], Modules] = defaultdict(lambda: defaultdict(dict))
     for name in tensors:
         if match := _LAYER.fullmatch(name):
             path, kind = _split(match[3])
             layers[match[1].lower(), int(match[2])][path][kind] = name
-    ends = _letters_by_end(
-        projections or {}, [path for modules in layers.values() for path in modules]
-    )
-    refs: dict[str, TensorRef] = {}
-    depths = dict.fromkeys((f"{stack}_layers" for stack in STACKS), 0)
-    for (short, number), modules in sorted(layers.items()):
-        prefix = f"model.{short}oder.layers.{number}."
-        roles = _roles(modules, tensors, short == "dec", prefix, ends)
-        refs |= {prefix + name: ref for name, ref in roles.items()}
-        depths[f"{short}oder_layers"] += 1
-    if not all(depths[f"{stack}_layers"] for stack in stacks):
+    if {stack for stack, _ in layers} != {"enc", "dec"}:
         raise UserError(
             f"there are no layers of an encoder and a decoder among {len(tensors)} tensors"
         )
-    return refs, depths
+    ends = _letters_by_end(projections, [path for modules in layers.values() for path in modules])
+    refs: dict[str, TensorRef] = {}
+    for (stack, number), modules in sorted(layers.items()):
+        prefix = f"model.{stack}oder.layers.{number}."
+        roles = _roles(modules, tensors, stack == "dec", prefix, ends)
+        refs |= {prefix + name: ref for name, ref in roles.items()}
+    return refs
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -172,71 +164,70 @@ def _ends_with(path: str, end: str) -> bool:
 
 def _roles(
     modules: Modules,
-    tensors: Mapping[str, Tensor],
+    tensors: Tensors,
     is_decoder: bool,
     where: str,
     ends: Mapping[str, str],
 ) -> dict[str, TensorRef]:
-    dimensions = {
-        path: tensors[names["weight"]].ndim for path, names in modules.items() if "weight" in names
-    }
-    if len(dimensions) < len(modules):
-        raise UserError(
-            f"{where}{shown(next(path for path in modules if path not in dimensions))}: it has no weight"
-        )
+    for path, names in modules.items():
+        if "weight" not in names:
+            raise UserError(f"{where}{shown(path)}: it has no weight")
+    dimensions = {path: tensors[names["weight"]].ndim for path, names in modules.items()}
+    norms = [path for path, ndim in dimensions.items() if ndim == 1]
     attentions: dict[str, dict[str, str]] = defaultdict(dict)
     rest = []
-    named = set("".join(ends.values()))
     for path in (path for path, ndim in dimensions.items() if ndim == 2):
-        end = max((end for end in ends if _ends_with(path, end)), key=len, default=None)
-        if end is not None:
-            attentions[path.removesuffix(end).removesuffix(".")][ends[end]] = path
-            continue
-        group, _, last = path.rpartition(".")
-        group, is_list = re.subn(r"\.linears$", "", group)
-        part = _PART.fullmatch(last)
-        fused = _FUSED.fullmatch(last)
-        letters = ""
-        if part or fused:
-            letters = part[1] if part else fused[1] if fused else ""
-            letters = (letters or "qkv").lower()
-        elif is_list and last in "0123":
-            letters = "qkvo"[int(last)]
-        if letters and named.isdisjoint(letters):
+        group, letters = _projection(path, ends)
+        if letters:
             attentions[group][letters] = path
         else:
             rest.append((group, path))
+    feed_forward = []
     for group, path in rest:
-        if group in attentions:
-            attentions[group].setdefault("o", path)
-    feed_forward = [path for group, path in rest if path != attentions.get(group, {}).get("o")]
-    norms = [path for path, ndim in dimensions.items() if ndim == 1]
+        if group in attentions and "o" not in "".join(attentions[group]):
+            attentions[group]["o"] = path
+        else:
+            feed_forward.append(path)
     kinds = ["self_attn", "cross_attn"] if is_decoder else ["self_attn"]
+    found = len(attentions), len(feed_forward), len(norms)
     complete = all(sorted("".join(parts)) == sorted("qkvo") for parts in attentions.values())
-    if (len(attentions), len(feed_forward), len(norms)) != (
-        len(kinds),
-        2,
-        len(kinds) + 1,
-    ) or not complete:
+    if found != (len(kinds), 2, len(kinds) + 1) or not complete:
         raise UserError(
-            f"{where}: {len(attentions)} attentions, {len(feed_forward)} matrices of a feed-forward network and "
-            f"{len(norms)} normalisations were recognised; a layer of this architecture has {len(kinds)}, 2 and "
+            f"{where}: {found[0]} attentions, {found[1]} matrices of a feed-forward network and "
+            f"{found[2]} normalisations were recognised; a layer of this architecture has {len(kinds)}, 2 and "
             f"{len(kinds) + 1}; {', '.join(PROJECTIONS.values())} give the ends of the names of an attention's "
             f"matrices; those of no attention are {', '.join(map(shown, feed_forward[:6])) or 'none'}"
         )
     refs: dict[str, TensorRef] = {}
     for kind, group in zip(kinds, _in_order(list(attentions)), strict=True):
         refs |= _attention(f"{kind}.", attentions[group], modules, tensors)
-    names = ["fc1", "fc2", *(f"{kind}_layer_norm" for kind in kinds), "final_layer_norm"]
-    for name, path in zip(
-        names, [*sorted(feed_forward, key=_number), *_in_order(norms)], strict=True
-    ):
+    ours = ["fc1", "fc2", *(f"{kind}_layer_norm" for kind in kinds), "final_layer_norm"]
+    paths = [*sorted(feed_forward, key=_number), *_in_order(norms)]
+    for name, path in zip(ours, paths, strict=True):
         refs |= {f"{name}.{kind}": TensorRef(tensor) for kind, tensor in modules[path].items()}
     return refs
 
 
+def _projection(path: str, ends: Mapping[str, str]) -> tuple[str, str]:
+    """The path around a matrix, and by its name the letters of `PROJECTIONS` that it computes, or no letters."""
+    end = max((end for end in ends if _ends_with(path, end)), key=len, default=None)
+    if end is not None:
+        return path.removesuffix(end).removesuffix("."), ends[end]
+    group, _, last = path.rpartition(".")
+    group, is_list = re.subn(r"\.linears$", "", group)
+    letters = ""
+    if part := _PART.fullmatch(last):
+        letters = part[1].lower()
+    elif fused := _FUSED.fullmatch(last):
+        letters = (fused[1] or "qkv").lower()
+    elif is_list and last in "0123":
+        letters = "qkvo"[int(last)]
+    is_named = not set("".join(ends.values())).isdisjoint(letters)
+    return group, "" if is_named else letters
+
+
 def _attention(
-    prefix: str, parts: Mapping[str, str], modules: Modules, tensors: Mapping[str, Tensor]
+    prefix: str, parts: Mapping[str, str], modules: Modules, tensors: Tensors
 ) -> dict[str, TensorRef]:
     refs = {}
     for part, path in parts.items():
@@ -255,21 +246,15 @@ def _in_order(paths: list[str]) -> list[str]:
 
     The words in the paths decide. Without them, or if they are ambiguous, the numbers do.
     """
-    patterns = {3: _OF_FFN, 2: _OF_CROSS, 1: _OF_SELF}
-    places = {
-        path: next((place for place, word in patterns.items() if word.search(path)), 0)
-        for path in paths
-    }
-    missing = {*patterns} - {*places.values()}
-    for path in (path for path, place in places.items() if place == 0):
-        places[path] = min(missing, default=0)
-    return sorted(
-        paths,
-        key=lambda path: (
-            places[path] if len({*places.values()}) == len(paths) else 0,
-            _number(path),
-        ),
-    )
+    words = (_OF_SELF, _OF_CROSS, _OF_FFN)
+    places: dict[str, int | None] = {}
+    for path in paths:
+        places[path] = max((i for i, word in enumerate(words) if word.search(path)), default=None)
+    missing = min({0, 1, 2} - {*places.values()}, default=0)
+    ranks = {path: missing if place is None else place for path, place in places.items()}
+    if len({*ranks.values()}) < len(paths):
+        return sorted(paths, key=_number)
+    return sorted(paths, key=lambda path: ranks[path])
 
 
 def _number(path: str) -> list[int]:
@@ -278,7 +263,7 @@ def _number(path: str) -> list[int]:
 
 
 def around_layers(
-    tensors: Mapping[str, Tensor],
+    tensors: Tensors,
     width: int,
     source: str | None,
     target: str | None,
@@ -291,57 +276,52 @@ def around_layers(
         name for name in outside if name not in tables and outside[name].shape[1:] == (width,)
     ]
     embeddings = [name for name in matrices if _EMBEDDING.search(name) and name != output]
-    outputs = (
-        [output]
-        if output
-        else [name for name in matrices if name not in (*embeddings, source, target)]
-    )
-    norms = [name for name in outside if outside[name].ndim == 1 and _split(name)[1] == "weight"]
-    sources, targets = (
-        [name for name in embeddings if side.search(name)] for side in (_SOURCE, _TARGET)
-    )
+    outputs = [name for name in matrices if name not in (*embeddings, source, target)]
+    sources = [name for name in embeddings if _SOURCE.search(name)]
+    targets = [name for name in embeddings if _TARGET.search(name)]
     if len(embeddings) == 1:
         sources = targets = embeddings
-    sources = [source] if source else sources
-    targets = [target] if target else targets
-    for option, names in (
-        ("source_embedding", sources),
-        ("target_embedding", targets),
-        ("output_layer", outputs),
-    ):
+    found = {
+        "source_embedding": [source] if source else sources,
+        "target_embedding": [target] if target else targets,
+        "output_layer": [output] if output else outputs,
+    }
+    for option, names in found.items():
         if len(names) != 1:
             reason = (
                 f"because {len(names)} tensors of {len(outside)} around the layers look like it"
             )
             raise UserError(f"{option} is missing: give the name of that module, {reason}")
+    norms = [name for name in outside if outside[name].ndim == 1 and _split(name)[1] == "weight"]
     if len(norms) not in (0, 2):
         reason = "here each stack ends with one, or neither does"
         raise UserError(f"{len(norms)} normalisations after the stacks: {reason}")
     for names in (norms, tables):
         names.sort(key=lambda name: bool(_TARGET.search(name)))
-    return Around(sources[0], targets[0], outputs[0], tables, norms)
+    chosen = {option: names[0] for option, names in found.items()}
+    return Around(
+        chosen["source_embedding"],
+        chosen["target_embedding"],
+        chosen["output_layer"],
+        tables,
+        norms,
+    )
 
 
 def with_around(
-    refs: Mapping[str, TensorRef], around: Around, tensors: Mapping[str, Tensor]
+    refs: Mapping[str, TensorRef], around: Around, tensors: Tensors
 ) -> dict[str, TensorRef]:
     """Add embeddings, output layer, normalisations after the stacks, and their biases to the `refs` of the layers."""
     modules = {
         "model.encoder.embed_tokens": around.source,
         "model.decoder.embed_tokens": around.target,
+        "lm_head": around.output,
     }
-    modules |= {
-        f"model.{stack}.layer_norm": name for stack, name in zip(STACKS, around.norms, strict=False)
-    }
-    modules["lm_head"] = around.output
+    for stack, name in zip(STACKS, around.norms, strict=False):
+        modules[f"model.{stack}.layer_norm"] = name
     complete = {**refs, **{f"{module}.weight": TensorRef(name) for module, name in modules.items()}}
     for name, ref in list(complete.items()):
-        for gain, bias in (
-            (".a_2", ".b_2"),
-            (".gamma", ".beta"),
-            (".alpha", ".bias"),
-            ("weight", "bias"),
-        ):
+        for gain, bias in _PAIRS.items():
             other = ref.name.removesuffix(gain) + bias
             if name.endswith("weight") and ref.name.endswith(gain) and other in tensors:
                 complete.setdefault(name.replace("weight", "bias"), TensorRef(other))

@@ -5,20 +5,18 @@ role of each tensor (`torch_roles`) and identify well-known tutorials (`TUTORIAL
 """
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..configuration_vanilla_transformer import POSITION_ENCODING_TYPES
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
 from . import state_dicts, vocabularies
-from .converted import Converted
+from .converted import Converted, Fields, File, Tensors
 from .state_dicts import STACKS, TensorRef
 from .torch_roles import Around, around_layers, is_transformer, layer_refs, one_model, with_around
 
@@ -29,7 +27,7 @@ class Naming:
 
     source: str  #: the source embedding
     output: str  #: the output layer
-    settings: Mapping[str, Any]  #: fields of our configuration
+    settings: Fields  #: fields of our configuration
 
 
 # torchtext's order of the special tokens
@@ -73,7 +71,7 @@ _NORMALISED_EMBEDDINGS = "encoder.layer_stack.0.slf_attn.w_qs.weight"
 
 
 def from_torch(
-    source: str | Path | Mapping[str, Tensor],
+    source: str | Path | Tensors,
     heads: int | None = None,
     *,
     activation: str = "relu",
@@ -92,8 +90,8 @@ def from_torch(
     bos_token_id: int | None = None,
     eos_token_id: int | None = None,
     unk_token_id: int | None = None,
-    tokenizer: str | Path | None = None,
-    target_tokenizer: str | Path | None = None,
+    tokenizer: File = None,
+    target_tokenizer: File = None,
 ) -> Converted:
     """A model around `torch.nn.Transformer`, or one of a tutorial.
 
@@ -125,7 +123,7 @@ def from_torch(
         "v": value_projection,
         "o": output_projection,
     }
-    refs, depths = layer_refs(tensors, projections=projections)
+    refs = layer_refs(tensors, projections)
     width = tensors[refs["model.encoder.layers.0.fc1.weight"].name].shape[-1]
     around = _around(tensors, width, (source_embedding, target_embedding, output_layer), positions)
     requested = {
@@ -139,12 +137,12 @@ def from_torch(
     }
     is_of_torch = any("in_proj" in ref.name for ref in refs.values())
     settings, notes = _settings(around, requested, is_of_torch)
-    fields = {
+    fields = settings | {
         "activation_function": activation,
         "decoder_start_token_id": settings["bos_token_id"],
-        **settings,
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
     }
-    fields |= depths | {f"{stack}_attention_heads": heads for stack in STACKS}
     model, others = _build(tensors, refs, around, fields, positions)
     _check_forward(model)
     if any(ref.rows is not None for ref in refs.values()) and not is_of_torch:
@@ -155,7 +153,7 @@ def from_torch(
     return Converted(model, *_tokenizers(model, settings, tokenizer, target_tokenizer), notes)
 
 
-def _require_convertible(tensors: Mapping[str, Tensor], heads: int | None) -> None:
+def _require_convertible(tensors: Tensors, heads: int | None) -> None:
     if any(f".{name}".endswith(f".{_NORMALISED_EMBEDDINGS}") for name in tensors):
         reason = "normalises the embeddings as well (Encoder.layer_norm), §3.4 does not"
         raise UserError(f"{_NORMALISED_EMBEDDINGS}: attention-is-all-you-need-pytorch {reason}")
@@ -167,9 +165,9 @@ def _require_convertible(tensors: Mapping[str, Tensor], heads: int | None) -> No
 
 def _tokenizers(
     model: VanillaTransformerForConditionalGeneration,
-    settings: Mapping[str, Any],
-    tokenizer: str | Path | None,
-    target_tokenizer: str | Path | None,
+    settings: Fields,
+    tokenizer: File,
+    target_tokenizer: File,
 ) -> tuple[Any, Any]:
     """The tokenizers of both sides, or None if no file is given."""
     files = vocabularies.both_sides(tokenizer, target_tokenizer)
@@ -200,7 +198,7 @@ def _check_forward(model: VanillaTransformerForConditionalGeneration) -> None:
 
 
 def _around(
-    tensors: Mapping[str, Tensor], width: int, modules: Sequence[str | None], positions: str | None
+    tensors: Tensors, width: int, modules: Sequence[str | None], positions: str | None
 ) -> Around:
     """The tensors around the layers: those of the named `modules`, and of the others those found by their names."""
     source, target, output = (None if name is None else f"{name}.weight" for name in modules)
@@ -217,11 +215,9 @@ def _around(
     return around._replace(positions=[positions])
 
 
-def _settings(
-    around: Around, requested: Mapping[str, object], is_of_torch: bool
-) -> tuple[dict[str, object], list[str]]:
+def _settings(around: Around, requested: Fields, is_of_torch: bool) -> tuple[Fields, list[str]]:
     """The settings: `requested`, of a tutorial with these names, or guessed with a note."""
-    settings: dict[str, object] = {}
+    settings: Fields = {}
     for naming in TUTORIALS:
         pairs = ((around.source, naming.source), (around.output, naming.output))
         if all(f".{name}".endswith(f".{module}.weight") for name, module in pairs):
@@ -240,10 +236,10 @@ def _settings(
 
 
 def _build(
-    tensors: dict[str, Tensor],
+    tensors: Tensors,
     refs: dict[str, TensorRef],
     around: Around,
-    fields: dict[str, object],
+    fields: Fields,
     positions: str | None,
 ) -> tuple[VanillaTransformerForConditionalGeneration, list[str]]:
     """The model, and the names of tensors under another prefix."""
@@ -253,33 +249,22 @@ def _build(
     if any(ref.name.endswith(_GAINS_OF_UNBIASED_NORMS) for ref in refs.values()):
         fields.setdefault("layer_norm_eps", state_dicts.EPSILON_OF_UNBIASED_NORMS)
     tensors = _with_norms_and_biases(tensors, refs, fields)
-    # (P, 1, D) or (1, P, D) to (P, D).
-    tables = [tensors[name].flatten(0, -2) for name in around.positions]
-    tables = [table[: min(map(len, tables))] for table in tables]
-    tensors |= dict(zip(_TABLES, (tables[0], tables[-1]) if tables else (), strict=False))
-    fields |= _position_fields(tables, around, positions)
+    fields |= _position_fields(tensors, around, positions)
     used = {ref.name for ref in refs.values()}
+    unused = {*around.positions}
     for stack, name in zip(STACKS, _TABLES, strict=True):
         refs[f"model.{stack}.embed_positions.weight"] = TensorRef(name)
+        if fields["position_encoding_type"] != "learned":
+            unused.add(name)
     modules = os.path.commonprefix([name.split(".")[:-1] for name in used])
-    kept = "".join(f"{module}." for module in modules), *_TABLES
-    others = [
-        name
-        for name in tensors
-        if not name.startswith(kept) and name not in {*used, *around.positions}
-    ]
+    kept = "".join(f"{module}." for module in modules), *_TABLES, *used, *around.positions
+    others = [name for name in tensors if not name.startswith(kept)]
     tensors = {name: tensor for name, tensor in tensors.items() if name not in others}
-    unused = {
-        *around.positions,
-        *(() if fields["position_encoding_type"] == "learned" else _TABLES),
-    }
     model = state_dicts.build_model(fields, tensors, lambda name: refs.get(name, name), unused)
     return model, others
 
 
-def _with_norms_and_biases(
-    tensors: Mapping[str, Tensor], refs: dict[str, TensorRef], fields: Mapping[str, Any]
-) -> dict[str, Tensor]:
+def _with_norms_and_biases(tensors: Tensors, refs: dict[str, TensorRef], fields: Fields) -> Tensors:
     """The tensors with a bias for each weight that needs one here, and with PyTorch's formula of the normalisation.
 
     A gain that is one number becomes a vector. The Annotated Transformer divides by the unbiased standard deviation.
@@ -287,31 +272,34 @@ def _with_norms_and_biases(
     width = tensors[refs["model.encoder.embed_tokens.weight"].name].shape[1]
     filled = dict(tensors)
     for name, ref in list(refs.items()):
-        if "layer_norm" in name and tensors[ref.name].shape == (1,):
+        is_norm = "layer_norm" in name
+        if is_norm and tensors[ref.name].shape == (1,):
             filled[ref.name] = tensors[ref.name].expand(width)
-        if "layer_norm" in name and ref.name.endswith(_GAINS_OF_UNBIASED_NORMS):
+        if is_norm and ref.name.endswith(_GAINS_OF_UNBIASED_NORMS):
             filled[ref.name] = state_dicts.gain_of_biased_variance(filled[ref.name])
         bias = name.replace("weight", "bias")
-        is_needed = (
-            fields["attention_bias"] if "_proj" in name else not re.search("embed|lm_head", name)
-        )
-        if is_needed and bias not in refs:
-            weight = filled[ref.name] if ref.rows is None else filled[ref.name][ref.rows]
-            filled[bias] = torch.zeros(len(weight), dtype=weight.dtype)
+        needs_bias = is_norm or ".fc" in name or ("_proj" in name and fields["attention_bias"])
+        if needs_bias and bias not in refs:
+            weight = state_dicts.referred(filled[ref.name], ref)
+            filled[bias] = weight.new_zeros(len(weight))
             refs[bias] = TensorRef(bias)
     return filled
 
 
-def _position_fields(
-    tables: list[Tensor], around: Around, positions: str | None
-) -> dict[str, object]:
+def _position_fields(tensors: Tensors, around: Around, positions: str | None) -> Fields:
+    """The fields of positions. Their tables get the names of `_TABLES` in `tensors`."""
+    # (P, 1, D) or (1, P, D) to (P, D)
+    tables = [tensors[name].flatten(0, -2) for name in around.positions]
+    if not tables and positions == "learned":
+        raise UserError("positions=learned: there is no table of positions")
     if not tables:
-        if positions == "learned":
-            raise UserError("positions=learned: there is no table of positions")
         return {"position_encoding_type": positions or "sinusoidal"}
-    layout = state_dicts.position_layout(tables)
+    length = min(map(len, tables))
+    for name, table in zip(_TABLES, (tables[0], tables[-1]), strict=True):
+        tensors[name] = table[:length]
+    layout = state_dicts.position_layout(tensors[name] for name in _TABLES)
     if positions in POSITION_ENCODING_TYPES and positions != layout:
         raise UserError(
             f"positions={positions}: {around.positions[0]} is a table of {layout} positions"
         )
-    return {"position_encoding_type": layout, "max_position_embeddings": len(tables[0])}
+    return {"position_encoding_type": layout, "max_position_embeddings": length}

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import transformers
 from safetensors import safe_open
-from torch import Tensor
 from transformers import (
     FSMTForConditionalGeneration,
     GenerationConfig,
@@ -26,7 +25,7 @@ from ..inference.loading import load_whole
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError, naming_extras, shown
 from ..utils.untrusted import one_line, read_json_object, reading_weights
-from .converted import Converted
+from .converted import Converted, Fields, Tensors
 from .sources import EMBEDDINGS, read_parts, weight_files
 from .state_dicts import STACKS, TensorRef, build_model, same, weights_decide
 
@@ -72,7 +71,7 @@ _ROWS = (
     "decoder_ffn_dim",
 )
 # Types of the settings that `generate` uses without checking them.
-_SEARCH_TYPES: dict[str, Any] = {
+_SEARCH_TYPES: Fields = {
     **dict.fromkeys(
         ("num_beams", "max_length", "max_new_tokens", "min_length", "min_new_tokens"), int
     ),
@@ -89,8 +88,8 @@ class PeerFolder(NamedTuple):
     """The content of a folder of one of transformers' models."""
 
     config: PreTrainedConfig
-    tensors: dict[str, Tensor]
-    generation: dict[str, Any]
+    tensors: Tensors
+    generation: Fields
 
 
 def read_folder(config_class: type[PreTrainedConfig], source: str | Path) -> PeerFolder:
@@ -107,7 +106,7 @@ def read_folder(config_class: type[PreTrainedConfig], source: str | Path) -> Pee
     return PeerFolder(config, read_parts(weight_files(folder), folder, *EMBEDDINGS), settings)
 
 
-def _read_config(folder: Path, model_type: str) -> dict[str, Any]:
+def _read_config(folder: Path, model_type: str) -> Fields:
     values = read_json_object(folder / "config.json")
     if values.get("quantization_config"):
         raise UserError(
@@ -160,32 +159,27 @@ def from_peer(
     return Converted(model, tokenizer, notes=notes)
 
 
-def _untied(peer: PeerFolder, output: str) -> tuple[dict[str, Tensor], list[str]]:
+def _untied(peer: PeerFolder, output: str) -> tuple[Tensors, list[str]]:
     """The tensors, each embedding under its name, and a note for each pair that config.json ties but that differs."""
     tensors = dict(peer.tensors)
     notes = []
+    is_shared = getattr(peer.config, "share_encoder_decoder_embeddings", False)
+    is_tied = peer.config.tie_word_embeddings or is_shared
     shared = tensors.get(_SHARED)
-    tied = (
-        getattr(peer.config, "share_encoder_decoder_embeddings", False),
-        peer.config.tie_word_embeddings,
-    )
     # some classes save only one of several tied matrices
     only = next((tensors[name] for name in (_SHARED, *_EMBEDDINGS) if name in tensors), None)
-    for name in _EMBEDDINGS:
-        if only is not None and (shared is not None or any(tied)):
+    if only is not None and (shared is not None or is_tied):
+        for name in _EMBEDDINGS:
             tensors.setdefault(name, only)
-    if output not in tensors and not any(tied):
+    if output not in tensors and not is_tied:
         raise UserError(
             f"{output} is missing in the weights, and config.json does not tie it to the embedding"
         )
-    for names, is_tied in ((_EMBEDDINGS, tied[0]), ((_EMBEDDINGS[1], output), tied[1] or tied[0])):
-        if (
-            is_tied
-            and names[1] in tensors
-            and not (names[0] in tensors and same(*(tensors[name] for name in names)))
-        ):
+    source, target = _EMBEDDINGS
+    for first, second, tied in ((source, target, is_shared), (target, output, is_tied)):
+        if tied and second in tensors and not same(tensors.get(first), tensors[second]):
             notes.append(
-                f"config.json ties {names[0]} and {names[1]}, which differ: each is used as it is"
+                f"config.json ties {first} and {second}, which differ: each is used as it is"
             )
     used = [tensors[name] for name in (*_EMBEDDINGS, output) if name in tensors]
     if shared is not None and not any(same(shared, matrix) for matrix in used):
@@ -269,14 +263,12 @@ def check_generation_config(generation_config: GenerationConfig) -> None:
             raise UserError(
                 f"generation settings: {name}={shown(value)}: a number of at least 0 is needed"
             )
-    try:
+    with reading_weights("generation settings"):
         generation_config.to_json_string()
-    except (ValueError, TypeError, RecursionError) as error:
-        raise UserError(f"generation settings: {one_line(error)}") from None
 
 
 def set_generation_config(
-    model: VanillaTransformerForConditionalGeneration, settings: Mapping[str, Any]
+    model: VanillaTransformerForConditionalGeneration, settings: Fields
 ) -> None:
     """Let `model` generate with a peer's settings, under Hugging Face's names.
 
@@ -286,16 +278,7 @@ def set_generation_config(
     """
     no_settings = ("_", "transformers_version", "unk_token_id")
     settings = {name: value for name, value in settings.items() if not name.startswith(no_settings)}
-    try:
+    with reading_weights("generation settings"):
         generation_config = GenerationConfig(**{"num_beams": 1, "length_penalty": 1.0} | settings)
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
-        raise UserError(f"generation settings: {one_line(error)}") from None
     check_generation_config(generation_config)
     model.generation_config = generation_config

@@ -20,10 +20,12 @@ from ..inference.inside_view import INSIDE, copy_with_scores, norms_and_position
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
 from . import exported_programs as programs
+from .converted import Fields
 from .joint_tokenizer import SourceIds, joint_tokenizer
 from .onnx import AXES, cache_names, require_onnx, to_onnx, without_log_messages
 from .search_settings import APPLIED, ONNX, check_search, longest
 from .state_dicts import STACKS
+from .transformers_folders import SAME_FIELDS
 
 #: dtypes by their names in transformers.js, and the ends of their files' names.
 DTYPES = {"fp32": "", "q8": "_quantized", "fp16": "_fp16"}
@@ -146,9 +148,7 @@ class _Decoder(nn.Module):
         return logits + late[..., None].float() * self.end, present, *scores, *view
 
 
-def make_graphs(
-    model: VanillaTransformerForConditionalGeneration, ids: SourceIds
-) -> dict[str, object]:
+def make_graphs(model: VanillaTransformerForConditionalGeneration, ids: SourceIds) -> Fields:
     """The graphs of `GRAPHS` by name, as `onnx_ir.Model`s in float32.
 
     Args:
@@ -164,25 +164,14 @@ def make_graphs(
     states = torch.zeros(3, 4, model.config.d_model)
     shape = {0: programs.BATCH, 1: programs.SOURCE}
     projections = programs.export_module(programs.Projections(model), (states,), (shape,))
-    inputs = [
-        "input_ids",
-        "encoder_attention_mask",
-        *cache_names("past_key_values", layers, *STACKS),
-    ]
-    cross = [f"cross_scores.{i}" for i in range(layers)]
-    outputs = [
-        "logits",
-        *cache_names("present", layers, "decoder"),
-        *cross,
-        *_inside_names("decoder", layers),
-    ]
+    inputs = ["input_ids", "encoder_attention_mask"]
+    inputs += cache_names("past_key_values", layers, *STACKS)
+    outputs = ["logits", *cache_names("present", layers, "decoder")]
+    outputs += [f"cross_scores.{i}" for i in range(layers)] + _inside_names("decoder", layers)
     merged = to_onnx(decoder, inputs, outputs, function)
     outputs = cache_names("present", layers, "encoder")
-    _merge(
-        merged.graph,
-        to_onnx(projections, ["encoder_hidden_states"], outputs, function).graph,
-        onnx_ir,
-    )
+    projected = to_onnx(projections, ["encoder_hidden_states"], outputs, function)
+    _merge(merged.graph, projected.graph, onnx_ir)
     outputs = ["last_hidden_state", *_inside_names("encoder", model.config.encoder_layers)]
     encode = to_onnx(encoder, ["input_ids", "attention_mask"], outputs, function)
     return dict(zip(GRAPHS, (encode, merged), strict=True))
@@ -197,50 +186,40 @@ def _merge(decoder: Any, projections: Any, onnx_ir: Any) -> None:
 
     `use_cache_branch` chooses, as in the graphs that optimum merges: If(use_cache_branch, cached, projected).
     """
-    values = [*projections.inputs, *projections.initializers.values()]
-    for value in (*values, *(value for node in projections for value in node.outputs)):
-        value.name = value.name if value in projections.inputs else f"projected.{value.name}"
     (states,) = projections.inputs
     projections.inputs.clear()
+    inner = [*projections.initializers.values()]
+    inner += [value for node in projections for value in node.outputs]
+    for value in inner:
+        value.name = f"projected.{value.name}"
     use_cache = onnx_ir.Value(
         name="use_cache_branch",
         type=onnx_ir.TensorType(onnx_ir.DataType.BOOL),
         shape=onnx_ir.Shape([1]),
     )
-    cached = [
-        value for value in decoder.inputs if value.name.endswith((".encoder.key", ".encoder.value"))
-    ]
-    outputs = [
-        onnx_ir.Value(
-            name=value.name.replace("past_key_values", "present"),
-            type=value.type,
-            shape=value.shape,
-        )
-        for value in cached
-    ]
-    onnx_ir.convenience.replace_all_uses_with(cached, outputs)
-    copies = [onnx_ir.node("Identity", [value]) for value in cached]
-    for copy, value in zip(copies, cached, strict=True):
+    copies = []
+    outputs = []
+    for value in decoder.inputs:
+        if not value.name.endswith((".encoder.key", ".encoder.value")):
+            continue
+        name = value.name.replace("past_key_values", "present")
+        output = onnx_ir.Value(name=name, type=value.type, shape=value.shape)
+        onnx_ir.convenience.replace_all_uses_with(value, output)
+        copy = onnx_ir.node("Identity", [value])
         copy.outputs[0].name = f"cached.{value.name}"
         copy.outputs[0].type = value.type
         copy.outputs[0].shape = value.shape
         # optimum's name: the source's length, or 0 at the first step
-        value.shape = onnx_ir.Shape(
-            [*value.shape[:2], f"{AXES['encoder_hidden_states'][1]}_out", value.shape[3]]
-        )
-    branches = {
-        "then_branch": onnx_ir.Graph(
-            [], [copy.outputs[0] for copy in copies], nodes=copies, name="cached"
-        )
-    }
-    branches["else_branch"] = projections
-    choice = onnx_ir.Node(
-        "",
-        "If",
-        [use_cache],
-        [onnx_ir.AttrGraph(name, graph) for name, graph in branches.items()],
-        outputs=outputs,
-    )
+        length = f"{AXES['encoder_hidden_states'][1]}_out"
+        value.shape = onnx_ir.Shape([*value.shape[:2], length, value.shape[3]])
+        copies.append(copy)
+        outputs.append(output)
+    cached = onnx_ir.Graph([], [copy.outputs[0] for copy in copies], nodes=copies, name="cached")
+    branches = [
+        onnx_ir.AttrGraph("then_branch", cached),
+        onnx_ir.AttrGraph("else_branch", projections),
+    ]
+    choice = onnx_ir.Node("", "If", [use_cache], branches, outputs=outputs)
     decoder.insert_before(decoder[0], choice)
     decoder.inputs.extend([states, use_cache])
     decoder.outputs.extend(outputs)
@@ -264,7 +243,7 @@ def _rank(value: Any) -> tuple[int, int, str]:
 # Files
 
 
-def _save(graphs: dict[str, Any], folder: Path, dtype: str) -> int:
+def _save(graphs: Fields, folder: Path, dtype: str) -> int:
     """Write both graphs in a dtype and return their bytes."""
     import onnx_ir
     from onnxscript import optimizer
@@ -315,57 +294,36 @@ def _halve(proto: object, path: Path) -> None:
 
 def _config(
     model: VanillaTransformerForConditionalGeneration, ids: SourceIds, dtype: str
-) -> dict[str, Any]:
+) -> Fields:
     """The configuration of a Marian model with these sizes. The libraries derive the names of the caches from it."""
     config = model.config
-    sizes = (
-        "d_model",
-        "encoder_layers",
-        "decoder_layers",
-        "encoder_attention_heads",
-        "decoder_attention_heads",
-        "encoder_ffn_dim",
-        "decoder_ffn_dim",
-        "activation_function",
-        "max_position_embeddings",
-        "scale_embedding",
-        "bos_token_id",
-        "decoder_start_token_id",
-        "tie_word_embeddings",
-    )
     return {
         "model_type": "marian",
         "architectures": ["MarianMTModel"],
         "is_encoder_decoder": True,
+        "forced_eos_token_id": None,
+        "transformers.js_config": {"dtype": dtype},
+        **{name: getattr(config, name) for name in (*SAME_FIELDS, "tie_word_embeddings")},
+        "pad_token_id": config.target_pad_token_id,
+        "eos_token_id": config.target_eos_token_id,
         "vocab_size": ids.vocab_size,
         "decoder_vocab_size": config.target_vocab_size,
         "share_encoder_decoder_embeddings": ids.vocab_size == config.target_vocab_size,
-        "forced_eos_token_id": None,
-        "transformers.js_config": {"dtype": dtype},
-        **{name: getattr(config, name) for name in sizes},
-        **{name: getattr(config, f"target_{name}") for name in ("pad_token_id", "eos_token_id")},
     }
 
 
-def generation_settings(model: VanillaTransformerForConditionalGeneration) -> dict[str, object]:
+def generation_settings(model: VanillaTransformerForConditionalGeneration) -> Fields:
     """Greedy: transformers.js has no beam search, and would ignore all but the first of several beams."""
-    settings = model.generation_config
     config = model.config
-    explicit = settings.to_diff_dict()
+    settings = model.generation_config.to_diff_dict()
     limit = config.max_position_embeddings if config.position_encoding_type == "learned" else 512
-    return {
+    start = settings.get("decoder_start_token_id", config.decoder_start_token_id)
+    required = {
         "num_beams": 1,
-        "max_length": explicit.get("max_length") or limit,
-        **{
-            name: getattr(settings, name)
-            for name in ("bos_token_id", "pad_token_id", "eos_token_id")
-        },
-        "decoder_start_token_id": explicit.get(
-            "decoder_start_token_id", config.decoder_start_token_id
-        ),
-        **{
-            name: explicit[name]
-            for name in (*APPLIED, "max_new_tokens")
-            if explicit.get(name) is not None
-        },
+        "max_length": settings.get("max_length") or limit,
+        "decoder_start_token_id": start,
     }
+    for name in ("bos_token_id", "pad_token_id", "eos_token_id"):
+        required[name] = getattr(model.generation_config, name)
+    kept = {name: settings.get(name) for name in (*APPLIED, "max_new_tokens")}
+    return required | {name: value for name, value in kept.items() if value is not None}

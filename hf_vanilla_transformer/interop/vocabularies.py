@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,10 +22,12 @@ from ..data.tokenizer_files import load_tokenizers
 from ..data.tokenizer_training import fast_tokenizer
 from ..utils.errors import UserError, naming_extras
 from ..utils.untrusted import one_line, read_json_object, require_file
-from .converted import Converted
+from .converted import Converted, Fields, File
 
 _PIECES = (1, 4)
 _BYTE = 6  # the types of normal and user-defined pieces, and of bytes
+_UNIGRAM = 1
+_BPE = 2  # the types of models
 _START = "\ue001"
 _END = "\ue002"
 _HIDDEN = "\ue003"
@@ -41,6 +44,20 @@ SPLIT_AT_SPACES = (
 )
 
 
+@dataclass(frozen=True)
+class Side:
+    """The text of source or target. Without a file for raw text it is tokenized already."""
+
+    tokens: list[str]  #: by id
+    special: Mapping[str, str]  #: `unk_token`, `eos_token`, `pad_token` and perhaps `bos_token`
+    origin: object = "the vocabulary"  #: the file of the tokens, for messages
+    ends: bool = True  #: a text ends with `eos_token`
+    lowercase: bool = False  #: tokenized text is lower-cased
+    spm: Path | None = None  #: a SentencePiece model
+    codes: Path | None = None  #: a file of byte-pair codes
+    language: str = "en"  #: for Moses, before the codes
+
+
 def ids_by_token(tokens: Sequence[str], origin: object = "the vocabulary") -> dict[str, int]:
     """The id of each token. Raises a UserError if one occurs twice."""
     ids = {token: number for number, token in enumerate(tokens)}
@@ -50,97 +67,59 @@ def ids_by_token(tokens: Sequence[str], origin: object = "the vocabulary") -> di
     return ids
 
 
-def both_sides(source: str | Path | None, target: str | Path | None) -> list[Path]:
+def both_sides(source: File, target: File = None) -> list[Path]:
     """The files of source and target, of which one may serve both, or none."""
     return [Path(source or target or ""), Path(target or source or "")] if source or target else []
 
 
-def with_tokenizers(
-    model: PreTrainedModel,
-    sides: Sequence[Sequence[str]],
-    special: Sequence[Mapping[str, str]],
-    spm_models: Sequence[Path] = (),
-    codes: Sequence[Path] = (),
-    languages: Sequence[str] = ("en", "en"),
-    source_ends: bool = True,
-    **whitespace: Any,
-) -> Converted:
-    """The model with tokenizers of source and target. Without files for raw text, they take tokenized text.
+def raw_text(sentencepiece: Sequence[Path], codes: Sequence[Path]) -> list[Fields]:
+    """The fields `spm` and `codes` of both sides, from the files of `both_sides`."""
+    if sentencepiece and codes:
+        raise UserError(f"codes={codes[0]}, sentencepiece={sentencepiece[0]}: give one of them")
+    field = "spm" if sentencepiece else "codes"
+    return [{field: file} for file in sentencepiece or codes] or [{}, {}]
 
-    Args:
-        sides: the tokens of source and target, by id.
-        special: for source and target, `unk_token`, `eos_token`, `pad_token` and perhaps `bos_token`.
-        spm_models, codes: for source and target, SentencePiece models, or files of byte-pair codes.
-        languages: for Moses, before the codes.
-        source_ends: False if a source does not end with `eos_token`.
-        **whitespace: arguments of `whitespace_tokenizers`.
-    """
+
+def with_tokenizers(model: PreTrainedModel, source: Side, target: Side) -> Converted:
+    """The model with tokenizers of source and target."""
     sizes = model.config.vocab_size, model.config.target_vocab_size
-    origins = whitespace.get(
-        "origins", ("the vocabulary of the source", "the vocabulary of the target")
-    )
-    for side, size, origin in zip(sides, sizes, origins, strict=True):
-        if len(side) != size:
-            raise UserError(
-                f"{origin}: {len(side)} tokens with the special ones, but the model has {size}"
-            )
-    if spm_models and codes:
-        raise UserError(f"codes={codes[0]}, sentencepiece={spm_models[0]}: give one of them")
-    if spm_models and source_ends:
-        return Converted(model, sentencepiece_tokenizer(spm_models, sides, special[0]))
-    ends = source_ends, True
-    if spm_models:
-        parts = zip(spm_models, sides, special, ends, strict=True)
-        return Converted(model, *(fast_sentencepiece_tokenizer(*part) for part in parts))
-    if codes and source_ends:
-        files = zip(codes, sides, special, languages, strict=True)
-        return Converted(model, *(bpe_tokenizer(*file) for file in files))
-    source, target = whitespace_tokenizers(sides, special, ends=ends, **whitespace)
-    if all(map(_are_atoms, sides, special)):
-        for tokenizer in (source, target):
-            describe_tokenizer(tokenizer, "words", "sequence")
-    if codes:
-        return Converted(
-            model, endless_bpe_tokenizer(codes[0], sides[0], special[0]), target, [SPLIT_AT_SPACES]
-        )
-    return Converted(model, source, target, [PRETOKENIZED])
+    for side, size in zip((source, target), sizes, strict=True):
+        if len(side.tokens) != size:
+            tokens = f"{len(side.tokens)} tokens with the special ones"
+            raise UserError(f"{side.origin}: {tokens}, but the model has {size}")
+    if source.spm and source.ends:
+        return Converted(model, sentencepiece_tokenizer(source, target))
+    if source.spm:
+        return Converted(model, *map(fast_sentencepiece_tokenizer, (source, target)))
+    if source.codes and source.ends:
+        return Converted(model, bpe_tokenizer(source), bpe_tokenizer(target))
+    for_target = whitespace_tokenizer(target)
+    is_same = replace(source, origin=target.origin, language=target.language) == target
+    tokenizer = for_target if is_same else whitespace_tokenizer(source)
+    if _are_atoms(source) and _are_atoms(target):
+        for each in (tokenizer, for_target):
+            describe_tokenizer(each, "words", "sequence")
+    if source.codes:
+        return Converted(model, endless_bpe_tokenizer(source), for_target, [SPLIT_AT_SPACES])
+    return Converted(model, tokenizer, for_target, [PRETOKENIZED])
 
 
-def _are_atoms(tokens: Sequence[str], special: Mapping[str, str]) -> bool:
-    """Return whether these are atoms and bonds of SMILES, and no words."""
-    symbols = [token for token in tokens if token not in special.values()]
+def _are_atoms(side: Side) -> bool:
+    """Return whether the tokens are atoms and bonds of SMILES, and no words."""
+    symbols = [token for token in side.tokens if token not in side.special.values()]
     atoms = sum(_SMILES.fullmatch(symbol) is not None for symbol in symbols)
     return atoms > _SMILES_SHARE * len(symbols)
 
 
-def whitespace_tokenizers(
-    sides: Sequence[Sequence[str]],
-    special: Sequence[Mapping[str, str]],
-    origins: Sequence[object] = ("the vocabulary",) * 2,
-    lowercase: Sequence[bool] = (False, False),
-    ends: Sequence[bool] = (True, True),
-) -> tuple[PreTrainedTokenizerFast, PreTrainedTokenizerFast]:
-    """Tokenizers of source and target for text that is tokenized already, one object if both are the same.
-
-    For source and target, `origins` name the files in messages, and `lowercase` is True to lower-case the text.
-    """
-    source, target = zip(map(list, sides), map(dict, special), lowercase, ends, strict=True)
-    tokenizer = _whitespace_tokenizer(origins[0], *source)
-    return tokenizer, tokenizer if source == target else _whitespace_tokenizer(origins[1], *target)
-
-
-def _whitespace_tokenizer(
-    origin: object, tokens: Sequence[str], special: Mapping[str, str], lowercase: bool, ends: bool
-) -> PreTrainedTokenizerFast:
-    backend = _whitespace_backend(tokens, origin, special["unk_token"])
-    if lowercase:
+def whitespace_tokenizer(side: Side) -> PreTrainedTokenizerFast:
+    """A tokenizer for text that is tokenized already."""
+    backend = _whitespace_backend(side.tokens, side.origin, side.special["unk_token"])
+    if side.lowercase:
         backend.normalizer = normalizers.Lowercase()
-    return fast_tokenizer(backend, ends, **special)
+    return fast_tokenizer(backend, side.ends, **side.special)
 
 
-def _whitespace_backend(
-    tokens: Sequence[str], origin: object, unk_token: str = "<unk>"
-) -> Tokenizer:
+def _whitespace_backend(tokens: Sequence[str], origin: object, unk_token: str) -> Tokenizer:
     backend = Tokenizer(models.WordLevel(ids_by_token(tokens, origin), unk_token=unk_token))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     spaced = [decoders.Replace(Regex("$"), " "), decoders.Fuse()]
@@ -167,13 +146,12 @@ def _tokenizer_of_file(
     path: Path, ids: Mapping[str, int | None], starts: bool
 ) -> PreTrainedTokenizerBase:
     backend = _given_backend(path, ids["unk_token"])
-    special: dict[str, str] = {}
-    for name, number in ids.items():
-        if number is not None:
-            if not 0 <= number < backend.get_vocab_size():
-                raise UserError(f"{name}_id={number}: {path} has {backend.get_vocab_size()} tokens")
-            special[name] = str(backend.id_to_token(number))
-    return fast_tokenizer(backend, True, starts, **special)
+    special = {name: number for name, number in ids.items() if number is not None}
+    for name, number in special.items():
+        if not 0 <= number < backend.get_vocab_size():
+            raise UserError(f"{name}_id={number}: {path} has {backend.get_vocab_size()} tokens")
+    tokens = {name: str(backend.id_to_token(number)) for name, number in special.items()}
+    return fast_tokenizer(backend, True, starts, **tokens)
 
 
 def _given_backend(path: Path, unk: int | None) -> Tokenizer:
@@ -193,7 +171,7 @@ def _given_backend(path: Path, unk: int | None) -> Tokenizer:
     return _whitespace_backend(tokens, path, tokens[unk])
 
 
-def tokens_by_id(ids: Mapping[str, Any], refusal: str) -> list[str]:
+def tokens_by_id(ids: Fields, refusal: str) -> list[str]:
     """The tokens in the order of their ids. Raises a UserError unless these count from 0."""
     try:
         by_id = sorted((int(number), str(token)) for token, number in ids.items())
@@ -204,16 +182,15 @@ def tokens_by_id(ids: Mapping[str, Any], refusal: str) -> list[str]:
     return [token for _, token in by_id]
 
 
-def fast_sentencepiece_tokenizer(
-    path: Path, tokens: Sequence[str], special: Mapping[str, str], ends: bool
-) -> PreTrainedTokenizerFast:
+def fast_sentencepiece_tokenizer(side: Side) -> PreTrainedTokenizerFast:
     """A tokenizer for raw text, with the ids of the toolkit. Unlike a `MarianTokenizer` it need not end a sentence."""
-    with _reading_sentencepiece(str(require_file(path))):
-        backend, missing = sentencepiece_backend(path.read_bytes(), tokens, special)
+    path = require_file(side.spm or Path())
+    with _reading_sentencepiece(str(path)):
+        backend, missing = sentencepiece_backend(path.read_bytes(), side.tokens, side.special)
     if several := [piece for piece in missing if len(piece) > 1]:
         reason = f"the vocabulary lacks {several[0]!r}: tokenize the text first, and leave out sentencepiece"
         raise UserError(f"{path}: {reason}")
-    return fast_tokenizer(backend, ends, **special)
+    return fast_tokenizer(backend, side.ends, **side.special)
 
 
 def sentencepiece_backend(
@@ -234,7 +211,6 @@ def sentencepiece_backend(
     proto = _sentencepiece_model(model)
     trained = proto.trainer_spec
     normal = proto.normalizer_spec
-    is_unigram = trained.model_type == 1
     has_bytes = trained.byte_fallback
     ids = ids_by_token(tokens)
     missing = [
@@ -248,28 +224,20 @@ def sentencepiece_backend(
     else:
         scores = {piece: score for piece, score in scores.items() if piece in ids}
     # a text contains these as a sequence of their characters
-    apart = {piece.piece for piece in proto.pieces if piece.type == _BYTE}.union(
-        special.values()
-    ).intersection(tokens)
+    byte_pieces = {piece.piece for piece in proto.pieces if piece.type == _BYTE}
+    apart = byte_pieces.union(special.values()).intersection(tokens)
     steps = _normalizer_steps(normal)
-    splits: list[Any] = [
-        pre_tokenizers.Metaspace(
-            prepend_scheme="always" if normal.add_dummy_prefix else "never", split=False
-        )
-    ]
-    settings: dict[str, Any] = {"byte_fallback": has_bytes}
-    if is_unigram:
+    prepend_scheme = "always" if normal.add_dummy_prefix else "never"
+    splits: list[Any] = [pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme, split=False)]
+    if trained.model_type == _UNIGRAM:
         known = {" ", *"".join(scores)}
-        names = {
-            token: f"{_HIDDEN}{token}"
-            for token in tokens
-            if token not in scores and token not in apart
-        }
+        hidden = [token for token in tokens if token not in scores and token not in apart]
+        names = {token: f"{_HIDDEN}{token}" for token in hidden}
         if not has_bytes:
-            names |= {token: f"{_START}{token}{_END}" for token in names if not known & {*token}}
-            unknown = (
-                "[^" + "".join(f"\\{c}" if c in "\\^]-[&~" else c for c in sorted(known)) + "]"
-            )
+            # tokens of unknown characters only
+            names |= {t: f"{_START}{t}{_END}" for t in hidden if not known & {*t}}
+            letters = (f"\\{c}" if c in "\\^]-[&~" else c for c in sorted(known))
+            unknown = f"[^{''.join(letters)}]"
             steps.append(normalizers.Replace(Regex(f"(?<!{unknown})(?={unknown})"), _START))
             steps.append(normalizers.Replace(Regex(f"(?<={unknown})(?!{unknown})"), _END))
         last = "|".join(
@@ -278,13 +246,19 @@ def sentencepiece_backend(
         splits.append(pre_tokenizers.Split(Regex(last), "merged_with_next"))
         lowest = min(scores.values())
         vocabulary = [(names.get(token, token), scores.get(token, lowest)) for token in tokens]
-        backend = Tokenizer(models.Unigram(vocabulary, ids[special["unk_token"]], **settings))
+        backend = Tokenizer(models.Unigram(vocabulary, ids[special["unk_token"]], has_bytes))
     else:
         pairs = ((piece[:i], piece[i:]) for piece in scores for i in range(1, len(piece)))
         merges = [pair for pair in pairs if pair[0] in scores and pair[1] in scores]
         merges.sort(key=lambda pair: -scores["".join(pair)])
-        settings |= {"unk_token": special["unk_token"], "fuse_unk": True}
-        backend = Tokenizer(models.BPE(ids_by_token(tokens), merges, **settings))
+        bpe = models.BPE(
+            ids_by_token(tokens),
+            merges,
+            unk_token=special["unk_token"],
+            fuse_unk=True,
+            byte_fallback=has_bytes,
+        )
+        backend = Tokenizer(bpe)
     backend.normalizer = normalizers.Sequence(steps)
     backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
     marks = decoders.Replace(Regex(f"[{_START}{_END}{_HIDDEN}]"), "")
@@ -303,7 +277,10 @@ def _sentencepiece_model(model: bytes) -> Any:
         proto.ParseFromString(model)
     except Exception as error:  # DecodeError of protobuf
         raise RuntimeError("it is damaged") from error
-    if proto.trainer_spec.model_type not in (1, 2) or proto.trainer_spec.treat_whitespace_as_suffix:
+    if (
+        proto.trainer_spec.model_type not in (_UNIGRAM, _BPE)
+        or proto.trainer_spec.treat_whitespace_as_suffix
+    ):
         raise RuntimeError("it is neither a unigram model nor a BPE: tokenize the text first")
     return proto
 
@@ -323,22 +300,25 @@ def _normalizer_steps(normal: Any) -> list[Any]:
     return steps
 
 
-def sentencepiece_tokenizer(
-    spm_models: Sequence[Path], sides: Sequence[Sequence[str]], special: Mapping[str, str]
-) -> PreTrainedTokenizerBase:
-    """A `MarianTokenizer` for raw text, with the ids of the toolkit, from SentencePiece models of source and target.
-
-    `sides` and `special` are as in `whitespace_tokenizers`.
-    """
-    separate = list(sides[0]) != list(sides[1])
-    source, target = map(str, map(require_file, spm_models))
-    settings = {"source_spm": source, "target_spm": target, "separate_vocabs": separate, **special}
-    with TemporaryDirectory() as folder, _reading_sentencepiece(f"{source}, {target}"):
-        for name, tokens in zip(
-            ("vocab", "target_vocab_file")[: 1 + separate], sides, strict=False
-        ):
-            settings[name] = _write_ids(Path(folder) / f"{name}.json", tokens)
-        return transformers.MarianTokenizer(model_max_length=_NO_LIMIT, **settings)
+def sentencepiece_tokenizer(source: Side, target: Side) -> PreTrainedTokenizerBase:
+    """A `MarianTokenizer` for raw text, with the ids of the toolkit."""
+    spm_models = {
+        name: str(require_file(side.spm or Path()))
+        for name, side in (("source_spm", source), ("target_spm", target))
+    }
+    separate = source.tokens != target.tokens
+    with TemporaryDirectory() as folder, _reading_sentencepiece(", ".join(spm_models.values())):
+        vocabularies = {"vocab": _write_ids(Path(folder) / "vocab.json", source.tokens)}
+        if separate:
+            file = Path(folder) / "target_vocab.json"
+            vocabularies["target_vocab_file"] = _write_ids(file, target.tokens)
+        return transformers.MarianTokenizer(
+            **spm_models,
+            **vocabularies,
+            **source.special,
+            separate_vocabs=separate,
+            model_max_length=_NO_LIMIT,
+        )
 
 
 def _write_ids(file: Path, tokens: Sequence[str]) -> str:
@@ -367,47 +347,45 @@ def _reading_sentencepiece(files: str) -> Iterator[None]:
         raise UserError(f"{files}: no SentencePiece model ({error})") from None
 
 
-def bpe_tokenizer(
-    codes: Path, tokens: Sequence[str], special: Mapping[str, str], language: str
-) -> PreTrainedTokenizerBase:
+def bpe_tokenizer(side: Side) -> PreTrainedTokenizerBase:
     """An `FSMTTokenizer` for raw text of a language: Moses, then a byte-pair encoding. It ends each sentence.
 
-    `codes` is a file of subword-nmt 0.2 or newer, or of fastBPE. Its class marks the end of a word with "</w>". The
-    tokens here mark the continuation with `JOINER`.
+    The codes are of subword-nmt 0.2 or newer, or of fastBPE. The class marks the end of a word with "</w>". The tokens
+    here mark the continuation with `JOINER`.
     """
-    eos = special["eos_token"]
-    settings: dict[str, object] = {
-        "bos_token": eos,
-        "sep_token": eos,
-        "langs": [language] * 2,
-        **special,
-    }
-    tokens = [token if token in special.values() else _with_end(token) for token in tokens]
+    special = side.special.values()
+    tokens = [token if token in special else _with_end(token) for token in side.tokens]
+    eos = side.special["eos_token"]
+    settings = {"bos_token": eos, "sep_token": eos, **side.special}
     with TemporaryDirectory() as folder, naming_extras():
         file = _write_ids(Path(folder) / "vocab.json", tokens)
-        settings |= {
-            "src_vocab_file": file,
-            "tgt_vocab_file": file,
-            "merges_file": _write_merges(folder, codes),
-        }
-        return transformers.FSMTTokenizer(model_max_length=_NO_LIMIT, **settings)
+        return transformers.FSMTTokenizer(
+            langs=[side.language] * 2,
+            src_vocab_file=file,
+            tgt_vocab_file=file,
+            merges_file=_write_merges(folder, side),
+            model_max_length=_NO_LIMIT,
+            **settings,
+        )
 
 
-def endless_bpe_tokenizer(
-    codes: Path, tokens: Sequence[str], special: Mapping[str, str]
-) -> PreTrainedTokenizerBase:
+def endless_bpe_tokenizer(side: Side) -> PreTrainedTokenizerBase:
     """A `CTRLTokenizer`: a byte-pair encoding of text that is split at white space. It adds no end of a sentence."""
     with TemporaryDirectory() as folder:
-        files = _write_ids(Path(folder) / "vocab.json", tokens), _write_merges(folder, codes)
-        settings = {"model_max_length": _NO_LIMIT, "split_special_tokens": True, **special}
-        return transformers.CTRLTokenizer(*files, clean_up_tokenization_spaces=False, **settings)
+        return transformers.CTRLTokenizer(
+            _write_ids(Path(folder) / "vocab.json", side.tokens),
+            _write_merges(folder, side),
+            model_max_length=_NO_LIMIT,
+            split_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+            **side.special,
+        )
 
 
-def _write_merges(folder: str, codes: Path) -> str:
+def _write_merges(folder: str, side: Side) -> str:
     file = Path(folder) / "merges.txt"
-    file.write_text(
-        "#version: 0.2\n" + "".join(f"{merge}\n" for merge in _merges(codes)), encoding="utf-8"
-    )
+    lines = ["#version: 0.2", *_merges(side.codes or Path()), ""]
+    file.write_text("\n".join(lines), encoding="utf-8")
     return str(file)
 
 
@@ -428,11 +406,9 @@ def _merges(codes: Path) -> list[str]:
         raise UserError(
             f"{codes}: codes of subword-nmt {version} end words differently; learn them with 0.2 or newer"
         )
-    wrong = next(
-        (number for number, line in enumerate(lines, 1) if len(line.split()) not in (2, 3)), None
-    )
-    if wrong is not None:
-        raise UserError(f"{codes}: line {wrong} of the merges is no pair of tokens")
+    for number, line in enumerate(lines, 1):
+        if len(line.split()) not in (2, 3):
+            raise UserError(f"{codes}: line {number} of the merges is no pair of tokens")
     return [" ".join(line.split()[:2]) for line in lines]
 
 

@@ -5,6 +5,7 @@ import pickle
 import re
 import stat
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ _DAMAGE = (
     ValueError,
     LookupError,
     AttributeError,
+    OverflowError,
     TypeError,
     AssertionError,
     MemoryError,
@@ -37,6 +39,7 @@ _DAMAGE = (
     SafetensorError,
     StrictDataclassError,
     zipfile.BadZipFile,
+    zlib.error,
 )
 
 
