@@ -26,9 +26,11 @@ from .search_settings import (
     check_search,
     ends,
     flat,
+    length_penalty,
     longest,
     refuse_fields,
     shortest,
+    unusual_heads,
 )
 
 MIN_POSITIONS = 1024  # rows of the table of sinusoids. CTranslate2 computes none
@@ -92,8 +94,7 @@ def search_arguments(
     beams = settings.get("num_beams") or 1
     arguments: Fields = {"beam_size": beams}
     if beams > 1:
-        paper = settings.get("paper_length_penalty", 1.0)
-        arguments["length_penalty"] = settings.get("length_penalty", paper)
+        arguments["length_penalty"] = length_penalty(settings)
     for name, neutral in (("no_repeat_ngram_size", 0), ("repetition_penalty", 1)):
         if settings.get(name) not in (None, neutral):
             arguments[name] = settings[name]
@@ -211,16 +212,13 @@ def _new_spec(config: VanillaTransformerConfig) -> Any:
 
     heads = config.encoder_attention_heads
     is_pre_norm = config.layer_norm_position == "pre"
-    widths = None, config.d_model // heads
     refuse_fields(
         config,
         "CTranslate2's Transformer has one number of heads, heads of width d_model / h, a final LayerNorm only with "
         f"pre-norm, and the activations {', '.join(ACTIVATIONS)}",
         activation_function=config.activation_function not in ACTIVATIONS,
         final_layer_norm=config.final_layer_norm and not is_pre_norm,  # always True with "pre"
-        decoder_attention_heads=config.decoder_attention_heads != heads,
-        head_dim=config.head_dim not in widths,
-        value_head_dim=config.value_head_dim not in widths,
+        **unusual_heads(config),
     )
     activation = Activation[ACTIVATIONS[config.activation_function]]
     depths = config.encoder_layers, config.decoder_layers

@@ -21,7 +21,14 @@ from ..utils.errors import UserError
 from .converted import Fields
 from .ctranslate2 import NEVER, position_table
 from .marian_npz import ACTIVATIONS, EPSILON, IN_LAYER, OPTIONS, marian_positions
-from .search_settings import MARIAN, banned_tokens, check_search, refuse_fields
+from .search_settings import (
+    MARIAN,
+    banned_tokens,
+    check_search,
+    length_penalty,
+    refuse_fields,
+    unusual_heads,
+)
 from .state_dicts import STACKS
 from .vocabularies import sentencepiece_pieces
 
@@ -84,14 +91,13 @@ def write(
     content = yaml.safe_dump(options).encode() + b"\0"
     stored: Any = {**arrays, OPTIONS: np.frombuffer(content, dtype=np.int8)}
     np.savez(folder / "model.npz", **stored)
-    penalty = settings.get("length_penalty", settings.get("paper_length_penalty", 1.0))
     beams = settings.get("num_beams") or 1
     decoder = {
         "models": ["model.npz"],
         "vocabs": names,
         "relative-paths": True,
         "beam-size": beams,
-        "normalize": float(penalty or 0.0) if beams > 1 else 0.0,
+        "normalize": float(length_penalty(settings)) if beams > 1 else 0.0,
         "word-penalty": 0.0,
         "allow-unk": unk not in banned,
     }
@@ -102,14 +108,12 @@ def write(
 
 def _refuse(model: VanillaTransformerForConditionalGeneration) -> None:
     config = model.config
-    heads = {config.encoder_attention_heads, config.decoder_attention_heads}
     expected = marian_positions(config.d_model)
     tables = [
         position_table(stack)[: len(expected)]
         for stack in (model.model.encoder, model.model.decoder)
     ]
     start = model.model.decoder.embed_tokens.weight[config.decoder_start_token_id]
-    width = config.d_model // min(heads)
     refuse_fields(
         config,
         _REMEDY,
@@ -118,9 +122,7 @@ def _refuse(model: VanillaTransformerForConditionalGeneration) -> None:
         final_layer_norm=config.final_layer_norm,
         layer_norm_eps=config.layer_norm_eps != EPSILON,
         scale_embedding=not config.scale_embedding,
-        decoder_attention_heads=len(heads) > 1,
-        head_dim=config.head_dim not in (None, width),
-        value_head_dim=config.value_head_dim not in (None, width),
+        **unusual_heads(config),
         activation_function=config.activation_function not in _ACTIVATIONS,
         position_encoding_type=any(
             (table - expected[: len(table)]).abs().max() > 1e-6 for table in tables

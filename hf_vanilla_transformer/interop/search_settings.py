@@ -159,6 +159,11 @@ def longest(settings: Fields) -> int | None:
     return settings.get("max_new_tokens") or (None if length is None else max(length - 1, 1))
 
 
+def length_penalty(settings: Fields) -> float:
+    """The exponent α of a beam search's scores, log P / length^α. The paper's formula differs, and has its own α."""
+    return settings.get("length_penalty", settings.get("paper_length_penalty", 1.0))
+
+
 def banned_tokens(settings: Fields) -> list[int]:
     """The single tokens that are never chosen."""
     single = {ids[0] for ids in settings.get("bad_words_ids") or [] if len(ids) == 1} - set(
@@ -172,3 +177,14 @@ def refuse_fields(config: VanillaTransformerConfig, reason: str, **refused: obje
     for name, cannot in refused.items():
         if cannot:
             raise UserError(f"{name}={getattr(config, name)!r}: {reason}")
+
+
+def unusual_heads(config: VanillaTransformerConfig) -> dict[str, bool]:
+    """The fields of heads, and whether they differ from the encoder's number h of heads of width d_model / h."""
+    heads = config.encoder_attention_heads
+    widths = None, config.d_model // heads
+    return {
+        "decoder_attention_heads": config.decoder_attention_heads != heads,
+        "head_dim": config.head_dim not in widths,
+        "value_head_dim": config.value_head_dim not in widths,
+    }

@@ -278,7 +278,8 @@ def set_generation_config(
     """
     no_settings = ("_", "transformers_version", "unk_token_id")
     settings = {name: value for name, value in settings.items() if not name.startswith(no_settings)}
+    settings = {"num_beams": 1, "length_penalty": 1.0} | settings
     with reading_weights("generation settings"):
-        generation_config = GenerationConfig(**{"num_beams": 1, "length_penalty": 1.0} | settings)
+        generation_config = GenerationConfig(**settings)
     check_generation_config(generation_config)
     model.generation_config = generation_config
