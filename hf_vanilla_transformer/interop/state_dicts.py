@@ -192,11 +192,11 @@ def require_tensors(state: object, where: str, *known: str) -> Tensors:
     Its tensors are finite. Masks, counters, and the buffers of losses and metrics are left out. Names lose the prefix
     that is in front of `known` ones. If there are several, one has a usual name, and the rest are averages of it.
     """
-    if not isinstance(state, Mapping) or not state:
+    if not isinstance(state, Mapping) or not state or not all(map(_is_text, state)):
         raise UserError(f"{where}: a state dictionary is needed there, not {type(state).__name__}")
-    unwrapped = {_WRAPPERS.sub("", str(name)): value for name, value in state.items()}
+    unwrapped = {_WRAPPERS.sub("", name): value for name, value in state.items()}
     if len(unwrapped) < len(state):
-        unwrapped = {str(name): value for name, value in state.items()}
+        unwrapped = dict(state)
     tensors = {
         name: value
         for name, value in unwrapped.items()
