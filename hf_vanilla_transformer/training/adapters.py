@@ -1,5 +1,6 @@
 """Fine-tuning with LoRA (Hu et al. 2021, arXiv 2106.09685) through PEFT, the extra `lora`."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,10 @@ def add_lora(model: PreTrainedModel, args: RunArguments) -> PreTrainedModel:
         target_modules=targets,
     )
     try:
-        adapted = get_peft_model(model, config)
+        with warnings.catch_warnings():
+            # PEFT asks the model by the old name
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+            adapted = get_peft_model(model, config)
     except ValueError as error:
         raise UserError(f"lora_target_modules: {' '.join(str(error).split())}") from None
     trained, parameters = adapted.get_nb_trainable_parameters()

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import shutil
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.serving.languages import model_folders
+from hf_vanilla_transformer.training.adapters import add_lora
+from hf_vanilla_transformer.training.arguments import RunArguments
 from hf_vanilla_transformer.training.fine_tuning import SCORES_BEFORE, load_base_model
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
@@ -306,6 +309,15 @@ def test_model_of_many_languages_needs_its_target_language(text, tmp_path, langu
 
 
 # LoRA
+
+
+def test_adapters_are_made_without_a_warning_of_libraries(tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="needs PEFT")
+    args = RunArguments(str(tmp_path), model_name_or_path="base", lora_r=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adapted = add_lora(tiny_model(), args)
+    assert any("lora_A" in name for name, _ in adapted.named_parameters())
 
 
 @pytest.mark.slow

@@ -72,7 +72,8 @@ _NOT_A_NUMBER = Mistake(
 )
 _COPIES = "the layers of a stack are one object, as in [layer] * N: use copy.deepcopy"
 _IN_TRAINING = (
-    "the causal mask exists in training mode alone: call eval() only to decode token by token"
+    "the causal mask exists in training mode alone: call eval() only to decode token by token, "
+    "a path that is not compared here"
 )
 _REPEATED = Mistake(
     "heads",
