@@ -39,6 +39,7 @@ def by_transformers(folder: Path, text: str, target: str, **settings: Any) -> li
     return ids[1 if on_source else 2 :]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "settings", [{"num_beams": 1}, {"num_beams": 3}, {"num_beams": 3, "batch_size": 2}, {"batch_size": 1}]
 )

@@ -59,6 +59,7 @@ def test_logits_of_all_directions_are_those_of_transformers(folders: Any, record
     record_property("logits", (PEER, largest))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beams", "short beams"])
 def test_mixed_directions_have_the_tokens_of_transformers(
     folders: Any, search: dict[str, Any], record_property: Record

@@ -396,6 +396,7 @@ STYLES["named, fused"] = replace(
 STYLES["fused in two"] = replace(FUSED, projections=("to_q", "to_kv", "to_out"))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.filterwarnings("ignore:.*nested.tensor", "ignore:.*norm_first")
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("name", STYLES)
