@@ -144,11 +144,7 @@ def encode_pairs(
 
     def read(batch: dict[str, list[object]], indices: list[int]) -> dict[str, list[object]]:
         if indices[0] == 0:  # read again from the start
-            report.seen = 0
-            report.too_long = 0
-            report.first_lines = []
-            report.unknown = 0
-            report.first_unknown = []
+            vars(report).update(vars(EncodingReport(report.dropped)))
         encoded = encode(batch, indices)
         too_long = over(encoded["source_length"], encoded["target_length"])
         report.count(encoded["line"], too_long)

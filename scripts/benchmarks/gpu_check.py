@@ -30,6 +30,7 @@ from hf_vanilla_transformer.utils.atomic_write import atomic_file
 from hf_vanilla_transformer.utils.errors import UserError
 from hf_vanilla_transformer.utils.markdown import markdown_table
 from hf_vanilla_transformer.utils.system_info import describe_hardware, versions
+from hf_vanilla_transformer.utils.untrusted import one_line
 
 from . import decoding, training
 from .arithmetic import size_and_flops
@@ -142,7 +143,7 @@ def measure(name: str, section: Section, file: Path, seconds: float) -> None:
                 write(file, {**figures, "unfinished": True})
     # a missing library, out of memory, or out of time
     except (UserError, ImportError, RuntimeError, TimeUpError) as error:
-        figures = {**figures, "not measured": " ".join(str(error).split())[:300]}
+        figures = {**figures, "not measured": one_line(error)}
     taken = round(time.monotonic() - start, 1)
     write(file, {**figures, "seconds": taken})
     print(f"{name}: {figures.get('not measured', 'measured')} ({taken} s)", flush=True)
