@@ -438,13 +438,14 @@ def model_config(
     return config_class.from_preset(preset, **chosen) if preset else config_class(**chosen)
 
 
+def side_tokens(data_args: DataArguments) -> tuple[str, str]:
+    """The tokens of source and target, as `--tokens` names them."""
+    return data_args.source_tokens or data_args.tokens, data_args.target_tokens or data_args.tokens
+
+
 def run_task(data_args: DataArguments) -> str:
     """The `task` of a run, "language" or "sequence"."""
-    tokens = (
-        data_args.source_tokens or data_args.tokens,
-        data_args.target_tokens or data_args.tokens,
-    )
-    return data_args.task or task_of(*tokens)
+    return data_args.task or task_of(*side_tokens(data_args))
 
 
 def score_options(data_args: DataArguments) -> ScoreOptions:

@@ -13,12 +13,11 @@ from ..data.token_kinds import (
     LANGUAGE_TOKENS,
     describe_tokenizer,
     has_closed_vocabulary,
-    task_of,
     tokenizer_task,
 )
 from ..data.tokenizer_files import tokenizer_digest
 from ..utils.errors import UserError
-from .arguments import DataArguments, ModelArguments
+from .arguments import DataArguments, ModelArguments, run_task, side_tokens
 from .corpus import ROWS_READ, Corpus
 from .distributed import print_main
 
@@ -73,11 +72,6 @@ def choose_tokenizers(
     return tokenizers
 
 
-def _side_tokens(data_args: DataArguments) -> tuple[str, str]:
-    """The tokens of source and target, as `--tokens` names them."""
-    return data_args.source_tokens or data_args.tokens, data_args.target_tokens or data_args.tokens
-
-
 def _train_tokenizers(
     corpus: Corpus, model_args: ModelArguments, data_args: DataArguments
 ) -> Tokenizers:
@@ -85,8 +79,8 @@ def _train_tokenizers(
     train = corpus.pairs["train"]
     # The fingerprint keys the tokenizer cache. A stream has none before it has been read.
     fingerprint = "" if data_args.streaming else corpus.fingerprint("train")
-    kinds = _side_tokens(data_args)
-    task = data_args.task or task_of(*kinds)
+    kinds = side_tokens(data_args)
+    task = run_task(data_args)
 
     def learn(tokens: str, *columns: str) -> PreTrainedTokenizerBase:
         content = f"{fingerprint} {' '.join(columns)} {len(train)}" if fingerprint else None
@@ -120,7 +114,7 @@ def _train_tokenizers(
 def _missed(tokenizers: Tokenizers, model_args: ModelArguments, data_args: DataArguments) -> str:
     """The end of the line on the tokenizers, if the text has too few words for `vocab_size`."""
     size = model_args.vocab_size or VanillaTransformerConfig().vocab_size
-    if data_args.tokenizer_name or set(_side_tokens(data_args)) - set(LANGUAGE_TOKENS):
+    if data_args.tokenizer_name or set(side_tokens(data_args)) - set(LANGUAGE_TOKENS):
         return ""
     return f"; vocab_size={size:,} needs more text" if min(map(len, tokenizers)) < size else ""
 

@@ -61,7 +61,7 @@ def fixed_facts(run: Run) -> dict[str, Any]:
     facts = {
         **run.facts,
         "tokenizer": tokenizer_digest(run.tokenizers),
-        "special tokens": _special_tokens(run),
+        "special tokens": [sorted(each.all_special_ids) for each in run.tokenizers],
     }
     for name in _OF_DIRECTIONS:
         facts[name] = getattr(run.data_args, name)
@@ -103,10 +103,6 @@ def _score_facts(run: Run) -> dict[str, object]:
     for name in _OF_SCORES:
         facts[name] = getattr(run.data_args, name)
     return facts
-
-
-def _special_tokens(run: Run) -> list[list[int]]:
-    return [sorted(tokenizer.all_special_ids) for tokenizer in run.tokenizers]
 
 
 def _digest_of_split(run: Run, split: str) -> str | None:

@@ -219,7 +219,7 @@ def score_before(trainer: VanillaTransformerTrainer, run: Run) -> dict[str, obje
         model = getattr(trainer.model, "get_base_model", lambda: trainer.model)()
         saved = copy.deepcopy(model.generation_config)
         set_decoding(model.generation_config, args)
-        for split in ("test", "base_test"):
+        for split in SCORED:
             if split in run.encoded:
                 print_main(f"before fine-tuning, {split}:")
                 pairs = run.corpus.pairs[split]

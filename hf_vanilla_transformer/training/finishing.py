@@ -45,6 +45,7 @@ from .checkpoints import (
 from .corpus import SPLITS, run_languages, split_inputs
 from .corpus_tokenizers import Tokenizers
 from .distributed import is_main_rank, original_class, print_main
+from .facts import SCORED
 from .log_metrics import perplexities
 from .run_state import Run
 from .trainer import VanillaTransformerTrainer
@@ -78,7 +79,7 @@ def score_and_save(
     saved = f"the model is saved in {folder}, and a resumed run scores it: {resume_hint(folder)}"
     stop.signals.message = f"the scores are left out; {saved}"
     with _scoring("the test split", stop, args.device, saved):
-        for split in ("test", "base_test"):
+        for split in SCORED:
             if split in run.encoded:
                 data = run.encoded[split]
                 pairs = run.corpus.pairs[split]
