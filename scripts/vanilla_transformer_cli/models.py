@@ -68,6 +68,29 @@ def codes_of(arguments: argparse.Namespace, translator: Any, path: str | None) -
     return {name: codes for name, codes in columns.items() if getattr(arguments, name) is None}
 
 
+def refuse_one_pipe_for_two(arguments: argparse.Namespace) -> None:
+    """Refuse --prefix or --score that would read the standard input with --input."""
+    from hf_vanilla_transformer.utils.errors import UserError
+
+    for name in ("prefix", "score"):
+        if getattr(arguments, name) == "-" and arguments.input in (None, "-"):
+            raise UserError(f"--{name} and --input cannot both be standard input: name a file")
+
+
+def writes_a_file(arguments: argparse.Namespace) -> bool:
+    """Return whether new lines go to a file that a killed job can resume, and not to a pipe."""
+    if arguments.score or not arguments.output:
+        return False
+    output = Path(arguments.output)
+    return output.is_file() or not output.exists()
+
+
+def is_at_a_prompt(arguments: argparse.Namespace) -> bool:
+    """Return whether lines are typed at a terminal, and answered there."""
+    files = (arguments.input, arguments.output, arguments.score, arguments.prefix)
+    return not any(files) and sys.stdin.isatty() and sys.stdout.isatty()
+
+
 def answer_at_a_prompt(arguments: argparse.Namespace, settings: dict[str, Any]) -> None:
     """Print the outputs for the lines that a person types. `settings` are of `translated_lines`."""
     from hf_vanilla_transformer.inference.file_translation import translated_lines

@@ -25,18 +25,19 @@ each token, including the token of the end.
 """
 
 import argparse
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from .models import (
     MODEL_CODE,
     answer_at_a_prompt,
+    is_at_a_prompt,
     load_translator,
     ray_pool,
+    refuse_one_pipe_for_two,
     score_lines,
     shared_work,
+    writes_a_file,
 )
 from .parsing import CANDIDATES, DECODING, Parser, add_shared_flags, candidate_values, given_values
 
@@ -99,9 +100,7 @@ def check_combination(arguments: argparse.Namespace) -> None:
             raise UserError(
                 f"--{name} predicts into a file: it needs --output, and cannot have --score"
             )
-    for name in ("prefix", "score"):
-        if getattr(arguments, name) == "-" and arguments.input in (None, "-"):
-            raise UserError(f"--{name} and --input cannot both be standard input: name a file")
+    refuse_one_pipe_for_two(arguments)
 
 
 def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -159,11 +158,9 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.inference.text_io import line_writer, read_lines
 
     check_combination(arguments)
-    output = Path(arguments.output or "-")
-    if arguments.output and not arguments.score and (not output.exists() or output.is_file()):
+    if writes_a_file(arguments):
         return predict_to_file(arguments)
-    interactive = not (arguments.input or arguments.output or arguments.score or arguments.prefix)
-    if interactive and sys.stdin.isatty() and sys.stdout.isatty():
+    if is_at_a_prompt(arguments):
         return answer_at_a_prompt(arguments, output_settings(arguments))
     with line_writer(arguments.output) as write:
         translator = load_translator(arguments, arguments.model)

@@ -41,10 +41,13 @@ from .models import (
     MODEL_CODE,
     answer_at_a_prompt,
     codes_of,
+    is_at_a_prompt,
     load_translator,
     ray_pool,
+    refuse_one_pipe_for_two,
     score_lines,
     shared_work,
+    writes_a_file,
 )
 from .parsing import (
     CANDIDATES,
@@ -171,9 +174,7 @@ def check_combination(arguments: argparse.Namespace) -> None:
             raise UserError(
                 f"--{name} is for lines of text, {arguments.input} is translated as a whole"
             )
-    for name in ("prefix", "score"):
-        if getattr(arguments, name) == "-" and arguments.input in (None, "-"):
-            raise UserError(f"--{name} and --input cannot both be standard input: name a file")
+    refuse_one_pipe_for_two(arguments)
 
 
 def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -266,11 +267,9 @@ def main(arguments: argparse.Namespace) -> None:
     check_combination(arguments)
     if not arguments.score and is_document(arguments.input, arguments.output):
         return translate_document_file(arguments)
-    output = Path(arguments.output or "-")
-    if arguments.output and not arguments.score and (not output.exists() or output.is_file()):
+    if writes_a_file(arguments):
         return translate_to_file(arguments)
-    interactive = not (arguments.input or arguments.output or arguments.score or arguments.prefix)
-    if interactive and sys.stdin.isatty() and sys.stdout.isatty():
+    if is_at_a_prompt(arguments):
         return answer_at_a_prompt(arguments, output_settings(arguments))
     with line_writer(arguments.output) as write:
         translator = load_translator(arguments, arguments.model)
