@@ -78,14 +78,16 @@ def export_pair(
     heads = config.decoder_attention_heads
     width = config.d_model // heads
     widths = [config.head_dim or width, config.value_head_dim or width] * config.decoder_layers
+    # No two inputs are one tensor, which torch.export would take for one input.
     tokens = torch.ones(3, 4, dtype=torch.long)
+    mask = torch.ones_like(tokens)
     target = torch.ones(3, 2, dtype=torch.long)
     source = [torch.zeros(1, heads, 4, each) for each in widths]
     past = [torch.zeros(3, heads, 5, each) for each in widths]
     shape = {0: BATCH, 1: SOURCE}
     caches = [{2: SOURCE}] * len(source), [{0: BATCH, 2: PAST}] * len(past)
-    exported = export_module(encoder, (tokens, tokens), (shape, shape))
-    inputs = target, tokens, source, past
+    exported = export_module(encoder, (tokens, mask), (shape, shape))
+    inputs = target, mask, source, past
     return exported, export_module(decoder, inputs, ({0: BATCH, 1: TARGET}, shape, *caches))
 
 
