@@ -173,14 +173,13 @@ def attend(
     rows = _empty_rows(len(product), heads * value)
     _attend(
         product,
-        scales,
-        bias,
         widths,
         scaling,
         cache,
         view,
-        None,
-        *rows,
+        scales=scales,
+        bias=bias,
+        rows=rows,
     )
     return rows
 
@@ -195,33 +194,23 @@ def attend_in_float32(
     """`attend` in float32, for the queries (R, H · d_k) as they are. The rows may lie apart."""
     heads, _, value = widths
     output = query.new_empty(len(query), heads * value)
-    _attend(
-        query,
-        None,
-        None,
-        widths,
-        scaling,
-        cache,
-        view,
-        output,
-        None,
-        None,
-    )
+    _attend(query, widths, scaling, cache, view, output=output)
     return output
 
 
 def _attend(
     query: Tensor,
-    scales: Tensor | None,
-    bias: Tensor | None,
     widths: Sequence[int],
     scaling: float,
     cache: Tensor,
     view: View,
-    output: Tensor | None,
-    rows: Tensor | None,
-    row_scales: Tensor | None,
+    *,
+    scales: Tensor | None = None,
+    bias: Tensor | None = None,
+    output: Tensor | None = None,
+    rows: Rows | tuple[None, None] = (None, None),
 ) -> None:
+    """Write the result to `output`, as numbers, or to `rows`, as bytes and scales."""
     library().attend(
         query.data_ptr(),
         len(query),
@@ -235,8 +224,7 @@ def _attend(
         *map(_address, view),
         view.visible.shape[-1],
         _address(output),
-        _address(rows),
-        _address(row_scales),
+        *map(_address, rows),
     )
 
 
