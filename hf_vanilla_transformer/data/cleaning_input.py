@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .cleaning import Direction, PairRow
-from .columns import CODES, SIDES, Columns
+from .columns import SIDES, Columns
 from .corpora import PairReport, Source, checked_pairs
+from .language_tokens import CODES
 from .mixtures import MixtureReport, open_sources
 from .readers import file_format
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..utils.errors import UserError
+from .language_tokens import CODES
 from .readers import NEEDS_HEADER, TABLES_WITH_HEADER, BadRow, Repairs, Row, file_format, read_rows
 from .translation_memories import FORMATS, SAME_LANGUAGE, language_match, read_memory
 
 SIDES = "source", "target"
-CODES = "source_lang", "target_lang"
 
 #: Line or unit, the texts of the sides, not validated yet, and the other cells of the row.
 RawRow: TypeAlias = tuple[int, list[Any], Mapping[str, Any]]

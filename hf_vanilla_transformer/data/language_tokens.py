@@ -22,6 +22,9 @@ Direction: TypeAlias = tuple[str | None, str | None]
 #: Token ids (N, T), or a tuple of outputs that starts with them.
 TokenIds: TypeAlias = "np.ndarray | Sequence[Sequence[int]] | tuple[np.ndarray, ...]"
 
+#: Columns of a table with the codes of each row.
+CODES = "source_lang", "target_lang"
+
 #: Entries of tokenizer_config.json: the pairs of the training, the languages that the sides are marked with, and the
 #: tokens by code, if their form does not tell.
 DIRECTIONS = "directions"

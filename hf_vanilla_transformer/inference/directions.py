@@ -6,8 +6,7 @@ from itertools import islice, product, repeat
 
 from transformers import PreTrainedTokenizerBase
 
-from ..data.columns import CODES
-from ..data.language_tokens import Direction, encode_targets, language_tokens
+from ..data.language_tokens import CODES, Direction, encode_targets, language_tokens
 from ..utils.errors import UserError
 
 Codes = str | Iterable[str] | None

@@ -6,9 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..data.columns import CODES, SIDES, Columns, read_sides
+from ..data.columns import SIDES, Columns, read_sides
 from ..data.corpora import PairReport, defect
 from ..data.inputs import has_pairs
+from ..data.language_tokens import CODES
 from ..data.mixtures import load_pairs
 from ..data.readers import is_readable, read_rows
 from ..utils.errors import UserError

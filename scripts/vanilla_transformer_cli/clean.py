@@ -130,7 +130,8 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.data.cleaning import RULES, SEQUENCE_RULES, judge_pairs
     from hf_vanilla_transformer.data.cleaning_input import CleaningInput
     from hf_vanilla_transformer.data.cleaning_report import report_page, report_text
-    from hf_vanilla_transformer.data.columns import CODES, Columns
+    from hf_vanilla_transformer.data.columns import Columns
+    from hf_vanilla_transformer.data.language_tokens import CODES
     from hf_vanilla_transformer.inference.text_io import line_writer
     from hf_vanilla_transformer.utils.errors import UserError
 
