@@ -35,6 +35,8 @@ _TOKEN = re.compile(
     r">>(?P<target>[^\s<>]+)<<|__(?P<both>[a-z]{2,3}(?:[-_]\w+)?)__|(?P<nllb>[a-z]{3}_[A-Z][a-z]{3})|\[(?P<bart>\w{5})\]"
 )
 _WRITTEN_MARK = re.compile(r"\s*>>([^\s<>]+)<<")
+#: The names of a direction's codes, as columns and arguments.
+CODES = "source_lang", "target_lang"
 _SHOWN = 8  # codes in an error
 
 
