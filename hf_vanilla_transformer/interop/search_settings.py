@@ -161,7 +161,8 @@ def longest(settings: Fields) -> int | None:
 
 def length_penalty(settings: Fields) -> float:
     """The exponent α of a beam search's scores, log P / length^α. The paper's formula differs, and has its own α."""
-    return settings.get("length_penalty", settings.get("paper_length_penalty", 1.0))
+    paper: float = settings.get("paper_length_penalty", 1.0)
+    return settings.get("length_penalty", paper)
 
 
 def banned_tokens(settings: Fields) -> list[int]:
