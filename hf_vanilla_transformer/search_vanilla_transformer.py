@@ -23,7 +23,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import GenerationConfig, LogitsProcessorList
+from transformers import (
+    ForcedEOSTokenLogitsProcessor,
+    GenerationConfig,
+    LogitsProcessorList,
+)
 
 # Of the batch that joins at once: each time costs an encoder pass and copies the KV caches.
 REFILL_SHARE = 0.1
@@ -186,7 +190,7 @@ class SearchConfig:
             logits: (B, K, V), of the token.
             penalties: (T + 1,), by length. They are data, so that one compiled step serves every α.
         """
-        logits = self.force_eos(state, logits)
+        logits = self.force_eos(logits, state.lengths + 1 == state.limits)
         count = min(self.num_candidates, logits.shape[2])
         tokens: Tensor | None
         some_on_cpu = logits.device.type == "cpu" and count < logits.shape[2]
@@ -198,13 +202,12 @@ class SearchConfig:
             log_probs, tokens = likely_tokens(scores, count)
         return self.extend(state, log_probs, tokens, penalties)
 
-    def force_eos(self, state: BeamState, logits: Tensor) -> Tensor:
-        """`forced_eos_token_id` at the limit of each sentence. The processor of that name knows only the batch's."""
+    def force_eos(self, logits: Tensor, at_limit: Tensor) -> Tensor:
+        """Logits (B, K, V) with `forced_eos_token_id` as the only token of sentences at their limit (B,)."""
         if self.forced_eos_token_id is None:
             return logits
-        at_limit = (state.lengths + 1 == state.limits)[:, None]  # (B, 1)
-        logits = logits.masked_fill(at_limit[..., None], -torch.inf)
-        logits[..., self.forced_eos_token_id].masked_fill_(at_limit, 0)
+        logits = logits.masked_fill(at_limit[:, None, None], -torch.inf)
+        logits[..., self.forced_eos_token_id].masked_fill_(at_limit[:, None], 0)
         return logits
 
     def extend(
@@ -606,15 +609,26 @@ class BeamSearch:
             groups = {length: state.lengths == length for length in set(state.lengths.tolist())}
         processed = torch.empty_like(scores)
         for length, rows in groups.items():
-            # (n · K, length)
-            tokens = state.tokens[rows, :, :length].expand(-1, beams, -1).flatten(0, 1)
-            shown = scores[rows].expand(-1, beams, -1).flatten(0, 1)  # (n · K, V)
-            shown = self.processors(tokens, shown)  # type: ignore[misc]
-            processed[rows] = shown.unflatten(0, (-1, beams))[:, :running]
-        scores = self.config.force_eos(state, processed)
-        count = min(self.config.num_candidates, scores.shape[2])
-        log_probs, tokens = scores.topk(count, dim=2)
-        return self.config.extend(state, log_probs, tokens, penalties)
+            tokens = state.tokens[rows, :, :length].expand(-1, beams, -1)  # (n, K, length)
+            at_limit = (state.lengths + 1 == state.limits)[rows]  # (n,)
+            shown = self._process(tokens, scores[rows].expand(-1, beams, -1), at_limit)
+            processed[rows] = shown[:, :running]
+        count = min(self.config.num_candidates, processed.shape[2])
+        log_probs, candidates = processed.topk(count, dim=2)
+        return self.config.extend(state, log_probs, candidates, penalties)
+
+    def _process(self, tokens: Tensor, scores: Tensor, at_limit: Tensor) -> Tensor:
+        """The scores (n, K, V) of tokens after these (n, K, length), by the processors in transformers' order."""
+        sentences = len(tokens)
+        tokens = tokens.flatten(0, 1)  # (n · K, length)
+        for processor in self.processors or ():
+            is_end = isinstance(processor, ForcedEOSTokenLogitsProcessor)
+            if is_end and self.config.forced_eos_token_id is not None:
+                # It knows the limit of the batch alone.
+                scores = self.config.force_eos(scores, at_limit)
+            else:
+                scores = processor(tokens, scores.flatten(0, 1)).unflatten(0, (sentences, -1))
+        return scores
 
     # Sentences go
 

@@ -183,6 +183,22 @@ def test_every_setting_equals_transformers(beams: int, settings: dict[str, Any],
         assert found != plain.tolist(), "the setting had no effect"
 
 
+class EndAfterEvenToken(LogitsProcessor):
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        ends = torch.arange(scores.shape[1]) == EOS
+        return scores + 3.0 * (ends & (input_ids[:, -1:] % 2 == 0))
+
+
+@pytest.mark.parametrize("beams", [2, 5])
+def test_processors_after_the_forced_end_change_its_score(beams: int, decoding: Decoding) -> None:
+    after = {"logits_processor": LogitsProcessorList([EndAfterEvenToken()])}
+    settings = {"num_beams": beams, "length_penalty": 1.0, "max_new_tokens": 4, "forced_eos_token_id": EOS}
+    inputs = source([1 + i * 7 % 9 for i in range(12)])
+    # no hypothesis ends before the limit
+    found = decoding.assert_same(varied_model(end=-9.0), inputs, **settings, **after)
+    assert all(len(row) == 5 and row[-1] == EOS for row in found)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
