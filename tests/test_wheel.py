@@ -57,12 +57,15 @@ def test_installed_wheel_predicts_phonemes_offline(wheel: Path, tmp_path: Path) 
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         archive.extractall(tmp_path / "site")
-    model = "hf_vanilla_transformer/models/g2p_en"
-    files = {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
-    files |= {"tokenizer_config.json", "target_tokenizer/tokenizer.json", "target_tokenizer/tokenizer_config.json"}
-    assert {name.removeprefix(f"{model}/") for name in names if name.startswith(model)} == files
-    folder = tmp_path / "site" / model
-    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 3e6
+    files = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
+    files |= {"tokenizer.json", "tokenizer_config.json"}
+    of_targets = {"target_tokenizer/tokenizer.json", "target_tokenizer/tokenizer_config.json"}
+    for model, expected in (("g2p_en", files | of_targets), ("retrosynthesis", files)):
+        prefix = f"hf_vanilla_transformer/models/{model}/"
+        assert {name.removeprefix(prefix) for name in names if name.startswith(prefix)} == expected
+        folder = tmp_path / "site" / prefix
+        assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 3e6
+    folder = tmp_path / "site" / "hf_vanilla_transformer" / "models" / "g2p_en"
     (tmp_path / "empty").mkdir()
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "HF_HOME")}
     unreachable = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTPS_PROXY", "HTTP_PROXY")}

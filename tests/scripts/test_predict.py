@@ -149,8 +149,20 @@ def test_shipped_model_loads_by_the_auto_classes():
     assert target_tokenizer.batch_decode(outputs, skip_special_tokens=True) == ["W ER L D"]
 
 
+def test_shipped_model_of_reactions_finds_reactants():
+    folder = model_folder("retrosynthesis")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    paracetamol = "CC(=O)Nc1ccc(O)cc1"
+    reactants = "CC(=O)OC(C)=O.Nc1ccc(O)cc1"  # acetic anhydride and 4-aminophenol
+    outputs = model.generate(**tokenizer([paracetamol], return_tensors="pt"))
+    assert tokenizer.batch_decode(outputs, skip_special_tokens=True) == [reactants]
+    translator = Translator.from_pretrained(folder, "cpu")
+    assert list(translator.translate([paracetamol])) == [reactants]
+
+
 def test_names_of_shipped_models(tmp_path, in_tmp_path):
-    assert shipped_models() == ["g2p_en"]
+    assert shipped_models() == ["g2p_en", "retrosynthesis"]
     assert model_folder("runs/other") == "runs/other"
     (tmp_path / "g2p_en").mkdir()
     assert model_folder("g2p_en") == "g2p_en"  # a folder of the user wins
