@@ -154,6 +154,7 @@ def test_token_batches_contain_every_pair_once_per_epoch(tmp_path, streaming, wo
         assert len(set(seen[:50])) == 50 and sorted(seen[:50]) == everything
     else:
         assert sorted(seen[:50]) == everything == sorted(seen[50:])
+        assert seen[:50] != seen[50:], "each epoch has an order of its own"
         assert made.state.global_step == 2 * len(made._updates) and made.state.epoch == 2
 
 
