@@ -190,7 +190,8 @@ class SearchConfig:
             logits: (B, K, V), of the token.
             penalties: (T + 1,), by length. They are data, so that one compiled step serves every α.
         """
-        logits = self.force_eos(logits, state.lengths + 1 == state.limits)
+        if self.forced_eos_token_id is not None:
+            logits = self.force_eos(logits, state.lengths + 1 == state.limits)
         count = min(self.num_candidates, logits.shape[2])
         tokens: Tensor | None
         some_on_cpu = logits.device.type == "cpu" and count < logits.shape[2]
@@ -204,8 +205,6 @@ class SearchConfig:
 
     def force_eos(self, logits: Tensor, at_limit: Tensor) -> Tensor:
         """Logits (B, K, V) with `forced_eos_token_id` as the only token of sentences at their limit (B,)."""
-        if self.forced_eos_token_id is None:
-            return logits
         logits = logits.masked_fill(at_limit[:, None, None], -torch.inf)
         logits[..., self.forced_eos_token_id].masked_fill_(at_limit[:, None], 0)
         return logits
