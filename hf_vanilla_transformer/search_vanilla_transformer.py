@@ -190,8 +190,6 @@ class SearchConfig:
             logits: (B, K, V), of the token.
             penalties: (T + 1,), by length. They are data, so that one compiled step serves every α.
         """
-        if self.forced_eos_token_id is not None:
-            logits = self.force_eos(logits, state.lengths + 1 == state.limits)
         count = min(self.num_candidates, logits.shape[2])
         tokens: Tensor | None
         some_on_cpu = logits.device.type == "cpu" and count < logits.shape[2]

@@ -218,7 +218,7 @@ class Int8Decoder(PackedDecoder):
     ) -> BeamState:
         vocab_size = self.weights.target_vocab_size
         needs_all = self.output is None and config.num_candidates >= vocab_size
-        if config.forced_eos_token_id is not None or needs_all:
+        if needs_all:
             return super().step(state, config, penalties)
         rows = self._rows(state.next_tokens, state.lengths, state.parents, state.tokens.shape[2])
         head = self._head

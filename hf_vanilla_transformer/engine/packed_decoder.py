@@ -394,8 +394,6 @@ class OutputRows:
         penalties: Tensor,
     ) -> BeamState:
         """`SearchConfig.advance` with the logits (B, K, n) of these rows, as if all others were -inf."""
-        if config.forced_eos_token_id is not None:
-            return config.advance(state, self.whole(logits), penalties)
         logits.masked_fill_(self.hidden, -torch.inf)
         count = min(config.num_candidates, logits.shape[2])
         log_probs, index = topk_log_probs(logits, count, normalize=config.num_beams > 1)
