@@ -52,7 +52,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         required=True,
         nargs="+",
         metavar="DIR",
-        help="model folder, or g2p_en; several form an ensemble",
+        help="model folder, g2p_en or retrosynthesis; several form an ensemble",
     )
     add(
         "--input",
