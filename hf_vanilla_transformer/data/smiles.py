@@ -1,7 +1,8 @@
 """SMILES of molecules and reactions, with RDKit: one canonical form, and spellings for `train --rewrite`."""
 
 import hashlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from random import Random
 from typing import Any
@@ -21,14 +22,16 @@ def canonical(smiles: str) -> str:
     return chem.MolToSmiles(_molecule(smiles))
 
 
-def random_order(source: str, target: str, draw: Random) -> tuple[str, str]:
-    """Spell both sides with their atoms in random orders, each by itself."""
-    sides = []
-    for smiles in (source, target):
-        order = list(range(_molecule(smiles).GetNumAtoms()))
-        draw.shuffle(order)
-        sides.append(_spelled(_molecule(smiles), order))
-    return sides[0], sides[1]
+def random_root(source: str, target: str, draw: Random) -> tuple[str, str]:
+    """Spell the source from a random atom on, and the target in the order of the source.
+
+    Source: Zhong et al. 2022 (arXiv 2203.11444), whose targets share the first atom only.
+    """
+    product = _molecule(source)
+    root = draw.randrange(product.GetNumAtoms())
+    spelled: str = _rdkit().MolToSmiles(product, rootedAtAtom=root)
+    atoms = json.loads(product.GetProp("_smilesAtomOutputOrder").replace(",]", "]"))
+    return spelled, _in_order_of(source, target, atoms)
 
 
 def aligned(source: str, target: str, draw: Random) -> tuple[str, str]:
@@ -40,15 +43,19 @@ def aligned(source: str, target: str, draw: Random) -> tuple[str, str]:
     Source: root alignment, Zhong et al. 2022 (arXiv 2203.11444). Here the order of all common atoms is aligned, and
     the atoms are found by their environments, because the text has no atom numbers.
     """
-    return source, _in_order_of(source, target)
+    return source, _aligned(source, target)
 
 
 @lru_cache(maxsize=200_000)  # the pairs of a corpus, again in every epoch
-def _in_order_of(source: str, target: str) -> str:
-    product = _molecule(source)
+def _aligned(source: str, target: str) -> str:
+    return _in_order_of(source, target, range(_molecule(source).GetNumAtoms()))
+
+
+def _in_order_of(source: str, target: str, atoms: Iterable[int]) -> str:
+    """The target, with the atoms that it shares with the source in the order in which `atoms` has the source's."""
+    common = _common_atoms(source, target)
     reactants = _molecule(target)
-    common = common_atoms(product, reactants)
-    first = [common[atom] for atom in range(product.GetNumAtoms()) if atom in common]
+    first = [common[atom] for atom in atoms if atom in common]
     place = {atom: number for number, atom in enumerate(first)}
     others = [atom for atom in range(reactants.GetNumAtoms()) if atom not in place]
 
@@ -59,8 +66,14 @@ def _in_order_of(source: str, target: str) -> str:
             default=len(place),
         )
 
-    spelled = _spelled(reactants, [*first, *sorted(others, key=nearest)])
+    order = [*first, *sorted(others, key=nearest)]
+    spelled = _rdkit().MolToSmiles(_rdkit().RenumberAtoms(reactants, order), canonical=False)
     return spelled if canonical(spelled) == canonical(target) else target
+
+
+@lru_cache(maxsize=200_000)  # the pairs of a corpus, again in every epoch
+def _common_atoms(source: str, target: str) -> dict[int, int]:
+    return common_atoms(_molecule(source), _molecule(target))
 
 
 def common_atoms(product: Any, reactants: Any) -> dict[int, int]:
@@ -143,13 +156,6 @@ def _agreement(sides: tuple[list[list[str]], list[list[str]]], atom: int, other:
 
 def _neighbours(molecule: Any, atom: int) -> Iterator[int]:
     return (each.GetIdx() for each in molecule.GetAtomWithIdx(atom).GetNeighbors())
-
-
-def _spelled(molecule: Any, order: list[int]) -> str:
-    """The SMILES that visits the atoms in an order, as far as bonds permit."""
-    chem = _rdkit()
-    text: str = chem.MolToSmiles(chem.RenumberAtoms(molecule, order), canonical=False)
-    return text
 
 
 def _molecule(smiles: str) -> Any:

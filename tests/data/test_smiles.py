@@ -7,7 +7,7 @@ import pytest
 
 Chem = pytest.importorskip("rdkit.Chem", reason="needs the extra `chemistry`")
 
-from hf_vanilla_transformer.data.smiles import aligned, canonical, random_order  # noqa: E402
+from hf_vanilla_transformer.data.smiles import aligned, canonical, random_root  # noqa: E402
 
 #: products and reactants as in the literature of esterification, amidation and reduction
 REACTIONS = [
@@ -32,12 +32,12 @@ def test_canonical_form_is_that_of_rdkit():
             canonical(wrong)
 
 
-def test_random_orders_are_spellings_of_the_same_molecules():
+def test_random_roots_are_spellings_of_the_same_molecules():
     for source, target in REACTIONS:
-        spelled = {random_order(source, target, Random(seed)) for seed in range(10)}
+        spelled = {random_root(source, target, Random(seed)) for seed in range(10)}
         assert len(spelled) > 5
         assert all(same_molecules(one, source) and same_molecules(other, target) for one, other in spelled)
-        assert random_order(source, target, Random(3)) == random_order(source, target, Random(3))
+        assert random_root(source, target, Random(3)) == random_root(source, target, Random(3))
 
 
 def test_aligned_targets_follow_the_source():
