@@ -53,9 +53,9 @@ def _aligned(source: str, target: str) -> str:
 
 def _in_order_of(source: str, target: str, atoms: Iterable[int]) -> str:
     """The target, with the atoms that it shares with the source in the order in which `atoms` has the source's."""
-    common = _common_atoms(source, target)
+    partners = _partners(source, target)
     reactants = _molecule(target)
-    first = [common[atom] for atom in atoms if atom in common]
+    first = [partner for atom in atoms if (partner := partners[atom]) is not None]
     place = {atom: number for number, atom in enumerate(first)}
     others = [atom for atom in range(reactants.GetNumAtoms()) if atom not in place]
 
@@ -71,12 +71,15 @@ def _in_order_of(source: str, target: str, atoms: Iterable[int]) -> str:
     return spelled if canonical(spelled) == canonical(target) else target
 
 
-@lru_cache(maxsize=200_000)  # the pairs of a corpus, again in every epoch
-def _common_atoms(source: str, target: str) -> dict[int, int]:
-    return common_atoms(_molecule(source), _molecule(target))
+@lru_cache(maxsize=200_000)
+def _partners(source: str, target: str) -> tuple[int | None, ...]:
+    """The target's atom that each atom of the source comes from, by number."""
+    product = _molecule(source)
+    common = _common_atoms(product, _molecule(target))
+    return tuple(common.get(atom) for atom in range(product.GetNumAtoms()))
 
 
-def common_atoms(product: Any, reactants: Any) -> dict[int, int]:
+def _common_atoms(product: Any, reactants: Any) -> dict[int, int]:
     """The atoms of `reactants` that the atoms of `product` come from, by number.
 
     Atoms with the same environment are paired, the largest environments first, and then their neighbours.
