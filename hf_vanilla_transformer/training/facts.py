@@ -16,7 +16,7 @@ from ..utils.user_code import import_object
 from .adapters import adapter_settings
 from .arguments import DataArguments, RunArguments
 from .corpus import Corpus, split_inputs
-from .fingerprint import content_of, source_digest
+from .fingerprint import TOKENIZER, content_of, source_digest
 from .run_state import Run
 
 _END_READ = 1 << 20  # bytes at each end of a streamed file
@@ -27,16 +27,6 @@ _OF_DATA = (
     "max_target_length",
     "augment",
     "rewrite",
-)
-# Those that determine the tokenizers and their tokens. A resumed run takes the tokenizers of its checkpoint.
-_OF_TOKENIZER = (
-    "separate_vocabularies",
-    "min_frequency",
-    "lowercase",
-    "tokens",
-    "source_tokens",
-    "target_tokens",
-    "task",
 )
 _OF_DIRECTIONS = ("directions", "language_token", "add_languages")
 # Those that determine the scores that select the weights.
@@ -65,10 +55,10 @@ def fixed_facts(run: Run) -> dict[str, Any]:
     }
     for name in _OF_DIRECTIONS:
         facts[name] = getattr(run.data_args, name)
+    # A resumed run takes the tokenizers of its checkpoint.
     if not run.data_args.tokenizer_name:
-        facts["vocab_size"] = run.model_args.vocab_size
-        for name in _OF_TOKENIZER:
-            facts[name] = getattr(run.data_args, name)
+        arguments = vars(run.model_args) | vars(run.data_args)
+        facts |= {name: arguments[name] for name in TOKENIZER}
     return facts
 
 
@@ -88,8 +78,8 @@ def other_facts(run: Run) -> dict[str, object]:
     facts = {name: getattr(run.data_args, name) for name in _OTHER}
     for split in SCORED:
         facts[split_fact(split)] = _digest_of_split(run, split)
-    if run.data_args.rewrite:
-        facts["code of rewrite"] = source_digest(import_object(run.data_args.rewrite))
+    rewrite = run.data_args.rewrite
+    facts["code of rewrite"] = source_digest(import_object(rewrite)) if rewrite else None
     return facts | _score_facts(run)
 
 

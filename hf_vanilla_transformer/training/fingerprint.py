@@ -9,7 +9,8 @@ groups of settings and facts:
 - `IRRELEVANT`: not recorded. The trained weights are the same with any value.
 
 A field of the arguments that no list names belongs to the settings, so that a field of a later version of transformers
-does not change silently.
+does not change silently. A setting that a checkpoint records and that no longer exists counts as changed, unless it
+was switched off (`compare`).
 """
 
 import hashlib
@@ -17,7 +18,7 @@ import inspect
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -32,7 +33,9 @@ from .distributed import print_main
 
 RUN_STATE = "run_state.json"
 REMEDY = "optimizer and model continue with that; set it again, or start a run in a new output_dir"
-DATA_REMEDY = "resume with that, or restart the epoch with ignore_data_skip=True"
+_NEW_EPOCH = "restart the epoch with ignore_data_skip=True"
+DATA_REMEDY = f"resume with that, or {_NEW_EPOCH}"
+_SAME_CODE = "resume with the version of the code that trained it"
 
 # Fixed: optimizer and schedule. Their states in a checkpoint would override new values.
 OPTIMIZATION = (
@@ -51,6 +54,20 @@ OPTIMIZATION = (
 )
 # Fixed if both runs have them: the best score so far is of this metric.
 SELECTION = ("metric_for_best_model", "greater_is_better")
+# Fixed if both runs have them: chosen by the size of the data or the minutes of a run.
+CHOICE = "by_pairs"
+UPDATES = "planned updates"
+# Fixed if both runs train tokenizers.
+TOKENIZER = (
+    "vocab_size",
+    "separate_vocabularies",
+    "min_frequency",
+    "lowercase",
+    "tokens",
+    "source_tokens",
+    "target_tokens",
+    "task",
+)
 # Data: the pairs of an update.
 PLAN = ("max_tokens_per_batch", "tokens_per_update", "pack", "seed", "data_seed")
 # Objective: a run may change it at a checkpoint, as Bi-SimCut does.
@@ -86,6 +103,9 @@ COMPARED_AS = {
     "lora_dropout": "lora_dropout",
     "lora_target_modules": "lora_target_modules",
 }
+
+# Names of earlier versions for what is compared by another name.
+_FORMER = ("fine-tuning",)
 
 # Arguments that do not change the trained weights, with the reason.
 IRRELEVANT = {
@@ -165,6 +185,38 @@ def read_run_state(checkpoint: Path) -> RunState:
 # Compare
 
 
+def compare(checkpoint: Path, saved: RunState, now: RunState, new_epoch: bool) -> None:
+    """Compare a run with the one that wrote a checkpoint: refuse or print what differs.
+
+    Args:
+        checkpoint: the folder, for messages.
+        saved: its fingerprint.
+        now: the fingerprint of the run that resumes it.
+        new_epoch: the epoch starts again (`ignore_data_skip`), so that the data may differ.
+
+    Raises:
+        UserError: a fixed setting differs, or one that determines the data.
+    """
+    known = {*now.fixed, *now.data, *now.objective, *now.settings}
+    known |= {*SELECTION, CHOICE, UPDATES, *TOKENIZER, *COMPARED_AS, *IRRELEVANT, *_FORMER}
+    require_same(checkpoint, saved.fixed, now.fixed, REMEDY)
+    new_run = "start a run in a new output_dir"
+    _require_known(checkpoint, _unknown(saved.fixed, known), f"{_SAME_CODE}, or {new_run}")
+    print_changes("objective", saved.objective, now.objective)
+    print_changes("setting", saved.settings, now.settings)
+    without = _unknown(saved.objective, known) | _unknown(saved.settings, known)
+    if new_epoch:
+        without |= _unknown(saved.data, known)
+        print_main("resuming at the start of the epoch, because of ignore_data_skip")
+    else:
+        require_same(checkpoint, saved.data, now.data, DATA_REMEDY)
+        remedy = f"{_SAME_CODE}, or {_NEW_EPOCH}"
+        _require_known(checkpoint, _unknown(saved.data, known), remedy)
+    if without:
+        listed = ", ".join(f"{name}={value}" for name, value in without.items())
+        print_main(f"resuming without {listed}: this run has no such setting")
+
+
 def require_same(
     checkpoint: Path, saved: Mapping[str, object], now: Mapping[str, object], remedy: str
 ) -> None:
@@ -182,6 +234,18 @@ def print_changes(kind: str, saved: Mapping[str, object], now: Mapping[str, obje
             was = _shown(saved[name], value)
             becomes = _shown(value, saved[name])
             print_main(f"resuming with another {kind}: {name} was {was}, is now {becomes}")
+
+
+def _unknown(saved: Mapping[str, object], known: Collection[str]) -> dict[str, object]:
+    """The recorded settings that no longer exist, but for those that were switched off: None, False, 0, empty."""
+    return {name: value for name, value in saved.items() if name not in known and value}
+
+
+def _require_known(checkpoint: Path, unknown: Mapping[str, object], remedy: str) -> None:
+    for name, value in unknown.items():
+        raise UserError(
+            f"{name}: {checkpoint} was trained with {value}, and this run has no such setting: {remedy}"
+        )
 
 
 def _equal(saved: object, now: object) -> bool:

@@ -25,11 +25,9 @@ from .arguments import (
 from .callbacks import StopWithCheckpoint
 from .corpus import Corpus
 from .distributed import broadcast_from_main, print_main
-from .fingerprint import read_run_state
+from .fingerprint import CHOICE, UPDATES, read_run_state
 from .trainer import VanillaTransformerTrainer
 
-CHOICE = "by_pairs"
-UPDATES = "planned updates"  # facts of a run that its checkpoints keep
 _ENDLESS = "constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"
 _WARM_UP = 10  # updates that are not timed
 # Shares of the minutes: before the plan, and without evaluations.

@@ -41,23 +41,20 @@ from .checkpoints import (
 )
 from .distributed import original_class, print_main
 from .fingerprint import (
-    DATA_REMEDY,
     OBJECTIVE,
     OPTIMIZATION,
     PLAN,
     REGULARISATION,
-    REMEDY,
     SELECTION,
     RunState,
     adapter_facts,
     class_name,
     code_digest,
+    compare,
     content_of,
     other_settings,
     plain_values,
-    print_changes,
     read_run_state,
-    require_same,
 )
 from .kept_code import KeptCode
 
@@ -196,15 +193,21 @@ class ResumableTrainer(Seq2SeqTrainer):
         if not self.is_deepspeed_enabled:
             require_training_state(checkpoint, self.args.world_size)
         saved = read_run_state(checkpoint)
-        require_same(checkpoint, saved.fixed, self._fixed(), REMEDY)
-        print_changes("objective", saved.objective, self._objective())
-        print_changes("setting", saved.settings, self._settings())
+        compare(checkpoint, saved, self._run_state(), new_epoch=self.args.ignore_data_skip)
         if self.args.ignore_data_skip:
-            print_main("resuming at the start of the epoch, because of ignore_data_skip")
             return
-        require_same(checkpoint, saved.data, self._data(), DATA_REMEDY)
         self._resume_position = saved.position
         self.batches_per_update = saved.position.get("batches_per_update", self.batches_per_update)
+
+    def _run_state(self) -> RunState:
+        """The fingerprint of this run, and its position in the data."""
+        return RunState(
+            fixed=self._fixed(),
+            data=self._data(),
+            position=self._position(),
+            objective=self._objective(),
+            settings=self._settings(),
+        )
 
     def _fixed(self) -> dict[str, object]:
         """Settings that cannot change within a run."""
@@ -500,14 +503,7 @@ class ResumableTrainer(Seq2SeqTrainer):
                 self.model.config.save_pretrained(checkpoint)
             if self.processing_class is not None:
                 save_tokenizers(checkpoint, self.processing_class, self.target_tokenizer)
-        state = RunState(
-            fixed=self._fixed(),
-            data=self._data(),
-            position=self._position(),
-            objective=self._objective(),
-            settings=self._settings(),
-        )
-        state.write(checkpoint)
+        self._run_state().write(checkpoint)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self._staging is None:  # `_save_checkpoint` pushes after the rename

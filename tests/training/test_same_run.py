@@ -24,6 +24,7 @@ from hf_vanilla_transformer.training.fingerprint import (
     OBJECTIVE,
     OPTIMIZATION,
     PLAN,
+    RUN_STATE,
     SELECTION,
     read_run_state,
 )
@@ -149,6 +150,7 @@ class Runs:
             resumed = self.copy(kind, self.folder / f"{kind}-resumed")
             printed = train(resumed, self.flags[kind], **RESUME)
             assert changes(printed) == [], "a resume without a change prints none"
+            assert "resuming without" not in printed
             self.weights[kind] = weights_of(resumed)
         return folder
 
@@ -445,3 +447,59 @@ def test_epoch_that_starts_again_is_printed(runs: Runs, tmp_path: Path) -> None:
     runs.make("fresh")
     printed = train(runs.copy("fresh", tmp_path / "run"), runs.flags["fresh"], **RESUME, ignore_data_skip=True)
     assert "resuming at the start of the epoch" in printed
+
+
+# Settings that no longer exist
+
+
+def record(checkpoint: Path, **groups: dict[str, Any]) -> None:
+    """Add settings to the fingerprint of a checkpoint, as an earlier version would have written them."""
+    file = checkpoint / RUN_STATE
+    state = json.loads(file.read_text())
+    for group, settings in groups.items():
+        state[group] |= settings
+    file.write_text(json.dumps(state))
+
+
+@pytest.mark.parametrize(
+    ("group", "settings"), [("data", {"bpe_dropout": 0.1}), ("fixed", {"weight_tying": "three-way"})]
+)
+def test_former_setting_of_the_function_is_refused(
+    group: str, settings: dict[str, Any], runs: Runs, tmp_path: Path
+) -> None:
+    runs.make("fresh")
+    folder = runs.copy("fresh", tmp_path / "run")
+    record(folder / "checkpoint-2", **{group: settings})
+    ((name, value),) = settings.items()
+    with pytest.raises(UserError, match=rf"^{name}: .*checkpoint-2 was trained with {value}, and this run has no"):
+        train(folder, runs.flags["fresh"], **RESUME)
+    assert not (folder / "checkpoint-3").exists()
+
+
+def test_former_settings_are_printed_in_one_line(runs: Runs, tmp_path: Path) -> None:
+    runs.make("fresh")
+    folder = runs.copy("fresh", tmp_path / "run")
+    record(
+        folder / "checkpoint-2",
+        data={"bpe_dropout": 0.1},
+        objective={"old_alpha": 3.0, "other_alpha": 0.0},
+        settings={"no_cuda": False, "backend": "auto"},
+    )
+    printed = train(folder, runs.flags["fresh"], **RESUME, ignore_data_skip=True)
+    lines = [line for line in printed.splitlines() if line.startswith("resuming without")]
+    assert lines == ["resuming without old_alpha=3.0, backend=auto, bpe_dropout=0.1: this run has no such setting"]
+
+
+def test_former_setting_that_was_off_changes_nothing(runs: Runs, tmp_path: Path) -> None:
+    runs.make("fresh")
+    folder = runs.copy("fresh", tmp_path / "run")
+    record(folder / "checkpoint-2", data={"bpe_dropout": 0.0, "stages": None}, fixed={"fine-tuning": True})
+    assert "resuming without" not in train(folder, runs.flags["fresh"], **RESUME)
+    assert all(torch.equal(weight, runs.weights["fresh"][name]) for name, weight in weights_of(folder).items())
+
+
+def test_run_that_is_given_its_tokenizer_on_resume_has_no_former_setting(runs: Runs, tmp_path: Path) -> None:
+    runs.make("fresh")
+    folder = runs.copy("fresh", tmp_path / "run")
+    flags = runs.flags["fresh"] | {"tokenizer_name": folder / "checkpoint-2"}
+    assert "resuming without" not in train(folder, flags, vocab_size=None, **RESUME)
