@@ -5,7 +5,7 @@ Who calls whom, from `generate` to a token:
     generate -> plan_search, encode, transformers' generate -> beam_search                 generation_…
     beam_search -> make_decoder, BeamSearch.join -> BeamState.start, Decoder.prefill       once, and at each refill
     beam_search -> BeamSearch.step -> Decoder.step -> Decoder.logits, SearchConfig.advance for each token
-    SearchConfig.advance -> force_eos, topk_log_probs (GPU: likely_tokens), extend         chooses the tokens
+    SearchConfig.advance -> topk_log_probs (GPU: likely_tokens), extend                    chooses the tokens
     SearchConfig.extend -> _best, _chosen                                                  hypotheses end or go on
     BeamSearch.step -> Decoder.read_done -> Hypotheses                                     for finished sentences
 
@@ -33,7 +33,8 @@ from transformers import (
 REFILL_SHARE = 0.1
 _COMPACT_SHARE = 0.2  # of free rows that are removed at once: this copies the KV caches too
 _CAPACITY_UNIT = 32  # the capacity of hypotheses is a multiple of it: few shapes
-_NO_BEAM = -1e9  # log-probability of a beam without a hypothesis
+# The score that `generate` returns for a row without a hypothesis. It is transformers' too.
+_NO_HYPOTHESIS = -1e9
 # Logits that `topk_log_probs` reads at a time on a CPU: two megabytes stay in the cores' caches.
 _CHUNK = 2**19
 _BLOCK = 64  # `topk` searches blocks of so many tokens,
@@ -99,7 +100,7 @@ class BeamState(NamedTuple):
         batch, length = prefix.shape
         capacity = len(penalties) - 1
         log_probs = torch.zeros(batch, running, dtype=torch.float32, device=prefix.device)
-        log_probs[:, 1:] = _NO_BEAM
+        log_probs[:, 1:] = -torch.inf
         return cls(
             tokens=F.pad(prefix, (0, capacity - length))[:, None].repeat(1, running, 1),
             next_tokens=prefix[:, -1:].repeat(1, running),
@@ -449,16 +450,19 @@ class SearchBatch(NamedTuple):
 
 
 class Hypotheses(NamedTuple):
-    """The translations of a sentence, the best first."""
+    """The translations of a sentence, the best first. If too few have ended, the best fills the other rows."""
 
     tokens: Tensor  # (R, T), the prefix and the end token included
     lengths: Tensor  # (R,)
-    scores: Tensor  # (R,)
+    scores: Tensor  # (R,), -1e9 in the other rows
 
 
 def is_hypothesis(score: float | None) -> bool:
-    """Return whether a beam with this score has a hypothesis. A greedy search has no scores, None."""
-    return score is None or score > _NO_BEAM / 10
+    """Return whether a row of `generate` with this score has a hypothesis. A greedy search has no scores, None.
+
+    transformers divides the score of a row without one by the length penalty.
+    """
+    return score is None or score > _NO_HYPOTHESIS / 10
 
 
 def steps_at_once(device: torch.device) -> int:
@@ -607,22 +611,25 @@ class BeamSearch:
         processed = torch.empty_like(scores)
         for length, rows in groups.items():
             tokens = state.tokens[rows, :, :length].expand(-1, beams, -1)  # (n, K, length)
-            at_limit = (state.lengths + 1 == state.limits)[rows]  # (n,)
-            shown = self._process(tokens, scores[rows].expand(-1, beams, -1), at_limit)
+            shown = self._process(tokens, scores[rows].expand(-1, beams, -1), state.limits[rows])
             processed[rows] = shown[:, :running]
         count = min(self.config.num_candidates, processed.shape[2])
         log_probs, candidates = processed.topk(count, dim=2)
         return self.config.extend(state, log_probs, candidates, penalties)
 
-    def _process(self, tokens: Tensor, scores: Tensor, at_limit: Tensor) -> Tensor:
-        """The scores (n, K, V) of tokens after these (n, K, length), by the processors in transformers' order."""
+    def _process(self, tokens: Tensor, scores: Tensor, limits: Tensor) -> Tensor:
+        """The scores (n, K, V) of tokens after these (n, K, length), by the processors in transformers' order.
+
+        `limits` (n,) are the ones of the sentences.
+        """
         sentences = len(tokens)
+        length = tokens.shape[2]
         tokens = tokens.flatten(0, 1)  # (n · K, length)
         for processor in self.processors or ():
             is_end = isinstance(processor, ForcedEOSTokenLogitsProcessor)
             if is_end and self.config.forced_eos_token_id is not None:
                 # It knows the limit of the batch alone.
-                scores = self.config.force_eos(scores, at_limit)
+                scores = self.config.force_eos(scores, at_limit=limits == length + 1)
             else:
                 scores = processor(tokens, scores.flatten(0, 1)).unflatten(0, (sentences, -1))
         return scores
@@ -635,9 +642,12 @@ class BeamSearch:
             return []
         state = self.state
         index = torch.tensor(rows, device=state.done.device)
-        tokens = state.ended_tokens[index]
-        lengths = state.ended_lengths[index]
-        scores = state.ended_scores[index]
+        scores = state.ended_scores[index]  # (n, K)
+        places = torch.arange(scores.shape[1], device=scores.device)
+        places = places.masked_fill(scores.isneginf(), 0)  # of the best where none has ended
+        tokens = state.ended_tokens[index[:, None], places]  # (n, K, T)
+        lengths = state.ended_lengths[index].gather(1, places)
+        scores = scores.clamp(min=_NO_HYPOTHESIS)
         results = []
         for place, row in enumerate(rows):
             best = slice(self.wanted[row])

@@ -199,6 +199,44 @@ def test_processors_after_the_forced_end_change_its_score(beams: int, decoding: 
     assert all(len(row) == 5 and row[-1] == EOS for row in found)
 
 
+@pytest.mark.parametrize("longest", [1, 2])
+@pytest.mark.parametrize("beams", [1, 2, 4, 8])
+def test_best_hypothesis_fills_the_rows_without_one(beams: int, longest: int, decoding: Decoding) -> None:
+    """An end that is forced at the first token leaves one hypothesis, for transformers too."""
+    model = decoding.prepare(varied_model())
+    settings = {"max_new_tokens": longest, "forced_eos_token_id": EOS, "num_beams": beams, "length_penalty": 1.0}
+    for request in decoding.requests(source(LENGTHS)):
+        for rows in {1, (beams + 1) // 2, beams}:
+            ours = model.generate(**request, **settings, num_return_sequences=rows, **AS_DICT)
+            theirs = by_transformers(
+                model, **request, **settings, num_return_sequences=rows, output_scores=True, **AS_DICT
+            )
+            assert_same_but_for_missing(ours, theirs, rows)
+            assert (longest == 1 and rows > 1) == any(has_no_hypothesis(ours))
+
+
+def has_no_hypothesis(output: Any) -> list[bool]:
+    """transformers gives such a row this score."""
+    return [] if output.get("sequences_scores") is None else (output.sequences_scores <= -1e8).tolist()
+
+
+def assert_same_but_for_missing(ours: Any, theirs: Any, rows: int) -> None:
+    """Of transformers' equal scores of missing hypotheses, `topk` takes one without tokens last."""
+    assert has_no_hypothesis(ours) == has_no_hypothesis(theirs)
+    missing = has_no_hypothesis(ours) or [False] * len(ours.sequences)
+    best = [row for row in ours.sequences.tolist()[::rows] for _ in range(rows)]
+    for row, expected, is_missing, first in zip(
+        ours.sequences.tolist(), theirs.sequences.tolist(), missing, best, strict=True
+    ):
+        if is_missing:
+            assert row == first
+            assert expected == first or set(expected[1:]) == {PAD}
+        else:
+            assert row == expected
+    if theirs.get("sequences_scores") is not None:
+        torch.testing.assert_close(ours.sequences_scores.float(), theirs.sequences_scores.float())
+
+
 @pytest.mark.parametrize(
     "settings",
     [

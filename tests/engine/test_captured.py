@@ -24,7 +24,7 @@ from hf_vanilla_transformer.search_vanilla_transformer import (
 from tests.engine.recorded_steps import Eager, Recorder, recording
 from tests.model_helpers import EOS, PAD, START, padded, sentences, slow
 from tests.pretended_gpu import counted, held_memory, on_cpu, on_gpu
-from tests.search_helpers import AS_DICT, LENGTHS, Model, batches, source, varied_model
+from tests.search_helpers import AS_DICT, LENGTHS, Model, batches, by_transformers, source, varied_model
 
 LONG = [3 + 5 * i % 9 for i in range(24)]  # sources of a batch that is compacted
 
@@ -108,6 +108,22 @@ def test_captured_search_finds_what_a_packed_one_finds(beams: int, settings: dic
     if beams > 1:
         torch.testing.assert_close(found.sequences_scores, expected.sequences_scores)
     assert recorder.recorded == recorded, "the same sizes are recorded once"
+
+
+@pytest.mark.parametrize("forced", [{"forced_eos_token_id": EOS}, {}], ids=["forced", "free"])
+def test_captured_search_repeats_the_best_of_too_few_hypotheses(forced: dict[str, Any]) -> None:
+    """An end that is forced at the first token leaves one hypothesis. Without, there are as many as beams."""
+    inputs = source(LENGTHS)
+    settings = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 1, "length_penalty": 1.0, **forced}
+    with recording(Recorder()):
+        model = optimize_for_inference(varied_model())
+        found = model.generate(**inputs, **settings, **AS_DICT)
+    expected = by_transformers(model, **inputs, **settings, **AS_DICT, output_scores=True)
+    torch.testing.assert_close(found.sequences_scores, expected.sequences_scores)
+    if forced:
+        assert found.sequences.tolist() == [[START, EOS]] * 4 * len(LENGTHS)
+    else:
+        assert found.sequences.tolist() == expected.sequences.tolist()
 
 
 def test_server_joins_a_captured_batch_while_it_runs() -> None:
@@ -305,17 +321,16 @@ def test_gpu_chooses_the_tokens_that_a_cpu_chooses(running: int, ends: tuple[int
     limits = torch.tensor([3, 4, 5, 6, 7, 8])
     decisive = torch.tensor([0, 1, 2, 3, 0, 1])
     state = BeamState.start(torch.ones(batch, 1, dtype=torch.long), limits, penalties, decisive, running, 4)
-    for forced in (None, 3):
-        config = SearchConfig(4, False, ends, PAD, forced, True)
-        ours = state
-        theirs = on_gpu(state)
-        for _ in range(7):
-            logits = 3 * torch.randn(batch, ours.parents.shape[1], size, generator=generator)
-            with counted():
-                theirs = config.advance(theirs, on_gpu(logits), on_gpu(penalties))
-            ours = config.advance(ours, logits, penalties)
-            assert_same_hypotheses(ours, on_cpu(theirs))
-        assert ours.done.all()
+    config = SearchConfig(4, False, ends, PAD, None, True)
+    ours = state
+    theirs = on_gpu(state)
+    for _ in range(7):
+        logits = 3 * torch.randn(batch, ours.parents.shape[1], size, generator=generator)
+        with counted():
+            theirs = config.advance(theirs, on_gpu(logits), on_gpu(penalties))
+        ours = config.advance(ours, logits, penalties)
+        assert_same_hypotheses(ours, on_cpu(theirs))
+    assert ours.done.all()
 
 
 def assert_same_hypotheses(ours: BeamState, theirs: BeamState) -> None:
