@@ -69,15 +69,23 @@ def scan(document: str) -> Iterator[Token]:
 
 def _token(document: str, start: int) -> Token | None:
     """The markup that starts at `start`, if there is some."""
-    closing = _TEMPLATE_CODE.get(document[start : start + 2])
-    if closing is None:
-        return (
-            _tag(document, start) if _NAME.match(document, start) else _declaration(document, start)
-        )
+    if document[start : start + 2] in _TEMPLATE_CODE:
+        return _template_code(document, start)
+    if _NAME.match(document, start):
+        return _tag(document, start)
+    return _declaration(document, start)
+
+
+def _template_code(document: str, start: int) -> Token | None:
+    """Code of a template. Code in braces is text, unless it has signs of markup."""
+    closing = _TEMPLATE_CODE[document[start : start + 2]]
     end = document.find(closing, start + 2, start + _LONGEST_CODE)
-    raw = document[start : end + 2]
-    has_markup = any(sign in raw[2:-2] for sign in "<>&")
-    return Token("comment", "", raw) if end > 0 and (raw[0] == "<" or has_markup) else None
+    if end < 0:
+        return None
+    code = document[start + 2 : end]
+    if document[start] == "{" and not any(sign in code for sign in "<>&"):
+        return None
+    return Token("comment", "", document[start : end + 2])
 
 
 def _declaration(document: str, start: int) -> Token:

@@ -5,6 +5,8 @@ generators read themselves.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -101,13 +103,19 @@ def _end_of_verbatim(state: "StateBlock", start: int, end: int) -> int | None:
     line = _line_of(state, start)
     following = range(start + 1, end)
     if _GRID_TABLE.match(line):
-        rows = (_line_of(state, number).startswith(("+", "|")) for number in following)
-        return next((start + number for number, row in enumerate(rows, 1) if not row), end)
+        rows = ("+", "|")
+        return next((row for row in following if not _line_of(state, row).startswith(rows)), end)
     has_rule = _SIMPLE_TABLE.match(line) or (
         start + 1 < end and _SIMPLE_TABLE.match(_line_of(state, start + 1))
     )
     if has_rule or _MODULE.match(line):
         return next((number for number in following if state.isEmpty(number)), end)
+    return _end_of_delimited(state, start, end)
+
+
+def _end_of_delimited(state: "StateBlock", start: int, end: int) -> int | None:
+    """The line after verbatim text between an opening and a closing, if it starts at a line."""
+    line = _line_of(state, start)
     for pattern, template in _VERBATIM:
         opening = pattern.match(line)
         if opening is None:
@@ -117,9 +125,10 @@ def _end_of_verbatim(state: "StateBlock", start: int, end: int) -> int | None:
         closed = closing.search(line, opening.end())
         if closed:
             return None if line[closed.end() :].strip() else start + 1
-        return next(
-            (number + 1 for number in following if closing.search(_line_of(state, number))), None
-        )
+        for number in range(start + 1, end):
+            if closing.search(_line_of(state, number)):
+                return number + 1
+        return None
     return None
 
 
@@ -168,37 +177,21 @@ def _definition(state: "StateBlock", start: int, end: int, silent: bool) -> bool
     """A definition, the caption of a table, or a footnote: blocks after a mark, as in a list."""
     if state.is_code_block(start):
         return False
-    marker = _DEFINITION.match(_line_of(state, start))
-    if marker is None:
+    mark = _DEFINITION.match(_line_of(state, start))
+    if mark is None:
         return False
     if silent:
         return True
     column = state.sCount[start]
-    for character in marker[0]:
+    for character in mark[0]:
         column += 4 - column % 4 if character == "\t" else 1
-    indent = state.sCount[start] + 4 if marker[0].startswith("[") else column
-    before = (
-        state.bMarks[start],
-        state.tShift[start],
-        state.sCount[start],
-        state.blkIndent,
-        state.parentType,
-    )
-    opened = state.push("definition_open", "", 1)
-    state.bMarks[start] += state.tShift[start] + marker.end()
-    state.tShift[start] = 0
-    state.sCount[start] = state.blkIndent = indent
-    state.parentType = "definition"
-    state.md.block.tokenize(state, start, end)
-    (
-        state.bMarks[start],
-        state.tShift[start],
-        state.sCount[start],
-        state.blkIndent,
-        state.parentType,
-    ) = before
-    state.push("definition_close", "", -1)
-    opened.map = [start, state.line]
+    is_footnote = mark[0].startswith("[")
+    indent = state.sCount[start] + 4 if is_footnote else column
+    with _nested(state, "definition", start, indent):
+        state.bMarks[start] += state.tShift[start] + mark.end()
+        state.tShift[start] = 0
+        state.sCount[start] = indent
+        state.md.block.tokenize(state, start, end)
     return True
 
 
@@ -215,19 +208,25 @@ def _container(state: "StateBlock", start: int, end: int, silent: bool) -> bool:
     last = start + 1
     while last < end and (state.isEmpty(last) or state.sCount[last] >= indent):
         last += 1
-    parent = state.parentType
-    block_indent = state.blkIndent
-    line_max = state.lineMax
-    state.push("container_open", "", 1).map = [start, last]
-    if opening["title"]:
-        _push_text(state, opening["title"], start)
-    state.parentType = "container"
-    state.blkIndent = indent
-    state.lineMax = last
-    state.md.block.tokenize(state, start + 1, last)
-    state.parentType = parent
-    state.blkIndent = block_indent
-    state.lineMax = line_max
-    state.push("container_close", "", -1)
-    state.line = last
+    with _nested(state, "container", start, indent):
+        if opening["title"]:
+            _push_text(state, opening["title"], start)
+        state.lineMax = last
+        state.md.block.tokenize(state, start + 1, last)
+        state.line = last
     return True
+
+
+@contextmanager
+def _nested(state: "StateBlock", name: str, start: int, indent: int) -> Iterator[None]:
+    """Add the tokens around the blocks that are parsed in this context, and restore the parser's state after them."""
+    line_before = (state.bMarks[start], state.tShift[start], state.sCount[start])
+    block_before = (state.blkIndent, state.parentType, state.lineMax)
+    opened = state.push(f"{name}_open", "", 1)
+    state.blkIndent = indent
+    state.parentType = name
+    yield
+    opened.map = [start, state.line]
+    state.push(f"{name}_close", "", -1)
+    state.bMarks[start], state.tShift[start], state.sCount[start] = line_before
+    state.blkIndent, state.parentType, state.lineMax = block_before

@@ -6,7 +6,7 @@ record where each of them has read.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
@@ -47,6 +47,8 @@ _RIGHT_MARK = re.compile(r"(?<=[^\s=+])(?:==|\+\+)(?!\w)")
 _NO_MARKUP = frozenset(["text", "text_special", "softbreak"])
 _RUNS = frozenset(["emphasis", "strikethrough"])
 _LABELLED = frozenset(["link", "span"])
+#: Markup that stays whole, and moves with its words.
+_WHOLE = frozenset(["code", "image", "autolink", "fixed_text"])
 
 #: The link definitions of a file, by label.
 References: TypeAlias = "dict[str, dict[str, object]]"
@@ -87,38 +89,35 @@ def inline_events(content: str, references: References) -> list[Event]:
 
 def _marked(content: str, references: References) -> Iterator[tuple[int, int, Event]]:
     """The inline markup of a content with its positions."""
-    marks, _ = inline_tokens(content, references)
     toggles: list[_Mark] = []
+    marks, _ = _parsed(content, references)
     for mark in marks:
         raw = content[mark.start : mark.end]
-        kinds = [token.type for token, _ in mark.tokens]
-        if mark.rule in _RUNS:
+        if mark.rule == "toggle":
+            toggles.append(mark)
+        elif mark.rule in _RUNS:
             yield from _delimiters(mark)
         elif mark.rule in _LABELLED:
-            yield mark.start, mark.start + 1, Event("start", "[", "[")
-            closing = content[mark.label_end : mark.end]
-            label = content[mark.start : mark.label_end + 1].replace("\n", " ")
-            # `[text][]` and `[text]` name their definition by their text
-            written = f"]{label}" if closing in ("]", "][]") else None
-            yield mark.label_end, mark.end, Event("end", "[", closing, written=written)
-        elif "hardbreak" in kinds:
-            before = content[: mark.start]
-            yield (
-                len(before.rstrip(" ")),
-                mark.end,
-                Event("other", "", content[len(before.rstrip(" ")) : mark.end]),
-            )
+            yield from _label(mark, content)
+        elif any(token.type == "hardbreak" for token, _ in mark.tokens):
+            start = len(content[: mark.start].rstrip(" "))
+            yield start, mark.end, Event("other", "", content[start : mark.end])
         elif mark.rule == "html_inline":
-            for token in scan(raw):
-                yield mark.start, mark.end, html_event(token)
-                break
-        elif mark.rule in ("code", "image", "autolink", "fixed_text"):
+            yield mark.start, mark.end, html_event(next(scan(raw)))
+        elif mark.rule in _WHOLE:
             yield mark.start, mark.end, Event("point", "", raw)
         elif mark.rule == "loose":
             yield mark.start, mark.end, Event("start", "{", raw)
-        elif mark.rule == "toggle":
-            toggles.append(mark)
     yield from _paired(toggles, content)
+
+
+def _label(mark: _Mark, content: str) -> Iterator[tuple[int, int, Event]]:
+    """The brackets of a link or a span. `[text][]` and `[text]` name their definition by their text."""
+    yield mark.start, mark.start + 1, Event("start", "[", "[")
+    closing = content[mark.label_end : mark.end]
+    label = content[mark.start : mark.label_end + 1].replace("\n", " ")
+    written = f"]{label}" if closing in ("]", "][]") else None
+    yield mark.label_end, mark.end, Event("end", "[", closing, written=written)
 
 
 def _paired(toggles: list[_Mark], content: str) -> Iterator[tuple[int, int, Event]]:
@@ -165,8 +164,14 @@ def _delimiters(mark: _Mark) -> Iterator[tuple[int, int, Event]]:
         yield begin, end, Event(kind, tag, token.markup)
 
 
-def inline_tokens(content: str, references: References) -> tuple[list[_Mark], "list[Token]"]:
-    """The inline markup of a content, and its tokens."""
+def inline_tokens(content: str, references: References) -> "list[Token]":
+    """The tokens of the inline markup and the texts of a content."""
+    _, tokens = _parsed(content, references)
+    return tokens
+
+
+def _parsed(content: str, references: References) -> "tuple[list[_Mark], list[Token]]":
+    """The marks of a content, and its tokens."""
     tokens: list[Token] = []
     marks: list[_Mark] = []
     parser = markdown_parser()
@@ -176,10 +181,10 @@ def inline_tokens(content: str, references: References) -> tuple[list[_Mark], "l
     return marks, tokens
 
 
-def inline_markup(text: str, references: References) -> Counter[tuple[str, str]]:
-    """The kinds of inline markup, with the content or the target of each."""
+def inline_markup(tokens: "Iterable[Token]") -> Counter[tuple[str, str]]:
+    """The kinds of inline markup among some tokens, with the content or the target of each."""
     found = Counter[tuple[str, str]]()
-    for token in inline_tokens(text, references)[1]:
+    for token in tokens:
         if token.type not in _NO_MARKUP and not token.type.endswith("_close"):
             target = token.attrs.get("href") or token.attrs.get("src") or token.content
             found[token.type, " ".join(str(target).split())] += 1

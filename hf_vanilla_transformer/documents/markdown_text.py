@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from html import unescape
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ..inference.placement import Element, TranslatedPart, TranslateTexts
@@ -59,6 +60,8 @@ _TAG_OR_ENTITY = re.compile(r"<(?=[A-Za-z/!?])|&(?=#|[A-Za-z][A-Za-z0-9]*;)")
 _PUNCTUATION = re.compile(r"[\\`*_\[\]<>#~&$|!{}=+^]")
 _BLOCK_MARK = re.compile(r"\A(?:(?=[-*+>#=~`:|!?])|\d{1,9}(?=[.)](?:\s|\Z)))")
 
+_CELLS = frozenset(["th_open", "td_open"])
+
 _TAG_OF_MARK = {"*": "em", "_": "em", "**": "strong", "__": "strong", "~~": "del"}
 
 
@@ -68,11 +71,11 @@ class _Content:
 
     text: str
     positions: list[int]
-    escapes: frozenset[int] = (
-        frozenset()
-    )  #: the characters that stand after a backslash in the file alone
+    #: the characters that only the file has after a backslash
+    escapes: frozenset[int] = frozenset()
 
     def span(self, start: int, end: int) -> tuple[int, int]:
+        """Where some characters of the content are in the file."""
         return self.positions[start] - (start in self.escapes), self.positions[end - 1] + 1
 
 
@@ -95,37 +98,49 @@ class MarkdownPassage(Passage):
             return self.raw
         expected = self._markup(self.content)
         kept = {match[1] for match in _ESCAPED.finditer(self.content) if match[1]}
-        escape_kept: Callable[[str], str] = partial(_escaped, kept=kept)
-        attempts: list[tuple[Callable[[str], str], bool, bool]] = [
-            (escape_kept, False, False),
-            (escape_kept, True, False),
-            (_all_escaped, True, False),
-            (_all_escaped, True, True),
+        like_source = partial(_escaped, kept=kept)
+        attempts: list[tuple[Callable[[str], str], bool]] = [
+            (like_source, False),
+            (like_source, True),
+            (_all_escaped, True),
         ]
-        for escape, escapes_start, as_tags in attempts:
-            elements = (
-                [_with_tags(element) for element in self.elements] if as_tags else self.elements
-            )
-            text = joined_pieces(self.text, elements, parts, escape)
-            text = _LINE_BREAK.sub(" ", text).strip(" \t")
-            if escapes_start and self.in_paragraph:
-                text = _start_escaped(text)
-            if self._markup(text, as_tags) == (_tags_counted(expected) if as_tags else expected):
-                return text.replace("|", r"\|") if self.in_table else text
+        for escape, escapes_start in attempts:
+            text = self._written(self.elements, parts, escape, escapes_start)
+            if self._is_one_block(text) and self._markup(text) == expected:
+                return self._in_place(text)
+        tagged = [_with_tags(element) for element in self.elements]
+        text = self._written(tagged, parts, _all_escaped, escapes_start=True)
+        tags = _tags_counted(self._markup(text))
+        if self._is_one_block(text) and tags == _tags_counted(expected):
+            return self._in_place(text)
         raise UserError(f"documents: the translation of {self.text[:60]!r} would lose its Markdown")
 
-    def _markup(self, text: str, as_tags: bool = False) -> Counter[tuple[str, str]] | None:
-        """The inline markup of a text, or None if it would not stay one paragraph."""
-        parser = markdown_parser()
-        if self.in_paragraph:
-            blocks = parser.parse(text, {"references": dict(self.references)})
-            inner = [block for block in blocks if block.type == "inline"]
-            if [block.type for block in blocks] != ["paragraph_open", "inline", "paragraph_close"]:
-                return None
-            if inner[0].content != text.strip():
-                return None
-        counted = inline_markup(text, self.references)
-        return _tags_counted(counted) if as_tags else counted
+    def _written(
+        self,
+        elements: list[Element],
+        parts: Sequence[TranslatedPart],
+        escape: Callable[[str], str],
+        escapes_start: bool,
+    ) -> str:
+        """The translation on one line."""
+        text = joined_pieces(self.text, elements, parts, escape)
+        text = _LINE_BREAK.sub(" ", text).strip(" \t")
+        return _start_escaped(text) if escapes_start and self.in_paragraph else text
+
+    def _markup(self, text: str) -> Counter[tuple[str, str]]:
+        return inline_markup(inline_tokens(text, self.references))
+
+    def _is_one_block(self, text: str) -> bool:
+        """Whether a text would stay one paragraph, if the passage is one."""
+        if not self.in_paragraph:
+            return True
+        blocks = markdown_parser().parse(text, {"references": dict(self.references)})
+        types = [block.type for block in blocks]
+        is_paragraph = types == ["paragraph_open", "inline", "paragraph_close"]
+        return is_paragraph and blocks[1].content == text.strip()
+
+    def _in_place(self, text: str) -> str:
+        return text.replace("|", r"\|") if self.in_table else text
 
 
 def split_markdown(text: str) -> list[str | Passage]:
@@ -160,8 +175,8 @@ def read_markdown(text: str) -> Reading:
     for block in blocks:
         inline = Counter[tuple[str, str]]()
         if block.type == "inline":
-            inline = inline_markup(block.content, references)
-            _, tokens = inline_tokens(block.content, references)
+            tokens = inline_tokens(block.content, references)
+            inline = inline_markup(tokens)
             reading.add_text(_shown(tokens))
         elif block.type == "html_block":
             reading.letters += read_html(block.content).letters
@@ -194,9 +209,7 @@ def _blocks(text: str) -> tuple["list[Token]", list[str], References]:
 def _passages(text: str, start: int) -> Iterator[tuple[int, int, Passage]]:
     """The passages after a position, with their places in the text."""
     blocks, lines, references = _blocks(text[start:])
-    starts = [start]
-    for line in lines:
-        starts.append(starts[-1] + len(line))
+    starts = list(accumulate(map(len, lines), initial=start))
     kept_tag = ""  # of HTML that goes on in the next block
     cell = 0
     for number, block in enumerate(blocks):
@@ -204,28 +217,35 @@ def _passages(text: str, start: int) -> Iterator[tuple[int, int, Passage]]:
             cell = 0
         if block.map is None:  # a closing token
             continue
+        first, last = block.map
         if block.type == "html_block":
-            content = _content(block.content, lines, starts, *block.map)
+            content = _content(block.content, lines, starts, first, last)
             pieces, kept_tag = _html_pieces(content.text, kept_tag)
+            yield from _located(pieces, content, text)
         elif block.type == "inline" and not kept_tag:
             parent = blocks[number - 1].type
-            if parent in ("th_open", "td_open"):
-                content = _cell(block.content, lines[block.map[0]], starts[block.map[0]], cell)
+            if parent in _CELLS:
+                content = _cell(block.content, lines[first], starts[first], cell)
                 cell += 1
             else:
-                content = _content(block.content, lines, starts, *block.map)
+                content = _content(block.content, lines, starts, first, last)
             pieces = _inline_pieces(content.text, references, parent)
-        else:
-            continue
-        offset = 0
-        for piece in pieces:
-            raw = piece if isinstance(piece, str) else piece.raw
-            if isinstance(piece, Passage):
-                begin, end = content.span(offset, offset + len(raw))
-                if isinstance(piece, MarkdownPassage):
-                    piece = replace(piece, content=raw)
-                yield begin, end, replace(piece, raw=text[begin:end])
-            offset += len(raw)
+            yield from _located(pieces, content, text)
+
+
+def _located(
+    pieces: list[str | Passage], content: _Content, text: str
+) -> Iterator[tuple[int, int, Passage]]:
+    """The passages among the pieces of a block's content, with their places in the text."""
+    offset = 0
+    for piece in pieces:
+        raw = piece if isinstance(piece, str) else piece.raw
+        if isinstance(piece, Passage):
+            begin, end = content.span(offset, offset + len(raw))
+            if isinstance(piece, MarkdownPassage):
+                piece = replace(piece, content=raw)
+            yield begin, end, replace(piece, raw=text[begin:end])
+        offset += len(raw)
 
 
 def _content(content: str, lines: list[str], starts: list[int], first: int, last: int) -> _Content:
@@ -306,7 +326,7 @@ def _inline_pieces(content: str, references: References, parent: str) -> list[st
         MarkdownPassage,
         references=references,
         in_paragraph=parent == "paragraph_open",
-        in_table=parent in ("th_open", "td_open"),
+        in_table=parent in _CELLS,
     )
     events = with_scripts_whole(
         whole_elements(_with_known_ends(inline_events(content, references)))
@@ -324,11 +344,11 @@ def _with_known_ends(events: list[Event]) -> Iterator[Event]:
             yield event
 
 
-def _tags_counted(markup: "Counter[tuple[str, str]] | None") -> Counter[tuple[str, str]]:
+def _tags_counted(markup: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
     """The markup with tags of emphasis as emphasis."""
     found = Counter[tuple[str, str]]()
     names = {"<em>": "em_open", "<strong>": "strong_open", "<del>": "s_open"}
-    for (kind, target), count in (markup or Counter()).items():
+    for (kind, target), count in markup.items():
         if kind == "html_inline" and target in names:
             found[names[target], ""] += count
         elif kind != "html_inline" or target not in ("</em>", "</strong>", "</del>"):
