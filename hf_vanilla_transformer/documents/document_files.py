@@ -14,9 +14,10 @@ from .guard import Reading, guarded
 from .html_text import translate_html
 from .markdown_text import read_markdown, translate_markdown
 from .office_files import MAX_UNPACKED, translate_docx, translate_odt
+from .po_files import translate_po
 from .readings import read_html, read_po, read_subtitles, read_tmx, read_xliff
 from .subtitles import translate_subtitles
-from .translation_files import translate_po, translate_tmx, translate_xliff
+from .translation_files import translate_tmx, translate_xliff
 
 _ENCODING = re.compile(rb"^\s*<\?xml[^>]+encoding\s*=\s*[\"']([\w.:-]+)")
 _CHARSET = re.compile(

@@ -1,33 +1,22 @@
-"""Fill the translations of files for translators: PO, XLIFF and TMX. Translations that are there stay."""
+"""Fill the translations of XLIFF files and translation memories (TMX). Translations that are there stay."""
 
 import copy
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from ..data.translation_memories import MARKUP, UNTRANSLATED, language_match
-from ..inference.placement import TranslatedPart, TranslateTexts
-from ..inference.protected import has_words
+from ..inference.placement import TranslateTexts
 from ..utils.errors import UserError
 from ..utils.safe_xml import XmlElement, local_name, parse_xml
-from .html_text import (
-    Event,
-    Passage,
-    join_html,
-    passage_of,
-    passages_of,
-    split_events,
-    translate_pieces,
-)
-from .xml_text import Inline, Marks, element_events, fill, xml_characters
+from .html_text import join_html, passages_of, split_events
+from .po_files import is_choice_only
+from .xml_text import Filling, Inline, Marks, child_of, element_events, fill, xml_passage
 
 #: Codes in place of line ends, tabs or spaces. They separate words.
 _BREAK_TYPE = re.compile(r"(?:x-|xlf:)?(?:[lp]b|br|linebreak|newline|tab)\b", re.IGNORECASE)
 _BREAK_TEXT = re.compile(r"(?:\s|\\[nrt]|<br\s*/?>)+", re.IGNORECASE)
 _TYPES = frozenset(["ctype", "type", "subType"])
 _EQUIVALENTS = frozenset(["equiv", "equiv-text", "disp"])
-_CONTAINERS = frozenset(["g", "pc", "mrk", "hi", "sub"])
 _XML = "{http://www.w3.org/XML/1998/namespace}"
 
 #: The declaration, comments and document type before the first element.
@@ -35,135 +24,19 @@ _PROLOG = re.compile(
     r"\ufeff?(?:\s+|<\?.*?\?>|<!--.*?-->|<!DOCTYPE(?:[^\[>]|\[.*?\])*>)*", re.DOTALL
 )
 
-_LINE = re.compile(r"([^\r\n]*)(?:\r\n|[\r\n]|\Z)")
-_STRING = r'"(?:[^"\\\n]|\\.)*"'
-#: A keyword with its first strings, or strings that go on.
-_PO_LINE = re.compile(
-    rf"[ \t]*(?:(msgctxt|msgid_plural|msgid|msgstr)[ \t]*(?:\[[ \t]*(\d+)[ \t]*\])?[ \t]*)?((?:{_STRING}[ \t]*)+)\Z"
-)
-_PLURAL_FORMS = re.compile(
-    r'^[ \t]*"Plural-Forms:\s*nplurals\s*=\s*(\d+)', re.MULTILINE | re.IGNORECASE
-)
-_CHOICE = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")
-_ESCAPES = {
-    "n": "\n",
-    "t": "\t",
-    "r": "\r",
-    "a": "\a",
-    "b": "\b",
-    "f": "\f",
-    "v": "\v",
-    "\\": "\\",
-    '"': '"',
-}
-_ESCAPED = {character: f"\\{letter}" for letter, character in _ESCAPES.items()}
-
-
-@dataclass
-class _PoField:
-    """A keyword of PO and its strings."""
-
-    keyword: str
-    form: int | None  # of a plural
-    text: str
-    start: int  # of its strings in the file
-    end: int
-
-
-def translate_po(text: str, translate: TranslateTexts) -> str:
-    """Fill the empty `msgstr` of a PO or POT file.
-
-    The first form of a plural is the singular. A language with one form, such as Japanese, has the plural.
-    """
-    pieces: list[str | Passage] = []
-    position = 0
-    forms = _PLURAL_FORMS.search(text)
-    has_one_form = forms is not None and int(forms[1]) == 1
-    singular = ""
-    plural = ""
-    for entry in _po_fields(text):
-        if entry.keyword == "msgid":
-            singular = entry.text
-            plural = ""
-        elif entry.keyword == "msgid_plural":
-            plural = entry.text
-        if entry.keyword != "msgstr" or entry.text or not singular:
-            continue
-        is_plural = entry.form is not None and (has_one_form or entry.form > 0)
-        source = plural if is_plural and plural else singular
-        if _is_choice_only(source):
-            continue
-        pieces += [text[position : entry.start], _PoPassage(source, [], _po_string(source))]
-        position = entry.end
-    return translate_pieces([*pieces, text[position:]], translate)
-
-
-def _po_fields(text: str) -> list[_PoField]:
-    """The keywords of a file with their strings. Comments, such as obsolete messages, are none."""
-    fields: list[_PoField] = []
-    for line in _LINE.finditer(text):
-        match = _PO_LINE.match(text, line.start(), line.end(1))
-        if match is None:
-            continue
-        content = _po_text(match[3])
-        end = match.start(3) + len(match[3].rstrip())
-        if match[1]:
-            form = None if match[2] is None else int(match[2])
-            fields.append(_PoField(match[1], form, content, match.start(3), end))
-        elif fields:
-            fields[-1].text += content
-            fields[-1].end = end
-    return fields
-
-
-class _PoPassage(Passage):
-    """A message, written as a string of PO."""
-
-    def translated(self, parts: Sequence[TranslatedPart]) -> str:
-        return _po_string("".join(part.target for part in parts))
-
-
-def _is_choice_only(text: str) -> bool:
-    """Whether all words of a message are in a choice of ICU, as in `{n, plural, one {vote} other {votes}}`.
-
-    A choice stays as it is, so that the message has no translation.
-    """
-    return _CHOICE.search(text) is not None and not has_words(text)
-
-
-def _po_text(strings: str) -> str:
-    joined = "".join(match[1:-1] for match in re.findall(_STRING, strings))
-    codes = r"\\(?:([0-7]{1,3})|x([\da-fA-F]{1,2})|(.))"
-    return re.sub(
-        codes,
-        lambda of: (
-            chr(int(of[1] or of[2], 8 if of[1] else 16))
-            if not of[3]
-            else _ESCAPES.get(of[3], of[3])
-        ),
-        joined,
-    )
-
-
-def _po_string(text: str) -> str:
-    escaped = (
-        _ESCAPED.get(letter, letter if letter >= " " else f"\\{ord(letter):03o}") for letter in text
-    )
-    return f'"{"".join(escaped)}"'
-
 
 def translate_xliff(text: str, translate: TranslateTexts) -> str:
     """Fill the targets of XLIFF 1.2 and 2 that are empty or marked as untranslated. Inline markup stays."""
     document = _Document(text)
     for unit in document.root.iter("{*}trans-unit", "{*}segment"):
-        source = _child(unit, "source")
+        source = child_of(unit, "source")
         content = "" if source is None else "".join(source.itertext())
-        if not content.strip() or _is_kept_unit(unit) or _is_choice_only(content):
+        if not content.strip() or _is_kept_unit(unit) or is_choice_only(content):
             continue
-        target = _child(unit, "target")
+        target = child_of(unit, "target")
         states = [unit.get("state"), None if target is None else target.get("state")]
         is_marked = any(state in UNTRANSLATED for state in states)
-        segments = _child(unit, "seg-source")
+        segments = child_of(unit, "seg-source")
         if segments is not None:
             missing = _missing_segments(segments, target, is_marked)
             document.add_segments(unit, segments, target, missing)
@@ -223,7 +96,7 @@ def _best_variant(variants: list[XmlElement], language: str) -> "XmlElement | No
     found = None
     for variant in variants:
         fit = language_match(language, variant.get(f"{_XML}lang") or variant.get("lang"))
-        segment = _child(variant, "seg")
+        segment = child_of(variant, "seg")
         if fit > best and segment is not None:
             best = fit
             found = segment
@@ -243,7 +116,7 @@ class _Document:
         self.root = parse_xml(text[start:].encode("utf-8", "replace"), "documents: the file")
         self.epilog = text[len(text.rstrip()) :]
         self.has_crlf = "\r\n" in text and "\n" not in text.replace("\r\n", "")
-        self._fillings: list[tuple[list[str | Passage], Callable[[str], None]]] = []
+        self._fillings: list[Filling] = []
 
     def add_target(self, unit: XmlElement, source: XmlElement, target: "XmlElement | None") -> None:
         """Fill the target of a unit, which is made if it is missing."""
@@ -296,7 +169,7 @@ class _Document:
             )
         marks = Marks()
         events = list(element_events(source, marks, _INLINE))
-        pieces = split_events(events, _passage)
+        pieces = split_events(events, xml_passage)
         self._fillings.append((pieces, partial(fill, target, marks=marks)))
 
     def translated(self, translate: TranslateTexts) -> str:
@@ -317,10 +190,6 @@ class _Document:
     def _text(self, body: str) -> str:
         body = body.replace("\n", "\r\n") if self.has_crlf else body
         return body + self.epilog
-
-
-def _child(element: XmlElement, name: str) -> "XmlElement | None":
-    return next((child for child in element if local_name(child) == name), None)
 
 
 def _new_after(element: XmlElement, like: XmlElement, name: str) -> XmlElement:
@@ -359,9 +228,3 @@ _INLINE = Inline(
     is_kept=lambda element: _is_protected(element) or not _is_break(element),
     copies=True,
 )
-
-
-def _passage(run: list[Event]) -> list[str | Passage]:
-    """A passage. Its white space has a meaning."""
-    plain = partial(Passage, escape=xml_characters)
-    return passage_of(run, unescape=str, collapse=False, passage=plain)

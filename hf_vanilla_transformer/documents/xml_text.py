@@ -8,13 +8,45 @@ import copy
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from ..utils.safe_xml import XmlElement, local_name
-from .html_text import Event, Passage
+from .html_text import Event, Passage, names, passage_of
 
 _MARK = re.compile("\x01(\\d+)\x02")
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+#: Styles of code by the names that Word, LibreOffice and pandoc give them, without case and spaces.
+_CODE = names(
+    "htmlcode htmlkeyboard htmlpreformatted htmlsample htmlvariable preformattedtext sourcecode sourcetext "
+    "verbatimchar"
+)
+
+#: The pieces of a text of a document, and the function that writes their translation in its place.
+Filling: TypeAlias = "tuple[list[str | Passage], Callable[[str], None]]"
+
+
+def child_of(element: XmlElement, name: str) -> "XmlElement | None":
+    """The first child of an element with a name, in any namespace."""
+    return next((child for child in element if local_name(child) == name), None)
+
+
+def attribute_of(element: XmlElement, name: str) -> str | None:
+    """An attribute of an element, in any namespace."""
+    values = (value for key, value in element.attrib.items() if key.rpartition("}")[2] == name)
+    return next(values, None)
+
+
+def is_code_style(style: str | None) -> bool:
+    """Return whether a style of a word processor is one of code, by its name."""
+    return style is not None and re.sub("_20_|[ _]", "", style).lower() in _CODE
+
+
+def xml_passage(run: list[Event], collapse: bool = False) -> "list[str | Passage]":
+    """A passage of XML, as `passage_of` makes it."""
+    plain = partial(Passage, escape=xml_characters)
+    return passage_of(run, unescape=str, collapse=collapse, passage=plain)
 
 
 def xml_characters(text: str) -> str:

@@ -157,6 +157,47 @@ def test_each_text_of_a_run_is_translated(run: str, expected: list[str]) -> None
     assert [node.tag for node in paragraph._p.iter() if node.tag.endswith(("fldChar", "instrText", "textbox"))] == kept
 
 
+def versions(choice: str, fallback: str) -> str:
+    return (
+        '<mc:AlternateContent xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006">'
+        f'<mc:Choice Requires="wps">{choice}</mc:Choice><mc:Fallback>{fallback}</mc:Fallback></mc:AlternateContent>'
+    )
+
+
+def run_of(text: str) -> str:
+    return f'<w:r><w:rPr><w:i/></w:rPr><w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+#: Children of a paragraph, with the texts of all runs of its translation.
+VERSIONS = {
+    "runs": (run_of("one ") + versions(run_of("two six"), run_of("two six")), ["ONE ", "TWO SIX", "TWO SIX"]),
+    "different runs": (versions(run_of("two"), run_of("six ") + run_of("one")), ["TWO", "SIX ONE"]),
+    "link": (
+        versions(f'<w:hyperlink w:anchor="x">{run_of("two")}</w:hyperlink>', run_of("two")),
+        ["TWO", "TWO"],
+    ),
+    "in a link": (
+        f'<w:hyperlink w:anchor="x">{run_of("one ")}{versions(run_of("two"), run_of("two"))}</w:hyperlink>',
+        ["ONE ", "TWO", "TWO"],
+    ),
+    "text boxes": (f"<w:r>{versions(text_box('two'), text_box('two'))}</w:r>{run_of('one')}", ["TWO", "TWO", "ONE"]),
+}
+
+
+@pytest.mark.parametrize(("paragraph", "expected"), VERSIONS.values(), ids=VERSIONS)
+def test_both_versions_of_a_text_are_translated(paragraph: str, expected: list[str]) -> None:
+    children = list(docx.oxml.parse_xml(f'<w:x xmlns:w="{WORD}">{paragraph}</w:x>'))
+    data = document_of([lambda filled: filled._p.extend(children)])
+    (translated,) = translated_docx(data).paragraphs
+    texts = [text for text in translated._p.iter(f"{{{WORD}}}t") if text.text]
+    assert [text.text for text in texts] == expected
+    kinds = ["AlternateContent", "Choice", "Fallback", "hyperlink", "textbox", "i"]
+    for kind in kinds:
+        before = sum(len(child.findall(f".//{{*}}{kind}")) + child.tag.endswith(f"}}{kind}") for child in children)
+        after = len(translated._p.findall(f".//{{*}}{kind}"))
+        assert after == before or (kind == "i" and after <= before)
+
+
 def test_bold_of_a_run_is_placed_as_in_html() -> None:
     def fill(paragraph) -> None:
         paragraph.add_run("two hundred ")
