@@ -3,7 +3,8 @@
 `Trainer` makes the loaders of evaluations, and of training without `max_tokens_per_batch`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -28,6 +29,24 @@ from ..utils.errors import UserError
 from .distributed import leave_signals_to_main_process, print_main
 
 T = TypeVar("T")
+_END = object()
+
+
+class ReadAheadLoader(DataLoader):
+    """Makes the next item in a thread while the caller works with the current one.
+
+    Each iteration has a thread of its own, which ends with it, also if it is left early. An error in the thread is
+    raised where its item would be returned. The caller must not ask the dataset for its position, which is one item
+    ahead.
+    """
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        items = super().__iter__()
+        with ThreadPoolExecutor(1, "read_ahead") as thread:
+            following = thread.submit(next, items, _END)
+            while (item := following.result()) is not _END:
+                following = thread.submit(next, items, _END)
+                yield item
 
 
 class UpdateLoaders:
@@ -57,11 +76,19 @@ class UpdateLoaders:
     def of_packed_rows(
         self, dataset: Dataset, config: PreTrainedConfig, batches_per_update: int
     ) -> DataLoader:
-        """The loader of packed rows. It packs in the main process, in a microsecond a pair."""
+        """The loader of packed rows.
+
+        Pairs that never change are packed in a microsecond each. Sending them from a worker process would cost the
+        main process more than that. On a GPU a thread packs them while the main thread launches kernels.
+        """
+        args = self.args
         sampler = PackedBatchSampler(*_lengths(dataset), **self._plan(batches_per_update))
         self.warn_of_long_pairs(max(sampler.places))
         pairs = PackedPairs(dataset, PackedLayout.of(config, sampler.places), sampler)
-        return DataLoader(pairs, batch_sampler=sampler, collate_fn=_unchanged, **self._options())
+        if pairs.flat is None and args.dataloader_num_workers:
+            return self._with_workers(pairs, sampler, _unchanged)
+        kind = ReadAheadLoader if args.device.type == "cuda" else DataLoader
+        return kind(pairs, batch_sampler=sampler, collate_fn=_unchanged, **self._options())
 
     def of_token_batches(
         self,
@@ -77,8 +104,19 @@ class UpdateLoaders:
         sampler = TokenBatchSampler(*_lengths(dataset), **plan)
         too_long = int((sampler.lengths > args.max_tokens_per_batch).sum())
         self.warn_of_long_pairs(int(sampler.lengths.max()), f"{too_long:,}")
+        updates = TokenBatchDataset(dataset, sampler.limit, args.world_size, args.process_index)
+        return self._with_workers(updates, sampler, collate)
+
+    def _with_workers(
+        self,
+        updates: torch.utils.data.Dataset,
+        sampler: TokenBatchSampler,
+        collate: Callable[[list[Any]], list[Batch]],
+    ) -> DataLoader:
+        """The loader of a dataset of updates, with the worker processes that the arguments ask for."""
+        args = self.args
         loader = DataLoader(
-            TokenBatchDataset(dataset, sampler.limit, args.world_size, args.process_index),
+            updates,
             batch_sampler=sampler,
             collate_fn=collate,
             num_workers=args.dataloader_num_workers,

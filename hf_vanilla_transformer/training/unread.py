@@ -33,7 +33,9 @@ def _rules(
         yield (f"{kind}_steps",), strategy != "steps", f"{kind}_strategy is {strategy}"
 
     names = ("dataloader_num_workers", "dataloader_prefetch_factor")
-    yield names, bool(args.pack), "packed rows are made in the main process (pack)"
+    unchanging = not data_args.augment and not data_args.rewrite
+    reason = "packed rows of pairs that do not change are made in the main process (pack)"
+    yield names, bool(args.pack) and unchanging, reason
 
     schedule = _value(args.lr_scheduler_type)
     has_rate = "learning_rate" in args.explicit  # the default rate depends on the warm-up

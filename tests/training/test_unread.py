@@ -53,6 +53,7 @@ def test_setting_without_effect_is_named_with_the_reason(tmp_path, flags, line):
         "--adam_beta1 0.5 --adam_epsilon 1e-3",
         "--metric_for_best_model chrf --average_last 3",
         "--lr_scheduler_type constant --warmup_steps 9",
+        "--pack true --augment copy=0.1 --dataloader_num_workers 2",
     ],
 )
 def test_settings_that_are_read_are_not_named(tmp_path, flags):
