@@ -11,8 +11,8 @@ import numpy as np
 from ..utils.errors import UserError, did_you_mean
 from ..utils.normalization import (
     Normalizer,
+    n_best_places,
     normalized_hypotheses,
-    normalized_list,
     normalized_references,
 )
 from ..utils.untrusted import one_line
@@ -109,7 +109,10 @@ class Texts:
         references = normalized_references(self.references, normalize)
         n_best = self.n_best
         if n_best is not None:
-            n_best = [normalized_list(texts, normalize) for texts in n_best]
+            n_best = [
+                [text if is_valid else "" for text, is_valid in n_best_places(texts, normalize)]
+                for texts in n_best
+            ]
         return Texts(hypotheses, references, self.sources, n_best), invalid
 
 
@@ -207,7 +210,8 @@ def score_translations(
         metrics: names, or metrics of `evaluate`. A name is built in (`metric_names.TITLES`), MODULE:FUNCTION, or one
             that `evaluate.load` finds: a folder, or a metric on the Hub.
         sources: for metrics that need them, such as COMET.
-        n_best: for `top_k`, the n-best list of each sentence. Texts that `normalize` makes equal are one.
+        n_best: for `top_k`, the n-best list of each sentence, best first. Equal texts are one, also after
+            `normalize`.
         normalize: brings texts to one form before they are compared. Texts for which it raises or returns None are
             invalid.
         groups: sentences that are scored apart, too, such as `bleu_en-de`.

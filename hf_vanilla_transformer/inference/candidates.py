@@ -1,19 +1,26 @@
 """n-best lists as candidates with probabilities.
 
 Several hypotheses can mean the same: two spellings of a molecule, two cases of a word. A normaliser tells which do.
-Their probabilities are added. An input can also have several spellings, each with its own n-best list.
+They are one candidate, whose probability is their sum. An input can also have several spellings, each with its own
+n-best list.
+
+Candidates are ranked by the sum of 1 / place over the lists of the spellings, and then by probability (Zhong et al.
+2022, https://doi.org/10.1039/D2SC02763A, with α = 1). With one spelling this is the order of the scores, in which a
+candidate has the place of its best hypothesis. `evaluate --n_best` counts in the same order.
 """
 
 import json
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..utils.errors import UserError, check_at_least_one
-from ..utils.normalization import Normalizer, normal_form
+from ..utils.normalization import Normalizer, n_best_places
 from .hypothesis import Hypothesis
 
 if TYPE_CHECKING:
@@ -53,39 +60,31 @@ class Merger:
         self.invalid = 0
 
     def merge(self, lists: Sequence[Sequence[Hypothesis]]) -> list[Candidate]:
-        """Return the candidates of one input, the most probable first.
+        """Return the candidates of one input, ranked as the head of this module says.
 
         Args:
-            lists: the hypotheses of each spelling of the input. Every spelling counts the same.
+            lists: the hypotheses of each spelling of the input, best first. Every spelling counts the same.
         """
-        merged: dict[str, Candidate] = {}
+        weights: dict[tuple[str, bool], Fraction] = defaultdict(Fraction)
+        members: dict[tuple[str, bool], list[tuple[float | None, float]]] = defaultdict(list)
         for hypotheses in lists:
             shares = probability_shares(hypotheses)
-            for hypothesis, share in zip(hypotheses, shares, strict=True):
-                self._add(merged, hypothesis, share / len(lists))
-        # sorting is stable: the order of the search decides among equal shares
-        return sorted(merged.values(), key=lambda candidate: -candidate.probability)
-
-    def _add(self, merged: dict[str, Candidate], hypothesis: Hypothesis, share: float) -> None:
-        text = self._normalized(hypothesis.text)
-        key = hypothesis.text if text is None else text
-        known = merged.get(key)
-        if known is None:
-            merged[key] = Candidate(key, hypothesis.score, share, valid=text is not None)
-            return
-        scores = [score for score in (known.score, hypothesis.score) if score is not None]
-        merged[key] = Candidate(
-            key, max(scores, default=None), known.probability + share, known.valid
+            places = n_best_places([one.text for one in hypotheses], self.normalize)
+            for place, (key, rows) in enumerate(places.items(), start=1):
+                weights[key] += Fraction(1, place)
+                members[key] += [(hypotheses[row].score, shares[row]) for row in rows]
+        candidates = []
+        for (text, valid), joined in members.items():
+            scores = [score for score, _ in joined if score is not None]
+            probability = sum(share for _, share in joined) / len(lists)
+            candidates.append(Candidate(text, max(scores, default=None), probability, valid))
+            self.texts += len(joined)
+            self.invalid += 0 if valid else len(joined)
+        return sorted(
+            candidates,
+            key=lambda one: (weights[one.text, one.valid], one.probability),
+            reverse=True,
         )
-
-    def _normalized(self, text: str) -> str | None:
-        self.texts += 1
-        if self.normalize is None:
-            return text
-        normalized = normal_form(text, self.normalize)
-        if normalized is None:
-            self.invalid += 1
-        return normalized
 
 
 def probability_shares(hypotheses: Sequence[Hypothesis]) -> list[float]:
@@ -112,7 +111,7 @@ def translate_candidates(
     spellings: int = 1,
     **settings: Any,
 ) -> Iterator[list[Candidate]]:
-    """Return the candidates of each input, the most probable first.
+    """Return the candidates of each input, ranked as the head of this module says.
 
     Args:
         translator: searches with its model.
@@ -126,10 +125,19 @@ def translate_candidates(
         UserError: what that raises, and as early, or an input with fewer lines than `spellings`.
     """
     check_at_least_one(spellings=spellings)
+    results: Iterator[list[Hypothesis]]
     if settings.get("do_sample"):
-        settings["probabilities"] = True  # sampling gives no scores
-    results = translator.translate_nbest(sentences, n_best, **settings)
+        # Sampling gives neither scores nor an order.
+        settings["probabilities"] = True
+        sampled = translator.translate_nbest(sentences, n_best, **settings)
+        results = (sorted(each, key=_log_probability, reverse=True) for each in sampled)
+    else:
+        results = translator.translate_nbest(sentences, n_best, **settings)
     return _grouped(results, Merger(normalize), n_best, spellings)
+
+
+def _log_probability(hypothesis: Hypothesis) -> float:
+    return hypothesis.log_probability or 0.0  # None for a blank line
 
 
 def _grouped(

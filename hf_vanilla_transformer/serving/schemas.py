@@ -80,7 +80,7 @@ class Prediction(BaseModel):
 
 
 class PredictAnswer(BaseModel):
-    """Predictions, the most probable first: a list if `q` is a string, a list of lists if it is a list."""
+    """Predictions, best first: a list if `q` is a string, a list of lists if it is a list."""
 
     predictions: list[Prediction] | list[list[Prediction]]
     warnings: list[str] | None = Field(

@@ -72,7 +72,7 @@ class SequenceModel(LanguagePair):
     async def predict(
         self, texts: Sequence[str], n_best: int, notes: Notes
     ) -> list[list[Candidate]]:
-        """The candidates of each text, the most probable first. All texts wait in the queue together.
+        """The candidates of each text, best first. All texts wait in the queue together.
 
         Args:
             texts: each goes to the model as it is. A blank one has one candidate, an empty text.

@@ -46,20 +46,20 @@ def normalized_hypotheses(
     return [form or "" for form in forms], sum(form is None for form in forms)
 
 
-def normalized_list(texts: Iterable[str], normalize: Normalizer | None) -> list[str]:
-    """The forms of an n-best list, each once. Invalid ones are "", and keep their places."""
-    forms, _ = normalized_hypotheses(texts, normalize)
-    if normalize is None:
-        return forms
-    known: set[str] = set()
-    different = []
-    for form in forms:
-        if form in known:
-            continue
-        different.append(form)
-        if form:
-            known.add(form)
-    return different
+def n_best_places(
+    texts: Iterable[str], normalize: Normalizer | None
+) -> dict[tuple[str, bool], list[int]]:
+    """The places of an n-best list, best first, and the rows of `texts` that each stands for.
+
+    A place is a text with its validity: the form of a valid text, or an invalid text as it is. Equal ones are one
+    place, the one of the best.
+    """
+    places: dict[tuple[str, bool], list[int]] = {}
+    for row, text in enumerate(texts):
+        form = text if normalize is None else normal_form(text, normalize)
+        place = (text, False) if form is None else (form, True)
+        places.setdefault(place, []).append(row)
+    return places
 
 
 def check_normalizer(references: Sequence[str], normalize: Normalizer | None) -> None:

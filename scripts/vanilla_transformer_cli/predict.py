@@ -18,7 +18,8 @@ gets rows.
 where i counts the lines of the input from 0 and the score is the log-probability over the length penalty. --format tsv
 writes instead the number of the line and the rank, both from 1, the text, the score and the probability among the
 candidates, --format jsonl a list of these for each line. The same texts are one candidate, also after --normalize.
-With --spellings M, each M lines of the input are spellings of one source and get one list.
+With --spellings M, each M lines of the input are spellings of one source and get one list, ranked by the sum of
+1 / rank over their lists.
 --probabilities adds " ||| " and each token with its probability.
 --score writes, for each pair of lines, the natural log-probability of the target, a tab, and one log-probability for
 each token, including the token of the end.

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hf_vanilla_transformer.evaluation.metrics import score_translations
 from hf_vanilla_transformer.inference.candidates import Merger, translate_candidates
 from hf_vanilla_transformer.inference.file_translation import translate_file, translated_lines
 from hf_vanilla_transformer.inference.hypothesis import Hypothesis
@@ -53,19 +54,48 @@ def test_log_probability_is_the_sum_over_the_tokens(translator: Translator, sett
 
 
 def test_probabilities_are_shares_and_duplicates_are_added() -> None:
-    hypotheses = [found("CO", 0.2), found("OC", 0.15), found("CN", 0.3), found("C", 0.05)]
+    hypotheses = [found("CN", 0.3), found("CO", 0.2), found("OC", 0.15), found("C", 0.05)]
     merger = Merger(lambda text: "".join(sorted(text)))
     candidates = merger.merge([hypotheses])
-    assert [candidate.text for candidate in candidates] == ["CO", "CN", "C"]
-    assert [candidate.probability for candidate in candidates] == pytest.approx([0.5, 3 / 7, 0.05 / 0.7])
-    assert candidates[0].score == pytest.approx(math.log(0.2) / 2)
+    assert [candidate.text for candidate in candidates] == ["CN", "CO", "C"], "in the order of their scores"
+    assert [candidate.probability for candidate in candidates] == pytest.approx([3 / 7, 0.5, 0.05 / 0.7])
+    assert candidates[1].score == pytest.approx(math.log(0.2) / 2)
 
 
 def test_spellings_of_an_input_count_the_same() -> None:
-    first = [found("a", 0.01), found("b", 0.03)]
+    first = [found("b", 0.03), found("a", 0.01)]
     second = [found("c", 0.6), found("a", 0.2)]
     candidates = {one.text: one.probability for one in Merger().merge([first, second])}
     assert candidates == pytest.approx({"a": (0.25 + 0.25) / 2, "b": 0.375, "c": 0.375})
+
+
+def test_candidates_of_spellings_are_ranked_by_their_places() -> None:
+    """By the sum of 1 / place over the lists (Zhong et al. 2022), and then by probability."""
+    lists = [
+        [found("a", 0.9), found("b", 0.05), found("B", 0.04), found("c", 0.01)],
+        [found("d", 0.4), found("c", 0.3), found("b", 0.2), found("a", 0.1)],
+        [found("b", 0.5), found("e", 0.3), found("a", 0.2)],
+    ]
+    places = {"a": [1, 4, 3], "b": [2, 3, 1], "c": [3, 2], "d": [1], "e": [2]}  # "B" has no place of its own
+    expected = sorted(places, key=lambda text: -sum(1 / place for place in places[text]))
+    assert [one.text for one in Merger(str.lower).merge(lists)] == expected == ["b", "a", "d", "c", "e"]
+    tie = [[found("x", 0.6), found("y", 0.4)], [found("y", 0.9), found("x", 0.1)]]
+    assert [one.text for one in Merger().merge(tie)] == ["y", "x"]
+
+
+def test_evaluate_counts_the_places_that_predict_writes() -> None:
+    """`top_k` of `evaluate --n_best` and the ranks of candidates are one rule."""
+    hypotheses = [found("CN", 0.3), found("?", 0.25), found("CO", 0.2), found("OC", 0.15), found("?", 0.1)]
+    hypotheses.append(found("C", 0.05))
+
+    def normalize(text: str) -> str | None:
+        return None if text == "?" else "".join(sorted(text))
+
+    assert [one.text for one in Merger(normalize).merge([hypotheses])] == ["CN", "?", "CO", "C"]
+    texts = [one.text for one in hypotheses]
+    for reference, top_1, top_3 in (("NC", 100, 100), ("OC", 0, 100), ("C", 0, 0)):
+        scores = score_translations(["CN"], [reference], metrics=["top_k"], n_best=[texts], normalize=normalize)
+        assert (scores["top_1"], scores["top_3"]) == (top_1, top_3)
 
 
 def test_invalid_texts_are_kept_and_counted() -> None:
@@ -86,7 +116,7 @@ def test_candidates_of_a_translator_are_its_n_best_list(translator: Translator) 
     for merged, hypotheses in zip(candidates, lists, strict=True):
         assert {one.text for one in merged} == {one.text for one in hypotheses}
         assert sum(one.probability for one in merged) == pytest.approx(1)
-        assert sorted((one.probability for one in merged), reverse=True) == [one.probability for one in merged]
+        assert sorted((one.score for one in merged), reverse=True) == [one.score for one in merged]
     assert [one.text for one in candidates[2]] == [""]  # a blank line
 
 

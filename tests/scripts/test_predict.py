@@ -60,8 +60,9 @@ def test_formats_of_n_best_lists(capsys, caplog, words, own_modules):
     rows = [line.split("\t") for line in output.splitlines()]
     assert [row[2] for row in rows if row[1] == "1"] == list(WORDS.values())
     for number in ("1", "2", "3"):
-        shares = [float(row[4]) for row in rows if row[0] == number]
-        assert sum(shares) == pytest.approx(1, abs=1e-4) and shares == sorted(shares, reverse=True)
+        scores, shares = ([float(row[column]) for row in rows if row[0] == number] for column in (3, 4))
+        assert sum(shares) == pytest.approx(1, abs=1e-4)
+        assert scores == sorted(scores, reverse=True)
 
     normalize = ["--format", "jsonl", "--normalize", "phoneme_normalizer:first_phoneme"]
     _, output, _ = predict(capsys, *flags, *normalize)
