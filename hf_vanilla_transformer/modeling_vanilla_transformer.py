@@ -47,6 +47,12 @@ from .loss_vanilla_transformer import (
 )
 
 
+def check_labels(labels: Tensor, size: int) -> None:
+    """Raise a ValueError for labels that are neither -100 nor in 0 … size - 1, where `check_ids` looks at values."""
+    if labels.device.type == "cpu":
+        check_ids(labels.masked_fill(labels == IGNORED, 0), size, "labels")
+
+
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
     """Encoder and decoder without an output layer (`AutoModel`)."""
 
@@ -266,7 +272,7 @@ class VanillaTransformerForConditionalGeneration(
         if labels is None:
             return VanillaTransformerOutput(logits=logits, **fields)
         labels = labels.to(states.device)
-        check_ids(labels.masked_fill(labels == IGNORED, 0), self.config.target_vocab_size, "labels")
+        check_labels(labels, self.config.target_vocab_size)
         smoothing = self.config.label_smoothing if self.training else 0.0
         compute_losses = objective or translation_losses
         loss, nll_loss = compute_losses(
@@ -417,7 +423,7 @@ class VanillaTransformerForCausalLM(GenerationMixin, VanillaTransformerLanguageM
         loss = None
         if labels is not None:
             labels = labels.to(logits.device)
-            check_ids(labels.masked_fill(labels == IGNORED, 0), self.config.vocab_size, "labels")
+            check_labels(labels, self.config.vocab_size)
             smoothing = self.config.label_smoothing if self.training else 0.0
             loss = translation_loss(logits, labels, smoothing, num_items_in_batch)
         return CausalLMOutputWithCrossAttentions(

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.modeling_vanilla_transformer import check_labels
 from hf_vanilla_transformer.training.forward import CastForward
 from tests.model_helpers import gradients, tiny_model, translation_batch
 from tests.pretended_gpu import DEVICE, Count, autocast, counted, held_memory, on_cpu, on_gpu
@@ -48,6 +49,15 @@ def test_update_launches_few_kernels_and_waits_for_none() -> None:
     assert count.launches <= LAUNCHES, count.operations.most_common(20)
     assert sum(count.waits.values()) <= WAITS, count.waits
     assert sum(count.copies.values()) <= COPIES, count.copies
+
+
+def test_labels_are_checked_on_a_cpu_alone() -> None:
+    labels = torch.tensor([[3, -100]])
+    with counted() as count:
+        check_labels(on_gpu(labels), 2)
+    assert count.launches == 0 and not count.waits
+    with pytest.raises(ValueError, match="labels contains 3, but must be below 2"):
+        check_labels(labels, 2)
 
 
 @pytest.mark.parametrize(("by_layer", "launches"), [(False, LAUNCHES_CAST_TOGETHER), (True, LAUNCHES_CAST_BY_LAYER)])

@@ -150,9 +150,14 @@ def _load_split(
 
 
 def _compare_sources(corpus: Corpus, task: str) -> None:
-    """Warn of evaluation pairs whose source is trained on. A stream is compared while it is read."""
+    """Warn of evaluation pairs whose source is trained on. A stream is compared while it is read.
+
+    Held-out pairs have no report of their own, and no source that is trained on.
+    """
     train = corpus.pairs["train"]
-    evaluated = {split: pairs for split, pairs in corpus.pairs.items() if split != "train"}
+    evaluated = {split: corpus.pairs[split] for split in corpus.reports if split != "train"}
+    if not evaluated:
+        return
     overlap = Overlap(evaluated, task)
     if isinstance(train, IterableDataset):
         corpus.overlap = overlap

@@ -1,9 +1,5 @@
 """The choice of the forward pass of training, made once a run."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from accelerate.utils import convert_outputs_to_fp32
 from transformers import PreTrainedModel, Seq2SeqTrainer
@@ -11,21 +7,7 @@ from transformers import PreTrainedModel, Seq2SeqTrainer
 from ..data.packing import PackedBatchSampler
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .distributed import print_main
-from .forward import CastForward, CompiledForward, PlainForward
-
-
-@dataclass
-class ForwardChoice:
-    """What computes the losses of a batch in training in place of the model's own forward pass."""
-
-    compiled: CompiledForward | None = None
-    cast: Callable[..., Any] | None = None  #: `CastForward`, with outputs in float32
-
-    def of(self, batch: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """The forward pass for a batch, or None for the model's own."""
-        if self.compiled is not None and self.compiled.fits(batch):
-            return self.compiled
-        return self.cast
+from .forward import CastForward, CompiledForward, ForwardChoice, PlainForward
 
 
 def choose_forward(

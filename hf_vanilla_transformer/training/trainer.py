@@ -23,8 +23,8 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..utils.errors import UserError
 from .callbacks import WeightAverage
 from .distributed import leave_signals_to_main_process, print_main, shard_tied_modules
-from .forward import CompiledForward, forward_pass_of
-from .forward_choice import ForwardChoice, choose_forward
+from .forward import CompiledForward, ForwardChoice, forward_pass_of
+from .forward_choice import choose_forward
 from .loaders import UpdateLoaders, grouped_sampler, padded_batches, plain_dataset
 from .log_metrics import ThroughputMeter, perplexities
 from .loss_check import LossCheck

@@ -62,6 +62,17 @@ def test_all_trained_linear_layers_are_cast_but_the_output() -> None:
     ]
 
 
+def test_pass_looks_up_no_weight_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    forward = CastForward(model, torch.device("cpu"), torch.bfloat16)
+    monkeypatch.delattr(nn.Module, "get_parameter")
+    batch = translation_batch([4, 3], [2, 5])
+    before = forward(**batch).loss
+    with torch.no_grad():
+        model.model.encoder.layers[0].fc1.weight = nn.Parameter(model.model.encoder.layers[0].fc1.weight * 2)
+    assert not torch.equal(forward(**batch).loss, before), "a weight that is replaced is used"
+
+
 SETTINGS: list[dict[str, Any]] = [
     {"pack": True, "tokens_per_update": 150, "ema_decay": 0.9, "max_grad_norm": 0.1},
     {"muon": True, "r_drop_alpha": 3.0},

@@ -148,6 +148,14 @@ def test_overlap_of_given_evaluation_data_is_reported(tmp_path, split, capsys):
     assert "warning" not in capsys.readouterr().out
 
 
+def test_pairs_that_were_held_out_are_not_compared_again(tmp_path, monkeypatch):
+    train = write(tmp_path, "train", [(f"text {number}", f"Text {number}") for number in range(60)])
+    compared = []
+    monkeypatch.setattr("hf_vanilla_transformer.training.corpus.Overlap", lambda splits, task: compared.append(splits))
+    corpus, *_ = load(train=train, held_out_pairs=6)
+    assert len(corpus.pairs["validation"]) == 6 and compared == []
+
+
 def test_overlap_of_a_stream_is_reported_when_it_has_been_read(tmp_path, capsys):
     train = write(tmp_path, "train", [(f"text {number}", f"Text {number}") for number in range(20)])
     test = write(tmp_path, "test", [("TEXT 3", "x"), ("new", "w"), ("text 19", "y")])
