@@ -25,7 +25,7 @@ _PATHS = (
 
 
 class Metrics:
-    """Requests by path and status, and the seconds of those that translate."""
+    """Requests by path and status, and the seconds of those that translate or predict."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
@@ -37,7 +37,7 @@ class Metrics:
         """Count a request that was answered after `seconds`."""
         path = next((known for known in _PATHS if path.rstrip("/").endswith(known)), "other")
         self.requests[path, status] += 1
-        if path.endswith("/translate"):
+        if path.endswith(("/translate", "/predict")):
             self.durations += 1
             self.seconds += seconds
             self.buckets.update(limit for limit in _BUCKETS if seconds <= limit)

@@ -54,6 +54,13 @@ def test_predictions_are_the_candidates_of_the_translator(client: Any, translato
     assert one[0]["score"] < 0 and one[0]["probability"] == 1
 
 
+def test_seconds_of_predictions_are_counted(client: Any) -> None:
+    before = client.server.metrics.durations
+    assert client.post("/predict", json={"q": "world"}).status_code == 200
+    assert client.server.metrics.durations == before + 1
+    assert f"seconds_count {before + 1}\n" in client.get("/metrics").text
+
+
 def test_lines_are_given_as_they_are(translator: Translator) -> None:
     texts = ["- cat", "1. cat", "cat. dog.", "https://cat.a", "{cat}", " cat"]
     tokenizer = train_symbol_tokenizer([(text, 1) for text in texts], "chars")

@@ -2,12 +2,13 @@
 
 Two translations are tried: all words in upper case, and all words in reverse order with their alignment, so that tags
 moves. A program that was not written here reads each document before and after: pandoc reads Markdown, DOCX and ODT,
-polib and msgfmt read PO, the HTML parser of Python reads HTML, webvtt-py and srt read subtitles.
+polib and msgfmt read PO, translate-toolkit reads XLIFF, the HTML parser of Python reads HTML, webvtt-py and srt read
+subtitles.
 
     python -m tests.trials.documents /usr/share/doc ~/clones --limit 2000
 
 prints, for each format, the documents tried, those with the same structure and the same words, the refused ones with
-their reasons, and every difference. PO files are tried without their translations.
+their reasons, and every difference. PO and XLIFF files are tried without their translations.
 """
 
 import argparse
@@ -198,6 +199,15 @@ def by_polib(data: bytes, suffix: str) -> Read:
     return Read(structure, " ".join(text for target in targets for text in target))
 
 
+def by_translate_toolkit(data: bytes, suffix: str) -> Read:
+    from translate.storage import xliff, xliff2
+
+    reader = xliff2.Xliff2File if b"urn:oasis:names:tc:xliff:document:2" in data else xliff.xlifffile
+    units = [unit for unit in reader.parsestring(data).units if not unit.isheader()]
+    structure = [(unit.getid(), str(unit.source), unit.getnotes()) for unit in units]
+    return Read(structure, " ".join(str(unit.target or "") for unit in units))
+
+
 def by_subtitle_reader(data: bytes, suffix: str) -> Read:
     if suffix == ".srt":
         import srt
@@ -217,8 +227,11 @@ READERS: dict[str, Callable[[bytes, str], Read]] = {
     **dict.fromkeys([".md", ".markdown", ".docx", ".odt"], by_pandoc),
     **dict.fromkeys([".html", ".htm", ".xhtml"], by_html_parser),
     **dict.fromkeys([".po", ".pot"], by_polib),
+    **dict.fromkeys([".xlf", ".xliff"], by_translate_toolkit),
     **dict.fromkeys([".srt", ".vtt"], by_subtitle_reader),
 }
+#: Formats with a translation next to each source.
+FILLED = (".po", ".pot", ".xlf", ".xliff")
 
 
 @dataclass
@@ -233,8 +246,15 @@ class Tally:
     differences: list[str] = field(default_factory=list)
 
 
-def without_translations(data: bytes) -> bytes:
-    """A PO file as a translator gets it."""
+def without_translations(data: bytes, suffix: str) -> bytes:
+    """A PO or XLIFF file as a translator gets it. XLIFF gets its targets anew."""
+    if suffix in (".xlf", ".xliff"):
+        from lxml import etree
+
+        root = etree.fromstring(data)
+        for target in list(root.iter("{*}target")):
+            target.getparent().remove(target)
+        return etree.tostring(root.getroottree(), xml_declaration=True, encoding="UTF-8")
     import polib
 
     catalogue = polib.pofile(data.decode())
@@ -252,9 +272,8 @@ def check(name: str, data: bytes, suffix: str, tally: Tally) -> None:
         tally.unreadable.append(f"{name}: has blocks of MkDocs")
         return
     read = READERS[suffix]
-    is_po = suffix in (".po", ".pot")
     try:
-        data = without_translations(data) if is_po else data
+        data = without_translations(data, suffix) if suffix in FILLED else data
         before = read(data, suffix)
     except Exception as error:
         tally.unreadable.append(f"{name}: {error!r:.150}")
@@ -272,13 +291,13 @@ def check(name: str, data: bytes, suffix: str, tally: Tally) -> None:
             tally.refused.append(f"{name} ({kind}): {error}")
             continue
         tally.passages += len(sources)
-        if difference := _difference(before, translated, suffix, is_po, sources):
+        if difference := _difference(before, translated, suffix, sources):
             tally.differences.append(f"{name} ({kind}): {difference}")
         else:
             tally.equal[kind] += 1
 
 
-def _difference(before: Read, translated: bytes, suffix: str, is_po: bool, sources: list[str]) -> str:
+def _difference(before: Read, translated: bytes, suffix: str, sources: list[str]) -> str:
     try:
         after = READERS[suffix](translated, suffix)
     except Exception as error:
@@ -287,10 +306,10 @@ def _difference(before: Read, translated: bytes, suffix: str, is_po: bool, sourc
         pairs = zip([*before.structure, None], [*after.structure, None], strict=False)
         first = next((pair for pair in pairs if pair[0] != pair[1]), None)
         return f"structure: {first!r:.400}"
-    expected = Read([], " ".join(sources)).letters() if is_po else before.letters()
+    expected = Read([], " ".join(sources)).letters() if suffix in FILLED else before.letters()
     if after.letters() != expected:
         return f"letters: lost {expected - after.letters()}, added {after.letters() - expected}"[:400]
-    return _fault_of_msgfmt(translated) if is_po else ""
+    return _fault_of_msgfmt(translated) if suffix in (".po", ".pot") else ""
 
 
 def _fault_of_msgfmt(data: bytes) -> str:

@@ -1,20 +1,24 @@
 """The page in headless Chromium without a network, used as a person uses it."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
 
 from hf_vanilla_transformer.data import load_tokenizers
+from hf_vanilla_transformer.utils.shipped_models import model_folder
 from hf_vanilla_transformer.web import page_files
 from tests.interop.exports import LINES
 from tests.paper import paper_softmax
 from tests.paper_inside import paper_inside
+from tests.serving.running_server import running_server
 from tests.web.conftest import EXAMPLES, Site
 from tests.web.tools import Page, QuietHandler, chromium, opened, require_npm, serving
 
@@ -451,6 +455,30 @@ def test_languages_are_chosen_and_swapped(server_page: Page) -> None:
     page.wait(lambda: page.driver.current_url.endswith("/he-en/"))
     stored = page.driver.execute_script("return [sessionStorage.getItem('text'), sessionStorage.getItem('key')]")
     assert stored == [ANSWER["text"], "sesame"]
+
+
+def test_page_of_a_sequence_model_lists_its_predictions(tmp_path: Path) -> None:
+    folder = model_folder("g2p_en")
+    with running_server(folder, tmp_path) as server, chromium() as driver:
+        page = Page(driver, f"{server.url}/")
+        page.type("record")
+        page.wait(lambda: page.all("#hypotheses li"))
+        request = {"q": "record", "n_best": int(page.find("#beams").get_attribute("value"))}
+        predicted = httpx.post(f"{server.url}/predict", json=request).json()["predictions"]
+        assert page.translation == predicted[0]["text"]
+        listed = {
+            each.text.partition(" score ")[0]: each.text.partition(" score ")[2] for each in page.all("#hypotheses li")
+        }
+        assert listed.keys() == {one["text"] for one in predicted}
+        for one in predicted:
+            score, _, share = listed[one["text"]].partition(" · ")
+            assert float(score) == pytest.approx(one["score"], abs=1e-3)
+            assert float(share.removesuffix(" %")) / 100 == pytest.approx(one["probability"], abs=0.01)
+        body = driver.find_element("css selector", "body").text
+        assert not re.search("translat|languag|sentence", body, re.IGNORECASE)
+        page.type("7")
+        assert "'7'" in page.find("#note").text
+        assert page.error == "" and page.console() == []
 
 
 @pytest.mark.parametrize("dark", [False, True])
