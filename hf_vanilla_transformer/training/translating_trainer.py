@@ -145,11 +145,10 @@ class TranslatingTrainer(ResumableTrainer):
         """
         if self.budget is None or not self.budget.cuts or not self.is_in_train:
             return {}
-        settings = dict(self._gen_kwargs)
-        most = longest_cut(inputs["labels"].shape[1])
-        if settings.get("max_length") is not None:
-            most = min(most, settings.pop("max_length") - 1)
-        return {**settings, "max_new_tokens": max(1, most)}
+        most = 1 + longest_cut(inputs["labels"].shape[1])  # with the start token
+        given = self._gen_kwargs.get("max_length")
+        # Not `max_new_tokens`: the base class leaves a `max_length` in the settings, and `generate` warns of both.
+        return {**self._gen_kwargs, "max_length": most if given is None else min(most, given)}
 
     def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:
         """Pad translations with the target's pad token. The base class takes the source's."""

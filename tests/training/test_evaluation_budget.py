@@ -1,6 +1,7 @@
 """The evaluations of a run with `max_minutes` take a tenth of them, from the first one on."""
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def test_scores_that_select_weights_are_of_the_same_sentences(tmp_path, monkeypa
     assert len(set(counts[:-1])) == 1 and counts[0] is not None
 
 
-def test_translations_that_do_not_end_are_cut_after_their_references(tmp_path, monkeypatch) -> None:
+def test_translations_that_do_not_end_are_cut_after_their_references(tmp_path, monkeypatch, caplog) -> None:
     lengths: list[tuple[int, int]] = []
     original = VanillaTransformerTrainer.prediction_step
 
@@ -100,9 +101,11 @@ def test_translations_that_do_not_end_are_cut_after_their_references(tmp_path, m
         return loss, ids, kept
 
     monkeypatch.setattr(VanillaTransformerTrainer, "prediction_step", noted)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     files = write_pairs(tmp_path, PAIRS[:20], "train", "validation")
     settings = {"max_steps": 2, "eval_steps": 1, "max_minutes": 60, "generation_max_length": "null"}
     run_tiny(tmp_path / "run", **RUN | settings, **files)  # random weights repeat tokens without an end
+    assert "max_length" not in caplog.text
     assert lengths and all(length <= most + 1 for length, most in lengths)
     lengths.clear()
     run_tiny(tmp_path / "whole", **RUN | settings | {"max_minutes": "null"}, **files)
