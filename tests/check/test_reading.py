@@ -1,6 +1,7 @@
 """Checks of code whose names say nothing, and the places of mistakes that are planted in it."""
 
 import re
+import sys
 import textwrap
 from pathlib import Path
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*nested.tensor", "ignore:.*norm
 SOURCES = {module: Path(module.__file__).read_text(encoding="utf-8") for module in (styles, more_styles, unusual)}
 
 
-@pytest.mark.parametrize("name", ["Letters", "Frozen", "TorchEight", "Outside", "TrainingMask"])
+@pytest.mark.parametrize("name", ["Letters", "Frozen", "TorchEight", "Outside", "TrainingMask", "Stateful"])
 def test_right_code_is_read_by_its_operations(name):
     report = check(getattr(unusual, name), {})
     assert report.mistakes == [] and report.difference < 1e-5
@@ -30,6 +31,17 @@ def test_notes_say_what_the_code_leaves_to_its_caller():
     notes = " ".join(check(unusual.Outside, {}).notes)
     assert "scores was applied" in notes and "1 or True shows a key" in notes
     assert "training mode" in " ".join(check(unusual.TrainingMask, {}).notes)
+
+
+@pytest.mark.parametrize(
+    ("bug", "places", "note"), [(None, [], ""), ("restart", [], "gets position 0"), ("forgets", ["cached step"], "")]
+)
+def test_token_by_token_is_compared_where_training_mode_has_the_mask(bug, places, note):
+    report = check(unusual.Stateful, {"bug": bug})
+    notes = " ".join(report.notes)
+    assert [each.place for each in report.mistakes] == places
+    assert "training mode alone" in notes and "not compared" not in notes
+    assert ("position 0" in notes) == (bug == "restart") and note in notes
 
 
 def test_known_mistake_is_named_without_torchs_fast_path():
@@ -265,6 +277,33 @@ def test_mask_functions_of_the_file_state_the_convention(tmp_path):
         assert len(mistakes) == count
 
 
+METHOD = """
+seq_len = 200
+
+class Run:
+    def make_mask(self, src_input, trg_input):
+        visible = torch.ones([1, seq_len, seq_len], dtype=torch.bool).tril().to(device)
+        return src_input.ne(pad_id).unsqueeze(1), trg_input.ne(pad_id).unsqueeze(1) & visible
+"""
+
+
+def test_mask_methods_and_constants_of_files_around_state_the_convention(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
+    inverted = SOURCES[styles].replace("mask.unsqueeze(1) == 0", "mask.unsqueeze(1) == 1")
+    inner = tmp_path / "checked_inside"
+    inner.mkdir()
+    (inner / "model.py").write_text(inverted, "utf-8")
+    (inner / "constants.py").write_text("pad_id = 0\n")
+    (tmp_path / "mine.py").write_text(
+        "from checked_inside.model import make_model as inner\n\n\ndef make_model():\n    pass\n"
+    )
+    build = _imported(tmp_path / "mine.py").make_model
+    (inner / "main.py").write_text(METHOD)
+    assert own_convention(build) == ("visible", "make_mask", False)
+    (inner / "other.py").write_text("def causal_mask(size):\n    return torch.ones(size, size).triu(1)\n")
+    assert own_convention(build) is None  # files that disagree say nothing
+
+
 def test_output_layer_can_be_named():
     class TwoOutputs(unusual.Outside):
         def __init__(self, src_vocab, tgt_vocab, d_model):
@@ -276,7 +315,7 @@ def test_output_layer_can_be_named():
 
 
 def test_imports_are_searched_in_the_folders_above(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    monkeypatch.setattr("sys.path", ["", *sys.path])
     inner = tmp_path / "checked_models" / "blocks"
     inner.mkdir(parents=True)
     (tmp_path / "checked_constants.py").write_text("SIZE = 3\n")

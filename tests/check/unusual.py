@@ -201,3 +201,44 @@ class TrainingMask(Frozen):
         for step in self.back:
             x = step(x, future, memory, padding)
         return self.end(x)
+
+
+# 6. The decoder takes a state and returns it, to decode token by token in eval mode
+
+
+class StateDecoder(nn.Module):
+    def __init__(self, vocab_size, width, heads, bug):
+        super().__init__()
+        self.words = nn.Embedding(vocab_size, width)
+        self.steps = nn.ModuleList(Step(width, heads, 3 * width, True) for _ in range(2))
+        self.end = nn.Linear(width, vocab_size)
+        self.bug = bug
+
+    def forward(self, ids, state):
+        memory, padding, past = state
+        start = 0 if past[0] is None or self.bug == "restart" else past[0].size(1)
+        width = self.words.embedding_dim
+        x = self.words(ids) * width**0.5 + wave(start + ids.size(1), width)[start:]
+        future = torch.ones(ids.size(1), ids.size(1)).triu(1).bool() if self.training else torch.zeros(1).bool()
+        for number, step in enumerate(self.steps):
+            keys = x if past[number] is None else torch.cat((past[number], x), 1)
+            past[number] = x if self.bug == "forgets" else keys
+            x = step.one("own", x, keys, future)
+            x = step.one("other", x, memory, padding)
+            x = step.gains["last"](x + step.second(functional.relu(step.first(x))))
+        return self.end(x), state
+
+
+class Stateful(Frozen):
+    def __init__(self, vocab_size, hidden_size, heads_count=2, bug=None):
+        super().__init__(vocab_size, hidden_size, heads_count)
+        del self.back, self.end
+        self.words = self.words[:1]
+        self.decoder = StateDecoder(vocab_size, hidden_size, heads_count, bug)
+
+    def forward(self, source, target):
+        padding = source.eq(0)[:, None, None]
+        memory = self.embed(0, source)
+        for step in self.go:
+            memory = step(memory, padding)
+        return self.decoder(target, [memory, padding, [None, None]])[0]

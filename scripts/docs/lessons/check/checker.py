@@ -3,8 +3,9 @@
 import contextlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from .place import Places, local_mistakes
 from .reference import Reference
 from .report import TOLERANCE, UNKNOWN, Report, choices, notes_of, relative_difference
 from .roles import Roles, roles_of
+from .steps import output_of_steps
 from .subject import Call
 from .trace import Trace
 
@@ -55,7 +57,7 @@ _CACHED = Mistake(
     "cached step",
     "§3.1",
     None,
-    "token by token with a cache the logits are not those of the whole target",
+    "token by token the logits are not those of the whole target",
 )
 _PADDED = Mistake(
     "positions",
@@ -72,9 +74,10 @@ _NOT_A_NUMBER = Mistake(
 )
 _COPIES = "the layers of a stack are one object, as in [layer] * N: use copy.deepcopy"
 _IN_TRAINING = (
-    "the causal mask exists in training mode alone: call eval() only to decode token by token, "
-    "a path that is not compared here"
+    "the causal mask exists in training mode alone: call eval() only to decode token by token"
 )
+_NOT_STEPPED = "decoding token by token was not compared: no module takes the target and a state"
+_RESTARTED = "token by token, each token of the target gets position 0, because positions count the tokens of one call"
 _REPEATED = Mistake(
     "heads",
     "§3.2.2",
@@ -147,8 +150,30 @@ def check_model(build: Any, given: Mapping[str, Any], roles: Mapping[str, str]) 
             # It has dropout that is no module, or cannot be called.
             trained = _checked(build, model.train(), arguments, roles)
             if len(trained.mistakes) < len(report.mistakes):
-                return trained._replace(notes=[*trained.notes, _IN_TRAINING])
+                return _with_steps(model, trained)
     return report
+
+
+def _with_steps(model: nn.Module, report: Report) -> Report:
+    """Compare token by token in eval mode a model whose causal mask exists in training mode alone."""
+    report = report._replace(notes=[*report.notes, _IN_TRAINING])
+    if report.mistakes or report.formula is None:
+        return report
+    _, target, calls, _ = _working_calls(model)
+    expected = report.formula({})
+    try:
+        output = output_of_steps(model, calls[0].run, target)
+    except RuntimeError:  # shapes that do not fit
+        return report._replace(mistakes=[_CACHED], difference=float("inf"))
+    if output is None or output.shape != expected.shape:
+        return report._replace(notes=[*report.notes, _NOT_STEPPED])
+    difference = relative_difference(output, expected)
+    if difference < TOLERANCE:
+        return report
+    restarted = report.formula({"steps": "each at position 0"})
+    if relative_difference(output, restarted) < TOLERANCE:
+        return report._replace(notes=[*report.notes, _RESTARTED])
+    return report._replace(mistakes=[_CACHED], difference=difference)
 
 
 def _checked(
@@ -305,7 +330,7 @@ def _with_notes(checked: _Subject, report: Report, build: Any) -> Report:
     unused = [name for name in found.unused if name not in found.filled]
     if unused and not mistakes:
         notes.append(f"no operation uses {', '.join(unused[:3])}{' …' if len(unused) > 3 else ''}")
-    return Report(mistakes, report.difference, notes)
+    return report._replace(mistakes=mistakes, notes=notes)
 
 
 def _with_cache_and_padding(
@@ -403,6 +428,17 @@ def _working_calls(model: nn.Module) -> tuple[Tensor, Tensor, list[Call], list[T
     raise UserError(f"forward cannot be called with (source, target) and masks: {reason}")
 
 
+def _formula(
+    reference: Reference,
+    source: Tensor,
+    target: Tensor,
+    choice: Mapping[str, Any],
+    transform: Callable[[Tensor], Tensor],
+    more: Mapping[str, Any],
+) -> Tensor:
+    return transform(reference(source, target, {**choice, **more}))
+
+
 def _compare(checked: _Subject, reference: Reference) -> Report:
     smallest = float("inf")
     source = checked.source
@@ -430,5 +466,7 @@ def _compare(checked: _Subject, reference: Reference) -> Report:
                     notes = notes_of(choice | table, mistake, output=name)
                     if call.encoding:
                         notes.append(_MASKS[call.encoding])
-                    return Report(mistakes, smallest if mistakes else difference, notes)
+                    smallest = smallest if mistakes else difference
+                    formula = partial(_formula, reference, source, target, choice, transform)
+                    return Report(mistakes, smallest, notes, formula)
     return Report([UNKNOWN], smallest, [])

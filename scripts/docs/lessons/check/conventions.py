@@ -2,9 +2,11 @@
 
 import ast
 import inspect
+import itertools
 import math
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +15,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from . import subject
+
 LENGTH = 4
 _MAX_FILES = 50
+_WORDS = "src|source|inp|trg|tgt|target|dec|seq"  # in names of arguments
+_FIXED_LENGTH = r"(max_?)?(seq_?)?len(gth)?"  # names of constants
+_NAMES = {
+    "torch": torch,
+    "nn": nn,
+    "F": functional,
+    "np": numpy,
+    "numpy": numpy,
+    "math": math,
+    "Variable": lambda tensor: tensor,
+    "device": "cpu",
+}
 
 
 class Convention(NamedTuple):
@@ -33,21 +49,58 @@ class _Anything:
 
 
 def own_convention(build: Callable[..., Any]) -> Convention | None:
-    """The convention of the first function that makes a causal mask, next to the code.
+    """The convention of the functions and methods that make a causal mask, or None.
 
-    A function with "mask" in its name is called with a length, or with words, and its result must be a triangle.
+    The file of `build` decides, or else the files around it if they agree. A function with "mask" in its name is
+    called with a length, or with words, and its result must be a triangle.
     """
-    for name, function in _functions(build):
-        for argument in (LENGTH, torch.ones(1, LENGTH, dtype=torch.long), torch.ones(1, LENGTH)):
-            for others in ((), (_Anything(),)):
-                try:
-                    result = function(argument, *others)
-                except Exception:
-                    continue
-                for each in result if isinstance(result, tuple) else (result,):
-                    if (convention := _convention(each, name)) is not None:
-                        return convention
-    return None
+    source = inspect.getsourcefile(build)
+    if source is None:
+        return None
+    own = Path(source)
+    paths = [own, *_files_around(own)]
+    trees = [tree for path in paths if (tree := _parsed(path)) is not None]
+    constants = {name: value for tree in reversed(trees) for name, value in _constants(tree)}
+    conventions: list[Convention] = []
+    for tree in trees:
+        conventions += _conventions_in(tree, constants)
+        if tree is trees[0] and conventions:
+            return conventions[0]
+    agreed = {each.encoding for each in conventions}
+    return conventions[0] if len(agreed) == 1 else None
+
+
+def _conventions_in(tree: ast.Module, constants: Mapping[str, Any]) -> Iterator[Convention]:
+    words = torch.ones(1, LENGTH, dtype=torch.long)
+    for node in _mask_functions(tree):
+        function = _compiled(node, constants)
+        for sentence in (LENGTH, words, words.float()):
+            try:
+                result = function(*_arguments(function, sentence))
+            except Exception:
+                continue
+            results = result if isinstance(result, tuple) else (result,)
+            yield from (each for one in results if (each := _convention(one, node.name)))
+
+
+def _arguments(function: Callable[..., Any], sentence: Any) -> list[Any]:
+    """A value for each required argument of a mask function by its name."""
+    values: list[Any] = []
+    has_sentence = False
+    for parameter in inspect.signature(function).parameters.values():
+        name = parameter.name
+        if parameter.default is not parameter.empty:
+            break
+        if "pad" in name:
+            values.append(subject.PAD)
+        elif name == "device":
+            values.append("cpu")
+        elif name == "self" or has_sentence and not re.search(_WORDS, name):
+            values.append(_Anything())
+        else:
+            values.append(sentence)
+            has_sentence = True
+    return values
 
 
 def _convention(result: Any, name: str) -> Convention | None:
@@ -69,39 +122,52 @@ def _convention(result: Any, name: str) -> Convention | None:
     return None
 
 
-def _functions(build: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
-    file = inspect.getsourcefile(build)
-    if file is None:
-        return
-    own = Path(file)
-    others = sorted(each for each in own.parent.glob("*.py") if each != own)
-    names = {
-        "torch": torch,
-        "nn": nn,
-        "F": functional,
-        "np": numpy,
-        "numpy": numpy,
-        "math": math,
-        "Variable": _same,
-    }
-    for path in [own, *others][:_MAX_FILES]:
-        try:
-            tree = ast.parse(path.read_text("utf-8"))
-        except (OSError, ValueError, SyntaxError):
+def _compiled(node: ast.FunctionDef, constants: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function alone. Its file is not imported."""
+    names: dict[str, Any] = {**_NAMES, **constants}
+    exec(compile(ast.Module([node], []), node.name, "exec"), names)
+    return names[node.name]
+
+
+def _files_around(own: Path) -> list[Path]:
+    """The files next to a file, and next to the modules below its folder that it imported."""
+    files = [
+        Path(each) for module in sys.modules.values() if (each := getattr(module, "__file__", None))
+    ]
+    imported = {path.parent for path in files if "site-packages" not in path.parts}
+    below = sorted(folder for folder in imported if own.parent in folder.parents)
+    around = (path for folder in [own.parent, *below] for path in sorted(folder.glob("*.py")))
+    return [path for path in around if path != own][:_MAX_FILES]
+
+
+def _parsed(path: Path) -> ast.Module | None:
+    try:
+        return ast.parse(path.read_text("utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return None
+
+
+def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """Names that a file gives numbers and texts. A fixed length of sentences becomes `LENGTH`."""
+    for node in tree.body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Constant):
             continue
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and re.search("mask", node.name, re.IGNORECASE):
-                node.decorator_list = []
-                node.args.defaults = [
-                    each for each in node.args.defaults if isinstance(each, ast.Constant)
-                ]
-                node.returns = None
-                for argument in node.args.args:
-                    argument.annotation = None
-                space: dict[str, Any] = dict(names)
-                exec(compile(ast.Module([node], []), str(path), "exec"), space)
-                yield node.name, space[node.name]
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                is_length = re.fullmatch(_FIXED_LENGTH, target.id.lower())
+                yield target.id, LENGTH if is_length else node.value.value
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
+def _mask_functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    """The functions and methods with "mask" in their names, without decorators, types and computed defaults."""
+    classes = [node.body for node in tree.body if isinstance(node, ast.ClassDef)]
+    for node in itertools.chain(tree.body, *classes):
+        if isinstance(node, ast.FunctionDef) and re.search("mask", node.name, re.IGNORECASE):
+            node.decorator_list = []
+            node.args.defaults = [
+                each for each in node.args.defaults if isinstance(each, ast.Constant)
+            ]
+            node.returns = None
+            for argument in node.args.args:
+                argument.annotation = None
+            yield node

@@ -119,6 +119,8 @@ class Reference:
         vectors = table[ids] * scale
         if option not in ("none", f"none in the {stack}"):
             positions = self.positions(ids.shape[1], table.shape[1], stack, option)
+            if stack == "decoder" and choice.get("steps") == "each at position 0":
+                positions = positions[:1]
             vectors = (
                 (table[ids] + positions) * scale if option == "scaled" else vectors + positions
             )

@@ -1,7 +1,7 @@
 """What a check compares and what it reports."""
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -31,11 +31,19 @@ _DIFFERENCES = {
 
 
 class Report(NamedTuple):
-    """Mistakes (none if the code is right), the largest difference to the paper's numbers, and right differences."""
+    """What a check found.
+
+    Attributes:
+        mistakes: none if the code is right.
+        difference: the largest difference from the paper's numbers.
+        notes: right differences, and what is left to the caller.
+        formula: returns the output of `Reference` that equals the code's, with further choices.
+    """
 
     mistakes: list[Mistake]
     difference: float
     notes: list[str]
+    formula: Callable[[Mapping[str, Any]], Tensor] | None = None
 
 
 def relative_difference(numbers: Tensor, expected: Tensor) -> float:
