@@ -350,9 +350,8 @@ def take_slots(visible: Tensor, parents: Tensor, numbers: Tensor) -> tuple[Tenso
 
 def visible_to(parents: Tensor, visible: Tensor) -> Tensor:
     """The slots (B, K, C) that the beams `parents` (B, K) see."""
-    if (
-        visible.device.type == "cpu"
-    ):  # copies rows, where `gather` copies bytes in forty times the time
+    if visible.device.type == "cpu":
+        # Indexing copies rows. `gather` copies bytes, in forty times the time.
         sentences = torch.arange(len(parents))[:, None]
         return visible[sentences, parents]
     return visible.gather(1, parents[..., None].expand(-1, -1, visible.shape[2]))
@@ -360,7 +359,8 @@ def visible_to(parents: Tensor, visible: Tensor) -> Tensor:
 
 def slots_in_use(visible: Tensor) -> Tensor:
     """The slots (B, C), Boolean, that a beam of `visible` (B, K, C) sees."""
-    if visible.device.type == "cpu":  # a maximum of bytes, where `any` takes thirty times as long
+    if visible.device.type == "cpu":
+        # `any` takes thirty times as long as a maximum of bytes.
         return visible.byte().amax(dim=1).bool()
     return visible.any(dim=1)
 
@@ -529,20 +529,23 @@ def beam_search(
         )
         search.join(batch)
 
-    more = None if next_batch is None else partial(_read, model, next_batch, prefix)
-    ahead = None if more is None else model.read_ahead(more, rows)
-    if ahead is not None:
-        more = ahead.take
-        search.meanwhile = ahead.fill
+    read = None
+    if next_batch is not None:
+        read = partial(_read, model, next_batch, prefix)
+        ahead = model.read_ahead(read, rows)
+        if ahead is not None:
+            read = ahead.take
+            search.meanwhile = ahead.fill
+    least_free = rows if fixed_rows else REFILL_SHARE * rows
     join(source, prefix)
     while len(search):
         results |= search.step()
         free = rows - len(search)
-        if more is None or free < (rows if fixed_rows else REFILL_SHARE * rows):
+        if read is None or free < least_free:
             continue
-        sentences = more(free)
+        sentences = read(free)
         if sentences is None:
-            more = None
+            read = None
         else:
             join(*sentences)
     return _output([results[sentence] for sentence in range(len(results))], generation_config)
@@ -565,9 +568,12 @@ def _read(
     prefix: Tensor,
     count: int,
 ) -> tuple[EncodedSource, Tensor] | None:
-    """Up to `count` sentences of `next_batch`, encoded, and the first tokens of their translations.
+    """Return up to `count` sentences of `next_batch`, encoded, and the prefixes (n, P) of their translations.
 
-    By default these are the ones of the first batch, whose prefixes (B, P) are `prefix`.
+    A `next_batch` without prefixes takes the one of the first batch, `prefix` (B, P). None: there are no more.
+
+    Raises:
+        ValueError: too many sentences, none, or prefixes of another width.
     """
     batch = next_batch(count)
     if batch is None:
@@ -663,7 +669,10 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         )
 
     def read_ahead(self, read: Callable[[int], Any], rows: int) -> Any:
-        """What encodes sentences by `read` while a search of `rows` goes on, if the inference engine has that."""
+        """Return the inference engine's `ReadAhead`: it calls `read` while a search of `rows` sentences goes on.
+
+        None: the engine has none.
+        """
         make = getattr(self.inference_engine, "read_ahead", None)
         return None if make is None else make(self, read, rows)
 
@@ -700,7 +709,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         input_ids = inputs if inputs is not None else kwargs.get("input_ids")
         kwargs["attention_mask"] = self.source_mask(input_ids, kwargs.get("attention_mask"))
         search, settings, uncovered = plan_search(
-            self, inputs, generation_config, kwargs, next_batch is not None
+            self, inputs, generation_config, kwargs, refill=next_batch is not None
         )
         check_coverage(
             uncovered,

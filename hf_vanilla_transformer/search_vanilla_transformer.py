@@ -65,6 +65,11 @@ class LengthPenalty:
         lengths = torch.arange(capacity + 1, device=device) - prefix + self.counted
         return self(lengths.clamp(min=1).float())
 
+    def log_probability(self, score: float, length: int) -> float:
+        """Return log P of a hypothesis with this score, of `length` tokens without those of the prefix."""
+        counted = torch.tensor(float(max(length + self.counted, 1)))
+        return score * self(counted).item()
+
 
 class BeamState(NamedTuple):
     """The running hypotheses of a batch, the best first, and the best that have ended."""
@@ -193,20 +198,20 @@ class SearchConfig:
         """
         count = min(self.num_candidates, logits.shape[2])
         tokens: Tensor | None
-        some_on_cpu = logits.device.type == "cpu" and count < logits.shape[2]
-        if self.num_beams == 1 or some_on_cpu:
+        is_selection_cheap = logits.device.type == "cpu" and count < logits.shape[2]
+        if self.num_beams == 1 or is_selection_cheap:
             log_probs, tokens = topk_log_probs(logits, count, normalize=self.num_beams > 1)
         else:
-            # The best of all beams follow from these in one step.
+            # `extend` selects the best of all beams at once: a kernel less.
             scores = logits.log_softmax(dim=-1, dtype=torch.float32)
             log_probs, tokens = likely_tokens(scores, count)
         return self.extend(state, log_probs, tokens, penalties)
 
-    def force_eos(self, logits: Tensor, at_limit: Tensor) -> Tensor:
-        """Logits (B, K, V) with `forced_eos_token_id` as the only token of sentences at their limit (B,)."""
-        logits = logits.masked_fill(at_limit[:, None, None], -torch.inf)
-        logits[..., self.forced_eos_token_id].masked_fill_(at_limit[:, None], 0)
-        return logits
+    def force_eos(self, scores: Tensor, at_limit: Tensor) -> Tensor:
+        """Return scores (B, K, V) that leave `forced_eos_token_id` alone to sentences at their limit (B,)."""
+        scores = scores.masked_fill(at_limit[:, None, None], -torch.inf)
+        scores[..., self.forced_eos_token_id].masked_fill_(at_limit[:, None], 0)
+        return scores
 
     def extend(
         self,
@@ -599,28 +604,31 @@ class BeamSearch:
         penalties: Tensor,
     ) -> BeamState:
         """`SearchConfig.advance` with logits processors. They take hypotheses of one length: one call for each."""
-        beams = self.config.num_beams
-        running = logits.shape[1]
-        # transformers shows them logits in a greedy search, log-probabilities in a beam search
-        scores = logits.float()  # (B, K, V)
-        if beams > 1:
+        running = logits.shape[1]  # 1 in the first step, in which transformers shows K copies
+        tokens = state.tokens.expand(-1, self.config.num_beams, -1)  # (B, K, T)
+        scores = logits.float()
+        if self.config.num_beams > 1:
+            # transformers shows logits in a greedy search, log-probabilities in a beam search
             scores = scores.log_softmax(dim=-1)
-        groups: dict[int, Any] = {self.length: slice(None)}
-        if not self.fixed_rows:
-            groups = {length: state.lengths == length for length in set(state.lengths.tolist())}
-        processed = torch.empty_like(scores)
-        for length, rows in groups.items():
-            tokens = state.tokens[rows, :, :length].expand(-1, beams, -1)  # (n, K, length)
-            shown = self._process(tokens, scores[rows].expand(-1, beams, -1), state.limits[rows])
-            processed[rows] = shown[:, :running]
+        scores = scores.expand(-1, self.config.num_beams, -1)  # (B, K, V)
+        if self.fixed_rows:
+            processed = self._process(tokens[..., : self.length], scores, state.limits)
+        else:
+            processed = torch.empty_like(scores)
+            for length in set(state.lengths.tolist()):
+                rows = state.lengths == length
+                processed[rows] = self._process(
+                    tokens[rows, :, :length], scores[rows], state.limits[rows]
+                )
         count = min(self.config.num_candidates, processed.shape[2])
-        log_probs, candidates = processed.topk(count, dim=2)
+        log_probs, candidates = processed[:, :running].topk(count, dim=2)
         return self.config.extend(state, log_probs, candidates, penalties)
 
     def _process(self, tokens: Tensor, scores: Tensor, limits: Tensor) -> Tensor:
-        """The scores (n, K, V) of tokens after these (n, K, length), by the processors in transformers' order.
+        """Return the scores (n, K, V) of tokens after `tokens` (n, K, length), changed in transformers' order.
 
-        `limits` (n,) are the ones of the sentences.
+        Args:
+            limits: (n,), the most tokens of each sentence.
         """
         sentences = len(tokens)
         length = tokens.shape[2]
@@ -628,7 +636,7 @@ class BeamSearch:
         for processor in self.processors or ():
             is_end = isinstance(processor, ForcedEOSTokenLogitsProcessor)
             if is_end and self.config.forced_eos_token_id is not None:
-                # It knows the limit of the batch alone.
+                # The processor knows only the largest limit of the batch.
                 scores = self.config.force_eos(scores, at_limit=limits == length + 1)
             else:
                 scores = processor(tokens, scores.flatten(0, 1)).unflatten(0, (sentences, -1))

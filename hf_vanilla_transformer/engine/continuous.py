@@ -150,7 +150,7 @@ class ContinuousSearch:
         greedy = self.search.config.num_beams == 1
         found: list[FoundHypothesis] = []
         for tokens, length, score in zip(*(part.tolist() for part in hypotheses), strict=True):
-            if not found or greedy or is_hypothesis(score):
+            if not found or is_hypothesis(score):
                 found.append(FoundHypothesis(tokens[1:length], None if greedy else score))
         return found
 

@@ -30,7 +30,8 @@ class EnsembleEngine:
         self.members = members
         self.engine = model.inference_engine
         size = model.config.target_vocab_size
-        for other in (member.config.target_vocab_size for member in members):
+        for member in members:
+            other = member.config.target_vocab_size
             if other != size:
                 raise ValueError(
                     f"ensemble: a model with {other} target tokens beside one with {size}; use one tokenizer"
@@ -38,19 +39,20 @@ class EnsembleEngine:
 
     def _models(self) -> list[tuple[Model, Any]]:
         """All models with their inference engines."""
-        models = (self.model, *self.members)
-        return [
-            (model, self.engine if model is self.model else model.inference_engine)
-            for model in models
-        ]
+        found = []
+        for model in (self.model, *self.members):
+            # A member may be the first model again, whose engine is now this one.
+            engine = self.engine if model is self.model else model.inference_engine
+            found.append((model, engine))
+        return found
 
     def encode(self, model: Model, ids: Tensor, mask: Tensor) -> EncodedSource:
-        encoded = [
-            each.get_encoder()(ids, mask).last_hidden_state
-            if engine is None
-            else engine.encode(each, ids, mask).states
-            for each, engine in self._models()
-        ]
+        encoded = []
+        for each, engine in self._models():
+            if engine is None:
+                encoded.append(each.get_encoder()(ids, mask).last_hidden_state)
+            else:
+                encoded.append(engine.encode(each, ids, mask).states)
         return EncodedSource(encoded[0], mask, ids, others=tuple(encoded[1:]))
 
     def decoder(self, model: Model, source: EncodedSource, beams: int, rows: int) -> Decoder:
@@ -58,16 +60,14 @@ class EnsembleEngine:
             raise ValueError(
                 "ensemble: each model encodes the source itself; give input_ids, not encoder outputs"
             )
+        all_states = (source.states, *source.others)
         decoders: list[Decoder] = []
-        for (each, engine), states in zip(
-            self._models(), (source.states, *source.others), strict=True
-        ):
+        for (each, engine), states in zip(self._models(), all_states, strict=True):
             own = source._replace(states=states, others=())
-            decoders.append(
-                ModuleDecoder(each, own)
-                if engine is None
-                else engine.decoder(each, own, beams, rows)
-            )
+            if engine is None:
+                decoders.append(ModuleDecoder(each, own))
+            else:
+                decoders.append(engine.decoder(each, own, beams, rows))
         return EnsembleDecoder(decoders)
 
 

@@ -118,7 +118,7 @@ def has_global_hooks() -> bool:
 
 
 def has_compiler() -> bool:
-    """Whether Inductor compiles exported graphs. If not, `optimize_for_inference` refuses `compile=True`."""
+    """Return whether Inductor compiles exported graphs. If not, `optimize_for_inference` refuses `compile=True`."""
     return find_spec("torch._inductor") is not None and hasattr(
         import_module("torch._inductor"), "compile"
     )

@@ -70,9 +70,10 @@ def optimize_for_inference(
         raise ValueError(
             f"quantization: {quantization!r} is not {INT8!r}; None computes in the model's dtype"
         )
-    errors = [int8_error(model.device, model.dtype)] if quantization else []
-    errors += [compile_error(model.device)] if compile else []
-    for error in filter(None, errors):
+    error = int8_error(model.device, model.dtype) if quantization else None
+    if error is None and compile:
+        error = compile_error(model.device)
+    if error is not None:
         raise ValueError(error)
     model.inference_engine = InferenceEngine(quantization, compile)
     model.inference_engine.weights(model, compile)
@@ -170,7 +171,7 @@ class InferenceEngine:
                 self.packed = {}
                 self.states = {part: _state(model, part) for part in (False, True)}
                 self.held = [weight.detach() for weight in model.parameters()]
-                # Which must be collected.
+                # Not the model, which would keep itself alive.
                 self.held += [module for module in model.modules() if module is not model]
             if (dtype, compiled) not in self.packed:
                 with torch.no_grad():
@@ -217,7 +218,7 @@ class InferenceEngine:
         read: Callable[[int], Sentences | None],
         rows: int,
     ) -> ReadAhead | None:
-        """What encodes sentences by `read` while a GPU decodes others."""
+        """Return a reader that encodes sentences by `read` while a GPU decodes others. None on a CPU."""
         stream = read_ahead.side_stream_of(model.device)
         return None if stream is None else ReadAhead(read, rows, stream)
 

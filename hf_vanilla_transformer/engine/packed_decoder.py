@@ -436,7 +436,7 @@ class PackedDecoder(Decoder):
             self.source_mask = self._mask_of(self.visible)
 
     def _trims(self, visible: Tensor) -> bool:
-        """Whether to trim and to leave out masks without effect. A GPU would have to be waited for."""
+        """Return whether to trim, and to leave out masks without effect. The host would have to wait for a GPU."""
         return visible.device.type == "cpu"
 
     def _mask_of(self, visible: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..search_vanilla_transformer import LengthPenalty, is_hypothesis
 from ..utils.cpu_time import on_fitting_threads
 from ..utils.errors import UserError, check_at_least_one
-from .alignment import align, chosen_layer, source_inputs
+from .alignment import Link, align, chosen_layer, source_inputs
 from .batching import (
     BATCHES_AHEAD,
     MAX_TOKENS,
@@ -577,14 +577,12 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """The output of `generate` for each source. The first `given` tokens of each sequence were forced."""
         sequences = output.sequences  # (N, T)
-        scores = getattr(output, "sequences_scores", None)  # (N,)
         shown = sequences[:, 1 + self.directions.prefix_length :]
         texts = self.target_tokenizer.batch_decode(shown, **AS_TEXT)
         targets = self.targets(sequences.tolist(), given)
         n_best = len(texts) // len(sources)
         repeated = [source for source in sources for _ in range(n_best)]
-        nothing: list[Any] = [None] * len(texts)
-        alignments = nothing
+        alignments: list[Any] = [None] * len(texts)
         if request.alignment_layer is not None:
             alignments = align(
                 models[0],
@@ -596,30 +594,51 @@ class Translator:
                 words=request.words,
                 marks=request.marks,
             )
-        tokens = nothing
-        probabilities = nothing
-        log_probabilities = nothing
+        of_tokens: list[Any] = [None] * len(texts)
         if request.probabilities:
-            tokens = [readable_tokens(self.target_tokenizer, target) for target in targets]
-            rows = token_log_probabilities(models, self.source_tokenizer, repeated, targets)
-            probabilities = [[math.exp(log_p) for log_p in row] for row in rows]
-            log_probabilities = [sum(row) for row in rows]
-        all_scores = nothing
-        if scores is not None:
-            all_scores = scores.tolist()
-            forced = given - 1
-            lengths = torch.tensor([max(len(target) - forced, 1) for target in targets])
-            divisors = request.penalty((lengths + request.penalty.counted).float())
-            log_probabilities = (scores.cpu() * divisors).tolist()
-        ends = self.end_tokens
-        ended = [len(target) >= given and target[-1] in ends for target in targets]
-        columns = (texts, all_scores, alignments, tokens, probabilities, log_probabilities, ended)
-        ranked = [Hypothesis(*row) for row in zip(*columns, strict=True)]
-        grouped = [ranked[start : start + n_best] for start in range(0, len(ranked), n_best)]
+            of_tokens = token_log_probabilities(models, self.source_tokenizer, repeated, targets)
+        scores: list[Any] = [None] * len(texts)
+        if getattr(output, "sequences_scores", None) is not None:
+            scores = output.sequences_scores.tolist()
+        hypotheses = [
+            self._hypothesis(*row, given=given, penalty=request.penalty)
+            for row in zip(texts, targets, scores, alignments, of_tokens, strict=True)
+        ]
+        grouped = [hypotheses[start : start + n_best] for start in range(0, len(texts), n_best)]
         return [
             [one for rank, one in enumerate(group) if not rank or is_hypothesis(one.score)]
             for group in grouped
         ]
+
+    def _hypothesis(
+        self,
+        text: str,
+        target: list[int],
+        score: float | None,
+        alignment: list[Link] | None,
+        log_probabilities: list[float] | None,
+        given: int,
+        penalty: LengthPenalty,
+    ) -> Hypothesis:
+        """The translation with the tokens `target`, whose log-probabilities are known if they were requested."""
+        tokens = None
+        probabilities = None
+        log_probability = None
+        if log_probabilities is not None:
+            tokens = readable_tokens(self.target_tokenizer, target)
+            probabilities = [math.exp(log_p) for log_p in log_probabilities]
+            log_probability = sum(log_probabilities)
+        if score is not None:
+            log_probability = penalty.log_probability(score, len(target) + 1 - given)
+        return Hypothesis(
+            text=text,
+            score=score,
+            alignment=alignment,
+            tokens=tokens,
+            probabilities=probabilities,
+            log_probability=log_probability,
+            ended=len(target) >= given and target[-1] in self.end_tokens,
+        )
 
     @property
     def end_tokens(self) -> set[int]:

@@ -112,8 +112,7 @@ class Engine:
         if hypothesis.score is None:
             return None
         penalty = self._searches[0].search.penalty
-        length = torch.tensor(float(max(1, len(hypothesis.tokens) - given)))
-        return hypothesis.score * float(penalty(length))
+        return penalty.log_probability(hypothesis.score, len(hypothesis.tokens) - given)
 
     @property
     def waiting(self) -> int:
