@@ -201,13 +201,44 @@ def deal(rows: list[np.ndarray], rows_of_batch: int, batches: int) -> list[list[
 
 
 @dataclass
-class FlatPairs:
-    """The token ids of pairs in one array for each side, which is read faster than the rows of a table."""
+class FlatIds:
+    """The token ids of many sentences in one array, which is read faster than the rows of a table."""
 
-    source: np.ndarray  #: the ids of all sources, one after the other
-    target: np.ndarray
-    source_starts: np.ndarray  #: (N + 1,), where each source starts, and the end of the last
-    target_starts: np.ndarray
+    ids: np.ndarray  #: of all sentences, one after the other
+    starts: np.ndarray  #: (N + 1,), where each sentence starts, and the end of the last
+
+    @classmethod
+    def of_parts(cls, ids: list[np.ndarray], lengths: list[np.ndarray]) -> "FlatIds":
+        """Join arrays of ids. `lengths` are those of their sentences."""
+        starts = np.concatenate([[0], np.cumsum(np.concatenate([*lengths, []]))])
+        return cls(np.concatenate(ids) if ids else np.zeros(0, np.int64), starts.astype(np.int64))
+
+    @classmethod
+    def of_column(cls, dataset: Dataset, name: str, rows_per_read: int = 50_000) -> "FlatIds":
+        """The lists of ids in a column of a table."""
+        ids = []
+        lengths = []
+        column = dataset.select_columns([name]).with_format("arrow")
+        for table in column.iter(batch_size=rows_per_read):
+            for chunk in table[name].chunks:
+                part = chunk.flatten().to_numpy(zero_copy_only=False)
+                fits = not len(part) or int(part.max()) < 2**16
+                ids.append(part.astype(np.uint16 if fits else np.int32))
+                lengths.append(chunk.value_lengths().to_numpy(zero_copy_only=False))
+        return cls.of_parts(ids, lengths)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of tokens of each sentence, (N,)."""
+        return np.diff(self.starts)
+
+
+@dataclass
+class FlatPairs:
+    """The token ids of pairs."""
+
+    source: FlatIds
+    target: FlatIds
 
     @classmethod
     def of_rows(cls, rows: Sequence[Row]) -> "FlatPairs":
@@ -215,35 +246,18 @@ class FlatPairs:
         sides = []
         for name in ("input_ids", "labels"):
             ids = [np.asarray(row[name], dtype=np.int64) for row in rows]
-            starts = np.concatenate([[0], np.cumsum([len(each) for each in ids])]).astype(np.int64)
-            sides.append((np.concatenate(ids) if ids else np.zeros(0, np.int64), starts))
-        (source, source_starts), (target, target_starts) = sides
-        return cls(source, target, source_starts, target_starts)
+            sides.append(FlatIds.of_parts(ids, [np.array([len(each) for each in ids])]))
+        return cls(*sides)
 
     @classmethod
-    def of_table(cls, dataset: Dataset, rows_per_read: int = 50_000) -> "FlatPairs":
+    def of_table(cls, dataset: Dataset) -> "FlatPairs":
         """The pairs of a dataset with the columns `input_ids` and `labels`."""
-        columns = []
-        for name in ("input_ids", "labels"):
-            ids = []
-            lengths = []
-            for table in (
-                dataset.select_columns([name]).with_format("arrow").iter(batch_size=rows_per_read)
-            ):
-                for chunk in table[name].chunks:
-                    part = chunk.flatten().to_numpy(zero_copy_only=False)
-                    fits = not len(part) or int(part.max()) < 2**16
-                    ids.append(part.astype(np.uint16 if fits else np.int32))
-                    lengths.append(chunk.value_lengths().to_numpy(zero_copy_only=False))
-            starts = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
-            columns.append((np.concatenate(ids), starts))
-        (source, source_starts), (target, target_starts) = columns
-        return cls(source, target, source_starts, target_starts)
+        return cls(FlatIds.of_column(dataset, "input_ids"), FlatIds.of_column(dataset, "labels"))
 
     @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
         """Source and target lengths, each (N,)."""
-        return np.diff(self.source_starts), np.diff(self.target_starts)
+        return self.source.lengths, self.target.lengths
 
 
 @dataclass(frozen=True)
@@ -269,62 +283,61 @@ class PackedLayout:
             `input_ids`, `segment_ids` and `position_ids` (R, S), `decoder_input_ids`, `decoder_segment_ids`,
             `decoder_position_ids` and `labels` (R, T).
         """
-        counts = np.array([len(row) for row in rows])
-        numbers = np.concatenate([*rows, np.zeros(0, np.int64)]).astype(np.int64)  # (n,)
-        row_of = np.repeat(np.arange(len(rows)), counts)  # (n,)
-        first_of_row = np.cumsum(counts) - counts
-        # (n,), 1 for the first of a row.
-        segment = np.arange(len(numbers)) - first_of_row[row_of] + 1
-
-        def laid_out(starts: np.ndarray, places: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            lengths = np.diff(starts)[numbers]
-            used = np.bincount(row_of, weights=lengths).max(initial=0)
-            if used > places:
-                raise ValueError(f"{used:.0f} tokens in a row of {places} places")
-            return _places(lengths, row_of, first_of_row, places)
-
-        place, position, owner = laid_out(pairs.source_starts, self.source_places)
-        ids = pairs.source[pairs.source_starts[numbers][owner] + position]
-        shape = (len(rows), self.source_places)
-        batch = {
-            "input_ids": _scattered(shape, self.pad_token_id, place, ids),
-            "segment_ids": _scattered(shape, 0, place, segment[owner]),
-            "position_ids": _scattered(shape, 0, place, position),
-        }
-
-        place, position, owner = laid_out(pairs.target_starts, self.target_places)
-        ids = pairs.target[pairs.target_starts[numbers][owner] + position].astype(np.int64)
-        shape = (len(rows), self.target_places)
+        source = _RowsOfSide.of(pairs.source, rows, self.source_places)
+        target = _RowsOfSide.of(pairs.target, rows, self.target_places)
         # shifted right within each pair (§3.1)
-        inputs = np.where(position == 0, self.decoder_start_token_id, np.roll(ids, 1))
-        return batch | {
-            "decoder_input_ids": _scattered(shape, self.decoder_pad_token_id, place, inputs),
-            "decoder_segment_ids": _scattered(shape, 0, place, segment[owner]),
-            "decoder_position_ids": _scattered(shape, 0, place, position),
-            "labels": _scattered(shape, IGNORED, place, ids),
+        previous = np.roll(target.ids, 1)
+        inputs = np.where(target.position == 0, self.decoder_start_token_id, previous)
+        return {
+            "input_ids": source.laid_out(source.ids, free=self.pad_token_id),
+            "segment_ids": source.laid_out(source.segment, free=0),
+            "position_ids": source.laid_out(source.position, free=0),
+            "decoder_input_ids": target.laid_out(inputs, free=self.decoder_pad_token_id),
+            "decoder_segment_ids": target.laid_out(target.segment, free=0),
+            "decoder_position_ids": target.laid_out(target.position, free=0),
+            "labels": target.laid_out(target.ids, free=IGNORED),
         }
 
 
-def _places(
-    lengths: np.ndarray, row_of: np.ndarray, first_of_row: np.ndarray, places: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Place in the batch, position in the pair and number of the pair of every token, each (tokens,)."""
-    ends = np.cumsum(lengths)
-    starts = ends - lengths  # (n,), in the tokens of all rows
-    before_row = np.concatenate([starts, ends[-1:], [0]])[first_of_row]  # tokens of the rows before
-    owner = np.repeat(np.arange(len(lengths)), lengths)
-    token = np.arange(len(owner))
-    position = token - starts[owner]
-    place = (row_of * places - before_row[row_of])[owner] + token
-    return place, position, owner
+@dataclass
+class _RowsOfSide:
+    """The tokens of one side of packed rows. All arrays are (tokens,)."""
 
+    shape: tuple[int, int]  #: rows, and places of a row
+    ids: np.ndarray
+    position: np.ndarray  #: in its sentence
+    segment: np.ndarray  #: 1 for the first pair of a row
+    place: np.ndarray  #: among those of all rows
 
-def _scattered(
-    shape: tuple[int, int], value: int, places: np.ndarray, values: np.ndarray
-) -> Tensor:
-    tensor = np.full(shape[0] * shape[1], value, dtype=np.int64)
-    tensor[places] = values
-    return torch.from_numpy(tensor.reshape(shape))
+    @classmethod
+    def of(cls, side: FlatIds, rows: Sequence[np.ndarray], places: int) -> "_RowsOfSide":
+        """Lay the sentences with these numbers in rows of `places`."""
+        pairs = np.concatenate([*rows, []]).astype(np.int64)  # (n,), of all rows
+        counts = np.array([len(row) for row in rows])
+        row = np.repeat(np.arange(len(rows)), counts)  # (n,)
+        number_in_row = np.arange(len(pairs)) - (np.cumsum(counts) - counts)[row]
+        lengths = side.starts[pairs + 1] - side.starts[pairs]
+        used = np.bincount(row, weights=lengths, minlength=len(rows)).astype(np.int64)
+        if used.max(initial=0) > places:
+            raise ValueError(f"{used.max()} tokens in a row of {places} places")
+
+        pair = np.repeat(np.arange(len(pairs)), lengths)  # (tokens,), below n
+        token = np.arange(len(pair))
+        position = token - (np.cumsum(lengths) - lengths)[pair]
+        before_row = np.cumsum(used) - used  # (rows,), tokens
+        return cls(
+            shape=(len(rows), places),
+            ids=side.ids[side.starts[pairs][pair] + position].astype(np.int64),
+            position=position,
+            segment=number_in_row[pair] + 1,
+            place=token + (np.arange(len(rows)) * places - before_row)[row[pair]],
+        )
+
+    def laid_out(self, values: np.ndarray, free: int) -> Tensor:
+        """Values of the tokens as a tensor of `shape`, with `free` in the other places."""
+        tensor = np.full(self.shape, free, dtype=np.int64)
+        tensor.reshape(-1)[self.place] = values
+        return torch.from_numpy(tensor)
 
 
 class PackedPairs(torch.utils.data.Dataset):
