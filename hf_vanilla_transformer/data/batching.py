@@ -200,13 +200,14 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
         rank: int = 0,
     ):
         self.lengths = np.maximum(source_lengths, target_lengths)
-        self.max_tokens = max_tokens
         self.tokens_per_update = tokens_per_update
         self.batches_per_update = batches_per_update
         self.seed = seed
         self.world_size = world_size
         self.rank = rank
         self.limit = min(max_tokens, tokens_per_update or max_tokens)
+        # Otherwise an update is one batch, or has `batches_per_update`.
+        self.joins_batches = tokens_per_update is not None and tokens_per_update > max_tokens
         # Updates of an epoch with about `tokens_per_update`.
         self.requested = max(1, round(int(target_lengths.sum()) / (tokens_per_update or 1)))
         self.updates = self._plan(source_lengths, target_lengths)
@@ -220,7 +221,7 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
         self.batch_starts = split_into_batches(self.lengths[self.sorted], self.limit)
         # (batches,), target tokens
         self.tokens = np.add.reduceat(target[self.sorted], self.batch_starts[:-1])
-        if self.tokens_per_update and self.tokens_per_update > self.max_tokens:
+        if self.joins_batches:
             return min(self.requested, len(self.tokens))
         if self.tokens_per_update:  # the limit of a batch, so that a batch is an update
             self.batches_per_update = 1
@@ -236,7 +237,7 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
         """Shuffle the batches and the pairs of equal lengths, so that every batch keeps its size."""
         self.rows = self.sorted[shuffled_runs(self.equal_lengths, rng)]
         self.order = rng.permutation(len(self.tokens))
-        if self.tokens_per_update and self.tokens_per_update > self.max_tokens:
+        if self.joins_batches:
             self.starts = even_groups(self.tokens[self.order], self.updates)
         else:
             self.starts = np.arange(self.updates + 1) * self.batches_per_update

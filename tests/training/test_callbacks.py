@@ -10,7 +10,7 @@ from transformers import TrainerControl
 from hf_vanilla_transformer.training import callbacks, run
 from hf_vanilla_transformer.training.arguments import RunArguments
 from hf_vanilla_transformer.training.callbacks import StopWithCheckpoint
-from hf_vanilla_transformer.training.run import bf16_is_faster
+from hf_vanilla_transformer.training.precision import bf16_is_faster
 from tests.model_helpers import tiny_model
 
 
