@@ -10,6 +10,7 @@ from torch import nn
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.modeling_vanilla_transformer import check_labels
 from hf_vanilla_transformer.training.forward import CastForward
+from hf_vanilla_transformer.training.objectives.consistency import simcut
 from tests.model_helpers import gradients, tiny_model, translation_batch
 from tests.pretended_gpu import DEVICE, Count, autocast, counted, held_memory, on_cpu, on_gpu
 
@@ -58,6 +59,20 @@ def test_labels_are_checked_on_a_cpu_alone() -> None:
     assert count.launches == 0 and not count.waits
     with pytest.raises(ValueError, match="labels contains 3, but must be below 2"):
         check_labels(labels, 2)
+
+
+@pytest.mark.parametrize("ends", [2, [2, 5]])
+def test_second_pass_of_simcut_is_made_without_a_copy(ends: int | list[int]) -> None:
+    model = on_gpu(tiny_model())
+    model.config.eos_token_id = ends
+    batch = on_gpu(translation_batch([9, 4], [5, 3]))
+    batch["decoder_input_ids"] = batch["labels"].clamp(min=1)
+    with counted() as count:
+        twice = simcut(3.0, probability=1.0).inputs(model, batch)
+    assert not count.copies and not count.waits
+    zeroed = on_cpu(twice["inputs_embeds"][2:]).abs().sum(-1) == 0  # (B, S), of the second pass
+    source = on_cpu(batch["input_ids"])
+    assert torch.equal(zeroed, ~torch.isin(source, torch.tensor(ends)))
 
 
 @pytest.mark.parametrize(("by_layer", "launches"), [(False, LAUNCHES_CAST_TOGETHER), (True, LAUNCHES_CAST_BY_LAYER)])

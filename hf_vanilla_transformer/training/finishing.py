@@ -151,19 +151,7 @@ def choose_weights(
     checkpoints, and the exponential moving average. The score is `metric_for_best_model`, or the first measured one of
     `metrics`. Without validation data an average is kept unscored, as in §6.1.
     """
-    checkpoints = complete_checkpoints(run)[-args.average_last :] if args.average_last > 1 else []
-    if len(checkpoints) < args.average_last > 1:
-        print_main(
-            f"warning: average_last={args.average_last}: the run has saved {len(checkpoints)} checkpoints"
-        )
-    candidates: dict[str, dict[str, torch.Tensor]] = {}
-    facts: dict[str, dict[str, float]] = dict.fromkeys(_WEIGHTS, {"averaged_checkpoints": 0})
-    if len(checkpoints) > 1:
-        candidates["averaged"] = averaged_weights(checkpoints, run)
-        facts["averaged"] = {"averaged_checkpoints": len(checkpoints)}
-    if trainer.ema is not None:
-        candidates["ema"] = trainer.ema.average
-        facts["ema"] = {"averaged_checkpoints": 0, "ema_decay": args.ema_decay}
+    candidates, facts = _averages(trainer, run, args)
     if trainer.eval_dataset is None:
         if not candidates:
             return {}
@@ -171,41 +159,65 @@ def choose_weights(
         load_full_state_dict(trainer.model, candidates[chosen])
         print_main(f"weights: {_WEIGHTS[chosen]}, unscored, because there is no validation data")
         return facts[chosen]
+
     best = args.load_best_model_at_end and trainer.state.best_model_checkpoint
     step = trainer.state.best_global_step if best else trainer.state.global_step
-    scored = {"single": trainer.scores.get(step) or trainer.evaluate()}
+    single = trainer.scores.get(step) or trainer.evaluate()
     if not candidates:
-        return scored["single"]
-    measured = [name for name in metrics if f"eval_{name}" in scored["single"]]
+        return single
+    candidates["single"] = full_state_dict(trainer.model)
+    scored = {"single": single}
+    for name in [each for each in candidates if each not in scored]:  # in one order on all ranks
+        scored[name] = _score(
+            trainer, candidates[name], with_perplexity="eval_perplexity" in single
+        )
+
+    measured = [name for name in metrics if f"eval_{name}" in single]
     default = [*measured, "exact_match"][0]
     metric = (args.metric_for_best_model or default).removeprefix("eval_")
-    candidates["single"] = full_state_dict(trainer.model)
-    for name in [each for each in candidates if each not in scored]:
-        load_full_state_dict(trainer.model, candidates[name])
-        wait_for_everyone()
-        # Not `evaluate`: its log and samples belong to the update.
-        predicted = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval").metrics
-        scored[name] = predicted | (
-            perplexities(predicted) if "eval_perplexity" in scored["single"] else {}
-        )
-    scores = {name: scored[name][f"eval_{metric}"] for name in _WEIGHTS if name in scored}
     is_better = (
         args.greater_is_better if args.metric_for_best_model else metric not in LOWER_IS_BETTER
     )
     sign = 1 if is_better else -1
+    scores = {name: scored[name][f"eval_{metric}"] for name in _WEIGHTS if name in scored}
     # Of equals an average: it generalises better.
     chosen = max(reversed(scores), key=lambda name: sign * scores[name])
-    shown = title_of(metric)
-    print_main(
-        f"validation {shown}: {', '.join(f'{score:.2f} {name}' for name, score in scores.items())}; "
-        f"kept: {_WEIGHTS[chosen]}"
-    )
+    shown = ", ".join(f"{score:.2f} {name}" for name, score in scores.items())
+    print_main(f"validation {title_of(metric)}: {shown}; kept: {_WEIGHTS[chosen]}")
     load_full_state_dict(trainer.model, candidates[chosen])
-    return (
-        scored[chosen]
-        | {f"eval_{metric}_{name}": score for name, score in scores.items()}
-        | facts[chosen]
-    )
+    named_scores = {f"eval_{metric}_{name}": score for name, score in scores.items()}
+    return scored[chosen] | named_scores | facts[chosen]
+
+
+def _averages(
+    trainer: VanillaTransformerTrainer, run: Path, args: RunArguments
+) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, dict[str, float]]]:
+    """The averaged weights that a run may keep, and facts about each of `_WEIGHTS` for its results."""
+    averages: dict[str, dict[str, torch.Tensor]] = {}
+    facts: dict[str, dict[str, float]] = dict.fromkeys(_WEIGHTS, {"averaged_checkpoints": 0})
+    checkpoints = complete_checkpoints(run)[-args.average_last :] if args.average_last > 1 else []
+    if len(checkpoints) < args.average_last > 1:
+        print_main(
+            f"warning: average_last={args.average_last}: the run has saved {len(checkpoints)} checkpoints"
+        )
+    if len(checkpoints) > 1:
+        averages["averaged"] = averaged_weights(checkpoints, run)
+        facts["averaged"] = {"averaged_checkpoints": len(checkpoints)}
+    if trainer.ema is not None:
+        averages["ema"] = trainer.ema.average
+        facts["ema"] = {"averaged_checkpoints": 0, "ema_decay": args.ema_decay}
+    return averages, facts
+
+
+def _score(
+    trainer: VanillaTransformerTrainer, weights: dict[str, torch.Tensor], with_perplexity: bool
+) -> dict[str, float]:
+    """The scores of weights on the validation split. They are loaded for it."""
+    load_full_state_dict(trainer.model, weights)
+    wait_for_everyone()
+    # Not `evaluate`: its log and samples belong to the update.
+    scores = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval").metrics
+    return scores | perplexities(scores) if with_perplexity else scores
 
 
 def averaged_weights(checkpoints: list[Path], run: Path) -> dict[str, torch.Tensor]:

@@ -1,12 +1,18 @@
 """A training run from arguments to a model folder: load data, train, select weights, save, test."""
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from datasets import config as datasets_config
-from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, TrainerCallback, set_seed
+from transformers import (
+    DataCollatorForSeq2Seq,
+    EarlyStoppingCallback,
+    EvalPrediction,
+    TrainerCallback,
+    set_seed,
+)
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data.token_kinds import set_task, tokenizer_task
@@ -301,23 +307,9 @@ def make_trainer(
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
     callbacks.append(stop)  # last: it saves a run that a callback before it ends
-    options = score_options(run.data_args)
-    metrics = make_metrics(options["metrics"], options["tokenize"], options["lowercase"])
-    check_selection(args, score_names(metrics), several=bool(run.data_args.directions))
-    if args.metric_by_default and args.metric_for_best_model != "bleu":
-        better = "highest" if args.greater_is_better else "lowest"
-        print_main(f"the weights with the {better} {args.metric_for_best_model} are kept")
-    validation = run.corpus.pairs.get("validation")
-    if validation is not None:
-        check_normalizer(validation["target"][:_CHECKED_REFERENCES], options["normalize"])
-    compute_metrics = translation_metrics(
-        tokenizers[1],
-        groups=run.groups("validation"),
-        metrics=metrics,
-        lowercase=options["lowercase"],
-        sources=None if validation is None else validation["source"],
-        normalize=options["normalize"],
-    )
+    compute_metrics = _validation_metrics(
+        run
+    )  # before the facts: it may choose the score that selects
     with refused_as_one_line("training arguments"):
         trainer = VanillaTransformerTrainer(
             model=run.model,
@@ -345,6 +337,28 @@ def make_trainer(
                 f"average_last={args.average_last} needs FULL_STATE_DICT checkpoints, not {kind}"
             )
     return trainer, stop
+
+
+def _validation_metrics(run: Run) -> Callable[[EvalPrediction], dict[str, float]]:
+    """The `compute_metrics` of evaluations. Choose the score that selects the weights, if it is a default."""
+    args = run.args
+    options = score_options(run.data_args)
+    metrics = make_metrics(options["metrics"], options["tokenize"], options["lowercase"])
+    check_selection(args, score_names(metrics), several=bool(run.data_args.directions))
+    if args.metric_by_default and args.metric_for_best_model != "bleu":
+        better = "highest" if args.greater_is_better else "lowest"
+        print_main(f"the weights with the {better} {args.metric_for_best_model} are kept")
+    validation = run.corpus.pairs.get("validation")
+    if validation is not None:
+        check_normalizer(validation["target"][:_CHECKED_REFERENCES], options["normalize"])
+    return translation_metrics(
+        run.tokenizers[1],
+        groups=run.groups("validation"),
+        metrics=metrics,
+        lowercase=options["lowercase"],
+        sources=None if validation is None else validation["source"],
+        normalize=options["normalize"],
+    )
 
 
 # 2. Training

@@ -79,40 +79,53 @@ class ConsistencyObjective(Objective):
             if isinstance(each, Tensor)
         }
         if self.cutoff:
-            source = batch["input_ids"]
-            target = batch["decoder_input_ids"]
-            if "decoder_position_ids" in batch:  # several pairs in a row
-                start = batch["decoder_position_ids"] == 0  # (B, T)
-            else:
-                start = torch.zeros_like(target, dtype=torch.bool)
-                start[:, 0] = True
             del twice["input_ids"], twice["decoder_input_ids"]
-            # (B, S)
-            end = torch.isin(source, torch.tensor(model.config.eos_token_id, device=source.device))
-            twice["inputs_embeds"] = self._embed(model.get_encoder().embed_tokens, source, keep=end)
-            twice["decoder_inputs_embeds"] = self._embed(
-                model.get_decoder().embed_tokens, target, keep=start
-            )
+            twice |= self._with_zeroed_embeddings(model, batch)
         if self.language_mark:
-            pad = model.config.pad_token_id
-            source = batch["input_ids"]
-            target = batch["labels"].masked_fill(batch["labels"] == IGNORED, pad)  # (B, T)
-            other = (
-                torch.cat([source[:, :1], target], dim=1)
-                if self.language_mark == "source"
-                else target[:, 1:]
-            )
-            width = max(source.shape[1], other.shape[1])
-            pairs = {
-                "input_ids": (source, other, pad),
-                "attention_mask": (batch["attention_mask"], other.ne(pad), 0),
-            }
-            for name, (*sides, value) in pairs.items():
-                padded = [
-                    F.pad(side.long(), (0, width - side.shape[1]), value=value) for side in sides
-                ]
-                twice[name] = torch.cat(padded)  # (2 B, S)
+            twice |= self._with_target_as_source(batch, model.config.pad_token_id)
         return {**batch, "input_ids": None, "decoder_input_ids": None, **twice, "objective": self}
+
+    def _with_zeroed_embeddings(
+        self, model: PreTrainedModel, batch: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Embeddings of both versions of source and target. The ends of sources and the starts of targets are kept."""
+        source = batch["input_ids"]
+        target = batch["decoder_input_ids"]
+        if "decoder_position_ids" in batch:  # several pairs in a row
+            start = batch["decoder_position_ids"] == 0  # (B, T)
+        else:
+            start = torch.zeros_like(target, dtype=torch.bool)
+            start[:, 0] = True
+        # Compared with numbers of Python: a tensor of them would be copied to a GPU in each batch.
+        ids = model.config.eos_token_id
+        ids = ids if isinstance(ids, list) else [ids]
+        end = torch.stack([source == each for each in ids]).any(dim=0)  # (B, S)
+        source_table = model.get_encoder().embed_tokens
+        target_table = model.get_decoder().embed_tokens
+        return {
+            "inputs_embeds": self._embed(source_table, source, keep=end),
+            "decoder_inputs_embeds": self._embed(target_table, target, keep=start),
+        }
+
+    def _with_target_as_source(self, batch: Mapping[str, Tensor], pad: int) -> dict[str, Tensor]:
+        """Ids and mask of the source (2 B, S), in the second half of the target."""
+        source = batch["input_ids"]
+        target = batch["labels"].masked_fill(batch["labels"] == IGNORED, pad)  # (B, T)
+        with_mark = torch.cat([source[:, :1], target], dim=1)
+        other = with_mark if self.language_mark == "source" else target[:, 1:]
+        width = max(source.shape[1], other.shape[1])
+
+        def joined(first: Tensor, second: Tensor, value: int) -> Tensor:
+            sides = [
+                F.pad(side.long(), (0, width - side.shape[1]), value=value)
+                for side in (first, second)
+            ]
+            return torch.cat(sides)
+
+        return {
+            "input_ids": joined(source, other, pad),
+            "attention_mask": joined(batch["attention_mask"], other.ne(pad), 0),
+        }
 
     def _embed(self, embed_tokens: nn.Module, ids: Tensor, keep: Tensor) -> Tensor:
         """Embeddings of tokens (B, T), before scale and position, followed by the same with some zeroed."""
