@@ -67,6 +67,7 @@ COVERED = frozenset(
         "length_penalty",
         "paper_length_penalty",
         "counted_prefix",
+        "beam_search_rule",
         "early_stopping",
         "use_cache",
         "max_length",
@@ -697,7 +698,9 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
         That is beam 4, score log P / ((5 + length) / 6)^0.6, at most 50 tokens more than the source. Arguments and
         fields of the model's generation config win, with Hugging Face's meaning: a `length_penalty` makes the score
-        log P / length^length_penalty. A missing `attention_mask` is made from the pad token, as in `forward`.
+        log P / length^length_penalty. The field `beam_search_rule` chooses the search of OpenNMT-py, "opennmt2" or
+        "opennmt3": a hypothesis that ends takes the place of a beam for a step, and the search ends when the best
+        candidate ends. A missing `attention_mask` is made from the pad token, as in `forward`.
 
         Args:
             next_batch: callback for continuous batching. `next_batch(n)` returns ids and mask of up to n more

@@ -35,6 +35,8 @@ _COMPACT_SHARE = 0.2  # of free rows that are removed at once: this copies the K
 _CAPACITY_UNIT = 32  # the capacity of hypotheses is a multiple of it: few shapes
 # The score that `generate` returns for a row without a hypothesis. It is transformers' too.
 _NO_HYPOTHESIS = -1e9
+# The searches of OpenNMT-py: before version 3, and from version 3 on. eole has the second one too.
+BEAM_SEARCH_RULES = ("opennmt2", "opennmt3")
 # Logits that `topk_log_probs` reads at a time on a CPU: two megabytes stay in the cores' caches.
 _CHUNK = 2**19
 _BLOCK = 64  # `topk` searches blocks of so many tokens,
@@ -86,6 +88,7 @@ class BeamState(NamedTuple):
     ended_tokens: Tensor  # (B, K, T)
     ended_lengths: Tensor  # (B, K)
     ended_scores: Tensor  # (B, K), -inf where none has ended
+    best_ended: Tensor  # (B,), bool: the best candidate of a step has ended
     done: Tensor  # (B,), bool: the ended hypotheses are final
 
     @classmethod
@@ -118,6 +121,7 @@ class BeamState(NamedTuple):
             ended_tokens=prefix.new_zeros(batch, ended, capacity),
             ended_lengths=prefix.new_zeros(batch, ended),
             ended_scores=log_probs.new_full((batch, ended), -torch.inf),
+            best_ended=torch.zeros_like(limits, dtype=torch.bool),
             done=torch.zeros_like(limits, dtype=torch.bool),
         )
 
@@ -146,6 +150,7 @@ class SearchConfig:
     pad_token_id: int
     forced_eos_token_id: int | None
     can_grow: bool  # a longer hypothesis can win by its penalty alone
+    rule: str | None = None  # of BEAM_SEARCH_RULES. None: the paper's or Hugging Face's search
 
     @classmethod
     def of(
@@ -156,8 +161,17 @@ class SearchConfig:
         """From a generation config with all defaults filled in.
 
         The paper's search ends when no beam can win any more. With Hugging Face's penalty `early_stopping` decides: by
-        default transformers compares at the present length, and may miss a longer hypothesis.
+        default transformers compares at the present length, and may miss a longer hypothesis. The field
+        `beam_search_rule` chooses one of `BEAM_SEARCH_RULES` instead.
+
+        Raises:
+            ValueError: `beam_search_rule` is none of them.
         """
+        rule = getattr(generation_config, "beam_search_rule", None)
+        if rule is not None and rule not in BEAM_SEARCH_RULES:
+            raise ValueError(
+                f"beam_search_rule={rule!r}: it must be one of {', '.join(BEAM_SEARCH_RULES)}"
+            )
         ends = generation_config.eos_token_id
         if ends is None:
             ends = []
@@ -174,6 +188,7 @@ class SearchConfig:
             pad_token_id=generation_config.pad_token_id or 0,
             forced_eos_token_id=forced[0] if isinstance(forced, list) else forced,
             can_grow=penalty.alpha > 0 and until_no_beam_can_win,
+            rule=rule,
         )
 
     @property
@@ -243,18 +258,27 @@ class SearchConfig:
         if len(self.eos_token_ids) > 1:
             scores = F.pad(scores, (0, self.num_candidates - 2 * beams), value=-torch.inf)
         continuing = log_probs.masked_fill(ends, -torch.inf)  # all -inf at the limit
+        if self.rule is not None:
+            # one that ends takes the place of a beam for a step
+            continuing[:, beams:] = -torch.inf
 
         # Choose the best K of those that have ended, and the best K that go on.
         choices = torch.cat([state.ended_scores, scores, continuing], dim=1)  # (B, 2 · N)
         values, index = choices.unflatten(1, (2, -1)).topk(beams, dim=2)  # (B, 2, K)
         ended_scores, log_probs = values.unbind(1)
 
-        # No hypothesis can win any more, or none is left.
-        bound = log_probs[:, 0] / (state.limit_penalties if self.can_grow else penalty)
         worst = ended_scores.gather(1, state.decisive[:, None])[:, 0]  # (B,)
-        done = state.done | (bound <= worst)
-        if self.early_stopping is True:
-            done = done | (ended_scores[:, beams - 1] > -torch.inf)
+        best_ended = state.best_ended
+        if self.rule is not None:
+            # The best candidate ends, or before version 3 once did, and enough have ended.
+            best_ended = ends[:, 0] | best_ended if self.rule == "opennmt2" else ends[:, 0]
+            done = state.done | (best_ended & (worst > -torch.inf))
+        else:
+            # No hypothesis can win any more, or none is left.
+            bound = log_probs[:, 0] / (state.limit_penalties if self.can_grow else penalty)
+            done = state.done | (bound <= worst)
+            if self.early_stopping is True:
+                done = done | (ended_scores[:, beams - 1] > -torch.inf)
         return _chosen(
             state,
             length,
@@ -265,6 +289,7 @@ class SearchConfig:
             log_probs=log_probs,
             lengths=torch.where(state.done, state.lengths, length),
             ended_scores=ended_scores,
+            best_ended=best_ended,
             done=done,
         )
 
@@ -554,8 +579,8 @@ class BeamSearch:
         if self.penalties is None or len(self.penalties) <= capacity:
             self.penalties = self.penalty.table(capacity, given, prefix.device)
 
-        # The paper's search ends when no beam can beat the wanted hypotheses, Hugging Face's with K of them.
-        enough = list(batch.wanted) if self.penalty.formula == "gnmt" else [beams] * len(prefix)
+        # The searches of Hugging Face and of OpenNMT-py 2 compare with K hypotheses, others with the wanted ones.
+        enough = list(batch.wanted) if self._counts_wanted() else [beams] * len(prefix)
         if len(set(enough)) == 1:
             decisive = torch.full_like(limits, enough[0] - 1)  # without a copy from the host
         else:
@@ -568,6 +593,12 @@ class BeamSearch:
             running=running,
             ended=beams,
         )
+
+    def _counts_wanted(self) -> bool:
+        """Return whether a search ends with the wanted hypotheses, not with K."""
+        if self.config.rule is not None:
+            return self.config.rule == "opennmt3"
+        return self.penalty.formula == "gnmt"
 
     def _add_rows(self, count: int) -> None:
         """Add free rows, copies of the first one."""

@@ -19,10 +19,7 @@ from .state_dicts import STACKS, Renames
 from .transformers_folders import set_generation_config
 
 EPSILON = 1e-5  # of its LayerNorm from version 0.2 on, unless norm_eps says otherwise
-SEARCH_NOTE = (
-    "eole ends a search when its best candidate ends, counts the start token in the length, and permits twice as many "
-    "tokens as the source has and 5 more"
-)
+SEARCH_NOTE = "eole permits twice as many tokens as the source has and 5 more"
 
 # Options of `eole predict` without a counterpart in `generate`, with the values that do nothing.
 DROPPED = {
@@ -222,18 +219,17 @@ def _of_both_stacks(
 
 def _search(inference: Options, unk: int) -> Fields:
     """The section `inference`, with the defaults of `eole predict`, under the names of `generate`."""
-    beams = inference.integer("beam_size", 5, 1)
     alpha = inference.number("alpha", 1.0)
     settings: Fields = {
-        "num_beams": beams,
+        "num_beams": inference.integer("beam_size", 5, 1),
         "max_new_tokens": inference.integer("max_length", 250, 1),
         "min_new_tokens": inference.integer("min_length", 0, 0),
         "no_repeat_ngram_size": inference.integer("block_ngram_repeat", 0, 0),
+        "beam_search_rule": "opennmt3",
+        "counted_prefix": 1,  # the start token is part of the length
     }
     if inference.flag("ban_unk_token"):
         settings["suppress_tokens"] = [unk]
-    if beams > 1:
-        settings["early_stopping"] = True
     penalty = inference.text("length_penalty", "avg")
     if penalty == "wu":
         return settings | {"length_penalty": None, "paper_length_penalty": alpha}

@@ -69,10 +69,24 @@ TRANSFORMS = (
     "insert_mask_before_placeholder",
 )
 
-# The scores of version 3 are means, so that a later hypothesis may be better.
 SEARCH_NOTE = (
-    "OpenNMT-py 3 ends a search when its best candidate ends, `generate` when no other can win"
+    "OpenNMT-py 3 permits 1.25 times as many tokens as the longest source of a batch has and 5 more"
 )
+
+# The defaults of `onmt_translate`: 5 beams, ranked by log-probability.
+_SEARCH = {
+    "num_beams": 5,
+    "length_penalty": 0.0,
+    "max_new_tokens": 100,
+    "beam_search_rule": "opennmt2",
+    "counted_prefix": 1,  # the start token is part of the length
+}
+# Version 3 ranks by the mean log-probability.
+_SEARCH_OF_VERSION_3 = _SEARCH | {
+    "length_penalty": 1.0,
+    "max_new_tokens": 250,
+    "beam_search_rule": "opennmt3",
+}
 
 ATTENTION_RENAMES: Renames = (
     ("cross_attn", "context_attn"),
@@ -139,14 +153,7 @@ def from_opennmt(
         ids, search_ids = special_ids(where, sides, SPECIAL, shared)
     model = state_dicts.build_model(_fields(options, epsilon) | ids, tensors, locate, tables)
     is_version_3 = isinstance(vocab, Mapping) and isinstance(vocab.get("src"), list)
-    # the defaults of `onmt_translate`: 5 beams, ranked by log-probability, from version 3 on by its mean
-    penalty, longest = (1.0, 250) if is_version_3 else (0.0, 100)
-    search = {
-        "num_beams": 5,
-        "length_penalty": penalty,
-        "early_stopping": True,
-        "max_new_tokens": longest,
-    }
+    search = _SEARCH_OF_VERSION_3 if is_version_3 else _SEARCH
     set_generation_config(model, search | search_ids)
     if not sides:
         return Converted(model, notes=["the checkpoint contains no vocabularies"])

@@ -39,6 +39,8 @@ HARMLESS = {
     "num_beams",
     "length_penalty",
     "paper_length_penalty",
+    "counted_prefix",
+    "beam_search_rule",
     "early_stopping",
     "num_return_sequences",
     "renormalize_logits",

@@ -104,6 +104,7 @@ def test_eole_search_of_the_section_inference(tmp_path: Path) -> None:
     search = from_eole(tmp_path).model.generation_config
     assert (search.num_beams, search.paper_length_penalty, search.max_new_tokens) == (4, 0.6, 80)
     assert search.length_penalty is None
+    assert (search.beam_search_rule, search.counted_prefix) == ("opennmt3", 1)
     save(tmp_path, weights(), inference={"beam_size": 1, "length_penalty": "none"})
     search = from_eole(tmp_path).model.generation_config
     assert (search.num_beams, search.length_penalty) == (1, 0.0)

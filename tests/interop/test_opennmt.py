@@ -6,6 +6,7 @@ import re
 import sys
 from argparse import Namespace
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,6 +49,7 @@ def test_opennmt_checkpoint_gives_its_logits(version: int, tmp_path: Path, recor
     assert tokenizer is None and ours.config.attention_bias is (version == 1)
     search = ours.generation_config
     assert (search.num_beams, search.length_penalty, search.max_new_tokens) == (5, 0.0, 100)
+    assert search.beam_search_rule == "opennmt2"
 
 
 def test_opennmt_gelu(tmp_path: Path, record_property: Record) -> None:
@@ -279,33 +281,113 @@ def test_opennmt_refuses_other_positions(tmp_path: Path, record_property: Record
     record_property("refused", "-position_encoding_type SinusoidalConcat")
 
 
-def test_opennmt_vocabulary_of_atoms_gives_50_hypotheses_with_their_probabilities(tmp_path: Path) -> None:
-    """As the Molecular Transformer and RetroChimera store it: SMILES with a space between two tokens."""
-    atoms = ["C", "c", "1", "(", ")", "=", "O", "N", "[C@@H]", "[nH]", "Br", "%10", ".", "/", "\\", "#", "[N+]"]
-    vocab = {"src": [*SPECIAL, *atoms], "tgt": [*SPECIAL, *atoms], "decoder_start_token": "<s>"}
-    size = len(vocab["src"])
-    model, head = weights((size, size))
+ATOMS = [
+    *["C", "c", "1", "2", "3", "(", ")", "=", "O", "N", "n", "o", "S", "s", "F", "Cl", "Br", "I", "P", "B", "-", "+"],
+    *["[C@@H]", "[C@H]", "[nH]", "[N+]", "[O-]", "[n+]", "[Si]", "[B-]", "[S@]", "[NH4+]", "[Na+]", "[Li]", "[Mg+]"],
+    *["%10", "%11", "%12", "4", "5", "6", "7", "8", "9", ".", "/", "\\", "#", "[Pd]", "[Cu]", "[Zn+]", "[K+]", "*"],
+]
+
+
+def opennmt_search(
+    log_probs: Callable[[list[int]], np.ndarray],
+    beams: int,
+    n_best: int,
+    longest: int,
+    penalty: Callable[[int], float],
+    version: int,
+) -> list[tuple[float, list[int]]]:
+    """`BeamSearch.advance` and `update_finished` of OpenNMT-py, restated: scores and tokens without the start.
+
+    `log_probs` returns those of the next token, (V,), after these tokens.
+    """
+    start, end = SPECIAL.index("<s>"), SPECIAL.index("</s>")
+    running = [(0.0, [start])]
+    finished: list[tuple[float, list[int]]] = []
+    best_finished = False
+    for length in range(1, longest + 1):
+        candidates = [
+            (total + float(log_p), [*tokens, token])
+            for total, tokens in running
+            for token, log_p in enumerate(log_probs(tokens))
+        ]
+        candidates.sort(key=lambda pair: -pair[0])
+        kept = candidates[:beams]
+        ends = [tokens[-1] == end or length == longest for _, tokens in kept]
+        # the length counts the start token
+        finished += [
+            (total / penalty(length + 1), tokens[1:])
+            for (total, tokens), is_end in zip(kept, ends, strict=True)
+            if is_end
+        ]
+        running = [pair for pair, is_end in zip(kept, ends, strict=True) if not is_end]
+        best_finished = ends[0] or (best_finished and version == 2)
+        if best_finished and len(finished) >= (beams if version == 2 else n_best):
+            break
+    return sorted(finished, key=lambda pair: -pair[0])[:n_best]
+
+
+@pytest.mark.parametrize("n_best", [1, 50])
+@pytest.mark.parametrize("penalty", ["none", "avg", "wu"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_opennmt_atoms_give_the_hypotheses_of_its_search(
+    version: int, penalty: str, n_best: int, tmp_path: Path
+) -> None:
+    """As the Molecular Transformer and RetroChimera store them: SMILES with a space between two tokens."""
+    tokens = [*SPECIAL, *ATOMS]
+    model, head = weights((len(tokens), len(tokens)))
+    head["bias"][SPECIAL.index("</s>")] += 2.5  # hypotheses of many lengths
+    vocab = {"src": tokens, "tgt": tokens, "decoder_start_token": "<s>"}
     save(tmp_path / "model.pt", model, head, vocab)
     ours, tokenizer, target = converted("opennmt", tmp_path / "model.pt", tmp_path / "ours")
     target = target or tokenizer
+    assert ours.generation_config.beam_search_rule == "opennmt3"
+    ours.generation_config.beam_search_rule = f"opennmt{version}"
     source = "C [C@@H] ( Br ) c 1 [nH] %10 . / \\ # [N+]"
-    ids = [vocab["src"].index(token) for token in source.split()]
+    ids = [tokens.index(token) for token in source.split()]
     assert tokenizer(source)["input_ids"] == ids and tokenizer.decode(ids) == source
+
+    longest = 6
+    settings: dict[str, Any] = {"num_beams": 50, "max_new_tokens": longest, "probabilities": True}
+    if penalty == "wu":
+        ours.generation_config.length_penalty = None
+        ours.generation_config.paper_length_penalty = 0.6
+    else:
+        settings["length_penalty"] = 1.0 if penalty == "avg" else 0.0
     translator = Translator(ours, tokenizer, target)
     assert translator.task == "sequence"
     assert target.init_kwargs["normalize_source"] is False
-    settings = {"num_beams": 50, "length_penalty": 0.0, "max_new_tokens": 6, "probabilities": True}
-    (hypotheses,) = translator.translate_nbest([source], 50, **settings)
-    assert len(hypotheses) == 50
-    assert [one.score for one in hypotheses] == sorted((one.score for one in hypotheses), reverse=True)
+    (hypotheses,) = translator.translate_nbest([source], n_best, **settings)
+
     theirs = restated(model, head)
-    for one in hypotheses:
-        written = [vocab["tgt"].index(token) for token in one.tokens or []]
-        logits = theirs.logits(ids, [vocab["tgt"].index("<s>"), *written[:-1]])
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-        expected = sum(row[token] for row, token in zip(log_p, written, strict=True))
-        assert one.score == pytest.approx(float(expected), abs=1e-4)
+    known: dict[tuple[int, ...], np.ndarray] = {}
+
+    def log_probs(prefix: list[int]) -> np.ndarray:
+        if tuple(prefix) not in known:
+            known[tuple(prefix)] = log_softmax(theirs.logits(ids, prefix)[-1])
+        return known[tuple(prefix)]
+
+    divisors = {
+        "none": lambda length: 1.0,
+        "avg": lambda length: float(length),
+        "wu": lambda length: ((5 + length) / 6) ** 0.6,
+    }
+    expected = opennmt_search(log_probs, 50, n_best, longest, divisors[penalty], version)
+    assert len(expected) == n_best
+    assert [one.tokens for one in hypotheses] == [[tokens[token] for token in written] for _, written in expected]
+    assert [one.score for one in hypotheses] == pytest.approx([score for score, _ in expected], abs=1e-4)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def test_beam_search_rule_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "model.pt", *weights((23, 29)))
+    ours, _, _ = converted("opennmt", tmp_path / "model.pt", tmp_path / "ours")
+    ours.generation_config.beam_search_rule = "opennmt"
+    with pytest.raises(ValueError, match="beam_search_rule='opennmt'.* opennmt2, opennmt3"):
+        ours.generate(torch.tensor([[4, 5]]))
 
 
 @pytest.mark.parametrize(

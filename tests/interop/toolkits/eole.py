@@ -82,9 +82,8 @@ def compare_eole(work: Path, name: str) -> tuple[float, int]:
     run(work, [PACKAGE], *COMMAND, "train", "--config", config)
     model, texts = folder / "model", (folder / "test.en", folder / "test.de")
     given = ("-model_path", model, "-src", texts[0], "-output", folder / "out", "-beam_size", BEAMS)
-    # with a penalty it ends its search earlier than `generate`
-    given += ("-length_penalty", "none", "-alpha", 0)
+    given += ("-max_length_ratio", 0)  # of a batch
     run(work, [PACKAGE], *COMMAND, "predict", *given)
     run(work, [PACKAGE], "-c", LOGITS, model, *texts, folder / "dumped.json")
     convert("eole", model, folder / "converted", True)
-    return compare(folder / "converted", folder / "dumped.json", lines_of(folder / "out"), length_penalty=0.0)
+    return compare(folder / "converted", folder / "dumped.json", lines_of(folder / "out"))
