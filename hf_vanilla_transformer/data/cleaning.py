@@ -6,7 +6,7 @@ direction, or of its input if the text names no languages.
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NamedTuple, TypeAlias
@@ -23,8 +23,8 @@ from .cleaning_rules import (
     broken_rule,
     flaws,
     repaired_entities,
-    text_key,
 )
+from .text_keys import TextKey, sentence_key, text_key
 
 __all__ = [
     "RULES",
@@ -156,7 +156,7 @@ def judge_pairs(
         raise UserError(f"rules: {unknown[0]!r} is unknown; choose from {', '.join(RULES)}")
     again = list(rows) if isinstance(rows, Iterator) else rows
     report = CleaningReport()
-    key = text_key if task == "language" else hash
+    key = text_key(task)
     judge = _Judge(
         rules=tuple(rules),
         excluded=frozenset(map(key, excluded)),
@@ -178,7 +178,7 @@ class _Judge:
     one_direction: bool
     given: dict[str, object]
     report: CleaningReport
-    key: Callable[[str], int]  #: the same for texts that count as the same
+    key: TextKey
     limits: dict[Group, FittingLimits] = field(default_factory=dict)
 
     def judged(self, rows: Iterable[PairRow]) -> Iterator[Judged]:
@@ -265,7 +265,7 @@ class _Judge:
 
 def _key(row: PairRow) -> int:
     """A number that near duplicates of one direction have in common."""
-    return hash((row.language, text_key(row.source), text_key(row.target)))
+    return hash((row.language, sentence_key(row.source), sentence_key(row.target)))
 
 
 def sample_warnings(pairs: Dataset) -> Iterator[str]:

@@ -12,8 +12,7 @@ from functools import cache
 from itertools import chain
 from typing import TypeAlias
 
-import regex
-
+from .damaged_characters import has_damaged_characters
 from .language_detection import likely_language
 from .number_values import numbers_of
 from .words import UNSPACED, words
@@ -41,8 +40,6 @@ _TAG_NAME = re.compile(r"</?[a-z][^\s/>]*")
 _ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9A-Fa-f]+|[A-Za-z][A-Za-z0-9]*);")
 _REPEATED = re.compile(r"(?:^|(?<=\s))(\S+(?:\s\S+){0,4})(?:\s\1){2,}(?=\s|$)|(\w{2,12}?)\2{3,}")
 _NO_LETTERS = re.compile(rf"[^\w{UNSPACED}]+|[\d_]+")
-# Vowel signs, tones and points belong to the words of their script.
-_NO_WORDS = regex.compile(r"[^\w\p{M}]+")
 _LOUD_MARKS = re.compile(r"[!?]{2,}|[.,]{2}(?<!\.\.\.)|\s{2,}")
 
 
@@ -189,16 +186,13 @@ def _tag_name(tag: str) -> str:
 
 
 def _mojibake(pair: Pair, limits: Limits) -> bool:
-    """UTF-8 that was read as a different encoding, by the sequences of characters that ftfy knows."""
-    from ftfy.badness import is_bad
-
-    return any("\ufffd" in text or (not text.isascii() and is_bad(text)) for text in pair)
+    return any(has_damaged_characters(_ADDRESS.sub(" ", text)) for text in pair)
 
 
 #: Rule -> description and predicate. Duplicates and overlap compare with other pairs.
 RULES: dict[str, tuple[str, Callable[[Pair, Limits], bool] | None]] = {
     "length": ("a side is too long", _length),
-    "mojibake": ("characters of a wrong encoding", _mojibake),
+    "mojibake": ("characters of a wrong encoding or alphabet", _mojibake),
     "markup": ("the sides have different tags", _markup),
     "addresses": ("the sides have different URLs or e-mail addresses", _addresses),
     "copy": ("the target is the source", _copy),
@@ -239,11 +233,6 @@ def _unescaped(text: str) -> str:
         # "&amp;amp;".
         text = plain
     return text
-
-
-def text_key(text: str) -> int:
-    """A number that is the same for sentences that differ in case, composition, spaces and punctuation alone."""
-    return hash(_NO_WORDS.sub(" ", unicodedata.normalize("NFKC", text).casefold()).strip())
 
 
 def flaws(pair: Pair) -> int:

@@ -1,34 +1,20 @@
 """Validation pairs drawn from the training data, and the overlap of evaluation data with it.
 
-Sentences that differ only in case, white space or the composition of their characters count as the same. Sequences
-that are no language must be equal: `c1ccccc1` and `C1CCCCC1` are two molecules.
+`text_keys` says which texts count as the same.
 """
 
-import unicodedata
-from collections.abc import Callable, Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from datasets import Dataset
 
+from ..data.text_keys import TextKey, text_key
 from ..utils.errors import UserError
-
-Key: TypeAlias = Callable[[str], int]
 
 _ROWS_READ = 1000
 
 
-def _sentence_key(text: str) -> int:
-    """A number, the same for sentences that count as the same."""
-    return hash(" ".join(unicodedata.normalize("NFKC", text).casefold().split()))
-
-
-def _key(task: str) -> Key:
-    """The function from a text to a number that is the same for texts that count as the same."""
-    return _sentence_key if task == "language" else hash
-
-
-def _keys(pairs: Dataset, column: str, key: Key) -> np.ndarray:
+def _keys(pairs: Dataset, column: str, key: TextKey) -> np.ndarray:
     batches = pairs.select_columns([column]).iter(_ROWS_READ)
     return np.fromiter(
         (key(text) for batch in batches for text in batch[column]), np.int64, len(pairs)
@@ -50,7 +36,7 @@ def hold_out(
     of the N that are `distilled` (N,) are not drawn, and at most a tenth of the sources is. `task` decides which texts
     are the same. Return the row numbers of the training pairs and of the validation pairs.
     """
-    sources, targets = (_keys(pairs, column, _key(task)) for column in ("source", "target"))
+    sources, targets = (_keys(pairs, column, text_key(task)) for column in ("source", "target"))
     rows = np.flatnonzero(~distilled)
     first = np.sort(rows[np.unique(sources[rows], return_index=True)[1]])
     count = min(count, len(first) // 10)
@@ -75,7 +61,7 @@ class Overlap:
     """The pairs of evaluation splits whose source is trained on. `seen` collects the sources of the training data."""
 
     def __init__(self, splits: Mapping[str, Dataset], task: str = "language"):
-        self.key = _key(task)
+        self.key = text_key(task)
         self.keys = {split: _keys(pairs, "source", self.key) for split, pairs in splits.items()}
         self.known = {key for keys in self.keys.values() for key in keys.tolist()}
         self.seen: set[int] = set()

@@ -5,7 +5,7 @@ from datasets import Dataset
 
 from hf_vanilla_transformer.data.cleaning import RULES, Limits, PairRow, judge_pairs, sample_warnings
 from hf_vanilla_transformer.data.cleaning_report import report_page, report_text
-from hf_vanilla_transformer.data.cleaning_rules import text_key
+from hf_vanilla_transformer.data.text_keys import sentence_key
 from hf_vanilla_transformer.utils.errors import UserError
 
 ADJECTIVES = {"small": "kleine", "old": "alte", "red": "rote", "new": "neue", "long": "lange", "quiet": "leise"}
@@ -134,6 +134,23 @@ def test_text_of_a_wrong_encoding_is_found(text):
 
 
 @pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("SMSы для VIPов, миниUSB, iPhoneом, 10 °С", None),
+        ("Quoi ?Non, a?B, 何?いい", None),
+        ("ชาย\u200bคน и \u200bконец", None),
+        ("see http://example.org/a?b=c", None),
+        ("K сожaлению", "mojibake"),
+        ("ein Mаnn", "mojibake"),
+        ("Gr??e und f?r", "mojibake"),
+        ("ein\u200bes Tages", "mojibake"),
+    ],
+)
+def test_damage_within_words_is_found(text, rule):
+    assert judge([("x", text)], "mojibake")[0] == [rule]
+
+
+@pytest.mark.parametrize(
     ("first", "second"),
     [
         ("लड़का खाता है", "लड़की खाती है"),
@@ -145,7 +162,7 @@ def test_text_of_a_wrong_encoding_is_found(text):
     ],
 )
 def test_vowel_signs_and_tones_belong_to_words(first, second):
-    assert text_key(first) != text_key(second) and text_key(first) == text_key(f" {first}!")
+    assert sentence_key(first) != sentence_key(second) and sentence_key(first) == sentence_key(f" {first}!")
     assert judge([("a", first)], "overlap", excluded=[second])[0] == [None]
 
 

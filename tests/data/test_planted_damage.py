@@ -61,9 +61,9 @@ DAMAGE: dict[str, tuple[Damage, int, int]] = {
     "other target": (lambda a, b, other, dice: (a, other[1]), 5, 5),
     "misordered words": (lambda a, b, other, dice: (a, shuffled(b, dice)), 0, 0),
     "capitals on one side": (lambda a, b, other, dice: (a, b.upper()), 0, 0),
-    "homoglyphs": (lambda a, b, other, dice: (a, b.translate(str.maketrans("aeo", "аео"))), 0, 0),
-    "question marks for umlauts": (lambda a, b, other, dice: (a, re.sub("[äöüß]", "?", b)), 0, 0),
-    "zero-width characters": (lambda a, b, other, dice: (a, b.replace("e", "e\u200b")), 0, 0),
+    "homoglyphs": (lambda a, b, other, dice: (a, b.translate(str.maketrans("aeo", "аео"))), 100, 100),
+    "question marks for umlauts": (lambda a, b, other, dice: (a, re.sub("[äöüß]", "?", b)), 55, 55),
+    "zero-width characters": (lambda a, b, other, dice: (a, b.replace("e", "e\u200b")), 95, 95),
     "words run together": (lambda a, b, other, dice: (a, b.replace(" ", "")), 0, 0),
     "number on one side": (lambda a, b, other, dice: (f"{a} 7001", b), 0, 0),
 }

@@ -15,11 +15,18 @@ from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.trainer_helpers import TINY_RUN, as_flags
 
-VARIANTS = [str, str.upper, lambda text: f" {text}  ", lambda text: text.replace(" ", "\u00a0"), str.title]
+VARIANTS = [
+    str,
+    str.upper,
+    lambda text: f" {text}  ",
+    lambda text: text.replace(" ", "\u00a0"),
+    str.title,
+    lambda text: f"“{text}!”",
+]
 
 
 def key(text):
-    return " ".join(text.lower().split())
+    return " ".join(re.findall(r"\w+", text.lower()))
 
 
 def load(**flags):

@@ -1,0 +1,39 @@
+"""Characters that are wrong in a sentence of any language: of a wrong encoding or alphabet, or invisible in a word."""
+
+import re
+
+_LATIN = "A-Za-z\u00c0-\u024f"
+_CYRILLIC = "\u0400-\u04ff"
+# Letters of one alphabet that look like letters of the other.
+_CYRILLIC_LOOKALIKES = "асеорхуіАВСЕНІКМОРТХУ"
+_LATIN_LOOKALIKES = "aceopxyiABCEHIKMOPTXY"
+_INVISIBLE = "\u200b\u2060\ufeff"
+
+# Languages without spaces separate words by U+200B, and "SMSы" and "миниUSB" are words.
+_WITHIN_WORD = re.compile(
+    rf"(?<=[{_LATIN}])[{_CYRILLIC_LOOKALIKES}]+(?=[{_LATIN}])"
+    rf"|(?<=[{_CYRILLIC}])[{_LATIN_LOOKALIKES}]+(?=[{_CYRILLIC}])"
+    rf"|(?<=[{_LATIN}{_CYRILLIC}])[{_INVISIBLE}](?=[{_LATIN}{_CYRILLIC}])"
+)
+# Most texts have none of these characters, and a set tells it faster than an expression.
+_SUSPECTS = frozenset(_CYRILLIC_LOOKALIKES + _INVISIBLE)
+_LOST_LETTER = re.compile(rf"[{_LATIN}{_CYRILLIC}]\?[a-z\u00df-\u00ff\u0430-\u045f]")
+_REPLACED = "\ufffd"
+
+
+def has_damaged_characters(text: str) -> bool:
+    """Return True for text with damaged characters. Take out its addresses before, because they may contain `?`.
+
+    Damaged are UTF-8 that was read as a different encoding (by the sequences that ftfy knows), U+FFFD or a question
+    mark in place of a letter, a Latin letter within a Cyrillic word or the reverse, and an invisible space within a
+    word.
+    """
+    from ftfy.badness import is_bad
+
+    if _LOST_LETTER.search(text):
+        return True
+    if text.isascii():
+        return False
+    if not _SUSPECTS.isdisjoint(text) and _WITHIN_WORD.search(text):
+        return True
+    return _REPLACED in text or is_bad(text)
