@@ -43,29 +43,38 @@ def encode_corpus(
             data = _leave_out_long(corpus, split, data, data_args.max_eval_length)
         if report.unknown:
             print_main(f"{split}: {report.describe_unknown()}")
-        limits = data_args.max_source_length, data_args.max_target_length
-        if training and data_args.rewrite:
-            rewrite = import_rewrite(data_args.rewrite)
-            data = with_rewriting(data, *tokenizers, rewrite=rewrite, seed=seed, limits=limits)
-        if training and data_args.augment:
-            if run_task(data_args) == "sequence":
-                raise UserError(
-                    f"augment: {' '.join(data_args.augment)}: it perturbs text in a language; rewrite changes other "
-                    "sequences"
-                )
-            augment = parse_augment(data_args.augment)
-            languages: list[Languages] = [(data_args.source_lang, data_args.target_lang)]
-            if corpus.directions:
-                languages = list(corpus.directions["train"])
-            data = with_augmentation(
-                data, *tokenizers, augment=augment, seed=seed, limits=limits, languages=languages
-            )
+        if training:
+            data = _changed_in_each_epoch(corpus, data, tokenizers, data_args, seed)
         encoded[split], reports[split] = data, report
     if "validation" in encoded and data_args.max_eval_samples:
         rows = first_rows(encoded["validation"], data_args.max_eval_samples)
         for splits in (encoded, corpus.pairs):
             splits["validation"] = splits["validation"].select(rows)
     return encoded, reports
+
+
+def _changed_in_each_epoch(
+    corpus: Corpus, data: Any, tokenizers: Tokenizers, data_args: DataArguments, seed: int
+) -> Any:
+    """The training pairs with the changes of `rewrite` and `augment`."""
+    limits = data_args.max_source_length, data_args.max_target_length
+    if data_args.rewrite:
+        rewrite = import_rewrite(data_args.rewrite)
+        data = with_rewriting(data, *tokenizers, rewrite=rewrite, seed=seed, limits=limits)
+    if not data_args.augment:
+        return data
+    if run_task(data_args) == "sequence":
+        raise UserError(
+            f"augment: {' '.join(data_args.augment)}: it perturbs text in a language; rewrite changes other "
+            "sequences"
+        )
+    languages: list[Languages] = [(data_args.source_lang, data_args.target_lang)]
+    if corpus.directions:
+        languages = list(corpus.directions["train"])
+    augment = parse_augment(data_args.augment)
+    return with_augmentation(
+        data, *tokenizers, augment=augment, seed=seed, limits=limits, languages=languages
+    )
 
 
 def import_rewrite(name: str) -> Rewrite:

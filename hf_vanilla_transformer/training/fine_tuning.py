@@ -26,19 +26,12 @@ from .checkpoints import SCORES_BEFORE
 from .corpus_tokenizers import Tokenizers
 from .distributed import is_main_rank, print_main
 from .facts import SCORED, split_fact
-from .fingerprint import read_run_state
+from .fingerprint import REGULARISATION, read_run_state
 from .run_state import Run
 from .trainer import VanillaTransformerTrainer
 
-# Fine-tuning may change the regularisation. All other configuration fields decide the shapes or meaning of weights.
-_FREE = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
-# Data fields that describe a new tokenizer, with their defaults.
-_TOKENIZER_FIELDS = {
-    "tokenizer_name": None,
-    "separate_vocabularies": False,
-    "min_frequency": 2,
-    "lowercase": False,
-}
+# Data fields that describe a new tokenizer.
+_TOKENIZER_FIELDS = ("tokenizer_name", "separate_vocabularies", "min_frequency", "lowercase")
 
 #: A class of translators, the package's own or a subclass.
 ModelClass: TypeAlias = type[VanillaTransformerForConditionalGeneration]
@@ -56,11 +49,13 @@ class PretrainedTranslator:
 def base_folder(args: RunArguments, fetch: bool) -> Path | None:
     """The folder of the base model, or None without one. `fetch` gets it from the Hub if it is not a folder."""
     name = args.model_name_or_path
-    if name is None:
+    if name is None or not (fetch or Path(name).exists()):
         return None
-    if Path(name).exists():
-        return Path(name)
-    return from_hub(name, "model_name_or_path: ") if fetch else None
+    return _folder_of(name)
+
+
+def _folder_of(name: str) -> Path:
+    return Path(name) if Path(name).exists() else from_hub(name, "model_name_or_path: ")
 
 
 def load_base_model(name: str, model_class: ModelClass | None = None) -> PretrainedTranslator:
@@ -70,7 +65,7 @@ def load_base_model(name: str, model_class: ModelClass | None = None) -> Pretrai
     `MarianMTModel`, FSMT, M2M-100, NLLB-200), in a folder or on the Hub. `model_class` is loaded instead of the class
     of the folder.
     """
-    folder = Path(name) if Path(name).exists() else from_hub(name, "model_name_or_path: ")
+    folder = _folder_of(name)
     kind = read_json_object(folder / "config.json").get("model_type")
     known = registered_class(folder) if model_class is None else model_class
     if known is not None and issubclass(known, VanillaTransformerForConditionalGeneration):
@@ -105,16 +100,19 @@ def check_fields(
     model_args: ModelArguments,
     data_args: DataArguments,
 ) -> None:
-    """Refuse recipe fields that contradict the sizes or tokenizers of the base model."""
+    """Refuse recipe fields that contradict the base model.
+
+    The regularisation may change. All other fields of the configuration decide the shapes or the meaning of weights.
+    """
     for field, value in vars(model_args).items():
-        if value is None or field in _FREE:
+        if value is None or field in REGULARISATION:
             continue
         if field == "preset":
             raise UserError(f"preset: {value}: fine-tuning keeps the sizes of {name}, leave it out")
         if (kept := getattr(config, field)) != value:
             raise UserError(f"{field}: {value}: fine-tuning keeps {kept} of {name}, leave it out")
-    for field, default in _TOKENIZER_FIELDS.items():
-        if (value := getattr(data_args, field)) != default:
+    for field in _TOKENIZER_FIELDS:
+        if (value := getattr(data_args, field)) != getattr(DataArguments, field):
             raise UserError(
                 f"{field}: {value}: fine-tuning keeps the tokenizer of {name}, leave it out"
             )
@@ -148,7 +146,9 @@ def prepare_model(
             "(--directions en-de)"
         )
     changes = {
-        name: getattr(model_args, name) for name in _FREE if getattr(model_args, name) is not None
+        name: getattr(model_args, name)
+        for name in REGULARISATION
+        if getattr(model_args, name) is not None
     }
     if changes:
         # Modules copy their dropout when they are made.
@@ -191,7 +191,7 @@ def resumed_model(
     )
     config = chosen.config_class.from_pretrained(checkpoint)
     check_fields(str(checkpoint), config, model_args, data_args)
-    for name in _FREE:
+    for name in REGULARISATION:
         if (value := getattr(model_args, name)) is not None:
             setattr(config, name, value)
     model = chosen(config)

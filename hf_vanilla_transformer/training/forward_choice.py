@@ -32,7 +32,10 @@ def choose_forward(
     choice = ForwardChoice()
     if casting is not None and is_bound_by_launches(args.device):
         choice.cast = convert_outputs_to_fp32(casting)
-    if plan is None or not _may_compile(args.torch_compile, args.device):
+    compiles = args.torch_compile
+    if compiles is None:
+        compiles = args.device.type == "cuda"
+    if plan is None or not compiles:
         return choice
     if why_not := special_loss or _why_not_compiled(trainer, model):
         print_main(f"torch_compile: the update is not compiled, which {why_not}")
@@ -71,11 +74,6 @@ def _computes_again(model: PreTrainedModel) -> bool:
 
 def _shards_weights(trainer: Seq2SeqTrainer) -> bool:
     return trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
-
-
-def _may_compile(requested: bool | None, device: torch.device) -> bool:
-    """True if an update is compiled: on a GPU, or where it is asked for."""
-    return device.type == "cuda" if requested is None else requested
 
 
 def _why_not_compiled(trainer: Seq2SeqTrainer, model: PreTrainedModel) -> str | None:
