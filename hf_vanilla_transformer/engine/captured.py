@@ -23,7 +23,8 @@ from torch.nn import functional as F
 
 from ..generation_vanilla_transformer import EncodedSource, additive_mask, beam_numbers, take_slots
 from ..search_vanilla_transformer import BeamState, SearchConfig, resized, steps_at_once
-from .packed_decoder import KV, PackedDecoder, PackedWeights, cache_rows, ends
+from .packed_decoder import PackedDecoder, ends
+from .packed_weights import KV, PackedWeights, cache_rows
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +42,9 @@ CAPACITIES = (64, 128, 256, 512)  # of hypotheses
 
 def rounded_up(size: int, sizes: tuple[int, ...]) -> int:
     """The smallest of `sizes` that is not below `size`."""
-    for each in sizes:
-        if size <= each:
-            return each
+    for rounded in sizes:
+        if size <= rounded:
+            return rounded
     return -(-size // sizes[-1]) * sizes[-1]
 
 
@@ -197,9 +198,11 @@ def static_bytes(
     like: list[KV],
 ) -> int:
     """The static memory that a step will take, but for its smallest tensors."""
-    widths = sum(kv.shape[2] * kv.element_size() for kv in like)
-    caches = sizes.rows * (sizes.slots + sizes.source) * widths
-    return caches + sizes.rows * config.num_beams * (2 * 8 * sizes.tokens + sizes.slots)
+    per_token = sum(kv.shape[2] * kv.element_size() for kv in like)
+    caches = (sizes.slots + sizes.source) * per_token
+    # The tokens of a running and an ended hypothesis, and the slots that are visible.
+    beam = 2 * torch.long.itemsize * sizes.tokens + sizes.slots
+    return sizes.rows * (caches + config.num_beams * beam)
 
 
 def waiting_bytes(sizes: Sizes, weights: PackedWeights) -> int:
@@ -217,8 +220,8 @@ def pool_bytes(
     logit = weights.dtype.itemsize + 2 * torch.float32.itemsize
     # Of 2 K candidates, 4 K to choose from and 2 K chosen ones.
     token = 8 * torch.long.itemsize
-    each = weights.config.target_vocab_size * logit + sizes.tokens * token
-    return sizes.rows * config.num_beams * each
+    beam = weights.config.target_vocab_size * logit + sizes.tokens * token
+    return sizes.rows * config.num_beams * beam
 
 
 class CapturedSteps:
@@ -247,26 +250,39 @@ class CapturedSteps:
         with self.lock:
             step = self.idle.pop((config, sizes), None)
             if step is None:
-                needed = static_bytes(sizes, config, like) + waiting_bytes(sizes, weights)
-                pool = max(self.pool, pool_bytes(sizes, config, weights))
-                total = needed + self.in_use + pool
-                if total > MAX_BYTES:
-                    return f"memory of {total:,} bytes exceeds {MAX_BYTES:,}"
-                self.pool = pool
-                self._keep(MAX_STEPS - 1, MAX_BYTES - needed)
-                try:
-                    step = CapturedStep(
-                        weights=weights,
-                        config=config,
-                        sizes=sizes,
-                        like=like,
-                        recorder=self.recorder,
-                    )
-                except torch.OutOfMemoryError:
-                    self.idle.clear()
-                    return "out of memory"
+                recorded = self._record(weights, config, sizes, like)
+                if isinstance(recorded, str):
+                    return recorded
+                step = recorded
             self.in_use += step.nbytes
             return step
+
+    def _record(
+        self,
+        weights: PackedWeights,
+        config: SearchConfig,
+        sizes: Sizes,
+        like: list[KV],
+    ) -> CapturedStep | str:
+        """Record a step, in the memory of idle ones if it has to. If there is no memory for it, return the reason."""
+        needed = static_bytes(sizes, config, like) + waiting_bytes(sizes, weights)
+        pool = max(self.pool, pool_bytes(sizes, config, weights))
+        total = needed + self.in_use + pool
+        if total > MAX_BYTES:
+            return f"memory of {total:,} bytes exceeds {MAX_BYTES:,}"
+        self.pool = pool
+        self._keep(MAX_STEPS - 1, MAX_BYTES - needed)
+        try:
+            return CapturedStep(
+                weights=weights,
+                config=config,
+                sizes=sizes,
+                like=like,
+                recorder=self.recorder,
+            )
+        except torch.OutOfMemoryError:
+            self.idle.clear()
+            return "out of memory"
 
     def give_back(self, step: CapturedStep) -> None:
         """End the use of a step."""
@@ -380,7 +396,7 @@ class CapturedDecoder(PackedDecoder):
             tokens=rounded_up(state.tokens.shape[2], CAPACITIES),
         )
         step = self.captured
-        if step is None or step.config != config or not _is_right(step.sizes, needed):
+        if step is None or step.config != config or not _fits(step.sizes, needed):
             taken = self.steps.take(self.weights, config, needed, self.cross_kv)
             if isinstance(taken, str):
                 return taken
@@ -465,7 +481,7 @@ class CapturedDecoder(PackedDecoder):
     def read_done(self, state: BeamState) -> list[bool]:
         """`state.done` on the host, and with it how much room the sentences need that are not done."""
         done = state.done
-        # Or they would take slots for ever.
+        # A sentence that is done would keep its slots.
         self.slots.visible.masked_fill_(done[:, None, None], False)
         used = self.slots.used(state.parents)  # (B, C)
         sources = self.source_lengths.masked_fill(done, 1)
@@ -481,7 +497,7 @@ class CapturedDecoder(PackedDecoder):
         return [bool(each) for each in is_done]
 
 
-def _is_right(sizes: Sizes, needed: Sizes) -> bool:
+def _fits(sizes: Sizes, needed: Sizes) -> bool:
     """Return whether there is room, and not too much: rows are computed whether there are sentences in them or not."""
     if sizes.rows != needed.rows or sizes.slots < needed.slots or sizes.tokens < needed.tokens:
         return False

@@ -34,7 +34,7 @@ from ..generation_vanilla_transformer import (
 from ..layers_vanilla_transformer import check_ids
 from ..search_vanilla_transformer import BeamState, Decoder, SearchConfig, resized
 from .kernels import compile_graph, has_compiler
-from .packed_decoder import CrossKV, PackedWeights, PositionEncodings
+from .packed_weights import CrossKV, PackedWeights, PositionEncodings
 
 #: Products are Inductor's templates: to choose them by measuring goes wrong on a busy machine, and oneDNN's are no
 #: better for so few rows.

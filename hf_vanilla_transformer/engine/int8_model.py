@@ -19,7 +19,8 @@ from ..layers_vanilla_transformer import VanillaTransformerAttention, check_ids,
 from ..search_vanilla_transformer import BeamState, SearchConfig
 from .c_kernels import Rows, View, attend, best, finish, write_cache
 from .linear import INT8, packed_linear
-from .packed_decoder import KV, WIDE, PackedDecoder, PositionEncodings, packed_norm
+from .packed_decoder import WIDE, PackedDecoder
+from .packed_weights import KV, PositionEncodings, packed_norm
 
 
 def _pack(*linears: nn.Linear) -> Any:

@@ -25,7 +25,8 @@ from .compiled import CompiledDecoder, CompiledWeights, compile_error
 from .int8_model import Int8Decoder, Int8Weights
 from .kernels import has_global_hooks, has_hooks, version
 from .linear import INT8, int8_error, mkl_is_slow
-from .packed_decoder import PackedDecoder, PackedWeights, fold_biases
+from .packed_decoder import PackedDecoder
+from .packed_weights import PackedWeights, fold_biases
 from .read_ahead import ReadAhead, Sentences
 
 logger = logging.get_logger(__name__)

@@ -12,7 +12,8 @@ from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.engine import optimize
 from hf_vanilla_transformer.engine.compiled import CompiledModule, CompiledWeights, compile_error
 from hf_vanilla_transformer.engine.linear import int8_error
-from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder, PackedWeights
+from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
+from hf_vanilla_transformer.engine.packed_weights import PackedWeights
 from hf_vanilla_transformer.inference import optimize_for_inference
 from tests.engine.model_changes import resident_bytes
 from tests.model_helpers import EOS, PAD, START, padded, sentences, slow, tiny_model

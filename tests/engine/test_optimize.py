@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_vanilla_transformer.engine import linear, optimize, packed_decoder
+from hf_vanilla_transformer.engine import linear, optimize, packed_weights
 from hf_vanilla_transformer.engine.linear import int8_error
 from hf_vanilla_transformer.engine.optimize import not_optimizable
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
@@ -41,7 +41,7 @@ CPU = torch.device("cpu")
 @pytest.mark.skipif(int8_error(CPU, torch.float32) is not None, reason="weights are packed on an x86 CPU")
 @torch.no_grad()
 def test_packed_encoder_computes_the_modules_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (linear, optimize, packed_decoder):
+    for module in (linear, optimize, packed_weights):
         monkeypatch.setattr(module, "mkl_is_slow", lambda: True)
     monkeypatch.setattr(linear, "_LEAST_PREPACKED", 0)
     model = optimize_for_inference(varied_model())

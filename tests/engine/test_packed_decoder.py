@@ -9,7 +9,8 @@ from torch import Tensor
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.engine import c_kernels, linear, packed_decoder
 from hf_vanilla_transformer.engine.compiled import CompiledDecoder, CompiledWeights
-from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder, PackedWeights, fold_biases
+from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
+from hf_vanilla_transformer.engine.packed_weights import PackedWeights, fold_biases
 from hf_vanilla_transformer.generation_vanilla_transformer import EncodedSource, ModuleDecoder
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import BeamState, Decoder

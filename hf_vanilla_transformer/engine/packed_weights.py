@@ -1,0 +1,362 @@
+"""A decoder with packed weights: the computation of the layers, for one token of every beam at a time.
+
+The formulas are in layers_vanilla_transformer.py. Here q, k and v are one product, ReLU and residual are fused into
+theirs, and all beams of a sentence attend in one call to the KV cache that they share.
+
+Shapes: B sentences, K beams, R = B · K rows, C slots of a sentence's KV cache, S source length, D d_model, H heads,
+d_k and d_v the widths of a head, V target vocabulary.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import PreTrainedModel
+
+from ..layers_vanilla_transformer import VanillaTransformerDecoderLayer, attention_kernels
+from .c_kernels import View, attend_in_float32
+from .linear import PlainLinear, mkl_is_slow, packed_linear
+
+KV = Tensor  # keys and values side by side, (B, N, H · (d_k + d_v))
+
+
+class PackedLayer(nn.Module):
+    """`VanillaTransformerDecoderLayer` on rows (R, D), the next tokens of all beams."""
+
+    def __init__(
+        self,
+        layer: VanillaTransformerDecoderLayer,
+        dtype: torch.dtype,
+        quantization: str | None,
+        compiled: bool,
+    ):
+        super().__init__()
+
+        def pack(*linears: nn.Linear) -> PlainLinear:
+            return packed_linear(linears, dtype, quantization, compiled)
+
+        attn = layer.self_attn
+        cross = layer.cross_attn
+        self.heads = attn.q_proj.out_features // attn.head_dim
+        self.key_width = attn.k_proj.out_features
+        self.scaling = attn.scaling
+        self.cross_scaling = cross.scaling
+        self.attend = attend_in_sums if compiled else attend
+        self.qkv_proj = pack(attn.q_proj, attn.k_proj, attn.v_proj)
+        self.self_out_proj = pack(attn.out_proj)
+        self.cross_q_proj = pack(cross.q_proj)
+        self.cross_out_proj = pack(cross.out_proj)
+        self.fc1 = pack(layer.fc1)
+        self.fc2 = pack(layer.fc2)
+        self.self_norm = packed_norm(layer.self_attn_layer_norm, dtype)
+        self.cross_norm = packed_norm(layer.cross_attn_layer_norm, dtype)
+        self.final_norm = packed_norm(layer.final_layer_norm, dtype)
+        self.pre_norm = layer.pre_norm
+        self.activation: Callable[[Tensor], Tensor] | None = layer.activation
+        if isinstance(layer.activation, nn.ReLU):
+            self.activation = None  # fused into the product
+
+    def forward(
+        self,
+        x: Tensor,
+        rows: Tensor,
+        self_kv: KV,
+        mask: Tensor | list[Tensor] | View | None,
+        cross_kv: KV,
+        source_mask: Tensor | None,
+    ) -> Tensor:
+        """The layer's output (R, D).
+
+        Args:
+            x: (R, D). rows: (R,), the slots of these tokens among the B · C of all sentences.
+            self_kv: (B, C, ·). It receives the keys and values of these tokens. cross_kv: (B, S, ·).
+            mask, source_mask: (B, 1, K, C), added to the scores, and (B, 1, 1, S), Boolean. None if all is visible.
+                A list has the masks of the sentences apart, (1, 1, K, N) for the first N slots of each. A `View` needs
+                the compiled kernel.
+        """
+
+        def self_attention(x: Tensor) -> Tensor:
+            # (R, H · d_k), (R, H · (d_k + d_v)).
+            query, kv = self.qkv_proj(x).tensor_split([self.key_width], dim=1)
+            self_kv.view(-1, self_kv.shape[2]).index_copy_(0, rows, kv)  # (B, C, ·) -> (B · C, ·)
+            if isinstance(mask, View):
+                value_width = self_kv.shape[2] - self.key_width
+                widths = [self.heads, self.key_width // self.heads, value_width // self.heads]
+                return attend_in_float32(query, widths, self.scaling, self_kv, mask)
+            shape = (self.heads, self.key_width, self.scaling)
+            if isinstance(mask, list):
+                return attend_apart(query, self_kv, mask, *shape)
+            return self.attend(query, self_kv, mask, *shape)
+
+        def cross_attention(x: Tensor) -> Tensor:
+            query = self.cross_q_proj(x)
+            return self.attend(
+                query,
+                cross_kv,
+                source_mask,
+                self.heads,
+                self.key_width,
+                self.cross_scaling,
+            )
+
+        def feed_forward(x: Tensor) -> Tensor:
+            if self.activation is None:
+                return self.fc1.linear_relu(x)
+            return self.activation(self.fc1(x))
+
+        x = self.add_and_norm(x, self_attention, self.self_out_proj, self.self_norm)
+        x = self.add_and_norm(x, cross_attention, self.cross_out_proj, self.cross_norm)
+        return self.add_and_norm(x, feed_forward, self.fc2, self.final_norm)
+
+    def add_and_norm(
+        self,
+        x: Tensor,
+        sublayer: Callable[[Tensor], Tensor],
+        last: PlainLinear,
+        norm: nn.LayerNorm,
+    ) -> Tensor:
+        """`VanillaTransformerLayer.add_and_norm`, where `last` is the last product of the sub-layer."""
+        if self.pre_norm:
+            return last.linear_add(x, sublayer(norm(x)))
+        return norm(last.linear_add(x, sublayer(x)))
+
+
+def packed_encoder(model: PreTrainedModel, dtype: torch.dtype) -> nn.Module | None:
+    """A copy of the encoder with packed float32 weights and the same embeddings. None if that gains nothing."""
+    encoder: Any = model.get_encoder()
+    weight = encoder.embed_tokens.weight
+    if (
+        dtype != torch.float32
+        or weight.dtype != dtype
+        or weight.device.type != "cpu"
+        or not mkl_is_slow()
+    ):
+        return None
+    linears = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
+    packed: dict[int, Any] = {id(linear): packed_linear([linear], dtype) for linear in linears}
+    return copy.deepcopy(encoder, packed | {id(encoder.embed_tokens): encoder.embed_tokens})
+
+
+def packed_norm(norm: nn.LayerNorm, dtype: torch.dtype) -> nn.LayerNorm:
+    return copy.deepcopy(norm).requires_grad_(False).to(dtype)
+
+
+def attend(
+    query: Tensor,
+    kv: KV,
+    mask: Tensor | None,
+    heads: int,
+    key_width: int,
+    scaling: float,
+) -> Tensor:
+    """Eq. 1 for the beams (R, H · d_k) of each sentence over the keys and values (B, N, ·) that they share."""
+    batch = len(kv)
+
+    def split_heads(states: Tensor) -> Tensor:
+        # (B, H, ·, width)
+        return states.reshape(batch, -1, heads, states.shape[-1] // heads).transpose(1, 2)
+
+    key = split_heads(kv[..., :key_width])
+    value = split_heads(kv[..., key_width:])  # (B, H, N, ·)
+    output = F.scaled_dot_product_attention(
+        split_heads(query),
+        key,
+        value,
+        attn_mask=mask,
+        scale=scaling,
+    )
+    # (B, H, K, d_v) -> (B, K, H · d_v) -> (R, H · d_v).
+    return output.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def attend_apart(
+    query: Tensor,
+    kv: KV,
+    masks: list[Tensor],
+    heads: int,
+    key_width: int,
+    scaling: float,
+) -> Tensor:
+    """`attend`, sentence by sentence, each over no more keys and values than its mask (1, 1, K, N) has."""
+    queries = query.view(len(kv), -1, query.shape[1])  # (R, H · d_k) -> (B, K, H · d_k)
+    outputs = [
+        attend(queries[row], kv[row : row + 1, : mask.shape[3]], mask, heads, key_width, scaling)
+        for row, mask in enumerate(masks)
+    ]
+    return torch.cat(outputs)
+
+
+def attend_in_sums(
+    query: Tensor,
+    kv: KV,
+    mask: Tensor | None,
+    heads: int,
+    key_width: int,
+    scaling: float,
+) -> Tensor:
+    """`attend` for one sentence, as reductions that Inductor fuses. For few rows cheaper than one GEMM per head."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    q = query.unflatten(1, (heads, 1, -1)).to(wide)  # (K, H · d_k) -> (K, H, 1, d_k)
+    # (N, H · d_k) -> (H, N, d_k).
+    k = kv[0, :, :key_width].unflatten(1, (heads, -1)).transpose(0, 1).to(wide)
+    v = kv[0, :, key_width:].unflatten(1, (heads, -1)).transpose(0, 1).to(wide)  # (H, N, d_v)
+    scores = (q * k).sum(dim=-1) * scaling  # (K, H, N)
+    if mask is not None:
+        scores = scores + mask[0].transpose(0, 1)  # (1, 1, K, N) -> (K, 1, N)
+    weights = scores.softmax(dim=-1)[..., None]  # (K, H, N, 1)
+    return (weights * v).sum(dim=2).flatten(1).to(query.dtype)  # (K, H, d_v) -> (K, H · d_v)
+
+
+class CrossKV:
+    """Keys and values of the source, for each layer, with packed weights. Arguments as of `PackedWeights`."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        quantization: str | None,
+    ):
+        attentions = [layer.cross_attn for layer in model.get_decoder().layers]
+        self.dtype = dtype
+        self.projections = [
+            packed_linear((each.k_proj, each.v_proj), dtype, quantization) for each in attentions
+        ]
+
+    def __call__(self, states: Tensor) -> list[KV]:
+        """Keys and values of source states (B, S, D)."""
+        x = states.to(self.dtype).flatten(0, 1)  # (B, S, D) -> (B · S, D)
+        return [projection(x).unflatten(0, states.shape[:2]) for projection in self.projections]
+
+
+class PositionEncodings:
+    """A decoder's encodings of the last tokens of hypotheses, by the number of tokens. They are computed once."""
+
+    def __init__(self, decoder: Any):
+        self.decoder = decoder
+        self.encodings = decoder.embed_tokens.weight.new_empty(0, decoder.config.d_model)
+        self.shift: Tensor | None = None  # (D,), added to all. See `fold_biases`
+
+    def __call__(self, count: int) -> Tensor:
+        """Encodings (n, D) for at least `count` tokens. The first is of none, and unused, as is the last. Thread-safe.
+
+        A hypothesis that has ended may have a token more than there are positions.
+        """
+        encodings = self.encodings
+        config = self.decoder.config
+        if count > len(encodings) - 2:
+            learned = config.position_encoding_type == "learned"
+            count = config.max_position_embeddings if learned else max(64, 2 * count)
+            ids = torch.arange(count, device=encodings.device)[None]  # (1, n)
+            nothing = encodings.new_zeros(1, count, config.d_model)
+            encodings = self.decoder.embed(nothing, ids)[0]
+            if self.shift is not None:
+                encodings = encodings + self.shift
+            encodings = F.pad(encodings, (0, 0, 1, 1))
+            self.encodings = encodings
+        return encodings
+
+
+def cache_rows(slots: Tensor, capacity: int) -> Tensor:
+    """The first row (B, K) of each sentence among the B · C of a cache, where `slots` (B, K) are numbered in it."""
+    sentences = torch.arange(len(slots), device=slots.device)[:, None]
+    return (capacity * sentences).expand_as(slots)
+
+
+class PackedWeights(nn.Module):
+    """A decoder and its output layer, packed for decoding in a dtype. Several searches may share one.
+
+    See `optimize_for_inference` for `quantization`. If `compiled`, the weights become constants of compiled code.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        quantization: str | None,
+        compiled: bool = False,
+    ):
+        super().__init__()
+        decoder: Any = model.get_decoder()
+        self.config = decoder.config
+        self.dtype = dtype
+        self.embed_scale = decoder.embed_scale
+        self.embedding = decoder.embed_tokens.weight.detach()
+        layers = (PackedLayer(layer, dtype, quantization, compiled) for layer in decoder.layers)
+        self.layers: Any = nn.ModuleList(layers)
+        self.norm = packed_norm(decoder.layer_norm, dtype) if self.config.final_layer_norm else None
+        self.lm_head = packed_linear([model.lm_head], dtype, quantization, compiled)
+        self.cross_kv = CrossKV(model, dtype, quantization)
+        self.position_encodings = PositionEncodings(decoder)
+        self.encoder: Any = None if compiled or quantization else packed_encoder(model, dtype)
+        self.steps: Any = None  # see `engine.captured`
+
+    def encode(self, ids: Tensor, mask: Tensor) -> BaseModelOutput:
+        """The source (B, S) as states (B, S, D)."""
+        return self.encoder(ids, mask)
+
+    def forward(
+        self,
+        embeds: Tensor,
+        lengths: Tensor,
+        encodings: Tensor,
+        rows: Tensor,
+        self_kv: list[KV],
+        mask: Tensor | list[Tensor] | View | None,
+        cross_kv: list[KV],
+        source_mask: Tensor | None,
+        lm_head: PlainLinear | None = None,
+    ) -> Tensor:
+        """Logits (B, K, V) of the tokens after these, whose keys and values are written into `self_kv`.
+
+        Args:
+            embeds: (B, K, D), of the tokens, unscaled.
+            lengths: (B,), of the hypotheses, these tokens included. encodings: (n, D), by length.
+            lm_head: another output layer.
+            Other arguments: see `PackedLayer`.
+        """
+        x = torch.add(encodings[lengths][:, None], embeds, alpha=self.embed_scale)  # (B, K, D)
+        x = x.to(self.dtype).flatten(0, 1)  # (R, D)
+        with attention_kernels(self.config.attention_kernels, x.device):
+            for layer, kv, source_kv in zip(self.layers, self_kv, cross_kv, strict=True):
+                x = layer(
+                    x,
+                    rows,
+                    kv,
+                    mask,
+                    source_kv,
+                    source_mask,
+                )
+        head = self.lm_head if lm_head is None else lm_head
+        return head(x if self.norm is None else self.norm(x)).unflatten(0, embeds.shape[:2])
+
+
+def fold_biases(weights: PackedWeights) -> None:
+    """Let the residual of each sub-layer contain the bias of its last product. A GPU then launches a kernel less.
+
+    A post-norm sub-layer computes LayerNorm(x + W s + b). Here the LayerNorm before it, or the encodings of positions,
+    give x + b, and its first product W' subtracts W' b.
+    """
+    before: Any = weights.position_encodings
+    for layer in weights.layers:
+        if layer.pre_norm:
+            return  # x is no output of a LayerNorm
+        sublayers = (
+            (layer.qkv_proj, layer.self_out_proj, layer.self_norm),
+            (layer.cross_q_proj, layer.cross_out_proj, layer.cross_norm),
+            (layer.fc1, layer.fc2, layer.final_norm),
+        )
+        for first, last, norm in sublayers:
+            if last.bias is not None and first.bias is not None:
+                first.bias = (first.bias.double() - first.weight.double() @ last.bias.double()).to(
+                    first.bias.dtype
+                )
+                if isinstance(before, PositionEncodings):
+                    before.shift = last.bias.to(before.encodings.dtype)
+                else:
+                    before.bias = nn.Parameter(before.bias + last.bias, requires_grad=False)
+                last.bias = None
+            before = norm
