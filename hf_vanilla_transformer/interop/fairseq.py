@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..data.language_tokens import DIRECTIONS, MARKS, TOKENS
 from ..inference.languages import name_languages
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError, shown
 from . import state_dicts, vocabularies
 from .converted import Converted, Fields, File, Tensors
@@ -123,45 +124,59 @@ def from_fairseq(
     set_generation_config(model, _search(search) | _IDS)
     folder = Path(data) if data else path.parent
     dictionaries = _Dictionaries(task, folder, source_language, target_language)
-    files = dictionaries.files(dictionaries.direction)
     raw_text = vocabularies.raw_text(
         vocabularies.both_sides(sentencepiece, target_sentencepiece),
         vocabularies.both_sides(codes),
     )
-    needs_dictionaries = any(raw_text)
-    converted = Converted(model)
-    if all(file.is_file() for file in files):
-        sizes = model.config.vocab_size, model.config.target_vocab_size
-        sides = [dictionaries.tokens(*pair) for pair in zip(files, sizes, strict=True)]
-        if needs_dictionaries and any(side[:4] != SPECIAL_TOKENS for side in sides):
-            reason = "leave out codes and sentencepiece, and tokenize the text first"
-            raise UserError(f"a dictionary overwrites a special token: {reason}")
-        texts = [
-            vocabularies.Side(
-                tokens=tokens,
-                special=dict(zip(_SPECIAL_NAMES, tokens, strict=False)),
-                origin=file,
-                language=language,
-                **raw,
-            )
-            for tokens, file, language, raw in zip(
-                sides, files, dictionaries.direction, raw_text, strict=True
-            )
-        ]
-        converted = vocabularies.with_tokenizers(model, *texts)
-        dictionaries.keep_directions(converted, files, sides)
-        if source_language and target_language:
-            tokenizers = filter(None, (converted.tokenizer, converted.target_tokenizer))
-            name_languages(tokenizers, (source_language, target_language))
-    elif needs_dictionaries:
-        raise UserError(
-            "dict.SOURCE.txt and dict.TARGET.txt are not in the checkpoint's folder: give data=FOLDER"
-        )
-    elif any(folder.glob("dict.*.txt")):
-        converted.notes.append(
-            "its dictionaries were not chosen: give source_language and target_language"
-        )
+    converted = _with_tokenizers(model, dictionaries, raw_text)
+    if source_language and target_language:
+        tokenizers = filter(None, (converted.tokenizer, converted.target_tokenizer))
+        name_languages(tokenizers, (source_language, target_language))
     converted.notes += search.dropped(DROPPED)
+    return converted
+
+
+def _with_tokenizers(
+    model: VanillaTransformerForConditionalGeneration,
+    dictionaries: "_Dictionaries",
+    raw_text: Sequence[Fields],
+) -> Converted:
+    """The model with tokenizers of its dictionaries, or without any if these are not in the folder.
+
+    Args:
+        raw_text: of `vocabularies.raw_text`, for source and target.
+
+    Raises:
+        UserError: raw text needs dictionaries, but there are none or they overwrite special tokens.
+    """
+    files = dictionaries.files(dictionaries.direction)
+    if not all(file.is_file() for file in files):
+        if any(raw_text):
+            raise UserError(
+                "dict.SOURCE.txt and dict.TARGET.txt are not in the checkpoint's folder: give data=FOLDER"
+            )
+        is_unnamed = any(dictionaries.folder.glob("dict.*.txt"))
+        note = "its dictionaries were not chosen: give source_language and target_language"
+        return Converted(model, notes=[note] if is_unnamed else [])
+    sizes = model.config.vocab_size, model.config.target_vocab_size
+    tokens = [dictionaries.tokens(*pair) for pair in zip(files, sizes, strict=True)]
+    if any(raw_text) and any(side[:4] != SPECIAL_TOKENS for side in tokens):
+        reason = "leave out codes and sentencepiece, and tokenize the text first"
+        raise UserError(f"a dictionary overwrites a special token: {reason}")
+    sides = [
+        vocabularies.Side(
+            tokens=tokens_of_side,
+            special=dict(zip(_SPECIAL_NAMES, tokens_of_side, strict=False)),
+            origin=file,
+            language=language,
+            **raw,
+        )
+        for tokens_of_side, file, language, raw in zip(
+            tokens, files, dictionaries.direction, raw_text, strict=True
+        )
+    ]
+    converted = vocabularies.with_tokenizers(model, *sides)
+    dictionaries.keep_directions(converted, files, tokens)
     return converted
 
 
