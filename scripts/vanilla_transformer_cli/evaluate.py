@@ -14,6 +14,7 @@ import argparse
 import json
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -323,112 +324,166 @@ def print_scores(
         )
 
 
-def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.data.perturbations import perturbation_names
+@dataclass
+class Report:
+    """The results for --output, and what is printed of them."""
+
+    results: dict[str, Any]
+    tables: list[Any] = field(default_factory=list)
+    signatures: list[str] = field(default_factory=list)  #: of groups, each once
+
+    def add_groups(self, name: str, title: str, groups: dict[str, Any], items: str) -> None:
+        """Add the result `name` of `scores_by_group`, with its table. `items` names what is counted."""
+        from hf_vanilla_transformer.evaluation import score_tables
+
+        self.results[name] = groups
+        self.tables.append(score_tables.group_table(title, groups, items))
+        new = (
+            each for each in score_tables.group_signatures(groups) if each not in self.signatures
+        )
+        self.signatures += dict.fromkeys(new)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The texts of all systems, by the name of the system, and what they are compared with."""
+
+    hypotheses: dict[str, list[str]]
+    n_best: dict[str, list[list[str]]] | None  #: with --n_best
+    references: list[list[str]]
+    sources: list[str] | None
+
+    @property
+    def first(self) -> str:
+        """The name of the first system, the baseline of a comparison."""
+        return next(iter(self.hypotheses))
+
+    def groups(self, labels: list[str], **options: Any) -> dict[str, Any]:
+        """`scores_by_group` of these texts."""
+        from hf_vanilla_transformer.evaluation.comparison import scores_by_group
+
+        return scores_by_group(
+            self.hypotheses, self.references, labels, sources=self.sources, **options
+        )
+
+
+def outputs_of_systems(
+    arguments: argparse.Namespace,
+    systems: dict[str, Any],
+    sources: list[str] | None,
+    references: list[list[str]],
+) -> tuple[Scored, dict[str, Any]]:
+    """The texts of files and models, and the settings or the file that those of the first system come from.
+
+    Files are read before a model translates.
+    """
+    lists: dict[str, list[list[str]]] = {}
+    for name, model in systems.items():
+        if model is None and arguments.n_best:
+            lists[name] = read_n_best(name, references[0], arguments.reference[0])
+        elif model is None:
+            lines = read_hypotheses(name, references[0], arguments.reference[0])
+            lists[name] = [[line] for line in lines]
+    first = next(iter(systems))
+    origin: dict[str, Any] = {"hypothesis": arguments.hypothesis}
+    for name, translator in systems.items():
+        if translator is None:
+            continue
+        lists[name], settings = translate_source(arguments, translator, sources or [])
+        if name == first:
+            origin = settings
+    in_order = {name: lists[name] for name in systems}
+    hypotheses = {name: [texts[0] for texts in of_system] for name, of_system in in_order.items()}
+    n_best = in_order if arguments.n_best else None
+    return Scored(hypotheses, n_best, references, sources), origin
+
+
+def add_comparison(report: Report, texts: Scored, options: dict[str, Any], task: str) -> None:
+    """Add the comparison of the systems with the first one."""
     from hf_vanilla_transformer.evaluation import comparison, score_tables
-    from hf_vanilla_transformer.evaluation.metric_names import DEFAULT, OF_SEQUENCES
-    from hf_vanilla_transformer.evaluation.metrics import (
-        make_metrics,
-        score_names,
-        score_translations,
+
+    metrics = {name: each for name, each in options["metrics"].items() if name != "top_k"}
+    compared = comparison.compare_systems(
+        texts.hypotheses,
+        texts.references,
+        sources=texts.sources,
+        **options | {"metrics": metrics},
     )
-    from hf_vanilla_transformer.inference.text_io import line_writer
-    from hf_vanilla_transformer.utils.errors import UserError
+    report.results["comparison"] = compared
+    report.results["differences"] = comparison.largest_differences(
+        texts.hypotheses, texts.references, texts.sources, task=task
+    )
+    report.tables.append(score_tables.comparison_table(compared))
+
+
+def scoring_options(arguments: argparse.Namespace, task: str) -> dict[str, Any]:
+    """The arguments of `score_translations` that the flags give."""
+    from hf_vanilla_transformer.evaluation.metric_names import DEFAULT, OF_SEQUENCES
+    from hf_vanilla_transformer.evaluation.metrics import make_metrics
     from hf_vanilla_transformer.utils.normalization import import_normalizer
 
-    task = task_of_models(arguments)
     of_task = DEFAULT if task == "language" else OF_SEQUENCES
-    default = ["top_k"] if arguments.n_best else of_task
+    names = arguments.metrics or (["top_k"] if arguments.n_best else of_task)
+    return {
+        "metrics": make_metrics(names, arguments.bleu_tokenize, arguments.bleu_lowercase),
+        "tokenize": arguments.bleu_tokenize,
+        "lowercase": arguments.bleu_lowercase,
+        "normalize": import_normalizer(arguments.normalize),
+    }
+
+
+def main(arguments: argparse.Namespace) -> None:
+    from hf_vanilla_transformer.data.perturbations import perturbation_names
+    from hf_vanilla_transformer.evaluation.metrics import score_names, score_translations
+    from hf_vanilla_transformer.evaluation.score_tables import comparison_page
+    from hf_vanilla_transformer.inference.text_io import line_writer
+    from hf_vanilla_transformer.utils.errors import UserError
+
+    task = task_of_models(arguments)
+    items = items_of(task)
     if arguments.perturb and task == "sequence":
         raise UserError(
             "perturb: it perturbs text in a language, and the model reads other sequences"
         )
     # before the model translates for an hour
-    metrics = make_metrics(
-        arguments.metrics or default, arguments.bleu_tokenize, arguments.bleu_lowercase
-    )
-    names = score_names(metrics)
+    options = scoring_options(arguments, task)
+    names = score_names(options["metrics"])
     perturbations = perturbation_names(arguments.perturb or [])
-    options = {
-        "metrics": metrics,
-        "tokenize": arguments.bleu_tokenize,
-        "lowercase": arguments.bleu_lowercase,
-        "normalize": import_normalizer(arguments.normalize),
-    }
     with (
         line_writer(arguments.output) if arguments.output else nullcontext() as write,
         line_writer(arguments.report) if arguments.report else nullcontext() as write_page,
     ):
         sources, references, labels = read_texts(arguments)
         systems = translators(arguments)
-        lists: dict[str, list[list[str]]] = {}
-        for name, model in systems.items():
-            if model is None and arguments.n_best:
-                lists[name] = read_n_best(name, references[0], arguments.reference[0])
-            elif model is None:
-                lines = read_hypotheses(name, references[0], arguments.reference[0])
-                lists[name] = [[line] for line in lines]
-        first = next(iter(systems))
-        origin = {"hypothesis": arguments.hypothesis}
-        for name, translator in systems.items():
-            if translator is not None:
-                lists[name], settings = translate_source(arguments, translator, sources or [])
-                origin = settings if name == first else origin
-        hypotheses = {name: [texts[0] for texts in lists[name]] for name in systems}
-        n_best = {name: lists[name] for name in systems} if arguments.n_best else None
+        texts, origin = outputs_of_systems(arguments, systems, sources, references)
         results = score_translations(
-            hypotheses[first],
+            texts.hypotheses[texts.first],
             references,
             sources=sources,
-            n_best=lists[first] if n_best else None,
+            n_best=None if texts.n_best is None else texts.n_best[texts.first],
             **options,
         )
         scores = {name: results[name] for name in (*names, "invalid") if name in results}
-        signatures: list[str] = []
         results |= origin
         if task == "sequence":
             results["task"] = task
         results["reference"] = (
             arguments.reference if len(references) > 1 else arguments.reference[0]
         )
-        tables = []
-        functions = any(":" in name for name in metrics)
-        if arguments.compare or functions:
-            of_sentences = options | {
-                "metrics": {name: each for name, each in metrics.items() if name != "top_k"}
-            }
-            compared = comparison.compare_systems(
-                hypotheses, references, sources=sources, **of_sentences
-            )
-            results |= {"comparison": compared}
-            results["differences"] = comparison.largest_differences(
-                hypotheses, references, sources, task=task
-            )
-            tables.append(score_tables.comparison_table(compared))
+        report = Report(results)
+        if arguments.compare or any(":" in name for name in options["metrics"]):
+            add_comparison(report, texts, options, task)
         if labels is not None:
-            groups = comparison.scores_by_group(
-                hypotheses, references, labels, sources=sources, n_best=n_best, **options
-            )
-            signatures += score_tables.group_signatures(groups)
-            results["groups"] = groups
-            tables.append(score_tables.group_table(arguments.by, groups, items_of(task)))
+            groups = texts.groups(labels, n_best=texts.n_best, **options)
+            report.add_groups("groups", arguments.by, groups, items)
         if perturbations:
+            clean = texts.groups(["none"] * len(references[0]), **options)["none"]
             pairs = list(zip(sources or [], references[0], strict=True))
-            labels = ["none"] * len(pairs)
-            clean = comparison.scores_by_group(
-                hypotheses, references, labels, sources=sources, **options
-            )["none"]
-            results["perturbations"] = score_perturbed(
-                arguments, systems, clean, pairs, perturbations, options
-            )
-            tables.append(
-                score_tables.group_table("perturbation", results["perturbations"], items_of(task))
-            )
-            signatures += score_tables.group_signatures(results["perturbations"])
-        print_scores(results, scores, tables, list(dict.fromkeys(signatures)), arguments.format)
+            perturbed = score_perturbed(arguments, systems, clean, pairs, perturbations, options)
+            report.add_groups("perturbations", "perturbation", perturbed, items)
+        print_scores(results, scores, report.tables, report.signatures, arguments.format)
         if write:
             write(json.dumps(results, indent=2, ensure_ascii=False))
         if write_page:
-            write_page(
-                score_tables.comparison_page(f"Scores on {results['reference']}", tables, results)
-            )
+            title = f"Scores on {results['reference']}"
+            write_page(comparison_page(title, report.tables, results))
