@@ -50,10 +50,8 @@ class Limits:
     max_characters: int = 1000  #: of a side
     #: median of log(target / source) in characters, and the largest distance from it
     ratio: tuple[float, float] = (0.0, math.inf)
-    scripts: tuple[frozenset[str], frozenset[str]] = (
-        frozenset(),
-        frozenset(),
-    )  #: of each side. Empty allows any
+    #: of each side. Empty allows any
+    scripts: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
     languages: tuple[str, str] | None = None  #: to detect; None does not
 
     @classmethod

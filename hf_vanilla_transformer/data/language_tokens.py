@@ -8,6 +8,7 @@ of its own language. Models that are trained here have one token, on either side
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +23,7 @@ Direction: TypeAlias = tuple[str | None, str | None]
 #: Token ids (N, T), or a tuple of outputs that starts with them.
 TokenIds: TypeAlias = "np.ndarray | Sequence[Sequence[int]] | tuple[np.ndarray, ...]"
 
-#: Columns of a table with the codes of each row.
+#: The names of a direction's codes: columns of a table with the codes of each row, and arguments.
 CODES = "source_lang", "target_lang"
 
 #: Entries of tokenizer_config.json: the pairs of the training, the languages that the sides are marked with, and the
@@ -35,8 +36,6 @@ _TOKEN = re.compile(
     r">>(?P<target>[^\s<>]+)<<|__(?P<both>[a-z]{2,3}(?:[-_]\w+)?)__|(?P<nllb>[a-z]{3}_[A-Z][a-z]{3})|\[(?P<bart>\w{5})\]"
 )
 _WRITTEN_MARK = re.compile(r"\s*>>([^\s<>]+)<<")
-#: The names of a direction's codes, as columns and arguments.
-CODES = "source_lang", "target_lang"
 _SHOWN = 8  # codes in an error
 
 
@@ -60,14 +59,18 @@ class LanguageTokens:
     directions: tuple[tuple[str, str], ...] = ()
     by_name: bool = False
 
+    @cached_property
+    def marks(self) -> frozenset[int]:
+        """The tokens of all languages."""
+        return frozenset(self.ids.values())
+
     def source(self, ids: Sequence[int], direction: Direction) -> list[int]:
         """The ids of a source, with the mark of this direction instead of those that it has."""
         language = {"source": direction[0], "target": direction[1], None: None}[self.source_mark]
         if language is None and self.source_mark:
             return list(ids)
         # A mark in the middle would choose the language too.
-        marks = set(self.ids.values())
-        text = [number for number in ids if number not in marks]
+        text = [number for number in ids if number not in self.marks]
         if language is None:
             return text
         mark = [self.ids[self.check(language, f"{self.source_mark}_lang")]]
@@ -75,11 +78,10 @@ class LanguageTokens:
 
     def unmarked(self, ids: Sequence[int]) -> list[int]:
         """The ids of a sentence without marks at its ends."""
-        marks = set(self.ids.values())
         text = list(ids)
-        while text and text[0] in marks:
+        while text and text[0] in self.marks:
             del text[0]
-        while text and text[-1] in marks:
+        while text and text[-1] in self.marks:
             del text[-1]
         return text
 
@@ -95,9 +97,8 @@ class LanguageTokens:
 
     def is_marked(self, ids: Sequence[int]) -> bool:
         """Return whether a source has the mark of a target language."""
-        return self.source_mark == "target" and bool(
-            set(self.ids.values()).intersection((*ids[:1], *ids[-1:]))
-        )
+        ends = (*ids[:1], *ids[-1:])
+        return self.source_mark == "target" and not self.marks.isdisjoint(ends)
 
     def check_text(self, text: str, line_number: int) -> None:
         """Raise a UserError if a source starts with a mark that the model does not read."""
@@ -198,7 +199,7 @@ def decode_targets(tokenizer: PreTrainedTokenizerBase, ids: TokenIds) -> list[st
     """The texts of predictions or labels (N, T), without the tokens of languages, which M2M-100 decodes as text."""
     ids = token_ids(ids, tokenizer.pad_token_id)
     languages = language_tokens(tokenizer, "target")
-    marks = list(languages.ids.values()) if languages and languages.target_mark else []
+    marks = list(languages.marks) if languages and languages.target_mark else []
     return tokenizer.batch_decode(
         np.where(np.isin(ids, marks), tokenizer.pad_token_id, ids), **AS_TEXT
     )

@@ -1,6 +1,5 @@
 """SMILES of molecules and reactions, with RDKit: one canonical form, and spellings for `train --rewrite`."""
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -84,77 +83,82 @@ def _common_atoms(product: Any, reactants: Any) -> dict[int, int]:
 
     Atoms with the same environment are paired, the largest environments first, and then their neighbours.
     """
-    sides = (_environments(product), _environments(reactants))
-    pairs: dict[int, int] = {}
-    taken: set[int] = set()
+    pairing = _Pairing(product, reactants)
+    for radius in range(_RADIUS, 0, -1):
+        for atom, environment in enumerate(pairing.of_product[radius]):
+            if atom in pairing.pairs:
+                continue
+            for other, its in enumerate(pairing.of_reactants[radius]):
+                if its == environment and other not in pairing.taken:
+                    pairing.add(atom, other)
+                    break
+    return pairing.pairs
 
-    def pair(atom: int, other: int) -> None:
+
+class _Pairing:
+    """Atoms of a product, each with an atom of the reactants."""
+
+    def __init__(self, product: Any, reactants: Any) -> None:
+        self.product = product
+        self.reactants = reactants
+        self.of_product = _environments(product)
+        self.of_reactants = _environments(reactants)
+        self.pairs: dict[int, int] = {}
+        self.taken: set[int] = set()
+
+    def add(self, atom: int, other: int) -> None:
+        """Pair two atoms, and then the neighbours that are the same element."""
         stack = [(atom, other)]
         while stack:
             atom, other = stack.pop()
-            pairs[atom] = other
-            taken.add(other)
-            for neighbour in _neighbours(product, atom):
-                if neighbour in pairs:
+            self.pairs[atom] = other
+            self.taken.add(other)
+            for neighbour in _neighbours(self.product, atom):
+                if neighbour in self.pairs:
                     continue
-                free = [each for each in _neighbours(reactants, other) if each not in taken]
-                same = [each for each in free if sides[0][0][neighbour] == sides[1][0][each]]
-                if same:
-                    best = max(same, key=lambda each: _agreement(sides, neighbour, each))
-                    pairs[neighbour] = best
-                    taken.add(best)
+                free = [
+                    each
+                    for each in _neighbours(self.reactants, other)
+                    if self._fits(neighbour, each)
+                ]
+                if free:
+                    best = max(free, key=lambda each: self._agreement(neighbour, each))
+                    self.pairs[neighbour] = best
+                    self.taken.add(best)
                     stack.append((neighbour, best))
 
-    for radius in range(_RADIUS, 0, -1):
-        for atom, environment in enumerate(sides[0][radius]):
-            if atom in pairs:
-                continue
-            others = (
-                other
-                for other, its in enumerate(sides[1][radius])
-                if its == environment and other not in taken
-            )
-            other = next(others, None)
-            if other is not None:
-                pair(atom, other)
-    return pairs
+    def _fits(self, atom: int, other: int) -> bool:
+        return other not in self.taken and self.of_product[0][atom] == self.of_reactants[0][other]
+
+    def _agreement(self, atom: int, other: int) -> int:
+        """The largest radius at which two atoms have the same environment."""
+        radius = 0
+        while (
+            radius < _RADIUS
+            and self.of_product[radius + 1][atom] == self.of_reactants[radius + 1][other]
+        ):
+            radius += 1
+        return radius
 
 
-def _environments(molecule: Any) -> list[list[str]]:
-    """A name of each atom's environment, by radius in bonds and atom."""
-    names = [
-        f"{atom.GetSymbol()}{atom.GetFormalCharge()}{atom.GetIsAromatic()}"
-        for atom in molecule.GetAtoms()
+def _environments(molecule: Any) -> list[list[int]]:
+    """A hash of each atom's environment, by radius in bonds and atom, to compare within this process."""
+    atoms = list(molecule.GetAtoms())
+    last = [
+        hash((atom.GetSymbol(), atom.GetFormalCharge(), atom.GetIsAromatic())) for atom in atoms
     ]
-    rows = [names]
-    numbers: dict[str, str] = {}
+    rows = [last]
     for _ in range(_RADIUS):
-        last = rows[-1]
         row = []
-        for atom in molecule.GetAtoms():
-            number = atom.GetIdx()
+        for number, atom in enumerate(atoms):
             around = sorted(
-                f"{bond.GetBondTypeAsDouble()}{last[bond.GetOtherAtomIdx(number)]}"
+                (bond.GetBondTypeAsDouble(), last[bond.GetOtherAtomIdx(number)])
                 for bond in atom.GetBonds()
             )
-            row.append(_digest(f"{last[number]} {' '.join(around)}", numbers))
+            row.append(hash((last[number], *around)))
         rows.append(row)
+        last = row
     return rows
-
-
-def _digest(text: str, known: dict[str, str]) -> str:
-    """A short name of a text, the same for every molecule."""
-    if text not in known:
-        known[text] = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-    return known[text]
-
-
-def _agreement(sides: tuple[list[list[str]], list[list[str]]], atom: int, other: int) -> int:
-    """The largest radius at which two atoms have the same environment."""
-    radius = 0
-    while radius < _RADIUS and sides[0][radius + 1][atom] == sides[1][radius + 1][other]:
-        radius += 1
-    return radius
 
 
 def _neighbours(molecule: Any, atom: int) -> Iterator[int]:

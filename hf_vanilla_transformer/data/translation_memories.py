@@ -22,22 +22,16 @@ _UNITS = {"tmx": {"tu"}, "xliff": {"trans-unit", "segment"}}
 _ELEMENTS = "tmx", "header", "xliff", "file", "group", "unit", "tu", "trans-unit", "segment"
 #: Inline elements that contain markup of the original document. `hi`, `g`, `pc` and `mrk` contain text.
 MARKUP = frozenset(["bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sc", "ec"])
-_STANDALONE = {
-    "ph",
-    "x",
-    "it",
-    "ut",
-}  # such as a line break. All the rest is in pairs, also within a word.
+# Such as a line break. All the rest is in pairs, also within a word.
+_STANDALONE = {"ph", "x", "it", "ut"}
 UNTRANSLATED = frozenset(["new", "needs-translation", "initial"])  # states of XLIFF 1.2 and 2.x
 _REFERENCE = re.compile(rb"&#(x[0-9a-fA-F]{1,6}|[0-9]{1,7});")
 _NOT_ALLOWED = "\U0010fffd"  # for private use: represents a character that XML does not allow
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 Segment: TypeAlias = str | BadRow
-MemoryPair: TypeAlias = tuple[
-    int, Segment | None, Segment | None
-]  # number of the unit, source, target
-
+#: Number of the unit, source, target.
+MemoryPair: TypeAlias = tuple[int, Segment | None, Segment | None]
 
 SAME_LANGUAGE = 3
 

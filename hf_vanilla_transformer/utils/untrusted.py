@@ -66,10 +66,8 @@ def refuse_special_files(source: str | Path) -> None:
     for path in (source, *(sorted(source.rglob("*")) if source.is_dir() else ())):
         try:
             mode = path.stat().st_mode
-        except (
-            OSError,
-            RuntimeError,
-        ):  # links in a circle are one or the other, depending on Python
+        # Links in a circle are one or the other, depending on Python.
+        except (OSError, RuntimeError):
             continue
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise UserError(

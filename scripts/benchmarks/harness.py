@@ -95,10 +95,8 @@ def _run(
 
     # set, or accelerate chooses a number of threads when there are several processes
     os.environ.update(environment, OMP_NUM_THREADS=str(threads))
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # the main process reports first, and then ends its workers
+    # The main process reports first, and then ends its workers.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(threads)
     logging.disable_progress_bar()

@@ -16,11 +16,8 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ |= {
-    "MPLBACKEND": "Agg",
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-}  # the same numbers on any machine
+# The same numbers on any machine.
+os.environ |= {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 FOLDER = Path(__file__).parent
 LANGUAGES = ("en", "zh")
 INSTALL = """\

@@ -447,10 +447,8 @@ def _compare(checked: _Subject, reference: Reference) -> Report:
     for choice, mistake in choices({each.place for each in MISTAKES}, checked.norms):
         try:
             logits = reference(source, target, choice)
-        except (
-            RuntimeError,
-            KeyError,
-        ):  # shapes that this mistake does not allow, or a part that the model lacks
+        # Shapes that this mistake does not allow, or a part that the model lacks.
+        except (RuntimeError, KeyError):
             continue
         for name, transform in _OUTPUTS.items():
             expected = transform(logits)

@@ -64,10 +64,8 @@ def check_part(build: Any, given: Mapping[str, Any], part: str, places: tuple[st
     working: list[Callable[[], Any]] = []
     outputs: list[Tensor] = []
     errors: list[BaseException] = []
-    for visible in (
-        mask,
-        None,
-    ):  # without a mask only if the part takes none: a mistake in it would not show
+    # Without a mask only if the part takes none: a mistake in it would not show.
+    for visible in (mask, None):
         for call in () if outputs else _calls(part, module, x, visible):
             try:
                 output, again = (

@@ -273,10 +273,8 @@ class Places:
     ) -> bool:
         try:
             other = expected(choice)
-        except (
-            RuntimeError,
-            KeyError,
-        ):  # shapes that this mistake does not allow, or a part that the model lacks
+        # Shapes that this mistake does not allow, or a part that the model lacks.
+        except (RuntimeError, KeyError):
             return False
         if other.shape != numbers.shape:
             return False

@@ -27,12 +27,8 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
     "sigmoid": torch.sigmoid,
 }
-_SCALES = {
-    "sqrt(d_model)": 0.5,
-    "none": 0.0,
-    "d_model": 1.0,
-    "1/sqrt(d_model)": -0.5,
-}  # exponents of d_model
+# Exponents of d_model.
+_SCALES = {"sqrt(d_model)": 0.5, "none": 0.0, "d_model": 1.0, "1/sqrt(d_model)": -0.5}
 
 
 @dataclass(frozen=True)
