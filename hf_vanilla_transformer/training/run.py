@@ -58,6 +58,8 @@ from .distributed import (
 from .evaluation_budget import EvaluationBudget
 from .facts import data_facts, fixed_facts, model_facts, other_facts
 from .fine_tuning import (
+    ModelClass,
+    PretrainedTranslator,
     base_folder,
     describe_defaults,
     load_base_model,
@@ -144,19 +146,8 @@ def load_run(
     checkpoint: Path | None,
 ) -> Run:
     """Load the data and the model: a new one, the one at `model_name_or_path`, or one for the checkpoint."""
+    base, model_class, facts = _load_base(args, checkpoint)
     fine_tuned = args.model_name_or_path is not None
-    # A checkpoint has the adapters alone.
-    starts = fine_tuned and (checkpoint is None or args.lora_r > 0)
-    folder = base_folder(args, fetch=starts)
-    facts = model_facts(args, folder)
-    if checkpoint is not None:
-        require_same(checkpoint, read_run_state(checkpoint).fixed, facts, REMEDY)
-    model_class = None if args.model_class is None else import_class(args.model_class)
-    if args.trust_remote_code:
-        for trusted in (args.model_name_or_path, *(args.teacher or ())):
-            if trusted is not None:
-                trust_code(Path(trusted))
-    base = load_base_model(str(args.model_name_or_path), model_class) if starts else None
     loaded = base.tokenizers if base is not None else loaded_tokenizers(data_args, checkpoint)
     take_task(data_args, loaded)
     with args.main_process_first(desc="reading"):  # the other ranks read the cache
@@ -202,6 +193,27 @@ def load_run(
     )
 
 
+def _load_base(
+    args: RunArguments, checkpoint: Path | None
+) -> tuple[PretrainedTranslator | None, ModelClass | None, dict[str, object]]:
+    """Load the model that training starts from, or None for fresh weights and for those of a checkpoint.
+
+    Return it with the class that the run trains, or None for the default, and the facts about both.
+    """
+    # A checkpoint of adapters has the adapters alone.
+    starts = args.model_name_or_path is not None and (checkpoint is None or args.lora_r > 0)
+    facts = model_facts(args, base_folder(args, fetch=starts))
+    if checkpoint is not None:
+        require_same(checkpoint, read_run_state(checkpoint).fixed, facts, REMEDY)
+    model_class = None if args.model_class is None else import_class(args.model_class)
+    if args.trust_remote_code:
+        for trusted in (args.model_name_or_path, *(args.teacher or ())):
+            if trusted is not None:
+                trust_code(Path(trusted))
+    base = load_base_model(str(args.model_name_or_path), model_class) if starts else None
+    return base, model_class, facts
+
+
 def _record_length(run: Run) -> None:
     """Record the longest source that the model was trained on, for translation. An unknown base model stays one."""
     config = run.model.config
@@ -218,9 +230,7 @@ def build_model(
     model_args: ModelArguments,
     tokenizers: Tokenizers,
     checkpoint: Path | None = None,
-    model_class: type[
-        VanillaTransformerForConditionalGeneration
-    ] = VanillaTransformerForConditionalGeneration,
+    model_class: ModelClass = VanillaTransformerForConditionalGeneration,
 ) -> VanillaTransformerForConditionalGeneration:
     """Make a model for these vocabularies. Its configuration must equal the checkpoint's, if a run is resumed."""
     source, target = tokenizers

@@ -85,11 +85,6 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             self.ema = WeightAverage(decay)
             self.add_callback(self.ema)
 
-    @property
-    def packs(self) -> bool:
-        """True if batches are packed rows."""
-        return bool(getattr(self.args, "pack", False))
-
     def _decide_packing(self) -> None:
         """Refuse packed rows where they cannot be, and choose them on a GPU where they can."""
         if not hasattr(self.args, "pack"):
@@ -178,7 +173,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             collator = self._get_collator_with_removed_columns(collator, description="training")
         count = self.batches_per_update
         config = self._base_model().config
-        if self.packs:
+        if self.args.pack:
             return self.loaders.of_packed_rows(dataset, config, count)
         collate = padded_batches(self.args, config, collator)
         if isinstance(dataset, torch.utils.data.IterableDataset):
