@@ -5,7 +5,6 @@ placed by word alignment. A paragraph whose translation is equal to it keeps its
 """
 
 import io
-import re
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from functools import partial
 
 from ..inference.placement import TranslateTexts
 from ..utils.errors import UserError
-from ..utils.safe_xml import XmlElement, parse_xml
+from ..utils.safe_xml import XmlElement, parse_xml, root_name
 from .docx_text import DOCX_ROOTS, docx_texts
 from .guard import guarded
 from .html_text import join_html, passages_of
@@ -23,11 +22,6 @@ from .xml_text import Filling, joined_markup
 
 #: Bytes of all parts of a file when they are unpacked, so that a small archive cannot fill the memory.
 MAX_UNPACKED = 2**30
-
-_HEAD = 65_536  # bytes of a part before its first element, at most
-_FIRST_ELEMENT = re.compile(
-    r"\ufeff?(?:\s+|<\?.*?\?>|<!--.*?-->)*<(?:[\w.-]+:)?([\w.-]+)", re.DOTALL
-)
 
 
 def translate_docx(
@@ -96,9 +90,8 @@ def _part(archive: zipfile.ZipFile, name: str, roots: frozenset[str]) -> "XmlEle
     if not name.endswith(".xml"):
         return None
     content = archive.read(name)
-    start = content[:_HEAD].decode("utf-8", "ignore")
-    first = _FIRST_ELEMENT.match(start)
-    return parse_xml(content, f"documents: {name}") if first and first[1] in roots else None
+    title = f"documents: {name}"
+    return parse_xml(content, title) if root_name(content, title) in roots else None
 
 
 def _translated(

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..data.translation_memories import UNTRANSLATED, language_match
 from ..utils.errors import UserError
-from ..utils.safe_xml import SAFE, local_name, memory_errors, parse_xml
+from ..utils.safe_xml import SAFE, local_name, memory_errors, parse_xml, root_name
 from .guard import Reading, letters_of
 from .html_text import names
 
@@ -42,7 +42,6 @@ _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 _WORD_PARTS = names("document hdr ftr footnotes endnotes comments")
 _ODT_PARTS = names("document-content document-styles")
-_HEAD = 65_536  # bytes of a part that have its first element
 #: Formats of runs, and what programs write anew.
 _FORMATS_OF_WORD = names("rPr proofErr lastRenderedPageBreak noBreakHyphen softHyphen")
 
@@ -323,8 +322,6 @@ def _parts(data: bytes, names: frozenset[str]) -> Iterator[Any]:
             if not name.endswith(".xml"):
                 continue
             content = archive.read(name)
-            head = content[:_HEAD].decode("utf-8", "ignore")
-            if any(part in head for part in names):
-                root = parse_xml(content, f"documents: {name}")
-                if local_name(root) in names:
-                    yield root
+            title = f"documents: {name}"
+            if root_name(content, title) in names:
+                yield parse_xml(content, title)

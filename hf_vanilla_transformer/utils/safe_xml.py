@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from typing import TYPE_CHECKING, TypeAlias
 
 from .errors import UserError
@@ -15,6 +16,9 @@ XmlElement: TypeAlias = "_Element"
 
 #: Arguments of lxml's parsers. `huge_tree` stays off: it would lift the limits on depth and on one text (10 MB).
 SAFE = {"resolve_entities": False, "load_dtd": False, "no_network": True}
+
+#: White space and byte order marks.
+_BEFORE_XML = b" \t\r\n\xef\xbb\xbf\xff\xfe\0"
 
 
 def parse_xml(data: bytes, name: str) -> XmlElement:
@@ -33,6 +37,24 @@ def parse_xml(data: bytes, name: str) -> XmlElement:
         raise UserError(f"{name} is no well-formed XML: {one_line(error)}") from None
     refuse_entities(root, name)
     return root
+
+
+def root_name(data: bytes, name: str) -> str:
+    """The name of the root element of a document without its namespace, or "" if the data is no XML at all.
+
+    Raises:
+        UserError: the start of the document is not well-formed. The message starts with `name`.
+    """
+    from lxml import etree
+
+    if not data.lstrip(_BEFORE_XML).startswith(b"<"):
+        return ""
+    elements = etree.iterparse(BytesIO(data), events=("start",), **SAFE)
+    try:
+        # a damaged document has names with prefixes
+        return next(local_name(element).rpartition(":")[2] for _, element in elements)
+    except (etree.XMLSyntaxError, StopIteration) as error:
+        raise UserError(f"{name} is no well-formed XML: {one_line(error)}") from None
 
 
 @contextmanager

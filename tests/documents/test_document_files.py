@@ -582,6 +582,20 @@ def test_archives_without_text_are_refused(suffix: str, files: dict[str, str]) -
     assert "documents" in error_of(lambda: translate_document(zipped(files), suffix, translator_by(str)))
 
 
+@pytest.mark.parametrize("stray", ["", "=== word/document.xml ===\n<?xml?>", "{}", "\0\1"])
+def test_parts_that_are_no_xml_stay(stray: str) -> None:
+    files = {"word/document.xml": DOCX, "word/notes.xml": stray}
+    contents = content_of(translate_document(zipped(files), ".docx", translator_by(str.upper)))
+    assert contents[1][1] == stray.encode() and b"HELLO" in contents[0][1]
+
+
+@pytest.mark.parametrize("start", ["<w:hdr xmlns:w=>", "<w:hdr", f'<w:hdr xmlns:w="{W}"><w:p>'])
+def test_damaged_part_is_refused_by_name(start: str) -> None:
+    files = {"word/document.xml": DOCX, "word/header1.xml": start}
+    with pytest.raises(UserError, match="word/header1.xml is no well-formed XML"):
+        translate_document(zipped(files), ".docx", translator_by(str.upper))
+
+
 @pytest.mark.parametrize(
     ("source", "output", "flags"),
     [
