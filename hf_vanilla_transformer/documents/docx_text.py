@@ -33,6 +33,8 @@ _RUNS = _CONTAINERS | {"r"}
 #: Marks that a program writes again when it lays out or checks the text.
 _DROPPED = names("proofErr lastRenderedPageBreak")
 _BREAKS = names("tab ptab br cr")
+#: Pictures, text boxes and shapes. Those at an end of a passage stay there.
+_DRAWINGS = names("drawing pict object AlternateContent")
 _HYPHENS = {"noBreakHyphen": "\u2011", "softHyphen": "\u00ad"}
 #: Properties that set words apart. A font and a size do not.
 _EMPHASIS = names(
@@ -221,8 +223,9 @@ class _RunReader:
                 yield Event("text", "", _HYPHENS[name]), form
             else:
                 kind = "other" if name in _BREAKS else "point"
+                kind = "start" if name in _DRAWINGS else kind  # without an end: see `extent`
                 mark = Mark("nodes", [run]) if len(children) == 1 else Mark("part", [run, child])
-                yield self._marks.event(kind, "r", mark), None
+                yield self._marks.event(kind, name, mark), None
 
     def write(self, container: XmlElement, markup: str) -> None:
         """Replace the runs of a container by those of its translation."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..inference.placement import TranslatedPart, TranslateTexts
 from ..inference.protected import has_words
+from ..utils.errors import UserError
 from .html_text import Passage, translate_pieces
 
 _LINE = re.compile(r"([^\r\n]*)(?:\r\n|[\r\n]|\Z)")
@@ -32,10 +33,20 @@ _ESCAPES = {
 _ESCAPED = {character: f"\\{letter}" for letter, character in _ESCAPES.items()}
 
 
+#: A directive of printf, such as `%s`, `%5.2f` and `%1$s`, or a percent sign.
+_DIRECTIVE = re.compile(
+    r"%(?:%|(\d+\$)?([-+ #0']*[\d.]*(?:<PRI\w+>|(?:hh|ll|[hljztLq])?[diouxXeEfFgGaAcsp@])))"
+)
+#: Flags of languages that number directives, as in `%2$s %1$d`.
+_NUMBERED = frozenset(["c-format", "objc-format", "php-format", "perl-format"])
+_UNNUMBERED = "python-format"
+
+
 @dataclass
 class _PoField:
     """A keyword of PO and its strings."""
 
+    flags: frozenset[str]  # of its message, such as "c-format"
     keyword: str
     form: int | None  # of a plural
     text: str
@@ -66,7 +77,8 @@ def translate_po(text: str, translate: TranslateTexts) -> str:
         source = plural if is_plural and plural else singular
         if is_choice_only(source):
             continue
-        pieces += [text[position : entry.start], _PoPassage(source, [], _po_string(source))]
+        passage = _PoPassage(source, [], _po_string(source), flags=entry.flags)
+        pieces += [text[position : entry.start], passage]
         position = entry.end
     return translate_pieces([*pieces, text[position:]], translate)
 
@@ -74,26 +86,66 @@ def translate_po(text: str, translate: TranslateTexts) -> str:
 def _po_fields(text: str) -> list[_PoField]:
     """The keywords of a file with their strings. Comments, such as obsolete messages, are none."""
     fields: list[_PoField] = []
+    flags: set[str] = set()  # of the next message
     for line in _LINE.finditer(text):
         match = _PO_LINE.match(text, line.start(), line.end(1))
         if match is None:
+            if line[1].startswith("#,"):
+                flags.update(line[1].removeprefix("#,").replace(",", " ").split())
             continue
         content = _po_text(match[3])
         end = match.start(3) + len(match[3].rstrip())
         if match[1]:
+            is_first = not fields or (fields[-1].keyword == "msgstr" != match[1])
+            own = frozenset(flags) if is_first else fields[-1].flags
+            flags = set() if is_first else flags
             form = None if match[2] is None else int(match[2])
-            fields.append(_PoField(match[1], form, content, match.start(3), end))
+            fields.append(_PoField(own, match[1], form, content, match.start(3), end))
         elif fields:
             fields[-1].text += content
             fields[-1].end = end
     return fields
 
 
+@dataclass(frozen=True)
 class _PoPassage(Passage):
     """A message, written as a string of PO."""
 
+    flags: frozenset[str] = frozenset()
+
     def translated(self, parts: Sequence[TranslatedPart]) -> str:
-        return _po_string("".join(part.target for part in parts))
+        translation = "".join(part.target for part in parts)
+        return _po_string(self._with_numbers(translation))
+
+    def _with_numbers(self, translation: str) -> str:
+        """The translation, whose directives are numbered if their order is another one.
+
+        Raises:
+            UserError: the language of the program has no numbers for them.
+        """
+        sources = _directives(self.text)
+        targets = _directives(translation)
+        if sources == targets or sorted(sources) != sorted(targets):
+            return translation
+        if _UNNUMBERED in self.flags:
+            raise UserError(
+                f"documents: the translation of {self.text[:60]!r} would change the order of its formats; "
+                "give them names, such as %(count)d"
+            )
+        if not self.flags & _NUMBERED or any("$" in directive for directive in sources):
+            return translation
+        numbers: dict[str, list[int]] = {directive: [] for directive in sources}
+        for number, directive in enumerate(sources, start=1):
+            numbers[directive].append(number)
+
+        def numbered(match: re.Match[str]) -> str:
+            return f"%{numbers[match[0]].pop(0)}${match[2]}" if match[2] else match[0]
+
+        return _DIRECTIVE.sub(numbered, translation)
+
+
+def _directives(text: str) -> list[str]:
+    return [match[0] for match in _DIRECTIVE.finditer(text) if match[2]]
 
 
 def is_choice_only(text: str) -> bool:

@@ -35,6 +35,8 @@ _PO_BEFORE = {
     "msgid_plural": ("msgid",),
     "msgstr": ("msgid", "msgid_plural", "msgstr"),
 }
+#: The number of a directive of printf, as in `%2$s`.
+_PO_NUMBER = re.compile(r"%\d+\$")
 _PO_CODE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|([0-7]{1,3})|.)")
 
 _CODES = names("ph bpt ept it ut x bx ex")
@@ -165,6 +167,9 @@ def read_po(document: str) -> Reading:
     """Read PO line by line. A translation is text, and all the rest must stay."""
     reading = Reading()
     keyword = ""
+    has_numbers = (
+        False  # whether directives of the message have numbers. Those of a translation are no text
+    )
     lines = re.split("\r\n|\n|\r", document.removeprefix("\ufeff"))
     for number, line in enumerate(lines, start=1):
         line = line.strip()
@@ -181,9 +186,12 @@ def read_po(document: str) -> Reading:
             keyword = following
             reading.order.append(("keyword", match[1]))
         text = _PO_CODE.sub(_po_character, match[2])
+        if match[1] == "msgid":
+            has_numbers = False
         if keyword == "msgstr":
-            reading.add_text(text)
+            reading.add_text(text if has_numbers else _PO_NUMBER.sub("%", text))
         else:
+            has_numbers = has_numbers or _PO_NUMBER.search(text) is not None
             reading.order.append((keyword, text))
             reading.sources.update(letters_of(text))
     if keyword not in ("", "msgstr"):

@@ -23,6 +23,9 @@ _CODE = names(
     "verbatimchar"
 )
 
+#: The namespace of pictures, text boxes and shapes of ODT. Those at an end of a passage stay there.
+_DRAWING = "opendocument:xmlns:drawing"
+
 #: The pieces of a text of a document, and the function that writes their translation in its place.
 Filling: TypeAlias = "tuple[list[str | Passage], Callable[[str], None]]"
 
@@ -114,6 +117,10 @@ def element_events(element: XmlElement, marks: Marks, inline: Inline) -> Iterato
             yield marks.event("start", name, Mark("start", [child]))
             yield from element_events(child, marks, inline)
             yield marks.event("end", name, Mark("end"))
+        elif _DRAWING in str(child.tag):
+            yield marks.event(
+                "start", "drawing", Mark("nodes", nodes)
+            )  # without an end: see `extent`
         elif not name or inline.is_kept(child):
             yield marks.event("point", name, Mark("nodes", nodes))
         else:

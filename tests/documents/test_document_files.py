@@ -442,6 +442,8 @@ PARAGRAPHS = [
      f"<w:bookmarkStart w:id='1'/>{run('B A')}"),
     ("a text box does not end a sentence", f"{run('a ')}{BOX.format(run('c d'))}{run('b')}",
      f"{BOX.format(run('D C'))}{run('B A')}"),
+    ("a text box before the text stays there", f"{BOX.format(run('c d'))}{run('a b')}",
+     f"{BOX.format(run('D C'))}{run('B A')}"),
     ("lines and tabs of a style are apart",
      f"{run('a b', STRONG)}<w:r><w:rPr>{STRONG}</w:rPr><w:ptab/></w:r>{run('c d', STRONG)}",
      f"{run('B A', STRONG)}<w:r><w:rPr>{STRONG}</w:rPr><w:ptab/></w:r>{run('D C', STRONG)}"),
@@ -474,6 +476,9 @@ ODT_CASES = [
      '<text:span text:style-name="Source_20_Text">x_y</text:span> B A'),
     ("a<text:s/>b", "B A"),
     ('a b<text:s text:c="3"/>c d', 'B A<text:s text:c="3"/>D C'),
+    ("<draw:frame/>a b", "<draw:frame/>B A"),
+    ("a b<draw:frame/><draw:g/>", "B A<draw:frame/><draw:g/>"),
+    ("<text:span>a</text:span> <draw:frame/> b", "<draw:frame/> B <text:span>A</text:span>"),
     ("a <draw:frame><draw:text-box><text:p>c d</text:p></draw:text-box></draw:frame> b",
      "<draw:frame><draw:text-box><text:p>D C</text:p></draw:text-box></draw:frame> B A"),
 ]  # fmt: skip

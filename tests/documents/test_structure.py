@@ -1,6 +1,8 @@
 """A translation that changes every word leaves the structure: nothing of a document is lost, joined or invented."""
 
 import io
+import shutil
+import subprocess
 import zipfile
 
 import pytest
@@ -337,3 +339,34 @@ def test_messages_of_gettext_are_filled(message: str, expected: list[str], newli
     source, wanted = (text.replace("\n", newline) for text in (empty, filled))
     assert in_upper_case(source, ".po") == wanted
     assert in_upper_case(wanted, ".po") == wanted
+
+
+def backwards(texts):
+    return [[TranslatedPart(text, " ".join(text.split()[::-1]).upper().replace("%S", "%s").replace("%D", "%d"))]
+            for text in texts]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "message", "expected"),
+    [
+        ("c-format", "%s has %d files", "FILES %2$d HAS %1$s"),
+        ("php-format, no-wrap", "100%% of %s has %d", "%2$d HAS %1$s OF 100%%"),
+        ("c-format", "%s is %s", "%s IS %s"),
+        ("c-format", "%s is %d of %d", "%2$d OF %3$d IS %1$s"),
+        ("no-wrap", "%s has %d files", "FILES %d HAS %s"),
+        ("python-format", "%s is %s", "%s IS %s"),
+    ],
+)
+def test_formats_in_another_order_are_numbered(flags: str, message: str, expected: str) -> None:
+    entry = f'#, c-format\nmsgid "x"\nmsgstr "x"\n\n#, {flags}\nmsgid "{message}"\nmsgstr ""\n'
+    translated = translate_document((PO_HEAD + entry).encode(), ".po", backwards).decode()
+    assert translated.endswith(f'msgstr "{expected}"\n')
+    if shutil.which("msgfmt"):
+        check = ["msgfmt", "--check-format", "-o", "/dev/null", "-"]
+        assert subprocess.run(check, input=translated.encode(), capture_output=True).returncode == 0
+
+
+def test_formats_that_have_no_numbers_are_refused_in_another_order() -> None:
+    entry = '#, python-format\nmsgid "%s has %d files"\nmsgstr ""\n'
+    with pytest.raises(UserError, match="order of its formats"):
+        translate_document((PO_HEAD + entry).encode(), ".po", backwards)

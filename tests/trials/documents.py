@@ -119,7 +119,7 @@ def _walk(node: Any, structure: list[Any], texts: list[str]) -> None:
         _inline(content, inline, texts, structure)
         structure.append((kind, sorted(inline.items())))
     elif kind in ("CodeBlock", "RawBlock"):
-        structure.append((kind, content[1] if kind == "CodeBlock" else _tags(content[1])))
+        structure.append((kind, content[1] if kind == "CodeBlock" else sorted(_tags(content[1]))))
         if kind == "RawBlock":
             texts.append(re.sub(r"<[^<>]*>", "", content[1]))
     elif kind is not None:
