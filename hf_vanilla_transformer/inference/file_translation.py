@@ -206,11 +206,7 @@ def translate_file(
     job = {"translator": fingerprint} | settings
     if table:
         job["table"] = True
-        for name in _FIELDS:
-            if settings.get(name):
-                raise UserError(
-                    f"{name}: {output} has no column for it; name an output of plain text"
-                )
+        _check_columns(settings, output)
     settings |= {"batch_size": batch_size, "max_tokens_per_batch": max_tokens_per_batch}
     translated_lines(translator, [], **settings)  # checks the arguments before anything is read
     if processes.process_index == 0:
@@ -231,7 +227,8 @@ def translate_file(
     try:
         written, lines = _write_chunks(chunks, parts, _text(job), (share, shares), run, progress)
     except UserError:
-        if shard is None and not any(path.name != _JOB for path in parts.glob("*")):
+        has_chunks = any(path.name != _JOB for path in parts.glob("*"))
+        if shard is None and not has_chunks:
             shutil.rmtree(parts, ignore_errors=True)
         raise
     processes.wait_for_everyone()
@@ -243,6 +240,13 @@ def translate_file(
             claim(parts / _ORDER, [part.name for part in written], refusal)
     processes.wait_for_everyone()
     return lines
+
+
+def _check_columns(settings: Mapping[str, Any], output: str | Path) -> None:
+    """Refuse settings with a result for which a table has no column."""
+    for name in _FIELDS:
+        if settings.get(name):
+            raise UserError(f"{name}: {output} has no column for it; name an output of plain text")
 
 
 def _write_chunks(

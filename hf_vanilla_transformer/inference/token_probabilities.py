@@ -35,10 +35,8 @@ def token_log_probabilities(
     for start in range(0, len(targets), step):
         batch = targets[start : start + step]
         source = source_inputs(models[0], source_tokenizer, sources[start : start + step])
-        tokens = pad_sequence(
-            [torch.tensor(target) for target in batch], batch_first=True
-        )  # (B, T)
-        tokens = tokens.to(models[0].device)
+        rows_of_tokens = [torch.tensor(target) for target in batch]
+        tokens = pad_sequence(rows_of_tokens, batch_first=True).to(models[0].device)  # (B, T)
         log_probabilities: list[Tensor] = []
         for model in models:
             inputs = decoder_inputs(model, batch)
