@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .parsing import given_values
+
 MODEL_CODE = "model_class", "trust_remote_code"
 
 
@@ -68,10 +70,13 @@ def codes_of(arguments: argparse.Namespace, translator: Any, path: str | None) -
     return {name: codes for name, codes in columns.items() if getattr(arguments, name) is None}
 
 
-def refuse_one_pipe_for_two(arguments: argparse.Namespace) -> None:
-    """Refuse --prefix or --score that would read the standard input with --input."""
+def check_files(arguments: argparse.Namespace) -> None:
+    """Refuse --shard and --ray without a file, and --prefix or --score on the standard input of --input."""
     from hf_vanilla_transformer.utils.errors import UserError
 
+    for name in given_values(arguments, "shard", "ray"):
+        if arguments.score or arguments.output in (None, "-"):
+            raise UserError(f"--{name} shares a file: it needs --output, and cannot have --score")
     for name in ("prefix", "score"):
         if getattr(arguments, name) == "-" and arguments.input in (None, "-"):
             raise UserError(f"--{name} and --input cannot both be standard input: name a file")

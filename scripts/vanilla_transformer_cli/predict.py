@@ -32,10 +32,10 @@ from typing import Any
 from .models import (
     MODEL_CODE,
     answer_at_a_prompt,
+    check_files,
     is_at_a_prompt,
     load_translator,
     ray_pool,
-    refuse_one_pipe_for_two,
     score_lines,
     shared_work,
     writes_a_file,
@@ -96,12 +96,7 @@ def check_combination(arguments: argparse.Namespace) -> None:
     requested = [name for name in for_new_ones if getattr(arguments, name)]
     if arguments.score and requested:
         raise UserError(f"--score is for existing targets, --{requested[0]} is for new ones")
-    for name in given_values(arguments, "shard", "ray"):
-        if arguments.score or arguments.output in (None, "-"):
-            raise UserError(
-                f"--{name} predicts into a file: it needs --output, and cannot have --score"
-            )
-    refuse_one_pipe_for_two(arguments)
+    check_files(arguments)
 
 
 def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -40,11 +40,11 @@ from typing import Any
 from .models import (
     MODEL_CODE,
     answer_at_a_prompt,
+    check_files,
     codes_of,
     is_at_a_prompt,
     load_translator,
     ray_pool,
-    refuse_one_pipe_for_two,
     score_lines,
     shared_work,
     writes_a_file,
@@ -165,16 +165,12 @@ def check_combination(arguments: argparse.Namespace) -> None:
         raise UserError(f"--score is for existing translations, --{requested[0]} is for new ones")
     if arguments.alignment_layer is not None and not arguments.alignment:
         raise UserError("--alignment_layer needs --alignment: give both, or neither")
+    check_files(arguments)
     for name in given_values(arguments, "shard", "ray"):
-        if arguments.score or arguments.output in (None, "-"):
-            raise UserError(
-                f"--{name} translates into a file: it needs --output, and cannot have --score"
-            )
-        if is_document(arguments.input, arguments.output):
+        if document:
             raise UserError(
                 f"--{name} is for lines of text, {arguments.input} is translated as a whole"
             )
-    refuse_one_pipe_for_two(arguments)
 
 
 def output_settings(arguments: argparse.Namespace) -> dict[str, Any]:
