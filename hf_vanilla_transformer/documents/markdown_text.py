@@ -56,6 +56,7 @@ _COMMENTS = re.compile(r"(?:\s*<!--.*?-->)+", re.DOTALL)
 _ESCAPED = re.compile(
     r"\\([!-/:-@\[-`{-~])|(&(?:#[xX][0-9a-fA-F]{1,6}|#\d{1,7}|[A-Za-z][A-Za-z0-9]{0,31});)"
 )
+_ADDRESS = re.compile(r"((?:https?://|www\.)[^\s<>]+)")
 _TAG_OR_ENTITY = re.compile(r"<(?=[A-Za-z/!?])|&(?=#|[A-Za-z][A-Za-z0-9]*;)")
 _PUNCTUATION = re.compile(r"[\\`*_\[\]<>#~&$|!{}=+^]")
 _BLOCK_MARK = re.compile(r"\A(?:(?=[-*+>#=~`:|!?])|\d{1,9}(?=[.)](?:\s|\Z)))")
@@ -96,9 +97,10 @@ class MarkdownPassage(Passage):
         """
         if all(part.target == part.source for part in parts):
             return self.raw
-        expected = self._markup(self.content)
-        kept = {match[1] for match in _ESCAPED.finditer(self.content) if match[1]}
-        like_source = partial(_escaped, kept=kept)
+        tokens = inline_tokens(self.content, self.references)
+        expected = inline_markup(tokens)
+        escapes = {token.content for token in tokens if token.info == "escape"}
+        like_source = partial(_escaped, kept=escapes)
         attempts: list[tuple[Callable[[str], str], bool]] = [
             (like_source, False),
             (like_source, True),
@@ -379,11 +381,20 @@ def _unescaped(raw: str) -> str:
     return _ESCAPED.sub(lambda match: match[1] or unescape(match[2]), raw)
 
 
-def _escaped(text: str, kept: Iterable[str]) -> str:
-    """A text with escapes for the characters that its source escapes, for tags and for entities."""
+def _escaped(text: str, kept: set[str]) -> str:
+    """A text with escapes for the characters that its source escapes, for tags and for entities.
+
+    Addresses stay as they are, because sites make links of them.
+    """
+    pieces = _ADDRESS.split(text)
+    pieces[::2] = [_escaped_words(piece, kept) for piece in pieces[::2]]
+    return "".join(pieces)
+
+
+def _escaped_words(text: str, kept: set[str]) -> str:
     if "\\" in kept:
         text = text.replace("\\", "\\\\")
-    for character in sorted(set(kept) - {"\\", "<", "&"}):
+    for character in sorted(kept - {"\\", "<", "&"}):
         text = text.replace(character, f"\\{character}")
     return _TAG_OR_ENTITY.sub(lambda match: f"\\{match[0]}", text)
 

@@ -70,6 +70,9 @@ TITLES = {
     "options of a directive": (":::{figure} a.png\n:alt: one two\nTwo\n:::\n",
                                ":::{figure} a.png\n:alt: one two\nTWO\n:::\n"),
     "paragraph in brackets": ("\\[one two\\]\n", "\\[ONE TWO\\]\n"),
+    "escapes in code": ("Use `a\\.b` of http://a.b/c_d or e.\n", "USE `a\\.b` OF http://a.b/c_d OR E.\n"),
+    "escapes next to an address": ("One\\_two. See http://a.b/c_d, e_f.\n",
+                                   "ONE\\_TWO. SEE http://a.b/c_d, E\\_F.\n"),
     "cell that starts with a bar": ("| a | b |\n|--|--|\n| \\| c | \\|d\\| |\n",
                                     "| A | B |\n|--|--|\n| \\| C | \\|D\\| |\n"),
 }  # fmt: skip

@@ -21,6 +21,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,7 @@ def _walk(node: Any, structure: list[Any], texts: list[str]) -> None:
     elif kind in ("CodeBlock", "RawBlock"):
         structure.append((kind, content[1] if kind == "CodeBlock" else sorted(_tags(content[1]))))
         if kind == "RawBlock":
-            texts.append(re.sub(r"<[^<>]*>", "", content[1]))
+            texts.append(unescape(re.sub(r"<[^<>]*>", "", content[1])))
     elif kind is not None:
         structure.append(kind)
         _walk(content, structure, texts)
