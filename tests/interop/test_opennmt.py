@@ -326,28 +326,30 @@ def opennmt_search(
     return sorted(finished, key=lambda pair: -pair[0])[:n_best]
 
 
-@pytest.mark.parametrize("n_best", [1, 50])
+@pytest.mark.parametrize(("beams", "n_best"), [(12, 3), (12, 12), (50, 50)])
 @pytest.mark.parametrize("penalty", ["none", "avg", "wu"])
 @pytest.mark.parametrize("version", [2, 3])
 def test_opennmt_atoms_give_the_hypotheses_of_its_search(
-    version: int, penalty: str, n_best: int, tmp_path: Path
+    version: int, penalty: str, beams: int, n_best: int, tmp_path: Path
 ) -> None:
     """As the Molecular Transformer and RetroChimera store them: SMILES with a space between two tokens."""
     tokens = [*SPECIAL, *ATOMS]
     model, head = weights((len(tokens), len(tokens)))
-    head["bias"][SPECIAL.index("</s>")] += 2.5  # hypotheses of many lengths
+    head["bias"][SPECIAL.index("</s>")] += 4.0  # hypotheses of many lengths
     vocab = {"src": tokens, "tgt": tokens, "decoder_start_token": "<s>"}
     save(tmp_path / "model.pt", model, head, vocab)
     ours, tokenizer, target = converted("opennmt", tmp_path / "model.pt", tmp_path / "ours")
     target = target or tokenizer
     assert ours.generation_config.beam_search_rule == "opennmt3"
     ours.generation_config.beam_search_rule = f"opennmt{version}"
-    source = "C [C@@H] ( Br ) c 1 [nH] %10 . / \\ # [N+]"
-    ids = [tokens.index(token) for token in source.split()]
-    assert tokenizer(source)["input_ids"] == ids and tokenizer.decode(ids) == source
+    written = "C [C@@H] ( Br ) c 1 [nH] %10 . / \\ # [N+]"
+    read = tokenizer(written)["input_ids"]
+    assert read == [tokens.index(token) for token in written.split()] and tokenizer.decode(read) == written
 
-    longest = 6
-    settings: dict[str, Any] = {"num_beams": 50, "max_new_tokens": longest, "probabilities": True}
+    ids = [40, 41, 7]
+    source = tokenizer.decode(ids)
+    longest = 8 if beams == 12 else 6
+    settings: dict[str, Any] = {"num_beams": beams, "max_new_tokens": longest, "probabilities": True}
     if penalty == "wu":
         ours.generation_config.length_penalty = None
         ours.generation_config.paper_length_penalty = 0.6
@@ -371,9 +373,12 @@ def test_opennmt_atoms_give_the_hypotheses_of_its_search(
         "avg": lambda length: float(length),
         "wu": lambda length: ((5 + length) / 6) ** 0.6,
     }
-    expected = opennmt_search(log_probs, 50, n_best, longest, divisors[penalty], version)
+    expected = opennmt_search(log_probs, beams, n_best, longest, divisors[penalty], version)
     assert len(expected) == n_best
-    assert [one.tokens for one in hypotheses] == [[tokens[token] for token in written] for _, written in expected]
+    if penalty == "avg" and beams == 12:
+        of_other = opennmt_search(log_probs, beams, n_best, longest, divisors[penalty], 5 - version)
+        assert expected != of_other, "the test does not tell the versions apart"
+    assert [one.tokens for one in hypotheses] == [[tokens[token] for token in best] for _, best in expected]
     assert [one.score for one in hypotheses] == pytest.approx([score for score, _ in expected], abs=1e-4)
 
 
