@@ -38,7 +38,10 @@ _DIRECTIVE = re.compile(
     r"%(?:%|(\d+\$)?([-+ #0']*[\d.]*(?:<PRI\w+>|(?:hh|ll|[hljztLq])?[diouxXeEfFgGaAcsp@])))"
 )
 #: Flags of languages that number directives, as in `%2$s %1$d`.
-_NUMBERED = frozenset(["c-format", "objc-format", "php-format", "perl-format"])
+_NUMBERED = frozenset(
+    f"{name}-format"
+    for name in ("awk", "boost", "c", "gcc-internal", "javascript", "objc", "perl", "php", "tcl")
+)
 _UNNUMBERED = "python-format"
 
 

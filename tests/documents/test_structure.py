@@ -353,6 +353,7 @@ def backwards(texts):
         ("php-format, no-wrap", "100%% of %s has %d", "%2$d HAS %1$s OF 100%%"),
         ("c-format", "%s is %s", "%s IS %s"),
         ("c-format", "%s is %d of %d", "%2$d OF %3$d IS %1$s"),
+        ("tcl-format", "%s has %d files", "FILES %2$d HAS %1$s"),
         ("no-wrap", "%s has %d files", "FILES %d HAS %s"),
         ("python-format", "%s is %s", "%s IS %s"),
     ],

@@ -197,7 +197,12 @@ def by_polib(data: bytes, suffix: str) -> Read:
         for entry in entries
     ]
     targets = [[entry.msgstr, *entry.msgstr_plural.values()] for entry in entries if not entry.obsolete]
-    return Read(structure, " ".join(text for target in targets for text in target))
+    return Read(structure, _unnumbered(" ".join(text for target in targets for text in target)))
+
+
+def _unnumbered(text: str) -> str:
+    """A text without the numbers of formats, which a translation gets if it has them in another order."""
+    return re.sub(r"%\d+\$", "%", text)
 
 
 def by_translate_toolkit(data: bytes, suffix: str) -> Read:
@@ -307,7 +312,7 @@ def _difference(before: Read, translated: bytes, suffix: str, sources: list[str]
         pairs = zip([*before.structure, None], [*after.structure, None], strict=False)
         first = next((pair for pair in pairs if pair[0] != pair[1]), None)
         return f"structure: {first!r:.400}"
-    expected = Read([], " ".join(sources)).letters() if suffix in FILLED else before.letters()
+    expected = Read([], _unnumbered(" ".join(sources))).letters() if suffix in FILLED else before.letters()
     if after.letters() != expected:
         return f"letters: lost {expected - after.letters()}, added {after.letters() - expected}"[:400]
     return _fault_of_msgfmt(translated) if suffix in (".po", ".pot") else ""
