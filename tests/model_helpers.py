@@ -1,6 +1,6 @@
 """Tiny models, batches and comparisons that the tests of the model share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,9 +30,12 @@ def slow(*values: Any) -> list[Any]:
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
-def first_of_each(rows: list[tuple], column: int) -> list[Any]:
-    """Rows of a table of parameters. Only the slow tests try one whose value in this column an earlier row has."""
-    known = set[Any]()
+def first_of_each(rows: list[tuple], column: int, known: Iterable[Any] = ()) -> list[Any]:
+    """Rows of a table of parameters. Only the slow tests try one whose value in this column an earlier row has.
+
+    `known` are values that fast tests try elsewhere.
+    """
+    known = set(known)
     params = []
     for row in rows:
         params.append(pytest.param(*row, marks=[pytest.mark.slow] if row[column] in known else []))

@@ -186,7 +186,9 @@ def _checked(
     found = _traced(model, calls[0], roles)
     if found.is_applied:
         outputs = [_applied(found, output) for output in outputs]
-    checked = _Subject(model, source, target, calls, outputs, found, subject.norm_options(model))
+    # The weights have their roles by this position.
+    norms = {"norm position": ("pre" if found.is_pre else "post",), **subject.norm_options(model)}
+    checked = _Subject(model, source, target, calls, outputs, found, norms)
     report = _first_mistakes(checked)
     if report is None:
         report = _numbers(checked, subject.heads_of(model, arguments))
