@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from ..inference.placement import TranslatedPart, TranslateTexts
 from ..inference.protected import has_words
@@ -35,13 +36,15 @@ _ESCAPED = {character: f"\\{letter}" for letter, character in _ESCAPES.items()}
 
 #: A directive of printf, such as `%s`, `%5.2f` and `%1$s`, or a percent sign.
 _DIRECTIVE = re.compile(
-    r"%(?:%|(\d+\$)?([-+ #0']*[\d.]*(?:<PRI\w+>|(?:hh|ll|[hljztLq])?[diouxXeEfFgGaAcsp@])))"
+    r"%(?:%|(\d+\$)?([-+ #0']*[\d.*]*(?:<PRI\w+>|(?:hh|ll|[hljztLq])?[diouxXeEfFgGaAcsp@])))"
 )
 #: Flags of languages that number directives, as in `%2$s %1$d`.
 _NUMBERED = frozenset(
     f"{name}-format"
     for name in ("awk", "boost", "c", "gcc-internal", "javascript", "objc", "perl", "php", "tcl")
 )
+#: Those that number widths, too, as in `%2$*1$d`.
+_NUMBERED_WIDTHS = frozenset(["c-format", "gcc-internal-format", "objc-format"])
 _UNNUMBERED = "python-format"
 
 
@@ -130,21 +133,35 @@ class _PoPassage(Passage):
         targets = _directives(translation)
         if sources == targets or sorted(sources) != sorted(targets):
             return translation
-        if _UNNUMBERED in self.flags:
+        can_number = bool(self.flags & _NUMBERED)
+        has_widths = any("*" in directive for directive in sources)
+        lacks_widths = can_number and has_widths and not self.flags & _NUMBERED_WIDTHS
+        if _UNNUMBERED in self.flags or lacks_widths:
             raise UserError(
                 f"documents: the translation of {self.text[:60]!r} would change the order of its formats; "
                 "give them names, such as %(count)d"
             )
-        if not self.flags & _NUMBERED or any("$" in directive for directive in sources):
+        if not can_number or any("$" in directive for directive in sources):
             return translation
-        numbers: dict[str, list[int]] = {directive: [] for directive in sources}
-        for number, directive in enumerate(sources, start=1):
-            numbers[directive].append(number)
+        return _numbered(translation, sources)
 
-        def numbered(match: re.Match[str]) -> str:
-            return f"%{numbers[match[0]].pop(0)}${match[2]}" if match[2] else match[0]
 
-        return _DIRECTIVE.sub(numbered, translation)
+def _numbered(translation: str, sources: list[str]) -> str:
+    """A translation whose directives have the numbers of their arguments. Equal ones stay in their order."""
+    arguments: dict[str, list[tuple[int, list[int]]]] = {name: [] for name in sources}
+    following = count(1)
+    for directive in sources:
+        widths = [next(following) for _ in range(directive.count("*"))]
+        arguments[directive].append((next(following), widths))
+
+    def with_number(match: re.Match[str]) -> str:
+        if not match[2]:  # a percent sign
+            return match[0]
+        number, widths = arguments[match[0]].pop(0)
+        rest = re.sub(r"\*", lambda _: f"*{widths.pop(0)}$", match[2])
+        return f"%{number}${rest}"
+
+    return _DIRECTIVE.sub(with_number, translation)
 
 
 def _directives(text: str) -> list[str]:

@@ -35,8 +35,8 @@ _PO_BEFORE = {
     "msgid_plural": ("msgid",),
     "msgstr": ("msgid", "msgid_plural", "msgstr"),
 }
-#: The number of a directive of printf, as in `%2$s`.
-_PO_NUMBER = re.compile(r"%\d+\$")
+#: The numbers of a directive of printf, as in `%2$s` and `%3$*2$d`.
+_PO_NUMBER = re.compile(r"(?<=[%*])\d+\$")
 _PO_CODE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|([0-7]{1,3})|.)")
 
 _CODES = names("ph bpt ept it ut x bx ex")
@@ -189,7 +189,7 @@ def read_po(document: str) -> Reading:
         if match[1] == "msgid":
             has_numbers = False
         if keyword == "msgstr":
-            reading.add_text(text if has_numbers else _PO_NUMBER.sub("%", text))
+            reading.add_text(text if has_numbers else _PO_NUMBER.sub("", text))
         else:
             has_numbers = has_numbers or _PO_NUMBER.search(text) is not None
             reading.order.append((keyword, text))

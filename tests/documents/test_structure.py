@@ -1,6 +1,7 @@
 """A translation that changes every word leaves the structure: nothing of a document is lost, joined or invented."""
 
 import io
+import re
 import shutil
 import subprocess
 import zipfile
@@ -342,8 +343,10 @@ def test_messages_of_gettext_are_filled(message: str, expected: list[str], newli
 
 
 def backwards(texts):
-    return [[TranslatedPart(text, " ".join(text.split()[::-1]).upper().replace("%S", "%s").replace("%D", "%d"))]
-            for text in texts]  # fmt: skip
+    """The words in reverse order and upper case, but for their formats."""
+    reversed_texts = [" ".join(text.upper().split()[::-1]) for text in texts]
+    translated = [re.sub(r"%[-.*]*[SD]", lambda match: match[0].lower(), text) for text in reversed_texts]
+    return [[TranslatedPart(*pair)] for pair in zip(texts, translated, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -353,6 +356,7 @@ def backwards(texts):
         ("php-format, no-wrap", "100%% of %s has %d", "%2$d HAS %1$s OF 100%%"),
         ("c-format", "%s is %s", "%s IS %s"),
         ("c-format", "%s is %d of %d", "%2$d OF %3$d IS %1$s"),
+        ("c-format", "%-*s %s has %.*s", "%5$.*4$s HAS %3$s %2$-*1$s"),
         ("tcl-format", "%s has %d files", "FILES %2$d HAS %1$s"),
         ("no-wrap", "%s has %d files", "FILES %d HAS %s"),
         ("python-format", "%s is %s", "%s IS %s"),
@@ -367,7 +371,8 @@ def test_formats_in_another_order_are_numbered(flags: str, message: str, expecte
         assert subprocess.run(check, input=translated.encode(), capture_output=True).returncode == 0
 
 
-def test_formats_that_have_no_numbers_are_refused_in_another_order() -> None:
-    entry = '#, python-format\nmsgid "%s has %d files"\nmsgstr ""\n'
+@pytest.mark.parametrize(("flag", "message"), [("python-format", "%s has %d files"), ("tcl-format", "%s has %*d")])
+def test_formats_that_have_no_numbers_are_refused_in_another_order(flag: str, message: str) -> None:
+    entry = f'#, {flag}\nmsgid "{message}"\nmsgstr ""\n'
     with pytest.raises(UserError, match="order of its formats"):
         translate_document((PO_HEAD + entry).encode(), ".po", backwards)

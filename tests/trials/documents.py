@@ -202,7 +202,7 @@ def by_polib(data: bytes, suffix: str) -> Read:
 
 def _unnumbered(text: str) -> str:
     """A text without the numbers of formats, which a translation gets if it has them in another order."""
-    return re.sub(r"%\d+\$", "%", text)
+    return re.sub(r"(?<=[%*])\d+\$", "", text)
 
 
 def by_translate_toolkit(data: bytes, suffix: str) -> Read:
