@@ -118,9 +118,8 @@ def element_events(element: XmlElement, marks: Marks, inline: Inline) -> Iterato
             yield from element_events(child, marks, inline)
             yield marks.event("end", name, Mark("end"))
         elif _DRAWING in str(child.tag):
-            yield marks.event(
-                "start", "drawing", Mark("nodes", nodes)
-            )  # without an end: see `extent`
+            # An event without an end: see `extent`.
+            yield marks.event("start", "drawing", Mark("nodes", nodes))
         elif not name or inline.is_kept(child):
             yield marks.event("point", name, Mark("nodes", nodes))
         else:

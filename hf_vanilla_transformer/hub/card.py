@@ -206,9 +206,8 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
             if not _is_number(value):
                 continue
             signature = None
-            if (
-                not part
-            ):  # of a direction or an input: not in the metadata, whose scores are of whole splits
+            # Scores of a direction or an input are not in the metadata: those are of whole splits.
+            if not part:
                 signature = (
                     facts.signatures.get(name)
                     or facts.metrics.get(f"{name}_signature")
@@ -290,11 +289,8 @@ def _hub_names(facts: CardFacts) -> set[str]:
 
 # 2. The text
 
-_OF_EXTRA = (
-    "MarianTokenizer",
-    "FSMTTokenizer",
-    "M2M100Tokenizer",
-)  # the classes that need the extra `convert`
+# The classes that need the extra `convert`.
+_OF_EXTRA = ("MarianTokenizer", "FSMTTokenizer", "M2M100Tokenizer")
 
 
 def _model_section(directory: Path, facts: CardFacts) -> dict[str, Any]:

@@ -21,13 +21,8 @@ from .transformers_folders import (
     read_folder,
 )
 
-_READS = (
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "fc1",
-    "lm_head",
-)  # the D features are the input of these modules
+# The D features are the input of these modules.
+_READS = ("q_proj", "k_proj", "v_proj", "fc1", "lm_head")
 
 
 def to_marian(model: VanillaTransformerForConditionalGeneration) -> MarianMTModel:

@@ -38,11 +38,8 @@ PRE_NORM_NOTE = (
 TRUECASING_NOTE = "text is tokenized by Moses and split by the codes, but not truecased"
 
 ACTIVATIONS = {"relu": "relu", "swish": "silu"}
-_LAST_WITH_APPROXIMATE_GELU = (
-    1,
-    12,
-    0,
-)  # "gelu" is x · sigmoid(1.702 x) there. In March 2023 it became exact
+# "gelu" is x · sigmoid(1.702 x) up to this version. In March 2023 it became exact.
+_LAST_WITH_APPROXIMATE_GELU = (1, 12, 0)
 _MAX_EXPANSION = 10  # of a compressed .npz: floats hardly shrink
 _BARE = ("\x7f", *map(chr, range(0x80, 0xA0)), "\u2028", "\u2029", "\ufffe", "\uffff")
 _FILES_OF_TRAINING = (".optimizer.npz", ".orig.npz")

@@ -229,7 +229,6 @@ def _shown(
         (decode(ids) if ids else "").rstrip("\ufffd") for ids in (context, [*context, token])
     )
     added = longer.removeprefix(text)
-    return {
-        "id": token,
-        "text": added or (" " if not name.strip("Ġ▁") else ""),
-    }  # a space that decoding strips
+    if not added and not name.strip("Ġ▁"):
+        added = " "  # decoding strips it
+    return {"id": token, "text": added}

@@ -317,9 +317,8 @@ def make_trainer(
     if args.early_stopping_patience is not None:
         callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
     callbacks.append(stop)  # last: it saves a run that a callback before it ends
-    compute_metrics = _validation_metrics(
-        run
-    )  # before the facts: it may choose the score that selects
+    # Before the facts are recorded: it may choose the score that selects weights.
+    compute_metrics = _validation_metrics(run)
     with refused_as_one_line("training arguments"):
         trainer = VanillaTransformerTrainer(
             model=run.model,

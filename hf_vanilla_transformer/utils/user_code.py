@@ -9,5 +9,7 @@ from typing import Any
 def import_object(name: str) -> Any:
     """Import MODULE:NAME, also from the working directory. Raises any error of that module."""
     module, _, attribute = name.partition(":")
-    sys.path.insert(0, os.getcwd())
+    working = os.getcwd()
+    if working not in sys.path:
+        sys.path.insert(0, working)
     return getattr(importlib.import_module(module), attribute)

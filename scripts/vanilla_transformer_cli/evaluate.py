@@ -190,9 +190,8 @@ def translate_source(
     found = translator.translate_nbest(sources, n_best, scores=False, **settings, **codes)
     translations = [[hypothesis.text for hypothesis in hypotheses] for hypotheses in found]
     seconds = time.perf_counter() - start
-    models = arguments.model or [
-        None
-    ]  # without --model the settings of a compared one are not reported
+    # Without --model the settings of a compared model are not reported.
+    models = arguments.model or [None]
     return translations, {
         "model": models if len(models) > 1 else models[0],
         "source": arguments.source,
