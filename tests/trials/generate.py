@@ -206,6 +206,8 @@ def requests(draw: st.DrawFn) -> Request:
     suppressed = [*arguments.get("suppress_tokens", ()), *arguments.get("begin_suppress_tokens", ())]
     if arguments.get("forced_eos_token_id") in suppressed:  # every token has probability 0: transformers returns none
         del arguments["forced_eos_token_id"]
+    if arguments.get("eos_token_id", EOS) is None:  # without an end transformers' processor raises a RuntimeError
+        arguments.pop("exponential_decay_length_penalty", None)
     prefix = draw(st.sampled_from([1, 1, 2, 4]))
     arguments[limit] = draw(LIMITS[limit]) + (prefix if limit == "max_length" else 0)
     ways = ["input_ids", "inputs", "config"]
