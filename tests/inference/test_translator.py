@@ -135,7 +135,8 @@ def test_translations_do_not_depend_on_max_tokens_per_batch(translator, monkeypa
 @pytest.mark.parametrize("n_best", [1, 2])
 def test_parallel_searches_return_the_same_translations(translator, model, tokenizer, monkeypatch, n_best):
     monkeypatch.setattr(workers, "MIN_SENTENCES", 3)
-    threads, calls = torch.get_num_threads(), set()
+    threads, searching, counts = torch.get_num_threads(), set(), set()
+    two_search = threading.Event()
     settings = {"num_beams": 2, "max_new_tokens": 8, "batch_size": 4}
     lines = SENTENCES * 6
     expected = list(Translator(model, tokenizer, workers=1).translate_nbest(lines, n_best, **settings))
@@ -143,13 +144,17 @@ def test_parallel_searches_return_the_same_translations(translator, model, token
     original = model.generate
 
     def generate(**arguments):
-        calls.add((threading.get_ident(), torch.get_num_threads()))
+        searching.add(threading.current_thread())
+        counts.add(torch.get_num_threads())
+        if len(searching) > 1:
+            two_search.set()
+        assert two_search.wait(timeout=60)
         return original(**arguments)
 
     monkeypatch.setattr(model, "generate", generate)
     found = list(parallel.translate_nbest(lines, n_best, **settings))
     assert [[one.text for one in each] for each in found] == [[one.text for one in each] for each in expected]
-    assert len(calls) > 1 and {count for _, count in calls} == {max(1, threads // 3)}
+    assert counts == {max(1, threads // 3)}
     assert torch.get_num_threads() == threads
 
 
