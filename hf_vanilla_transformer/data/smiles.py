@@ -22,7 +22,7 @@ def canonical(smiles: str) -> str:
 
 
 def random_root(source: str, target: str, draw: Random) -> tuple[str, str]:
-    """Spell the source from a random atom on, and the target in the order of the source.
+    """Spell the source starting at a random atom, and the target with its atoms in the order of the source.
 
     Source: Zhong et al. 2022 (arXiv 2203.11444), whose targets share the first atom only.
     """
@@ -51,7 +51,11 @@ def _aligned(source: str, target: str) -> str:
 
 
 def _in_order_of(source: str, target: str, atoms: Iterable[int]) -> str:
-    """The target, with the atoms that it shares with the source in the order in which `atoms` has the source's."""
+    """Return the target, spelt so that the atoms it shares with the source follow the source's order.
+
+    Args:
+        atoms: numbers of the source's atoms, in the order in which its text has them.
+    """
     partners = _partners(source, target)
     reactants = _molecule(target)
     first = [partner for atom in atoms if (partner := partners[atom]) is not None]
@@ -72,7 +76,7 @@ def _in_order_of(source: str, target: str, atoms: Iterable[int]) -> str:
 
 @lru_cache(maxsize=200_000)
 def _partners(source: str, target: str) -> tuple[int | None, ...]:
-    """The target's atom that each atom of the source comes from, by number."""
+    """Return the number of the target's atom that each atom of the source comes from, None if there is none."""
     product = _molecule(source)
     common = _common_atoms(product, _molecule(target))
     return tuple(common.get(atom) for atom in range(product.GetNumAtoms()))
