@@ -32,7 +32,7 @@ _ESCAPES = {
     '"': '"',
 }
 _ESCAPED = {character: f"\\{letter}" for letter, character in _ESCAPES.items()}
-
+_CODE = re.compile(r"\\(?:([0-7]{1,3})|x([\da-fA-F]{1,2})|(.))")
 
 #: A directive of printf, such as `%s`, `%5.2f` and `%1$s`, or a percent sign.
 _DIRECTIVE = re.compile(
@@ -178,16 +178,17 @@ def is_choice_only(text: str) -> bool:
 
 def _po_text(strings: str) -> str:
     joined = "".join(match[1:-1] for match in re.findall(_STRING, strings))
-    codes = r"\\(?:([0-7]{1,3})|x([\da-fA-F]{1,2})|(.))"
-    return re.sub(
-        codes,
-        lambda of: (
-            chr(int(of[1] or of[2], 8 if of[1] else 16))
-            if not of[3]
-            else _ESCAPES.get(of[3], of[3])
-        ),
-        joined,
-    )
+    return _CODE.sub(_character, joined)
+
+
+def _character(code: re.Match[str]) -> str:
+    """The character of an escape sequence: octal, hexadecimal or a letter."""
+    octal, hexadecimal, letter = code.groups()
+    if octal:
+        return chr(int(octal, 8))
+    if hexadecimal:
+        return chr(int(hexadecimal, 16))
+    return _ESCAPES.get(letter, letter)
 
 
 def _po_string(text: str) -> str:

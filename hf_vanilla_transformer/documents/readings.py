@@ -167,9 +167,8 @@ def read_po(document: str) -> Reading:
     """Read PO line by line. A translation is text, and all the rest must stay."""
     reading = Reading()
     keyword = ""
-    has_numbers = (
-        False  # whether directives of the message have numbers. Those of a translation are no text
-    )
+    # Whether the directives of the message have numbers. Otherwise those of a translation are no text.
+    has_numbers = False
     lines = re.split("\r\n|\n|\r", document.removeprefix("\ufeff"))
     for number, line in enumerate(lines, start=1):
         line = line.strip()

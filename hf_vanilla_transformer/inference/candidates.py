@@ -79,7 +79,8 @@ class Merger:
             probability = sum(share for _, share in joined) / len(lists)
             candidates.append(Candidate(text, max(scores, default=None), probability, valid))
             self.texts += len(joined)
-            self.invalid += 0 if valid else len(joined)
+            if not valid:
+                self.invalid += len(joined)
         return sorted(
             candidates,
             key=lambda one: (weights[one.text, one.valid], one.probability),
