@@ -3,6 +3,9 @@
 OTHER is a checkout of an earlier commit (`git worktree add ../other COMMIT`). For each row both run in processes of
 their own with the same random weights of the base size and the same random sentences, A B A B, so that other load on
 the machine slows both. A ratio is this checkout's target tokens/s over the other's.
+
+Two processes of the same code may differ by some percent for as long as they live, because their memory lies
+elsewhere. So a row is the median over several pairs of processes.
 """
 
 import argparse
@@ -11,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -105,25 +108,42 @@ def save_base_model(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def compare(name: str, other: Side, this: Side, rounds: int) -> str:
-    """A row of a table: this side's speed over the other's, in turn."""
-    with other, this:
-        for side in other, this:
-            side.wait_until_ready()
-        for _ in range(rounds):
+@dataclass
+class Measurements:
+    """Target tokens/s of a row, in turn, and peak memory in MiB of each process."""
+
+    other: list[float] = field(default_factory=list)
+    this: list[float] = field(default_factory=list)
+    other_peaks: list[float] = field(default_factory=list)
+    this_peaks: list[float] = field(default_factory=list)
+
+    def add_pair(self, other: Side, this: Side, rounds: int) -> None:
+        """Measure two processes in turn."""
+        with other, this:
             for side in other, this:
-                side.measure()
-    ratios = [new / old for old, new in zip(other.speeds(), this.speeds(), strict=True)]
-    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    speeds = f"{median(other.speeds()):,.0f} | {median(this.speeds()):,.0f}"
-    memory = f"{other.peak():,.0f} | {this.peak():,.0f}"
-    return f"| {name} | {speeds} | {median(ratios):.3f} ({spread}) | {memory} |"
+                side.wait_until_ready()
+            for _ in range(rounds):
+                for side in other, this:
+                    side.measure()
+        self.other += other.speeds()
+        self.this += this.speeds()
+        self.other_peaks.append(other.peak())
+        self.this_peaks.append(this.peak())
+
+    def row(self, name: str) -> str:
+        """A row of a table: this side's speed over the other's."""
+        ratios = [new / old for old, new in zip(self.other, self.this, strict=True)]
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        speeds = f"{median(self.other):,.0f} | {median(self.this):,.0f}"
+        memory = f"{median(self.other_peaks):,.0f} | {median(self.this_peaks):,.0f}"
+        return f"| {name} | {speeds} | {median(ratios):.3f} ({spread}) | {memory} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="a checkout of another commit")
-    parser.add_argument("--rounds", type=int, default=7, help="measurements of each side")
+    parser.add_argument("--rounds", type=int, default=4, help="measurements of each process")
+    parser.add_argument("--pairs", type=int, default=3, help="pairs of processes of each row")
     parser.add_argument("--threads", type=int, default=2, help="torch's threads")
     parser.add_argument("--only", default="", help="rows whose name contains this")
     args = parser.parse_args()
@@ -134,10 +154,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_base_model(Path(folder))
         for row in ROWS:
-            if args.only in row.name:
-                details = {**asdict(row), "threads": args.threads, "model": folder}
-                sides = (Side(checkout, details) for checkout in (args.other.resolve(), CHECKOUT))
-                print(compare(f"{row.name} | {row.dtype}", *sides, args.rounds), flush=True)
+            if args.only not in row.name:
+                continue
+            details = {**asdict(row), "threads": args.threads, "model": folder}
+            measurements = Measurements()
+            for _ in range(args.pairs):
+                other = Side(args.other.resolve(), details)
+                this = Side(CHECKOUT, details)
+                measurements.add_pair(other, this, args.rounds)
+            print(measurements.row(f"{row.name} | {row.dtype}"), flush=True)
 
 
 if __name__ == "__main__":

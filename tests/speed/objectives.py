@@ -15,7 +15,7 @@ from transformers.utils import logging
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from scripts.benchmarks.training import TINY
 
-from .commits import CHECKOUT, Side, compare
+from .commits import CHECKOUT, Measurements, Side
 
 OBJECTIVES = "simcut", "r_drop", "teacher", "teacher_top"
 PAIRS, VOCABULARY = 256, 9_700
@@ -41,8 +41,9 @@ def main() -> None:
             for dtype in ("float32", "bfloat16"):
                 row: dict[str, Any] = {"work": "update", "dtype": dtype, "pairs": PAIRS, "model": folder}
                 row["threads"] = args.threads
-                sides = Side(CHECKOUT, {**row, "objective": name}), Side(CHECKOUT, row)
-                print(compare(f"{name} | {dtype}", *sides, args.rounds), flush=True)
+                measurements = Measurements()
+                measurements.add_pair(Side(CHECKOUT, {**row, "objective": name}), Side(CHECKOUT, row), args.rounds)
+                print(measurements.row(f"{name} | {dtype}"), flush=True)
 
 
 if __name__ == "__main__":
