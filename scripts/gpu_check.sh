@@ -13,4 +13,19 @@ if "$python" -c "import pytest" 2>/dev/null; then
 else
   echo "tests: not run, pytest is not installed" | tee "$output/tests.txt"
 fi
+# CTranslate2's wheel asks for cuBLAS by its name in CUDA 12. That of CUDA 13 may serve it. If not, it is left out.
+"$python" - "$output/cuda_12_names" <<'EOF'
+import sys
+import sysconfig
+from pathlib import Path
+
+links = Path(sys.argv[1])
+links.mkdir(exist_ok=True)
+for name in ("libcublas", "libcublasLt"):
+    for library in Path(sysconfig.get_path("purelib")).glob(f"nvidia/**/{name}.so.13"):
+        link = links / f"{name}.so.12"
+        link.unlink(missing_ok=True)
+        link.symlink_to(library)
+EOF
+export LD_LIBRARY_PATH="$output/cuda_12_names${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 exec "$python" -m scripts.benchmarks gpu "$output" "$@"

@@ -73,6 +73,13 @@ def add_gpu(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="tiny sizes, to try the command on a CPU; the figures say nothing",
     )
+    add(
+        "--sections",
+        nargs="+",
+        metavar="NAME",
+        help="measure only these: fixed, training, model, decoding (after model), kernels, loader, which needs no GPU "
+        "(default: all)",
+    )
 
 
 def add_decode(parser: argparse.ArgumentParser) -> None:
@@ -109,7 +116,13 @@ def add_train(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="ours_, marian_ or marian_grouped_ with fp32 or bf16 (default: %(default)s)",
     )
-    add("--preset", default="base", metavar="NAME", help="tiny (Multi30k's), or a row of Table 3")
+    add(
+        "--preset",
+        nargs="+",
+        default=["base"],
+        metavar="NAME",
+        help="tiny (Multi30k's), or rows of Table 3 (default: base)",
+    )
     add("--vocab_size", type=int, default=16_000, metavar="N", help="(default: %(default)s)")
     add(
         "--tokens",
@@ -186,9 +199,14 @@ def check_gpu(arguments: argparse.Namespace) -> int:
 
     from . import gpu_check
 
-    text = arguments.source, arguments.target
     check = gpu_check.Check(
-        Path(arguments.output), arguments.device, *text, arguments.quick, arguments.peak
+        output=Path(arguments.output),
+        device=arguments.device,
+        source=arguments.source,
+        target=arguments.target,
+        quick=arguments.quick,
+        peak=arguments.peak,
+        chosen=arguments.sections,
     )
     print(gpu_check.report(gpu_check.run(check)))
     return 0

@@ -4,7 +4,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,7 +17,7 @@ from hf_vanilla_transformer.evaluation.metrics import score_translations
 from hf_vanilla_transformer.utils.errors import UserError
 
 from .decoding_engines import ENGINES, Ids
-from .harness import Worker, check_choices, peak_memory_mib, requests, reset_peak_memory
+from .harness import Teams, Worker, check_choices, peak_memory_mib, requests, reset_peak_memory
 from .report import Measurement
 
 
@@ -38,12 +37,14 @@ def compare(
 ) -> Iterator[Measurement]:
     """Translate the same sentences with every engine in turn, `rounds` times after a warm-up round.
 
+    An engine that fails is left out.
+
     Args:
         folder: a trained model with its tokenizer.
         sentences: source text. Batches have sentences of similar length, the longest first.
         engines: keys of `ENGINES`. The output of the first one is the reference for the output of the rest.
-        batch_sizes, beams: every combination is measured. CTranslate2 gets all sentences at once and the batch size as
-            its limit, because it sorts and batches them itself.
+        batch_sizes, beams: every combination is measured, in this order. CTranslate2 gets all sentences and the batch
+            size as its limit, because it sorts and batches them itself.
         threads: the number of threads of each engine.
         limit_single: number of sentences for batches of one, because they are slow.
         references: reference translations, for BLEU if all sentences are translated.
@@ -72,21 +73,20 @@ def compare(
         scores = score_translations(texts, list(references), **bleu_settings)
         return {"BLEU": scores["bleu"], "bleu_signature": scores["bleu_signature"]}
 
-    with ExitStack() as stack:
-        work = stack.enter_context(tempfile.TemporaryDirectory())
-        workers: dict[str, Worker] = {}
-        for name in engines:  # one by one, because CTranslate2's engines share converted models
+    with tempfile.TemporaryDirectory() as work, Teams() as teams:
+        for name in engines:
             made_from = str(folder), work, device, shortlist
-            workers[name] = stack.enter_context(Worker(serve, name, *made_from, threads=threads))
-            workers[name].receive()
+            teams.add(name, [Worker(serve, name, *made_from, threads=threads)])
+        for name in engines:
+            teams.receive(name)
         for size, width in product(batch_sizes, beams):
             yield from _measure(
-                workers, ids[:limit_single] if size == 1 else ids, size, width, rounds, bleu
+                teams, ids[:limit_single] if size == 1 else ids, size, width, rounds, bleu
             )
 
 
 def _measure(
-    workers: dict[str, Worker],
+    teams: Teams,
     ids: Ids,
     size: int,
     beams: int,
@@ -98,16 +98,18 @@ def _measure(
     first_outputs = None
     measured = {
         name: Measurement(name, {"batch": size, "beams": beams}, {"sentences": len(ids)})
-        for name in workers
+        for name in teams.engines()
     }
-    for name, worker in workers.items():
-        caches = worker.ask("cache_bytes", ordered[:size], beams) if size > 1 else None
-        measured[name].more["KV caches, MiB"] = caches and caches / 2**20
-        worker.ask("reset_peak_memory")
-        worker.ask("translate", ordered, size, beams)  # warm-up
-    for number, (name, worker) in product(range(rounds), workers.items()):
-        one = measured[name]
-        seconds, rows, peak = worker.ask("translate", ordered, size, beams)
+    for name, one in measured.items():
+        caches = teams.ask(name, "cache_bytes", ordered[:size], beams) if size > 1 else []
+        one.more["KV caches, MiB"] = caches[0] / 2**20 if caches and caches[0] else None
+        teams.ask(name, "reset_peak_memory")
+        teams.ask(name, "translate", ordered, size, beams)  # warm-up
+    for number, (name, one) in product(range(rounds), measured.items()):
+        answers = teams.ask(name, "translate", ordered, size, beams)
+        if not answers:
+            continue
+        ((seconds, rows, peak),) = answers
         one.add(seconds, sum(map(len, rows)), peak)
         one.more["ms per sentence"] = 1000 * statistics.median(one.seconds) / len(ids)
         if number == 0:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.inference.shortlist_files import read_shortlist
 from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.inference.workers import map_in_threads, shard_evenly
+from hf_vanilla_transformer.layers_vanilla_transformer import attention_kernels
 from hf_vanilla_transformer.utils.errors import UserError
 
 LENGTH_PENALTY = 1.0  # log P / length, the only formula of all three engines
@@ -36,7 +38,10 @@ def max_target_tokens(sentences: Ids) -> int:
 
 
 class GenerateEngine:
-    """A model with transformers' interface: `generate` on one batch after another, in the given order."""
+    """A model with transformers' interface: `generate` on one batch after another, in the given order.
+
+    On a GPU without cuDNN's attention: the plans for the shapes of all steps would take minutes.
+    """
 
     def __init__(self, model: Any):
         self.model = model.eval()
@@ -65,7 +70,8 @@ class GenerateEngine:
         eos = self.model.config.eos_token_id
         input_ids, mask = self._padded(batch)
         settings |= {"num_beams": beams, "length_penalty": LENGTH_PENALTY}
-        sequences = self.model.generate(input_ids, attention_mask=mask, **settings)
+        with attention_kernels("auto", self.model.device):
+            sequences = self.model.generate(input_ids, attention_mask=mask, **settings)
         return [
             row[: row.index(eos) + 1] if eos in row else row for row in sequences[:, 1:].tolist()
         ]
@@ -149,7 +155,7 @@ class CTranslate2Engine:
 
         threads = torch.get_num_threads()
         parallel = threads if workers else 1
-        output = Path(work) / f"{quantization}_{parallel}"
+        output = Path(mkdtemp(dir=work)) / "model"
         convert(folder, output, quantization, shortlist)
         self.shortlist = shortlist
         import ctranslate2

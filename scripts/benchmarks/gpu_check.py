@@ -19,11 +19,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from datasets import Dataset
 
+from hf_vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from hf_vanilla_transformer.data import number_pairs
 from hf_vanilla_transformer.data.batching import pair_lengths
-from hf_vanilla_transformer.data.packing import PackedBatchSampler, PackedLayout, PackedPairs
 from hf_vanilla_transformer.data.readers import read_lines
+from hf_vanilla_transformer.loss_vanilla_transformer import IGNORED
+from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training.loaders import UpdateLoaders
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.utils.atomic_write import atomic_file
@@ -34,6 +38,7 @@ from hf_vanilla_transformer.utils.untrusted import one_line
 
 from . import decoding, training
 from .arithmetic import size_and_flops
+from .harness import check_choices
 from .report import Measurement
 from .training import RANDOM_LENGTH, TINY
 
@@ -42,23 +47,31 @@ Figures = dict[str, Any]
 Section = Callable[[], Iterator[Figures]]
 
 MINUTES = 8  # of the whole command
-# seconds of a section, by the first word of its name
-LIMITS = {"machine": 20, "fixed": 80, "training": 100, "model": 50, "decoding": 80, "kernels": 60}
+# seconds of each section
+LIMITS = {
+    "machine": 20,
+    "fixed": 120,
+    "training": 170,
+    "model": 60,
+    "decoding": 110,
+    "kernels": 120,
+    "loader": 60,
+}
 
 
-class TimeUpError(Exception):
-    """A section has not ended in its time."""
+class TimeUp(BaseException):
+    """A section has not ended in its time. No handler of `Exception` keeps it from ending."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise a TimeUpError in the main thread if the context takes longer. 0 or less raises at once."""
+    """Raise TimeUp in the main thread if the context takes longer. 0 or less raises at once."""
 
     def stop(number: int, frame: Any) -> None:
-        raise TimeUpError(f"not done in {seconds:.0f} s")
+        raise TimeUp(f"not done in {seconds:.0f} s")
 
     if seconds <= 0:
-        raise TimeUpError("no time was left")
+        raise TimeUp("no time was left")
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -79,6 +92,7 @@ class Check:
     target: str | Path | None = None
     quick: bool = False  # sizes for two minutes on a CPU. The figures have no meaning
     peak: float = 989.0  # bf16 TFLOP/s of the device, for the utilisation
+    chosen: Sequence[str] | None = None  # keys of `LIMITS`: the sections to measure, by default all
 
     @property
     def sizes(self) -> Figures:
@@ -106,14 +120,17 @@ def run(check: Check) -> dict[str, Figures]:
         )
     if (check.source is None) != (check.target is None):
         raise UserError("source and target go together; give both, or neither")
+    chosen = LIMITS.keys() if check.chosen is None else {"machine", *check.chosen}
+    check_choices(sections=(list(chosen), list(LIMITS)))
     check.output.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * MINUTES
     figures_of = {}
     for name, section in sections(check).items():
+        if name not in chosen:
+            continue
         file = check.output / f"{name}.json"
         if not is_finished(file):
-            limit = LIMITS.get(name.split("_")[0], 60)
-            measure(name, section, file, min(limit, end - time.monotonic()))
+            measure(name, section, file, min(LIMITS[name], end - time.monotonic()))
         figures_of[name] = read(file)
     return figures_of
 
@@ -141,8 +158,9 @@ def measure(name: str, section: Section, file: Path, seconds: float) -> None:
             for current in section():
                 figures = current
                 write(file, {**figures, "unfinished": True})
-    # a missing library, out of memory, or out of time
-    except (UserError, ImportError, RuntimeError, TimeUpError) as error:
+    except TimeUp as error:  # the same command measures it again
+        figures = {**figures, "not measured": str(error), "unfinished": True}
+    except Exception as error:  # a missing library, for example, or a full GPU
         figures = {**figures, "not measured": one_line(error)}
     taken = round(time.monotonic() - start, 1)
     write(file, {**figures, "seconds": taken})
@@ -151,17 +169,16 @@ def measure(name: str, section: Section, file: Path, seconds: float) -> None:
 
 def sections(check: Check) -> dict[str, Section]:
     """The sections, the most important ones first."""
-    named: dict[str, Section] = {"machine": machine}
     sizes = ("tiny",) if check.quick else ("base", "big")
-    for size in sizes:
-        named[f"fixed_{size}"] = partial(train_on_random_pairs, check, size)
-    for size in sizes:
-        named[f"training_{size}"] = partial(train_on_text, check, size, TRAINERS)
-    named[f"model_{sizes[0]}"] = partial(train_model, check, sizes[0])
-    named[f"decoding_{sizes[0]}"] = partial(decode, check, sizes[0])
-    named[f"kernels_{sizes[0]}"] = partial(train_on_text, check, sizes[0], OTHER_TRAINERS)
-    named["loader"] = partial(load, check)
-    return named
+    return {
+        "machine": machine,
+        "fixed": partial(train_on_random_pairs, check, sizes),
+        "training": partial(train_on_text, check, sizes, TRAINERS),
+        "model": partial(train_model, check, sizes[0]),
+        "decoding": partial(decode, check, sizes[0]),
+        "kernels": partial(train_on_text, check, sizes[:1], OTHER_TRAINERS),
+        "loader": partial(load, check),
+    }
 
 
 def machine() -> Iterator[Figures]:
@@ -181,54 +198,87 @@ OTHER_TRAINERS = (
 )
 
 
-def train_on_text(check: Check, preset: str, engines: Sequence[str]) -> Iterator[Figures]:
+def train_on_text(
+    check: Check, presets: Sequence[str], engines: Sequence[str]
+) -> Iterator[Figures]:
     """Target tokens per second in bf16 on real text."""
     return _figures(
-        training.compare(engines, *check.text(), preset, device=check.device, **check.sizes)
+        training.compare(engines, *check.text(), presets, device=check.device, **check.sizes)
     )
 
 
-def train_on_random_pairs(check: Check, preset: str) -> Iterator[Figures]:
+def train_on_random_pairs(check: Check, presets: Sequence[str]) -> Iterator[Figures]:
     """Speed and peak memory of an update of one shape, and the share of the device's peak arithmetic."""
-    config = training.config_of(preset, check.sizes["vocab_size"])
-    _, flops = size_and_flops(config, RANDOM_LENGTH, RANDOM_LENGTH)
+    flops = {}
+    for preset in presets:
+        config = training.config_of(preset, check.sizes["vocab_size"])
+        _, flops[preset] = size_and_flops(config, RANDOM_LENGTH, RANDOM_LENGTH)
     engines = ["ours_bf16", "marian_bf16"]
-    measurements = training.compare(engines, preset=preset, device=check.device, **check.sizes)
+    measurements = training.compare(engines, preset=presets, device=check.device, **check.sizes)
     for figures in _figures(measurements):
         for one in figures.values():  # forward, and twice that backward
-            achieved = 3 * flops / RANDOM_LENGTH * one["tokens_per_second"]
+            of_token = 3 * flops[one["setting"]["preset"]] / RANDOM_LENGTH
+            achieved = of_token * one["tokens_per_second"]
             one["share_of_peak_arithmetic"] = achieved / (check.peak * 1e12)
         yield figures
 
 
+LOADER_EPOCHS = 3  # that are measured, after the first one
+
+
 def load(check: Check) -> Iterator[Figures]:
-    """Target tokens per second and core of the loader of packed rows, with their plan, in an epoch."""
+    """Target tokens per second of one core's time, of the loader of packed rows as training uses it."""
     tokens = check.sizes["tokens"]
     with TemporaryDirectory() as folder:
         data = training.prepare(
-            Path(folder), *check.text(), "tiny", check.sizes["vocab_size"], tokens
+            Path(folder), *check.text(), ["tiny"], check.sizes["vocab_size"], tokens
         )
-        lengths = pair_lengths(data)
-        start = time.process_time()
-        sampler = PackedBatchSampler(*lengths, tokens)
-        layout = PackedLayout(*sampler.places, 1, 1, 0)
-        pairs = PackedPairs(data, layout, sampler)
-        for number in range(len(sampler)):
-            pairs.__getitems__(sampler.batches(number))
-        seconds = time.process_time() - start
-    measured = Measurement("loader", {})
-    measured.add(seconds, int(lengths[1].sum()), None)
-    yield from _figures([measured])
+        args = VanillaTransformerTrainingArguments(
+            output_dir=folder,
+            max_tokens_per_batch=tokens,
+            use_cpu=True,
+            dataloader_pin_memory=False,
+        )
+        config = training.config_of("tiny", check.sizes["vocab_size"])
+        yield from _figures(measure_loader(UpdateLoaders(args), data, config))
+
+
+def measure_loader(
+    loaders: UpdateLoaders, data: Dataset, config: VanillaTransformerConfig
+) -> Iterator[Measurement]:
+    """Measure the first epoch, with the plan of its rows and the reading of the table, and the epochs after it."""
+    target_tokens = int(pair_lengths(data)[1].sum())
+    first = Measurement("loader, first epoch with its plan", {})
+    later = Measurement("loader", {})
+    start = time.process_time()
+    loader = loaders.of_packed_rows(data, config, batches_per_update=1)
+    for epoch in range(1 + LOADER_EPOCHS):
+        loader.batch_sampler.set_epoch(epoch)
+        labels = sum(
+            int(batch["labels"].ne(IGNORED).sum()) for update in loader for batch in update
+        )
+        if labels != target_tokens:
+            raise RuntimeError(f"the loader made {labels} target tokens of {target_tokens}")
+        end = time.process_time()
+        (later if epoch else first).add(end - start, target_tokens, None)
+        start = end
+    yield first
+    yield later
 
 
 def train_model(check: Check, preset: str) -> Iterator[Figures]:
-    """Train a model on the text for a minute, so that it ends its sentences when it decodes."""
+    """Train a model on the text for half a minute, so that it ends its sentences when it decodes.
+
+    Compiling its updates would take longer.
+    """
     shutil.rmtree(check.output / preset, ignore_errors=True)  # an earlier check's
     fields: Figures = {
         **(TINY if preset == "tiny" else {"preset": preset, "label_smoothing": 0.1}),
         "output_dir": check.output / preset,
         "vocab_size": 500 if check.quick else 10_000,
         "max_steps": 5 if check.quick else 1500,
+        "max_minutes": 0.5,
+        "torch_compile": False,
         "max_tokens_per_batch": 512 if check.quick else 8192,
         "learning_rate": 0.001,
         "warmup_steps": 200,
@@ -245,10 +295,10 @@ def train_model(check: Check, preset: str) -> Iterator[Figures]:
 
 
 def decode(check: Check, preset: str) -> Iterator[Figures]:
-    """Target tokens per second, greedy and with 4 beams, of one sentence and of batches."""
+    """Target tokens per second with 4 beams and greedy, of batches and of one sentence."""
     source, _ = check.text()
-    sentences = list(islice(read_lines(source), 8 if check.quick else 1024))
-    engines = ["ours_bf16", "ours_fp16", "marian_bf16", "marian_fp16", "ctranslate2_fp16"]
+    sentences = list(islice(read_lines(source), 8 if check.quick else 512))
+    engines = ["ours_bf16", "ours_fp16", "marian_bf16", "ctranslate2_fp16"]
     if check.device == "cpu":
         engines = ["ours_fp32", "marian_fp32"]
     return _figures(
@@ -256,11 +306,11 @@ def decode(check: Check, preset: str) -> Iterator[Figures]:
             check.output / preset,
             sentences,
             engines,
-            (1, 4) if check.quick else (1, 64, 512),
-            (1, 4),
+            (4, 1) if check.quick else (64, 512, 1),
+            (4, 1),
             rounds=1 if check.quick else 2,
             device=check.device,
-            limit_single=2 if check.quick else 20,
+            limit_single=2 if check.quick else 8,
         )
     )
 
@@ -295,7 +345,6 @@ def report(sections: dict[str, Figures]) -> str:
             notes = [f"{share:.0%} of the peak arithmetic"] if share else []
             notes += [f"{memory:,.0f} MiB"] if memory else []
             rows.append([name, engine, f"{one['tokens_per_second']:,.0f}", ", ".join(notes)])
-    machine = f"{sections['machine']['hardware']}; torch {sections['machine']['torch']}"
-    return (
-        f"{machine}\n\n{markdown_table(['section', 'engine', 'target tokens/s', 'others'], rows)}"
-    )
+    machine = sections["machine"]
+    header = f"{machine.get('hardware')}; torch {machine.get('torch')}"
+    return f"{header}\n\n{markdown_table(['section', 'engine', 'target tokens/s', 'others'], rows)}"

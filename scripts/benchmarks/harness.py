@@ -9,7 +9,9 @@ import os
 import re
 import resource
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+import traceback
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,6 +21,7 @@ import torch
 from transformers.utils import logging
 
 from hf_vanilla_transformer.utils.errors import UserError
+from hf_vanilla_transformer.utils.untrusted import one_line
 
 
 def check_choices(**choices: tuple[Sequence[str], Sequence[str]]) -> None:
@@ -32,7 +35,7 @@ def check_choices(**choices: tuple[Sequence[str], Sequence[str]]) -> None:
 
 
 class Worker:
-    """A process that answers requests, and idles while other workers take their turn. A context manager.
+    """A process that answers requests, and idles while other workers take their turn.
 
     `serve` runs in the process with a pipe and `args`. It sends something when it is ready, and an answer to each of
     `requests(pipe)`. It must be picklable by name. `threads` is the number of torch's threads in the process.
@@ -52,20 +55,12 @@ class Worker:
         self.process.start()
         worker_end.close()  # only the process keeps its end open, so that its death is an EOFError here
 
-    def __enter__(self) -> "Worker":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
+    def end(self) -> None:
         """End the process, if necessary during a request."""
         self.pipe.close()
         self.process.join(timeout=2)
         if self.process.is_alive():
             self.process.kill()
-
-    def ask(self, request: str, *args: Any) -> Any:
-        """Send a request and wait for its answer."""
-        self.send(request, *args)
-        return self.receive()
 
     def send(self, request: str, *args: Any) -> None:
         """Send a request without waiting. `receive` must follow."""
@@ -78,7 +73,7 @@ class Worker:
         try:
             answer = self.pipe.recv()
         except (EOFError, ConnectionResetError) as error:
-            raise UserError("engines: a worker process died; its message is above") from error
+            raise UserError("its process died; its message is above") from error
         if isinstance(answer, UserError):
             raise answer
         return answer
@@ -105,6 +100,63 @@ def _run(
             serve(pipe, *args)
         except UserError as error:
             pipe.send(error)
+        except Exception as error:  # of an engine: a missing library, a full GPU
+            traceback.print_exc()
+            pipe.send(UserError(f"{type(error).__name__}: {one_line(error)}"))
+
+
+class Teams:
+    """The worker processes of each engine. A context manager.
+
+    An engine that fails is left out with a line, so that the others are measured. If all fail, that is an error.
+    """
+
+    def __init__(self) -> None:
+        self._workers: dict[Hashable, list[Worker]] = {}
+
+    def __enter__(self) -> "Teams":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for engine in self.engines():
+            self._end(engine)
+
+    def engines(self) -> list[Any]:
+        """The names of the engines that have not failed."""
+        return list(self._workers)
+
+    def add(self, engine: Hashable, workers: Sequence[Worker]) -> None:
+        """Add the processes of an engine. `receive` waits until they are ready."""
+        self._workers[engine] = list(workers)
+
+    def send(self, engine: Hashable, request: str, *args: Any) -> None:
+        """Send a request to the processes of an engine. `receive` must follow."""
+        for worker in self._workers[engine]:
+            worker.send(request, *args)
+
+    def receive(self, engine: Hashable) -> list[Any]:
+        """The answers of the processes of an engine, or no answer if it is left out."""
+        if engine not in self._workers:
+            return []
+        try:
+            return [worker.receive() for worker in self._workers[engine]]
+        except UserError as error:
+            self._end(engine)
+            if not self._workers:
+                raise UserError(f"engines: {engine}: {error}") from error
+            print(f"left out: {engine}: {error}", file=sys.stderr, flush=True)
+            return []
+
+    def ask(self, engine: Hashable, request: str, *args: Any) -> list[Any]:
+        """Send a request and wait for the answers."""
+        if engine not in self._workers:
+            return []
+        self.send(engine, request, *args)
+        return self.receive(engine)
+
+    def _end(self, engine: Hashable) -> None:
+        for worker in self._workers.pop(engine):
+            worker.end()
 
 
 def requests(pipe: Connection) -> Iterator[tuple[str, Any]]:

@@ -33,7 +33,7 @@ class Measurement:
     """One engine under one setting. The lists have one item per round and grow while the benchmark runs."""
 
     engine: str
-    setting: dict[str, int]  # equal for engines that are compared with each other
+    setting: dict[str, int | str]  # equal for engines that are compared with each other
     more: dict[str, Any] = field(default_factory=dict)  # additional figures
     seconds: list[float] = field(default_factory=list)
     target_tokens: list[int] = field(default_factory=list)  # without padding
@@ -73,7 +73,7 @@ class Measurement:
 def table(measurements: Sequence[Measurement]) -> str:
     """A Markdown table with a row for each measurement."""
     alone = {
-        one.engine: one.tokens_per_second
+        (one.engine, one.setting.get("preset")): one.tokens_per_second
         for one in measurements
         if one.setting.get("processes") == 1
     }
@@ -94,9 +94,8 @@ def table(measurements: Sequence[Measurement]) -> str:
             f"{ours.peak_mib / one.peak_mib:.2f}" if ours and one.peak_mib else ""
         )
         if "processes" in one.setting:
-            row["times one process"] = (
-                f"{rate / alone[one.engine]:.2f}" if one.engine in alone else ""
-            )
+            single = alone.get((one.engine, one.setting.get("preset")))
+            row["times one process"] = f"{rate / single:.2f}" if single else ""
         rows.append(row | {name: _number(one.more.get(name), FORMATS[name]) for name in more})
     return markdown_table(list(rows[0]), [[str(cell) for cell in row.values()] for row in rows])
 

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -49,7 +48,15 @@ from hf_vanilla_transformer.training.arguments import VanillaTransformerTraining
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from hf_vanilla_transformer.utils.errors import UserError
 
-from .harness import Worker, check_choices, memory_mib, peak_memory_mib, requests, reset_peak_memory
+from .harness import (
+    Teams,
+    Worker,
+    check_choices,
+    memory_mib,
+    peak_memory_mib,
+    requests,
+    reset_peak_memory,
+)
 from .report import Measurement, family, precision
 
 #: Transformer-tiny of Wu et al. 2021, the size of scripts/recipes/multi30k_en_de_tiny.yaml
@@ -109,7 +116,7 @@ def compare(
     engines: Sequence[str],
     source: str | Path | None = None,
     target: str | Path | None = None,
-    preset: str = "base",
+    preset: Sequence[str] = ("base",),
     vocab_size: int = 16_000,
     tokens: int = 4096,
     tokens_per_update: int | None = None,
@@ -120,13 +127,13 @@ def compare(
     threads: int = 1,
     device: str = "cpu",
 ) -> Iterator[Measurement]:
-    """Train with every engine in turn, `updates` at a time, after a warm-up.
+    """Train with every engine in turn, `updates` at a time, after a warm-up. An engine that fails is left out.
 
     Args:
         engines: names from `ENGINES`.
         source, target: raw parallel text. None trains on random pairs of 32 tokens per side, without padding, to
             compare memory.
-        preset: a name from `SIZES`.
+        preset: names from `SIZES`.
         vocab_size: the model's vocabulary, and the limit of the tokenizer trained on the text.
         tokens, tokens_per_update: options of `VanillaTransformerTrainingArguments`. The batches and updates of
             transformers' trainer have the same number of pairs on average.
@@ -139,32 +146,49 @@ def compare(
         Each measurement after its first round. Later rounds are added to it, as in `decoding.compare`.
     """
     check_choices(
-        engines=(engines, ENGINES), preset=([preset], SIZES), device=([device], ["cpu", "cuda"])
+        engines=(engines, ENGINES), preset=(preset, SIZES), device=([device], ["cpu", "cuda"])
     )
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("device: 'cuda' cannot be used here: torch sees no GPU")
     if (source is None) != (target is None):
         raise UserError("source and target go together; one of them is missing")
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder, Teams() as teams:
         data = prepare(Path(folder), source, target, preset, vocab_size, tokens)
-        teams: dict[tuple[str, int], list[Worker]] = {}
-        for count, engine in product(dict.fromkeys(processes), engines):
-            args = engine, folder, batch_sizes(data, tokens, tokens_per_update, count), device
+        for size, count, engine in product(preset, dict.fromkeys(processes), engines):
+            sizes = batch_sizes(data, tokens, tokens_per_update, count)
+            args = engine, folder, size, sizes, device
             workers = [
                 Worker(serve, *args, threads=threads, environment=each)
                 for each in _environments(count)
             ]
-            teams[engine, count] = [stack.enter_context(worker) for worker in workers]
-            for worker in workers:  # after all have started, because they wait for each other
-                worker.receive()
-        for team in teams.values():
-            _ask(team, "updates", warm_up)
-            _ask(team, "reset_peak_memory")
-        measured = {key: Measurement(key[0], {"processes": key[1]}) for key in teams}
-        for number, (key, team) in product(range(rounds), teams.items()):
-            _add(measured[key], _ask(team, "updates", updates))
-            if number == 0:
-                yield measured[key]
+            teams.add((engine, size, count), workers)
+        for team in teams.engines():
+            teams.receive(team)
+        _warm_up(teams, warm_up)
+        measured = {
+            team: Measurement(team[0], {"preset": team[1], "processes": team[2]})
+            for team in teams.engines()
+        }
+        for number, (team, one) in product(range(rounds), measured.items()):
+            turns = teams.ask(team, "updates", updates)
+            if turns:
+                _add(one, turns)
+            if turns and number == 0:
+                yield one
+
+
+def _warm_up(teams: Teams, updates: int) -> None:
+    """Make the first updates. Those of this package, which compiles them on a GPU, at once: it takes a minute."""
+    compiling = [team for team in teams.engines() if family(team[0]) == "ours"]
+    for team in compiling:
+        teams.send(team, "updates", updates)
+    for team in teams.engines():
+        if team not in compiling:
+            teams.ask(team, "updates", updates)
+    for team in compiling:
+        teams.receive(team)
+    for team in teams.engines():
+        teams.ask(team, "reset_peak_memory")
 
 
 def _add(measured: Measurement, turns: Sequence[Turn]) -> None:
@@ -182,12 +206,12 @@ def prepare(
     folder: Path,
     source: str | Path | None,
     target: str | Path | None,
-    preset: str,
+    presets: Sequence[str],
     vocab_size: int,
     tokens: int,
     **fields: Any,
 ) -> Dataset:
-    """Write the encoded pairs, the tokenizer and an untrained model with these `fields` into a folder."""
+    """Write the encoded pairs, the tokenizer and untrained models with these `fields` into a folder."""
     if source is not None:
         pairs, _ = load_pairs([source, str(target)], field="source and target")
         texts = (row[side] for side in ("source", "target") for row in pairs.select_columns([side]))
@@ -203,11 +227,12 @@ def prepare(
         f"{name}_token_id": getattr(tokenizer, f"{name}_token_id")
         for name in ("bos", "pad", "eos", "unk")
     }
-    set_seed(1)
-    config = config_of(
-        preset, vocab_size, **ids, decoder_start_token_id=tokenizer.bos_token_id, **fields
-    )
-    VanillaTransformerForConditionalGeneration(config).save_pretrained(folder / "model")
+    for preset in presets:
+        set_seed(1)
+        config = config_of(
+            preset, vocab_size, **ids, decoder_start_token_id=tokenizer.bos_token_id, **fields
+        )
+        VanillaTransformerForConditionalGeneration(config).save_pretrained(folder / preset)
     return load_from_disk(folder / "data")
 
 
@@ -257,17 +282,12 @@ def _environments(processes: int) -> list[dict[str, str]]:
     return [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
-def _ask(team: Sequence[Worker], request: str, *args: Any) -> list[Any]:
-    """Ask all processes of an engine at once."""
-    for worker in team:
-        worker.send(request, *args)
-    return [worker.receive() for worker in team]
-
-
-def serve(pipe: Connection, engine: str, folder: str, sizes: BatchSizes, device: str) -> None:
+def serve(
+    pipe: Connection, engine: str, folder: str, preset: str, sizes: BatchSizes, device: str
+) -> None:
     """Train an engine in a worker process."""
     logging.set_verbosity_error()
-    trainer = make_trainer(engine, Path(folder), sizes, device)
+    trainer = make_trainer(engine, Path(folder), preset, sizes, device)
     trainer.add_callback(TurnCallback(pipe, trainer, on_gpu=device == "cuda"))
     # torch lets cuDNN compute attention, and the trainer of this package leaves it out
     without = "auto" if engine.rpartition("_")[0].endswith("_no_cudnn") else "torch"
@@ -276,11 +296,16 @@ def serve(pipe: Connection, engine: str, folder: str, sizes: BatchSizes, device:
 
 
 class TurnCallback(TrainerCallback):
-    """Counts tokens, and pauses a training between updates until the main process requests more or closes the pipe."""
+    """Counts tokens, and pauses a training between updates until the main process requests more or closes the pipe.
+
+    In a pause the memory that torch keeps on a GPU is for the other engines: two trainings of the big size by stock
+    trainers do not fit into 80 GB. The first update of a turn, which allocates it again, is not measured there.
+    """
 
     def __init__(self, pipe: Connection, trainer: Any, on_gpu: bool):
         self.pipe = pipe
         self.on_gpu = on_gpu
+        self.allocates = False
         self.updates_left = 0
         self.start = 0.0
         self.before_mib: float | None = None
@@ -305,6 +330,10 @@ class TurnCallback(TrainerCallback):
         self._wait()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
+        if self.allocates:
+            self.allocates = False
+            self._start()
+            return
         self.updates_left -= 1
         if self.updates_left:
             return
@@ -313,6 +342,8 @@ class TurnCallback(TrainerCallback):
         peak = peak_memory_mib(self.on_gpu)
         step = None if peak is None or self.before_mib is None else peak - self.before_mib
         target_tokens, tokens, padded_tokens = self.counts.tolist()
+        if self.on_gpu:
+            torch.cuda.empty_cache()
         self.pipe.send(Turn(seconds, target_tokens, tokens, padded_tokens, peak, step))
         self._wait()
 
@@ -320,23 +351,29 @@ class TurnCallback(TrainerCallback):
         for request, args in requests(self.pipe):
             if request == "updates":
                 (self.updates_left,) = args
-                self.counts = 0
-                self._synchronize()
-                self.start = time.perf_counter()
+                self.allocates = self.on_gpu
+                self._start()
                 return
             reset_peak_memory(self.on_gpu)
             self.before_mib = memory_mib(self.on_gpu)
             self.pipe.send(None)
         sys.exit()
 
+    def _start(self) -> None:
+        self.counts = 0
+        self._synchronize()
+        self.start = time.perf_counter()
+
     def _synchronize(self) -> None:
         if self.on_gpu:
             torch.cuda.synchronize()
 
 
-def make_trainer(engine: str, folder: Path, sizes: BatchSizes, device: str) -> Seq2SeqTrainer:
+def make_trainer(
+    engine: str, folder: Path, preset: str, sizes: BatchSizes, device: str
+) -> Seq2SeqTrainer:
     """The trainer of an engine, with the files of `prepare`."""
-    model = VanillaTransformerForConditionalGeneration.from_pretrained(folder / "model")
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(folder / preset)
     smoothing = model.config.label_smoothing
     ours = family(engine) == "ours"
     name = engine.rpartition("_")[0]

@@ -2,6 +2,7 @@
 
 import multiprocessing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from hf_vanilla_transformer.interop.marian import to_marian
 from hf_vanilla_transformer.utils.errors import UserError
 from scripts.benchmarks import decoding as decoding_benchmark
 from scripts.benchmarks.decoding import compare
-from scripts.benchmarks.harness import Worker
+from scripts.benchmarks.harness import Teams, Worker
 from tests.model_helpers import tiny_model
 
 SENTENCES = ["two hundred", "a dog sleeps .", "thirty-four cats and a dog run , two hundred sleep"]
@@ -38,18 +39,16 @@ class InProcessWorker:
 
     def __init__(self, serve: Any, engine: str, *made_from: Any, threads: int):
         self.engine = decoding_benchmark.ENGINES[engine](*made_from)
+        self.answers: list[Any] = ["ready"]
 
-    def __enter__(self) -> "InProcessWorker":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
+    def end(self) -> None:
         pass
 
-    def receive(self) -> str:
-        return "ready"
+    def send(self, request: str, *args: Any) -> None:
+        self.answers.append(decoding_benchmark.answer(self.engine, False, request, *args))
 
-    def ask(self, request: str, *args: Any) -> Any:
-        return decoding_benchmark.answer(self.engine, False, request, *args)
+    def receive(self) -> Any:
+        return self.answers.pop(0)
 
 
 @pytest.fixture
@@ -127,8 +126,28 @@ def test_batches_of_one_get_fewer_sentences_and_no_bleu(folder: Path, one_proces
 
 def test_worker_that_died_while_it_waited_is_reported() -> None:
     """A BrokenPipeError would end the command without a word, as if its reader had gone."""
+    teams = Teams()
+    teams.add("ours_fp32", [dead_worker()])
+    with pytest.raises(UserError, match="^engines: ours_fp32: its process died"):
+        teams.ask("ours_fp32", "translate")
+
+
+def dead_worker() -> Worker:
     worker = object.__new__(Worker)
     worker.pipe, end = multiprocessing.Pipe()
     end.close()
-    with pytest.raises(UserError, match="^engines: "):
-        worker.ask("translate")
+    worker.process = SimpleNamespace(join=lambda timeout: None, is_alive=lambda: False)  # type: ignore[assignment]
+    return worker
+
+
+def test_engine_that_fails_is_left_out(folder, one_process, monkeypatch, capsys):
+    """CTranslate2 without its libraries, or the trainer of a peer on a full GPU."""
+    started = decoding_benchmark.Worker
+
+    def start(serve: Any, engine: str, *made_from: Any, threads: int) -> Any:
+        return dead_worker() if engine == "marian_fp32" else started(serve, engine, *made_from, threads=threads)
+
+    monkeypatch.setattr(decoding_benchmark, "Worker", start)
+    found = list(compare(folder, SENTENCES, ["marian_fp32", "ours_fp32"], [2], [1, 3], 1))
+    assert [(one.engine, one.more["same output"]) for one in found] == [("ours_fp32", 1.0)] * 2
+    assert capsys.readouterr().err.endswith("left out: marian_fp32: its process died; its message is above\n")

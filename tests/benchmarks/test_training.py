@@ -18,7 +18,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Dataset]:
     folder = tmp_path_factory.mktemp("benchmark")
     for side, name in enumerate(("source", "target")):
         (folder / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8")
-    data = prepare(folder, folder / "source", folder / "target", "tiny", 300, 100)
+    data = prepare(folder, folder / "source", folder / "target", ["tiny"], 300, 100)
     return folder, data
 
 
@@ -41,7 +41,7 @@ class ScriptedPipe:
 def serve(folder: Path, engine: str, sizes: BatchSizes, *requests: tuple[str, tuple]) -> list[Any]:
     pipe = ScriptedPipe(*requests)
     with pytest.raises(SystemExit):
-        benchmark.serve(pipe, engine, str(folder), sizes, "cpu")  # type: ignore[arg-type]
+        benchmark.serve(pipe, engine, str(folder), "tiny", sizes, "cpu")  # type: ignore[arg-type]
     return pipe.answers
 
 
@@ -65,10 +65,10 @@ def test_turns_of_an_epoch_count_all_tokens(prepared: tuple[Path, Dataset], engi
 
 
 def test_engines_have_the_same_loss(tmp_path: Path) -> None:
-    data = prepare(tmp_path, None, None, "tiny", 300, 64, dropout=0.0)
+    data = prepare(tmp_path, None, None, ["tiny"], 300, 64, dropout=0.0)
     losses = []
     for engine in ("ours_fp32", "marian_fp32"):
-        trainer = benchmark.make_trainer(engine, tmp_path, batch_sizes(data, 64, None, 1), "cpu")
+        trainer = benchmark.make_trainer(engine, tmp_path, "tiny", batch_sizes(data, 64, None, 1), "cpu")
         batch = trainer.data_collator([{side: row[side] for side in ("input_ids", "labels")} for row in data])
         tokens = batch["labels"].numel()
         losses.append(trainer.compute_loss(trainer.model.train(), batch, num_items_in_batch=tokens).item())
@@ -78,12 +78,15 @@ def test_engines_have_the_same_loss(tmp_path: Path) -> None:
 def test_engines_have_the_same_dropout_and_optimizer(prepared: tuple[Path, Dataset]) -> None:
     folder, data = prepared
     sizes = batch_sizes(data, 100, None, 1)
-    ours, marian = (benchmark.make_trainer(engine, folder, sizes, "cpu") for engine in ("ours_fp32", "marian_fp32"))
+    ours, marian, grouped = (
+        benchmark.make_trainer(engine, folder, "tiny", sizes, "cpu")
+        for engine in ("ours_fp32", "marian_fp32", "marian_grouped_bf16")
+    )
     assert ours.model.config.label_smoothing == marian.args.label_smoothing_factor == 0.1
     assert ours.model.config.dropout == marian.model.config.dropout == 0.3
     for name in ("optim", "learning_rate", "lr_scheduler_type", "warmup_steps", "adam_beta2", "max_grad_norm", "bf16"):
         assert getattr(ours.args, name) == getattr(marian.args, name), name
-    assert benchmark.make_trainer("marian_grouped_bf16", folder, sizes, "cpu").args.bf16
+    assert grouped.args.bf16
 
 
 @pytest.mark.parametrize(("tokens_per_update", "processes"), [(None, 1), (None, 2), (400, 1), (400, 2)])
@@ -98,7 +101,7 @@ def test_updates_of_transformers_trainer_have_as_many_pairs(prepared, tokens_per
 
 
 def test_random_pairs_have_no_padding(tmp_path: Path) -> None:
-    data = prepare(tmp_path, None, None, "tiny", 500, 64, dropout=0.0)
+    data = prepare(tmp_path, None, None, ["tiny"], 500, 64, dropout=0.0)
     assert {len(row) for side in ("input_ids", "labels") for row in data[side]} == {32}
     assert 300 < max(max(row) for row in data["labels"]) < 500
     assert len(load_from_disk(tmp_path / "data")) == 32
