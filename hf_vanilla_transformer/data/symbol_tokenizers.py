@@ -1,6 +1,7 @@
 """Tokenizers for `tokens`: characters, bytes, white-space tokens, the matches of a regular expression, SentencePiece.
 
-Each is a `PreTrainedTokenizerFast`, so that loading it needs no code of this package, and restores its text exactly.
+Each is a `PreTrainedTokenizerFast`, so that loading it needs no code of this package, and restores its text exactly,
+unless it lower-cases it (`lowercase`).
 `chars`, `words` and regular expressions have the symbols of the training text. Another symbol is an error in training
 and `<unk>` afterwards. `bytes` and `sentencepiece` have a token for every byte, and no unknown symbol.
 """

@@ -161,6 +161,9 @@ class DataArguments:
     )
     min_frequency: int = HfArg(default=2, help="How often a pair must occur to become a BPE merge")
     lowercase: bool = HfArg(default=False, help="Lower-case all text")
+    source_lowercase: bool = HfArg(
+        default=False, help="Lower-case the source alone. Each side then has a tokenizer of its own"
+    )
     bidirectional: bool = HfArg(
         default=False,
         help="Train on each pair in both directions (the first stage of Bi-SimCut, Gao et al. 2022)",
@@ -441,6 +444,12 @@ def model_config(
 def side_tokens(data_args: DataArguments) -> tuple[str, str]:
     """The tokens of source and target, as `--tokens` names them."""
     return data_args.source_tokens or data_args.tokens, data_args.target_tokens or data_args.tokens
+
+
+def has_two_tokenizers(data_args: DataArguments) -> bool:
+    """Return whether a run trains a tokenizer for each side, not a joint one."""
+    source, target = side_tokens(data_args)
+    return data_args.separate_vocabularies or data_args.source_lowercase or source != target
 
 
 def run_task(data_args: DataArguments) -> str:

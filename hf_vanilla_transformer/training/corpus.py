@@ -24,7 +24,7 @@ from ..data.translation_memories import FORMATS, memory_languages
 from ..inference.languages import NAMES, language_code, model_languages
 from ..utils.errors import UserError
 from ..utils.system_info import counted
-from .arguments import DataArguments, RunArguments, run_task
+from .arguments import DataArguments, RunArguments, has_two_tokenizers, run_task
 from .distributed import print_main
 from .held_out import Overlap, hold_out
 
@@ -85,9 +85,10 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
         raise UserError(
             "train: nothing to train on: give text files, a prefix or a dataset (--train train.en train.de)"
         )
-    if data_args.bidirectional and data_args.separate_vocabularies:
+    if data_args.bidirectional and has_two_tokenizers(data_args):
         raise UserError(
-            "bidirectional=True needs a joint vocabulary: leave out separate_vocabularies"
+            "bidirectional=True needs a joint vocabulary: leave out separate_vocabularies, source_lowercase and "
+            "tokens of one side"
         )
     corpus = Corpus({}, {})
     for split in SPLITS:

@@ -17,7 +17,13 @@ from ..data.token_kinds import (
 )
 from ..data.tokenizer_files import tokenizer_digest
 from ..utils.errors import UserError
-from .arguments import DataArguments, ModelArguments, run_task, side_tokens
+from .arguments import (
+    DataArguments,
+    ModelArguments,
+    has_two_tokenizers,
+    run_task,
+    side_tokens,
+)
 from .corpus import ROWS_READ, Corpus
 from .distributed import print_main
 
@@ -75,14 +81,14 @@ def choose_tokenizers(
 def _train_tokenizers(
     corpus: Corpus, model_args: ModelArguments, data_args: DataArguments
 ) -> Tokenizers:
-    """Train the tokenizers on the training split: a joint one, or one for each side if their tokens differ."""
+    """Train the tokenizers on the training split: a joint one, or one for each side."""
     train = corpus.pairs["train"]
     # The fingerprint keys the tokenizer cache. A stream has none before it has been read.
     fingerprint = "" if data_args.streaming else corpus.fingerprint("train")
     kinds = side_tokens(data_args)
     task = run_task(data_args)
 
-    def learn(tokens: str, *columns: str) -> PreTrainedTokenizerBase:
+    def learn(tokens: str, *columns: str, lowercase: bool) -> PreTrainedTokenizerBase:
         content = f"{fingerprint} {' '.join(columns)} {len(train)}" if fingerprint else None
         # Read in batches: row by row, a million rows take 20 s.
         batches = (
@@ -99,16 +105,18 @@ def _train_tokenizers(
             tokens,
             vocab_size=model_args.vocab_size or VanillaTransformerConfig().vocab_size,
             min_frequency=data_args.min_frequency,
-            lowercase=data_args.lowercase,
+            lowercase=lowercase,
             content=content,
             side=columns[0] if len(columns) == 1 else "text",
         )
         describe_tokenizer(tokenizer, tokens, task)
         return tokenizer
 
-    if data_args.separate_vocabularies or kinds[0] != kinds[1]:
-        return learn(kinds[0], "source"), learn(kinds[1], "target")
-    return (learn(kinds[0], "source", "target"),) * 2
+    lowercase = data_args.lowercase
+    if not has_two_tokenizers(data_args):
+        return (learn(kinds[0], "source", "target", lowercase=lowercase),) * 2
+    source = learn(kinds[0], "source", lowercase=lowercase or data_args.source_lowercase)
+    return source, learn(kinds[1], "target", lowercase=lowercase)
 
 
 def _missed(tokenizers: Tokenizers, model_args: ModelArguments, data_args: DataArguments) -> str:
@@ -122,11 +130,12 @@ def _missed(tokenizers: Tokenizers, model_args: ModelArguments, data_args: DataA
 def match_case(tokenizers: Tokenizers, data_args: DataArguments) -> None:
     """Ignore case in all scores if the target tokenizer lower-cases: it cannot write the capitals of a reference."""
     lowercases = [_lowercases(each) for each in tokenizers]
-    if data_args.lowercase and not all(lowercases):
-        raise UserError(
-            f"lowercase: True: the tokenizer {data_args.tokenizer_name or 'of the checkpoint'} keeps capitals; "
-            "leave lowercase out, or train a tokenizer"
-        )
+    for field, are_lowered in (("lowercase", all(lowercases)), ("source_lowercase", lowercases[0])):
+        if getattr(data_args, field) and not are_lowered:
+            raise UserError(
+                f"{field}: True: the tokenizer {data_args.tokenizer_name or 'of the checkpoint'} keeps capitals; "
+                f"leave {field} out, or train a tokenizer"
+            )
     if lowercases[1] and not data_args.bleu_lowercase:
         data_args.bleu_lowercase = True
         print_main("scores ignore case, because the target tokenizer lower-cases all text")

@@ -63,6 +63,7 @@ TOKENIZER = (
     "separate_vocabularies",
     "min_frequency",
     "lowercase",
+    "source_lowercase",
     "tokens",
     "source_tokens",
     "target_tokens",

@@ -56,7 +56,10 @@ COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
         "encoder_attention_heads": ("N", "heads (decoder_attention_heads)"),
         "dropout": ("P", "dropout"),
         "label_smoothing": ("E", "label smoothing"),
-        "lowercase": ("BOOL", "lower-case all text; the case is lost"),
+        "lowercase": (
+            "BOOL",
+            "lower-case all text (source_lowercase: the source alone); the case is lost",
+        ),
     },
     "training": {
         "output_dir": ("DIR", "becomes a model folder"),

