@@ -69,38 +69,25 @@ class Server:
         texts = [request.q] if isinstance(request.q, str) else request.q
         self._check_characters("q", sum(map(len, texts)))
         target = self._known(request.target)
-        detected = await self._detected(texts, target) if request.source == "auto" else None
-        sources = (
-            [request.source] * len(texts)
-            if detected is None
-            else [language.language for language in detected]
-        )
-        translations: list[list[str]] = [[text] for text in texts]
-        notes = [Notes([] if request.probabilities else None) for _ in texts or [""]]
-        for source in dict.fromkeys(sources) or {request.source} - {"auto"}:
-            legs = self._route(source, request.target)
-            if not legs:
+        detected = None
+        sources = [request.source] * len(texts)
+        if request.source == "auto":
+            detected = await self._detected(texts, target)
+            sources = [language.language for language in detected]
+        elif not texts:
+            self._route(request.source, request.target)  # refuses an unknown pair
+        translations = [[text] for text in texts]
+        notes = Notes()
+        of_texts = [Notes([]) if request.probabilities else notes for _ in texts]
+        for source in dict.fromkeys(sources):
+            route = self._route(source, request.target)
+            if not route:
                 continue
-            *before, pair = legs
             rows = [row for row, other in enumerate(sources) if other == source]
             own_texts = [texts[row] for row in rows]
-            html = request.format == "html"
-            for leg in before:
-                notes.append(Notes())  # the answer has the probabilities of the last pair only
-                own_texts = [
-                    best for best, *_ in await leg.translate(own_texts, html=html, notes=notes[-1])
-                ]
-            n_best = pair.engine.num_beams if request.alternatives else 1
-            if request.probabilities:
-                pairs = zip(own_texts, rows, strict=True)
-                work = [
-                    pair.translate([text], html=html, n_best=n_best, notes=notes[row])
-                    for text, row in pairs
-                ]
-                own = [of_text for (of_text,) in await asyncio.gather(*work)]
-            else:
-                own = await pair.translate(own_texts, html=html, n_best=n_best, notes=notes[0])
-            for row, of_text in zip(rows, own, strict=True):
+            own_notes = [of_texts[row] for row in rows]
+            found = await self._translate_along(route, own_texts, request, notes, own_notes)
+            for row, of_text in zip(rows, found, strict=True):
                 translations[row] = of_text
         answer: dict[str, Any] = {"translatedText": [of_text[0] for of_text in translations]}
         if request.alternatives:
@@ -108,13 +95,39 @@ class Server:
                 of_text[1 : 1 + request.alternatives] for of_text in translations
             ]
         if request.probabilities:
-            answer["probabilities"] = [of_text.probabilities for of_text in notes[: len(texts)]]
+            answer["probabilities"] = [of_text.probabilities for of_text in of_texts]
+            notes.warnings += [warning for of_text in of_texts for warning in of_text.warnings]
         if detected is not None:
             answer["detectedLanguage"] = detected
         if isinstance(request.q, str):
-            answer = {name: of_texts[0] for name, of_texts in answer.items()}
-        warnings = [warning for of_text in notes for warning in of_text.warnings]
-        return schemas.TranslateAnswer(**answer, warnings=warnings or None)
+            answer = {name: values[0] for name, values in answer.items()}
+        return schemas.TranslateAnswer(**answer, warnings=notes.warnings or None)
+
+    async def _translate_along(
+        self,
+        route: Sequence[LanguagePair],
+        texts: list[str],
+        request: schemas.TranslateRequest,
+        notes: Notes,
+        of_texts: Sequence[Notes],
+    ) -> list[list[str]]:
+        """The translations of texts by one pair, or by two through the pivot.
+
+        `notes` receives the warnings, and `of_texts` those with the probabilities of each text.
+        """
+        *before, pair = route
+        html = request.format == "html"
+        for other in before:
+            found = await other.translate(texts, html=html, notes=notes)
+            texts = [best for best, *_ in found]
+        n_best = pair.engine.num_beams if request.alternatives else 1
+        if not request.probabilities:
+            return await pair.translate(texts, html=html, n_best=n_best, notes=notes)
+        work = [
+            pair.translate([text], html=html, n_best=n_best, notes=own)
+            for text, own in zip(texts, of_texts, strict=True)
+        ]
+        return [of_text for (of_text,) in await asyncio.gather(*work)]
 
     async def predict(self, request: schemas.PredictRequest) -> schemas.PredictAnswer:
         """Predict the targets of the texts of a request."""
@@ -126,18 +139,7 @@ class Server:
                 400, f"n_best: at most {beams}, the beams of the server (serve --num_beams)"
             )
         notes = Notes()
-        predicted = await model.predict(texts, request.n_best, notes)
-        lists = [
-            [
-                schemas.Prediction(
-                    text=one.text,
-                    score=None if one.score is None else round(one.score, 4),
-                    probability=round(one.probability, 5),
-                )
-                for one in candidates
-            ]
-            for candidates in predicted
-        ]
+        lists = await model.predict(texts, request.n_best, notes)
         return schemas.PredictAnswer(
             predictions=lists[0] if isinstance(request.q, str) else lists,
             warnings=notes.warnings or None,
@@ -180,17 +182,25 @@ class Server:
         return code
 
     async def _detected(self, texts: list[str], target: str) -> list[schemas.DetectedLanguage]:
-        """The language of each text, among those that can be translated into `target`, and `target` itself."""
+        """The language of each text, among those that can be translated into `target`, and `target` itself.
+
+        Short texts have the language of all texts together.
+        """
         sources = list(dict.fromkeys(source for source, other in self.routes if other == target))
         if not sources:
             raise HTTPException(
                 400, f"{NAMES.get(target, target)} ({target}) is not available as a target language"
             )
-        whole = "\n".join(texts), sources
-        chosen = [
-            (text, [*sources, target]) if len(text) > _SURE_CHARACTERS else whole for text in texts
-        ]
-        return [(await self._ranked(*pair))[0] for pair in chosen]
+        of_short_texts = None
+        detected = []
+        for text in texts:
+            if len(text) > _SURE_CHARACTERS:
+                detected.append((await self._ranked(text, [*sources, target]))[0])
+                continue
+            if of_short_texts is None:
+                of_short_texts = (await self._ranked("\n".join(texts), sources))[0]
+            detected.append(of_short_texts)
+        return detected
 
     async def detect(self, request: schemas.DetectRequest) -> list[schemas.DetectedLanguage]:
         """The languages of the server, the most probable for a text first."""

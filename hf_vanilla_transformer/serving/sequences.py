@@ -1,7 +1,9 @@
 """A model of sequences that are no language: reactions, phonemes, code, formulas. One line is one sequence."""
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +11,17 @@ from ..data.token_kinds import tokenizer_task
 from ..data.tokenizer_files import load_tokenizers
 from ..documents.documents import Part
 from ..engine.continuous import FoundHypothesis
-from ..inference.candidates import Candidate, Merger, probability_shares
+from ..inference.candidates import Merger
 from ..inference.hypothesis import Hypothesis
 from ..inference.translator import Translator
 from ..inference.unknown import UnknownSymbols
 from ..utils.errors import UserError
-from .schemas import PageRequest
+from .schemas import PageRequest, Prediction
 from .service import LanguagePair, Notes, Prepared
 
 _NAMES = "give each a name of its own, as in NAME="
+# The other characters have a meaning in addresses, routes or metrics.
+_NAME = re.compile(r'[^/\\{}?#%"\x00-\x1f]+')
 
 
 def sequence_folders(arguments: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
@@ -37,11 +41,13 @@ def sequence_folders(arguments: Sequence[str]) -> tuple[dict[str, Path], list[st
             continue
         if folder is whole:
             name = folder.resolve().name
-        if not name or "/" in name:
-            raise UserError(f"--model: {argument}: {name!r} is no name of a model")
+        if not _NAME.fullmatch(name):
+            raise UserError(
+                f"--model: {argument}: {name!r} cannot be part of an address: {_NAMES}{folder}"
+            )
         if name in folders:
             raise UserError(
-                f"--model: {folders[name]} and {folder} are both {name}: {_NAMES}{rest or folder}"
+                f"--model: {folders[name]} and {folder} are both {name}: {_NAMES}{folder}"
             )
         folders[name] = folder
     return folders, others
@@ -71,12 +77,12 @@ class SequenceModel(LanguagePair):
 
     async def predict(
         self, texts: Sequence[str], n_best: int, notes: Notes
-    ) -> list[list[Candidate]]:
-        """The candidates of each text, best first. All texts wait in the queue together.
+    ) -> list[list[Prediction]]:
+        """The predictions of each text, best first. All texts wait in the queue together.
 
         Args:
-            texts: each goes to the model as it is. A blank one has one candidate, an empty text.
-            n_best: hypotheses of each text, at most `engine.num_beams`. The same texts are one candidate.
+            texts: each goes to the model as it is. A blank one has one prediction, an empty text.
+            n_best: hypotheses of each text, at most `engine.num_beams`. The same texts are one prediction.
             notes: receives the warnings.
 
         Raises:
@@ -88,30 +94,17 @@ class SequenceModel(LanguagePair):
         futures = self.engine.submit(ids, n_best, self.inspector.mark)
         hypotheses = await asyncio.gather(*map(asyncio.wrap_future, futures))
         self._note_unended(filled, hypotheses, notes)
-        following = iter(await self._map(self._candidates, hypotheses))
-        blank = [Candidate("", 0.0, 1.0)]
+        following = iter(await self._map(self._predictions, hypotheses))
+        blank = [Prediction(text="", score=0.0, probability=1.0)]
         return [next(following) if text.strip() else blank for text in texts]
 
     async def page_translation(self, request: PageRequest) -> dict[str, Any]:
-        """As of a language pair, with the probability of each hypothesis among those of its source."""
+        """As of a language pair, with `predictions`: what `predict` returns for the line at the caret."""
         answer = await super().page_translation(request)
-        found = answer["hypotheses"]
-        given = len(request.prefix)
-        hypotheses = [
-            Hypothesis(
-                one["text"],
-                one["score"],
-                log_probability=self.engine.log_probability(
-                    FoundHypothesis(one["tokens"], one["score"]), given
-                ),
-            )
-            for one in found
-        ]
-        shares = probability_shares(hypotheses) if hypotheses else []
-        answer["hypotheses"] = [
-            {**one, "probability": round(share, 5)}
-            for one, share in zip(found, shares, strict=True)
-        ]
+        found = [FoundHypothesis(one["tokens"], one["score"]) for one in answer["hypotheses"]]
+        predict = partial(self._predictions, given=len(request.prefix))
+        lists = await self._map(predict, [found] if found else [])
+        answer["predictions"] = [one.model_dump() for of_line in lists for one in of_line]
         return answer
 
     async def _encoded(self, texts: Sequence[str], notes: Notes | None) -> list[list[int]]:
@@ -130,14 +123,23 @@ class SequenceModel(LanguagePair):
             notes.warnings += unknown.warnings()
         return ids
 
-    def _candidates(self, hypotheses: Sequence[FoundHypothesis]) -> list[Candidate]:
-        texts = self._decode_all(hypotheses)
-        rows = zip(texts, hypotheses, strict=True)
+    def _predictions(
+        self, hypotheses: Sequence[FoundHypothesis], given: int = 0
+    ) -> list[Prediction]:
+        """The different texts of hypotheses, whose first `given` tokens were forced."""
+        rows = zip(self._decode_all(hypotheses), hypotheses, strict=True)
         found = [
-            Hypothesis(text, one.score, log_probability=self.engine.log_probability(one))
+            Hypothesis(text, one.score, log_probability=self.engine.log_probability(one, given))
             for text, one in rows
         ]
-        return Merger().merge([found])
+        return [
+            Prediction(
+                text=one.text,
+                score=None if one.score is None else round(one.score, 4),
+                probability=round(one.probability, 5),
+            )
+            for one in Merger().merge([found])
+        ]
 
     async def _split(
         self, texts: Sequence[str], notes: Notes | None = None

@@ -16,6 +16,7 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 from hf_vanilla_transformer.documents.documents import sentence_splitter
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer.serving import interface
 from tests.paper_inside import assert_is_inside
 from tests.serving_helpers import CORPUS, client_of, echo_translator, language_pair
 
@@ -227,6 +228,22 @@ def test_wrong_requests_are_one_line(client: Any, path: str, fields: Any, status
     answer = client.post(path, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == status and set(answer.json()) == {"error"}
     assert answer.json()["error"].startswith(message)
+
+
+def test_language_of_short_texts_is_detected_once(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    detected = []
+
+    def detect(text: str, languages: list[str]) -> list[tuple[str, float]]:
+        detected.append(text)
+        return [(language, 0.5) for language in languages]
+
+    monkeypatch.setattr(interface, "detect_languages", detect)
+    pairs = [language_pair(translator, "en", "de"), language_pair(translator, "fr", "de")]
+    texts = ["ab"] * 40 + ["one million three hundred thousand and more houses"]
+    with client_of(*pairs) as client:
+        answer = client.post("/translate", json={"q": texts, "source": "auto", "target": "de"}).json()
+    assert [one["language"] for one in answer["detectedLanguage"]] == ["en"] * 41
+    assert sorted(map(len, detected)) == [len(texts[-1]), len("\n".join(texts))]
 
 
 @pytest.mark.parametrize(

@@ -133,17 +133,30 @@ def without_language_texts(html: str) -> str:
     return re.sub(r"<[^>]*>", " ", hidden) + shown
 
 
-def test_page_shows_the_list_with_probabilities(client: Any, translator: Translator) -> None:
+@pytest.mark.parametrize("decoded", [None, "same"])
+def test_page_lists_what_predict_answers(client: Any, monkeypatch: pytest.MonkeyPatch, decoded: str | None) -> None:
     site = json.loads(client.get("/site.json").text)
     assert site["task"] == "sequence" and site["pages"] == []
+    if decoded is not None:  # hypotheses of the same text are one prediction
+        monkeypatch.setattr(SequenceModel, "_decode_all", lambda self, found: [decoded] * len(found))
+    beams = client.server.pairs[0].engine.num_beams
     page = client.post("/page/translate", json={"text": "record"}).json()
-    found = page["hypotheses"]
-    assert sum(one["probability"] for one in found) == pytest.approx(1, abs=1e-3)
-    (expected,) = translate_candidates(translator, ["record"], len(found))
-    assert {one["text"]: one["probability"] for one in found} == pytest.approx(
-        {one.text: one.probability for one in expected}, abs=1e-3
-    )
-    assert client.post("/page/translate", json={"text": ""}).json()["hypotheses"] == []
+    expected = client.post("/predict", json={"q": "record", "n_best": beams}).json()["predictions"]
+    assert len(expected) == (beams if decoded is None else 1)
+    assert [one["text"] for one in page["predictions"]] == [one["text"] for one in expected]
+    for field in ("score", "probability"):
+        values = [one[field] for one in page["predictions"]]
+        assert values == pytest.approx([one[field] for one in expected], abs=1e-3)
+    assert client.post("/page/translate", json={"text": ""}).json()["predictions"] == []
+
+
+def test_page_lists_predictions_after_a_chosen_start(client: Any) -> None:
+    page = client.post("/page/translate", json={"text": "record"}).json()
+    prefix = [page["hypotheses"][1]["tokens"][0]]
+    chosen = client.post("/page/translate", json={"text": "record", "prefix": prefix}).json()["predictions"]
+    assert sum(one["probability"] for one in chosen) == pytest.approx(1, abs=1e-3)
+    ended = client.post("/page/translate", json={"text": "record", "prefix": [*prefix, 2]}).json()["predictions"]
+    assert [(one["score"], one["probability"]) for one in ended] == [(None, 1.0)]
 
 
 def test_server_of_sequences_and_languages(tmp_path: Path) -> None:
@@ -166,3 +179,6 @@ def test_names_of_folders(tmp_path: Path) -> None:
     assert others == [f"en-de={languages}", languages, "a=no_folder"]
     with pytest.raises(UserError, match="both g2p_en: give each a name"):
         sequence_folders([SHIPPED, SHIPPED])
+    for name in ('a"b', "{a}", "a?b", "a\nb", ""):
+        with pytest.raises(UserError, match="cannot be part of an address: give each a name"):
+            sequence_folders([f"{name}={SHIPPED}"])

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from hf_vanilla_transformer.data import load_tokenizers
+from hf_vanilla_transformer.inference.candidates import translate_candidates
+from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop import transformers_js
 from hf_vanilla_transformer.search_vanilla_transformer import LengthPenalty
+from hf_vanilla_transformer.utils.shipped_models import model_folder
 from hf_vanilla_transformer.web.site import search_settings, write_site
 from tests.interop.exports import LINES, require_onnx, write_model
 from tests.interop.foreign import SOURCES, TARGETS, converted, write_opus_folder, write_two_tokenizers
@@ -172,6 +175,22 @@ def test_engine_tree_holds_the_hypotheses(site: Site) -> None:
     assert found["hypotheses"][0]["score"] == pytest.approx(nodes[best]["log_probability"] / penalty, abs=1e-6)
     widths = [sum(len(path(index)) == length for index in range(len(nodes))) for length in range(1, 4)]
     assert all(width >= 4 for width in widths)
+
+
+@pytest.mark.parametrize("beams", [1, 5])
+def test_engine_lists_the_candidates_of_a_sequence(tmp_path: Path, beams: int) -> None:
+    require_onnx()
+    folder = model_folder("g2p_en")
+    write_site(folder, tmp_path / "site", runtime=require_npm(), dtypes=["fp32"])
+    words = ["record", "Kitten", "WORLD"]
+    translator = Translator.from_pretrained(folder, "cpu", "float32")
+    expected = translate_candidates(translator, words, beams, num_beams=beams)
+    found = translate(tmp_path / "site", words, num_beams=beams)
+    for page, candidates in zip(found, expected, strict=True):
+        assert [one["text"] for one in page["predictions"]] == [one.text for one in candidates]
+        shares = [one["probability"] for one in page["predictions"]]
+        assert shares == pytest.approx([one.probability for one in candidates], abs=1e-3)
+    assert [page["text"] for page in found[1:]] == ["K IH T AH N", "W ER L D"]
 
 
 def test_engine_ignores_blank_text(site: Site) -> None:

@@ -467,12 +467,10 @@ def test_page_of_a_sequence_model_lists_its_predictions(tmp_path: Path) -> None:
         request = {"q": "record", "n_best": int(page.find("#beams").get_attribute("value"))}
         predicted = httpx.post(f"{server.url}/predict", json=request).json()["predictions"]
         assert page.translation == predicted[0]["text"]
-        listed = {
-            each.text.partition(" score ")[0]: each.text.partition(" score ")[2] for each in page.all("#hypotheses li")
-        }
-        assert listed.keys() == {one["text"] for one in predicted}
-        for one in predicted:
-            score, _, share = listed[one["text"]].partition(" · ")
+        listed = [each.text.partition(" score ") for each in page.all("#hypotheses li")]
+        assert [text for text, _, _ in listed] == [one["text"] for one in predicted]
+        for one, (_, _, facts) in zip(predicted, listed, strict=True):
+            score, _, share = facts.partition(" · ")
             assert float(score) == pytest.approx(one["score"], abs=1e-3)
             assert float(share.removesuffix(" %")) / 100 == pytest.approx(one["probability"], abs=0.01)
         body = driver.find_element("css selector", "body").text

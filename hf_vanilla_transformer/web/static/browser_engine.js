@@ -62,18 +62,19 @@ async function translateSentence(engine, sentence, { num_beams, signal }) {
 }
 
 /** The search for the translations of a source. They do not contain the prefix. */
-async function search({ site, tokenizer, model }, source, { num_beams = site.search.num_beams, prefix = [], signal, onStep }) {
+async function search({ site, tokenizer, model }, source, options) {
+  const { num_beams = site.search.num_beams, num_hypotheses = 1, prefix = [], signal, onStep } = options;
   const longest = site.search.max_positions ?? Infinity; // learned positions end
   if (source.length > longest) {
     throw new Error(`The source has ${source.length} tokens, but the model has positions for ${longest}.`);
   }
   const { max_new_tokens: given, max_length_over_source: over, eos_token_ids: ends } = site.search;
   await model.encode(source);
-  if (ends.includes(prefix.at(-1))) return { hypotheses: [{ tokens: [], score: null }] };
+  if (ends.includes(prefix.at(-1))) return { hypotheses: [{ tokens: [], score: null, logProbability: 0 }] };
   // Of the whole translation, as in the graph, which does not know what was given.
   const limit = Math.min(Math.max((given ?? source.length + over) - prefix.length, 1), longest - prefix.length);
   if (limit < 1) throw new Error(`The beginning has ${prefix.length} tokens, but the model has positions for ${longest}.`);
-  const settings = { ...site.search, num_beams, max_new_tokens: limit };
+  const settings = { ...site.search, num_beams, num_hypotheses, max_new_tokens: limit };
   const start = [site.search.decoder_start_token_id, ...prefix];
   return beamSearch(model, start, settings, {
     signal,
@@ -85,11 +86,18 @@ async function search({ site, tokenizer, model }, source, { num_beams = site.sea
 async function pictureOf(engine, sentence, options) {
   const { site, tokenizer, model } = engine;
   const { alternatives = 5, prefix = [] } = options;
+  const isSequence = site.task === "sequence";
   const source = tokenizer.encode(sentence);
-  const { hypotheses, nodes } = await search(engine, source, options);
+  // Of sequences the whole list is shown, so that the search goes on until it is final.
+  const num_hypotheses = isSequence ? (options.num_beams ?? site.search.num_beams) : 1;
+  const { hypotheses, nodes } = await search(engine, source, { ...options, num_hypotheses });
   const best = [...prefix, ...hypotheses[0].tokens];
   const { logits, cross, decoder } = await model.score([site.search.decoder_start_token_id, ...best.slice(0, -1)]);
   const detokenize = (ids) => tokenizer.decode(ids).trim();
+  const shown = hypotheses.map(({ tokens, score }) => {
+    const ids = [...prefix, ...tokens];
+    return { text: detokenize(ids), score, tokens: ids, token_texts: tokenizer.surfaces(ids).map((token) => token.text) };
+  });
   return {
     source: tokenizer.surfaces(source),
     text: detokenize(best),
@@ -97,12 +105,21 @@ async function pictureOf(engine, sentence, options) {
     ...probabilities(logits, best, alternatives, tokenizer),
     attention: cross.map((heads) => heads.map((rows) => rows.map((row) => softmax(row).map(toThreeDecimals)))),
     inside: options.inside && { cross, encoder: await model.encoderView(source), decoder },
-    hypotheses: hypotheses.map(({ tokens, score }) => {
-      const ids = [...prefix, ...tokens];
-      return { text: detokenize(ids), score, tokens: ids, token_texts: tokenizer.surfaces(ids).map((token) => token.text) };
-    }),
+    hypotheses: shown,
+    predictions: isSequence ? predictionsOf(shown, hypotheses.map(({ logProbability }) => logProbability)) : undefined,
     tree: nodes && withText(nodes, tokenizer, prefix),
   };
+}
+
+/** The list of a server's `/predict`: each text once, with its best score and its share of the probability of all. */
+function predictionsOf(hypotheses, logProbabilities) {
+  const total = logSumExp(logProbabilities);
+  const predictions = new Map();
+  hypotheses.forEach(({ text, score }, i) => {
+    if (!predictions.has(text)) predictions.set(text, { text, score, probability: 0 });
+    predictions.get(text).probability += Math.exp(logProbabilities[i] - total);
+  });
+  return [...predictions.values()];
 }
 
 function emptyTranslation() {

@@ -259,7 +259,8 @@ function show(translation, prefix) {
   byId("search-note").textContent = translation.tree
     ? "Every hypothesis that the search kept, step by step. The best one is bold."
     : "The hypotheses with which the search ended. The best one is bold.";
-  byId("hypotheses").replaceChildren(...translation.hypotheses.map(hypothesisElement));
+  const listed = translation.predictions ?? translation.hypotheses;
+  byId("hypotheses").replaceChildren(...listed.map(hypothesisElement));
   if (state.focus !== null) byId("tokens").children[Math.min(state.focus, tokens.length - 1)]?.focus();
   state.focus = null;
 }
