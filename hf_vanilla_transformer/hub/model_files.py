@@ -97,10 +97,6 @@ def choose_files(folder: Path, include: Sequence[str] = ()) -> ModelFiles:
     Other files, such as optimizer states, checkpoints, text and hidden files, are only uploaded if `include` names
     their paths in the folder.
     """
-    if not folder.is_dir():
-        raise UserError(
-            f"{folder}: no such folder; give a run's output_dir or a folder of save_pretrained"
-        )
     names = list(_files(folder))
     for name in include:
         if name not in names:
@@ -165,12 +161,9 @@ def _shards(folder: Path) -> set[str]:
 
 def _check_location(folder: Path, name: str) -> None:
     path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()) or (path.is_symlink() and path.is_dir()):
-        raise UserError(
-            f"{path} is a link to {path.resolve()}; put the file itself there, or remove the link"
-        )
-    if not path.is_file():
-        raise UserError(f"{path} is no regular file; remove it")
+    real = path.resolve()
+    if not real.is_relative_to(folder.resolve()) or not path.is_file():
+        raise UserError(f"{path} is no file of this folder, but {real}; put the file itself there")
 
 
 def _check_content(path: Path) -> None:
@@ -186,6 +179,7 @@ def _check_content(path: Path) -> None:
 
 
 def _check_complete(folder: Path, names: list[str]) -> None:
+    """Refuse a folder without a model, or without a file that another one of these names."""
     for config, weights in (("config.json", (WEIGHTS, INDEX)), (ADAPTER_CONFIG, (ADAPTER,))):
         if config in names and any(name in names for name in weights):
             break
@@ -194,12 +188,12 @@ def _check_complete(folder: Path, names: list[str]) -> None:
             f"{folder} contains no model: it needs config.json with {WEIGHTS} (or shards and {INDEX}), or "
             f"{ADAPTER_CONFIG} with {ADAPTER}; other formats are not uploaded"
         )
-    if INDEX in names and (missing := _shards(folder) - set(names)):
-        raise UserError(
-            f"{folder} lacks {sorted(missing)[0]}, named in {INDEX}; save the model again"
-        )
+    needed = dict.fromkeys(_shards(folder), INDEX) if INDEX in names else {}
     if "config.json" in names:
-        _check_code(folder, names)
+        needed |= _needed_code(folder, names)
+    for file, named_in in sorted(needed.items()):
+        if file not in names:
+            raise UserError(f"{folder} lacks {file}, named in {named_in}; save the model again")
 
 
 def _named_modules(folder: Path) -> set[str]:
@@ -212,14 +206,12 @@ def _named_modules(folder: Path) -> set[str]:
     return {module for entry in entries if "--" not in (module := str(entry).split(".")[0])}
 
 
-def _check_code(folder: Path, names: list[str]) -> None:
-    """Refuse a folder that lacks code named in config.json or imported by that code."""
-    named = dict.fromkeys(_named_modules(folder), "config.json")
+def _needed_code(folder: Path, names: list[str]) -> dict[str, str]:
+    """The files of code that config.json or other code names, each with the file that names it."""
+    modules = dict.fromkeys(_named_modules(folder), "config.json")
     for file in (name for name in names if name.endswith(".py")):
-        named |= dict.fromkeys(get_relative_imports(folder / file), file)
-    for module, by in sorted(named.items()):
-        if f"{module}.py" not in names:
-            raise UserError(f"{folder} lacks {module}.py, named in {by}; save the model again")
+        modules |= dict.fromkeys(get_relative_imports(folder / file), file)
+    return {f"{module}.py": named_in for module, named_in in modules.items()}
 
 
 def _by_folder(left: list[str], chosen: list[str]) -> list[str]:

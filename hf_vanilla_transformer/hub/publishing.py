@@ -124,10 +124,7 @@ def publish(
         there = with_retries(
             lambda: api.model_info(repo_id, revision=revision or constants.DEFAULT_REVISION)
         )
-        if private and there.private is False:
-            raise UserError(
-                f"{repo_id} is there already and public; make it private on the Hub, or leave out private"
-            )
+        require_private(there, private)
         old = {
             sibling.rfilename
             for sibling in there.siblings or []
@@ -150,6 +147,14 @@ def commit(
         return api.create_commit(repo_id, operations, **settings)
 
     return with_retries(attempt).commit_url
+
+
+def require_private(repository: Any, private: bool | None) -> None:
+    """Refuse a public repository for what must stay private."""
+    if private and repository.private is False:
+        raise UserError(
+            f"{repository.id} is there already and public; make it private on the Hub, or choose another name"
+        )
 
 
 def make_repository(repo_id: str, private: bool | None = None) -> str:
@@ -232,24 +237,29 @@ def _name_base_model(files: ModelFiles, folder: Path, base_model: str | None) ->
 
 def with_retries(call: Callable[[], Result]) -> Result:
     """Retry while the Hub is busy or the connection fails, after `Retry-After` seconds if the Hub sets them."""
-    for wait in _WAITS:
+    for usual in _WAITS:
         try:
             return call()
         except (*_HTTP_ERRORS, RuntimeError) as error:
-            cause = _cause(error)
-            if not isinstance(cause, _HTTP_ERRORS):
+            wait = _seconds_to_wait(_cause(error), usual)
+            if wait is None:
                 raise
-            response = getattr(cause, "response", None)  # None if the connection failed
-            if response is not None:
-                path = response.request.url.path
-                if response.status_code not in _BUSY or not any(
-                    part in path for part in _SENT_ONCE
-                ):
-                    raise
-                retry_after = response.headers.get("Retry-After", "")
-                wait = min(int(retry_after), _LONGEST_WAIT) if retry_after.isdigit() else wait
             time.sleep(wait)
     return call()
+
+
+def _seconds_to_wait(error: Any, usual: int) -> int | None:
+    """The seconds before a request is sent again, or None if that would not help."""
+    if not isinstance(error, _HTTP_ERRORS):
+        return None
+    response = getattr(error, "response", None)
+    if response is None:  # the connection failed
+        return usual
+    path = response.request.url.path
+    if response.status_code not in _BUSY or not any(part in path for part in _SENT_ONCE):
+        return None
+    retry_after = response.headers.get("Retry-After", "")
+    return min(int(retry_after), _LONGEST_WAIT) if retry_after.isdigit() else usual
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -266,21 +276,27 @@ def one_line_errors(repo_id: str) -> Iterator[None]:
     """Raise a one-line `UserError` instead of the errors of `huggingface_hub`."""
     try:
         yield
-    except UserError:
-        raise
-    except OfflineModeIsEnabled:
-        raise UserError("HF_HUB_OFFLINE is set; unset it to publish") from None
-    except (*_HTTP_ERRORS, RuntimeError) as error:
-        if not isinstance(_cause(error), _HTTP_ERRORS):
+    except Exception as error:
+        explained = _explained(_cause(error), repo_id)
+        if explained is None:
             raise
-        raise UserError(_explained(_cause(error), repo_id)) from None
-    except ValueError as error:
-        if "README.md" not in str(error):
-            raise
-        raise UserError(f"the Hub does not take the card: {one_line(error)}") from None
+        raise UserError(explained) from None
 
 
-def _explained(error: Any, repo_id: str) -> str:
+def _explained(error: Any, repo_id: str) -> str | None:
+    """One line on an error of `huggingface_hub`, or None for other errors."""
+    if isinstance(error, UserError):
+        return None
+    if isinstance(error, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set; unset it to publish"
+    if isinstance(error, _HTTP_ERRORS):
+        return _explained_request(error, repo_id)
+    if isinstance(error, ValueError) and "README.md" in str(error):
+        return f"the Hub does not take the card: {one_line(error)}"
+    return None
+
+
+def _explained_request(error: Any, repo_id: str) -> str:
     response = getattr(error, "response", None)
     if response is None:
         return f"the connection to {constants.ENDPOINT} failed ({one_line(error)}); the same command resumes"

@@ -12,7 +12,7 @@ from huggingface_hub import HfApi, RepoCard
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from ..utils.errors import UserError
-from .publishing import check_repo_id, commit, one_line_errors, with_retries
+from .publishing import check_repo_id, commit, one_line_errors, require_private, with_retries
 
 CARD = "README.md"
 MANIFEST = "files.txt"  # the files of the site in the Space: only these are deleted by an update
@@ -59,10 +59,7 @@ def space_changes(
             card = space_card(title or repo_id.rpartition("/")[2], model_id, task)
             files[CARD] = card.encode()
         else:
-            if private and space.private is False:
-                raise UserError(
-                    f"{repo_id} is a public Space, and the model is not: make the Space private on the Hub"
-                )
+            require_private(space, private)
             there = {sibling.rfilename for sibling in space.siblings or []}
             older_card = _read(api, repo_id, CARD, there) or "---\n---\n"
             metadata = RepoCard(older_card, ignore_metadata_errors=True).data

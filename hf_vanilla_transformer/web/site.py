@@ -216,14 +216,11 @@ def _local_runtime(folder: Path) -> dict[str, Path]:
     paths = {}
     for name, (package, file, integrity) in _RUNTIME.items():
         path = folder / "node_modules" / package.rpartition("@")[0] / file
-        if not path.is_file():
-            raise UserError(
-                f"runtime {folder}: {path.relative_to(folder)} is missing: run there {install}"
-            )
-        digest = base64.b64encode(hashlib.sha384(path.read_bytes()).digest()).decode()
+        content = path.read_bytes() if path.is_file() else b""
+        digest = base64.b64encode(hashlib.sha384(content).digest()).decode()
         if f"sha384-{digest}" != integrity:
             raise UserError(
-                f"runtime {folder}: {path.relative_to(folder)} is not of {package}: run there {install}"
+                f"runtime {folder}: {path.relative_to(folder)} is missing, or not of {package}: run there {install}"
             )
         paths[name] = path
     return paths
