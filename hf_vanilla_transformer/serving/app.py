@@ -106,15 +106,14 @@ def _add_interface(app: FastAPI, server: Server) -> None:
     async def translate(request: Request, fields: _Fields) -> Response:
         """Translate a text, or a list of texts."""
         work = server.translate(validate(schemas.TranslateRequest, fields))
-        answer = await _in_time(request, work, server.limits.timeout)
+        answer = await _in_time(request, work)
         return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
 
     @app.post("/detect", **_documented(schemas.DetectRequest))
     async def detect(request: Request, fields: _Fields) -> list[schemas.DetectedLanguage]:
         """Detect the language of a text, among the server's."""
-        return await _in_time(
-            request, server.detect(validate(schemas.DetectRequest, fields)), server.limits.timeout
-        )
+        work = server.detect(validate(schemas.DetectRequest, fields))
+        return await _in_time(request, work)
 
     if server.limits.translate_files:
         _add_files(app, server)
@@ -153,7 +152,7 @@ def _add_predictions(app: FastAPI, server: Server) -> None:
     async def predict(request: Request, fields: _Fields) -> Response:
         """Predict the target of a sequence, or of a list of sequences, with scores."""
         work = server.predict(validate(schemas.PredictRequest, fields))
-        answer = await _in_time(request, work, server.limits.timeout)
+        answer = await _in_time(request, work)
         exclude = None if answer.warnings else {"warnings"}
         return Response(answer.model_dump_json(exclude=exclude), media_type="application/json")
 
@@ -214,7 +213,7 @@ def _add_files(app: FastAPI, server: Server) -> None:
     @app.post("/translate_file", include_in_schema=False)
     async def translate_file(request: Request, fields: _Fields) -> dict[str, str]:
         work = server.translate_file(validate(schemas.FileRequest, fields))
-        name = await _in_time(request, work, server.limits.timeout)
+        name = await _in_time(request, work)
         return {
             "translatedFileUrl": str(request.url_for("download_file", name=quote(name, safe="")))
         }
@@ -245,7 +244,7 @@ def _add_page(app: FastAPI, server: Server, pair: LanguagePair, prefix: str) -> 
     async def page_translate(request: Request, fields: _Fields) -> dict[str, Any]:
         """Answer the page, with attention, probabilities and hypotheses: a Translation of web/README.md."""
         work = server.page_translation(pair, validate(schemas.PageRequest, fields))
-        return await _in_time(request, work, server.limits.timeout)
+        return await _in_time(request, work)
 
     def page_file(request: Request) -> Response:
         name = request.url.path.rpartition("/")[2] or "index.html"
@@ -274,7 +273,7 @@ async def _failed(_: Request, error: Exception) -> Response:
             message = str(error)
         case _:
             status = 500
-            message = "Cannot translate text: see the log of the server"
+            message = "the server has failed: see its log"
     if status == 503:
         headers["Retry-After"] = _RETRY_AFTER
     return JSONResponse({"error": message}, status, headers)
@@ -316,9 +315,7 @@ async def _read_fields(
 _Fields = Annotated[dict[str, object], Depends(_read_fields)]
 
 
-async def _in_time(
-    request: Request, work: Coroutine[object, object, Result], seconds: float
-) -> Result:
+async def _in_time(request: Request, work: Coroutine[object, object, Result]) -> Result:
     """Await the work. It ends when the time is up or the client has disconnected."""
 
     async def disconnected() -> None:
@@ -329,7 +326,9 @@ async def _in_time(
     leaving = asyncio.ensure_future(disconnected())
     try:
         done, _ = await asyncio.wait(
-            [working, leaving], timeout=seconds, return_when="FIRST_COMPLETED"
+            [working, leaving],
+            timeout=request.app.state.limits.timeout,
+            return_when="FIRST_COMPLETED",
         )
     finally:
         working.cancel()  # no effect on a task that is done

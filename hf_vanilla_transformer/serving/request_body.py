@@ -138,10 +138,10 @@ def validate(model: type[Model], fields: dict[str, object]) -> Model:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
     name = str(first["loc"][0])
-    problem = first["msg"][0].lower() + first["msg"][1:]
-    description = model.model_fields[name].description
     if first["type"] == "missing":
-        raise HTTPException(400, f"Invalid request: missing {name} parameter ({description})")
-    if name == "format":
-        raise HTTPException(400, f"{name}: {fields[name]} format is not supported ({description})")
-    raise HTTPException(400, f"{name}: {problem} ({description})")
+        problem = f"Invalid request: missing {name} parameter"
+    elif name == "format":
+        problem = f"{name}: {fields[name]} format is not supported"
+    else:
+        problem = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    raise HTTPException(400, f"{problem} ({model.model_fields[name].description})")

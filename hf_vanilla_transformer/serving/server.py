@@ -55,13 +55,7 @@ def load_server(options: ServeOptions) -> Server:
             site = _site(folder, source, target, first[folder].translator)
             pairs.append(first[folder].directed(source, target, split, site))
             continue
-        translator = Translator.from_pretrained(
-            folder,
-            options.device,
-            options.dtype,
-            workers=options.workers,
-            shortlist=options.shortlist,
-        )
+        translator = _load_translator(folder, options)
         if translator.directions.source is not None:
             translator = translator.directed(*translator.directions.codes(source, target))
         site = _site(folder, source, target, translator)
@@ -75,14 +69,18 @@ def load_server(options: ServeOptions) -> Server:
     return Server(pairs, limits, options.pivot)
 
 
-def _sequence_model(name: str, folder: Path, options: ServeOptions) -> SequenceModel:
-    translator = Translator.from_pretrained(
+def _load_translator(folder: Path, options: ServeOptions) -> Translator:
+    return Translator.from_pretrained(
         folder,
         options.device,
         options.dtype,
         workers=options.workers,
         shortlist=options.shortlist,
     )
+
+
+def _sequence_model(name: str, folder: Path, options: ServeOptions) -> SequenceModel:
+    translator = _load_translator(folder, options)
     return SequenceModel(name, translator, _site(folder, None, None, translator), **options.engine)
 
 

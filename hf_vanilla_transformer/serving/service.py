@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, islice
+from itertools import islice
 from textwrap import shorten
 from typing import Any, TypeVar
 
@@ -183,29 +183,20 @@ class LanguagePair:
         """
         notes = Notes()
         (parts,), prepared = await self._split([request.text], notes)
-        starts = list(accumulate((len(part.text) for part in parts), initial=0))
         numbers = [number for number, part in enumerate(parts) if part.is_sentence]
-        before = [
-            number for number in numbers if request.caret is None or starts[number] <= request.caret
-        ]
-        number = before[-1] if before else next(iter(numbers), None)
+        number = _sentence_at(parts, request.caret)
         sentence = "" if number is None else parts[number].text
-        own = prepared[sentence][0] if sentence else None
+        protected = prepared[sentence][0] if sentence else None
         beams = request.num_beams or self.engine.num_beams
         picture = await self.inspector.run(
-            self.inspector.picture, own.text if own else sentence, beams, request
+            self.inspector.picture, protected.text if protected else sentence, beams, request
         )
         shown = number if picture["tokens"] else None
         others = [part for n, part in enumerate(parts) if n != shown]
         (translated,) = await self._search([others], prepared, [False], 1, notes)
         texts = [hypotheses[0][0] for hypotheses in translated]
         if shown is not None:
-            target = picture["text"]
-            if own is not None:
-                ids = ([token["id"] for token in picture[side]] for side in ("source", "tokens"))
-                links = await self.inspector.run(self.inspector.align, *([side] for side in ids))
-                target = own.restore(target, links[0])[0]
-            texts.insert(numbers.index(shown), target)
+            texts.insert(numbers.index(shown), await self._restored(picture, protected))
         joined = translated_parts(parts, ((text, []) for text in texts), self.source, self.target)
         pairs = [
             {"source": part.source, "target": part.target, "is_sentence": part.links is not None}
@@ -217,6 +208,15 @@ class LanguagePair:
         if lines := [*remarks, *dict.fromkeys(notes.warnings)]:
             picture["note"] = "\n".join(lines)
         return {**picture, "parts": pairs, "sentence": sentence_number}
+
+    async def _restored(self, picture: Mapping[str, Any], protected: Protected | None) -> str:
+        """The text of a picture, with the protected spans of its sentence."""
+        text: str = picture["text"]
+        if protected is None:
+            return text
+        source, target = ([token["id"] for token in picture[side]] for side in ("source", "tokens"))
+        (links,) = await self.inspector.run(self.inspector.align, [source], [target])
+        return protected.restore(text, links)[0]
 
     async def translate_aligned(
         self, texts: Sequence[str], aligned: list[bool], notes: Notes | None = None
@@ -246,11 +246,11 @@ class LanguagePair:
         def split(line: tuple[int, str]) -> list[Part]:
             parts = split_text(line[1], self.split, self.source, cut)
             for sentence in sentences_of(parts):
-                own = protect(sentence, self.translator.escaped)
-                text = sentence if own is None else own.text
+                protected = protect(sentence, self.translator.escaped)
+                text = sentence if protected is None else protected.text
                 ids = self._encode(text)
                 unknown.check("source", tokenizer, text, ids, line[0] + 1)
-                prepared[sentence] = own, ids
+                prepared[sentence] = protected, ids
             return parts
 
         lines = [
@@ -299,27 +299,30 @@ class LanguagePair:
         with_links = [
             align for parts, align in zip(texts, aligned, strict=True) for _ in sentences_of(parts)
         ]
-        needed = [number for number, own in enumerate(spans) if own or with_links[number]]
-        searched = [
-            (sources[number], one.tokens) for number in needed for one in hypotheses[number]
-        ]
-        aligned_words = iter(
-            await self.inspector.run(self.inspector.align, *zip(*searched, strict=True))
-            if searched
-            else ()
-        )
-        links_of = {
-            number: list(islice(aligned_words, len(hypotheses[number]))) for number in needed
-        }
+        needed = [number for number, each in enumerate(spans) if each or with_links[number]]
+        links_of = await self._links(needed, sources, hypotheses)
 
         def restored(number: int) -> list[tuple[str, list[Link]]]:
-            own = spans[number]
+            protected = spans[number]
             decoded = self._decode_all(hypotheses[number])
             pairs = list(zip(decoded, links_of.get(number, [[]] * len(decoded)), strict=True))
-            return pairs if own is None else [own.restore(*pair) for pair in pairs]
+            return pairs if protected is None else [protected.restore(*pair) for pair in pairs]
 
         following = iter(await self._map(restored, range(len(sentences))))
         return [list(islice(following, len(sentences_of(parts)))) for parts in texts]
+
+    async def _links(
+        self,
+        numbers: Sequence[int],
+        sources: Sequence[list[int]],
+        hypotheses: Sequence[list[FoundHypothesis]],
+    ) -> dict[int, list[list[Link]]]:
+        """The links of the words of each hypothesis, for the sentences with these numbers."""
+        pairs = [(sources[number], one.tokens) for number in numbers for one in hypotheses[number]]
+        if not pairs:
+            return {}
+        found = iter(await self.inspector.run(self.inspector.align, *zip(*pairs, strict=True)))
+        return {number: list(islice(found, len(hypotheses[number]))) for number in numbers}
 
     def _check_queue(self, count: int) -> None:
         if count > self.engine.max_queue:
@@ -367,3 +370,17 @@ class LanguagePair:
             own = map(function, items[start : start + _ITEMS_AT_ONCE])
             results += await loop.run_in_executor(thread or self._text_thread, list, own)
         return results
+
+
+def _sentence_at(parts: Sequence[Part], caret: int | None) -> int | None:
+    """The number of the sentence at a position of the text, or of the last one. None without a sentence.
+
+    A position before the first sentence belongs to that.
+    """
+    found = None
+    start = 0
+    for number, part in enumerate(parts):
+        if part.is_sentence and (found is None or caret is None or start <= caret):
+            found = number
+        start += len(part.text)
+    return found
