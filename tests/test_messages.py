@@ -1,7 +1,10 @@
 """Errors of users: one line that names the argument and says what to do, from subcommands and public functions."""
 
+import os
 import re
+import sys
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +18,15 @@ from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.evaluation import score_translations
 from hf_vanilla_transformer.hub.publishing import publish
 from hf_vanilla_transformer.inference import optimize_for_inference
+from hf_vanilla_transformer.inference.text_io import line_writer, read_lines
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.training.checkpoints import average_weights
 from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.utils.errors import UserError
+from hf_vanilla_transformer.utils.errors import UserError, run_command
 from tests.model_helpers import save_model, tiny_model
 from tests.trainer_helpers import make_trainer
-from vanilla_transformer_cli.main import SUBCOMMANDS
+from vanilla_transformer_cli.main import SUBCOMMANDS, main
 
 # A remedy, or the values that are possible. A path that does not exist needs none.
 REMEDY = re.compile(r"\b(give|choose|name|write|did you mean|must be|needs|has|none of|least|no such|there is no)\b")
@@ -130,3 +134,73 @@ def test_error_of_a_call_is_one_line_that_names_the_argument(name, call, folder)
     with pytest.raises((UserError, ValueError)) as raised:
         call(folder)
     check(str(raised.value), name)
+
+
+# Standard output and input
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_standard_output_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(SystemExit) as ended:
+            run_command(lambda: print("text"))
+        full.flush()  # as Python does at its end
+    assert ended.value.code == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ") and "No space left" in errors and errors.count("\n") == 1
+
+
+def test_output_without_a_reader_is_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        with pytest.raises(SystemExit) as ended:
+            run_command(lambda: print("text"))
+        pipe.flush()
+    assert ended.value.code == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("stream", "name"), [("stdin", "standard input"), ("stdout", "standard output")])
+def test_closed_streams_are_one_line(stream: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"sys.{stream}", None)
+    with pytest.raises(UserError, match=f"{name} is closed: name a file"):
+        if stream == "stdin":
+            next(read_lines())
+        else:
+            with line_writer():
+                pass
+
+
+def test_interrupt_while_libraries_are_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    class Interrupting(MetaPathFinder):
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "hf_vanilla_transformer.utils.errors":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "hf_vanilla_transformer.utils.errors")
+    monkeypatch.setattr("sys.meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main(["merge", "--output", "x"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "loop"])
+def test_odd_names_of_files_are_one_line(name: str, folder: Path, command: Any, in_tmp_path: Any) -> None:
+    Path("loop").symlink_to("loop")
+    model = str(folder / "model")
+    for flags in (
+        ["predict", "--model", name],
+        ["translate", "--model", model, "--input", name],
+        ["evaluate", "--hypothesis", str(folder / "text"), "--reference", name],
+        ["evaluate", "--hypothesis", name, "--reference", str(folder / "text"), "--compare", name],
+        ["serve", "--model", model, "--api_key_file", name],
+    ):
+        status, printed, errors = command(*flags)
+        assert status == 2 and printed == "", errors
+        assert errors.startswith("error: ") and errors.count("\n") == 1

@@ -111,10 +111,10 @@ def with_prefixes(
     pairs = zip_longest(sentences, prefixes, fillvalue=missing)
     for number, (sentence, prefix) in enumerate(pairs, start=first_line):
         if sentence is missing:
-            has = "a prefix but no sentence"
+            has = "a prefix but no source"
         elif prefix is missing:
-            has = "a sentence but no prefix"
+            has = "a source but no prefix"
         else:
             yield sentence, prefix
             continue
-        raise UserError(f"prefixes: line {number} has {has}; each sentence needs one")
+        raise UserError(f"prefixes: line {number} has {has}; each source needs one")

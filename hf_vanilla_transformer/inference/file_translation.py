@@ -35,7 +35,7 @@ _JOB = "job.json"  # model and settings of the chunks
 _ORDER = "chunks.json"  # names of all chunks, written at the end of each shard
 _FIELDS = "n_best", "alignment", "probabilities"  # of plain text only
 _OTHER_JOB = (
-    "a translation by a different model or with other settings; delete it, or name a new output"
+    "an output of a different model or with other settings; delete it, or name a new output"
 )
 
 #: Translates paragraphs, given the translator, the lines, `first_line` and the settings of a search.
@@ -334,7 +334,7 @@ def merge_shards(output: str | Path) -> int:
             also = f" ({len(foreign)} files there are of other text, model or settings)"
         raise UserError(
             f"output: {len(missing)} of {len(names)} chunks of {output} are missing{also}, the first is number "
-            f"{names.index(missing[0]) + 1}; finish its shard, or translate without a shard"
+            f"{names.index(missing[0]) + 1}; finish its shard, or run without a shard"
         )
     if foreign:
         raise UserError(

@@ -34,6 +34,8 @@ def read_lines(path: str | Path | None = None) -> Iterator[str]:
         UserError: no such file, bytes that are not UTF-8 (with the line number), or a damaged gzip file.
     """
     if path is None or str(path) == "-":
+        if sys.stdin is None:
+            raise UserError("standard input is closed: name a file")
         yield from _decode(sys.stdin.buffer, "standard input")
     elif Path(path).is_fifo():
         # Such as the shell's `<(zcat file)`: testing for gzip would consume its first bytes.
@@ -53,6 +55,8 @@ def line_writer(path: str | Path | None = None) -> Iterator[Callable[[str], None
     """
     to_stdout = path is None or str(path) == "-"
     stdout = sys.stdout
+    if to_stdout and stdout is None:
+        raise UserError("standard output is closed: name a file")
     opened: Any = redirect_stdout(sys.stderr) if to_stdout else open_to_write(cast(Path, path))
     with opened as file:
         stream = stdout.buffer if to_stdout else file

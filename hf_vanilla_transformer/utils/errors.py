@@ -114,6 +114,7 @@ def run_command(main: Callable[[], int | None]) -> None:
     """
     try:
         status = main() or 0
+        _flush_output()
     except UserError as error:
         status = _report(str(error), error.status if isinstance(error, Interrupted) else 2)
     except KeyboardInterrupt:
@@ -124,16 +125,44 @@ def run_command(main: Callable[[], int | None]) -> None:
             raise
         status = _report(str(missing), 2)
     except BrokenPipeError:  # the reader closed the pipe (`… | head`): no error
-        sys.stderr.close()
+        _drop_output()
         status = 0
     except OSError as error:
         if errno.errorcode.get(error.errno or 0) not in _OF_THE_USER:
             raise
+        _drop_output()
         status = _report(str(error), 2)
     raise SystemExit(status)
 
 
-_OF_THE_USER = ("ENOENT", "EACCES", "EISDIR", "ENOTDIR", "EROFS", "ENOSPC", "EDQUOT", "EFBIG")
+_OF_THE_USER = (
+    "ENOENT",
+    "EACCES",
+    "EPERM",
+    "EISDIR",
+    "ENOTDIR",
+    "EEXIST",
+    "ENAMETOOLONG",
+    "ELOOP",
+    "ENXIO",
+    "EROFS",
+    "ENOSPC",
+    "EDQUOT",
+    "EFBIG",
+)
+
+
+def _drop_output() -> None:
+    """Drop what standard output cannot take. Python would try to write it again, and fail, when it ends."""
+    try:
+        _flush_output()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _flush_output() -> None:
+    if sys.stdout is not None:  # closed
+        sys.stdout.flush()
 
 
 def _report(message: str, status: int) -> int:

@@ -1,5 +1,6 @@
 """The models that this package contains."""
 
+import os
 from pathlib import Path
 
 _FOLDER = Path(__file__).parents[1] / "models"
@@ -15,6 +16,6 @@ def model_folder(name: str) -> str:
 
     AutoModelForSeq2SeqLM.from_pretrained(model_folder("g2p_en"))
     """
-    if Path(name).exists() or name not in shipped_models():
+    if os.path.exists(name) or name not in shipped_models():
         return name
     return str(_FOLDER / name)

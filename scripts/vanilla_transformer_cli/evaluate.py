@@ -12,6 +12,7 @@ against the first system by paired bootstrap and approximate randomization.
 
 import argparse
 import json
+import os
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -113,7 +114,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         parser.error("--metrics top_k scores n-best lists: give --n_best N")
     if parsed.n_best and parsed.perturb:
         parser.error("--perturb scores single translations: leave --n_best out")
-    models = [*(parsed.model or []), *(name for name in parsed.compare if Path(name).is_dir())]
+    models = [*(parsed.model or []), *(name for name in parsed.compare if os.path.isdir(name))]
     if models and parsed.source is None:
         parser.error(f"{models[0]} is a model: --source is the text that it translates")
     if parsed.perturb and len(models) < len(parsed.model or [0]) + len(parsed.compare):

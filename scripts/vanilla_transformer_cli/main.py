@@ -18,7 +18,7 @@ SUBCOMMANDS = {
     "train": "train a translation model from a recipe",
     "translate": "translate text, line by line",
     "predict": "predict sequences that are no languages, line by line",
-    "merge": "join the shards of a translation",
+    "merge": "join the shards of a translation or a prediction",
     "serve": "serve models over HTTP, with a page",
     "distil": "translate training text for a student with a teacher",
     "clean": "drop damaged pairs from training text",
@@ -100,13 +100,16 @@ def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:
     if name == "train":
         os.environ.setdefault("LRU_CACHE_CAPACITY", str(KERNELS_KEPT[name]))
 
-    from torch import distributed
+    try:
+        from torch import distributed
 
-    from hf_vanilla_transformer.utils.errors import run_command
-
-    use_shipped_models(parsed)
+        from hf_vanilla_transformer.utils.errors import run_command
+    except KeyboardInterrupt:  # `run_command` reports a later one
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(130)
 
     def command() -> int | None:
+        use_shipped_models(parsed)
         if name not in NOT_SILENT:
             from hf_vanilla_transformer.inference.text_io import silence_transformers
 

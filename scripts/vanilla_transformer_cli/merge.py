@@ -1,4 +1,4 @@
-"""Join the shards of a translation, after `vanilla-transformer translate --shard I/N` for each I.
+"""Join the shards of an output, after `vanilla-transformer translate` or `predict` with --shard I/N for each I.
 
   vanilla-transformer merge --output translation.txt
 

@@ -84,7 +84,7 @@ def check_files(arguments: argparse.Namespace) -> None:
 
 def writes_a_file(arguments: argparse.Namespace) -> bool:
     """Return whether new lines go to a file that a killed job can resume, and not to a pipe."""
-    if arguments.score or not arguments.output:
+    if arguments.score or arguments.output in (None, "", "-"):
         return False
     output = Path(arguments.output)
     return output.is_file() or not output.exists()
@@ -93,7 +93,8 @@ def writes_a_file(arguments: argparse.Namespace) -> bool:
 def is_at_a_prompt(arguments: argparse.Namespace) -> bool:
     """Return whether lines are typed at a terminal, and answered there."""
     files = (arguments.input, arguments.output, arguments.score, arguments.prefix)
-    return not any(files) and sys.stdin.isatty() and sys.stdout.isatty()
+    streams = (sys.stdin, sys.stdout)
+    return not any(files) and all(stream is not None and stream.isatty() for stream in streams)
 
 
 def answer_at_a_prompt(arguments: argparse.Namespace, settings: dict[str, Any]) -> None:
@@ -148,9 +149,7 @@ def shared_work(arguments: argparse.Namespace) -> Iterator[tuple[Any, str | None
         device = "cpu"  # this process only reads and writes
         if processes.num_processes > 1:
             raise UserError("--ray starts workers: leave out accelerate launch")
-    with tqdm(
-        unit=" sentences", disable=processes.process_index > 0 or not sys.stderr.isatty()
-    ) as bar:
+    with tqdm(unit=" lines", disable=processes.process_index > 0 or not sys.stderr.isatty()) as bar:
         try:
             yield processes, device, lambda lines, _: bar.update(lines * processes.num_processes)
         except KeyboardInterrupt:

@@ -75,13 +75,13 @@ SHARED: dict[str, dict[str, Any]] = {
     "no_repeat_ngram_size": {
         "type": int,
         "metavar": "N",
-        "help": "no N tokens occur twice in a translation",
+        "help": "no N tokens occur twice in an output",
     },
     "repetition_penalty": {"type": float, "metavar": "P", "help": "above 1, tokens rarely repeat"},
     "batch_size": {
         "type": int,
         "metavar": "N",
-        "help": "sentences per batch, at most (default: 64)",
+        "help": "lines per batch, at most (default: 64)",
     },
     "max_tokens_per_batch": {
         "type": int,
@@ -122,11 +122,11 @@ SHARED: dict[str, dict[str, Any]] = {
     "shard": {
         "type": _shard,
         "metavar": "I/N",
-        "help": "translate the I-th of N shares of the lines only, for the jobs of a scheduler",
+        "help": "only the I-th of N shares of the lines, for the jobs of a scheduler",
     },
     "ray": {
         "metavar": "ADDRESS",
-        "help": 'translate on the cluster of Ray at this address, "auto", or "local" for all cores of this machine; '
+        "help": 'work on the cluster of Ray at this address, "auto", or "local" for all cores of this machine; '
         "each worker loads the model from the same path (extra: ray)",
     },
     "workers": {

@@ -14,7 +14,6 @@ and answers the open ones.
 """
 
 import argparse
-from pathlib import Path
 
 from .models import MODEL_CODE
 from .parsing import REPETITION, Parser, add_shared_flags, given_values
@@ -107,11 +106,12 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def main(arguments: argparse.Namespace) -> None:
+    from hf_vanilla_transformer.data.readers import read_lines
     from hf_vanilla_transformer.serving import Limits, ServeOptions, serve
 
     key = None
     if arguments.api_key_file is not None:
-        key = Path(arguments.api_key_file).read_text(encoding="utf-8").strip()
+        key = "\n".join(read_lines(arguments.api_key_file)).strip()
     serve(
         ServeOptions(
             models=arguments.model,

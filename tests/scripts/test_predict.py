@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -35,6 +36,26 @@ def test_shipped_model_predicts_phonemes(capsys, words):
     status, output, errors = predict(capsys, "--input", words)
     assert status == 0 and output.splitlines() == list(WORDS.values())
     assert "BLEU" not in output + errors and "language" not in output + errors
+
+
+def test_capitals_of_words_are_read_as_small_letters(capsys, caplog, tmp_path):
+    file = tmp_path / "words.txt"
+    file.write_text("Hello\nHELLO\nhello\nKitten\nWORLD\n")
+    status, output, _ = predict(capsys, "--input", str(file))
+    assert status == 0 and not caplog.records
+    *hello, kitten, world = output.splitlines()
+    assert len(set(hello)) == 1 and hello[0] in ("HH AH L OW", "HH EH L OW")
+    assert (kitten, world) == (WORDS["kitten"], WORDS["world"])
+    tokenizer = AutoTokenizer.from_pretrained(model_folder("g2p_en"))
+    assert tokenizer.backend_tokenizer.decode(tokenizer("Hello")["input_ids"]) == "hello"
+    target = AutoTokenizer.from_pretrained(model_folder("g2p_en"), subfolder="target_tokenizer")
+    assert target.unk_token_id in target("hh")["input_ids"]
+
+
+def test_hyphen_is_standard_output(capsys, words, in_tmp_path):
+    status, output, _ = predict(capsys, "--input", words, "--output", "-", "--num_beams", "1")
+    assert status == 0 and output.splitlines()[0] == WORDS["cat"]
+    assert not Path("-").exists()
 
 
 def test_n_best_and_scores(capsys, words, tmp_path):
