@@ -195,7 +195,7 @@ class _Judge:
                 key = hash((row.language, repaired.pair))
                 rule = "duplicate" if key in seen else None
                 seen.add(key)
-            if rule is None and best.get(_key(repaired), (0, number))[1] != number:
+            if rule is None and best and best.get(_key(repaired), (0, number))[1] != number:
                 rule = "near_duplicate"
             self.report.count(rule, row, repaired is not row)
             yield Judged(rule, repaired)

@@ -12,6 +12,8 @@ from functools import cache
 from itertools import chain
 from typing import TypeAlias
 
+import regex
+
 from .damaged_characters import has_damaged_characters
 from .language_detection import likely_language
 from .number_values import numbers_of
@@ -30,15 +32,35 @@ _FEW_PAIRS = 5
 _ALL_RATIOS = 1000
 _SMALLEST_LIMIT = 1.5
 _SMALLEST_LIMIT_OF_FEW = 2.0
-_MIN_LETTERS = 20  # of a sentence whose language can be detected
+_MIN_LETTERS = 20  # of a sentence whose language, or whose capitals, can be judged
+_LONGEST_WORD = 40  # letters
+# Share of the texts of a side that have longer words, as numbers in German do, if that is no damage
+_FREQUENT_LONG_WORDS = 0.05
+# Of two languages that are close, such as Danish and Norwegian, most sentences have as many words in common.
+_SHARE_OF_CLOSE_LANGUAGES = 0.3
+_SHARE_OF_COPY = 0.8
+_COMPARED_PAIRS = 1000  # that tell whether languages are close
 
 _ADDRESS = re.compile(
-    rf"(?:https?://|www\.)[^\s<>\"{UNSPACED}\u3000-\u303f\uff00-\uffef]+|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
+    rf"(?:https?://|www\.)[^\s<>\"{UNSPACED}\u3000-\u303f\uff00-\uffef]+"
+    r"|[A-Za-z0-9_.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+"
 )
+_SIGNS_OF_ADDRESS = ("@", "://", "www.")
+# Endings that Korean, Turkish and other languages attach to an address
+_ENDING = re.compile("['\u2019]|[^!-~]")
+_AFTER_ADDRESS = ".,;:!?)]}*/"
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _TAG_NAME = re.compile(r"</?[a-z][^\s/>]*")
 _ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9A-Fa-f]+|[A-Za-z][A-Za-z0-9]*);")
-_REPEATED = re.compile(r"(?:^|(?<=\s))(\S+(?:\s\S+){0,4})(?:\s\1){2,}(?=\s|$)|(\w{2,12}?)\2{3,}")
+# Words, one to five of them three times, or parts of a word four times. ". . ." and "1000000000" are none.
+_REPEATED = re.compile(
+    r"(?:^|(?<=\s))(?=\S*[^\W_])(\S+(?:\s\S+){0,4})(?:\s\1){2,}(?=\s|$)|([^\W\d_]{2,12}?)\2{3,}"
+)
+# Scripts whose sentences start with a capital. Georgian has none there, and Cherokee has little else.
+_CASED = regex.compile(r"[\p{Latin}\p{Greek}\p{Cyrillic}\p{Armenian}]")
+_LONG_WORD = regex.compile(
+    rf"[\p{{Latin}}\p{{Greek}}\p{{Cyrillic}}\p{{Armenian}}]{{{_LONGEST_WORD + 1},}}"
+)
 _NO_LETTERS = re.compile(rf"[^\w{UNSPACED}]+|[\d_]+")
 _LOUD_MARKS = re.compile(r"[!?]{2,}|[.,]{2}(?<!\.\.\.)|\s{2,}")
 
@@ -53,24 +75,50 @@ class Limits:
     #: of each side. Empty allows any
     scripts: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
     languages: tuple[str, str] | None = None  #: to detect; None does not
+    long_words: tuple[bool, bool] = (False, False)  #: whether words of over 40 letters are usual
+    close_languages: bool = False  #: whether many words are the same in both
 
     @classmethod
     def of_sample(cls, pairs: Sequence[Pair], **values: object) -> "Limits":
         """Limits that fit the pairs: ratios within five deviations, and the scripts of a fifth of all letters."""
-        ratios = [_log_ratio(*pair) for pair in pairs] or [0.0]
-        middle = statistics.median(ratios)
-        # Of a normal distribution.
-        deviation = 1.4826 * statistics.median(abs(ratio - middle) for ratio in ratios)
-        scripts = []
-        for texts in zip(*pairs, strict=True) if pairs else ((), ()):
-            counts = Counter(map(_script, filter(str.isalpha, chain.from_iterable(texts))))
-            scripts.append(
-                frozenset(name for name, count in counts.items() if 5 * count >= counts.total())
-            )
-        smallest = _SMALLEST_LIMIT if len(pairs) >= _ALL_RATIOS else _SMALLEST_LIMIT_OF_FEW
-        distance = max(5 * deviation, math.log(smallest))
-        sampled = {"ratio": (middle, distance), "scripts": tuple(scripts)}
+        sides = list(zip(*pairs, strict=True)) or [(), ()]
+        sampled = {
+            "ratio": _ratios_of(pairs),
+            "scripts": tuple(map(_scripts_of, sides)),
+            "long_words": tuple(map(_has_long_words, sides)),
+            "close_languages": _are_close(pairs[:: max(1, len(pairs) // _COMPARED_PAIRS)]),
+        }
         return cls(**(sampled | values))  # type: ignore[arg-type]
+
+
+def _ratios_of(pairs: Sequence[Pair]) -> tuple[float, float]:
+    """The median of the ratios, and the largest distance from it."""
+    ratios = [_log_ratio(*pair) for pair in pairs] or [0.0]
+    middle = statistics.median(ratios)
+    # Of a normal distribution.
+    deviation = 1.4826 * statistics.median(abs(ratio - middle) for ratio in ratios)
+    smallest = _SMALLEST_LIMIT if len(pairs) >= _ALL_RATIOS else _SMALLEST_LIMIT_OF_FEW
+    return middle, max(5 * deviation, math.log(smallest))
+
+
+def _scripts_of(texts: Sequence[str]) -> frozenset[str]:
+    """The scripts of a fifth of all letters."""
+    counts = Counter(map(_script, filter(str.isalpha, chain.from_iterable(texts))))
+    return frozenset(name for name, count in counts.items() if 5 * count >= counts.total())
+
+
+def _has_long_words(texts: Sequence[str]) -> bool:
+    """Return whether words of over 40 letters are usual in a language: German writes a number as one word."""
+    return sum(map(_has_long_word, texts)) > _FREQUENT_LONG_WORDS * len(texts)
+
+
+def _are_close(pairs: Sequence[Pair]) -> bool:
+    """Return whether two languages are so close that a translation has many words of its source.
+
+    Copies do not count. A text may have many of them.
+    """
+    shares = [share for share in map(_common_words, pairs) if share < _SHARE_OF_COPY]
+    return bool(shares) and statistics.median(shares) > _SHARE_OF_CLOSE_LANGUAGES
 
 
 class FittingLimits:
@@ -145,13 +193,26 @@ def _wrong_language(pair: Pair, limits: Limits) -> bool:
 
 def _copy(pair: Pair, limits: Limits) -> bool:
     """Most words are the same as in the source. Names may be, so that short pairs pass."""
-    letters = [_NO_LETTERS.sub(" ", _ADDRESS.sub(" ", text).casefold()) for text in pair]
-    source, target = (Counter(text[start:end] for start, end in words(text)) for text in letters)
-    common = (source & target).total()
-    longer = max(source.total(), target.total())
-    return (longer >= 4 and common >= 0.8 * longer) or (
-        source == target and len(pair[0]) >= _MIN_LETTERS
-    )
+    if limits.close_languages:
+        return False
+    source, target = map(_word_counts, pair)
+    if source == target and len(pair[0]) >= _MIN_LETTERS:
+        return True
+    return max(source.total(), target.total()) >= 4 and _share(source, target) >= _SHARE_OF_COPY
+
+
+def _common_words(pair: Pair) -> float:
+    """The share of the words of the longer side that both sides have."""
+    return _share(*map(_word_counts, pair))
+
+
+def _share(source: Counter[str], target: Counter[str]) -> float:
+    return (source & target).total() / max(source.total(), target.total(), 1)
+
+
+def _word_counts(text: str) -> Counter[str]:
+    text = _NO_LETTERS.sub(" ", without_addresses(text).casefold())
+    return Counter(text[start:end] for start, end in words(text))
 
 
 def _repetition(pair: Pair, limits: Limits) -> bool:
@@ -165,11 +226,57 @@ def _numbers(pair: Pair, limits: Limits) -> bool:
     return source.lacks_one_of(target) and target.lacks_one_of(source)
 
 
-def _addresses(pair: Pair, limits: Limits) -> bool:
-    source, target = (
-        {address.rstrip(".,;:!?)") for address in _ADDRESS.findall(text)} for text in pair
+def _capitals(pair: Pair, limits: Limits) -> bool:
+    """One side is in capitals, and most letters of the other are not."""
+    loud = [text.isupper() for text in pair]
+    if loud[0] == loud[1]:
+        return False
+    letters = list(map(_cased_letters, pair))
+    if min(map(len, letters)) < _MIN_LETTERS:
+        return False
+    other = letters[loud.index(False)]
+    return 2 * sum(map(str.islower, other)) > len(other)
+
+
+def _cased_letters(text: str) -> str:
+    """The letters of scripts with capitals, "" if most letters are of other scripts, as in Chinese with acronyms."""
+    letters = "".join(_CASED.findall(text))
+    return letters if 2 * len(letters) > sum(map(str.isalpha, text)) else ""
+
+
+def _spaces(pair: Pair, limits: Limits) -> bool:
+    """A word has so many letters that the spaces of a sentence must be missing."""
+    return any(
+        _has_long_word(text) and not usual
+        for text, usual in zip(pair, limits.long_words, strict=True)
     )
+
+
+def _has_long_word(text: str) -> bool:
+    if max(map(len, text.split()), default=0) <= _LONGEST_WORD:
+        return False
+    return _LONG_WORD.search(without_addresses(text)) is not None
+
+
+def _addresses(pair: Pair, limits: Limits) -> bool:
+    source, target = map(_addresses_of, pair)
     return source != target
+
+
+def _addresses_of(text: str) -> set[str]:
+    """The addresses of a text without what follows them. Letters that are not ASCII end them, too."""
+    if not _may_have_address(text):
+        return set()
+    return {_ENDING.split(address)[0].rstrip(_AFTER_ADDRESS) for address in _ADDRESS.findall(text)}
+
+
+def without_addresses(text: str) -> str:
+    """The text with a space in the place of each URL and e-mail address."""
+    return _ADDRESS.sub(" ", text) if _may_have_address(text) else text
+
+
+def _may_have_address(text: str) -> bool:
+    return any(sign in text for sign in _SIGNS_OF_ADDRESS)
 
 
 def _markup(pair: Pair, limits: Limits) -> bool:
@@ -184,7 +291,7 @@ def _tag_name(tag: str) -> str:
 
 
 def _mojibake(pair: Pair, limits: Limits) -> bool:
-    return any(has_damaged_characters(_ADDRESS.sub(" ", text)) for text in pair)
+    return any(has_damaged_characters(without_addresses(text)) for text in pair)
 
 
 #: Rule -> description and predicate. Duplicates and overlap compare with other pairs.
@@ -197,6 +304,8 @@ RULES: dict[str, tuple[str, Callable[[Pair, Limits], bool] | None]] = {
     "script": ("letters of a different script", _wrong_script),
     "repetition": ("one side repeats itself", _repetition),
     "numbers": ("the sides have different numbers", _numbers),
+    "capitals": ("one side is in capitals", _capitals),
+    "spaces": ("a side lacks the spaces between its words", _spaces),
     "ratio": ("the sides have unusually different lengths", _ratio),
     "language": ("a side is in a different language", _wrong_language),
     "overlap": ("a side is in the excluded text", None),

@@ -4,9 +4,9 @@ import re
 
 _LATIN = "A-Za-z\u00c0-\u024f"
 _CYRILLIC = "\u0400-\u04ff"
-# Letters of one alphabet that look like letters of the other.
+# Letters of one alphabet that look like letters of the other. "I" within Cyrillic is Chechen and Avar for their "Ӏ".
 _CYRILLIC_LOOKALIKES = "асеорхуіАВСЕНІКМОРТХУ"
-_LATIN_LOOKALIKES = "aceopxyiABCEHIKMOPTXY"
+_LATIN_LOOKALIKES = "aceopxyiABCEHKMOPTXY"
 _INVISIBLE = "\u200b\u2060\ufeff"
 
 # Languages without spaces separate words by U+200B, and "SMSы" and "миниUSB" are words.

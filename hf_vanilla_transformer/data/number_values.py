@@ -5,6 +5,7 @@ three or two digits, with "million" or "万". Dates and times change their form 
 are not compared. Where a form has several readings, such as "1.234", any reading counts.
 """
 
+import math
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -35,38 +36,49 @@ _AFTER_CLOCK = re.compile(
     re.IGNORECASE,
 )
 _MINUTES = re.compile(r"(?<=\d)h\s?\d{2}\b", re.IGNORECASE)
-_JAPANESE_ERA = re.compile("(?:\u660e\u6cbb|\u5927\u6b63|\u662d\u548c|\u5e73\u6210|\u4ee4\u548c)$")
+_HOURS = re.compile(r"\dh\s?$", re.IGNORECASE)
+_JAPANESE_ERA = re.compile("(?:明治|大正|昭和|平成|令和)$")
+_LONGEST_BEFORE = 4  # characters that `_HOURS` and `_JAPANESE_ERA` look at
 
-_POWERS = {
-    2: "hundred hundert cent \u767e \ubc31",
-    3: "thousand tausend tsd mille mil k \u0442\u044b\u0441 \u0623\u0644\u0641 \u5343 \ucc9c "
-    "\u0939\u091c\u093c\u093e\u0930",
-    4: "\u4e07 \u842c \ub9cc",
-    5: "lakh \u0932\u093e\u0916",
-    6: "million millionen mio mill millón millones milione milioni milhão milhões miljoen mln milion milionů m "
-    "\u043c\u043b\u043d \u043c\u0438\u043b\u043b\u0438\u043e\u043d \u0645\u0644\u064a\u0648\u0646",
-    7: "crore \u0915\u0930\u094b\u0921\u093c",
-    8: "\u5104 \u4ebf \uc5b5",
-    9: "billion bn milliarde milliarden mrd milliard miliardi miliardo mld miljard \u043c\u043b\u0440\u0434 "
-    "\u043c\u0438\u043b\u043b\u0438\u0430\u0440\u0434 \u0645\u0644\u064a\u0627\u0631",
-    12: "trillion billionen \u5146 \uc870",
+#: Words after a number that multiply it, by power of ten. A star stands for any ending.
+_WORDS_OF_POWERS = {
+    2: "hundred hundert cent 百 백",
+    3: "thousand tausend tsd mille mil k bin tys ezer ribu nghìn ngàn tusen tusind tuhat* mii тыс* тисяч* хиляд* "
+    "χιλιάδες ألف آلاف هزار אלף 千 천 हज़ार* พัน* ພັນ* ពាន់* ထောင်*",
+    4: "万 萬 만 หมื่น* ໝື່ນ* ម៉ឺន* သောင်း*",
+    5: "lakh* लाख* แสน* ແສນ* សែន* သိန်း*",
+    6: "million* milion* miljo* milyon* mio mill mln m millón millió* milione milioni milioane milhão milhões juta "
+    "triệu млн миллион* мільйон* милион* εκατομμύρι* εκατ مليون* ملايين میلیون* מיליון* ล้าน* ລ້ານ* លាន* သန်း*",
+    7: "crore* करोड़*",
+    8: "億 亿 억",
+    9: "billion* bn milliard* miliard* miljard* milyar* miliar mrd mld miljardi* tỷ tỉ bilhão bilhões "
+    "млрд миллиард* мільярд* милиард* δισεκατομμύρι* δισ مليار* میلیارد* מיליארד* अरब* พันล้าน*",
+    12: "trillion* trilyon* triliun billion* billón billones bilion* biljo* триллион* трильйон* 兆 조",
 }
-_MULTIPLIERS = {
-    unicodedata.normalize("NFC", word): Decimal(10) ** power
-    for power, words in _POWERS.items()
+_UNSPACED_MULTIPLIERS = {
+    word: Decimal(10) ** power
+    for power, words in _WORDS_OF_POWERS.items()
     for word in words.split()
+    if len(word) == 1 and not word.isascii()
 }
-_UNSPACED_MULTIPLIERS = "".join(
-    word for word in _MULTIPLIERS if len(word) == 1 and not word.isascii()
-)
+_UNSPACED = f"[{''.join(_UNSPACED_MULTIPLIERS)}]"
+
+
+def _pattern_of_words(words: str) -> re.Pattern[str]:
+    """A pattern of one of these words after a number."""
+    composed = re.escape(unicodedata.normalize("NFC", words))
+    any_word = composed.replace(r"\*", r"\w*").replace(r"\ ", "|")
+    return re.compile(rf"[ \u00a0\u202f-]?(?:{any_word})(?!\w)", re.IGNORECASE)
+
+
+_MULTIPLIERS = {
+    Decimal(10) ** power: _pattern_of_words(words) for power, words in _WORDS_OF_POWERS.items()
+}
+_MULTIPLIERS_AFTER = re.compile(rf"[ \u00a0\u202f-]?({_UNSPACED}+)")
+_LONGEST_MULTIPLIER = 20  # characters
 #: several numbers with multipliers that are one: 1億2000万
-_SUM = re.compile(
-    rf"(?:\d+(?:[.,]\d+)?[{_UNSPACED_MULTIPLIERS}]+){{2,}}\d*|\d+[{_UNSPACED_MULTIPLIERS}]+\d+"
-)
-_ADDEND = re.compile(rf"(\d+(?:[.,]\d+)?)([{_UNSPACED_MULTIPLIERS}]*)")
-_WORD_AFTER = re.compile(
-    rf"[ \u00a0\u202f-]?([{_UNSPACED_MULTIPLIERS}]+|[^\W\d_][\w\u0900-\u0963]*)"
-)
+_SUM = re.compile(rf"(?:\d+(?:[.,]\d+)?{_UNSPACED}+){{2,}}\d*|\d+{_UNSPACED}+\d+")
+_ADDEND = re.compile(rf"(\d+(?:[.,]\d+)?)({_UNSPACED}*)")
 
 #: factors between the units of two systems: mile, foot, inch, yard, pound, ounce, gallon, acre
 _CONVERSIONS = tuple(
@@ -91,8 +103,8 @@ _UNIT = re.compile(
     re.IGNORECASE,
 )
 _CLOSE = Decimal("0.04")  # of a value that was converted and rounded
-#: Differences of the years of calendars: Buddhist, Iranian before and after March
-_CALENDARS = tuple(map(Decimal, (543, 621, 622)))
+#: Differences of the years of calendars: Buddhist, Iranian before and after March, Islamic in our time, of Taiwan
+_CALENDARS = tuple(map(Decimal, (543, 621, 622, 578, 579, 580, 1911)))
 
 
 @dataclass
@@ -143,6 +155,8 @@ def numbers_of(text: str) -> Numbers:
 
 def _ascii_digits(text: str) -> str:
     """The text with ASCII digits and separators."""
+    if text.isascii():
+        return text
     text = "".join(
         str(unicodedata.decimal(sign)) if sign.isdecimal() else _FULL_WIDTH.get(sign, sign)
         for sign in text
@@ -155,21 +169,18 @@ def _sum(match: re.Match[str]) -> str:
     """The digits of the sum of several numbers with multipliers."""
     total = Decimal(0)
     for number, multipliers in _ADDEND.findall(match[0]):
-        value = Decimal(number.replace(",", "."))
-        for multiplier in multipliers:
-            value *= _MULTIPLIERS[multiplier]
-        total += value
+        total += Decimal(number.replace(",", ".")) * _product(multipliers)
     return f"{total.normalize():f}"
 
 
 def _is_date_or_time(run: re.Match[str], text: str) -> bool:
     if _DATE.fullmatch(run[0]) or _CLOCK_OR_SHARE.fullmatch(run[0]):
         return True
-    before = text[: run.start()]
+    before = text[max(0, run.start() - _LONGEST_BEFORE) : run.start()]
     return bool(
         _AFTER_CLOCK.match(text, run.end())
         or _MINUTES.match(text, run.start() - 1)
-        or re.search(r"\dh\s?$", before[-4:], re.IGNORECASE)
+        or _HOURS.search(before)
         or _JAPANESE_ERA.search(before)
     )
 
@@ -200,17 +211,24 @@ def _values(*texts: str) -> Values:
 
 
 def _multiplied(readings: list[Values], after: str) -> list[Values]:
-    """The readings times the word or character after them, such as "million" and "万"."""
-    word = _WORD_AFTER.match(after)
-    if word is None:
-        return []
-    name = unicodedata.normalize("NFC", word[1].casefold())
-    factor = _MULTIPLIERS.get(name)
-    if factor is None and name[0] in _UNSPACED_MULTIPLIERS:
-        factor = _MULTIPLIERS[name[0]]
-    if factor is None:
-        return []
-    return [frozenset((value * factor).normalize() for value in values) for values in readings]
+    """The readings times the word or characters after them, such as "million" and "千万".
+
+    A word may have several values: "billion" is 10^9 in English and 10^12 in German.
+    """
+    start = unicodedata.normalize("NFC", after[:_LONGEST_MULTIPLIER])
+    factors = [factor for factor, word in _MULTIPLIERS.items() if word.match(start)]
+    if characters := _MULTIPLIERS_AFTER.match(start):
+        factors.append(_product(characters[1]))
+    return [
+        frozenset((value * factor).normalize() for value in values)
+        for factor in factors
+        for values in readings
+    ]
+
+
+def _product(multipliers: str) -> Decimal:
+    """The product of characters such as 千 and 万."""
+    return math.prod((_UNSPACED_MULTIPLIERS[each] for each in multipliers), start=Decimal(1))
 
 
 def _same_year(one: Decimal, other: Decimal) -> bool:

@@ -5,6 +5,7 @@ from datasets import Dataset
 
 from hf_vanilla_transformer.data.cleaning import RULES, Limits, PairRow, judge_pairs, sample_warnings
 from hf_vanilla_transformer.data.cleaning_report import report_page, report_text
+from hf_vanilla_transformer.data.numbers import number_pairs
 from hf_vanilla_transformer.data.text_keys import sentence_key
 from hf_vanilla_transformer.utils.errors import UserError
 
@@ -33,6 +34,8 @@ DAMAGE = {
     "script": lambda a, b: (a, "Сегодня мы видели старые дома у дороги и книги."),
     "repetition": lambda a, b: (a, b.replace("eben", "eben eben eben")),
     "numbers": lambda a, b: (f"{a} Page 7001.", f"{b} Seite 9002."),
+    "capitals": lambda a, b: (a, b.upper()),
+    "spaces": lambda a, b: (a, "".join(filter(str.isalpha, b + "danach schlafen"))),
     "ratio": lambda a, b: (a, "Wir."),
     "language": lambda a, b: (a, "Nous avons vu aujourd'hui les vieilles maisons près des rues."),
     "overlap": lambda a, b: (a, "Die Katze schläft lange auf dem warmen alten Dach."),
@@ -57,6 +60,15 @@ def test_good_pairs_are_kept():
         (("ดูhttps://a.org/bนะ", "see https://a.org/b ok"), None),
         (("我们今天去北京大学学习", "我们今天去北京大学，学习。"), "copy"),
         (("我们今天去北京大学学习", "昨天他很高兴地在家吃饭"), None),
+        (("mail a@b.org now", "请发邮件到a@b.org联系我们"), None),
+        (("see https://a.org/b, then", "انظر https://a.org/b، ثم"), None),
+        (("see https://a.org/b.", "https://a.org/b를 보세요."), None),
+        (("go to www.a.org.", "www.a.org'a gidin."), None),
+        (("it is at www.a.org.", "यह www.a.org। पर है"), None),
+        (("“https://a.org/”", "« https://a.org »"), None),
+        (("https://de.b.org/wiki/Öl", "https://de.b.org/wiki/Öl ist"), None),
+        (("mail a@b.org", "发邮件到a@c.org"), "addresses"),
+        (("see https://a.org/b.", "https://a.org/c를 보세요."), "addresses"),
     ],
 )
 def test_rules_count_words_without_spaces(pair, rule):
@@ -76,6 +88,55 @@ def test_planted_damage_is_found_by_its_rule(rule):
     assert {index: reason for index, reason in enumerate(reasons) if reason} == dict.fromkeys(damaged, rule)
     assert report.examples[rule][0] == (6, *damaged[5]) and len(report.examples[rule]) == min(10, len(damaged))
     assert rule in report_text(report) and RULES[rule][0] in report_page(report, "read")
+
+
+CAPITALS = [
+    ("ᎯᎠ ᏗᎧᎾᏩᏛᏍᏗ ᎠᎴ ᏧᎾᏓᎴᏅᏓ ᏴᏫ ᎤᎾᏓᏤᎵᏛ ᎤᎵᏍᎨᏛ", "This is about the rights of all different people."),
+    ("THE GOVERNMENT ADOPTS A NEW LAW", "მთავრობა ახალ კანონს იღებს დღეს საღამოს"),
+    (
+        "OECD、UNESCO、UNICEF、NATO、IMF 和其他国际组织的成员国代表今天在这里开会讨论新的计划",
+        "Members of the OECD met today.",
+    ),
+    ("THE GOVERNMENT ADOPTS A NEW LAW", "정부가 새로운 법을 오늘 저녁에 채택한다"),
+]
+
+
+@pytest.mark.parametrize("pair", CAPITALS)
+def test_capitals_of_scripts_without_sentence_case_are_kept(pair):
+    assert judge([pair, pair[::-1]], "capitals")[0] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "text", ["ΤΟ ΜΙΚΡΟ ΠΑΙΔΙ ΔΙΑΒΑΖΕΙ ΒΙΒΛΙΟ", "МАЛЕНЬКИЙ МАЛЬЧИК ЧИТАЕТ КНИГУ", "ՓՈՔՐԻԿ ՏՂԱՆ ԳԻՐՔ Է ԿԱՐԴՈՒՄ"]
+)
+def test_capitals_on_one_side_are_found(text):
+    pairs = [("the little boy reads a book", text), ("THE LITTLE BOY READS A BOOK", text)]
+    assert judge(pairs, "capitals")[0] == ["capitals", None]
+
+
+def test_long_words_that_a_language_has_are_kept():
+    numbers = number_pairs(200, seed=1, held_out=1)["train"]
+    pairs = list(zip(numbers["source"], numbers["target"], strict=True))
+    assert max(len(word) for _, target in pairs for word in target.split()) > 50
+    assert judge(pairs, "spaces")[0] == [None] * len(pairs)
+    address = "https://example.org/" + "path" * 20
+    texts = ["รถไฟวิ่งไปทางเหนือทุกวันและกลับมาในตอนเย็นของทุกวันอาทิตย์", address, "-" * 60, "a/b" * 30]
+    assert judge([("x", text) for text in texts], "spaces")[0] == [None] * len(texts)
+    assert judge([*GOOD, ("x" * 41, "x")], "spaces")[0][-1] == "spaces"
+
+
+CLOSE = [
+    ("Vi har ikke sett det før i dag", "Vi har ikke set det før i dag"),
+    ("Hun leser en bok i hagen nå", "Hun læser en bog i haven nu"),
+    ("Hunden løper i skogen hver dag", "Hunden løber i skoven hver dag"),
+    ("De kommer hjem i morgen kveld", "De kommer hjem i morgen aften"),
+]
+
+
+def test_sentences_of_close_languages_are_no_copies():
+    assert judge(CLOSE * 5, "copy")[0] == [None] * 20
+    copies = [(text, text) for text, _ in GOOD[:60]]
+    assert judge([*GOOD[:60], *copies], "copy")[0] == [None] * 60 + ["copy"] * 60
 
 
 def test_second_of_two_equal_pairs_is_dropped():
@@ -98,6 +159,12 @@ def test_second_of_two_equal_pairs_is_dropped():
         ("naïve café à la carte", "naives Café à la carte mit Kuchen"),
         ("Two Greek letters: α and β", "Zwei griechische Buchstaben: α und β"),
         ("...", "…"),
+        ("Well . . . I see", "Nun… ich sehe"),
+        ("* * *", "***"),
+        ("Name: ________", "Name: …"),
+        ("100000000 people live there", "Dort leben 100.000.000 Menschen"),
+        ("THE ROAD TO THE NORTH OF IT", "DIE STRAßE IN DEN NORDEN"),
+        ("THE ROAD TO THE NORTH", "Die lange Straße in den weiten Norden"),
     ],
 )
 def test_unusual_translations_are_kept(pair):
@@ -137,6 +204,7 @@ def test_text_of_a_wrong_encoding_is_found(text):
     ("text", "rule"),
     [
         ("SMSы для VIPов, миниUSB, iPhoneом, 10 °С", None),
+        ("хIума а, гӀо а", None),
         ("Quoi ?Non, a?B, 何?いい", None),
         ("ชาย\u200bคน и \u200bконец", None),
         ("see http://example.org/a?b=c", None),

@@ -60,11 +60,11 @@ DAMAGE: dict[str, tuple[Damage, int, int]] = {
     "a sentence too many": (lambda a, b, other, dice: (a, f"{b} {other[1]}"), 30, 30),
     "other target": (lambda a, b, other, dice: (a, other[1]), 5, 5),
     "misordered words": (lambda a, b, other, dice: (a, shuffled(b, dice)), 0, 0),
-    "capitals on one side": (lambda a, b, other, dice: (a, b.upper()), 0, 0),
+    "capitals on one side": (lambda a, b, other, dice: (a, b.upper()), 95, 95),
     "homoglyphs": (lambda a, b, other, dice: (a, b.translate(str.maketrans("aeo", "аео"))), 100, 100),
     "question marks for umlauts": (lambda a, b, other, dice: (a, re.sub("[äöüß]", "?", b)), 55, 55),
     "zero-width characters": (lambda a, b, other, dice: (a, b.replace("e", "e\u200b")), 95, 95),
-    "words run together": (lambda a, b, other, dice: (a, b.replace(" ", "")), 0, 0),
+    "words run together": (lambda a, b, other, dice: (a, b.replace(" ", "")), 80, 80),
     "number on one side": (lambda a, b, other, dice: (f"{a} 7001", b), 0, 0),
 }
 
