@@ -1,6 +1,6 @@
 """Comparison of systems on one test set: significance, groups of sentences, and the largest differences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
 import numpy as np
@@ -17,8 +17,11 @@ from .metrics import (
     Texts,
     compute_metric,
     compute_metrics,
+    longest,
     make_metrics,
+    of_equal_length,
     reference_lists,
+    text_list,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ SAMPLES = 1000
 TRIALS = 10000
 SEED = 12345  # sacreBLEU's
 LENGTHS = 10, 20, 30, 50  # words, the ends of the groups
+_BLOCK = 10_000_000  # random numbers in memory
 
 #: `score`, `mean`, `interval` and the p-values of a metric.
 Result: TypeAlias = dict[str, float]
@@ -69,7 +73,10 @@ def compare_systems(
 
     Source: sacreBLEU's paired bootstrap (Koehn 2004) and approximate randomization (Riezler and Maxwell 2005).
     """
-    columns = normalized_references(reference_lists(references), normalize)
+    columns = reference_lists(references)
+    for texts in systems.values():
+        Texts(text_list(texts, "systems"), columns, sources).check_lengths()
+    columns = normalized_references(columns, normalize)
     named = {
         system: normalized_hypotheses(texts, normalize)[0] for system, texts in systems.items()
     }
@@ -154,26 +161,38 @@ def _result(
 def _compare_means(baseline: np.ndarray, values: np.ndarray) -> Result:
     """sacreBLEU's two tests, for counts and units (N, 2) of sentences."""
     draw = np.random.default_rng(SEED)
-    samples = draw.integers(len(values), size=(SAMPLES, len(values)))
+    means = np.empty(SAMPLES)
+    spread = np.empty(SAMPLES)
+    for block in _blocks(SAMPLES, len(values)):
+        sample = draw.integers(len(values), size=(block.stop - block.start, len(values)))
+        means[block] = _ratio(values[sample].sum(axis=1))
+        spread[block] = np.abs(means[block] - _ratio(baseline[sample].sum(axis=1)))
     score = float(_ratio(values.sum(axis=0)))
-    means = _ratio(values[samples].sum(axis=1))
     mean, interval = estimate_ci(means)
     if values is baseline:
         return _result(score, mean, interval, None, None)
-    difference = abs(score - _ratio(baseline.sum(axis=0)))
-    spread = np.abs(means - _ratio(baseline[samples].sum(axis=1)))
-    exchanged = draw.random((TRIALS, len(values))) < 0.5
-    total = values.sum(axis=0)
-    change = exchanged @ (values - baseline)
-    shuffled = np.abs(_ratio(total - change) - _ratio(baseline.sum(axis=0) + change))
+    totals = values.sum(axis=0), baseline.sum(axis=0)
+    difference = abs(score - _ratio(totals[1]))
+    shuffled = np.empty(TRIALS)
+    for block in _blocks(TRIALS, len(values)):
+        exchanged = draw.random((block.stop - block.start, len(values))) < 0.5
+        change = exchanged @ (values - baseline)
+        shuffled[block] = np.abs(_ratio(totals[0] - change) - _ratio(totals[1] + change))
     bootstrap = (np.sum(spread - spread.mean() > difference) + 1) / (SAMPLES + 1)
     trials = (np.sum(shuffled > difference) + 1) / (TRIALS + 1)
     return _result(score, mean, interval, float(bootstrap), float(trials))
 
 
+def _blocks(rows: int, columns: int) -> Iterator[slice]:
+    """Slices of random rows that fit into memory together."""
+    size = max(1, _BLOCK // columns)
+    for start in range(0, rows, size):
+        yield slice(start, min(start + size, rows))
+
+
 def _ratio(sums: np.ndarray) -> np.ndarray:
-    """The scores of sums (…, 2) of counts and units."""
-    return sums[..., 0] / np.maximum(sums[..., 1], 1e-12)
+    """The scores of sums (…, 2) of counts and units. Without units it is the counts, as in `RateMetric`."""
+    return sums[..., 0] / np.maximum(sums[..., 1], 1)
 
 
 def scores_by_group(
@@ -197,12 +216,19 @@ def scores_by_group(
     """
     columns = reference_lists(references)
     made = make_metrics(metrics, tokenize, lowercase)
+    length = max(map(longest, (n_best or {}).values()), default=0)
+    lists = {system: of_equal_length(each, length) for system, each in (n_best or {}).items()}
+    all_texts = {
+        system: Texts(hypotheses, columns, sources, lists.get(system))
+        for system, hypotheses in systems.items()
+    }
+    for texts in all_texts.values():
+        texts.check_lengths(labels)
     groups: dict[str, dict[str, Any]] = {}
     for label, rows in Groups(labels, False).rows().items():
         signatures: dict[str, str] = {}
         groups[label] = {"sentences": len(rows), "signatures": signatures}
-        for system, hypotheses in systems.items():
-            texts = Texts(hypotheses, columns, sources, (n_best or {}).get(system))
+        for system, texts in all_texts.items():
             compared, _ = texts.select(rows).normalized(normalize)
             groups[label][system], details = compute_metrics(made, compared)
             for name, value in details.items():
@@ -219,15 +245,17 @@ def length_labels(texts: Sequence[str]) -> list[str]:
     return [names[int(np.searchsorted(LENGTHS, len(words(text))))] for text in texts]
 
 
-def _chrf(hypothesis: str, references: list[str]) -> float:
-    score: float = CHRF().sentence_score(hypothesis, references).score
-    return score
-
-
-def _character_accuracy(hypothesis: str, references: list[str]) -> float:
-    """100 minus the character error rate."""
-    edits, characters = CharacterErrorRate().statistics([hypothesis], [references])[0]
-    return 100 - 100 * float(edits) / max(float(characters), 1)
+def _sentence_scores(
+    hypotheses: Sequence[str], references: Sequence[list[str]], task: str
+) -> list[float]:
+    """chrF, or of a "sequence" 100 minus the character error rate."""
+    if task == "language":
+        chrf = CHRF()
+        pairs = zip(hypotheses, references, strict=True)
+        return [chrf.sentence_score(text, row).score for text, row in pairs]
+    edits, characters = CharacterErrorRate().statistics(hypotheses, references).T
+    accuracies: list[float] = (100 - 100 * edits / np.maximum(characters, 1)).tolist()
+    return accuracies
 
 
 def largest_differences(
@@ -251,11 +279,8 @@ def largest_differences(
         `source`, `reference`, `baseline`, `hypothesis` and `difference`.
     """
     columns = reference_lists(references)
-    score = _chrf if task == "language" else _character_accuracy
-    scores = {
-        system: [score(text, row) for text, *row in zip(texts, *columns, strict=True)]
-        for system, texts in systems.items()
-    }
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    scores = {system: _sentence_scores(texts, rows, task) for system, texts in systems.items()}
     first, *others = systems
     results = []
     for system in others:

@@ -225,9 +225,8 @@ class RateMetric(TextMetric):
         self, predictions: Sequence[str], references: Sequence[Reference], **options: object
     ) -> dict[str, float]:
         counts, units = self.statistics(predictions, references).sum(axis=0)
-        if not units:
-            raise UserError(f"{self.key}: the references are empty")
-        return {self.key: 100 * float(counts) / float(units)}
+        # As jiwer for references without a token.
+        return {self.key: 100 * float(counts) / max(float(units), 1)}
 
 
 class ExactMatch(RateMetric):

@@ -1,6 +1,6 @@
 """Scores of translations: built-in ones with the signatures of sacreBLEU, and every metric of `evaluate.load`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -10,13 +10,14 @@ import numpy as np
 
 from ..utils.errors import UserError, did_you_mean
 from ..utils.normalization import (
+    INVALID,
     Normalizer,
     n_best_places,
     normalized_hypotheses,
     normalized_references,
 )
 from ..utils.untrusted import one_line
-from ..utils.user_code import import_object
+from ..utils.user_code import import_function
 from .metric_names import DEFAULT, SIGNED, TITLES, TOP, ScoreOptions
 
 if TYPE_CHECKING:
@@ -69,10 +70,7 @@ def _load_metric(name: str, tokenize: str | None, lowercase: bool) -> "Evaluatio
     if name in metric_classes.CLASSES:
         return metric_classes.CLASSES[name](lowercase)
     if ":" in name:
-        try:
-            return metric_classes.FunctionMetric(name, import_object(name))
-        except Exception as error:  # the code of the user
-            raise UserError(f"metrics: {name}: {one_line(error)}; give MODULE:FUNCTION") from error
+        return metric_classes.FunctionMetric(name, import_function(name, "metrics"))
     import evaluate
 
     try:
@@ -109,11 +107,39 @@ class Texts:
         references = normalized_references(self.references, normalize)
         n_best = self.n_best
         if n_best is not None:
-            n_best = [
-                [text if is_valid else "" for text, is_valid in n_best_places(texts, normalize)]
-                for texts in n_best
-            ]
+            n_best = [_ranked_forms(texts, normalize) for texts in n_best]
         return Texts(hypotheses, references, self.sources, n_best), invalid
+
+    def check_lengths(self, labels: Sequence[str] | None = None) -> None:
+        """Raise a UserError if there is no sentence, or if a list does not have one item for each of them."""
+        count = len(self.hypotheses)
+        if not count:
+            raise UserError("hypotheses and references are empty: there is nothing to score")
+        lists: list[tuple[str, Sequence[object] | None]] = [
+            *(("references", column) for column in self.references),
+            ("sources", self.sources),
+            ("n_best", self.n_best),
+            ("labels", labels),
+        ]
+        for name, texts in lists:
+            if texts is not None and len(texts) != count:
+                raise UserError(f"{count} hypotheses, but {len(texts)} {name}: each needs one")
+
+
+def _ranked_forms(texts: Sequence[str], normalize: Normalizer | None) -> list[str]:
+    """The places of an n-best list, filled up to its length, so that a list of 10 has a top 10."""
+    forms = [text if valid else INVALID for text, valid in n_best_places(texts, normalize)]
+    return [*forms, *[INVALID] * (len(texts) - len(forms))]
+
+
+def of_equal_length(lists: Sequence[Sequence[str]], length: int) -> list[list[str]]:
+    """n-best lists of `length` texts. Texts that equal no reference fill up a shorter one."""
+    return [[*texts, *[INVALID] * (length - len(texts))] for texts in lists]
+
+
+def longest(lists: Iterable[Sequence[str]]) -> int:
+    """The length of the longest n-best list."""
+    return max(map(len, lists), default=0)
 
 
 def compute_metrics(metrics: "Mapping[str, EvaluationModule]", texts: Texts) -> Scores:
@@ -231,6 +257,8 @@ def score_translations(
     """
     scorer = Scorer.of(metrics, tokenize, lowercase, normalize)
     columns = reference_lists(references)
+    if n_best is not None:
+        n_best = of_equal_length(n_best, longest(n_best))
     texts = Texts(text_list(hypotheses, "hypotheses"), columns, sources, n_best)
     scores, details = scorer.score(texts, groups)
     return details | scores
@@ -274,6 +302,7 @@ class Scorer:
 
     def score(self, texts: Texts, groups: Groups | None = None) -> Scores:
         """The scores, of all and of each group, such as `bleu_en-de`, and the rest of the results."""
+        texts.check_lengths(groups and groups.names)
         if groups is None:
             return self._score_all(texts)
         apart = {name: self._score_all(texts.select(rows)) for name, rows in groups.rows().items()}
@@ -288,11 +317,6 @@ class Scorer:
 
     def _score_all(self, texts: Texts) -> Scores:
         count = len(texts.hypotheses)
-        for column in texts.references:
-            if count != len(column):
-                raise UserError(f"{count} hypotheses, but {len(column)} references: each needs one")
-        if not count:
-            raise UserError("hypotheses and references are empty: there is nothing to score")
         compared, invalid = texts.normalized(self.normalize)
         scores, details = compute_metrics(self.metrics, compared)
         if self.normalize is not None:
@@ -300,9 +324,7 @@ class Scorer:
         return Scores(scores, {"sentences": count, **details})
 
 
-def _mean_of_groups(
-    apart: Mapping[str, Scores],
-) -> Scores:
+def _mean_of_groups(apart: Mapping[str, Scores]) -> Scores:
     """The mean of each score that all groups have, and the signatures of all groups."""
     all_scores = [scores for scores, _ in apart.values()]
     common = [name for name in all_scores[0] if all(name in scores for scores in all_scores)]

@@ -10,10 +10,9 @@ from ..data.augmentation import parse_augment
 from ..data.batching import pair_lengths
 from ..data.corpora import REPORTED_LINES, describe_dropped
 from ..data.perturbations import Languages
-from ..data.rewriting import Rewrite, with_rewriting
+from ..data.rewriting import with_rewriting
 from ..utils.errors import UserError
-from ..utils.untrusted import one_line
-from ..utils.user_code import import_object
+from ..utils.user_code import import_function
 from .arguments import DataArguments, run_task
 from .corpus import Corpus, first_rows
 from .corpus_tokenizers import Tokenizers
@@ -59,7 +58,7 @@ def _changed_in_each_epoch(
     """The training pairs with the changes of `rewrite` and `augment`."""
     limits = data_args.max_source_length, data_args.max_target_length
     if data_args.rewrite:
-        rewrite = import_rewrite(data_args.rewrite)
+        rewrite = import_function(data_args.rewrite, "rewrite")
         data = with_rewriting(data, *tokenizers, rewrite=rewrite, seed=seed, limits=limits)
     if not data_args.augment:
         return data
@@ -75,17 +74,6 @@ def _changed_in_each_epoch(
     return with_augmentation(
         data, *tokenizers, augment=augment, seed=seed, limits=limits, languages=languages
     )
-
-
-def import_rewrite(name: str) -> Rewrite:
-    """Import the function MODULE:FUNCTION of `rewrite`."""
-    try:
-        function: Rewrite = import_object(name)
-    except Exception as error:  # the code of the user
-        raise UserError(f"rewrite: {name}: {one_line(error)}; give MODULE:FUNCTION") from error
-    if not callable(function):
-        raise UserError(f"rewrite: {name} is no function; give MODULE:FUNCTION")
-    return function
 
 
 def _leave_out_long(corpus: Corpus, split: str, encoded: Dataset, limit: int | None) -> Dataset:

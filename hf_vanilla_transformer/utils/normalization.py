@@ -4,46 +4,47 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from .errors import UserError
+from .errors import UserError, shown
 from .untrusted import one_line
-from .user_code import import_object
+from .user_code import import_function
 
 #: The form of a text, or None if the text is invalid. An exception says the same.
 Normalizer: TypeAlias = Callable[[str], str | None]
+
+#: The form of an invalid hypothesis. Unicode has no such character, so that it equals no reference, not even "".
+INVALID = "\uffff"
 
 logger = logging.getLogger(__name__)
 
 
 def import_normalizer(name: str | None) -> Normalizer | None:
     """Import the function MODULE:FUNCTION. None is no function."""
-    if name is None:
-        return None
-    try:
-        function: Normalizer = import_object(name)
-    except Exception as error:  # the code of the user
-        raise UserError(f"normalize: {name}: {one_line(error)}; give MODULE:FUNCTION") from error
-    if not callable(function):
-        raise UserError(f"normalize: {name} is no function; give MODULE:FUNCTION")
-    return function
+    return None if name is None else import_function(name, "normalize")
 
 
 def normal_form(text: str, normalize: Normalizer) -> str | None:
-    """The form of a text, or None if it is invalid."""
+    """The form of a text, or None if it is invalid.
+
+    Raises:
+        UserError: the function returns something else. Its text may differ although the values are equal.
+    """
     try:
         form = normalize(text)
     except Exception:  # the code of the user, which may refuse an invalid text by any exception
         return None
-    return None if form is None else str(form)
+    if form is not None and not isinstance(form, str):
+        raise UserError(f"normalize: it returned {shown(form)}, neither a text nor None")
+    return form
 
 
 def normalized_hypotheses(
     texts: Iterable[str], normalize: Normalizer | None
 ) -> tuple[list[str], int]:
-    """The forms of hypotheses, "" for invalid ones, and the number of these."""
+    """The forms of hypotheses, `INVALID` for invalid ones, and the number of these."""
     if normalize is None:
         return list(texts), 0
     forms = [normal_form(text, normalize) for text in texts]
-    return [form or "" for form in forms], sum(form is None for form in forms)
+    return [INVALID if form is None else form for form in forms], forms.count(None)
 
 
 def n_best_places(

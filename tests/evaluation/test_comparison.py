@@ -182,6 +182,21 @@ def test_rates_are_compared_by_their_sums(texts):
     assert abs(baseline["mean"] - baseline["score"]) < baseline["interval"]
 
 
+def test_large_texts_are_compared_in_blocks(texts, monkeypatch):
+    references, _, systems = texts
+    whole = compare_systems(systems, references, metrics=["token_error_rate"])["systems"]
+    monkeypatch.setattr(comparison, "_BLOCK", 700)  # 17 of 200 samples
+    in_blocks = compare_systems(systems, references, metrics=["token_error_rate"])["systems"]
+    for name, results in whole.items():
+        assert in_blocks[name]["token_error_rate"] == pytest.approx(results["token_error_rate"], abs=0.5)
+
+
+def test_systems_of_other_lengths_are_refused(texts):
+    references, _, systems = texts
+    with pytest.raises(UserError, match="39 hypotheses, but 40 references"):
+        compare_systems(systems | {"short": references[1:]}, references)
+
+
 def test_tables_of_a_paper(texts):
     references, _, systems = texts
     table = comparison_table(compare_systems({"a_b & 50 %": references} | systems, references))

@@ -11,14 +11,17 @@ import pytest
 from transformers import EvalPrediction
 
 from hf_vanilla_transformer.evaluation import metric_classes
+from hf_vanilla_transformer.evaluation.comparison import scores_by_group
 from hf_vanilla_transformer.evaluation.edit_distance import edit_distance
 from hf_vanilla_transformer.evaluation.metric_classes import Bleu, CharacterErrorRate, Chrf, TokenErrorRate, TopK
 from hf_vanilla_transformer.evaluation.metric_names import TITLES
 from hf_vanilla_transformer.evaluation.metrics import (
+    Groups,
     make_metrics,
     score_names,
     score_translations,
 )
+from hf_vanilla_transformer.evaluation.score_tables import group_table, render
 from hf_vanilla_transformer.evaluation.trainer_metrics import translation_metrics
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import SPECIAL_TOKENS, error_of, word_tokenizer
@@ -146,3 +149,56 @@ def test_any_metric_goes_into_a_trainer(tmp_path):
     prediction = EvalPrediction(predictions=np.array([[0, 4, 5, 2]]), label_ids=np.array([[4, 4, 2]]))
     scores = compute(prediction)
     assert scores["token_error_rate"] == 50 and scores["length_longest"] == 3 and "bleu" not in scores
+
+
+def test_invalid_hypothesis_does_not_equal_an_empty_reference():
+    references = ["", "a", ""]
+    lists = [["none"], ["none", "a"], ["none", ""]]
+    scores = score_translations(
+        ["none", "raise", ""], references, metrics=["top_k"], n_best=lists, normalize=upper_or_invalid
+    )
+    assert scores["exact_match"] == pytest.approx(100 / 3) and scores["invalid"] == pytest.approx(200 / 3)
+    assert scores["top_1"] == 0
+    assert score_translations(["", "a"], ["", "b"])["exact_match"] == 50
+
+
+@pytest.mark.parametrize("form", [5, True, b"text", ["text"], object()])
+def test_normaliser_that_returns_no_text_is_refused(form):
+    with pytest.raises(UserError, match="^normalize: it returned .*, neither a text nor None$"):
+        score_translations(["a"], ["a"], normalize=lambda text: form)
+
+
+@pytest.mark.parametrize(("metric", "judge"), [("token_error_rate", jiwer.wer), ("character_error_rate", jiwer.cer)])
+@pytest.mark.parametrize(
+    ("references", "hypotheses"),
+    [
+        (["", ""], ["a", "b c"]),
+        (["", ""], ["", ""]),
+        (["a", ""], ["a", "b c"]),
+        (["a b"], [""]),
+        (["a\u00a0b\tc  d"], ["a b\tc d\x00"]),
+        (["ผู้ชาย", "👨‍👩‍👧"], ["ผูชาย", "👨‍👩‍👦"]),
+    ],
+)
+def test_error_rates_of_odd_texts_equal_jiwer(metric, judge, references, hypotheses):
+    score = score_translations(hypotheses, references, metrics=[metric])[metric]
+    assert score == pytest.approx(100 * judge(references, hypotheses), abs=1e-12)
+
+
+def test_lists_of_unequal_lengths_have_the_top_of_the_longest():
+    references = ["a", "b", "c"]
+    lists = {"one": [["x", "a"], ["b"], ["x", "x", "c"]], "two": [["x"], ["x"], ["c"]]}
+    hypotheses = {name: [texts[0] for texts in each] for name, each in lists.items()}
+    groups = scores_by_group(hypotheses, references, ["l", "m", "l"], metrics=["top_k"], n_best=lists)
+    assert groups["l"]["one"] == {"top_1": 0, "top_3": 100} and groups["m"]["one"] == {"top_1": 100, "top_3": 100}
+    assert groups["m"]["two"] == {"top_1": 0, "top_3": 0} and groups["l"]["two"]["top_1"] == 50
+    render(group_table("part", groups), "text")
+    # the three equal texts are one place of a list of three
+    scores = score_translations(["x"], ["c"], metrics=["top_k"], n_best=[["x", "x", "x"]])
+    assert scores["top_1"] == scores["top_3"] == 0
+
+
+@pytest.mark.parametrize("lists", [{"sources": ["a"]}, {"n_best": [["a"]]}, {"groups": Groups(["x"], False)}])
+def test_lists_that_lack_an_item_are_refused(lists):
+    with pytest.raises(UserError, match="2 hypotheses, but 1 (sources|n_best|labels)"):
+        score_translations(["a", "b"], ["a", "b"], **lists)
