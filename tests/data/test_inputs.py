@@ -1,10 +1,12 @@
 """The one notation for inputs: the meaning of each name, and errors about missing and ambiguous ones."""
 
+import gzip
 from pathlib import Path
 
 import pytest
 
 from hf_vanilla_transformer.data import load_pairs, number_pairs, parse_inputs
+from hf_vanilla_transformer.data.directions import parse_directions
 from hf_vanilla_transformer.data.readers import read_lines, require_plain_text
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
 from hf_vanilla_transformer.utils.errors import UserError
@@ -109,3 +111,42 @@ def test_every_language_is_a_suffix_of_plain_text(tmp_path):
     (tmp_path / "app.arb").write_text('{"@@locale": "en"}', encoding="utf-8")
     for name in ("app.arb", "train.tar", "train.tgz"):
         assert "plain text" in error_of(require_plain_text, tmp_path / name)
+
+
+#: documents whose suffix is a language in ISO 639-2 or 639-3
+DOCUMENTS = {
+    "arb": b'\xef\xbb\xbf\n{"@@locale": "en"}',
+    "ass": b"\xef\xbb\xbf[Script Info]\nTitle: x\n",
+    "doc": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1\0\0\0",
+    "pot": b'# comment\nmsgid ""\nmsgstr ""\n',
+    "rar": b"Rar!\x1a\x07\x01\x00",
+    "srt": b"1\n00:00:01,000 --> 00:00:02,000\nHello\n",
+    "sub": b"{10}{20}Hello\n",
+    "tar": b"name.txt" + 100 * b"\0",
+    "tex": b"% comment\n\\documentclass{article}\n",
+}
+
+
+@pytest.mark.parametrize("suffix", DOCUMENTS)
+def test_content_tells_a_document_from_a_language(suffix: str, tmp_path: Path) -> None:
+    document = tmp_path / f"document.{suffix}"
+    document.write_bytes(DOCUMENTS[suffix])
+    assert "plain text" in error_of(require_plain_text, document)
+    text = tmp_path / f"train.{suffix}"
+    for content in ("Ko te aroha, 1,5.\nE noho ra!\n", ""):
+        text.write_text(content, encoding="utf-8")
+        assert list(read_lines(text)) == content.splitlines()
+    zipped = tmp_path / f"train.{suffix}.gz"
+    zipped.write_bytes(gzip.compress(b"Ko te aroha\n"))
+    assert list(read_lines(zipped)) == ["Ko te aroha"]
+
+
+@pytest.mark.parametrize("code", ["zh-Hant", "sr_Latn", "pt-BR", "pt_BR", "deu", "zho_Hant", "yue", "es-419"])
+def test_regions_and_scripts_are_suffixes(code: str, tmp_path: Path) -> None:
+    for name, text in ((f"train.{code}", "a"), ("train.en", "b")):
+        (tmp_path / name).write_text(f"{text}\n", encoding="utf-8")
+    pairs, _ = load_pairs(tmp_path / "train", source_lang=code, target_lang="en")
+    assert (pairs["source"][:], pairs["target"][:]) == (["a"], ["b"])
+    exchanged = [tmp_path / "train.en", tmp_path / f"train.{code}"]
+    assert "exchange the two files" in error_of(load_pairs, exchanged, source_lang=code, target_lang="en")
+    assert parse_directions([f"en-{code.replace('-', '_')}"]) == [("en", code.replace("-", "_"))]
