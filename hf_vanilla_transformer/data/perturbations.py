@@ -19,7 +19,7 @@ from .words import UNSPACED, graphemes
 Pair: TypeAlias = tuple[str, str]
 
 #: Marks that end a sentence, in all scripts. A Greek question mark looks like a semicolon.
-_MARKS = ".!?…。！？．｡।॥؟۔።፧፨։՜՞။၊។៕།\u037e"
+_MARKS = ".!?…。！？．｡।॥؟۔።፧፨։՜՞။၊។៕།᠃᱾߹\u037e"
 #: Script, by the start of the name of a letter -> its full stop. Thai and Lao have none.
 _FULL_STOPS = {
     "CJK": "。",
@@ -34,6 +34,8 @@ _FULL_STOPS = {
     "MYANMAR": "။",
     "KHMER": "។",
     "TIBETAN": "།",
+    "MONGOLIAN": "᠃",
+    "OL": "᱾",  # Ol Chiki of Santali
     "THAI": "",
     "LAO": "",
 }

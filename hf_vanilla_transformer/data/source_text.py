@@ -19,14 +19,14 @@ _KEPT = re.compile(
     "\u203e\ufc5e-\ufc63\ufdfa\ufdfb\ufe49-\ufe4c\ufe70\ufe72\ufe74\ufe76\ufe78\ufe7a\ufe7c\ufe7e\uff5e\uffe3]+)"
 )
 #: Patterns, in the syntax of Python, Rust and JavaScript, and their replacements: spaces, controls, then soft hyphens,
-#: marks of direction and joiners, also of other scripts after Latin, Greek and Cyrillic letters.
+#: marks of direction, and joiners and the Mongolian vowel separator after Latin, Greek and Cyrillic letters.
 #: A space of no width, or a byte order mark, is a space between letters, and nothing next to a space or a sign.
 _HYPHENS = ("[\u2010-\u2012\u2212]|(?<=\\w)\u2013(?=\\w)", "-")
 _STEPS = (
     ("[\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\u2581\ufffd]", " "),
     ("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]", ""),
-    ("[\u00ad\u034f\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069]", ""),
-    ("(?<=[\x00-\u058f])[\u200c\u200d]", ""),
+    ("[\u00ad\u034f\u061c\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069]", ""),
+    ("(?<=[\x00-\u058f])[\u180e\u200c\u200d]", ""),
     ("(?<=\\w)[\u200b\ufeff]+(?=\\w)", " "),
     ("[\u200b\ufeff]", ""),
     _HYPHENS,

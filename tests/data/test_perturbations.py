@@ -56,6 +56,8 @@ def test_typos_change_letters_with_their_marks(source):
         (("Πού είναι;", "Where is he?"), ("Πού είναι", "Where is he")),
         (("Շունը վազում է։", "The dog runs."), ("Շունը վազում է", "The dog runs")),
         (("He said;", "Он сказал."), ("He said;", "Он сказал.")),
+        (("ᠪᠢ ᠶᠠᠪᠤᠨ᠎ᠠ᠃", "I go."), ("ᠪᠢ ᠶᠠᠪᠤᠨ᠎ᠠ", "I go")),
+        (("ᱤᱧ ᱪᱟᱞᱟᱜ ᱠᱟᱱᱟ", "I go"), ("ᱤᱧ ᱪᱟᱞᱟᱜ ᱠᱟᱱᱟ᱾", "I go.")),
     ],
 )
 def test_marks_are_those_of_the_script(pair, expected):

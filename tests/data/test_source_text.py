@@ -37,7 +37,7 @@ def test_characters_that_look_the_same_give_the_same_tokens(text: str, translato
 
 
 @pytest.mark.parametrize(
-    "text", ["می\u200cخواهم", "क्\u200dष", "a – b", "it´s", "日本語。", "👨\u200d👩", "naïve “x” — y"]
+    "text", ["می\u200cخواهم", "क्\u200dष", "ᠪᠠᠢᠨ\u180eᠠ", "a – b", "it´s", "日本語。", "👨\u200d👩", "naïve “x” — y"]
 )
 def test_characters_with_a_meaning_stay(text: str) -> None:
     assert normalize(text) == text
