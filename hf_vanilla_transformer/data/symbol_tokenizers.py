@@ -23,8 +23,9 @@ from .tokenizer_training import (
     trained_sentencepiece,
 )
 
-# A special token in a text is text: its first character becomes a piece of its own.
-_SPECIAL_TEXT = r"^<(?=(?:s|pad|/s|unk)>$)"
+# A special token in a text is text: its first character becomes a piece of its own. "^" would also match after a line
+# break.
+_SPECIAL_TEXT = r"(?<![\s\S])<(?=(?:s|pad|/s|unk)>(?![\s\S]))"
 _BYTE_OR_SPECIAL_TEXT = r"<(?=(?:s|pad|/s|unk|0x[0-9A-F]{2})>)"
 _SHOWN = 40  # characters of a symbol in an error
 

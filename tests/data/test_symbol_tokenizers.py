@@ -112,6 +112,14 @@ def test_any_sequence_of_known_words_is_restored(tokenizers, text):
     assert 3 not in tokenizers["words"](text)["input_ids"]
 
 
+@pytest.mark.parametrize("text", ["<s>\nfoo bar", "x\n</s>", "a <unk>\ny", "<pad>\r\n"])
+def test_line_of_a_token_is_no_special_token(text):
+    tokenizer = trained(r"[^ ]+| ", [text])
+    assert restored(tokenizer, text) == text
+    assert 3 not in tokenizer(text)["input_ids"]
+    assert not {0, 1, 2} & set(tokenizer("</s> <s>")["input_ids"][:-1])
+
+
 def test_unknown_symbols_are_named(tokenizers):
     assert unknown_symbols(tokenizers["words"], "HH XX AH") == ["XX"]
     assert unknown_symbols(tokenizers["chars"], "héllo") == ["é"]
