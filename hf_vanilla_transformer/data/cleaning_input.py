@@ -78,7 +78,7 @@ class CleaningInput:
         return [row.source, row.target, *(cell_text(row.cells.get(name)) for name in self.names)]
 
     def summary(self) -> str:
-        """What was read, as of `load_pairs`."""
+        """The counts of what was read, as of `load_pairs`."""
         if len(self.reports) == 1:
             return self.reports[0].summary()
         return MixtureReport(self.reports, [1] * len(self.reports)).summary()

@@ -67,14 +67,14 @@ _LOUD_MARKS = re.compile(r"[!?]{2,}|[.,]{2}(?<!\.\.\.)|\s{2,}")
 
 @dataclass
 class Limits:
-    """What still counts as a translation. `of_sample` takes `ratio` and `scripts` from the text."""
+    """The limits of a translation. `of_sample` takes those from the text that are not given."""
 
     max_characters: int = 1000  #: of a side
     #: median of log(target / source) in characters, and the largest distance from it
     ratio: tuple[float, float] = (0.0, math.inf)
     #: of each side. Empty allows any
     scripts: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
-    languages: tuple[str, str] | None = None  #: to detect; None does not
+    languages: tuple[str, str] | None = None  #: to detect. None does not
     long_words: tuple[bool, bool] = (False, False)  #: whether words of over 40 letters are usual
     close_languages: bool = False  #: whether many words are the same in both
 

@@ -115,7 +115,7 @@ def defect(side: str, text: Any) -> str | None:
 
 
 def _is_visible(character: str) -> bool:
-    """Whether a character is neither white space nor a mark without a width, such as U+200B."""
+    """Return whether a character is neither white space nor a mark without a width, such as U+200B."""
     return not character.isspace() and unicodedata.category(character) != "Cf"
 
 

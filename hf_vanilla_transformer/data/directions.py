@@ -48,26 +48,28 @@ def inputs_of(
 
     Text for evaluation may have other directions than `directions`, and need not have all of them.
     """
-    groups: dict[Pair | None, list[str]] = {None: []}
-    current: Pair | None = None
+    shared: list[str] = []
+    groups: dict[Pair, list[str]] = {}
+    current = shared
     for value in map(str, [inputs] if isinstance(inputs, str | Path) else inputs):
         name, equals, rest = value.partition("=")
         if equals and _DIRECTION.fullmatch(name) and not Path(value).exists():
-            current = parse_directions([name])[0]
-            if training and current not in directions:
+            direction = parse_directions([name])[0]
+            if training and direction not in directions:
                 known = ", ".join(map("-".join, directions))
                 raise UserError(f"directions: {value}: {name} is not among {known}")
+            current = groups.setdefault(direction, [])
             value = rest
-        groups.setdefault(current, []).append(value)
-    shared = groups.pop(None)
-    found = {
-        each: [*shared, *groups.get(each, ())]
-        for each in dict.fromkeys([*directions, *groups])
-        if each
-    }
-    if training and (empty := next((each for each, values in found.items() if not values), None)):
-        raise UserError(f"directions: {'-'.join(empty)} has no input: add {'-'.join(empty)}=FILE")
-    return {each: values for each, values in found.items() if values}
+        current.append(value)
+    found: dict[Pair, list[str]] = {}
+    for direction in dict.fromkeys([*directions, *groups]):
+        values = [*shared, *groups.get(direction, ())]
+        if values:
+            found[direction] = values
+        elif training:
+            name = "-".join(direction)
+            raise UserError(f"directions: {name} has no input: add {name}=FILE")
+    return found
 
 
 def sampling_rates(sizes: Sequence[int], temperature: float) -> list[float]:

@@ -226,7 +226,7 @@ class _Encode:
         sides: tuple[list[list[int]], list[list[int]]],
         lines: list[int],
     ) -> list[bool]:
-        """Whether each pair has a symbol that its tokenizer lacks."""
+        """Return whether each pair has a symbol that its tokenizer lacks."""
         unknown = [False] * len(lines)
         tokenizers = (self.tokenizer, self.target_tokenizer)
         for name, rows, tokenizer in zip(SIDES, sides, tokenizers, strict=True):

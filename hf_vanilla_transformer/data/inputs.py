@@ -29,7 +29,7 @@ class Input:
 
     @property
     def on_hub(self) -> bool:
-        """Whether `dataset` is a name on the Hub."""
+        """Return whether `dataset` is a name on the Hub."""
         return (
             self.dataset is not None
             and self.dataset not in BUILT_IN

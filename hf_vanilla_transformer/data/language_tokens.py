@@ -35,6 +35,13 @@ TOKENS = "language_tokens"
 _TOKEN = re.compile(
     r">>(?P<target>[^\s<>]+)<<|__(?P<both>[a-z]{2,3}(?:[-_]\w+)?)__|(?P<nllb>[a-z]{3}_[A-Z][a-z]{3})|\[(?P<bart>\w{5})\]"
 )
+#: Group of `_TOKEN` -> the language that the source is marked with, and whether the translation has a mark.
+_MARKS_OF_FORMS = {
+    "target": ("target", False),
+    "both": ("source", True),
+    "nllb": ("source", True),
+    "bart": ("source", True),
+}
 _WRITTEN_MARK = re.compile(r"\s*>>([^\s<>]+)<<")
 _SHOWN = 8  # codes in an error
 
@@ -141,38 +148,50 @@ def language_tokens(
 ) -> LanguageTokens | None:
     """The language tokens of a tokenizer, or None if it has none. `side` is of one with two vocabularies."""
     settings = tokenizer.init_kwargs
-    directions = tuple((source, target) for source, target in settings.get(DIRECTIONS) or ())
-    ids = dict(getattr(tokenizer, "lang_code_to_id", None) or {})
-    form = "both"  # M2M-100
-    if names := settings.get(TOKENS):
-        vocabulary = (side == "target" and target_vocabulary(tokenizer)) or {}
-        numbers = {token: number for number, token in vocabulary.items()}
-        ids = {
-            code: numbers.get(name, tokenizer.convert_tokens_to_ids(name))
-            for code, name in names.items()
-        }
+    names = settings.get(TOKENS)
+    if names:
+        ids = _ids_of_names(tokenizer, names, side)
+        form = "both"
     else:
-        # MarianTokenizer.supported_language_codes is empty if source and target have a vocabulary each
-        codes = tokenizer.get_vocab() if hasattr(tokenizer, "supported_language_codes") else ()
-        tokens = [
-            *(token for token in codes if token.startswith(">>")),
-            *tokenizer.get_added_vocab(),
-        ]
-        found = [match for match in map(_TOKEN.fullmatch, dict.fromkeys(tokens)) if match]
-        form = form if ids or not found else str(found[0].lastgroup)
-        matches = (match for match in found if match.lastgroup == form)
-        ids |= {match[form]: tokenizer.convert_tokens_to_ids(match[0]) for match in matches}
+        ids, form = _ids_of_form(tokenizer)
     if not ids:
         return None
-    marks = {
-        "target": ("target", False),
-        "both": ("source", True),
-        "nllb": ("source", True),
-        "bart": ("source", True),
+    source_mark, target_mark = settings.get(MARKS) or _MARKS_OF_FORMS[form]
+    return LanguageTokens(
+        ids,
+        source_mark,
+        target_mark,
+        at_end=form == "bart" or getattr(tokenizer, "legacy_behaviour", False),
+        directions=tuple((source, target) for source, target in settings.get(DIRECTIONS) or ()),
+        by_name=bool(names),
+    )
+
+
+def _ids_of_names(
+    tokenizer: PreTrainedTokenizerBase, names: Mapping[str, str], side: Side
+) -> dict[str, int]:
+    """The token of each language, by the names in tokenizer_config.json."""
+    vocabulary = target_vocabulary(tokenizer) if side == "target" else None
+    numbers = {token: number for number, token in (vocabulary or {}).items()}
+    return {
+        code: numbers.get(name, tokenizer.convert_tokens_to_ids(name))
+        for code, name in names.items()
     }
-    source_mark, target_mark = settings.get(MARKS) or marks[form]
-    at_end = form == "bart" or getattr(tokenizer, "legacy_behaviour", False)
-    return LanguageTokens(ids, source_mark, target_mark, at_end, directions, bool(names))
+
+
+def _ids_of_form(tokenizer: PreTrainedTokenizerBase) -> tuple[dict[str, int], str]:
+    """The token of each language, by the form of the tokens, and the group of `_TOKEN` that it is."""
+    ids = dict(getattr(tokenizer, "lang_code_to_id", None) or {})  # M2M-100
+    tokens = list(tokenizer.get_added_vocab())
+    # MarianTokenizer.supported_language_codes is empty if source and target have a vocabulary each
+    if hasattr(tokenizer, "supported_language_codes"):
+        tokens = [token for token in tokenizer.get_vocab() if token.startswith(">>")] + tokens
+    matches = [match for match in map(_TOKEN.fullmatch, dict.fromkeys(tokens)) if match]
+    form = "both" if ids or not matches else str(matches[0].lastgroup)
+    for match in matches:
+        if match.lastgroup == form:
+            ids[match[form]] = tokenizer.convert_tokens_to_ids(match[0])
+    return ids, form
 
 
 def encode_targets(

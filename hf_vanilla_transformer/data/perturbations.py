@@ -85,11 +85,18 @@ def title(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, N
 
 def _cased(pair: Pair, languages: Languages, change: Callable[[str, str | None], str]) -> Pair:
     source, target = (
-        _map_words(text, lambda word, language=language: change(word, language))  # type: ignore[misc]
-        for text, language in zip(pair, languages, strict=True)
+        _map_words(text, change, language) for text, language in zip(pair, languages, strict=True)
     )
     # the same source with another target would teach a contradiction
     return pair if source == pair[0] else (source, target)
+
+
+def _map_words(text: str, change: Callable[[str, str | None], str], language: str | None) -> str:
+    """The text with its words of letters changed. Spaces separate words."""
+    return " ".join(
+        change(word, language) if _LETTERS.fullmatch(word.strip(_PUNCTUATION)) else word
+        for word in text.split(" ")
+    )
 
 
 def _capitals(word: str, language: str | None) -> str:
@@ -126,24 +133,30 @@ def typos(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, N
 def _words_with_typos(text: str) -> Iterator[tuple[int, int]]:
     """Starts and ends of words of letters alone, and of stretches of letters in scripts without spaces."""
     for word in re.finditer(r"[^ ]+", text):
-        core = word[0].strip(_PUNCTUATION)
         runs = list(_UNSPACED.finditer(text, word.start(), word.end()))
-        if (
-            not runs
-            and _LETTERS.fullmatch(core)
-            and _signs(core) >= _MIN_SIGNS
-            and len(graphemes(core)) > 1
-        ):
+        for run in runs:
+            yield from _pieces(run[0], run.start())
+        core = word[0].strip(_PUNCTUATION)
+        if not runs and _can_have_typo(core):
             start = text.index(core, word.start())
             yield start, start + len(core)
-        for run in runs:
-            letters = graphemes(run[0])
-            start = run.start()
-            for first in range(0, len(letters) - _MIN_LETTERS + 1, _WORD):
-                piece = letters[first : first + _WORD]
-                begin = start + sum(map(len, letters[:first]))
-                if len(piece) >= _MIN_LETTERS:
-                    yield begin, begin + sum(map(len, piece))
+
+
+def _pieces(run: str, start: int) -> Iterator[tuple[int, int]]:
+    """Starts and ends of stretches of a few letters. The run is at `start`."""
+    letters = graphemes(run)
+    for first in range(0, len(letters) - _MIN_LETTERS + 1, _WORD):
+        length = sum(map(len, letters[first : first + _WORD]))
+        yield start, start + length
+        start += length
+
+
+def _can_have_typo(word: str) -> bool:
+    return (
+        _LETTERS.fullmatch(word) is not None
+        and _signs(word) >= _MIN_SIGNS
+        and len(graphemes(word)) > 1
+    )
 
 
 def _signs(word: str) -> int:
@@ -180,11 +193,9 @@ def _without_mark(text: str) -> str:
     shorter = text.rstrip(_marks(text)).rstrip()
     # "¿" opens the question that has lost its end, unless another question stands before it
     start = max(shorter.rfind(mark) for mark in _INVERTED)
-    return (
-        shorter[:start] + shorter[start + 1 :]
-        if start >= 0 and not set(shorter[start:]) & set(_MARKS)
-        else shorter
-    )
+    if start < 0 or not set(_MARKS).isdisjoint(shorter[start:]):
+        return shorter
+    return shorter[:start] + shorter[start + 1 :]
 
 
 def _ends_with_letter(text: str) -> bool:
@@ -275,13 +286,6 @@ def perturb_all(
         draw = Random(f"{name} {row}")
         perturbed.append(PERTURBATIONS[name](pair, pairs[following[row]], draw, codes))
     return perturbed
-
-
-def _map_words(text: str, change: Callable[[str], str]) -> str:
-    return " ".join(
-        change(word) if _LETTERS.fullmatch(word.strip(_PUNCTUATION)) else word
-        for word in text.split(" ")
-    )
 
 
 def _misspell(letters: list[str], draw: Random) -> str:

@@ -381,7 +381,7 @@ def file_format(path: Path) -> str:
 
 
 def is_readable(path: Path) -> bool:
-    """Whether `read_rows` knows the format of a file, by its suffix."""
+    """Return whether `read_rows` knows the format of a file, by its suffix."""
     return file_format(path) in _READERS
 
 

@@ -41,7 +41,7 @@ class _Redrawn:
 
     @property
     def grows(self) -> bool:
-        """Whether a change can make a pair several times as long."""
+        """Return whether a change can make a pair several times as long."""
         return any(getattr(change, "grows", False) for change in self.changes)
 
     def set_epoch(self, epoch: int) -> None:

@@ -285,13 +285,22 @@ def largest_differences(
     results = []
     for system in others:
         differences: np.ndarray = np.subtract(scores[system], scores[first])
-        order = np.argsort(-differences, kind="stable")
-        chosen = dict.fromkeys([*order[:count].tolist(), *order[::-1][:count][::-1].tolist()])
-        for row in (row for row in chosen if differences[row]):
-            texts = {"source": sources[row]} if sources else {}
-            texts |= {"reference": columns[0][row], "baseline": systems[first][row]}
-            texts["hypothesis"] = systems[system][row]
+        order = np.argsort(-differences, kind="stable").tolist()
+        best = order[:count]
+        worst = order[max(0, len(order) - count) :]
+        for row in dict.fromkeys([*best, *worst]):
+            if not differences[row]:
+                continue
+            source = {"source": sources[row]} if sources else {}
             results.append(
-                {"system": system, "line": row + 1, **texts, "difference": float(differences[row])}
+                {
+                    "system": system,
+                    "line": row + 1,
+                    **source,
+                    "reference": columns[0][row],
+                    "baseline": systems[first][row],
+                    "hypothesis": systems[system][row],
+                    "difference": float(differences[row]),
+                }
             )
     return results

@@ -189,7 +189,7 @@ def compute_metric(name: str, metric: "EvaluationModule", texts: Texts) -> Score
 
 
 def _is_own(name: str) -> bool:
-    """Whether a metric is built in or a function, and not one of `evaluate.load`."""
+    """Return whether a metric is built in or a function, and not one of `evaluate.load`."""
     return name in TITLES or ":" in name
 
 
@@ -373,11 +373,9 @@ def example_translations(
     sources: Sequence[str], references: Sequence[str], hypotheses: Sequence[str], count: int = 5
 ) -> list[list[str]]:
     """Return [source, reference, hypothesis] of `count` sentences at even distances, so that nobody chooses them."""
-    indices = (
-        dict.fromkeys(number * len(hypotheses) // count for number in range(count))
-        if hypotheses
-        else ()
-    )
+    if not hypotheses:
+        return []
+    indices = dict.fromkeys(number * len(hypotheses) // count for number in range(count))
     return [[sources[index], references[index], hypotheses[index]] for index in indices]
 
 

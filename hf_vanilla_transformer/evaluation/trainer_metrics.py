@@ -113,7 +113,6 @@ def score_test_split(
     sources = list(pairs["source"])
     references = list(pairs["target"])
     values, details = Scorer.of(**options).score(Texts(hypotheses, [references], sources), groups)
-    scores = details | values
     report(f"{split}: {_shown(values, details)}", flush=True)
     for name in dict.fromkeys(groups.names) if groups else ():
         of_group = {
@@ -122,15 +121,17 @@ def score_test_split(
             if key.endswith(f"_{name}")
         }
         report(f"  {name}: {_shown(of_group, {})}", flush=True)
-    computed = tuple(f"{split}_{name}" for name in values)  # with the groups of another split
-    metrics = {
-        name: value for name, value in predicted.metrics.items() if name.startswith(f"{split}_")
+    # the trainer's scores have the groups of another split
+    computed = tuple(f"{split}_{name}" for name in values)
+    others = {
+        name: value
+        for name, value in predicted.metrics.items()
+        if name.startswith(f"{split}_") and not name.startswith(computed)
     }
-    metrics = {name: value for name, value in metrics.items() if not name.startswith(computed)}
-    named = {f"{split}_{name}": value for name, value in scores.items()}
+    scores = {f"{split}_{name}": value for name, value in (details | values).items()}
     return {
-        **metrics,
-        **named,
+        **others,
+        **scores,
         f"{split}_seconds": seconds,
         f"{split}_examples": example_translations(sources, references, hypotheses),
     }
