@@ -64,7 +64,7 @@ DAMAGE: dict[str, tuple[Damage, int, int]] = {
     "homoglyphs": (lambda a, b, other, dice: (a, b.translate(str.maketrans("aeo", "аео"))), 100, 100),
     "question marks for umlauts": (lambda a, b, other, dice: (a, re.sub("[äöüß]", "?", b)), 55, 55),
     "zero-width characters": (lambda a, b, other, dice: (a, b.replace("e", "e\u200b")), 95, 95),
-    "words run together": (lambda a, b, other, dice: (a, b.replace(" ", "")), 80, 80),
+    "words run together": (lambda a, b, other, dice: (a, b.replace(" ", "")), 60, 60),
     "number on one side": (lambda a, b, other, dice: (f"{a} 7001", b), 0, 0),
 }
 
