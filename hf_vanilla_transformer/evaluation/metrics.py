@@ -302,7 +302,7 @@ class Scorer:
 
     def score(self, texts: Texts, groups: Groups | None = None) -> Scores:
         """The scores, of all and of each group, such as `bleu_en-de`, and the rest of the results."""
-        texts.check_lengths(groups and groups.names)
+        texts.check_lengths(groups.names if groups else None)
         if groups is None:
             return self._score_all(texts)
         apart = {name: self._score_all(texts.select(rows)) for name, rows in groups.rows().items()}
