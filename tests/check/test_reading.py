@@ -230,6 +230,138 @@ PLANTS = [
         None,
         "",
     ),
+    (
+        unusual,
+        "Letters",
+        "zip((x, y, y), self.w",
+        "zip((x, y, y), [self.w[0], *self.w[::2]]",
+        "layers",
+        "projection of the keys of self-attention of encoder layer 1",
+    ),
+    (unusual, "Frozen", " * self.scale + self.shift", " * self.scale", "norm", "shift"),
+    (unusual, "Frozen", " * self.scale + self.shift", " + self.shift", "*", "norm"),
+    (unusual, "Frozen", "eps=1e-6", "eps=0.1", "epsilon", ""),
+    (unusual, "Letters", "nn.LayerNorm(d)", "nn.LayerNorm(d, eps=0.5)", "epsilon", ""),
+    (unusual, "Frozen", "x.mean(-1, keepdim=True)", "x.mean()", "*", "norm"),
+    (unusual, "Letters", "y = self.te(tgt)", "y = self.se(tgt)", "embeddings", "te is never read"),
+    (
+        unusual,
+        "Letters",
+        "x = self.se(src) * d**0.5 + wave(src.size(1), d)",
+        "x = self.se(src) * d**0.5 + wave(src.size(0), d)[:, None]",
+        "positions",
+        "encoder's embeddings",
+    ),
+    (
+        unusual,
+        "Letters",
+        "y = self.te(tgt) * d**0.5 + wave(tgt.size(1), d)",
+        "y = self.te(tgt) * d**0.5 + wave(1, d)",
+        "positions",
+        "decoder's embeddings",
+    ),
+    (
+        unusual,
+        "Letters",
+        "x = self.se(src) * d**0.5 + wave(",
+        "x = self.se(src) * d**0.5 * wave(",
+        "*",
+        "encoder's embeddings",
+    ),
+    (unusual, "Letters", "position / 10000", "position / 50", "*", "the encoder's embeddings and positions"),
+    (
+        unusual,
+        "Letters",
+        "torch.arange(0, width, 2) / width",
+        "torch.arange(0, width, 2) // width",
+        "*",
+        "the encoder's embeddings and positions",
+    ),
+    (styles, "LearnedTransformer", "torch.arange(x.shape[1])", "torch.zeros_like(x)", "positions", "same position"),
+    (
+        styles,
+        "LearnedTransformer",
+        "torch.arange(x.shape[1])",
+        "torch.arange(x.shape[0])[:, None]",
+        "*",
+        "embeddings and positions",
+    ),
+    (
+        unusual,
+        "Letters",
+        "x = each(x, p)",
+        "x = each(x, p | torch.ones(src.size(1), src.size(1)).triu(1).bool())",
+        "causality",
+        "encoder",
+    ),
+    (unusual, "Letters", "self.a[1](x, y, p)", "self.a[1](x, y, m)", "causality", "cross-attention"),
+    (
+        unusual,
+        "Letters",
+        "p = src.eq(0)[:, None, None]",
+        "p = src.eq(0)[:, None, :, None]",
+        "padding",
+        "self-attention",
+    ),
+    (
+        unusual,
+        "Letters",
+        "bool(), x, p)",
+        "bool(), self.x[0](self.se(src) * d**0.5 + wave(src.size(1), d), p), p)",
+        "memory",
+        "decoder layer 1",
+    ),
+    (
+        unusual,
+        "Letters",
+        "return self.n[-1](x + z)",
+        "return self.n[-1](x + x + z)",
+        "*",
+        "encoder layer 1, the residual",
+    ),
+    (
+        unusual,
+        "Letters",
+        "return self.n[-1](x + z)",
+        "return self.n[-1](x + z if y is None else x)",
+        "*",
+        "decoder layer 1",
+    ),
+    (
+        unusual,
+        "Letters",
+        ".transpose(1, 2).reshape(b, t, d)",
+        ".permute(0, 2, 3, 1).reshape(b, t, d)",
+        "*",
+        "encoder layer 1, self-attention",
+    ),
+    (unusual, "Letters", "return y @", "return functional.dropout(y) @", "*", "dropout"),
+    (
+        unusual,
+        "Frozen",
+        "masked_fill(hidden, -1e9).softmax(-1) @ v",
+        "softmax(-1).masked_fill(hidden, -1e9) @ v",
+        "*",
+        "self-attention",
+    ),
+    (unusual, "Frozen", "masked_fill(hidden, -1e9).softmax(-1) @ v", "softmax(-1) * ~hidden @ v", "mask value", ""),
+    (unusual, "TorchEight", "self.two, tgt)", "self.one, tgt)", "embeddings", "two is never read"),
+    (
+        styles,
+        "Transformer",
+        "x = self.norm2(x + self.cross_attn(x,",
+        "y = x\n        x = self.norm2(2 * x + self.cross_attn(x,",
+        "*",
+        "decoder layer 1, the residual",
+    ),
+    (
+        more_styles,
+        "FusedTransformer",
+        "x = x + self.cross_attn(self.ln_cross(x)",
+        "x = y + self.cross_attn(self.ln_cross(x)",
+        "*",
+        "decoder layer 1|cross-attention",
+    ),
 ]
 
 
@@ -251,6 +383,37 @@ def test_planted_mistakes_are_found_where_they_are(module, name, old, new, place
     texts = " ".join(f"{each.place} {each.explanation}" for each in report.mistakes)
     assert place == "*" or place in [each.place for each in report.mistakes]
     assert re.search(where, texts), texts
+
+
+# class, text, what replaces it, words of the note
+RIGHT = [
+    (unusual, "Letters", "nn.LayerNorm(d)", "nn.RMSNorm(d)", "RMSNorm"),
+    (unusual, "Letters", ".masked_fill(m, -1e9)", " + m * -1e9", ""),
+    (unusual, "Letters", ".masked_fill(m, -1e9)", ".masked_fill(m, -math.inf)", ""),
+    (unusual, "Letters", ".masked_fill(m, -1e9)", ".masked_fill(m, -1e4)", ""),
+    (unusual, "Letters", "x = each(x, p)", "x = each(x, p | p.mT)", ""),
+    (unusual, "Frozen", "functional.relu(", "functional.gelu(", "GELU"),
+    (unusual, "Frozen", "functional.relu(", "nn.GELU('tanh')(", "GELU"),
+    (unusual, "Frozen", "functional.relu(", "functional.silu(", "SiLU"),
+    (
+        unusual,
+        "Frozen",
+        "(x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + self.eps)",
+        "x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt()",
+        "RMSNorm",
+    ),
+    (unusual, "TorchEight", "8, 2, 2, 64, 0.0, batch", "8, 2, 2, 64, 0.0, norm_first=True, batch", "pre-norm"),
+    (unusual, "TorchEight", "8, 2, 2, 64, 0.0, batch", "8, 2, 2, 64, 0.0, 'gelu', batch", "GELU"),
+    (more_styles, "FlashTransformer", "bias=False", "bias=True", ""),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "name", "old", "new", "note"), RIGHT)
+def test_right_variants_are_right(module, name, old, new, note):
+    report = check(planted(module, old, new)[name], {})
+    assert report.mistakes == []
+    assert note in " ".join(report.notes)
 
 
 def test_one_module_in_two_places_is_found():

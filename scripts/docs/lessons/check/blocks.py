@@ -166,7 +166,7 @@ class Graph:
         while x.operation in _OF_NORM and any(each.is_data for each in x.inputs):
             x = next(each for each in x.inputs if each.is_data)
             steps += 1
-        if not steps:
+        if not steps and not _is_divided(node):
             return
         output = node
         parameters = [gain]
@@ -202,6 +202,15 @@ class Graph:
             return node
         origins = dict.fromkeys(self.origins[each] for each in data)
         return next(iter(origins)) if len(origins) == 1 else node
+
+
+def _is_divided(node: Node) -> bool:
+    """True if a number of each vector divides or multiplies it, as in gain * x / root(mean(x²))."""
+    return any(
+        child.operation in ("div", "mul")
+        and any(each.is_data and each.value.shape[-1] == 1 for each in child.inputs)
+        for child in node.children
+    )
 
 
 def sequence_of(node: Node) -> Node:
@@ -452,11 +461,11 @@ def name_blocks(stacks: Mapping[str, Stack]) -> bool:
     return is_swapped
 
 
-def place_norms(graph: Graph, stack: Stack, norms: list[Norm]) -> list[Norm]:
-    """Assign the normalisations of a stack to its blocks, and return those without a place."""
+def place_norms(graph: Graph, stack: Stack, norms: list[Norm]) -> None:
+    """Assign the normalisations of a stack to its blocks."""
     blocks = [block for layer in stack.layers for block in layer]
     if not blocks:
-        return norms
+        return
     read = {block.x for block in blocks}
     # of two calls with the same vectors, the one that a block reads
     ordered = sorted(norms, key=lambda norm: norm.output not in read)
@@ -486,15 +495,11 @@ def place_norms(graph: Graph, stack: Stack, norms: list[Norm]) -> list[Norm]:
             place.norm = norm
         else:
             rest.append(norm)
-    left: list[Norm] = []
     for norm in rest:
         if norm.node.number < blocks[0].start and stack.norm_of_embeddings is None:
             stack.norm_of_embeddings = norm
         elif norm.node.number > blocks[-1].end.number and stack.final_norm is None:
             stack.final_norm = norm
-        else:
-            left.append(norm)
-    return left
 
 
 def _is_inside(norm: Norm, stack: Stack) -> bool:

@@ -85,6 +85,16 @@ _REPEATED = Mistake(
     "one projection (d_k, d_k) serves every head: each head has its own",
 )
 
+# An operation of ATen -> an activation that it may be part of.
+_OF_OPERATION = (
+    ("gelu", "gelu"),
+    ("gelu", "gelu by tanh"),
+    ("erf", "gelu"),
+    ("tanh", "gelu by tanh"),
+    ("silu", "silu"),
+    ("sigmoid", "silu"),
+)
+
 _MASKS = {
     "visible": "masks: 1 or True shows a key",
     "number": "masks: 1 shows a key",
@@ -187,24 +197,24 @@ def _checked(
     if found.is_applied:
         outputs = [_applied(found, output) for output in outputs]
     # The weights have their roles by this position.
-    norms = {"norm position": ("pre" if found.is_pre else "post",), **subject.norm_options(model)}
+    norms: dict[str, tuple[Any, ...]] = {
+        "norm position": ("pre" if found.is_pre else "post",),
+        "activation": _activations(found.operations),
+        **subject.norm_options(model),
+    }
     checked = _Subject(model, source, target, calls, outputs, found, norms)
     report = _first_mistakes(checked)
     if report is None:
         report = _numbers(checked, subject.heads_of(model, arguments))
     report = _with_notes(checked, report, build)
+    if report.mistakes:
+        return report
     asks_pre_norm = any(
         "norm" in name and (value is True or value == "pre") for name, value in arguments.items()
     )
-    if (
-        not report.mistakes
-        and asks_pre_norm
-        and not any(note.startswith("pre-norm") for note in report.notes)
-    ):
+    if asks_pre_norm and not any(note.startswith("pre-norm") for note in report.notes):
         return Report([_PRE], report.difference, report.notes)
-    for mistake, difference in (
-        () if report.mistakes else _with_cache_and_padding(model, source, target)
-    ):
+    for mistake, difference in _with_cache_and_padding(model, source, target):
         if difference > TOLERANCE:
             return Report([mistake], difference, report.notes)
     return report
@@ -213,6 +223,16 @@ def _checked(
 def _first_mistakes(checked: _Subject) -> Report | None:
     """Mistakes of the weights alone."""
     found = checked.roles
+    if found.half_norms:
+        explanation = f"no operation uses {', '.join(found.half_norms[:3])} of a normalisation"
+        return Report([Mistake("norm", "§3.1", "half", explanation)], float("inf"), [])
+    if found.has_one_table and (name := _unread_table(checked)):
+        explanation = f"source and target are looked up in one table, and {name} is never read"
+        return Report([Mistake("embeddings", "§3.4", "one", explanation)], float("inf"), [])
+    for stack, table in found.tables.items():
+        if len(table) > 1 and torch.equal(table, table[:1].expand_as(table)):
+            explanation = f"every token of the {stack} gets the same position"
+            return Report([Mistake("positions", "§3.5", "same", explanation)], float("inf"), [])
     if found.shared:
         explanation = f"one module is {found.shared[0]}: each has its own weights"
         return Report([Mistake("layers", "§3.1", "shared", explanation)], float("inf"), [])
@@ -222,29 +242,54 @@ def _first_mistakes(checked: _Subject) -> Report | None:
     return Report([_TIED], float("inf"), []) if found.tied_to_source else None
 
 
+def _unread_table(checked: _Subject) -> str | None:
+    """The name of an embedding of words in which nothing is looked up."""
+    parameters = dict(checked.model.named_parameters())
+    read = [parameters[name] for name in checked.roles.looked_up]
+    for name, part in checked.model.named_modules():
+        if not isinstance(part, nn.Embedding) or not part.weight.requires_grad:
+            continue
+        is_of_words = part.num_embeddings in (subject.SOURCE_TOKENS, subject.TARGET_TOKENS)
+        if is_of_words and not any(part.weight is each for each in read):
+            return name
+    return None
+
+
+def _activations(operations: frozenset[str]) -> tuple[str, ...]:
+    """The right activations whose operations occur."""
+    options = [option for operation, option in _OF_OPERATION if operation in operations]
+    return ("relu", *dict.fromkeys(options))
+
+
 def _numbers(checked: _Subject, named_heads: Sequence[int]) -> Report:
     """Compare the outputs, with the number of heads that the code names first, then with the one that it uses."""
     found = checked.roles
     width = len(found.tensors["model.encoder.embed_tokens.weight"][0])
     all_heads = [each for each in dict.fromkeys((*named_heads, found.heads)) if width % each == 0]
-    report = None
+    report = Report([UNKNOWN], float("inf"), [])
     for heads in all_heads:
-        reference = Reference(found.tensors, heads, subject.PAD, found.tables)
-        other = _compare(checked, reference)
-        if report is None or other.mistakes != [UNKNOWN]:
-            report = other
-        if other.mistakes != [UNKNOWN]:
+        report = _compare(checked, _reference(checked, heads))
+        if report.mistakes != [UNKNOWN]:
             break
-    assert report is not None
-    if report.mistakes == [UNKNOWN]:
-        reference = Reference(found.tensors, all_heads[0], subject.PAD, found.tables)
-        mistakes = _local(checked, reference)
-        return report._replace(
-            mistakes=[_REPEATED, *mistakes] if found.repeated else mistakes or [UNKNOWN]
-        )
+    mistakes = report.mistakes
+    if mistakes == [UNKNOWN]:
+        mistakes = _local(checked, _reference(checked, all_heads[0]))
+        if not mistakes and not found.repeated:
+            mistakes = [UNKNOWN]
     if found.repeated:
-        return report._replace(mistakes=[_REPEATED, *report.mistakes])
-    return report
+        mistakes = [_REPEATED, *mistakes]
+    return report._replace(mistakes=mistakes)
+
+
+def _reference(checked: _Subject, heads: int) -> Reference:
+    found = checked.roles
+    return Reference(
+        found.tensors,
+        heads,
+        subject.PAD,
+        tables=found.tables,
+        large_epsilon=subject.large_epsilon(checked.model),
+    )
 
 
 def _local(checked: _Subject, reference: Reference) -> list[Mistake]:
@@ -313,26 +358,34 @@ def _with_notes(checked: _Subject, report: Report, build: Any) -> Report:
         notes.append(
             f"forward gives the decoder's states (B, T, d_model): {module} was applied to them"
         )
-    encodings = dict.fromkeys(call.encoding for call in checked.calls if call.encoding)
-    matching = [note for note in notes if note in _MASKS.values()]
-    if encodings and matching:
-        own = own_convention(build)
-        encoding = next(name for name, note in _MASKS.items() if note == matching[0])
-        encoding = "visible" if encoding == "number" else encoding
-        if own is not None and own.is_shifted:
-            explanation = (
-                f"{own.function} does not mark a position and the earlier ones: its diagonal is off"
-            )
-            mistakes.append(Mistake("causal mask", "§3.2.3", "own function", explanation))
-        elif own is not None and encoding in ("visible", "hidden") and own.encoding != encoding:
-            explanation = f"{own.function} marks the {own.encoding} keys, and attention takes them for the {encoding} "
-            mistakes.append(
-                Mistake("masks", "§3.2.3", "inverted", f"{explanation}ones: an inverted mask")
-            )
+    encodings = [name for name, note in _MASKS.items() if note in notes]
+    mistake = _mistake_of_masks(build, encodings[0]) if encodings else None
+    if mistake is not None:
+        mistakes.append(mistake)
     unused = [name for name in found.unused if name not in found.filled]
     if unused and not mistakes:
         notes.append(f"no operation uses {', '.join(unused[:3])}{' …' if len(unused) > 3 else ''}")
     return report._replace(mistakes=mistakes, notes=notes)
+
+
+def _mistake_of_masks(build: Any, encoding: str) -> Mistake | None:
+    """What is wrong if the masks come from the functions next to the code, and attention reads `encoding`."""
+    own = own_convention(build)
+    if own is None:
+        return None
+    if own.is_shifted:
+        explanation = (
+            f"{own.function} does not mark a position and the earlier ones: its diagonal is off"
+        )
+        return Mistake("causal mask", "§3.2.3", "own function", explanation)
+    encoding = "visible" if encoding == "number" else encoding
+    if encoding == "added" or own.encoding == encoding:
+        return None
+    explanation = (
+        f"{own.function} marks the {own.encoding} keys, and attention takes them for the {encoding} "
+        "ones: an inverted mask"
+    )
+    return Mistake("masks", "§3.2.3", "inverted", explanation)
 
 
 def _with_cache_and_padding(

@@ -19,6 +19,7 @@ _head = partial(Mistake, "heads", "§3.2.2")
 _factor = partial(Mistake, "attention scale", "§3.2.1, Eq. 1")
 _softmax = partial(Mistake, "softmax", "§3.2.1, Eq. 1")
 _causal = partial(Mistake, "causal mask", "§3.2.3")
+_causality = partial(Mistake, "causality", "§3.2.3")
 _padding = partial(Mistake, "padding", "§3.2.3")
 _value = partial(Mistake, "mask value", "§3.2.3")
 _memory = partial(Mistake, "memory", "§3.2.3")
@@ -52,6 +53,10 @@ MISTAKES = (
     ),
     _position("multiplied", "positions are multiplied by 10000^(2i / d_model), not divided by it"),
     _position("from 1", "positions start at 1, not at 0"),
+    _position("always 0", "every token gets position 0"),
+    _position(
+        "by sentence", "positions count the sentences of a batch, not the tokens of a sentence"
+    ),
     _position("base 1000", "the base of the wavelengths is 1000, not 10000"),
     _position("base 100000", "the base of the wavelengths is 100000, not 10000"),
     _position(
@@ -95,6 +100,11 @@ MISTAKES = (
         "reversed",
         "a position sees itself and later ones: the causal mask is transposed or inverted",
     ),
+    _causality(
+        "in the encoder",
+        "the encoder has a causal mask too, and sees no later tokens of the source",
+    ),
+    _causality("in cross-attention", "cross-attention has the causal mask of the target"),
     _padding("ignored", "padding of the source is attended to"),
     _padding("ignored in the encoder", "the encoder attends to padding"),
     _padding("ignored in cross-attention", "cross-attention attends to padding of the source"),
@@ -147,6 +157,7 @@ MISTAKES = (
         "LayerNorm averages over positions and features, not over features alone",
     ),
     _norm("no mean", "LayerNorm does not subtract the mean"),
+    Mistake("epsilon", "§3.1", "large", "epsilon is so large that it changes the numbers"),
     Mistake("final norm", "§3.1", "unused", "the normalisation after the stacks is not used"),
     _hidden("none", "the feed-forward network has no activation"),
     _hidden("sigmoid", "the activation is a sigmoid, not ReLU"),

@@ -20,7 +20,7 @@ from .trace import Trace
 AT = "model.encoder.layers.0."
 _PARTS = {
     r"position(?!_?wise)|pos_?enc|^pe$": ("positions", ("positions",)),
-    r"norm|^ln$": ("norm", ("norm",)),
+    r"norm|^ln$": ("norm", ("norm", "epsilon")),
     r"layer|block": (
         "encoder layer",
         (
@@ -30,6 +30,7 @@ _PARTS = {
             "mask value",
             "residual",
             "norm",
+            "epsilon",
             "activation",
             "feed-forward",
             "attention output",
@@ -86,7 +87,10 @@ def check_part(build: Any, given: Mapping[str, Any], part: str, places: tuple[st
     named = subject.heads_of(module, arguments)
     smallest = float("inf")
     for heads in dict.fromkeys(each for each in (*named, *all_heads) if subject.WIDTH % each == 0):
-        expected = _reference(part, Reference(tensors, heads, subject.PAD))
+        reference = Reference(
+            tensors, heads, subject.PAD, large_epsilon=subject.large_epsilon(module)
+        )
+        expected = _reference(part, reference)
         for choice, mistake in choices(places, subject.norm_options(module)):
             try:
                 numbers = expected(x, visible, choice)

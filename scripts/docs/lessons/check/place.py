@@ -138,19 +138,14 @@ class Places:
 
     def _memory(self, sublayer: Sublayer) -> Mistake | None:
         memory = sublayer.memory
-        embeddings = (
-            self.roles.sublayers["encoder"][0].stream if self.roles.sublayers["encoder"] else None
-        )
         if memory is None:
             return None
         if sublayer.reads_itself:
             return _listed("memory", "the decoder itself")
-        if (
-            embeddings is not None
-            and memory.shape == embeddings.shape
-            and torch.equal(memory, embeddings)
-        ):
-            return _listed("memory", "the embeddings")
+        streams = [each.stream for each in self.roles.sublayers["encoder"]]
+        for number, stream in enumerate(streams):
+            if torch.equal(memory, stream):
+                return _INNER_MEMORY if number else _listed("memory", "the embeddings")
         return None
 
     def _function(
@@ -168,6 +163,7 @@ class Places:
             return self._explain(output, stack, feed_forward, right, ("activation", "feed-forward"))
         crosses = sublayer.role == "cross_attn"
         is_causal = stack == "decoder" and not crosses
+        where = "in cross-attention" if crosses else "in the encoder"
         memory = x
         if crosses and sublayer.memory is not None:
             read = self.oriented(sublayer.memory, "decoder" if sublayer.reads_itself else "encoder")
@@ -179,12 +175,15 @@ class Places:
                 mask = self.visible[:, None, None]
                 option = choice.get("padding")
                 mask = {"ignored": torch.ones_like(mask), "inverted": ~mask}.get(str(option), mask)
+                if choice.get("causality") == where:
+                    mask = mask & reference.causal_mask(x.shape[1], {})
             if crosses and sublayer.reads_itself:
                 mask = torch.ones(1, dtype=torch.bool)
             return reference.attention(x, memory, mask, f"{at}{sublayer.role}.", choice)
 
         right = [{"heads": option} for option in ALLOWED["heads"]]
-        places = (*_IN_ATTENTION, "causal mask" if is_causal else "padding")
+        masks = ("causal mask",) if is_causal else ("padding", "causality")
+        places = (*_IN_ATTENTION, *masks)
         return self._explain(output, stack, attention, right, places)
 
     def _connection(
@@ -211,7 +210,7 @@ class Places:
                 stack,
                 lambda choice: reference.norm(stream, place, choice),
                 self.norms,
-                ("norm",),
+                ("norm", "epsilon"),
             )
             yield from _as_differences(mistakes, where, "§3.1", unknown)
         after = following.stream if following is not None else self.roles.flow.get(stack)
@@ -235,7 +234,7 @@ class Places:
             return
         places = ["residual"]
         if not self.roles.is_pre:
-            places.append("norm")
+            places += ["norm", "epsilon"]
         if following is None:
             places.append("final norm")
         mistakes = self._explain(after, stack, expected, self.norms, places)
@@ -301,6 +300,14 @@ _OLD_INPUT = Mistake(
     "§3.1",
     "old input",
     "the layer reads the embeddings, not the output of the layer before",
+)
+
+
+_INNER_MEMORY = Mistake(
+    "memory",
+    "§3.2.3",
+    "inner",
+    "cross-attention reads an inner layer of the encoder, not the encoder's output",
 )
 
 

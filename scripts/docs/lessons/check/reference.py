@@ -6,6 +6,7 @@ The first option of a place is the paper's. Other right options are in `ALLOWED`
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,14 +17,16 @@ from torch.nn import functional
 ALLOWED: dict[str, tuple[Any, ...]] = {
     "norm position": ("post", "pre"),
     "positions": ("interleaved", "split", "tensor2tensor"),
-    "activation": ("relu", "gelu"),
-    "norm": ("biased", "unbiased"),
+    "activation": ("relu", "gelu", "gelu by tanh", "silu"),
+    "norm": ("biased", "unbiased", "rms"),
     "heads": ("blocks", "strides"),
 }
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
+    "gelu by tanh": partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
     "none": lambda x: x,
     "sigmoid": torch.sigmoid,
 }
@@ -41,6 +44,8 @@ class Reference:
     #: stack -> its table of positions (P, D)
     tables: Mapping[str, Tensor] = field(default_factory=dict)
     epsilon: float = 1e-5
+    #: the epsilon of a normalisation that has one large enough to change the numbers, or 0
+    large_epsilon: float = 0.0
 
     def __call__(self, source: Tensor, target: Tensor, choice: Mapping[str, Any]) -> Tensor:
         """Return the logits (B, T, V) of source (B, S) and decoder input (B, T)."""
@@ -54,7 +59,11 @@ class Reference:
         def shown(where: str) -> Tensor:
             if option in ("ignored", f"ignored in {where}"):
                 return torch.ones_like(visible)
-            return ~visible if option in ("inverted", f"inverted in {where}") else visible
+            if option in ("inverted", f"inverted in {where}"):
+                return ~visible
+            if choice.get("causality") == f"in {where}":
+                return visible & self.causal_mask(source.shape[1], {})
+            return visible
 
         hidden = self.embed(source, "encoder", choice)
         memory = hidden
@@ -113,20 +122,27 @@ class Reference:
         scale = table.shape[1] ** _SCALES[choice.get("embedding scale", "sqrt(d_model)")]
         option = choice.get("positions", "interleaved")
         vectors = table[ids] * scale
-        if option not in ("none", f"none in the {stack}"):
-            positions = self.positions(ids.shape[1], table.shape[1], stack, option)
-            if stack == "decoder" and choice.get("steps") == "each at position 0":
-                positions = positions[:1]
-            vectors = (
-                (table[ids] + positions) * scale if option == "scaled" else vectors + positions
-            )
+        if option == "scaled":
+            vectors = (table[ids] + self.added(ids, stack, choice)) * scale
+        elif option not in ("none", f"none in the {stack}"):
+            vectors = vectors + self.added(ids, stack, choice)
         if choice.get("embeddings") == "normalised":
             return self.norm(vectors, f"model.{stack}.embedding_norm", choice)
         return vectors
 
+    def added(self, ids: Tensor, stack: str, choice: Mapping[str, Any]) -> Tensor:
+        """The vectors of positions (T, D) that are added to embeddings, or (B, 1, D) by a mistake."""
+        width = self.weights[f"model.{stack}.embed_tokens.weight"].shape[1]
+        option = choice.get("positions", "interleaved")
+        if option == "by sentence":
+            return self.positions(len(ids), width, stack, option)[:, None]
+        vectors = self.positions(ids.shape[1], width, stack, option)
+        is_step = stack == "decoder" and choice.get("steps") == "each at position 0"
+        return vectors[:1] if is_step or option == "always 0" else vectors
+
     def positions(self, length: int, width: int, stack: str, option: str) -> Tensor:
         """The vectors (T, D) of positions 0, 1, …"""
-        if stack in self.tables and option in ("interleaved", "scaled"):
+        if stack in self.tables and option in ("interleaved", "scaled", "by sentence", "always 0"):
             return self.tables[stack][:length]
         numbers = torch.arange(length, dtype=torch.float64)[:, None]
         even = torch.arange(0, width, 2, dtype=torch.float64)  # 2i
@@ -239,16 +255,25 @@ class Reference:
         gain = self.weights[f"{name}.weight"]
         bias = self.weights.get(f"{name}.bias", torch.zeros(()))
         kind = choice.get("norm", "biased")
-        epsilon = choice.get("epsilon", self.epsilon)
         if kind == "none":
             return x
+        epsilon = choice.get("epsilon", self.epsilon)
+        if epsilon == "large":
+            if not self.large_epsilon:
+                raise KeyError("the model has no large epsilon")
+            epsilon = self.large_epsilon
+        if kind == "rms":
+            return x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt() * gain + bias
         axes = {"over positions": (1,), "over positions and features": (1, 2)}.get(kind, (-1,))
         centred = x if kind == "no mean" else x - x.mean(axes, keepdim=True)
         variance = x.var(axes, keepdim=True, unbiased=kind.startswith("unbiased"))
-        divisor = variance.sqrt() + epsilon if kind == "unbiased" else (variance + epsilon).sqrt()
-        return (
-            centred / (variance + epsilon if kind.endswith("variance") else divisor) * gain + bias
-        )
+        if kind == "unbiased":
+            divisor = variance.sqrt() + epsilon
+        elif kind.endswith("variance"):
+            divisor = variance + epsilon
+        else:
+            divisor = (variance + epsilon).sqrt()
+        return centred / divisor * gain + bias
 
     def final_norm(self, x: Tensor, stack: str, choice: Mapping[str, Any]) -> Tensor:
         name = f"model.{stack}.layer_norm"
@@ -275,8 +300,6 @@ class Reference:
         q = split(self.linear(x, f"{at}q_proj"))
         k = split(self.linear(memory, f"{at}k_proj"))
         v = split(self.linear(memory, f"{at}v_proj"))
-        if option == "keys are values":
-            v = k
         size = len(self.weights[f"{at}q_proj.weight"]) // self.heads
         scales = {
             "none": 1.0,

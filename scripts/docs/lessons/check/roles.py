@@ -3,6 +3,7 @@
 Names of modules only help with weights that no operation uses.
 """
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +19,6 @@ from .blocks import (
     SHAPES,
     Block,
     Graph,
-    Norm,
     Stack,
     blocks_of,
     module_of,
@@ -58,13 +58,19 @@ class Roles:
         sublayers: stack -> its sublayers in the order of execution.
         heads: the number of heads by the shapes of the scores.
         is_pre: the encoder is pre-norm.
+        output_name: the name of the output layer's weight.
+        is_applied: forward does not call the output layer.
         tied_to_source: the output layer has the table of the source, and the target another one.
-        missing: the output layer that forward does not call, as weight and bias, with its name.
+        looked_up: names of the parameters in which words or positions are looked up.
+        has_one_table: source and target are looked up in the same table.
+        operations: the names of the operations on the sentences.
         shared: modules in two places, in words.
         unused: names of parameters that no operation uses.
         filled: those of them that got the role of a missing weight.
+        half_norms: names of gains and biases that no operation uses, of normalisations that are used.
         unused_layers: the modules whose parameters are all unused, although other layers of the stack are called.
-        unnamed: places that the architecture does not have, in words.
+        repeated: one small projection serves all heads of an attention.
+        is_swapped: cross-attention comes before self-attention.
     """
 
     tensors: dict[str, Tensor]
@@ -74,13 +80,16 @@ class Roles:
     heads: int
     is_pre: bool = False
     tied_to_source: bool = False
+    looked_up: frozenset[str] = frozenset()
+    has_one_table: bool = False
+    operations: frozenset[str] = frozenset()
     output_name: str = ""
     is_applied: bool = False
     shared: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     filled: list[str] = field(default_factory=list)
+    half_norms: list[str] = field(default_factory=list)
     unused_layers: list[str] = field(default_factory=list)
-    unnamed: list[str] = field(default_factory=list)
     repeated: bool = False
     is_swapped: bool = False
 
@@ -107,25 +116,25 @@ def roles_of(trace: Trace, module: nn.Module, given: Mapping[str, str]) -> Roles
     stacks = stacks_of(graph, trace, blocks)
     is_swapped = name_blocks(stacks)
     source = {stacks["encoder"].table.number}
-    left: list[Norm] = []
     for name, stack in stacks.items():
         norms = [
             each for each in graph.norms.values() if (each.x.reads <= source) == (name == "encoder")
         ]
-        left += place_norms(graph, stack, norms)
+        place_norms(graph, stack, norms)
         stack.positions = _learned_positions(graph, stack, dict(module.named_parameters()))
     roles = Roles({}, {}, {}, {}, next(block.heads for block in blocks if block.is_attention))
     roles.is_pre = stacks["encoder"].is_pre
     roles.is_swapped = is_swapped
     roles.repeated = any(block.repeated for block in blocks)
     roles.shared = _shared(stacks)
+    roles.operations = frozenset(node.operation for node in graph.nodes if node.is_data)
+    roles.looked_up = frozenset(_lookup_names(graph))
+    read = [stack.table.inputs[0].parameters for stack in stacks.values()]
+    roles.has_one_table = read[0] == read[1]
     for name, stack in stacks.items():
         _add_stack(roles, name, stack)
     _add_output(roles, graph, stacks, module, blocks, given)
     _add_unused(roles, graph, stacks, module)
-    roles.unnamed += [
-        f"a normalisation ({', '.join(sorted(norm.names)) or 'without gain'})" for norm in left
-    ]
     _add_flow(roles, stacks)
     return roles
 
@@ -212,6 +221,7 @@ def _shared(stacks: Mapping[str, Stack]) -> list[str]:
         for number, layer in enumerate(stack.layers):
             for block in layer:
                 at = f"{name} layer {number + 1}"
+                places |= _twice_in_attention(block, f"{ROLE_WORDS[block.role]} of {at}")
                 for parameter in block.names:
                     places.setdefault(parameter, []).append(f"{ROLE_WORDS[block.role]} of {at}")
                 for parameter in block.norm.names if block.norm else ():
@@ -222,6 +232,25 @@ def _shared(stacks: Mapping[str, Stack]) -> list[str]:
         dict.fromkeys(f"{used[0]} and {used[1]}" for used in places.values() if len(used) > 1)
     )
 
+
+def _twice_in_attention(block: Block, where: str) -> dict[str, list[str]]:
+    """The projections of an attention that are one matrix, by their words."""
+    twice: dict[str, list[str]] = {}
+    for first, second in itertools.combinations(_PROJECTION_WORDS, 2):
+        if first in block.weights and second in block.weights:
+            weights = (block.weights[first].weight, block.weights[second].weight)
+            if torch.equal(*weights):
+                words = (_PROJECTION_WORDS[first], _PROJECTION_WORDS[second])
+                twice[f"{where} {words}"] = [f"{each} of {where}" for each in words]
+    return twice
+
+
+_PROJECTION_WORDS = {
+    "q": "the projection of the queries",
+    "k": "the projection of the keys",
+    "v": "the projection of the values",
+    "out": "the projection of the output",
+}
 
 ROLE_WORDS = {
     "self_attn": "self-attention",
@@ -331,6 +360,9 @@ def _add_unused(roles: Roles, graph: Graph, stacks: Mapping[str, Stack], module:
         prefix = roles.output_name.rpartition(".")[0]
         for name in (roles.output_name, f"{prefix}.bias"):
             unused.pop(name, None)
+    roles.half_norms = _half_norms(graph, unused)
+    for name in roles.half_norms:
+        del unused[name]
     for name, stack in stacks.items():
         prefixes = [module_of(layer) for layer in stack.layers]
         for number, (layer, prefix) in enumerate(zip(stack.layers, prefixes, strict=True)):
@@ -388,6 +420,20 @@ def _unused(graph: Graph, module: nn.Module) -> dict[str, nn.Parameter]:
         for name, each in module.named_parameters()
         if name not in read and is_trained(each)
     }
+
+
+def _half_norms(graph: Graph, unused: Mapping[str, nn.Parameter]) -> list[str]:
+    """The unused gains and biases next to a gain or a bias that a normalisation uses."""
+    used = {_parent(name) for norm in graph.norms.values() for name in norm.names}
+    return [
+        name
+        for name, each in unused.items()
+        if _parent(name) in used and each.shape == (graph.width,)
+    ]
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _unused_layers(unused: Mapping[str, nn.Parameter], module: nn.Module) -> list[str]:
@@ -530,9 +576,11 @@ def _add_flow(roles: Roles, stacks: Mapping[str, Stack]) -> None:
                         reads_itself,
                     )
                 )
-    for layer in stacks["decoder"].layers:
-        crossing = next((block for block in layer if block.role == "cross_attn"), None)
-        if crossing is None or crossing.memory is None:
+    streams = [each.stream for each in roles.sublayers["encoder"]]
+    for sublayer in roles.sublayers["decoder"]:
+        memory = sublayer.memory
+        if sublayer.role != "cross_attn" or memory is None or sublayer.reads_itself:
             continue
-        if stacks["decoder"].table.number not in crossing.memory.reads:
-            roles.flow.setdefault("encoder", crossing.memory.value)
+        if not any(torch.equal(memory, stream) for stream in streams):
+            roles.flow["encoder"] = memory
+            return

@@ -183,21 +183,25 @@ def _run(path: str, name: str, given: dict[str, Any], roles: dict[str, str]) -> 
     }
 
 
+def answer_of(path: str, name: str, given: dict[str, Any], roles: dict[str, str]) -> dict[str, Any]:
+    """In the separate process: the fields of the report, or "error" with the reason why there is none."""
+    try:
+        return _run(path, name, given, roles)
+    except UserError as error:
+        return {"error": str(error)}
+    except _Refused as refusal:
+        return {"error": f"{refusal}, which a check refuses"}
+    except SystemExit as error:
+        return {"error": f"the code called sys.exit({error.code!r})"}
+    except RecursionError as error:
+        return {"error": one_line(error)}
+
+
 def main() -> None:
     """Read a task from standard input, and print the answer as a line of JSON."""
     answer_to = sys.stdout
     sys.stdout = sys.stderr  # what the code prints is no answer
-    path, name, given, roles = json.load(sys.stdin)
-    try:
-        answer = _run(path, name, given, roles)
-    except UserError as error:
-        answer = {"error": str(error)}
-    except _Refused as refusal:
-        answer = {"error": f"{refusal}, which a check refuses"}
-    except SystemExit as error:
-        answer = {"error": f"the code called sys.exit({error.code!r})"}
-    except RecursionError as error:
-        answer = {"error": one_line(error)}
+    answer = answer_of(*json.load(sys.stdin))
     print(json.dumps(answer), file=answer_to, flush=True)
     os._exit(0)  # threads and handlers of the code do not delay the end
 

@@ -23,6 +23,7 @@ POSITIONS = 40
 PAD = 0
 BOS = 1
 EOS = 2
+LARGE_EPSILON = 1e-3
 
 _TARGET = r"decoder_input(_id)?s|(tgt|trg|target)s?(_\w+)?|dec(oder)?_in\w*|y"  # names of the decoder's input
 _MASK = r"mask|pad|valid_?len|lengths?$"  # in names of masks, or of the numbers of words
@@ -170,19 +171,28 @@ def randomise(module: nn.Module) -> None:
 
 def norm_options(module: nn.Module) -> dict[str, tuple[Any, ...]]:
     """The epsilons and kinds of normalisation that the modules may have."""
-    named = {
-        value
-        for part in module.modules()
-        for name in ("eps", "epsilon", "variance_epsilon")
-        if isinstance(value := getattr(part, name, None), float)
-    }
-    torchs = any(isinstance(part, nn.LayerNorm) for part in module.modules())
-    return {
-        "norm": ("biased",) if torchs else ("biased", "unbiased"),
-        "epsilon": tuple(named)
-        if len(named) == 1
-        else (*named, *sorted({1e-5, 1e-6, 1e-12} - named)),
-    }
+    named = {value for value in _epsilons(module) if value < LARGE_EPSILON}
+    usual = {1e-5, 1e-6, 1e-12} - named if len(named) != 1 else set()
+    kinds = {type(part) for part in module.modules()}
+    norms: tuple[str, ...] = ("biased", "unbiased", "rms")
+    if nn.LayerNorm in kinds:
+        norms = ("biased",)
+    elif nn.RMSNorm in kinds:
+        norms = ("rms",)
+    return {"norm": norms, "epsilon": (*named, *sorted(usual))}
+
+
+def large_epsilon(module: nn.Module) -> float:
+    """The largest epsilon of a normalisation that changes the numbers, or 0."""
+    return max((value for value in _epsilons(module) if value >= LARGE_EPSILON), default=0.0)
+
+
+def _epsilons(module: nn.Module) -> Iterator[float]:
+    for part in module.modules():
+        for name in ("eps", "epsilon", "variance_epsilon"):
+            value = getattr(part, name, None)
+            if isinstance(value, float):
+                yield value
 
 
 def shared_layers(module: nn.Module) -> bool:
@@ -253,30 +263,23 @@ def calls(module: nn.Module, source: Tensor, target: Tensor) -> Iterator[Call]:
 def _mask(name: str, source: Tensor, target: Tensor, dimensions: int, encoding: str) -> Tensor:
     """A mask by the words in its name. Two dimensions are those of `torch.nn.Transformer`."""
     of_target = re.search(_OF_TARGET, name.lower()) is not None
-    if re.search("len", name.lower()):
-        return (target if of_target else source).ne(PAD).sum(dim=1)
-    pads = re.search(r"pad|memory|attention_mask", name.lower()) is not None
-    batch, length = target.shape
-    causal = torch.ones(length, length, dtype=torch.bool).tril()
-    if dimensions == 2 and not pads:
-        visible = (
-            causal if of_target else torch.ones(source.shape[1], source.shape[1], dtype=torch.bool)
-        )
-    elif of_target and not pads:
-        visible = (
-            causal.expand(batch, 1, length, length)
-            if dimensions == 4
-            else causal.expand(batch, length, length)
-        )
-    else:
-        visible = (target if of_target else source).ne(PAD)
-        visible = (
-            visible
-            if dimensions == 2
-            else visible[:, None, None]
-            if dimensions == 4
-            else visible[:, None]
-        )
+    words = target if of_target else source
+    batch, length = words.shape
+    is_word = words.ne(PAD)  # (B, T)
+    if "len" in name.lower():
+        return is_word.sum(dim=1)
+    shapes = {2: is_word, 3: is_word[:, None], 4: is_word[:, None, None]}
+    all_pairs = torch.ones(length, length, dtype=torch.bool)
+    if re.search(r"pad|memory|attention_mask", name.lower()) is None:
+        shapes[2] = all_pairs
+        if of_target:
+            causal = all_pairs.tril()
+            shapes = {
+                2: causal,
+                3: causal.expand(batch, length, length),
+                4: causal.expand(batch, 1, length, length),
+            }
+    visible = shapes[dimensions]
     if encoding == "added":
         return torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
     return {"visible": visible, "hidden": ~visible, "number": visible.long()}[encoding]
