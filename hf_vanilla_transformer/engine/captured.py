@@ -15,6 +15,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -39,6 +40,9 @@ SLOTS = (32, 64, 96, 128, 192, 256, 384, 512)
 SOURCE_LENGTHS = (16, 32, 64, 128, 256, 512)
 CAPACITIES = (64, 128, 256, 512)  # of hypotheses
 
+# Of the steps of all models: torch captures one graph at a time. A garbage collection may return a step anywhere.
+_LOCK = threading.RLock()
+
 
 def rounded_up(size: int, sizes: tuple[int, ...]) -> int:
     """The smallest of `sizes` that is not below `size`."""
@@ -51,7 +55,7 @@ def rounded_up(size: int, sizes: tuple[int, ...]) -> int:
 class Recorder(Protocol):
     """Records what a function does to the memory of a device."""
 
-    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+    def record(self, function: Callable[[], object]) -> Callable[[], None]:
         """Run the function, and return a function that repeats its operations on the same memory."""
 
 
@@ -59,26 +63,54 @@ class CudaGraphs:
     """A `Recorder` with CUDA graphs, which have one pool of memory for their intermediate results."""
 
     def __init__(self, device: torch.device):
-        self.device = device
+        self.stream = _capture_stream(device)
         self.pool = torch.cuda.graph_pool_handle()
+        # Torch cannot capture into a pool that no graph uses any more.
+        self.first = self.record(lambda: torch.zeros(1, device=device))
 
-    def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        with torch.cuda.device(self.device):
-            current = torch.cuda.current_stream()
-            stream = torch.cuda.Stream()
-            stream.wait_stream(current)
-            with torch.cuda.stream(stream):
-                function()  # libraries allocate their own memory at a first call
-            current.wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                function()
+    def record(self, function: Callable[[], object]) -> Callable[[], None]:
+        function()  # libraries load kernels at a first call, which cannot be captured
+        graph = torch.cuda.CUDAGraph()
+        # `torch.cuda.graph` does not leave its stream if a capture fails.
+        with (
+            torch.cuda.stream(self.stream),
+            torch.cuda.graph(
+                graph,
+                pool=self.pool,
+                stream=self.stream,
+                capture_error_mode="thread_local",
+            ),
+        ):
+            function()
         return graph.replay
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which all steps of a device are captured.
+
+    A graph keeps the address of the workspace that cuBLAS has for this stream, so that nothing else may compute on it.
+    Torch hands out the same 32 streams of a priority again and again. Other work takes those of the usual priority.
+    """
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def recorder_of(device: torch.device) -> Recorder | None:
     """The recorder of a device, or None if its steps cannot be recorded."""
-    return CudaGraphs(device) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    with _LOCK:
+        return CudaGraphs(device)
+
+
+def is_on_default_stream(device: torch.device) -> bool:
+    """Return whether the operations of this thread follow each other, and those of all threads.
+
+    Captured steps share memory, so that steps on several streams would overwrite each other's results.
+    """
+    if device.type != "cuda":
+        return True
+    return torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
 
 
 class Sizes(NamedTuple):
@@ -233,7 +265,6 @@ class CapturedSteps:
         self.idle: dict[tuple[SearchConfig, Sizes], CapturedStep] = {}
         self.in_use = 0  # bytes
         self.pool = 0  # bytes, for the largest step
-        self.lock = threading.RLock()  # a collection may return a step anywhere
 
     def take(
         self,
@@ -247,7 +278,7 @@ class CapturedSteps:
         Args:
             like: the source's keys and values of each layer. Those of the static memory have their width and dtype.
         """
-        with self.lock:
+        with _LOCK:
             step = self.idle.pop((config, sizes), None)
             if step is None:
                 recorded = self._record(weights, config, sizes, like)
@@ -281,12 +312,14 @@ class CapturedSteps:
                 recorder=self.recorder,
             )
         except torch.OutOfMemoryError:
-            self.idle.clear()
-            return "out of memory"
+            if not self.idle:
+                return "out of memory"
+        self.idle.clear()
+        return self._record(weights, config, sizes, like)
 
     def give_back(self, step: CapturedStep) -> None:
         """End the use of a step."""
-        with self.lock:
+        with _LOCK:
             self.in_use -= step.nbytes
             self.idle[step.config, step.sizes] = step
             self._keep(MAX_STEPS, MAX_BYTES)
@@ -321,6 +354,7 @@ class CapturedDecoder(PackedDecoder):
         self.view: Memory | None = None  # of the static memory: the rows of the B sentences
         self.penalties: Tensor | None = None  # in the static memory
         self.moves = True  # the next step looks for memory, and finds a smaller one
+        self.refused: dict[Sizes, str] = {}  # with the reasons
         self.reasons: set[str] = set()  # that were logged
         super().__init__(weights, source)
 
@@ -397,8 +431,11 @@ class CapturedDecoder(PackedDecoder):
         )
         step = self.captured
         if step is None or step.config != config or not _fits(step.sizes, needed):
+            if needed in self.refused:
+                return self.refused[needed]
             taken = self.steps.take(self.weights, config, needed, self.cross_kv)
             if isinstance(taken, str):
+                self.refused[needed] = taken
                 return taken
             step = taken
         if step is not self.captured or self.view is None or len(self.view.visible) != rows:
@@ -481,8 +518,12 @@ class CapturedDecoder(PackedDecoder):
     def read_done(self, state: BeamState) -> list[bool]:
         """`state.done` on the host, and with it how much room the sentences need that are not done."""
         done = state.done
-        # A sentence that is done would keep its slots.
-        self.slots.visible.masked_fill_(done[:, None, None], False)
+        # A sentence that is done would keep its slots, and so would the rows of a step that have none.
+        if self.captured is None:
+            self.slots.visible.masked_fill_(done[:, None, None], False)
+        else:
+            memory = self.captured.memory
+            memory.visible.masked_fill_(memory.state.done[:, None, None], False)
         used = self.slots.used(state.parents)  # (B, C)
         sources = self.source_lengths.masked_fill(done, 1)
         # One wait for all numbers.

@@ -235,7 +235,7 @@ class InferenceEngine:
             return CompiledDecoder(weights, source, beams)
         if isinstance(weights, Int8Weights):
             return Int8Decoder(weights, source)
-        if weights.steps is not None:
+        if weights.steps is not None and captured.is_on_default_stream(model.device):
             return captured.CapturedDecoder(weights, source, weights.steps)
         return PackedDecoder(weights, source)
 

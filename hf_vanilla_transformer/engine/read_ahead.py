@@ -8,6 +8,7 @@ Shapes: n sentences, S source length, P first tokens of a translation.
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Protocol, TypeAlias, TypeVar
 
 import torch
@@ -36,7 +37,7 @@ class CudaSideStream:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.stream = torch.cuda.Stream(device)
+        self.stream = _stream(device)
         self.stream.wait_stream(torch.cuda.current_stream(device))
 
     def run(self, function: Callable[[], Result]) -> Result:
@@ -50,6 +51,12 @@ class CudaSideStream:
             # Memory is given away when both streams have used it, whichever has allocated it.
             tensor.record_stream(current)
             tensor.record_stream(self.stream)
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all searches, because cuBLAS and torch's allocator keep memory for every stream."""
+    return torch.cuda.Stream(device)
 
 
 def side_stream_of(device: torch.device) -> SideStream | None:

@@ -19,7 +19,9 @@ STEPS_AT_ONCE = 16  # as on a GPU
 Operation = tuple[Any, tuple, dict[str, Any], Any]  # with its arguments and its result
 
 
-class _Recording(TorchDispatchMode):
+class Recording(TorchDispatchMode):
+    """Keeps the operations on tensors, and refuses those that a GPU would be waited for."""
+
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[Operation] = []
@@ -42,17 +44,22 @@ class Recorder:
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
         function()  # a CUDA graph warms up, too
-        with _Recording() as recording:
+        with Recording() as recording:
             function()
         self.recorded += 1
         self.operations = operations = recording.operations
 
         def repeat() -> None:
             self.repeated += 1
-            for func, args, kwargs, result in operations:
-                _write(result, func(*args, **kwargs))
+            repeat_operations(operations)
 
         return repeat
+
+
+def repeat_operations(operations: list[Operation]) -> None:
+    """Do as a CUDA graph does: the same operations on the same memory."""
+    for func, args, kwargs, result in operations:
+        _write(result, func(*args, **kwargs))
 
 
 def _write(recorded: Any, repeated: Any) -> None:

@@ -6,6 +6,7 @@ Each test has a CPU variant, which holds the test's own code to what it says whe
 import gc
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
     accelerate.state.AcceleratorState._reset_state(True)
 
 
-def moved(batch: dict[str, Tensor], device: str) -> dict[str, Tensor]:
+def moved(batch: dict[str, Tensor], device: Any) -> dict[str, Tensor]:
     return {name: each.to(device) for name, each in batch.items()}
 
 
@@ -241,6 +242,70 @@ def test_gpu_captured_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     gc.collect()
     assert len(captured_steps(model).idle) == 2
     assert captured_steps(model).in_use == 0
+
+
+def on_gpu(model: Any, count: int) -> list[list[int]]:
+    return model.generate(**moved(source([5] * count), model.device), num_beams=2, max_new_tokens=20).tolist()
+
+
+@needs_gpu
+def test_gpu_steps_are_captured_again_after_all_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, model = varied_model().to("cuda"), optimize_for_inference(varied_model().to("cuda"))
+    monkeypatch.setattr(captured, "MAX_STEPS", 1)
+    for count in (1, 8, 2, 1):
+        assert on_gpu(model, count) == on_gpu(plain, count)
+        captured_steps(model).idle.clear()
+        torch.cuda.empty_cache()
+
+
+@needs_gpu
+def test_gpu_models_of_two_threads_are_captured_one_after_the_other() -> None:
+    expected = {count: on_gpu(varied_model().to("cuda"), count) for count in (1, 3, 9)}
+    models = [optimize_for_inference(varied_model().to("cuda")) for _ in range(2)]
+
+    def translate(model: Any) -> dict[int, list[list[int]]]:
+        return {count: on_gpu(model, count) for count in (1, 3, 9)}
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(translate, models)) == [expected, expected]
+
+
+@needs_gpu
+def test_gpu_search_on_another_stream_is_not_captured() -> None:
+    model = optimize_for_inference(varied_model().to("cuda"))
+    expected = on_gpu(model, 4)
+    captures = len(captured_steps(model).idle)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert on_gpu(model, 4) == expected
+    assert len(captured_steps(model).idle) == captures
+
+
+@needs_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_gpu_that_is_not_the_current_one_is_captured() -> None:
+    expected = on_gpu(optimize_for_inference(varied_model().to("cuda:0")), 4)
+    model = optimize_for_inference(varied_model().to("cuda:1"))
+    assert on_gpu(model, 4) == expected
+    assert captured_steps(model).idle
+
+
+@needs_gpu
+def test_gpu_capture_without_memory_is_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = optimize_for_inference(varied_model().to("cuda"))
+    expected = on_gpu(varied_model().to("cuda"), 4)
+    step = captured.CapturedStep._step
+
+    def too_much(self: captured.CapturedStep, weights: Any) -> None:
+        step(self, weights)
+        if torch.cuda.is_current_stream_capturing():
+            torch.empty(2**50, dtype=torch.uint8, device="cuda")
+
+    monkeypatch.setattr(captured.CapturedStep, "_step", too_much)
+    assert on_gpu(model, 4) == expected
+    assert not captured_steps(model).idle
+    monkeypatch.undo()
+    assert on_gpu(model, 4) == expected
+    assert captured_steps(model).idle
 
 
 @needs_gpu
