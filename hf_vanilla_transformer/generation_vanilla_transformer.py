@@ -19,7 +19,7 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation import GenerateBeamEncoderDecoderOutput, GenerateEncoderDecoderOutput
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.modeling_outputs import BaseModelOutput
@@ -213,8 +213,12 @@ def _uncovered(
     model: PreTrainedModel, requested: dict[str, Any], covered: frozenset[str]
 ) -> list[str]:
     """Requested settings that only transformers' loops support."""
-    names = [name for name, value in requested.items() if isinstance(value, Tensor) or value]
-    names = [name for name in names if name not in covered and not name.startswith("_")]
+    names = []
+    for name, value in requested.items():
+        # A cache is false while it is empty.
+        is_set = isinstance(value, Tensor | Cache) or bool(value)
+        if is_set and name not in covered and not name.startswith("_"):
+            names.append(name)
     prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
     backend = model.config._attn_implementation
     training = [module for module in model.modules() if module.training]
@@ -369,7 +373,9 @@ def slots_in_use(visible: Tensor) -> Tensor:
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """A mask to add to attention scores: 0 where `visible`, else the lowest number."""
     lowest = torch.finfo(dtype).min
-    return torch.add(torch.tensor(lowest, dtype=dtype), visible, alpha=-lowest)  # one kernel
+    # On the host also with another default device: a graph cannot capture a copy.
+    hidden = torch.tensor(lowest, dtype=dtype, device="cpu")
+    return torch.add(hidden, visible, alpha=-lowest)  # one kernel
 
 
 class SlotCache(DynamicCache):

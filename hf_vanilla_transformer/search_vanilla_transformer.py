@@ -147,8 +147,8 @@ class SearchConfig:
     num_beams: int
     early_stopping: bool | str
     eos_token_ids: tuple[int, ...]
-    pad_token_id: int
-    forced_eos_token_id: int | None
+    # One of these is the last token of a hypothesis at its limit.
+    forced_eos_token_id: tuple[int, ...] | None
     can_grow: bool  # a longer hypothesis can win by its penalty alone
     rule: str | None = None  # of BEAM_SEARCH_RULES. None: the paper's or Hugging Face's search
 
@@ -172,21 +172,14 @@ class SearchConfig:
             raise ValueError(
                 f"beam_search_rule={rule!r}: it must be one of {', '.join(BEAM_SEARCH_RULES)}"
             )
-        ends = generation_config.eos_token_id
-        if ends is None:
-            ends = []
-        elif isinstance(ends, int):
-            ends = [ends]
-        forced = generation_config.forced_eos_token_id
         until_no_beam_can_win = (
             penalty.formula == "gnmt" or generation_config.early_stopping == "never"
         )
         return cls(
             num_beams=generation_config.num_beams,
             early_stopping=generation_config.early_stopping,
-            eos_token_ids=tuple(ends),
-            pad_token_id=generation_config.pad_token_id or 0,
-            forced_eos_token_id=forced[0] if isinstance(forced, list) else forced,
+            eos_token_ids=_token_ids(generation_config.eos_token_id),
+            forced_eos_token_id=_token_ids(generation_config.forced_eos_token_id) or None,
             can_grow=penalty.alpha > 0 and until_no_beam_can_win,
             rule=rule,
         )
@@ -225,7 +218,8 @@ class SearchConfig:
     def force_eos(self, scores: Tensor, at_limit: Tensor) -> Tensor:
         """Return scores (B, K, V) that leave `forced_eos_token_id` alone to sentences at their limit (B,)."""
         scores = scores.masked_fill(at_limit[:, None, None], -torch.inf)
-        scores[..., self.forced_eos_token_id].masked_fill_(at_limit[:, None], 0)
+        for token in self.forced_eos_token_id or ():
+            scores[..., token].masked_fill_(at_limit[:, None], 0)
         return scores
 
     def extend(
@@ -247,7 +241,8 @@ class SearchConfig:
         beams = self.num_beams
         length = state.lengths + 1  # (B,)
         log_probs, parents, tokens = self._best(state, log_probs, tokens)  # (B, N) each
-        ends = (length == state.limits)[:, None].expand_as(tokens)
+        at_limit = length == state.limits  # (B,)
+        ends = at_limit[:, None].expand_as(tokens)
         for eos in self.eos_token_ids:
             ends = ends | (tokens == eos)
 
@@ -272,11 +267,11 @@ class SearchConfig:
         if self.rule is not None:
             # The best candidate ends, or before version 3 once did, and enough have ended.
             best_ended = ends[:, 0] | best_ended if self.rule == "opennmt2" else ends[:, 0]
-            done = state.done | (best_ended & (worst > -torch.inf))
+            done = state.done | at_limit | (best_ended & (worst > -torch.inf))
         else:
             # No hypothesis can win any more, or none is left.
             bound = log_probs[:, 0] / (state.limit_penalties if self.can_grow else penalty)
-            done = state.done | (bound <= worst)
+            done = state.done >= (bound > worst)  # also if they are no numbers
             if self.early_stopping is True:
                 done = done | (ended_scores[:, beams - 1] > -torch.inf)
         return _chosen(
@@ -326,6 +321,13 @@ class SearchConfig:
             ended_lengths=lengths[:, None],
             done=done,
         )
+
+
+def _token_ids(value: int | Sequence[int] | Tensor | None) -> tuple[int, ...]:
+    """The ids of a field of a generation config that has none, one or several."""
+    if value is None:
+        return ()
+    return tuple(torch.as_tensor(value).flatten().tolist())
 
 
 def _chosen(
@@ -651,9 +653,13 @@ class BeamSearch:
                 processed[rows] = self._process(
                     tokens[rows, :, :length], scores[rows], state.limits[rows]
                 )
-        count = min(self.config.num_candidates, processed.shape[2])
-        log_probs, candidates = processed[:, :running].topk(count, dim=2)
-        return self.config.extend(state, log_probs, candidates, penalties)
+        processed = processed[:, :running]
+        best = None
+        if self.config.num_beams == 1:
+            best = processed.argmax(
+                dim=2, keepdim=True
+            )  # the first of equal ones, as in transformers
+        return self.config.extend(state, processed.clone(), best, penalties)
 
     def _process(self, tokens: Tensor, scores: Tensor, limits: Tensor) -> Tensor:
         """Return the scores (n, K, V) of tokens after `tokens` (n, K, length), changed in transformers' order.

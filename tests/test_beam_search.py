@@ -157,6 +157,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"bad_words_ids": [[13], [4, 4]]},
     {"forced_bos_token_id": 9},
     {"forced_eos_token_id": EOS},
+    {"forced_eos_token_id": [EOS, 9]},
     {"suppress_tokens": [4, 13]},
     {"begin_suppress_tokens": [4, 13, EOS]},
     {"sequence_bias": [[[8], 3.0]]},
@@ -197,6 +198,41 @@ def test_processors_after_the_forced_end_change_its_score(beams: int, decoding: 
     # no hypothesis ends before the limit
     found = decoding.assert_same(varied_model(end=-9.0), inputs, **settings, **after)
     assert all(len(row) == 5 and row[-1] == EOS for row in found)
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+def test_one_of_several_forced_ends_is_the_last_token(optimized: bool) -> None:
+    """They are equally probable, so that their order is free."""
+    model = optimize_for_inference(varied_model(end=-9.0)) if optimized else varied_model(end=-9.0)
+    settings = {"num_beams": 4, "length_penalty": 1.0, "max_new_tokens": 4, "forced_eos_token_id": [9, 7]}
+    settings |= {"num_return_sequences": 4, **AS_DICT}
+    ours = model.generate(**source(LENGTHS), **settings)
+    theirs = by_transformers(model, **source(LENGTHS), **settings, output_scores=True)
+    torch.testing.assert_close(ours.sequences_scores, theirs.sequences_scores)
+    assert sorted(ours.sequences.tolist()) == sorted(theirs.sequences.tolist())
+    assert {row[-1] for row in ours.sequences.tolist()} == {7, 9}
+
+
+@pytest.mark.parametrize("rule", [None, "opennmt2", "opennmt3"])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_search_ends_at_the_limit_whatever_the_scores_are(beams: int, rule: str | None) -> None:
+    """A penalty that is too large for float32 gives infinite scores, broken weights give no numbers."""
+    model = varied_model()
+    model.generation_config.beam_search_rule = rule
+    settings = {"num_beams": beams, "max_new_tokens": 40}
+    assert model.generate(**source(LENGTHS), **settings, length_penalty=300.0).shape[1] <= 41
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    assert model.generate(**source(LENGTHS), **settings).shape[1] <= 41
+
+
+@pytest.mark.parametrize("rule", ["opennmt2", "opennmt3"])
+def test_search_with_too_few_hypotheses_ends_at_the_limit(rule: str) -> None:
+    model = varied_model()
+    model.generation_config.beam_search_rule = rule
+    settings = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 40}
+    found = model.generate(**source(LENGTHS), prefix_allowed_tokens_fn=lambda *_: [EOS], **settings)
+    assert found.tolist() == [[START, EOS]] * 3 * len(LENGTHS)
 
 
 @pytest.mark.parametrize("longest", [1, 2])

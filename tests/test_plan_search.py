@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.utils import logging
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -130,6 +131,15 @@ def test_uncovered_settings_go_to_transformers(optimized, name, settings, warned
     if optimized and name != "output_attentions":
         optimize_for_inference(model)
     assert_by_transformers(model, warned, name, **settings)
+
+
+def test_empty_cache_of_the_caller_is_filled(warned: list[str]) -> None:
+    model = varied_model()
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    found = model.generate(**source([4, 3]), num_beams=1, max_new_tokens=6, past_key_values=cache)
+    assert found.equal(by_transformers(model, **source([4, 3]), num_beams=1, max_new_tokens=6))
+    assert cache.get_seq_length() == found.shape[1] - 1
+    assert "past_key_values" in warned[0]
 
 
 def test_own_prepare_inputs_for_generation_goes_to_transformers(warned: list[str]) -> None:

@@ -168,6 +168,23 @@ def test_sentences_that_are_done_take_no_room(monkeypatch: pytest.MonkeyPatch) -
         assert decoder.slots.visible[1].sum(dim=1).max() > 4 * 16
 
 
+def test_rows_without_a_sentence_take_no_room() -> None:
+    """They are computed until the search moves, and nobody reads how many slots they need."""
+    with recording(Recorder(), steps_at_once=2):
+        model = optimize_for_inference(varied_model(end=-1e4))
+        search = ContinuousSearch(model, batch_size=3, num_beams=4, max_new_tokens=100)
+        search.join([(number, [5, 7 + number, EOS], 1, []) for number in range(3)])
+        for _ in range(20):
+            search.step()
+            decoder: Any = search.search.decoder
+            if decoder.captured is not None:
+                visible = decoder.captured.memory.visible
+                assert len(visible) == 4
+                assert visible[:3].any()
+                assert not visible[3:].any()
+        assert decoder.captured is not None
+
+
 # Memory
 
 
@@ -321,7 +338,7 @@ def test_gpu_chooses_the_tokens_that_a_cpu_chooses(running: int, ends: tuple[int
     limits = torch.tensor([3, 4, 5, 6, 7, 8])
     decisive = torch.tensor([0, 1, 2, 3, 0, 1])
     state = BeamState.start(torch.ones(batch, 1, dtype=torch.long), limits, penalties, decisive, running, 4)
-    config = SearchConfig(4, False, ends, PAD, None, True)
+    config = SearchConfig(4, False, ends, None, True)
     ours = state
     theirs = on_gpu(state)
     for _ in range(7):
@@ -354,7 +371,7 @@ def test_captured_step_launches_few_kernels_and_waits_for_none(beams: int, gpu_m
         encoded = gpu_model.encode(on_gpu(ids), on_gpu(mask))
         decoder = gpu_model.make_decoder(encoded, beams, 3)
         assert isinstance(decoder, CapturedDecoder)
-        config = SearchConfig(beams, False, (NO_END,), PAD, None, True)
+        config = SearchConfig(beams, False, (NO_END,), None, True)
         search = BeamSearch(config, LengthPenalty(0.6, "gnmt"), max_length=100, over=50)
         prefix = on_gpu(torch.full((3, 1), START))
         search.join(SearchBatch(decoder, prefix, on_gpu(mask.sum(1)), 12, range(3), [1] * 3))
@@ -370,7 +387,7 @@ def test_captured_step_launches_few_kernels_and_waits_for_none(beams: int, gpu_m
 @torch.no_grad()
 def test_step_needs_the_memory_that_is_counted_for_it(gpu_model: Any) -> None:
     weights = gpu_model.inference_engine.weights(gpu_model, compiled=False)
-    config = SearchConfig(4, False, (NO_END,), PAD, None, True)
+    config = SearchConfig(4, False, (NO_END,), None, True)
     sizes = captured.Sizes(rows=4, slots=32, source=16, tokens=64)
     like = weights.cross_kv(on_gpu(torch.zeros(1, 1, 64, dtype=torch.bfloat16)))
     with counted():
