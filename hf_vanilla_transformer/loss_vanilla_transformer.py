@@ -24,7 +24,7 @@ CPU_ROWS = 4  # logits, and positions times D
 CPU_HALF_CHUNK = 2**25
 CPU_HALF_ROWS = 8
 DEVICE_CHUNK = 2**26
-# positions are rounded up to a multiple of it: oneDNN compiles and keeps kernels for every shape of a product
+# positions of a chunk are a multiple of it: oneDNN compiles and keeps kernels for every shape of a product
 ROW_UNIT = 64
 # Logits that are differentiated at once: on a CPU they should stay in a core's cache.
 CPU_CACHE = 2**19
@@ -250,6 +250,7 @@ def _all_positions(
     rows = rows_per_chunk(weight.shape, hidden.device.type, dtype) // passes
     count = -(-positions // max(1, rows))
     rows = -(-positions // count)  # the same for all chunks but the last
+    rows += -rows % ROW_UNIT  # products of odd sizes take slower kernels
     for start in range(0, positions, rows):
         chunk = slice(start, start + rows)
         states = tokens[:, chunk].flatten(0, 1)  # (P n, D)

@@ -119,6 +119,7 @@ class Count:
     operations: Counter[str] = field(default_factory=Counter)  #: kernels by operation
     waits: Counter[str] = field(default_factory=Counter)  #: by operation and line
     copies: Counter[str] = field(default_factory=Counter)  #: from memory of the host, by line
+    blocking: Counter[str] = field(default_factory=Counter)  #: those of the copies that wait for the device
     shapes: Counter[tuple] = field(default_factory=Counter)  #: products and attentions by their inputs
 
     @property
@@ -295,7 +296,7 @@ def _run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
             _wait("copy to the host")
             return results
         if to_device and not inputs:
-            _copy(args[0])
+            _copy(args[0], kwargs.get("non_blocking", False))
             return tree_map(lambda each: OnGpu(each) if isinstance(each, Tensor) else each, results)
     if not inputs and not to_device:
         return results
@@ -334,10 +335,13 @@ def _wait(what: str) -> None:
         COUNTS[-1].waits[f"{what} at {_place()}"] += 1
 
 
-def _copy(values: Any) -> None:
-    # A copy of pinned memory does not wait. A number, torch copies from pageable memory.
-    if COUNTS:
-        COUNTS[-1].copies[f"{tuple(values.shape)} {values.dtype} at {_place()}"] += 1
+def _copy(values: Any, non_blocking: bool) -> None:
+    if not COUNTS:
+        return
+    copy = f"{tuple(values.shape)} {values.dtype} at {_place()}"
+    COUNTS[-1].copies[copy] += 1
+    if not non_blocking:  # torch synchronises the stream after such a copy
+        COUNTS[-1].blocking[copy] += 1
 
 
 def _place() -> str:
@@ -579,7 +583,7 @@ def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
         _wait("copy to the host")
         return target.copy_(on_cpu(source))
     if not isinstance(source, OnGpu):
-        _copy(source)
+        _copy(source, non_blocking)
     target.values.copy_(on_cpu(source))
     return target
 

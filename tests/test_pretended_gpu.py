@@ -126,9 +126,11 @@ def test_pretended_gpu_counts_waits_copies_and_shapes() -> None:
         assert values.nonzero().shape == (5, 2)  # wait
         assert values[values > 3].tolist() == [4, 5]  # two waits
         assert values.cpu().device.type == "cpu"  # wait
-        torch.tensor(3.0, device=values.device)  # copy
+        torch.tensor(3.0, device=values.device)  # copy, and torch waits for it
+        torch.ones(2).to(values.device, non_blocking=True)
     assert sum(count.waits.values()) == 5
-    assert sum(count.copies.values()) == 1
+    assert sum(count.copies.values()) == 2
+    assert sum(count.blocking.values()) == 1
     with counted() as count:
         for _ in range(2):
             (values @ values.T).sum()

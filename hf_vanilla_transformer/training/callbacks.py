@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import (
     TrainerCallback,
     TrainerControl,
@@ -182,8 +183,10 @@ class WeightAverage(TrainerCallback):
         **_: object,
     ) -> None:
         decay = min(self.decay, (1 + state.global_step) / (10 + state.global_step))
-        for name, weight in trained_weights(model).items():
-            self.average[name].lerp_(weight.float(), 1 - decay)
+        weights = {name: weight.float() for name, weight in trained_weights(model).items()}
+        averages = [self.average[name] for name in weights]
+        update = get_ema_multi_avg_fn(decay)  # all of them with a few kernels
+        update(averages, list(weights.values()), 0)
 
     def save(self, checkpoint: Path) -> None:
         """Write the average into a checkpoint."""

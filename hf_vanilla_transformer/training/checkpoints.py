@@ -104,7 +104,10 @@ def remove_staging_folder(run: Path) -> None:
 
 @contextmanager
 def report_failed_save(run: Path, consequence: str) -> Iterator[None]:
-    """Turn a failed write or the loss of a rank into one line with `consequence`. Rank 0 deletes the partial file."""
+    """Turn a failed write, the loss of a rank or a full GPU into one line with `consequence`.
+
+    Rank 0 deletes a partial file.
+    """
     try:
         with report_full_disk(run):
             try:
@@ -116,6 +119,11 @@ def report_failed_save(run: Path, consequence: str) -> Iterator[None]:
         if is_main_rank():
             remove_staging_folder(run)
         raise DiskFull(f"{error}: {consequence}; {resume_hint(run)}") from error
+    except torch.OutOfMemoryError as error:
+        remedy = "lower max_tokens_per_batch or per_device_train_batch_size"
+        raise UserError(
+            f"{one_line(error)}: {consequence}; {remedy}; {resume_hint(run)}"
+        ) from error
     except RuntimeError as error:
         lost = lost_rank(error)
         if lost is None:

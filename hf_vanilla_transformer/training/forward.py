@@ -112,12 +112,14 @@ def cast_together(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]
 class CompiledForward:
     """The forward pass for packed rows, as one graph compiled at the first batch.
 
-    Batches of another shape run without it. If torch cannot compile it, a line says so and the run goes on without.
+    Batches of another shape run without it. If torch cannot compile it, the run goes on without (`give_up`).
 
     Args:
         forward: returns the model's outputs for the arguments of its forward pass.
         model: of `forward`.
         shapes: of `input_ids` and `labels`, the planned ones.
+        looks_up: look up the embeddings before the graph. Inductor adds up the gradients of a token's places in any
+            order, so that a resumed run would have other bits. A subclass with a forward pass of its own may read ids.
         settings: `backend` and `mode` of `torch.compile`.
     """
 
@@ -126,12 +128,14 @@ class CompiledForward:
         forward: Callable[..., Any],
         model: Any,
         shapes: tuple[tuple[int, int], tuple[int, int]],
+        looks_up: bool,
         **settings: Any,
     ):
         self.forward = forward
         self.model = model
         self.shapes = shapes
-        self.started: float | None = None  # when compiling started, until `report`
+        self.looks_up = looks_up
+        self.started: float | None = None  # when compiling started
         self.failed = False
         self._reported = False
         self._compiled = torch.compile(self._losses, fullgraph=True, dynamic=False, **settings)
@@ -147,19 +151,14 @@ class CompiledForward:
         items = batch.get("num_items_in_batch")
         if items is not None:  # a number would be a constant of the graph
             batch["num_items_in_batch"] = torch.as_tensor(items, device=batch["labels"].device)
-        if not self._reported and self.started is None:
+        if self.looks_up:
+            source = self.model.get_encoder().embed_tokens
+            target = self.model.get_decoder().embed_tokens
+            batch["inputs_embeds"] = source(batch.pop("input_ids"))
+            batch["decoder_inputs_embeds"] = target(batch.pop("decoder_input_ids"))
+        if self.started is None:
             self.started = time.monotonic()
-        try:
-            loss, nll_loss = self._compiled(batch)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # torch has no public class for the errors of its compilers
-            self.failed = True
-            reason = " ".join(str(error).split())[:200]
-            print_main(
-                f"torch_compile: the update is not compiled: {type(error).__name__}: {reason}"
-            )
-            loss, nll_loss = self._losses(batch)
+        loss, nll_loss = self._compiled(batch)
         return VanillaTransformerOutput(loss=loss, nll_loss=nll_loss)
 
     def _losses(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -167,13 +166,17 @@ class CompiledForward:
         outputs = self.forward(**inputs, skip_logits=True)
         return outputs.loss, outputs.nll_loss
 
+    def give_up(self, error: Exception) -> None:
+        """Compute all batches without the graph from now on, and say why."""
+        self.failed = True
+        reason = " ".join(str(error).split())[:200]
+        print_main(f"torch_compile: the update is not compiled: {type(error).__name__}: {reason}")
+
     def report(self) -> None:
         """After the first backward pass: say what was compiled, and how long it took."""
-        if self._reported:
+        if self._reported or self.started is None:
             return
         self._reported = True
-        if self.failed or self.started is None:
-            return
         (rows, source), (_, target) = self.shapes
         print_main(
             f"torch_compile: one graph for updates of batches of {rows} rows of {source} source and {target} target "

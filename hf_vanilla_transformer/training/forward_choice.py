@@ -45,6 +45,7 @@ def choose_forward(
         (casting or PlainForward(model)).forward,
         model,
         ((plan.rows_of_batch, source), (plan.rows_of_batch, target)),
+        looks_up=type(model).forward is VanillaTransformerForConditionalGeneration.forward,
         backend=args.torch_compile_backend or "inductor",
         mode=args.torch_compile_mode,
     )

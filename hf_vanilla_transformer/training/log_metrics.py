@@ -24,7 +24,7 @@ class ThroughputMeter:
         self._target_tokens: torch.Tensor | int = 0  # of all ranks
         self._tokens: torch.Tensor | int = 0  # source and target, of this rank
         self._positions = 0  # the same with padding
-        self._nll: torch.Tensor | None = None
+        self.nll: torch.Tensor | None = None  # the sum of `add_nll`
 
     def count(self, batches: list[Batch], target_tokens: torch.Tensor | int | None) -> None:
         """Count this rank's batches of an update, and its number of target tokens over all ranks, or None."""
@@ -43,7 +43,7 @@ class ThroughputMeter:
 
     def add_nll(self, nll: torch.Tensor) -> None:
         """Add a batch's share of the update's loss without label smoothing."""
-        self._nll = nll if self._nll is None else self._nll + nll
+        self.nll = nll if self.nll is None else self.nll + nll
 
     def read(
         self, state: TrainerState, mean: Callable[[torch.Tensor], torch.Tensor], limit: float
@@ -64,8 +64,8 @@ class ThroughputMeter:
         if updates and state.max_steps > 0:
             left = (state.max_steps - state.global_step) * seconds / updates / 60
             metrics["minutes_left"] = round(min(left, limit), 3)
-        if self._nll is not None and updates:
-            metrics["nll_loss"] = float(mean(self._nll)) / updates
+        if self.nll is not None and updates:
+            metrics["nll_loss"] = float(mean(self.nll)) / updates
         self.reset()
         self._start = now
         return metrics

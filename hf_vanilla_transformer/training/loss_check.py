@@ -7,6 +7,8 @@ import torch
 
 from ..utils.errors import UserError
 
+MOST_UNREAD = 1000  # losses of a run that logs and saves seldom
+
 
 class LossCheck:
     """Keeps the losses of batches until they are read, because reading a loss waits for a GPU."""
@@ -17,6 +19,11 @@ class LossCheck:
     def add(self, update: int, batch: int, loss: torch.Tensor) -> None:
         """Keep the loss of a batch of an update."""
         self._unread.append((update, batch, loss.detach().clone()))
+
+    @property
+    def is_full(self) -> bool:
+        """True if the losses should be read, because they are many."""
+        return len(self._unread) >= MOST_UNREAD
 
     def require_finite(self, lines_of: Callable[[int, int], list[int] | None]) -> None:
         """Read the losses since the last call.

@@ -59,7 +59,7 @@ def bf16_is_faster(
     ids = torch.arange(sentences * length, device=device).view(sentences, length) % vocab_size
     seconds: dict[bool, list[float]] = {True: [], False: []}
     model.train()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         for step in range(WARM_UP + TIMED):
             for bf16 in seconds:
                 start = time.perf_counter()

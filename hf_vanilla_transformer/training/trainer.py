@@ -14,11 +14,13 @@ from datasets import Dataset
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainingArguments
+from transformers.trainer_utils import TrainOutput
 from transformers.utils import ModelOutput
 
 from ..data.batching import Batch, LengthGroupedSampler, StreamingTokenBatches, TokenBatchSampler
 from ..data.packing import PackedBatchSampler, packed_inputs
 from ..data.redrawing import RedrawnDataset
+from ..loss_vanilla_transformer import IGNORED
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
 from .callbacks import WeightAverage
@@ -202,7 +204,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             if isinstance(self._updates, StreamingTokenBatches):
                 self.loaders.warn_of_long_pairs(self._updates.longest)
             batches = [batch for update in updates for batch in update]
-            target_tokens = self._get_num_items_in_batch(batches, device)
+            target_tokens = self._count_target_tokens(batches, device) if batches else None
         else:
             try:
                 updates, target_tokens = super().get_batch_samples(
@@ -216,7 +218,18 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         self.meter.count(batches, target_tokens)
         return updates, target_tokens
 
+    def _count_target_tokens(self, batches: list[Batch], device: torch.device) -> torch.Tensor:
+        """The number of target tokens of an update over all ranks. The host does not wait for the device."""
+        on_rank = torch.stack([batch["labels"].ne(IGNORED).sum() for batch in batches]).sum()
+        return self.accelerator.gather(on_rank.to(device, non_blocking=True)).sum()
+
     # The update
+
+    def _prepare_input(self, data: Any) -> Any:
+        """Copy token ids to the device while it works. The copy of the base class waits until it has finished."""
+        if isinstance(data, torch.Tensor) and not data.is_floating_point():
+            return data.to(self.args.device, non_blocking=True)
+        return super()._prepare_input(data)
 
     def training_step(
         self,
@@ -238,14 +251,34 @@ class VanillaTransformerTrainer(TranslatingTrainer):
                 self._attention_kernels(),
                 nullcontext() if last else self.accelerator.no_sync(model),
             ):
-                loss = super().training_step(model, batch, num_items_in_batch)
-            if self.forwards.compiled is not None:
-                self.forwards.compiled.report()
+                loss = self._step_of_batch(model, batch, num_items_in_batch)
             self.losses.add(self.state.global_step, index, loss)
-            if loss.device.type == "cpu":
+            if loss.device.type == "cpu" or self.losses.is_full:
                 self._require_finite_losses()
             total += loss
         return total
+
+    def _step_of_batch(
+        self,
+        model: PreTrainedModel,
+        batch: Batch,
+        num_items_in_batch: torch.Tensor | int | None,
+    ) -> torch.Tensor:
+        """Forward and backward pass of a batch. If torch cannot compile them, a line says so and they run without."""
+        compiled = self.forwards.compiled
+        if compiled is None or not compiled.fits(batch):
+            return super().training_step(model, batch, num_items_in_batch)
+        nll = self.meter.nll
+        try:
+            loss = super().training_step(model, batch, num_items_in_batch)
+        except (torch.OutOfMemoryError, UserError):
+            raise
+        except Exception as error:  # torch has no public class for the errors of its compilers
+            compiled.give_up(error)
+            self.meter.nll = nll
+            return super().training_step(model, batch, num_items_in_batch)
+        compiled.report()
+        return loss
 
     def compute_loss(
         self,
@@ -293,7 +326,11 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         return None
 
     def _require_finite_losses(self) -> None:
-        """Stop a run whose loss is not finite. A GPU is waited for: this is called when a loss is logged or saved."""
+        """Stop a run whose loss is not finite.
+
+        A GPU is waited for. This is called when a loss is logged or saved, at the end of training, and after many
+        batches.
+        """
         self.losses.require_finite(self._lines_of_batch)
 
     def _lines_of_batch(self, update: int, batch: int) -> list[int] | None:
@@ -391,6 +428,10 @@ class VanillaTransformerTrainer(TranslatingTrainer):
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         self._require_finite_losses()
         super()._save_checkpoint(*args, **kwargs)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        self._require_finite_losses()
+        return super()._finalize_training(*args, **kwargs)
 
     def _write_run_state(self, checkpoint: Path) -> None:
         super()._write_run_state(checkpoint)

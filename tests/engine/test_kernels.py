@@ -28,7 +28,6 @@ OF_TRAINERS = {
     "_tr_loss",
     "_remove_unused_columns",
     "_get_collator_with_removed_columns",
-    "_get_num_items_in_batch",
     "_gen_kwargs",
     "_get_default_store",  # torch.distributed has no public way to the store of its processes
 }

@@ -49,10 +49,12 @@ def test_updates_wait_for_nothing(trainer_on_gpu: Any, tmp_path: Path) -> None:
     count = trained(trainer)
     batches = trainer._updates.batches_of_update
     assert batches > 1
-    (place,) = count.waits  # the mean loss of the run, at its end
-    assert "_total_loss_scalar" in place
+    # at the end of the run: the losses of its batches, and their mean
+    assert sum(count.waits.values()) == 2, count.waits
+    assert all("loss_check.py" in place or "_total_loss_scalar" in place for place in count.waits)
     # the tensors of each batch, the number of target tokens of each update, and once a zero
     assert sum(count.copies.values()) == UPDATES * (batches * 7 + 1) + 1
+    assert sum(count.blocking.values()) == 1, count.blocking  # that zero
 
 
 def test_epoch_has_three_shapes_of_attention(trainer_on_gpu: Any, tmp_path: Path) -> None:
