@@ -6,13 +6,13 @@
 import hashlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from datasets import IterableDataset
 
 from ..data.tokenizer_files import tokenizer_digest
-from ..utils.user_code import import_object
 from .adapters import adapter_settings
 from .arguments import DataArguments, RunArguments
 from .corpus import Corpus, split_inputs
@@ -35,6 +35,8 @@ _OF_SCORES = ("max_eval_samples", "metrics", "normalize", "bleu_tokenize", "bleu
 SCORED = ("test", "base_test")
 # Those that change nothing that is trained.
 _OTHER = ("source_lang", "target_lang")
+# Those that may name functions of the user.
+_CODE = ("rewrite", "normalize", "metrics")
 
 
 def model_facts(args: RunArguments, base: Path | None) -> dict[str, object]:
@@ -78,9 +80,18 @@ def other_facts(run: Run) -> dict[str, object]:
     facts = {name: getattr(run.data_args, name) for name in _OTHER}
     for split in SCORED:
         facts[split_fact(split)] = _digest_of_split(run, split)
-    rewrite = run.data_args.rewrite
-    facts["code of rewrite"] = source_digest(import_object(rewrite)) if rewrite else None
+    for name in _CODE:
+        facts[f"code of {name}"] = _code_digest(getattr(run.data_args, name))
     return facts | _score_facts(run)
+
+
+def _code_digest(names: str | list[str] | None) -> str | None:
+    """A digest of the modules of MODULE:FUNCTION names. Other names have none."""
+    listed = [names] if isinstance(names, str) else names or []
+    modules = [
+        module for module, _, function in (name.partition(":") for name in listed) if function
+    ]
+    return source_digest(each for each in modules if each in sys.modules)
 
 
 def split_fact(split: str) -> str:

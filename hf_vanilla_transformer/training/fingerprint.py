@@ -14,19 +14,21 @@ was switched off (`compare`).
 """
 
 import hashlib
-import inspect
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import TypeGuard
 
 from torch.distributed.fsdp import FSDPModule
 from transformers import TrainingArguments
 
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line
 from .distributed import print_main
@@ -85,6 +87,16 @@ OBJECTIVE = (
     "neftune_noise_alpha",
 )
 REGULARISATION = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
+_OF_TOKENS = ("vocab_size", "_token_id")
+_OTHER_FIELDS = (*REGULARISATION, "attention_kernels", "use_cache")
+# Fixed: the function of the weights. Vocabularies and ids are compared with the tokenizers.
+ARCHITECTURE = tuple(
+    each.name
+    for each in fields(VanillaTransformerConfig)
+    if each.name in VanillaTransformerConfig.__annotations__
+    and each.name not in _OTHER_FIELDS
+    and not each.name.endswith(_OF_TOKENS)
+)
 
 # Arguments that are compared as something else: argument -> name in the fingerprint.
 COMPARED_AS = {
@@ -372,21 +384,45 @@ def class_name(model: object) -> str:
 def code_digest(model: object) -> str | None:
     """A digest of the code of a user's own model class, or None for classes of libraries."""
     libraries = (__package__.partition(".")[0], "transformers", "torch", "builtins")
-    own = [
-        kind for kind in type(model).__mro__ if kind.__module__.partition(".")[0] not in libraries
-    ]
-    return source_digest(*own) if own else None
+    modules = [kind.__module__ for kind in type(model).__mro__]
+    return source_digest([name for name in modules if name.partition(".")[0] not in libraries])
 
 
-def source_digest(*objects: Callable[..., object]) -> str | None:
-    """A digest of the source text of classes or functions, or None if they have none."""
+def source_digest(names: Iterable[str]) -> str | None:
+    """A digest of the files of imported modules, and of those that they use from their folders.
+
+    None if there are none, as for code of an interactive session.
+    """
+    files: set[Path] = set()
+    for name in names:
+        _add_source(sys.modules[name], files)
     digest = hashlib.blake2b(digest_size=8)
-    try:
-        for each in objects:
-            digest.update(inspect.getsource(each).encode())
-    except (OSError, TypeError):  # defined in an interactive session, or built in
-        return None
-    return digest.hexdigest()
+    for file in sorted(files):
+        digest.update(file.read_bytes())
+    return digest.hexdigest() if files else None
+
+
+def _add_source(module: ModuleType, files: set[Path]) -> None:
+    """Add the file of a module, and those of the modules in its folder whose functions, classes or selves it names."""
+    file = _source_file(module)
+    if file is None or file in files:
+        return
+    files.add(file)
+    for value in list(vars(module).values()):
+        home = value if isinstance(value, ModuleType) else _home(value)
+        other = None if home is None else _source_file(home)
+        if home is not None and other is not None and other.parent == file.parent:
+            _add_source(home, files)
+
+
+def _home(value: object) -> ModuleType | None:
+    """The module that defines a function or class, or None for other values."""
+    return sys.modules.get(value.__module__) if isinstance(value, type | FunctionType) else None
+
+
+def _source_file(module: ModuleType) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return Path(file) if file and file.endswith(".py") and Path(file).is_file() else None
 
 
 # Fields of an adapter's configuration that do not change its function.

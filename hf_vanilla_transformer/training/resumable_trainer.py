@@ -28,6 +28,7 @@ from ..data.tokenizer_files import save_tokenizers, unrecognised_tokens
 from ..inference.loading import check_weights
 from ..modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
 from ..utils.errors import Interrupted, UserError
+from ..utils.system_info import versions
 from ..utils.untrusted import read_json_object, reading_weights
 from .callbacks import StopWithCheckpoint
 from .checkpoints import (
@@ -41,6 +42,7 @@ from .checkpoints import (
 )
 from .distributed import original_class, print_main
 from .fingerprint import (
+    ARCHITECTURE,
     OBJECTIVE,
     OPTIMIZATION,
     PLAN,
@@ -103,8 +105,9 @@ class ResumableTrainer(Seq2SeqTrainer):
         self.fixed_facts = dict(fixed_facts or {})
         self.other_facts = dict(other_facts or {})
         self.kept_code = KeptCode(self._base_model())
-        # The contents of their folders when training started.
+        # The contents of the teachers' folders, and the code of the model's class, when training started.
         self._teachers: list[dict[str, object]] = []
+        self._code: str | None = None
         # Batches per update without `tokens_per_update`. A resumed run takes the number from the checkpoint.
         self.batches_per_update = self.args.world_size
         # The plan of the training loader, or None without token batches.
@@ -187,6 +190,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         self._teachers = [
             content_of(folder) for folder in getattr(self.args, "teacher", None) or ()
         ]
+        self._code = code_digest(self._base_model())
         if checkpoint is None:
             return
         read_json_object(checkpoint / TRAINER_STATE)
@@ -215,12 +219,15 @@ class ResumableTrainer(Seq2SeqTrainer):
             self.accelerator.mixed_precision, self.accelerator.mixed_precision
         )
         selection = plain_values(self.args, SELECTION) if self.args.metric_for_best_model else {}
+        base = self._base_model()
+        ours = isinstance(base, VanillaTransformerPreTrainedModel)
         return {
             **self.fixed_facts,
+            **(plain_values(base.config, ARCHITECTURE) if ours else {}),
             **plain_values(self.args, OPTIMIZATION),
             **selection,
             "precision": precision,
-            "model_class": class_name(self._base_model()),
+            "model_class": class_name(base),
             **adapter_facts(self.accelerator.unwrap_model(self.model)),
         }
 
@@ -238,7 +245,8 @@ class ResumableTrainer(Seq2SeqTrainer):
         return {
             **other_settings(self.args),
             **plain_values(self.args, SELECTION),
-            "code of model_class": code_digest(self._base_model()),
+            "code of model_class": self._code,
+            **{f"version of {name}": number for name, number in versions("peft").items()},
             **self.other_facts,
         }
 

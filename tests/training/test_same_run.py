@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.training import resumable_trainer
 from hf_vanilla_transformer.training.fingerprint import (
     COMPARED_AS,
     IRRELEVANT,
@@ -27,11 +28,14 @@ from hf_vanilla_transformer.training.fingerprint import (
     RUN_STATE,
     SELECTION,
     read_run_state,
+    source_digest,
 )
 from hf_vanilla_transformer.training.recipes import parse_recipe, training_parser
 from hf_vanilla_transformer.utils.errors import UserError
+from hf_vanilla_transformer.utils.system_info import versions
+from hf_vanilla_transformer.utils.user_code import import_function
 from tests.model_helpers import randomise, tiny_model
-from tests.trainer_helpers import run_tiny, write_pairs
+from tests.trainer_helpers import SAVING, run_tiny, trained, write_pairs
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 ZAHLEN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht"]
@@ -424,6 +428,61 @@ def test_teacher_with_other_content_is_printed(runs: Runs, tmp_path: Path) -> No
     train(tmp_path / "run", flags, max_steps=2)
     shutil.copyfile(runs.other_base / "model.safetensors", teacher / "model.safetensors")
     assert changes(train(tmp_path / "run", flags, **RESUME)) == ["teacher"]
+
+
+def test_config_that_was_edited_is_refused(runs: Runs, tmp_path: Path) -> None:
+    """The weights of a checkpoint of fine-tuning fit every function of the same sizes."""
+    runs.make("tuned")
+    folder = runs.copy("tuned", tmp_path / "run")
+    file = folder / "checkpoint-2" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"activation_function": "gelu"}))
+    with pytest.raises(UserError, match=r"^activation_function: gelu, but .* was trained with relu: "):
+        train(folder, runs.flags["tuned"], **RESUME)
+
+
+def test_model_of_another_function_is_refused_by_the_trainer_alone(tmp_path: Path) -> None:
+    trained(tmp_path, model=tiny_model(), max_steps=1, **SAVING)
+    with pytest.raises(UserError, match=r"^layer_norm_eps: 0.1, but .* was trained with 1e-05: "):
+        trained(tmp_path, model=tiny_model(layer_norm_eps=0.1), resume=True, max_steps=2, **SAVING)
+
+
+def test_other_versions_are_printed(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.make("fresh")
+    folder = runs.copy("fresh", tmp_path / "run")
+    monkeypatch.setattr(resumable_trainer, "versions", lambda *names: versions(*names) | {"torch": "1.0"})
+    assert changes(train(folder, runs.flags["fresh"], **RESUME)) == ["version of torch"]
+
+
+def test_code_that_a_function_uses_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = tmp_path / "spelling_parts.py"
+    parts.write_text("def twice(text):\n    return text + text\n")
+    other = tmp_path / "spelling_other.py"
+    other.write_text("N = 1\n")
+    file = tmp_path / "spelling.py"
+    file.write_text(
+        "import functools\nfrom spelling_parts import twice\n"
+        "def changed(by, source, target, dice):\n    return by(source), by(target)\n"
+        "rewrite = functools.partial(changed, twice)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import_function("spelling:rewrite", "rewrite")
+    before = source_digest(["spelling"])
+    assert before is not None
+    other.write_text("N = 2\n")
+    assert source_digest(["spelling"]) == before
+    parts.write_text("def twice(text):\n    return text\n")
+    assert source_digest(["spelling"]) != before
+    assert source_digest(["builtins"]) is None
+
+
+def test_code_of_functions_is_printed(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "folding.py"
+    file.write_text("def folded(text):\n    return text.casefold()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = runs.flags["fresh"] | {"normalize": "folding:folded"}
+    train(tmp_path / "run", flags, max_steps=2)
+    file.write_text("def folded(text):\n    return text.upper()\n")
+    assert changes(train(tmp_path / "run", flags, **RESUME)) == ["code of normalize"]
 
 
 def test_class_that_was_forgotten_is_refused(runs: Runs, tmp_path: Path) -> None:
