@@ -56,6 +56,7 @@ LIMITS = {
     "decoding": 110,
     "kernels": 120,
     "loader": 60,
+    "graphs": 120,
 }
 
 
@@ -178,6 +179,7 @@ def sections(check: Check) -> dict[str, Section]:
         "decoding": partial(decode, check, sizes[0]),
         "kernels": partial(train_on_text, check, sizes[:1], OTHER_TRAINERS),
         "loader": partial(load, check),
+        "graphs": partial(train_on_text, check, sizes[:1], GRAPH_TRAINERS),
     }
 
 
@@ -196,6 +198,8 @@ OTHER_TRAINERS = (
     "marian_bf16",
     "marian_no_cudnn_bf16",
 )
+# what CUDA graphs of the passes give. The first one is compiled already, by the sections above
+GRAPH_TRAINERS = ("ours_bf16", "ours_graphs_bf16")
 
 
 def train_on_text(
