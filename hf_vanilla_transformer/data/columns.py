@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..utils.errors import UserError
+from .language_codes import SAME_LANGUAGE, language_match
 from .language_tokens import CODES
 from .readers import NEEDS_HEADER, TABLES_WITH_HEADER, BadRow, Repairs, Row, file_format, read_rows
-from .translation_memories import FORMATS, SAME_LANGUAGE, language_match, read_memory
+from .translation_memories import FORMATS, read_memory
 
 SIDES = "source", "target"
 

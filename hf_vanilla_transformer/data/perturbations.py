@@ -13,7 +13,7 @@ from typing import TypeAlias
 import regex
 
 from ..utils.errors import UserError
-from .language_detection import base_language
+from .language_codes import base_language
 from .words import UNSPACED, graphemes
 
 Pair: TypeAlias = tuple[str, str]

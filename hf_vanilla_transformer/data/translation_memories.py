@@ -7,12 +7,12 @@ It is read as a stream, one unit at a time, so that its size does not matter.
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, TypeAlias
 
 from ..utils.errors import UserError
-from ..utils.safe_xml import SAFE, refuse_entities
+from ..utils.safe_xml import SAFE, XmlElement, refuse_entities
 from ..utils.untrusted import one_line
-from .language_detection import base_language
+from .language_codes import base_language, language_match
 from .readers import BadRow, open_binary
 
 FORMATS = (".tmx", ".xliff", ".xlf")
@@ -27,25 +27,11 @@ _STANDALONE = {"ph", "x", "it", "ut"}
 UNTRANSLATED = frozenset(["new", "needs-translation", "initial"])  # states of XLIFF 1.2 and 2.x
 _REFERENCE = re.compile(rb"&#(x[0-9a-fA-F]{1,6}|[0-9]{1,7});")
 _NOT_ALLOWED = "\U0010fffd"  # for private use: represents a character that XML does not allow
-_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
+LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 Segment: TypeAlias = str | BadRow
 #: Number of the unit, source, target.
 MemoryPair: TypeAlias = tuple[int, Segment | None, Segment | None]
-
-SAME_LANGUAGE = 3
-
-
-def language_match(requested: str, code: str | None) -> int:
-    """How well a language code fits: `SAME_LANGUAGE`, 2 one is more specific (`en`, `en-GB`), 0 a different language.
-
-    Upper and lower case, and "-" and "_" between the parts of a code, make no difference.
-    """
-    first, second = (each.replace("_", "-").lower().split("-") for each in (requested, code or ""))
-    if first == second:
-        return SAME_LANGUAGE
-    shorter = min(len(first), len(second))
-    return 2 if first[:shorter] == second[:shorter] else 0
 
 
 def read_memory(
@@ -195,7 +181,7 @@ def _allowed(reference: re.Match[bytes]) -> bytes:
     return reference[0] if allowed else f"&#{ord(_NOT_ALLOWED)};".encode()
 
 
-def _checked_root(path: Path, root: Any) -> str:
+def _checked_root(path: Path, root: XmlElement) -> str:
     """The kind of document. Refuses entities."""
     refuse_entities(root, path)
     name = root.tag.rpartition("}")[2]
@@ -206,34 +192,38 @@ def _checked_root(path: Path, root: Any) -> str:
     return name
 
 
-def _tmx_variants(unit: Any) -> list[tuple[str, Segment]]:
+def _tmx_variants(unit: XmlElement) -> list[tuple[str, Segment]]:
     variants = []
     for variant in unit.iterfind("{*}tuv"):
         segment = variant.find("{*}seg")
-        code = variant.get(_LANGUAGE) or variant.get("lang") or ""
         if segment is not None:
-            variants.append((code, _segment(segment)))
+            variants.append((xml_language(variant) or "", _segment(segment)))
     return variants or [("", "")]
 
 
-def _xliff_languages(element: Any) -> dict[str, str]:
+def xml_language(variant: XmlElement) -> str | None:
+    """The language of a variant of TMX. Early versions have an attribute of their own."""
+    return variant.get(LANGUAGE) or variant.get("lang")
+
+
+def _xliff_languages(element: XmlElement) -> dict[str, str]:
     """The languages of `<file source-language target-language>` (1.2) or `<xliff srcLang trgLang>` (2.x)."""
     names = {"source": ("source-language", "srcLang"), "target": ("target-language", "trgLang")}
     return {side: code for side, keys in names.items() for code in map(element.get, keys) if code}
 
 
-def _xliff_variants(unit: Any, languages: dict[str, str]) -> list[tuple[str, Segment]]:
+def _xliff_variants(unit: XmlElement, languages: dict[str, str]) -> list[tuple[str, Segment]]:
     variants = []
     for side in ("source", "target"):
         element = unit.find(f"{{*}}{side}")
         if element is not None:
-            variants.append((element.get(_LANGUAGE) or languages.get(side, ""), _segment(element)))
+            variants.append((element.get(LANGUAGE) or languages.get(side, ""), _segment(element)))
     if variants and (reason := _not_translated(unit)):
         variants[-1] = variants[-1][0], BadRow(reason)
     return variants or [("", "")]
 
 
-def _not_translated(unit: Any) -> str | None:
+def _not_translated(unit: XmlElement) -> str | None:
     """Why the target of an XLIFF unit is no translation: its `state`, or `translate="no"` on it or around it."""
     translate = (element.get("translate") for element in (unit, *unit.iterancestors()))
     if next(filter(None, translate), "yes") == "no":
@@ -245,7 +235,7 @@ def _not_translated(unit: Any) -> str | None:
     return None
 
 
-def _segment(element: Any) -> Segment:
+def _segment(element: XmlElement) -> Segment:
     """The text of a segment, or a `BadRow` for a character that XML does not allow, or an entity that is declared
     nowhere, or only in a DTD."""
     if any(not isinstance(child.tag, str) for child in element.iter()):
@@ -257,7 +247,7 @@ def _segment(element: Any) -> Segment:
     return re.sub(r"[ \t\r\n]+", " ", text).strip() if "\n" in text else text
 
 
-def _text(element: Any) -> str:
+def _text(element: XmlElement) -> str:
     """The text of a segment without the markup of the original document. NUL, which XML cannot contain, represents
     standalone markup."""
     parts = [element.text or ""]

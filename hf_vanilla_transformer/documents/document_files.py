@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from ..data import translation_memories
+from ..data.translation_memories import FORMATS
 from ..data.words import words
 from ..inference.placement import TranslatedPart, TranslateTexts
 from ..inference.translator import Translator
@@ -52,18 +54,16 @@ def translate_document(
     Raises:
         UserError: another format, or data that is not in this format.
     """
-    if suffix.lower() == ".tmx":
-        filled = _text_format(
-            lambda text, function: _translated_memory(text, function, source, target), _ENCODING
-        )
-        return filled(data, translate)
-    if suffix.lower() in _ARCHIVES:
-        return _ARCHIVES[suffix.lower()](data, translate, max_unpacked)
-    if suffix.lower() not in _FORMATS:
-        raise UserError(
-            f"documents: {suffix or 'a name without a suffix'} is none of {', '.join(SUFFIXES)}"
-        )
-    return _FORMATS[suffix.lower()](data, translate)
+    name = suffix.lower()
+    if name in _ARCHIVES:
+        return _ARCHIVES[name](data, translate, max_unpacked)
+    if name == ".tmx":
+        return _memory_format(source, target).translated(data, translate)
+    if name in _TEXTS:
+        return _TEXTS[name].translated(data, translate)
+    raise UserError(
+        f"documents: {suffix or 'a name without a suffix'} is none of {', '.join(SUFFIXES)}"
+    )
 
 
 def is_document(source: str | Path | None, output: str | Path | None) -> bool:
@@ -72,7 +72,7 @@ def is_document(source: str | Path | None, output: str | Path | None) -> bool:
     A translation memory is one if the output is one, too. Otherwise its source text is translated line by line.
     """
     suffix, other = (Path(name or "").suffix.lower() for name in (source, output))
-    return suffix in SUFFIXES and (suffix == other or suffix not in translation_memories.FORMATS)
+    return suffix in SUFFIXES and (suffix == other or suffix not in FORMATS)
 
 
 def check_output(source: str | Path | None, output: str | Path | None) -> None:
@@ -80,11 +80,8 @@ def check_output(source: str | Path | None, output: str | Path | None) -> None:
     name = Path(str(output or "").removesuffix(".gz"))
     suffix = Path(source or "").suffix.lower()
     other = name.suffix.lower()
-    if (
-        other in SUFFIXES
-        and _FORMATS.get(suffix, suffix) != _FORMATS.get(other, other)
-        and other not in _MARKDOWN
-    ):
+    is_other = _TEXTS.get(suffix, suffix) != _TEXTS.get(other, other)
+    if other in SUFFIXES and is_other and _TEXTS.get(other) is not _MARKDOWN:
         raise UserError(
             f"output: {output} would be no {other} document; the input must be one, or name it .txt"
         )
@@ -115,54 +112,45 @@ def text_translator(
     return translate
 
 
-def _text_format(
-    translated: Callable[[str, TranslateTexts], str], declaration: "re.Pattern[bytes] | None" = None
-) -> Callable[[bytes, TranslateTexts], bytes]:
+@dataclass(frozen=True)
+class _TextFormat:
     """A format of text, in the encoding that its `declaration` names, or in UTF-8."""
 
-    def translate_data(data: bytes, translate: TranslateTexts) -> bytes:
-        declared = declaration.search(data[:_DECLARED_IN]) if declaration else None
-        name = declared[1].decode() if declared else "utf-8"
-        if declaration is _CHARSET and _LATIN.match(name):
-            name = "windows-1252"
-        text, encoding = decode(data, "utf-8" if _WIDE.match(name) else name)
-        has_references = declaration in (_CHARSET, _ENCODING)
+    translate: Callable[[str, TranslateTexts], str]
+    read: Callable[[str], Reading]  #: the second reader, for `guarded`
+    declaration: "re.Pattern[bytes] | None" = None
+    fills: bool = False  #: whether translations stand next to their sources
+
+    def translated(self, data: bytes, translate: TranslateTexts) -> bytes:
+        """Translate the content of a file."""
+        text, encoding = decode(data, self._declared_encoding(data))
+        result = guarded(text, self.translate, translate, self.read, self.fills)
+        has_references = self.declaration in (_CHARSET, _ENCODING)
         try:
-            return translated(text, translate).encode(
-                encoding, "xmlcharrefreplace" if has_references else "strict"
-            )
+            return result.encode(encoding, "xmlcharrefreplace" if has_references else "strict")
         except UnicodeEncodeError as error:
             letter = error.object[error.start]
             raise UserError(
                 f"documents: {encoding} has no {letter!r} of the translation; save it in UTF-8"
             ) from error
 
-    return translate_data
+    def _declared_encoding(self, data: bytes) -> str:
+        declared = self.declaration.search(data[:_DECLARED_IN]) if self.declaration else None
+        name = declared[1].decode() if declared else "utf-8"
+        if _WIDE.match(name):
+            return "utf-8"
+        is_larger = self.declaration is _CHARSET and _LATIN.match(name)
+        return "windows-1252" if is_larger else name
 
 
-def _checked(
-    translated: Callable[[str, TranslateTexts], str],
-    read: Callable[[str], Reading],
-    fills: bool = False,
-) -> Callable[[str, TranslateTexts], str]:
-    """A translation of texts with the checks of `guarded`."""
-
-    def translate_checked(text: str, translate: TranslateTexts) -> str:
-        return guarded(text, translated, translate, read, fills)
-
-    return translate_checked
-
-
-def _translated_memory(
-    text: str, translate: TranslateTexts, source: str | None, target: str | None
-) -> str:
+def _memory_format(source: str | None, target: str | None) -> _TextFormat:
+    """The format of a translation memory, in which the variants of a language are translated."""
     if source is None or target is None:
         raise UserError("documents: a TMX file needs source_lang and target_lang")
-    return guarded(
-        text,
-        lambda memory, function: translate_tmx(memory, function, source, target),
-        translate,
-        lambda memory: read_tmx(memory, target),
+    return _TextFormat(
+        partial(translate_tmx, source=source, target=target),
+        partial(read_tmx, language=target),
+        _ENCODING,
         fills=True,
     )
 
@@ -184,25 +172,26 @@ def decode(data: bytes, encoding: str = "utf-8") -> tuple[str, str]:
         ) from error
 
 
-_MARKDOWN = (".md", ".markdown")  # plain text may be named so
+_HTML = _TextFormat(translate_html, read_html, _CHARSET)
+_MARKDOWN = _TextFormat(translate_markdown, read_markdown)  # plain text may be named so
+_SUBTITLES = _TextFormat(translate_subtitles, read_subtitles)
+_PO = _TextFormat(translate_po, read_po, _PO_CHARSET, fills=True)
+_XLIFF = _TextFormat(translate_xliff, read_xliff, _ENCODING, fills=True)
 
+_TEXTS = {
+    ".html": _HTML,
+    ".htm": _HTML,
+    ".xhtml": _HTML,
+    ".md": _MARKDOWN,
+    ".markdown": _MARKDOWN,
+    ".srt": _SUBTITLES,
+    ".vtt": _SUBTITLES,
+    ".po": _PO,
+    ".pot": _PO,
+    ".xlf": _XLIFF,
+    ".xliff": _XLIFF,
+}
 _ARCHIVES = {".docx": translate_docx, ".odt": translate_odt}
 
-_FORMATS: dict[str, Callable[[bytes, TranslateTexts], bytes]] = {
-    **dict.fromkeys(
-        (".html", ".htm", ".xhtml"), _text_format(_checked(translate_html, read_html), _CHARSET)
-    ),
-    **dict.fromkeys(_MARKDOWN, _text_format(_checked(translate_markdown, read_markdown))),
-    **dict.fromkeys((".srt", ".vtt"), _text_format(_checked(translate_subtitles, read_subtitles))),
-    **dict.fromkeys(
-        (".po", ".pot"), _text_format(_checked(translate_po, read_po, fills=True), _PO_CHARSET)
-    ),
-    **dict.fromkeys(
-        (".xlf", ".xliff"),
-        _text_format(_checked(translate_xliff, read_xliff, fills=True), _ENCODING),
-    ),
-    **_ARCHIVES,
-}
-
 #: Suffixes of the formats that `translate_document` knows.
-SUFFIXES = (*_FORMATS, ".tmx")
+SUFFIXES = (*_TEXTS, *_ARCHIVES, ".tmx")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from ..data.language_detection import base_language
+from ..data.language_codes import base_language
 from ..data.source_text import source_text
 from ..data.words import UNIT, break_points
 from ..inference.alignment import Link

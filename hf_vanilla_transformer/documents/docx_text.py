@@ -6,20 +6,21 @@ A paragraph is a sequence of runs, each with a format. Runs are divided and join
 import copy
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from typing import TypeAlias
 
 from ..utils.safe_xml import XmlElement, local_name
-from .html_text import Event, names, split_events
+from .passages import Event, names, split_events
 from .xml_text import (
     Filling,
     Mark,
     Marks,
     attribute_of,
     child_of,
+    closed,
     is_code_style,
     xml_characters,
     xml_passage,
@@ -55,7 +56,7 @@ def docx_texts(root: XmlElement) -> list[Filling]:
     each version is a text of its own.
     """
     for run in list(root.iter("{*}r")):
-        if _is_word(run) and child_of(run, "fldChar") is not None:
+        if _is_word(run) and any(local_name(child) in ("fldChar", "ruby") for child in run):
             _divide(run)
     roles = _field_roles(root)
     texts: list[Filling] = []
@@ -156,7 +157,7 @@ class _RunReader:
         """The events of a container, and the format of its words without an element."""
         items = list(self._items(container))
         base = _base_format(items)
-        return _joined(self._with_formats(items, base)), base
+        return list(self._with_formats(items, base)), base
 
     def _items(self, container: XmlElement) -> Iterator[_Item]:
         """The events of the children of a container. The runs of a field are one event."""
@@ -189,19 +190,19 @@ class _RunReader:
         name = local_name(child)
         role = self._roles.get(child)
         pair = re.fullmatch(r"(.*)(Start|End)", name)
-        if name in _DROPPED or (name.endswith("Pr") and name != "sdtPr"):
+        if name in _DROPPED or name.endswith("Pr"):
             return
         if role == "end":
             yield self._marks.event("end", "field", Mark("nodes", [child])), None
-        elif name == "r":
+        elif name == "r" and child_of(child, "ruby") is None:
             yield from self._run(child)
         elif pair is not None:
             key = f"{pair[1]} {attribute_of(child, 'id')}"
-            yield self._marks.event(pair[2].lower(), key, Mark("nodes", [child])), None
-        elif name in _CONTAINERS:
+            yield self._marks.range_event(pair[2].lower(), key, Mark("nodes", [child])), None
+        elif name in _RUNS:
             events, base = self._content(_inner(child))
             yield self._marks.event("start", name, Mark("start", [child], base)), None
-            yield from ((event, None) for event in events)
+            yield from ((event, None) for event in closed(events))
             yield self._marks.event("end", name, Mark("end")), None
         else:
             kind = "other" if name == "oMathPara" else "point"
@@ -217,8 +218,9 @@ class _RunReader:
         for child in children:
             name = local_name(child)
             if name == "t":
-                if child.text:
-                    yield Event("text", "", child.text), form
+                text = "".join(child.itertext())
+                if text:
+                    yield Event("text", "", text), form
             elif name in _HYPHENS:
                 yield Event("text", "", _HYPHENS[name]), form
             else:
@@ -285,16 +287,6 @@ def _base_format(items: list[_Item]) -> "_Format | None":
     )
 
 
-def _joined(events: Iterable[Event]) -> list[Event]:
-    """The events, with neighbouring texts as one."""
-    joined: list[Event] = []
-    for event in events:
-        if event.kind == "text" and joined and joined[-1].kind == "text":
-            event = Event("text", "", joined.pop().raw + event.raw)
-        joined.append(event)
-    return joined
-
-
 def _format(run: XmlElement) -> _Format:
     from lxml import etree
 
@@ -328,9 +320,12 @@ def _divide(run: XmlElement) -> None:
 
 
 def _inner(container: XmlElement) -> XmlElement:
-    """The element with the runs of a container."""
-    content = child_of(container, "sdtContent")
-    return container if content is None else content
+    """The element with the runs of a container: in a ruby annotation those of the annotated text."""
+    inner = container
+    for name in ("sdtContent", "ruby", "rubyBase"):
+        content = child_of(inner, name)
+        inner = inner if content is None else content
+    return inner
 
 
 def _empty(container: XmlElement) -> None:

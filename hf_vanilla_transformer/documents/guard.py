@@ -22,7 +22,7 @@ Document = TypeVar("Document", str, bytes)
 
 @dataclass
 class Reading:
-    """What a reader finds in a document."""
+    """The blocks, the markup and the text that a reader finds in a document."""
 
     order: list[Hashable] = field(default_factory=list)  #: blocks, and what stays in its place
     markup: Counter[Hashable] = field(default_factory=Counter)  #: what may move with its words

@@ -12,8 +12,9 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from .html_scanner import scan
-from .html_text import Event, html_event
+from .html_text import html_event
 from .markdown_blocks import add_block_rules
+from .passages import Event
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -29,13 +30,15 @@ _FORMULA_SIGN = r"[\\^_={}]"
 _BARE_SIGN = r"(?:(?<!\\)[\^_={}]|\\[A-Za-z]{2})"
 _KEY = r"[a-z0-9]+(?:-[a-z]+)*"
 
-#: Inline text that stays: roles of MyST, attributes, keys of a keyboard, footnote marks and formulas.
+#: Inline text that stays: roles of MyST, attributes, keys of a keyboard, footnote marks, formulas and comments of MDX.
 _FIXED_TEXT = re.compile(
     rf":[A-Za-z][\w.:+-]*:(?:{_CODE}|{_ATTRIBUTES})|\{{[A-Za-z][\w.:+-]*\}}{_CODE}|{_ATTRIBUTES}"
     rf"|\+\+{_KEY}(?:\+{_KEY})+\+\+|\[\^[^\]\s]+\]|\$\$[^$]+\$\$"
     rf"|\$(?! )(?:\w{{1,2}}|(?=[^$\n]*{_FORMULA_SIGN})[^$\n]+(?<! ))\$(?!\d)"
     rf"|\\\((?=(?:(?!\\\))[^\n])*?{_BARE_SIGN})(?:[^\\\n]|\\(?!\))){{1,80}}\\\)"
     rf"|\\\[(?=(?:(?!\\\])[^\n])*?{_BARE_SIGN})(?:[^\\\n]|\\(?!\])){{1,80}}\\\]"
+    r"|\{/\*(?:(?!\*/\}).)*\*/\}",
+    re.DOTALL,
 )
 _ONLY_ATTRIBUTES = re.compile(_ATTRIBUTES)
 _CHECKBOX = re.compile(r"\[[ xX]\](?=[ \t])")

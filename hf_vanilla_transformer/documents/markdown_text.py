@@ -21,23 +21,21 @@ from ..inference.placement import Element, TranslatedPart, TranslateTexts
 from ..utils.errors import UserError, naming_extras
 from .guard import Reading
 from .html_scanner import scan
-from .html_text import (
-    Event,
-    Passage,
-    joined_pieces,
-    passage_of,
-    split_events,
-    split_html,
-    translate_pieces,
-    whole_elements,
-    with_scripts_whole,
-)
+from .html_text import split_html, whole_elements, with_scripts_whole
 from .markdown_inline import (
     References,
     inline_events,
     inline_markup,
     inline_tokens,
     markdown_parser,
+)
+from .passages import (
+    Event,
+    Passage,
+    passage_of,
+    split_events,
+    translate_pieces,
+    with_elements,
 )
 from .readings import read_html
 
@@ -125,7 +123,7 @@ class MarkdownPassage(Passage):
         escapes_start: bool,
     ) -> str:
         """The translation on one line."""
-        text = joined_pieces(self.text, elements, parts, escape)
+        text = with_elements(self.text, elements, parts, escape)
         text = _LINE_BREAK.sub(" ", text).strip(" \t")
         return _start_escaped(text) if escapes_start and self.in_paragraph else text
 
@@ -133,7 +131,7 @@ class MarkdownPassage(Passage):
         return inline_markup(inline_tokens(text, self.references))
 
     def _is_one_block(self, text: str) -> bool:
-        """Whether a text would stay one paragraph, if the passage is one."""
+        """Return whether a text would stay one paragraph, if the passage is one."""
         if not self.in_paragraph:
             return True
         blocks = markdown_parser().parse(text, {"references": dict(self.references)})

@@ -1,9 +1,10 @@
 """The texts of a part of an ODT file (OpenDocument)."""
 
+import re
 from functools import partial
 
 from ..utils.safe_xml import XmlElement, local_name
-from .html_text import names, split_events
+from .passages import names, split_events
 from .xml_text import (
     Filling,
     Inline,
@@ -17,9 +18,10 @@ from .xml_text import (
 
 #: The root elements of parts with text.
 ODT_ROOTS = names("document-content document-styles")
-_CONTAINERS = names("span a meta")
+_CONTAINERS = names("span a meta ruby ruby-base")
 #: Elements between words. Others, such as notes, text boxes and fields, stay inside a sentence.
 _BREAKS = names("s tab line-break number")
+_END_OF_RANGE = re.compile("(.*)-(start|end)")
 
 
 def odt_texts(root: XmlElement) -> list[Filling]:
@@ -44,6 +46,7 @@ def odt_texts(root: XmlElement) -> list[Filling]:
             local_name(element) in _CONTAINERS and not has_code_style(element)
         ),
         is_kept=lambda element: local_name(element) not in _BREAKS,
+        end_of_range=_end_of_range,
         as_text=as_text,
     )
     texts: list[Filling] = []
@@ -57,3 +60,14 @@ def odt_texts(root: XmlElement) -> list[Filling]:
         )
         texts.append((pieces, partial(fill, paragraph, marks=marks)))
     return texts
+
+
+def _end_of_range(element: XmlElement) -> tuple[str, str] | None:
+    """The ends of a bookmark, a mark of an index, a change, or the text of an annotation."""
+    name = local_name(element)
+    match = _END_OF_RANGE.fullmatch(name)
+    if match is None and name != "annotation":
+        return None
+    numbers = [attribute_of(element, key) for key in ("name", "id", "change-id")]
+    number = next(filter(None, numbers), "")
+    return (match[2], f"{match[1]} {number}") if match else ("start", f"{name} {number}")

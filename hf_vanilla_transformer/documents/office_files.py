@@ -15,8 +15,8 @@ from ..utils.errors import UserError
 from ..utils.safe_xml import XmlElement, parse_xml, root_name
 from .docx_text import DOCX_ROOTS, docx_texts
 from .guard import guarded
-from .html_text import join_html, passages_of
 from .odt_text import ODT_ROOTS, odt_texts
+from .passages import join_pieces, passages_of
 from .readings import read_docx, read_odt
 from .xml_text import Filling, joined_markup
 
@@ -109,7 +109,7 @@ def _translated(
     for name, of_part in texts.items():
         is_changed = False
         for pieces, write in of_part:
-            markup = join_html(pieces, translations)
+            markup = join_pieces(pieces, translations)
             if markup != joined_markup(pieces):
                 write(markup)
                 is_changed = True

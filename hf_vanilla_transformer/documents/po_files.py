@@ -8,7 +8,7 @@ from itertools import count
 from ..inference.placement import TranslatedPart, TranslateTexts
 from ..inference.protected import has_words
 from ..utils.errors import UserError
-from .html_text import Passage, translate_pieces
+from .passages import Passage, translate_pieces
 
 _LINE = re.compile(r"([^\r\n]*)(?:\r\n|[\r\n]|\Z)")
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
@@ -102,7 +102,8 @@ def _po_fields(text: str) -> list[_PoField]:
         content = _po_text(match[3])
         end = match.start(3) + len(match[3].rstrip())
         if match[1]:
-            is_first = not fields or (fields[-1].keyword == "msgstr" != match[1])
+            after_message = bool(fields) and fields[-1].keyword == "msgstr"
+            is_first = not fields or (after_message and match[1] != "msgstr")
             own = frozenset(flags) if is_first else fields[-1].flags
             flags = set() if is_first else flags
             form = None if match[2] is None else int(match[2])

@@ -5,13 +5,13 @@ import re
 import zipfile
 from collections.abc import Iterator
 from html import unescape
-from typing import Any
 
-from ..data.translation_memories import UNTRANSLATED, language_match
+from ..data.language_codes import language_match
+from ..data.translation_memories import UNTRANSLATED, xml_language
 from ..utils.errors import UserError
-from ..utils.safe_xml import SAFE, local_name, memory_errors, parse_xml, root_name
+from ..utils.safe_xml import SAFE, XmlElement, local_name, memory_errors, parse_xml, root_name
 from .guard import Reading, letters_of
-from .html_text import names
+from .passages import names
 
 #: Elements that end a line of text, as browsers show them.
 _LINES = names(
@@ -21,6 +21,9 @@ _LINES = names(
 )
 #: Elements with text that must stay.
 _VERBATIM = names("script style pre code kbd samp var tt textarea svg math template iframe time")
+
+#: An entity of HTML that XML does not know.
+_NAMED_CHARACTER = re.compile("&(?!(?:lt|gt|amp|quot|apos);)[A-Za-z][A-Za-z0-9]*;")
 
 _TIMES = re.compile(r"\s*-?(?:\d+:){1,2}\d+(?:[,.]\d+)?\s*-->\s*-?(?:\d+:){1,2}\d+")
 _SUBTITLE_TAG = re.compile(r"</?[A-Za-z\d][^<>]*>|</>|\{\\[^{}]*\}|\{[A-Za-z]:[^{}]*\}")
@@ -40,8 +43,6 @@ _PO_NUMBER = re.compile(r"(?<=[%*])\d+\$")
 _PO_CODE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|([0-7]{1,3})|.)")
 
 _CODES = names("ph bpt ept it ut x bx ex")
-_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
-
 _WORD_PARTS = names("document hdr ftr footnotes endnotes comments")
 _ODT_PARTS = names("document-content document-styles")
 #: Formats of runs, and what programs write anew.
@@ -59,7 +60,8 @@ def read_html(document: str) -> Reading:
     root = None
     if document.lstrip("\ufeff \t\r\n").startswith("<?xml"):
         try:
-            root = parse_xml(_without_declaration(document).encode("utf-8", "replace"), "")
+            named = _NAMED_CHARACTER.sub(lambda entity: unescape(entity[0]), document)
+            root = parse_xml(_without_declaration(named).encode("utf-8", "replace"), "")
         except UserError:  # browsers read on
             root = None
     if root is None:
@@ -76,7 +78,7 @@ def _without_declaration(document: str) -> str:
     return re.sub(r"\A\s*<\?xml[^>]*\?>", "", document.removeprefix("\ufeff"))
 
 
-def _read_tree(root: Any, reading: Reading) -> None:
+def _read_tree(root: XmlElement, reading: Reading) -> None:
     from lxml import etree
 
     has_text = False
@@ -103,7 +105,7 @@ def _read_tree(root: Any, reading: Reading) -> None:
         tag = local_name(element).lower()
         if event == "start":
             reading.markup["element", tag, _attributes(element)] += 1
-            if tag in _LINES:
+            if tag in _LINES and not kept:
                 end_line(tag, "<")
             if _is_verbatim(tag, element):
                 kept.append((tag, []))
@@ -112,16 +114,16 @@ def _read_tree(root: Any, reading: Reading) -> None:
         if _is_verbatim(tag, element):
             kept_tag, texts = kept.pop()
             reading.markup["text of", kept_tag, "".join(texts)] += 1
-        if tag in _LINES:
+        if tag in _LINES and not kept:
             end_line(tag, "</")
         add(element.tail)
 
 
-def _attributes(element: Any) -> str:
+def _attributes(element: XmlElement) -> str:
     return " ".join(f"{key}={value}" for key, value in sorted(element.attrib.items()))
 
 
-def _is_verbatim(tag: str, element: Any) -> bool:
+def _is_verbatim(tag: str, element: XmlElement) -> bool:
     return tag in _VERBATIM or element.get("translate", "").lower() == "no"
 
 
@@ -230,7 +232,7 @@ def read_tmx(document: str, language: str) -> Reading:
     variants = {
         variant
         for variant in root.iter("{*}tuv")
-        if language_match(language, variant.get(_LANGUAGE) or variant.get("lang"))
+        if language_match(language, xml_language(variant))
     }
     for variant in variants:
         _add_filled(variant, reading)
@@ -238,17 +240,17 @@ def read_tmx(document: str, language: str) -> Reading:
     return reading
 
 
-def _xml(document: str) -> Any:
+def _xml(document: str) -> XmlElement:
     data = _without_declaration(document).encode("utf-8", "replace")
     return parse_xml(data, "documents: the file")
 
 
-def _is_untranslated(target: Any) -> bool:
+def _is_untranslated(target: XmlElement) -> bool:
     states = (target.get("state"), target.getparent().get("state"))
     return any(state in UNTRANSLATED for state in states)
 
 
-def _add_filled(element: Any, reading: Reading) -> None:
+def _add_filled(element: XmlElement, reading: Reading) -> None:
     """The text of a translation without that of its codes."""
     if not isinstance(element.tag, str) or local_name(element) in _CODES or _is_fixed(element):
         return
@@ -258,11 +260,11 @@ def _add_filled(element: Any, reading: Reading) -> None:
         reading.add_text(child.tail or "")
 
 
-def _is_fixed(element: Any) -> bool:
+def _is_fixed(element: XmlElement) -> bool:
     return element.get("translate") == "no" or element.get("mtype") == "protected"
 
 
-def _read_but(element: Any, filled: set[Any], reading: Reading) -> None:
+def _read_but(element: XmlElement, filled: set[XmlElement], reading: Reading) -> None:
     """The elements and texts in their order, without those that are filled."""
     if element in filled:
         return
@@ -286,12 +288,12 @@ def read_docx(data: bytes) -> Reading:
     return reading
 
 
-def _read_word(element: Any, reading: Reading) -> None:
+def _read_word(element: XmlElement, reading: Reading) -> None:
     name = local_name(element)
     if name in _FORMATS_OF_WORD:
         return
     if name == "t" and "wordprocessingml" in element.tag:
-        reading.add_text(element.text or "")
+        reading.add_text("".join(element.itertext()))
         return
     if name == "p":
         reading.order.append(("paragraph", "with text" if _shows_text(element) else "without text"))
@@ -302,7 +304,7 @@ def _read_word(element: Any, reading: Reading) -> None:
         _read_word(child, reading)
 
 
-def _shows_text(paragraph: Any) -> bool:
+def _shows_text(paragraph: XmlElement) -> bool:
     return any((text.text or "").strip() for text in paragraph.iter("{*}t"))
 
 
@@ -322,7 +324,7 @@ def read_odt(data: bytes) -> Reading:
     return reading
 
 
-def _parts(data: bytes, names: frozenset[str]) -> Iterator[Any]:
+def _parts(data: bytes, names: frozenset[str]) -> Iterator[XmlElement]:
     """The root elements of the parts of an archive with these names, by their root elements."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for name in archive.namelist():

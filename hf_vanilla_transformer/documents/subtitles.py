@@ -11,7 +11,7 @@ from itertools import pairwise
 from ..data.words import break_points
 from ..inference.placement import TranslatedPart, TranslateTexts
 from ..utils.errors import UserError
-from .html_text import Event, Passage, passage_of
+from .passages import Event, Passage, passage_of
 
 _LINE = re.compile(r"([^\r\n]*)(\r\n|[\r\n]|\Z)")
 _TIME = r"-?(?:\d+:){1,2}\d+(?:[,.]\d+)?"

@@ -4,20 +4,23 @@ import copy
 import re
 from functools import partial
 
-from ..data.translation_memories import MARKUP, UNTRANSLATED, language_match
+from ..data.language_codes import language_match
+from ..data.translation_memories import LANGUAGE, MARKUP, UNTRANSLATED, xml_language
 from ..inference.placement import TranslateTexts
 from ..utils.errors import UserError
 from ..utils.safe_xml import XmlElement, local_name, parse_xml
-from .html_text import join_html, passages_of, split_events
+from .passages import join_pieces, passages_of, split_events
 from .po_files import is_choice_only
 from .xml_text import Filling, Inline, Marks, child_of, element_events, fill, xml_passage
 
 #: Codes in place of line ends, tabs or spaces. They separate words.
 _BREAK_TYPE = re.compile(r"(?:x-|xlf:)?(?:[lp]b|br|linebreak|newline|tab)\b", re.IGNORECASE)
 _BREAK_TEXT = re.compile(r"(?:\s|\\[nrt]|<br\s*/?>)+", re.IGNORECASE)
+_STARTS = frozenset(["bpt", "bx", "sc", "sm"])
+_ENDS = frozenset(["ept", "ex", "ec", "em"])
 _TYPES = frozenset(["ctype", "type", "subType"])
 _EQUIVALENTS = frozenset(["equiv", "equiv-text", "disp"])
-_XML = "{http://www.w3.org/XML/1998/namespace}"
+_SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 
 #: The declaration, comments and document type before the first element.
 _PROLOG = re.compile(
@@ -46,7 +49,7 @@ def translate_xliff(text: str, translate: TranslateTexts) -> str:
 
 
 def _is_kept_unit(unit: XmlElement) -> bool:
-    """Whether `translate="no"` stands at a unit or around it."""
+    """Return whether `translate="no"` stands at a unit or around it."""
     flags = (element.get("translate") for element in (unit, *unit.iterancestors()))
     return next((flag for flag in flags if flag is not None), "yes") == "no"
 
@@ -95,7 +98,7 @@ def _best_variant(variants: list[XmlElement], language: str) -> "XmlElement | No
     best = 0
     found = None
     for variant in variants:
-        fit = language_match(language, variant.get(f"{_XML}lang") or variant.get("lang"))
+        fit = language_match(language, xml_language(variant))
         segment = child_of(variant, "seg")
         if fit > best and segment is not None:
             best = fit
@@ -123,8 +126,8 @@ class _Document:
         _set_translated(unit)
         if target is None:
             target = _new_after(source, source, "target")
-            if source.get(f"{_XML}space"):
-                target.set(f"{_XML}space", source.get(f"{_XML}space"))
+            if source.get(_SPACE):
+                target.set(_SPACE, source.get(_SPACE))
         _set_translated(target)
         self.fill(target, source)
 
@@ -156,14 +159,14 @@ class _Document:
     def add_variant(self, last: XmlElement, segment: XmlElement, language: str) -> None:
         """Add a variant after the last one."""
         variant = _new_after(last, last, "tuv")
-        variant.set(f"{_XML}lang", language)
+        variant.set(LANGUAGE, language)
         filled = variant.makeelement(segment.tag, nsmap=segment.nsmap)
         variant.append(filled)
         self.fill(filled, segment)
 
     def fill(self, target: XmlElement, source: XmlElement) -> None:
         """Fill an element with the translation of another one."""
-        if any(local_name(mark) == "sm" and _is_protected(mark) for mark in source):
+        if any(map(_is_protected, source.iter("{*}sm"))):
             raise UserError(
                 'documents: <sm translate="no"> is not supported; write <mrk translate="no"> around its text'
             )
@@ -176,20 +179,13 @@ class _Document:
         """The document with its translations."""
         from lxml import etree
 
-        if not self._fillings:
-            return self.prolog + self._text(
-                etree.tostring(self.root, encoding="unicode", with_tail=False)
-            )
         passages = passages_of(pieces for pieces, _ in self._fillings)
         translations = iter(translate([passage.text for passage in passages]))
         for pieces, write in self._fillings:
-            write(join_html(pieces, translations))
+            write(join_pieces(pieces, translations))
         body = etree.tostring(self.root, encoding="unicode", with_tail=False)
-        return self.prolog + self._text(body)
-
-    def _text(self, body: str) -> str:
         body = body.replace("\n", "\r\n") if self.has_crlf else body
-        return body + self.epilog
+        return self.prolog + body + self.epilog
 
 
 def _new_after(element: XmlElement, like: XmlElement, name: str) -> XmlElement:
@@ -210,7 +206,7 @@ def _set_translated(element: XmlElement) -> None:
 
 
 def _is_break(element: XmlElement) -> bool:
-    """Whether a code stands for a line end, a tab or spaces."""
+    """Return whether a code stands for a line end, a tab or spaces."""
     attributes = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
     if any(_BREAK_TYPE.match(value) for key, value in attributes.items() if key in _TYPES):
         return True
@@ -223,8 +219,19 @@ def _is_protected(element: XmlElement) -> bool:
     return element.get("translate") == "no" or element.get("mtype") == "protected"
 
 
+def _end_of_range(element: XmlElement) -> tuple[str, str] | None:
+    """The ends of a code: `bpt` and `ept`, `bx` and `ex`, `sc` and `ec`, `sm` and `em`."""
+    name = local_name(element)
+    kind = "start" if name in _STARTS else "end"
+    if name not in _STARTS | _ENDS:
+        return None
+    numbers = [element.get(key) for key in ("startRef", "rid", "i", "id")]
+    return kind, f"{name[1:]} {next(filter(None, numbers), '')}"
+
+
 _INLINE = Inline(
     is_container=lambda element: local_name(element) not in MARKUP and not _is_protected(element),
     is_kept=lambda element: _is_protected(element) or not _is_break(element),
+    end_of_range=_end_of_range,
     copies=True,
 )

@@ -6,13 +6,13 @@ between them. So a translation cannot contain or break one.
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 from ..utils.safe_xml import XmlElement, local_name
-from .html_text import Event, Passage, names, passage_of
+from .passages import Event, Passage, matching_ends, names, passage_of
 
 _MARK = re.compile("\x01(\\d+)\x02")
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -22,6 +22,8 @@ _CODE = names(
     "htmlcode htmlkeyboard htmlpreformatted htmlsample htmlvariable preformattedtext sourcecode sourcetext "
     "verbatimchar"
 )
+
+_TAGS = names("start end")
 
 #: The namespace of pictures, text boxes and shapes of ODT. Those at an end of a passage stay there.
 _DRAWING = "opendocument:xmlns:drawing"
@@ -71,19 +73,45 @@ class Marks:
 
     def __init__(self) -> None:
         self._marks: list[Mark] = []
+        #: the numbers of the marks at the ends of each range, such as a bookmark, by kind
+        self._ranges: dict[str, dict[str, int]] = {}
 
     def event(self, kind: str, tag: str, mark: Mark) -> Event:
-        """An event of `html_text` for a mark."""
+        """An event of `passages` for a mark."""
+        number = len(self._marks)
         self._marks.append(mark)
-        return Event(kind, tag, f"\x01{len(self._marks) - 1}\x02")
+        return Event(kind, tag, f"\x01{number}\x02")
+
+    def range_event(self, kind: str, name: str, mark: Mark) -> Event:
+        """An event for an end of a range, which may cross other ranges. Its kind is "start" or "end"."""
+        self._ranges.setdefault(name, {})[kind] = len(self._marks)
+        return self.event(kind, name, mark)
 
     def read(self, markup: str) -> Iterator["str | Mark"]:
-        """The texts and marks of a translated passage."""
-        for number, piece in enumerate(_MARK.split(markup)):
+        """The texts and marks of a translated passage. Each range starts before it ends."""
+        pieces = _MARK.split(markup)
+        places = {int(pieces[place]): place for place in range(1, len(pieces), 2)}
+        for ends in self._ranges.values():
+            start = places.get(ends.get("start", -1), 0)
+            end = places.get(ends.get("end", -1), start)
+            if end < start:
+                pieces[start], pieces[end] = pieces[end], pieces[start]
+        for number, piece in enumerate(pieces):
             if number % 2:
                 yield self._marks[int(piece)]
             elif piece:
                 yield piece
+
+
+def closed(events: Iterable[Event]) -> list[Event]:
+    """The events of an element, with the ends of ranges that are not both in it as points."""
+    inner = list(events)
+    ends = matching_ends(inner)
+    paired = {*ends, *ends.values()}
+    return [
+        replace(event, kind="point") if event.kind in _TAGS and number not in paired else event
+        for number, event in enumerate(inner)
+    ]
 
 
 @dataclass(frozen=True)
@@ -92,9 +120,11 @@ class Inline:
 
     is_container: Callable[[XmlElement], bool]  #: whether it encloses words, as a link does
     is_kept: Callable[[XmlElement], bool]  #: whether it stays as it is, inside a sentence
+    #: "start" or "end" and a name for both, if it is one of two elements around words
+    end_of_range: Callable[[XmlElement], tuple[str, str] | None]
     #: the text that an element stands for
     as_text: Callable[[XmlElement], str | None] = lambda element: None
-    copies: bool = False  #: for a translation beside its source
+    copies: bool = False  #: for a translation next to its source
 
 
 def element_events(element: XmlElement, marks: Marks, inline: Inline) -> Iterator[Event]:
@@ -105,17 +135,16 @@ def element_events(element: XmlElement, marks: Marks, inline: Inline) -> Iterato
         text = inline.as_text(child)
         name = local_name(child)
         tail = child.tail
-        pair = re.fullmatch(r"(.*)-(start|end)", name)
+        end_of_range = inline.end_of_range(child)
         nodes = [copy.deepcopy(child) if inline.copies else child]
         nodes[0].tail = None if inline.copies else nodes[0].tail
         if text is not None:
             yield Event("text", "", text)
-        elif pair is not None:
-            key = f"{pair[1]} {sorted(child.attrib.values())[:1]}"
-            yield marks.event(pair[2], key, Mark("nodes", nodes))
+        elif end_of_range is not None:
+            yield marks.range_event(*end_of_range, Mark("nodes", nodes))
         elif name and inline.is_container(child):
             yield marks.event("start", name, Mark("start", [child]))
-            yield from element_events(child, marks, inline)
+            yield from closed(element_events(child, marks, inline))
             yield marks.event("end", name, Mark("end"))
         elif _DRAWING in str(child.tag):
             # An event without an end: see `extent`.

@@ -116,38 +116,36 @@ class Protected:
             following = translation[position : position + 1]
             if self.lengths[number] < len(opening):  # an entity for a space
                 position += following.isspace()
-            elif self._needs_space_before(restored[-1:], start):
-                restored += " "
+            else:
+                restored += self._space_before(restored[-1:], start)
             pairs += [(start + begin, len(restored) + begin) for begin, _ in words(core)]
             restored += core
             is_touched = next_place is not None and next_place.opens == position
             right = self.text[place.element.start :][:1]
-            if (
-                position == place.opens
-                and not is_touched
-                and self._needs_space_after(following, end, right)
-            ):
-                restored += " "
+            if position == place.opens and not is_touched:
+                restored += self._space_after(following, end, right)
             inserts.append((place.opens, len(restored) - position))
         restored += translation[position:]
         pairs += self._linked_characters(translation, links, removed, inserts)
         return restored, word_links(pairs, self.sentence, restored)
 
-    def _needs_space_before(self, last: str, start: int) -> bool:
-        """Whether a space separates a span from the last character of the translation, as in the sentence."""
-        before = self.sentence[:start][-1:]
-        left = self.sentence[:start].rstrip()[-1:]
-        if not last.strip() or (last in _OPENING and last != left):
-            return False
-        return before.isspace() or (is_letter(last) and not is_letter(before))
+    def _space_before(self, last: str, start: int) -> str:
+        """The space between the last character of the translation and a span, as in the sentence."""
+        left = self.sentence[:start].rstrip()
+        space = self.sentence[len(left) : start]
+        if not last.strip() or (last in _OPENING and last != left[-1:]):
+            return ""
+        is_new = is_letter(last) and not is_letter(left[-1:])
+        return space or (" " if is_new else "")
 
-    def _needs_space_after(self, following: str, end: int, right: str) -> bool:
-        """Whether a space separates a span from the next character. `right` is the next one in the text."""
-        after = self.sentence[end : end + 1]
-        if is_letter(following) and not is_letter(after):
-            return True
+    def _space_after(self, following: str, end: int, right: str) -> str:
+        """The space between a span and the next character. `right` is the next one in the text."""
+        after = self.sentence[end:].lstrip()
+        space = self.sentence[end : len(self.sentence) - len(after)]
+        if is_letter(following) and not is_letter(self.sentence[end : end + 1]):
+            return space or " "
         is_apart = following not in _CLOSING or following == right
-        return bool(after.isspace() and following.strip() and is_apart)
+        return space if following.strip() and is_apart else ""
 
     def _linked_characters(
         self,
@@ -201,10 +199,13 @@ def protect(sentence: str, escaped: bool = False) -> Protected | None:
             and text[-1:].isspace()
             and (not after or after.isspace() or after in _CLOSING)
         ):
-            text, opening = text[:-1], text[-1] + opening
+            before = text.rstrip()
+            opening = text[len(before) :] + opening
+            text = before
         elif not text.strip() and after.isspace():
-            position = position + 1
-            opening = opening + after
+            space = sentence[end : len(sentence) - len(sentence[end:].lstrip())]
+            position += len(space)
+            opening += space
         spans.append(Element(opening, len(text), end=len(text)))
         blank = " " if _SPACING.fullmatch(opening) and text[-1:].strip() and after.strip() else ""
         lengths.append(len(opening) - len(blank))

@@ -10,8 +10,8 @@ from typing import Any
 
 from fastapi import HTTPException
 
+from ..data.language_codes import language_match
 from ..data.language_detection import detect_languages
-from ..data.translation_memories import language_match
 from ..documents.document_files import SUFFIXES
 from ..inference.languages import NAMES
 from ..inference.placement import TranslatedPart

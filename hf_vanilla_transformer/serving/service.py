@@ -24,7 +24,8 @@ from ..documents.documents import (
     split_text,
     translated_parts,
 )
-from ..documents.html_text import join_html, passages_of, split_html
+from ..documents.html_text import split_html
+from ..documents.passages import join_pieces, passages_of
 from ..engine.continuous import FoundHypothesis
 from ..inference.alignment import Link
 from ..inference.placement import TranslatedPart
@@ -161,7 +162,7 @@ class LanguagePair:
             filled = await self.translate_aligned(
                 [passage.text for passage in passages], aligned, notes
             )
-            join = partial(join_html, translated=iter(filled))
+            join = partial(join_pieces, translated=iter(filled))
             return [[text] for text in await self._map(join, documents, self._html_thread)]
         parts, prepared = await self._split(texts, notes)
         results = []

@@ -453,6 +453,20 @@ PARAGRAPHS = [
     ("paragraphs of code stay", f'<w:pPr><w:pStyle w:val="SourceCode"/></w:pPr>{run("a b")}', None),
     ("deleted text stays", f"<w:del><w:r><w:delText>a b</w:delText></w:r></w:del>{run('c d')}",
      f"{run('D ')}<w:del><w:r><w:delText>a b</w:delText></w:r></w:del>{run('C')}"),
+    ("a ruby annotation stays around its word",
+     f"{run('a ')}<w:r><w:ruby><w:rt>{run('x')}</w:rt><w:rubyBase>{run('b')}</w:rubyBase></w:ruby></w:r>{run(' c')}",
+     f"{run('C ')}<w:r><w:ruby><w:rt>{run('x')}</w:rt><w:rubyBase>{run('B')}</w:rubyBase></w:ruby></w:r>{run(' A')}"),
+    ("ranges that cross start before they end",
+     f"<w:commentRangeStart w:id='1'/>{run('a ')}<w:bookmarkStart w:id='2'/>{run('b')}<w:commentRangeEnd w:id='1'/>"
+     f"{run(' c')}<w:bookmarkEnd w:id='2'/>{run(' d')}",
+     f"{run('D C')}<w:bookmarkStart w:id='2'/>{run(' ')}<w:commentRangeStart w:id='1'/><w:bookmarkEnd w:id='2'/>"
+     f"{run('B A')}<w:commentRangeEnd w:id='1'/>"),
+    ("a range that starts before a link and ends in it leaves the link whole",
+     f"<w:bookmarkStart w:id='1'/>{run('a ')}<w:hyperlink w:anchor='x'>{run('b ')}<w:bookmarkEnd w:id='1'/>{run('c')}"
+     f"</w:hyperlink>{run(' d')}",
+     f"<w:bookmarkStart w:id='1'/>{run('D ')}<w:hyperlink w:anchor='x'><w:bookmarkEnd w:id='1'/>{run('C B')}"
+     f"</w:hyperlink>{run(' A')}"),
+    ("a comment of XML in a text is dropped", "<w:r><w:t>a<!-- x --> b</w:t></w:r>", run("B A")),
     ("tracked formats are part of a format",
      f"{run('a', '<w:b/><w:rPrChange><w:rPr><w:i/></w:rPr></w:rPrChange>')}{run(' b c')}",
      f"{run('C B ')}{run('A', '<w:b/><w:rPrChange><w:rPr><w:i/></w:rPr></w:rPrChange>')}"),
@@ -475,6 +489,14 @@ ODT_CASES = [
     ('a <text:span text:style-name="Source_20_Text">x_y</text:span> b',
      '<text:span text:style-name="Source_20_Text">x_y</text:span> B A'),
     ("a<text:s/>b", "B A"),
+    ('a <text:toc-mark-start text:key1="A" text:id="x"/>b c<text:toc-mark-end text:id="x"/>',
+     '<text:toc-mark-start text:key1="A" text:id="x"/>C B<text:toc-mark-end text:id="x"/> A'),
+    ('a <office:annotation office:name="x"><text:p>e f</text:p></office:annotation>b c<office:annotation-end '
+     'office:name="x"/> d',
+     'D <office:annotation office:name="x"><text:p>F E</text:p></office:annotation>C B<office:annotation-end '
+     'office:name="x"/> A'),
+    ("a <text:ruby><text:ruby-base>b</text:ruby-base><text:ruby-text>x</text:ruby-text></text:ruby> c",
+     "C <text:ruby><text:ruby-base>B</text:ruby-base><text:ruby-text>x</text:ruby-text></text:ruby> A"),
     ('a b<text:s text:c="3"/>c d', 'B A<text:s text:c="3"/>D C'),
     ("<draw:frame/>a b", "<draw:frame/>B A"),
     ("a b<draw:frame/><draw:g/>", "B A<draw:frame/><draw:g/>"),
@@ -516,6 +538,16 @@ XLIFF_CASES = [
      "</trans-unit>"),
     ('<segment state="initial"><source>a b</source><target>x</target></segment>',
      '<segment state="translated"><source>a b</source><target>B A</target></segment>'),
+]  # fmt: skip
+XLIFF_CASES += [
+    (f"<segment><source>{source}</source></segment>",
+     f"<segment><source>{source}</source><target>{target}</target></segment>")
+    for source, target in [
+        ('a <bpt id="1"/>b c<ept id="1"/> d', 'D <bpt id="1"/>C B<ept id="1"/> A'),
+        ('a <bx id="1" rid="7"/>b c<ex id="2" rid="7"/> d', 'D <bx id="1" rid="7"/>C B<ex id="2" rid="7"/> A'),
+        ('a <sc id="1"/>b c<ec startRef="1"/> d', 'D <sc id="1"/>C B<ec startRef="1"/> A'),
+        ('a <sm id="1"/>b c<em startRef="1"/> d', 'D <sm id="1"/>C B<em startRef="1"/> A'),
+    ]
 ]  # fmt: skip
 BREAKS = [
     '<x id="1" ctype="lb"/>', '<ph id="1" ctype="x-br">&lt;br/></ph>', '<ph type="fmt" subType="xlf:lb"/>',

@@ -94,6 +94,31 @@ def test_damaged_translation_is_refused(name: str, damage: str) -> None:
         checked(name, lambda translation: damaged.sub(replacement, translation))
 
 
+def backwards(texts):
+    split = [text.split() for text in texts]
+    links = [[(place, len(words) - 1 - place) for place in range(len(words))] for words in split]
+    return [
+        [TranslatedPart(text, " ".join(words[::-1]).upper(), aligned)]
+        for text, words, aligned in zip(texts, split, links, strict=True)
+    ]
+
+
+XHTML = "<?xml version='1.0'?><html xmlns='http://www.w3.org/1999/xhtml'><body><p>{}</p></body></html>"
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        # the title of a picture in a line ends no line
+        ("<p>one <svg><title>x</title></svg> two</p>", "<p><svg><title>x</title></svg> TWO ONE</p>"),
+        # XML has no names for these characters, and HTML has
+        (XHTML.format("one &mdash; caf&eacute;"), XHTML.format("CAFÉ — ONE")),
+    ],
+)
+def test_pages_that_both_readers_understand_are_not_refused(document: str, expected: str) -> None:
+    assert translate_document(document.encode(), ".html", backwards).decode() == expected
+
+
 @pytest.mark.parametrize(("suffix", "document"), [(".html", "<p>one</p><p>two</p>"), (".md", "one\n\ntwo\n")])
 def test_empty_translation_is_refused(suffix: str, document: str) -> None:
     def half(texts):

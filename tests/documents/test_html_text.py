@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from hf_vanilla_transformer.data import words
 from hf_vanilla_transformer.documents.html_scanner import scan
-from hf_vanilla_transformer.documents.html_text import Passage, passages_of, split_html, translate_pieces
+from hf_vanilla_transformer.documents.html_text import split_html
+from hf_vanilla_transformer.documents.passages import Passage, passages_of, translate_pieces
 from hf_vanilla_transformer.inference.placement import TranslatedPart
 
 PAGE = """<!DOCTYPE html><!-- a < b --><p class="x">Hello <b>big <i>red</i></b> <a href="?a&amp;b">world</a>!<br>
@@ -113,6 +114,9 @@ def test_inline_elements_follow_their_words(document, translation, links, expect
         ("<code>x</code> is <b>here</b> or <code>y</code>", ["is here or"]),
         ("call <code>f()</code>.", ["call ."]),
         ("<p> see <!-- a --> <code>f()</code> </p>", ["see"]),
+        # a script is a part of its word unless it has words of its own
+        ("<p>one<sup>two</sup> <i>x<sub>max</sub></i></p>", ["one x"]),
+        ("<p>one<sup>(two three)</sup> six</p>", ["one(two three) six"]),
         # void elements, and ends that HTML implies
         ("<p>one</p><input class=notranslate><p>two</p>", ["one", "two"]),
         ("<p>one<br translate=no>two</p>", ["one", "two"]),

@@ -8,8 +8,9 @@ import torch
 
 from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
 from hf_vanilla_transformer.data.words import words
-from hf_vanilla_transformer.documents.html_text import passages_of, split_html, translate_pieces
+from hf_vanilla_transformer.documents.html_text import split_html
 from hf_vanilla_transformer.documents.markdown_text import split_markdown
+from hf_vanilla_transformer.documents.passages import passages_of, translate_pieces
 from hf_vanilla_transformer.inference import alignment
 from hf_vanilla_transformer.inference.placement import TranslatedPart
 from hf_vanilla_transformer.inference.protected import protect

@@ -20,7 +20,7 @@ def test_guides_keep_their_structure_in_every_format(tmp_path: Path) -> None:
         for suffix in (".docx", ".odt", ".html"):
             written = tmp_path / f"{guide.stem}{suffix}"
             subprocess.run(["pandoc", "-f", "gfm", str(guide), "-o", str(written)], check=True)
-    tallies = documents.run([tmp_path], limit=4)
+    tallies = dict(documents.run([tmp_path], limit=4))
     assert set(tallies) == {".md", ".docx", ".odt", ".html"}
     for suffix, tally in tallies.items():
         assert not [*tally.refused, *tally.differences, *tally.unreadable], suffix
