@@ -30,7 +30,7 @@ def has_damaged_characters(text: str) -> bool:
     """
     from ftfy.badness import is_bad
 
-    if _LOST_LETTER.search(text):
+    if "?" in text and _LOST_LETTER.search(text):
         return True
     if text.isascii():
         return False

@@ -134,7 +134,7 @@ def _ranked_forms(texts: Sequence[str], normalize: Normalizer | None) -> list[st
 
 def of_equal_length(lists: Sequence[Sequence[str]], length: int) -> list[list[str]]:
     """n-best lists of `length` texts. Texts that equal no reference fill up a shorter one."""
-    return [[*texts, *[INVALID] * (length - len(texts))] for texts in lists]
+    return [[*text_list(texts, "n_best"), *[INVALID] * (length - len(texts))] for texts in lists]
 
 
 def longest(lists: Iterable[Sequence[str]]) -> int:
@@ -387,6 +387,7 @@ def reference_lists(references: Sequence[str] | Sequence[Sequence[str]]) -> list
 
 
 def text_list(texts: Sequence[object], name: str) -> list[str]:
+    """The texts as a list. Raises a UserError if one is no string."""
     if isinstance(texts, str):
         raise UserError(f"{name}: a list of strings is needed, not one string")
     checked = []

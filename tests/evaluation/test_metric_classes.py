@@ -198,6 +198,12 @@ def test_lists_of_unequal_lengths_have_the_top_of_the_longest():
     assert scores["top_1"] == scores["top_3"] == 0
 
 
+@pytest.mark.parametrize("lists", [["a"], [["a", None]]])
+def test_list_of_a_sentence_has_texts(lists):
+    with pytest.raises(UserError, match="^n_best: "):
+        score_translations(["a"], ["a"], metrics=["top_k"], n_best=lists)
+
+
 @pytest.mark.parametrize("lists", [{"sources": ["a"]}, {"n_best": [["a"]]}, {"groups": Groups(["x"], False)}])
 def test_lists_that_lack_an_item_are_refused(lists):
     with pytest.raises(UserError, match="2 hypotheses, but 1 (sources|n_best|labels)"):
