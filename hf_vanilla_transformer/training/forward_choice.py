@@ -38,7 +38,7 @@ def choose_forward(
     if plan is None or not compiles:
         return choice
     if why_not := special_loss or _why_not_compiled(trainer, model):
-        print_main(f"torch_compile: the update is not compiled, which {why_not}")
+        print_main(f"torch_compile: the update is not compiled, because the run {why_not}")
         return choice
     source, target = plan.places
     choice.compiled = CompiledForward(

@@ -317,7 +317,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
     def _special_loss(self) -> str | None:
         """What the loss does that a compiled update does not, or None."""
         if self.consistency is not None:
-            return "reads two passes over a batch"
+            return "computes two passes over a batch"
         if self.teacher is not None:
             return "asks a teacher"
         overrides = type(self).compute_loss is not VanillaTransformerTrainer.compute_loss

@@ -132,9 +132,9 @@ def test_run_compiled_by_inductor_resumes_to_the_same_bytes(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"r_drop_alpha": 3.0}, "which reads two passes over a batch"),
-        ({"kind": EntropyLoss}, "which has a loss of its own"),
-        ({"gradient_checkpointing": True}, "which computes activations again"),
+        ({"r_drop_alpha": 3.0}, "because the run computes two passes over a batch"),
+        ({"kind": EntropyLoss}, "because the run has a loss of its own"),
+        ({"gradient_checkpointing": True}, "because the run computes activations again"),
     ],
 )
 def test_update_that_cannot_be_compiled_is_named(
