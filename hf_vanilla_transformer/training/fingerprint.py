@@ -372,19 +372,19 @@ def _digest(root: Path) -> str:
 _REMOTE_CODE = "transformers_modules."
 
 
-def class_name(model: object) -> str:
-    """The name MODULE:CLASS of a model's class. FSDP2 replaces the class of a model by a subclass of its own."""
-    kind = next(each for each in type(model).__mro__ if not issubclass(each, FSDPModule))
+def class_name(instance: object) -> str:
+    """The name MODULE:CLASS of a class. FSDP2 replaces the class of a model by a subclass of its own."""
+    kind = next(each for each in type(instance).__mro__ if not issubclass(each, FSDPModule))
     module = kind.__module__
     if module.startswith(_REMOTE_CODE):  # then come the names of folders in a cache
         module = module.rpartition(".")[2]
     return f"{module}:{kind.__qualname__}"
 
 
-def code_digest(model: object) -> str | None:
-    """A digest of the code of a user's own model class, or None for classes of libraries."""
+def code_digest(instance: object) -> str | None:
+    """A digest of the code of a user's own class, or None for classes of libraries."""
     libraries = (__package__.partition(".")[0], "transformers", "torch", "builtins")
-    modules = [kind.__module__ for kind in type(model).__mro__]
+    modules = [kind.__module__ for kind in type(instance).__mro__]
     return source_digest([name for name in modules if name.partition(".")[0] not in libraries])
 
 

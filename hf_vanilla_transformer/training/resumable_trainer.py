@@ -105,9 +105,10 @@ class ResumableTrainer(Seq2SeqTrainer):
         self.fixed_facts = dict(fixed_facts or {})
         self.other_facts = dict(other_facts or {})
         self.kept_code = KeptCode(self._base_model())
-        # The contents of the teachers' folders, and the code of the model's class, when training started.
+        # When training started: the contents of the teachers' folders, and the code of the model's class and this one.
         self._teachers: list[dict[str, object]] = []
         self._code: str | None = None
+        self._trainer_code: str | None = None
         # Batches per update without `tokens_per_update`. A resumed run takes the number from the checkpoint.
         self.batches_per_update = self.args.world_size
         # The plan of the training loader, or None without token batches.
@@ -191,6 +192,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             content_of(folder) for folder in getattr(self.args, "teacher", None) or ()
         ]
         self._code = code_digest(self._base_model())
+        self._trainer_code = code_digest(self)
         if checkpoint is None:
             return
         read_json_object(checkpoint / TRAINER_STATE)
@@ -234,7 +236,10 @@ class ResumableTrainer(Seq2SeqTrainer):
     def _objective(self) -> dict[str, object]:
         """Settings of the loss and of regularisation."""
         config = getattr(self.model, "config", None)
+        loss = self.compute_loss_func
         return {
+            "trainer": class_name(self),
+            "compute_loss_func": loss and getattr(loss, "__qualname__", type(loss).__qualname__),
             **plain_values(self.args, OBJECTIVE),
             **plain_values(config, REGULARISATION),
             "teacher": self._teachers,
@@ -246,6 +251,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             **other_settings(self.args),
             **plain_values(self.args, SELECTION),
             "code of model_class": self._code,
+            "code of trainer": self._trainer_code,
             **{f"version of {name}": number for name, number in versions("peft").items()},
             **self.other_facts,
         }

@@ -35,7 +35,7 @@ from hf_vanilla_transformer.utils.errors import UserError
 from hf_vanilla_transformer.utils.system_info import versions
 from hf_vanilla_transformer.utils.user_code import import_function
 from tests.model_helpers import randomise, tiny_model
-from tests.trainer_helpers import SAVING, run_tiny, trained, write_pairs
+from tests.trainer_helpers import SAVING, EntropyLoss, run_tiny, trained, write_pairs
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 ZAHLEN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht"]
@@ -444,6 +444,15 @@ def test_model_of_another_function_is_refused_by_the_trainer_alone(tmp_path: Pat
     trained(tmp_path, model=tiny_model(), max_steps=1, **SAVING)
     with pytest.raises(UserError, match=r"^layer_norm_eps: 0.1, but .* was trained with 1e-05: "):
         trained(tmp_path, model=tiny_model(layer_norm_eps=0.1), resume=True, max_steps=2, **SAVING)
+
+
+def test_trainer_with_another_loss_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    trained(tmp_path, max_steps=1, kind=EntropyLoss, **SAVING)
+    capsys.readouterr()
+    trained(tmp_path, resume=True, max_steps=2, **SAVING)
+    printed = capsys.readouterr().out
+    assert changes(printed) == ["trainer", "code of trainer"]
+    assert "trainer was tests.trainer_helpers:EntropyLoss, is now " in printed
 
 
 def test_other_versions_are_printed(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
