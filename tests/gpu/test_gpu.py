@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import GenerationMixin
+from transformers import GenerationMixin, TrainerCallback
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.engine import captured, read_ahead
@@ -375,6 +375,29 @@ def test_gpu_update_waits_for_the_device_in_the_log_only(device: str, tmp_path: 
         update()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+class ErrorsForWaits(TrainerCallback):
+    """Lets torch raise an error for every wait for the device in the third and the fourth update."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 2:
+            torch.cuda.set_sync_debug_mode("error")
+        if state.global_step == 4:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gpu_updates_of_the_trainer_wait_for_nothing(compiled: bool, tmp_path: Path) -> None:
+    compiling = None if compiled else False  # by default
+    settings = {"save_strategy": "no", "logging_steps": 100, "bf16": True, "torch_compile": compiling}
+    try:
+        trainer = trained(tmp_path, "cuda", 5, callbacks=[ErrorsForWaits()], **settings)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert trainer.state.global_step == 5
+    assert trainer.state.epoch < 1
 
 
 @pytest.mark.gpu
