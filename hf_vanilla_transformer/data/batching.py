@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ..loss_vanilla_transformer import IGNORED
 
 BUCKET = 2  # tokens: the width of a bucket of source lengths
-_ROWS_PER_READ = 50_000
+ROWS_PER_READ = 50_000
 
 
 def pair_lengths(dataset: "Dataset | Rows") -> tuple[np.ndarray, np.ndarray]:
@@ -35,7 +35,7 @@ def pair_lengths(dataset: "Dataset | Rows") -> tuple[np.ndarray, np.ndarray]:
     lengths = np.empty((len(sides), len(dataset)), dtype=np.int32)  # (2, number of pairs)
     start = 0
     # in chunks, because a filtered `Dataset` copies the ids it returns
-    for table in dataset.select_columns(sides).with_format("arrow").iter(batch_size=_ROWS_PER_READ):
+    for table in dataset.select_columns(sides).with_format("arrow").iter(batch_size=ROWS_PER_READ):
         for number, side in enumerate(sides):
             lengths[number, start : start + len(table)] = pc.list_value_length(
                 table[side]

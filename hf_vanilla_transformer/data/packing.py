@@ -33,7 +33,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..loss_vanilla_transformer import IGNORED
 from ..utils.errors import UserError
-from .batching import Row, TokenBatchSampler, runs_of_equals, shuffled_runs
+from .batching import ROWS_PER_READ, Row, TokenBatchSampler, runs_of_equals, shuffled_runs
 
 ROW = 128  # places of a row, if no pair is longer
 UNIT = 8  # places are a multiple of it, for the kernels of products
@@ -214,12 +214,12 @@ class FlatIds:
         return cls(np.concatenate(ids) if ids else np.zeros(0, np.int64), starts.astype(np.int64))
 
     @classmethod
-    def of_column(cls, dataset: Dataset, name: str, rows_per_read: int = 50_000) -> "FlatIds":
+    def of_column(cls, dataset: Dataset, name: str) -> "FlatIds":
         """The lists of ids in a column of a table."""
         ids = []
         lengths = []
         column = dataset.select_columns([name]).with_format("arrow")
-        for table in column.iter(batch_size=rows_per_read):
+        for table in column.iter(batch_size=ROWS_PER_READ):
             for chunk in table[name].chunks:
                 part = chunk.flatten().to_numpy(zero_copy_only=False)
                 fits = not len(part) or int(part.max()) < 2**16

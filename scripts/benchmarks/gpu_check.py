@@ -255,7 +255,7 @@ def measure_loader(
     first = Measurement("loader, first epoch with its plan", {})
     later = Measurement("loader", {})
     start = time.process_time()
-    loader = loaders.of_packed_rows(data, config, batches_per_update=1)
+    loader: Any = loaders.of_packed_rows(data, config, batches_per_update=1)
     for epoch in range(1 + LOADER_EPOCHS):
         loader.batch_sampler.set_epoch(epoch)
         labels = sum(

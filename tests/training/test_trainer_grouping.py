@@ -35,7 +35,7 @@ def padding_share(found, lengths):
 
 
 def test_pair_lengths_are_of_both_sides_without_transforms(monkeypatch):
-    monkeypatch.setattr(batching, "_ROWS_PER_READ", 2)  # read in several batches
+    monkeypatch.setattr(batching, "ROWS_PER_READ", 2)  # read in several batches
     data = Dataset.from_dict({"input_ids": [[5, 2], [2], [5, 6, 2]], "labels": [[2], [7, 8, 9, 2], [7, 2]]})
 
     def never(batch):
