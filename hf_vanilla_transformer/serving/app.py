@@ -28,7 +28,7 @@ from .engine import QueueFull
 from .http_rules import HttpRules
 from .interface import Server
 from .options import Limits
-from .request_body import check_key, parse_fields, read_body, validate
+from .request_body import check_key, is_multipart, parse_fields, read_body, validate
 from .service import LanguagePair, TooLong
 
 _CONTENT_TYPES = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
@@ -296,7 +296,8 @@ async def _read_fields(
     """The fields of a body within the limits, with the right key."""
     limits: Limits = request.app.state.limits
     most = limits.max_characters * _BYTES_PER_CHARACTER + _OTHER_FIELDS
-    if request.url.path.endswith("/translate_file"):
+    content_type = request.headers.get("content-type", "")
+    if request.url.path.endswith("/translate_file") and is_multipart(content_type):
         most += _MOST_FILE_BYTES
     reading = read_body(request.stream(), request.headers.get("content-length"), most)
     try:
@@ -305,7 +306,7 @@ async def _read_fields(
         raise HTTPException(
             408, f"the body did not arrive within {limits.timeout:g} seconds"
         ) from None
-    fields = parse_fields(body, request.headers.get("content-type", ""), request.url.query)
+    fields = parse_fields(body, content_type, request.url.query)
     # The latter by LibreTranslate's client of npm.
     key = fields.get("api_key") or fields.get("apiKey")
     check_key(key or (bearer.credentials if bearer else None), limits.api_key)

@@ -77,31 +77,33 @@ class Server:
         elif not texts:
             self._route(request.source, request.target)  # refuses an unknown pair
         translations = [[text] for text in texts]
-        notes = Notes()
-        of_texts = [Notes([]) if request.probabilities else notes for _ in texts]
+        probabilities: list[list[list[dict[str, object]]]] = [[] for _ in texts]
+        warnings = list[str]()
         for source in dict.fromkeys(sources):
             route = self._route(source, request.target)
             if not route:
                 continue
             rows = [row for row, other in enumerate(sources) if other == source]
-            own_texts = [texts[row] for row in rows]
-            own_notes = [of_texts[row] for row in rows]
-            found = await self._translate_along(route, own_texts, request, notes, own_notes)
+            notes = Notes([] if request.probabilities else None)
+            found = await self._translate_along(route, [texts[row] for row in rows], request, notes)
+            warnings += notes.warnings
             for row, of_text in zip(rows, found, strict=True):
                 translations[row] = of_text
+            if request.probabilities:
+                for row, of_sentences in zip(rows, notes.by_text(), strict=True):
+                    probabilities[row] = of_sentences
         answer: dict[str, Any] = {"translatedText": [of_text[0] for of_text in translations]}
         if request.alternatives:
             answer["alternatives"] = [
                 of_text[1 : 1 + request.alternatives] for of_text in translations
             ]
         if request.probabilities:
-            answer["probabilities"] = [of_text.probabilities for of_text in of_texts]
-            notes.warnings += [warning for of_text in of_texts for warning in of_text.warnings]
+            answer["probabilities"] = probabilities
         if detected is not None:
             answer["detectedLanguage"] = detected
         if isinstance(request.q, str):
             answer = {name: values[0] for name, values in answer.items()}
-        return schemas.TranslateAnswer(**answer, warnings=notes.warnings or None)
+        return schemas.TranslateAnswer(**answer, warnings=warnings or None)
 
     async def _translate_along(
         self,
@@ -109,25 +111,20 @@ class Server:
         texts: list[str],
         request: schemas.TranslateRequest,
         notes: Notes,
-        of_texts: Sequence[Notes],
     ) -> list[list[str]]:
         """The translations of texts by one pair, or by two through the pivot.
 
-        `notes` receives the warnings, and `of_texts` those with the probabilities of each text.
+        `notes` receives the warnings of both, and the probabilities of the last one.
         """
         *before, pair = route
         html = request.format == "html"
         for other in before:
-            found = await other.translate(texts, html=html, notes=notes)
+            to_pivot = Notes()
+            found = await other.translate(texts, html=html, notes=to_pivot)
+            notes.warnings += to_pivot.warnings
             texts = [best for best, *_ in found]
         n_best = pair.engine.num_beams if request.alternatives else 1
-        if not request.probabilities:
-            return await pair.translate(texts, html=html, n_best=n_best, notes=notes)
-        work = [
-            pair.translate([text], html=html, n_best=n_best, notes=own)
-            for text, own in zip(texts, of_texts, strict=True)
-        ]
-        return [of_text for (of_text,) in await asyncio.gather(*work)]
+        return await pair.translate(texts, html=html, n_best=n_best, notes=notes)
 
     async def predict(self, request: schemas.PredictRequest) -> schemas.PredictAnswer:
         """Predict the targets of the texts of a request."""

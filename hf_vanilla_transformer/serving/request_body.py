@@ -17,6 +17,7 @@ from python_multipart.multipart import File
 Model = TypeVar("Model", bound=BaseModel)
 
 _MOST_FIELDS = 100
+_MULTIPART = "multipart/form-data"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def parse_fields(body: bytes, content_type: str, query: str = "") -> dict[str, A
     If a field is repeated, the first one counts, and the query before a form. JSON replaces fields of the query. An
     uploaded file is an `UploadedFile`.
     """
-    kind = content_type.partition(";")[0].strip().lower()
+    kind = _kind(content_type)
     try:
         fields = _form(query)
         if kind == "application/json" or kind.endswith("+json"):
@@ -59,7 +60,7 @@ def parse_fields(body: bytes, content_type: str, query: str = "") -> dict[str, A
                     400, 'the body must be a JSON object, such as {"q": "Hello", "source": "en"}'
                 )
             return fields | parsed
-        if kind == "multipart/form-data":
+        if kind == _MULTIPART:
             return _multipart(body, content_type) | fields
         if kind == "application/x-www-form-urlencoded":
             if body.lstrip().startswith(b"{"):
@@ -75,6 +76,15 @@ def parse_fields(body: bytes, content_type: str, query: str = "") -> dict[str, A
             415, "Content-Type: must be application/json, a form, or multipart/form-data"
         )
     return fields
+
+
+def is_multipart(content_type: str) -> bool:
+    """Return whether a body is a form that can have files."""
+    return _kind(content_type) == _MULTIPART
+
+
+def _kind(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
 
 
 def _form(text: str) -> dict[str, str]:

@@ -90,7 +90,7 @@ class SequenceModel(LanguagePair):
         """
         filled = [text for text in texts if text.strip()]
         ids = await self._encoded(filled, notes)
-        self._check_queue(len(ids))
+        self.check_queue(len(ids))
         futures = self.engine.submit(ids, n_best, self.inspector.mark)
         hypotheses = await asyncio.gather(*map(asyncio.wrap_future, futures))
         self._note_unended(filled, hypotheses, notes)

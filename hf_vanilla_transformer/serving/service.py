@@ -61,8 +61,15 @@ class Notes:
 
     #: For each sentence the tokens of its translation, as `Inspector.token_probabilities` returns them.
     probabilities: list[list[dict[str, object]]] | None = None
+    #: for each text the number of its sentences
+    sentences: list[int] = field(default_factory=list)
     #: sentences that were cut, and translations without an end
     warnings: list[str] = field(default_factory=list)
+
+    def by_text(self) -> list[list[list[dict[str, object]]]]:
+        """The probabilities of each text."""
+        following = iter(self.probabilities or [])
+        return [list(islice(following, count)) for count in self.sentences]
 
 
 class TooLong(UserError):
@@ -162,9 +169,15 @@ class LanguagePair:
             filled = await self.translate_aligned(
                 [passage.text for passage in passages], aligned, notes
             )
+            if notes is not None:
+                counts = iter([sum(map(_is_sentence, parts)) for parts in filled])
+                passages_each = [len(passages_of([document])) for document in documents]
+                notes.sentences = [sum(islice(counts, number)) for number in passages_each]
             join = partial(join_pieces, translated=iter(filled))
             return [[text] for text in await self._map(join, documents, self._html_thread)]
         parts, prepared = await self._split(texts, notes)
+        if notes is not None:
+            notes.sentences = [len(sentences_of(of_text)) for of_text in parts]
         results = []
         found = await self._search(parts, prepared, [False] * len(parts), n_best, notes)
         for of_text, translated in zip(parts, found, strict=True):
@@ -200,7 +213,7 @@ class LanguagePair:
             texts.insert(numbers.index(shown), await self._restored(picture, protected))
         joined = translated_parts(parts, ((text, []) for text in texts), self.source, self.target)
         pairs = [
-            {"source": part.source, "target": part.target, "is_sentence": part.links is not None}
+            {"source": part.source, "target": part.target, "is_sentence": _is_sentence(part)}
             for part in joined
         ]
         sentences = [index for index, pair in enumerate(pairs) if pair["is_sentence"]]
@@ -284,7 +297,7 @@ class LanguagePair:
         aligned.
         """
         sentences = [sentence for parts in texts for sentence in sentences_of(parts)]
-        self._check_queue(len(sentences))
+        self.check_queue(len(sentences))
         spans = [prepared[sentence][0] for sentence in sentences]
         sources = [prepared[each][1] for each in sentences]
         futures = self.engine.submit(sources, n_best, self.inspector.mark)
@@ -294,7 +307,7 @@ class LanguagePair:
         if notes is not None:
             self._note_unended(sentences, hypotheses, notes)
         if notes is not None and notes.probabilities is not None and sources:
-            notes.probabilities += await self.inspector.run(
+            notes.probabilities += await self._inspect(
                 self.inspector.token_probabilities, sources, best
             )
         with_links = [
@@ -322,10 +335,24 @@ class LanguagePair:
         pairs = [(sources[number], one.tokens) for number in numbers for one in hypotheses[number]]
         if not pairs:
             return {}
-        found = iter(await self.inspector.run(self.inspector.align, *zip(*pairs, strict=True)))
+        found = iter(await self._inspect(self.inspector.align, *zip(*pairs, strict=True)))
         return {number: list(islice(found, len(hypotheses[number]))) for number in numbers}
 
-    def _check_queue(self, count: int) -> None:
+    async def _inspect(
+        self,
+        function: Callable[..., list[Result]],
+        sources: Sequence[list[int]],
+        targets: Sequence[list[int]],
+    ) -> list[Result]:
+        """Call a method of the inspector for some pairs at a time. Other requests have their turn between them."""
+        results = list[Result]()
+        for start in range(0, len(sources), _ITEMS_AT_ONCE):
+            end = start + _ITEMS_AT_ONCE
+            results += await self.inspector.run(function, sources[start:end], targets[start:end])
+        return results
+
+    def check_queue(self, count: int) -> None:
+        """Refuse more sentences than ever fit into the queue."""
         if count > self.engine.max_queue:
             raise TooLong(f"q: {count} {self.item}s, but the limit is {self.engine.max_queue}")
 
@@ -385,3 +412,7 @@ def _sentence_at(parts: Sequence[Part], caret: int | None) -> int | None:
             found = number
         start += len(part.text)
     return found
+
+
+def _is_sentence(part: TranslatedPart) -> bool:
+    return part.links is not None

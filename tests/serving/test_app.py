@@ -306,6 +306,43 @@ def test_long_sentences_and_many_are_refused(translator: Translator) -> None:
         assert answer.status_code == 413 and "limit is 2" in answer.json()["error"]
 
 
+def test_nothing_is_translated_for_a_request_that_is_refused(translator: Translator, held: threading.Event) -> None:
+    pair = language_pair(translator, max_queue=2, batch_size=1)
+    fields = GOOD | {"probabilities": True}
+    with client_of(pair) as client:
+        answer = client.post("/translate", json=fields | {"q": ["a", "b", "c"]})
+        assert answer.status_code == 413 and "limit is 2" in answer.json()["error"]
+        pair.check_queue = lambda count: None
+        answer = client.post("/translate", json=fields | {"q": list("abcdef")})
+        assert answer.status_code == 503
+        assert pair.engine.waiting == 0
+        held.set()
+    assert pair.engine.translated <= 1
+
+
+@pytest.mark.parametrize("form", ["text", "html"])
+def test_each_of_many_texts_has_its_probabilities(client: Any, form: str) -> None:
+    texts = [CORPUS[1], "", f"{CORPUS[0]}. {CORPUS[1]}.", "7"] * 12
+    if form == "html":
+        texts = [f"<p>{text}</p><p>{text}</p>" for text in texts[:8]]
+    fields = {"source": "en", "target": "de", "format": form, "probabilities": True}
+    alone = [client.post("/translate", json=fields | {"q": text}).json()["probabilities"] for text in texts[:4]]
+    together = client.post("/translate", json=fields | {"q": texts}).json()["probabilities"]
+    assert [len(each) for each in alone] == [n * (1 + (form == "html")) for n in (1, 0, 2, 0)]
+    for text, of_text in enumerate(together):
+        expected = alone[text % 4]
+        assert [[token["text"] for token in each] for each in of_text] == [
+            [token["text"] for token in each] for each in expected
+        ]
+
+
+def test_blank_texts_have_no_probabilities(client: Any) -> None:
+    fields = GOOD | {"q": ["", " ", "seven"], "probabilities": True}
+    answer = client.post("/translate", json=fields).json()
+    assert answer["translatedText"][:2] == ["", " "]
+    assert list(map(bool, answer["probabilities"])) == [False, False, True]
+
+
 def test_full_queue_is_503_with_retry_after(translator: Translator, held: threading.Event) -> None:
     pair = language_pair(translator, max_queue=1, batch_size=1)
     with client_of(pair) as client:

@@ -150,6 +150,12 @@ def test_unpacked_uploads_are_limited() -> None:
         assert answer.status_code == 200
 
 
+def test_only_forms_may_be_as_large_as_a_file() -> None:
+    with client_of(language_pair(), translate_files=True) as client:
+        answer = client.post("/translate_file", json={"source": "en", "target": "de", "file": [1] * 100_000})
+        assert answer.status_code == 413
+
+
 def test_failed_process_is_500_without_details(capfd: pytest.CaptureFixture) -> None:
     async def wrong(texts: Sequence[str]) -> Any:
         return ["secret"]
