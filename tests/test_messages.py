@@ -41,6 +41,11 @@ COMMANDS = [
     ("predict --model none", "none"),
     ("serve --model model", "--model"),
     ("serve --model en-de=model --port 99999", "--port"),
+    ("translate --model model --input text --length_penalty nan", "length_penalty: must be a finite"),
+    ("translate --model model --input text --repetition_penalty inf", "repetition_penalty: must be a finite"),
+    ("translate --model model --input text --num_beams 99999999", "num_beams: must be at most 1,000"),
+    ("translate --model model --input text --max_new_tokens 99999999999999999999", "max_new_tokens: must be at most"),
+    ("predict --model model --input text --batch_size 99999999999999999999", "batch_size: must be at most"),
     ("merge --output none", "none"),
     ("clean no.en no.de --output a b", "no.en"),
     ("clean text text --output a b --skip nothing", "skip"),
@@ -200,6 +205,7 @@ def test_odd_names_of_files_are_one_line(name: str, folder: Path, command: Any, 
         ["evaluate", "--hypothesis", str(folder / "text"), "--reference", name],
         ["evaluate", "--hypothesis", name, "--reference", str(folder / "text"), "--compare", name],
         ["serve", "--model", model, "--api_key_file", name],
+        ["predict", "--model", "g2p_en", "--input", str(folder / "text"), "--output", name],
     ):
         status, printed, errors = command(*flags)
         assert status == 2 and printed == "", errors

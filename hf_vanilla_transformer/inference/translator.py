@@ -226,6 +226,7 @@ class Translator:
         check_at_least_one(
             batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, n_best=n_best
         )
+        check_search({"batch_size": batch_size, **generate_kwargs})
         settings, penalty = self._search_settings(generate_kwargs, n_best, scores)
         request = TranslationRequest(
             batch_size=batch_size,
@@ -279,7 +280,6 @@ class Translator:
         check_at_least_one(
             num_beams=settings.get("num_beams"), max_new_tokens=settings.get("max_new_tokens")
         )
-        check_repetition(settings)
         settings = {name: value for name, value in settings.items() if value is not None}
         beams = settings.get("num_beams") or self.model.generation_config.num_beams or 1
         if n_best > beams and not settings.get("do_sample"):
@@ -656,8 +656,18 @@ class Translator:
         return targets
 
 
-def check_repetition(settings: Mapping[str, Any]) -> None:
-    """Refuse arguments of `generate` against repetition that are out of range, with a `UserError`."""
+#: More would need more memory than a machine has.
+_AT_MOST = {"num_beams": 1000, "max_new_tokens": 100_000, "batch_size": 1_000_000}
+
+
+def check_search(settings: Mapping[str, Any]) -> None:
+    """Refuse arguments of `generate` that are out of range, with a `UserError`."""
+    for name, most in _AT_MOST.items():
+        if (settings.get(name) or 0) > most:
+            raise UserError(f"{name}: must be at most {most:,}, not {settings[name]}")
+    for name in ("length_penalty", "repetition_penalty"):
+        if not math.isfinite(settings.get(name) or 0.0):
+            raise UserError(f"{name}: must be a finite number, not {settings[name]}")
     size = settings.get("no_repeat_ngram_size")
     penalty = settings.get("repetition_penalty")
     if size is not None and size < 0:

@@ -17,7 +17,7 @@ from ..engine.continuous import ContinuousSearch, FoundHypothesis
 from ..engine.optimize import optimize_if_possible
 from ..engine.shortlist import with_shortlist
 from ..inference.batching import MAX_TOKENS
-from ..inference.translator import Translator, check_repetition
+from ..inference.translator import Translator, check_search
 from ..inference.workers import worker_count
 from ..utils.errors import check_at_least_one
 
@@ -67,7 +67,7 @@ class Engine:
         check_at_least_one(
             batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, max_queue=max_queue
         )
-        check_repetition(settings)
+        check_search({"batch_size": batch_size, **settings})
         self.model = translator.model.eval()
         self.max_queue = max_queue
         optimize_if_possible(self.model)

@@ -132,6 +132,10 @@ def run_command(main: Callable[[], int | None]) -> None:
             raise
         _drop_output()
         status = _report(str(error), 2)
+    except RuntimeError as error:
+        if "Symlink loop" not in str(error):  # of pathlib before Python 3.13, later an OSError
+            raise
+        status = _report(str(error), 2)
     raise SystemExit(status)
 
 
