@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from gettext import c2py
 from itertools import count
 
 from ..inference.placement import TranslatedPart, TranslateTexts
-from ..inference.protected import has_words
+from ..inference.protected import has_words, spans_in
 from ..utils.errors import UserError
 from .passages import Passage, translate_pieces
 
@@ -16,9 +18,9 @@ _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _PO_LINE = re.compile(
     rf"[ \t]*(?:(msgctxt|msgid_plural|msgid|msgstr)[ \t]*(?:\[[ \t]*(\d+)[ \t]*\])?[ \t]*)?((?:{_STRING}[ \t]*)+)\Z"
 )
-_PLURAL_FORMS = re.compile(
-    r'^[ \t]*"Plural-Forms:\s*nplurals\s*=\s*(\d+)', re.MULTILINE | re.IGNORECASE
-)
+#: The formula for the form of a plural, in the header of a file.
+_PLURAL = re.compile(r"^Plural-Forms:.*?\bplural\s*=\s*([^;\n]+)", re.MULTILINE | re.IGNORECASE)
+_NUMBERS = 200  # that tell what a form is for
 _CHOICE = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")
 _ESCAPES = {
     "n": "\n",
@@ -41,11 +43,26 @@ _DIRECTIVE = re.compile(
 #: Flags of languages that number directives, as in `%2$s %1$d`.
 _NUMBERED = frozenset(
     f"{name}-format"
-    for name in ("awk", "boost", "c", "gcc-internal", "javascript", "objc", "perl", "php", "tcl")
+    for name in (
+        "awk",
+        "boost",
+        "c",
+        "elisp",
+        "gcc-internal",
+        "gfc-internal",
+        "javascript",
+        "librep",
+        "objc",
+        "perl",
+        "php",
+        "ruby",
+        "tcl",
+    )
 )
 #: Those that number widths, too, as in `%2$*1$d`.
 _NUMBERED_WIDTHS = frozenset(["c-format", "gcc-internal-format", "objc-format"])
-_UNNUMBERED = "python-format"
+#: Those that cannot number them, or in another way.
+_UNNUMBERED = frozenset(["python-format", "lua-format", "object-pascal-format"])
 
 
 @dataclass
@@ -61,17 +78,14 @@ class _PoField:
 
 
 def translate_po(text: str, translate: TranslateTexts) -> str:
-    """Fill the empty `msgstr` of a PO or POT file.
-
-    The first form of a plural is the singular. A language with one form, such as Japanese, has the plural.
-    """
+    """Fill the empty `msgstr` of a PO or POT file. The form of a plural that is for one thing gets the singular."""
     pieces: list[str | Passage] = []
     position = 0
-    forms = _PLURAL_FORMS.search(text)
-    has_one_form = forms is not None and int(forms[1]) == 1
+    fields = _po_fields(text)
+    forms = _forms_of_numbers(fields)
     singular = ""
     plural = ""
-    for entry in _po_fields(text):
+    for entry in fields:
         if entry.keyword == "msgid":
             singular = entry.text
             plural = ""
@@ -79,14 +93,41 @@ def translate_po(text: str, translate: TranslateTexts) -> str:
             plural = entry.text
         if entry.keyword != "msgstr" or entry.text or not singular:
             continue
-        is_plural = entry.form is not None and (has_one_form or entry.form > 0)
-        source = plural if is_plural and plural else singular
+        source = singular
+        if plural and entry.form is not None:
+            numbers = {number for number, form in enumerate(forms) if form == entry.form}
+            source = singular if _is_for_one(numbers, singular, plural) else plural
         if is_choice_only(source):
             continue
         passage = _PoPassage(source, [], _po_string(source), flags=entry.flags)
         pieces += [text[position : entry.start], passage]
         position = entry.end
     return translate_pieces([*pieces, text[position:]], translate)
+
+
+def _forms_of_numbers(fields: "list[_PoField]") -> list[int]:
+    """The form of a plural for each number, by the header. Without one, the first form is for 1 only."""
+    header = fields[1].text if len(fields) > 1 and not fields[0].text else ""
+    formula = _PLURAL.search(header)
+    if formula is not None:
+        with suppress(ValueError, ArithmeticError):
+            form_of = c2py(formula[1])
+            return [form_of(number) for number in range(_NUMBERS)]
+    return [int(number != 1) for number in range(_NUMBERS)]
+
+
+def _is_for_one(numbers: set[int], singular: str, plural: str) -> bool:
+    """Return whether a form for these numbers gets the singular.
+
+    Russian has a form for 1, 21 and 31. It gets `%d file`, but not `one file`.
+    """
+    if 1 not in numbers or 2 in numbers:
+        return False
+    return numbers <= {0, 1} or _placeholders(singular) == _placeholders(plural)
+
+
+def _placeholders(text: str) -> list[str]:
+    return sorted(text[start:end] for start, end in spans_in(text))
 
 
 def _po_fields(text: str) -> list[_PoField]:
@@ -137,7 +178,7 @@ class _PoPassage(Passage):
         can_number = bool(self.flags & _NUMBERED)
         has_widths = any("*" in directive for directive in sources)
         lacks_widths = can_number and has_widths and not self.flags & _NUMBERED_WIDTHS
-        if _UNNUMBERED in self.flags or lacks_widths:
+        if self.flags & _UNNUMBERED or lacks_widths:
             raise UserError(
                 f"documents: the translation of {self.text[:60]!r} would change the order of its formats; "
                 "give them names, such as %(count)d"

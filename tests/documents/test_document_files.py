@@ -647,7 +647,7 @@ def test_files_that_would_mislead_are_refused(source, output, flags, tmp_path: P
 
     (tmp_path / "folder").mkdir()
     for name in ("page.html", "text.txt", "memory.tmx", "notes.ass", "texts.yaml"):
-        (tmp_path / name).write_text("seven")
+        (tmp_path / name).write_text("[Script Info]\nseven" if name == "notes.ass" else "seven")
     arguments = ["translate", "--model", str(echo_folder(tmp_path / "model")), *flags]
     arguments += ["--input", str(tmp_path / source)] if source else []
     arguments += ["--output", str(tmp_path / output)] if output else []

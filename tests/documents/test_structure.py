@@ -295,14 +295,30 @@ def test_segmented_targets_are_filled_segment_by_segment(target: str) -> None:
     assert in_upper_case(unit.format(target), ".xlf") == unit.format(filled)
 
 
-ONE_FORM = 'msgid ""\nmsgstr ""\n"Plural-Forms: nplurals=1; plural=0;\\n"\n\n'
+RUSSIAN = "(n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2)"
+ARABIC = "(n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3 : n%100>=11 ? 4 : 5)"
 
 
-def test_language_with_one_plural_form_gets_the_plural() -> None:
-    message = 'msgid "one file"\nmsgid_plural "many files"\nmsgstr[0] ""\n'
-    assert in_upper_case(ONE_FORM + message, ".po").endswith('msgstr[0] "MANY FILES"\n')
-    two = ONE_FORM.replace("nplurals=1", "nplurals=2")
-    assert in_upper_case(two + message, ".po").endswith('msgstr[0] "ONE FILE"\n')
+@pytest.mark.parametrize(
+    ("formula", "forms", "source", "is_singular"),
+    [
+        ("0", 1, "%d file", [False]),
+        ("(n != 1)", 2, "one file", [True, False]),
+        ("(n > 1)", 2, "one file", [True, False]),
+        (RUSSIAN, 3, "%d file", [True, False, False]),
+        (RUSSIAN, 3, "one file", [False, False, False]),
+        (ARABIC, 6, "one file", [False, True, False, False, False, False]),
+        ("n % 0", 2, "one file", [True, False]),
+        ("n ==", 2, "one file", [True, False]),
+    ],
+)
+def test_forms_of_a_plural_get_the_text_for_their_numbers(formula, forms, source, is_singular) -> None:
+    head = f'msgid ""\nmsgstr ""\n"Plural-Forms: nplurals={forms}; plu"\n"ral={formula};\\n"\n\n'
+    entries = "".join(f'msgstr[{number}] ""\n' for number in range(forms))
+    catalogue = f'{head}msgid "{source}"\nmsgid_plural "%d files"\n{entries}'
+    filled = re.findall(r'^msgstr\[\d\] "(.*)"', in_upper_case(catalogue, ".po"), re.MULTILINE)
+    assert ["FILES" not in text for text in filled] == is_singular
+    assert len(filled) == forms
 
 
 def test_message_that_is_a_choice_of_icu_stays_empty() -> None:
@@ -358,6 +374,10 @@ def backwards(texts):
         ("c-format", "%s is %d of %d", "%2$d OF %3$d IS %1$s"),
         ("c-format", "%-*s %s has %.*s", "%5$.*4$s HAS %3$s %2$-*1$s"),
         ("tcl-format", "%s has %d files", "FILES %2$d HAS %1$s"),
+        ("elisp-format", "%s has %d files", "FILES %2$d HAS %1$s"),
+        ("ruby-format", "%s has %d files", "FILES %2$d HAS %1$s"),
+        ("librep-format", "%s has %d files", "FILES %2$d HAS %1$s"),
+        ("gfc-internal-format", "%s has %d files", "FILES %2$d HAS %1$s"),
         ("no-wrap", "%s has %d files", "FILES %d HAS %s"),
         ("python-format", "%s is %s", "%s IS %s"),
     ],
@@ -371,7 +391,15 @@ def test_formats_in_another_order_are_numbered(flags: str, message: str, expecte
         assert subprocess.run(check, input=translated.encode(), capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize(("flag", "message"), [("python-format", "%s has %d files"), ("tcl-format", "%s has %*d")])
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("python-format", "%s has %d files"),
+        ("lua-format", "%s has %d files"),
+        ("object-pascal-format", "%s has %d files"),
+        ("tcl-format", "%s has %*d"),
+    ],
+)
 def test_formats_that_have_no_numbers_are_refused_in_another_order(flag: str, message: str) -> None:
     entry = f'#, {flag}\nmsgid "{message}"\nmsgstr ""\n'
     with pytest.raises(UserError, match="order of its formats"):

@@ -128,6 +128,10 @@ def _walk(node: Any, structure: list[Any], texts: list[str]) -> None:
         structure.append((kind, content[1] if kind == "CodeBlock" else sorted(_tags(content[1]))))
         if kind == "RawBlock":
             texts.append(unescape(re.sub(r"<[^<>]*>", "", content[1])))
+    elif kind == "DefinitionList":
+        structure.append(kind)
+        for term, definitions in content:
+            _walk([{"t": "Plain", "c": term}, definitions], structure, texts)
     elif kind is not None:
         structure.append(kind)
         _walk(content, structure, texts)
