@@ -653,13 +653,9 @@ class BeamSearch:
                 processed[rows] = self._process(
                     tokens[rows, :, :length], scores[rows], state.limits[rows]
                 )
-        processed = processed[:, :running]
-        best = None
-        if self.config.num_beams == 1:
-            best = processed.argmax(
-                dim=2, keepdim=True
-            )  # the first of equal ones, as in transformers
-        return self.config.extend(state, processed.clone(), best, penalties)
+        count = min(self.config.num_candidates, processed.shape[2])
+        log_probs, candidates = topk_log_probs(processed[:, :running], count, normalize=False)
+        return self.config.extend(state, log_probs, candidates, penalties)
 
     def _process(self, tokens: Tensor, scores: Tensor, limits: Tensor) -> Tensor:
         """Return the scores (n, K, V) of tokens after `tokens` (n, K, length), changed in transformers' order.
