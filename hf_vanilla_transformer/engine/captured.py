@@ -104,10 +104,7 @@ def recorder_of(device: torch.device) -> Recorder | None:
 
 
 def is_on_default_stream(device: torch.device) -> bool:
-    """Return whether the operations of this thread follow each other, and those of all threads.
-
-    Captured steps share memory, so that steps on several streams would overwrite each other's results.
-    """
+    """Return whether this thread's operations on a device follow each other and those of the other threads."""
     if device.type != "cuda":
         return True
     return torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
@@ -405,6 +402,8 @@ class CapturedDecoder(PackedDecoder):
             return "a shortlist selects rows of the output layer"
         if state.parents.shape[1] != config.num_beams:
             return "the first step goes from one beam to all"
+        if not is_on_default_stream(state.done.device):
+            return "steps of several streams would overwrite each other's results"
         return None
 
     def _log(self, reason: str) -> None:

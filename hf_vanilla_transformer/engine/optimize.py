@@ -50,9 +50,9 @@ def optimize_for_inference(
     in-place operations, `to`, `load_state_dict`, merged adapters, replaced weights and modules are noticed. Call it
     again after a write through `.data` or a NumPy array, and after a change of a setting such as `eps`.
 
-    On a CUDA GPU a decoding step is captured as a graph for each size of a batch, and the sentences that join next are
-    encoded meanwhile. All this takes at most `captured.MAX_BYTES`, 4 GiB, for caches, the state of searches,
-    intermediate results and encoded sentences that wait.
+    On a CUDA GPU a decoding step is captured as a graph for each size of a batch, on the default stream only. The
+    sentences that join next are encoded meanwhile. All this takes at most `captured.MAX_BYTES`, 4 GiB, for caches, the
+    state of searches, intermediate results and encoded sentences that wait.
 
     Args:
         model: in evaluation mode, whole on one device, without adapters or hooks. It is returned.
@@ -235,7 +235,7 @@ class InferenceEngine:
             return CompiledDecoder(weights, source, beams)
         if isinstance(weights, Int8Weights):
             return Int8Decoder(weights, source)
-        if weights.steps is not None and captured.is_on_default_stream(model.device):
+        if weights.steps is not None:
             return captured.CapturedDecoder(weights, source, weights.steps)
         return PackedDecoder(weights, source)
 

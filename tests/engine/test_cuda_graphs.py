@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from hf_vanilla_transformer.engine import captured
-from hf_vanilla_transformer.engine.captured import CapturedDecoder, CudaGraphs
-from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
+from hf_vanilla_transformer.engine.captured import CudaGraphs
 from hf_vanilla_transformer.engine.read_ahead import CudaSideStream
 from hf_vanilla_transformer.generation_vanilla_transformer import additive_mask
 from hf_vanilla_transformer.inference import optimize_for_inference
@@ -102,18 +101,18 @@ def test_one_thread_captures_at_a_time(cuda: PretendedCuda, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("is_default", [True, False])
-def test_searches_on_other_streams_share_no_memory(
+def test_searches_on_other_streams_are_not_captured(
     is_default: bool, cuda: PretendedCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """They would use the same memory at the same time."""
     device = torch.device("cuda:0")
-    stream = cuda.default_stream(device) if is_default else cuda.make_stream(device)
-    with cuda.stream(stream):
+    with cuda.stream(cuda.default_stream(device) if is_default else cuda.make_stream(device)):
         assert captured.is_on_default_stream(device) == is_default
     monkeypatch.setattr(captured, "is_on_default_stream", lambda device: is_default)
     model = optimize_for_inference(varied_model())
-    inputs = source([3])
-    encoded = model.encode(inputs["input_ids"], inputs["attention_mask"])
-    assert type(model.make_decoder(encoded, 2)) is (CapturedDecoder if is_default else PackedDecoder)
+    before = len(cuda.captured)
+    assert translated(model, 2) == translated(varied_model(), 2)
+    assert (len(cuda.captured) > before) == is_default
 
 
 def test_searches_share_a_side_stream(cuda: PretendedCuda) -> None:
