@@ -35,8 +35,8 @@ _COMPACT_SHARE = 0.2  # of free rows that are removed at once: this copies the K
 _CAPACITY_UNIT = 32  # the capacity of hypotheses is a multiple of it: few shapes
 # The score that `generate` returns for a row without a hypothesis. It is transformers' too.
 _NO_HYPOTHESIS = -1e9
-# The searches of OpenNMT-py: before version 3, and from version 3 on. eole has the second one too.
-BEAM_SEARCH_RULES = ("opennmt2", "opennmt3")
+# The searches of OpenNMT-py, before version 3 and from version 3 on, and of JoeyNMT 2. eole has OpenNMT-py 3's.
+BEAM_SEARCH_RULES = ("opennmt2", "opennmt3", "joeynmt")
 # Logits that `topk_log_probs` reads at a time on a CPU: two megabytes stay in the cores' caches.
 _CHUNK = 2**19
 _BLOCK = 64  # `topk` searches blocks of so many tokens,
@@ -88,7 +88,8 @@ class BeamState(NamedTuple):
     ended_tokens: Tensor  # (B, K, T)
     ended_lengths: Tensor  # (B, K)
     ended_scores: Tensor  # (B, K), -inf where none has ended
-    best_ended: Tensor  # (B,), bool: the best candidate of a step has ended
+    # (B, K), bool: at some step the candidate of this rank has ended, or there was none.
+    end_places: Tensor
     done: Tensor  # (B,), bool: the ended hypotheses are final
 
     @classmethod
@@ -121,7 +122,7 @@ class BeamState(NamedTuple):
             ended_tokens=prefix.new_zeros(batch, ended, capacity),
             ended_lengths=prefix.new_zeros(batch, ended),
             ended_scores=log_probs.new_full((batch, ended), -torch.inf),
-            best_ended=torch.zeros_like(limits, dtype=torch.bool),
+            end_places=torch.zeros(batch, ended, dtype=torch.bool, device=prefix.device),
             done=torch.zeros_like(limits, dtype=torch.bool),
         )
 
@@ -253,8 +254,13 @@ class SearchConfig:
         if len(self.eos_token_ids) > 1:
             scores = F.pad(scores, (0, self.num_candidates - 2 * beams), value=-torch.inf)
         continuing = log_probs.masked_fill(ends, -torch.inf)  # all -inf at the limit
+        if self.rule == "joeynmt":
+            # one that ends stays in the beam with further tokens, and does not end again
+            continuing = log_probs.clone()
+            again = self._have_ended(state).gather(1, parents[:, :beams])
+            scores[:, :beams].masked_fill_(again, -torch.inf)
         if self.rule is not None:
-            # one that ends takes the place of a beam for a step
+            # one that ends takes the place of a beam, in OpenNMT-py's searches for a step
             continuing[:, beams:] = -torch.inf
 
         # Choose the best K of those that have ended, and the best K that go on.
@@ -263,11 +269,10 @@ class SearchConfig:
         ended_scores, log_probs = values.unbind(1)
 
         worst = ended_scores.gather(1, state.decisive[:, None])[:, 0]  # (B,)
-        best_ended = state.best_ended
+        end_places = state.end_places
         if self.rule is not None:
-            # The best candidate ends, or before version 3 once did, and enough have ended.
-            best_ended = ends[:, 0] | best_ended if self.rule == "opennmt2" else ends[:, 0]
-            done = state.done | at_limit | (best_ended & (worst > -torch.inf))
+            end_places = end_places | ends[:, :beams] | log_probs.isneginf()
+            done = state.done | at_limit | self._ends_by_rule(ends, end_places, worst)
         else:
             # No hypothesis can win any more, or none is left.
             bound = log_probs[:, 0] / (state.limit_penalties if self.can_grow else penalty)
@@ -284,9 +289,32 @@ class SearchConfig:
             log_probs=log_probs,
             lengths=torch.where(state.done, state.lengths, length),
             ended_scores=ended_scores,
-            best_ended=best_ended,
+            end_places=end_places,
             done=done,
         )
+
+    def _ends_by_rule(self, ends: Tensor, end_places: Tensor, worst: Tensor) -> Tensor:
+        """Return for which sentences (B,) the search ends by `rule`.
+
+        Args:
+            ends: (B, N), the candidates that end.
+            end_places: (B, K), of `BeamState`, after this step.
+            worst: (B,), the score of the last hypothesis that has to end. -inf if too few have ended.
+        """
+        if self.rule == "joeynmt":
+            return end_places.all(dim=1)
+        # The best candidate ends, or before version 3 once did, and enough have ended.
+        best_ended = end_places[:, 0] if self.rule == "opennmt2" else ends[:, 0]
+        return best_ended & (worst > -torch.inf)
+
+    def _have_ended(self, state: BeamState) -> Tensor:
+        """Return which running hypotheses have an end token, (B, K) Boolean."""
+        places = torch.arange(state.tokens.shape[2], device=state.tokens.device)
+        written = places < state.lengths[:, None, None]  # (B, 1, T)
+        ended = torch.zeros_like(state.tokens, dtype=torch.bool)  # (B, K, T)
+        for eos in self.eos_token_ids:
+            ended = ended | (state.tokens == eos)
+        return (ended & written).any(dim=2)
 
     def _best(
         self,

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ..utils.errors import UserError, shown
 from ..utils.untrusted import parse_yaml_mapping, require_file
 from . import state_dicts, vocabularies
-from .converted import Converted, Fields
+from .converted import Converted, Fields, Tensors
 from .options import Options
 from .state_dicts import STACKS, Renames
 from .vocabularies import Side
@@ -19,7 +19,14 @@ from .vocabularies import Side
 EPSILON = 1e-6  # of its LayerNorm
 SIDES = ("src", "trg")
 _SPECIAL_TOKENS = {"unk": "<unk>", "pad": "<pad>", "bos": "<s>", "eos": "</s>"}  # by id
+_IDS = {f"{name}_token_id": number for number, name in enumerate(_SPECIAL_TOKENS)}
+_IDS["decoder_start_token_id"] = _IDS["bos_token_id"]
 _TABLES = {"encoder.pe.pe", "decoder.pe.pe"}  # the sinusoids of §3.5
+
+SEARCH_NOTE_OF_VERSION_1 = (
+    "JoeyNMT 1 ends its beam search when the best candidate ends, "
+    "`generate` when no other hypothesis can win any more"
+)
 
 RENAMES: Renames = (
     (r"model\.encoder\.embed_tokens", "src_embed.lut"),
@@ -57,29 +64,13 @@ def from_joeynmt(source: str | Path) -> Converted:
     architecture = options.section("model")
     data = options.section("data")
     _refuse(architecture)
-    files = (
-        [path] if not path.is_dir() else list(path.glob("best.ckpt")) or sorted(path.glob("*.ckpt"))
-    )
-    if len(files) != 1:
-        raise UserError(f"{path}: no best.ckpt and {len(files)} other checkpoints; name the file")
-    state = state_dicts.read_torch_file(files[0])
-    state = state.get("model_state") if isinstance(state, Mapping) else None
-    tensors = state_dicts.require_tensors(state, f"{files[0]}: model_state", "src_embed.lut.weight")
     symbols = data.section("special_symbols")
-    ids = {f"{name}_token_id": number for number, name in enumerate(_SPECIAL_TOKENS)}
-    for name, number in ids.items():
-        short = name.replace("_token", "")
-        if symbols.integer(short, number) != number:
-            raise symbols.error(short, f"only {number} is supported")
-    special = {
-        f"{name}_token": symbols.text(f"{name}_token", token)
-        for name, token in _SPECIAL_TOKENS.items()
-    }
+    special = _special_tokens(symbols)
     # the separator and the language tags, the next tokens of the vocabulary
     further = [*filter(None, [symbols.text("sep_token")]), *symbols.texts("lang_tags")]
-    fields = _fields(architecture) | ids | {"decoder_start_token_id": ids["bos_token_id"]}
     locate = partial(state_dicts.rename, renames=RENAMES)
-    model = state_dicts.build_model(fields, tensors, locate, _TABLES)
+    fields = _fields(architecture) | _IDS
+    model = state_dicts.build_model(fields, _read_tensors(path), locate, _TABLES)
     texts = [
         Side(
             _tokens(folder, data.section(side), side, [*special.values(), *further]),
@@ -95,7 +86,33 @@ def from_joeynmt(source: str | Path) -> Converted:
     converted.notes += _set_search(
         model.generation_config, testing, [texts[1].tokens.index(token) for token in banned]
     )
+    if is_version_1:
+        converted.notes.append(SEARCH_NOTE_OF_VERSION_1)
+    else:
+        model.generation_config.beam_search_rule = "joeynmt"
     return converted
+
+
+def _read_tensors(path: Path) -> Tensors:
+    """The weights of a .ckpt, or of the best or only one in a folder."""
+    files = [path]
+    if path.is_dir():
+        files = list(path.glob("best.ckpt")) or sorted(path.glob("*.ckpt"))
+    if len(files) != 1:
+        raise UserError(f"{path}: no best.ckpt and {len(files)} other checkpoints; name the file")
+    state = state_dicts.read_torch_file(files[0])
+    state = state.get("model_state") if isinstance(state, Mapping) else None
+    return state_dicts.require_tensors(state, f"{files[0]}: model_state", "src_embed.lut.weight")
+
+
+def _special_tokens(symbols: Options) -> dict[str, str]:
+    """The special tokens by their names in tokenizers. Raises a UserError for other ids than the usual ones."""
+    special = {}
+    for number, (name, token) in enumerate(_SPECIAL_TOKENS.items()):
+        if symbols.integer(f"{name}_id", number) != number:
+            raise symbols.error(f"{name}_id", f"only {number} is supported")
+        special[f"{name}_token"] = symbols.text(f"{name}_token", token)
+    return special
 
 
 def _read_options(path: Path) -> tuple[Options, bool]:
@@ -160,14 +177,12 @@ def _refuse(model: Options) -> None:
             f"{model.where}encoder.layer_norm={shown(norms[0]) or 'missing'}, decoder.layer_norm={shown(norms[1])}: "
             f"pre in both or post in both is needed"
         )
-    embeddings = [
-        options.section("embeddings")
-        for options in stacks[: 1 if model.flag("tied_embeddings") else 2]
-    ]
+    # tied embeddings have the encoder's options
+    embedded = stacks[:1] if model.flag("tied_embeddings") else stacks
     for name, values in {
         "hidden_size": [options.integer("hidden_size", 512, 1) for options in stacks],
         "activation": [options.text("activation", "relu") for options in stacks],
-        "embeddings.scale": [options.flag("scale") for options in embeddings],
+        "embeddings.scale": [options.section("embeddings").flag("scale") for options in embedded],
     }.items():
         if values[0] != values[-1]:
             reason = f"encoder and decoder have {shown(values[0])} and {shown(values[1])}"
@@ -219,9 +234,8 @@ def _set_search(generation_config: Any, testing: Options, banned: list[int]) -> 
             "a translation has at most 50 tokens more than its source, in JoeyNMT 1.5 times as many"
         )
     if size > 1:
-        generation_config.no_repeat_ngram_size = generation_config.encoder_no_repeat_ngram_size = (
-            size
-        )
+        generation_config.no_repeat_ngram_size = size
+        generation_config.encoder_no_repeat_ngram_size = size
     if penalty > 1:
         generation_config.repetition_penalty = penalty
         # transformers takes the inverse for the encoder's tokens

@@ -1,8 +1,11 @@
 """JoeyNMT's model folders. JoeyNMT cannot be installed with the tests. The reference is the NumPy restatement."""
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sentencepiece
 import torch
@@ -27,6 +30,7 @@ def test_joeynmt_folder_gives_its_logits(tied: bool, tmp_path: Path, record_prop
     search = ours.generation_config
     # ((5 + length) / 6)^alpha is the paper's, and has no length_penalty
     assert (search.num_beams, search.paper_length_penalty, search.max_new_tokens) == (5, 1.0, 40)
+    assert search.beam_search_rule == "joeynmt"
     assert search.length_penalty is None and search.decoder_start_token_id == 2
 
 
@@ -74,6 +78,7 @@ def test_joeynmt_version_1_folder_gives_its_logits(data, tied, tmp_path, record_
     assert (search.num_beams, search.paper_length_penalty, search.max_new_tokens) == (5, 1.0, 30)
     assert not search.suppress_tokens and not search.min_new_tokens
     notes = from_joeynmt(tmp_path / "joey").notes
+    assert not hasattr(search, "beam_search_rule") and any("JoeyNMT 1 ends" in note for note in notes)
     assert any("tokenized already" in note for note in notes) is (data.get("level") != "word")
     assert tokenizer("a3 A4 x")["input_ids"] == [7, 8 if data.get("lowercase") else 0, 0, 3]
 
@@ -107,6 +112,75 @@ def test_joeynmt_search_options(tmp_path: Path) -> None:
     written = found.model.generate(torch.tensor([[7, 8, 9, 3]]))[0, 1:].tolist()
     pairs = list(zip(written, written[1:], strict=False))
     assert len(pairs) == len(set(pairs)) and not {0, 1, 2} & set(written)
+
+
+START, END = SPECIAL.index("<s>"), SPECIAL.index("</s>")
+
+
+def joeynmt_search(
+    log_probs: Callable[[list[int]], np.ndarray], beams: int, n_best: int, longest: int, alpha: float
+) -> list[tuple[float, list[int]]]:
+    """`beam_search` of JoeyNMT 2.3, restated: scores and tokens. `log_probs` are those after these tokens, (V,).
+
+    A hypothesis that has ended goes on with further tokens. The search ends when one has ended in each place.
+    """
+    running = [(0.0, list[int]())] + [(-math.inf, list[int]())] * (beams - 1)
+    finished: list[tuple[float, list[int]]] = []
+    has_ended = [False] * beams
+    for length in range(1, longest + 1):
+        candidates = [
+            (total + float(log_p), [*tokens, token])
+            for total, tokens in running
+            for token, log_p in enumerate(log_probs(tokens))
+        ]
+        candidates.sort(key=lambda pair: -pair[0])
+        running = candidates[:beams]
+        for place, (total, tokens) in enumerate(running):
+            is_end = tokens[-1] == END
+            has_ended[place] = has_ended[place] or is_end or total == -math.inf
+            is_first = tokens.count(END) == int(is_end)
+            if total > -math.inf and is_first and (is_end or length == longest):
+                finished.append((total / ((5 + length) / 6) ** max(alpha, 0.0), tokens))
+        if all(has_ended):
+            break
+    return sorted(finished, key=lambda pair: -pair[0])[:n_best]
+
+
+@pytest.mark.parametrize(("beams", "longest"), [(12, 7), (30, 5)])
+@pytest.mark.parametrize("alpha", [-1.0, 0.6, 2.0])
+def test_joeynmt_gives_the_hypotheses_of_its_search(alpha: float, beams: int, longest: int, tmp_path: Path) -> None:
+    model = weights((23, 29))
+    # hypotheses of many lengths: a bias of the last normalisation makes the end probable
+    bias = model["decoder.layers.0.feed_forward.layer_norm.bias"]
+    model["decoder.output_layer.weight"] *= 0.5
+    model["decoder.output_layer.weight"][END] += bias / bias.dot(bias)
+    given = options()
+    given["testing"] = {"beam_size": beams, "beam_alpha": alpha, "max_output_length": longest}
+    save(tmp_path / "joey", model, (named(19, "a"), named(25, "b")), given)
+    ours, _, _ = converted("joeynmt", tmp_path / "joey", tmp_path / "ours")
+    theirs = restated(model)
+    of_paper = 0
+    for ids in ([7, 8, 9, END], [11, 4, END], [20, 5, 16, 12, 6, END]):
+
+        def log_probs(tokens: list[int], ids: list[int] = ids) -> np.ndarray:
+            logits = theirs.logits(ids, [START, *tokens])[-1]
+            scores = logits - np.log(np.exp(logits).sum())
+            scores[[START, SPECIAL.index("<pad>")]] = -np.inf
+            if not tokens:
+                scores[END] = -np.inf  # min_output_length
+            return scores
+
+        expected = joeynmt_search(log_probs, beams, beams, longest, alpha)
+        search: dict[str, Any] = {"return_dict_in_generate": True, "num_return_sequences": len(expected)}
+        found = ours.generate(torch.tensor([ids]), **search)
+        rows = [[token for token in row[1:].tolist() if token != 1] for row in found.sequences]
+        assert rows == [tokens for _, tokens in expected]
+        assert found.sequences_scores.tolist() == pytest.approx([score for score, _ in expected], abs=1e-4)
+        ours.generation_config.beam_search_rule = None
+        other = ours.generate(torch.tensor([ids]), **search).sequences
+        of_paper += other.tolist() == found.sequences.tolist()
+        ours.generation_config.beam_search_rule = "joeynmt"
+    assert of_paper < 3, "the test does not tell this search from the paper's"
 
 
 def ids_of(pieces: list[str], tokens: list[str]) -> list[int]:
