@@ -101,6 +101,9 @@ COVERED = frozenset(
     }
 )
 
+# Settings of a beam search that transformers' loop ignores, beside the paper's length penalty.
+_OWN_BEAM_SEARCH = ("beam_search_rule", "counted_prefix")
+
 # Settings with logits processors that are bound to the first batch or to row indices: incompatible with refill.
 _OF_FIRST_BATCH = frozenset(
     {"encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "prefix_allowed_tokens_fn"}
@@ -165,11 +168,7 @@ def plan_search(
         `beam_search` as a `custom_generate`, or None. The paper's limit (§6.1), and its α for transformers'
         beam search. The names of settings that are not covered.
     """
-    requested = model.generation_config.to_diff_dict()
-    if generation_config is not None:
-        requested |= generation_config.to_diff_dict()
-    requested |= {name: value for name, value in kwargs.items() if value is not None}
-
+    requested = _requested(model, generation_config, kwargs)
     settings: dict[str, Any] = {}
     over = None
     if requested.get("max_length") is None and requested.get("max_new_tokens") is None:
@@ -191,6 +190,16 @@ def plan_search(
     if "gradient checkpointing" in uncovered:  # layers then drop the cache
         settings["use_cache"] = False
     return None, settings, uncovered
+
+
+def _requested(
+    model: PreTrainedModel, generation_config: GenerationConfig | None, kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """The arguments of `generate`, and below them the settings of both generation configs."""
+    requested = model.generation_config.to_diff_dict()
+    if generation_config is not None:
+        requested |= generation_config.to_diff_dict()
+    return requested | {name: value for name, value in kwargs.items() if value is not None}
 
 
 def _source_width(inputs: Tensor | None, kwargs: dict[str, Any]) -> int | None:
@@ -252,21 +261,25 @@ def _is_sharded(model: PreTrainedModel) -> bool:
     return bool(names & {"FSDPModule", "FullyShardedDataParallel"}) or is_deepspeed_zero3_enabled()
 
 
-def check_coverage(uncovered: list[str], by_length: bool = False, **arguments: Any) -> None:
+def check_coverage(uncovered: list[str], requested: dict[str, Any], **arguments: Any) -> None:
     """Warn once about a fallback to transformers' loop. Raise a ValueError if an argument requires this package's.
 
-    `by_length` says that the loop is a beam search with another length penalty than the paper's.
+    `requested` are all settings. The warning names those of a beam search that the loop does not have.
     """
-    if not uncovered:
-        return
     reasons = ", ".join(uncovered)
     for name, value in arguments.items():
         if value:
             raise ValueError(
                 f"{name}: only this package's search has it, and it does not cover {reasons}"
             )
-    scored = "; its beam search scores log P / length^length_penalty" if by_length else ""
-    logger.warning_once(f"generate: transformers' loop decodes, because of {reasons}{scored}")
+    differences = ""
+    if requested.get("num_beams", 1) > 1:
+        ignored = [f"{name}={requested[name]}" for name in _OWN_BEAM_SEARCH if requested.get(name)]
+        if "length_penalty" not in requested:
+            differences += "; its beam search scores log P / length^length_penalty"
+        if ignored:
+            differences += f"; its beam search does not apply {', '.join(ignored)}"
+    logger.warning_once(f"generate: transformers' loop decodes, because of {reasons}{differences}")
 
 
 # The encoded source
@@ -706,7 +719,8 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         fields of the model's generation config win, with Hugging Face's meaning: a `length_penalty` makes the score
         log P / length^length_penalty. The field `beam_search_rule` chooses the search of OpenNMT-py, "opennmt2" or
         "opennmt3": a hypothesis that ends takes the place of a beam for a step, and the search ends when the best
-        candidate ends. A missing `attention_mask` is made from the pad token, as in `forward`.
+        candidate ends. With "joeynmt", JoeyNMT's, it keeps that place, and the search ends when one has ended in each
+        place. A missing `attention_mask` is made from the pad token, as in `forward`.
 
         Args:
             next_batch: callback for continuous batching. `next_batch(n)` returns ids and mask of up to n more
@@ -720,12 +734,13 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         search, settings, uncovered = plan_search(
             self, inputs, generation_config, kwargs, refill=next_batch is not None
         )
-        check_coverage(
-            uncovered,
-            by_length="length_penalty" in settings,
-            ensemble=getattr(self.inference_engine, "search_only", False),
-            next_batch=next_batch,
-        )
+        if uncovered:
+            check_coverage(
+                uncovered,
+                _requested(self, generation_config, kwargs),
+                ensemble=getattr(self.inference_engine, "search_only", False),
+                next_batch=next_batch,
+            )
 
         source = None
         if kwargs.get("encoder_outputs") is not None:

@@ -21,7 +21,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..utils.errors import UserError, shown
 from ..utils.untrusted import require_file
 from . import ctranslate2
-from .search_settings import ARGOS, check_search, ends, shortest
+from .search_settings import ARGOS, check_search, shortest
 
 _CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z]{2,4})?")
 _DATE = (1980, 1, 1, 0, 0, 0)  # for every member, so that the same model gives the same file
@@ -91,14 +91,8 @@ def write(
 
 
 def _refuse_settings(model: VanillaTransformerForConditionalGeneration) -> None:
-    settings = check_search(model, ARGOS)
-    several = [ids for ids in settings.get("bad_words_ids") or [] if len(ids) > 1]
-    reasons = {
-        f"a minimum of {shortest(settings)} tokens": shortest(settings) > 1,
-        f"bad_words_ids={several}": several,
-        f"eos_token_id={ends(settings)}": len(ends(settings)) > 1,
-    }
-    if refused := [reason for reason, is_true in reasons.items() if is_true]:
+    least = shortest(check_search(model, ARGOS))
+    if least > 1:
         raise UserError(
-            f"generation_config.json: {refused[0]}: Argos Translate cannot apply it; change or remove it"
+            f"generation_config.json: a minimum of {least} tokens: {ARGOS} cannot apply it; change or remove it"
         )

@@ -17,7 +17,8 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..utils.atomic_write import atomic_file, new_folder
 from ..utils.errors import UserError
 from ..utils.untrusted import refuse_special_files
-from .converted import File
+from .converted import File, check_size
+from .search_settings import LIBRARIES, search_differences
 from .self_test import self_test
 from .transformers_folders import check_generation_config, load_peer
 
@@ -64,8 +65,7 @@ def export(
     for name, value in given.items():
         if value is not None and target_format not in OPTIONS[name]:
             raise UserError(f"{name}={value}: only {' and '.join(OPTIONS[name])} has this option")
-    if Path(output).resolve() in (Path(source).resolve(), *Path(source).resolve().parents):
-        raise UserError(f"output {output} contains the model itself; name a new folder")
+    require_apart(output, source)
     refuse_special_files(source)
     module = import_module(f".{FORMATS[target_format]}", __package__)
     note = ""
@@ -74,7 +74,8 @@ def export(
     with writes(output, overwrite) as written:
         model = load_translator(source, target_format == "onnx")
         check_generation_config(model.generation_config)
-        tokenizers = _load_tokenizers(source, model)
+        tokenizers = load_tokenizers(source)
+        check_size(tokenizers[0], model.config.vocab_size)
         refuse_languages(target_format, tokenizers)
         match target_format:
             case "argos":
@@ -90,9 +91,17 @@ def export(
             case "onnx":
                 module.write(model.to(torch.float32), source, written, dtypes)
         exact = quantization in (None, "float32") and vmap is None and "fp32" in dtypes
+        note += search_differences(model, LIBRARIES[target_format])
         note += self_test(target_format, model, tokenizers, written, exact)
         size = sum(path.stat().st_size for path in (written, *written.rglob("*")) if path.is_file())
     return f"{output}: {size / 1e6:.1f} MB{note}"
+
+
+def require_apart(output: str | Path, source: str | Path) -> None:
+    """Refuse an output that contains the model's folder: replacing it would delete the model."""
+    folder = Path(source).resolve()
+    if Path(output).resolve() in (folder, *folder.parents):
+        raise UserError(f"output {output} contains the model itself; name a new folder")
 
 
 def load_translator(
@@ -117,19 +126,6 @@ def _new_file(output: Path, overwrite: bool) -> AbstractContextManager[Path]:
         raise UserError(f"output {output} exists already; name a new file, or give --overwrite")
     output.parent.mkdir(parents=True, exist_ok=True)
     return atomic_file(output)
-
-
-def _load_tokenizers(
-    source: str | Path, model: VanillaTransformerForConditionalGeneration
-) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
-    tokenizers = load_tokenizers(source)
-    rows = model.config.vocab_size
-    if len(tokenizers[0]) > rows:
-        raise UserError(
-            f"tokenizer: it has {len(tokenizers[0])} tokens, and the model's vocab_size is {rows}; call "
-            "model.resize_token_embeddings(len(tokenizer)), and train the new tokens"
-        )
-    return tokenizers
 
 
 def refuse_languages(target_format: str, tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:

@@ -11,7 +11,7 @@ from ..data.tokenizer_files import load_tokenizers
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
 from .converted import Converted, Tensors
-from .search_settings import refuse_fields
+from .search_settings import OF_HYPOTHESES, TRANSFORMERS, refuse_fields
 from .state_dicts import TensorRef, position_layout
 from .transformers_folders import (
     POSITION_TABLES,
@@ -61,8 +61,10 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
     """Save `to_marian(model)` with the model's search. The paper's length penalty becomes log P / length^α."""
     marian = to_marian(model)
     search = model.generation_config.to_diff_dict()
-    search.pop("max_length_over_source", None)
-    defaults = {"num_beams": 1, "length_penalty": search.pop("paper_length_penalty", 1.0)}
+    defaults = {"num_beams": 1, "length_penalty": search.get("paper_length_penalty", 1.0)}
+    for name, libraries in OF_HYPOTHESES.items():
+        if TRANSFORMERS not in libraries:
+            search.pop(name, None)
     settings = marian.generation_config.to_diff_dict() | defaults | search
     if settings["num_beams"] == 1:
         # transformers refuses to save options of a beam search for a greedy one

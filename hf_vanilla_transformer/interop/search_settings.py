@@ -1,4 +1,8 @@
-"""The generation settings that each export applies. A setting that an export cannot apply is refused by its name."""
+"""The generation settings that each export applies.
+
+A setting that chooses between tokens, and that an export cannot apply, is refused by its name (`APPLIED`). A setting
+that chooses between hypotheses is named in the line about the export (`OF_HYPOTHESES`).
+"""
 
 from typing import Any
 
@@ -13,6 +17,17 @@ ARGOS = "Argos Translate"
 CTRANSLATE2 = "CTranslate2"
 MARIAN = "Marian"
 ONNX = "the ONNX export"
+PAGE = "the page"  # of `export --to web`
+TRANSFORMERS = "MarianMTModel"
+
+#: The library of each format of `exporting.FORMATS`.
+LIBRARIES = {
+    "argos": ARGOS,
+    "ctranslate2": CTRANSLATE2,
+    "marian": TRANSFORMERS,
+    "marian-npz": MARIAN,
+    "onnx": ONNX,
+}
 
 #: Each setting that chooses between tokens, and the libraries that apply it. Marian's forced end replaces the last
 #: token at the limit, which is no text.
@@ -27,22 +42,40 @@ APPLIED = {
     "forced_bos_token_id": {CTRANSLATE2, ONNX},
     "forced_eos_token_id": {ARGOS, CTRANSLATE2, MARIAN, ONNX},
 }
-#: Settings that do not change which token is best: of lengths, of a beam search, of sampling, of speed and of outputs.
-HARMLESS = {
-    "max_length",
-    "max_new_tokens",
-    "max_length_over_source",
-    "decoder_start_token_id",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
+#: The libraries that apply these settings with more than one end token, and with sequences of tokens.
+APPLIED_WITH_SEVERAL = {
+    "eos_token_id": {CTRANSLATE2, ONNX},
+    "bad_words_ids": {CTRANSLATE2},
+}
+#: Settings that choose between hypotheses or end a search, and the libraries that apply them.
+OF_HYPOTHESES: dict[str, set[str]] = {
+    "num_beams": {CTRANSLATE2, MARIAN, PAGE, TRANSFORMERS},
+    "num_return_sequences": {PAGE, TRANSFORMERS},
+    "length_penalty": {CTRANSLATE2, MARIAN, PAGE, TRANSFORMERS},
+    "paper_length_penalty": {PAGE},
+    "counted_prefix": set(),
+    "beam_search_rule": set(),
+    "early_stopping": {PAGE, TRANSFORMERS},
+    "max_length": {CTRANSLATE2, ONNX, PAGE, TRANSFORMERS},
+    "max_new_tokens": {CTRANSLATE2, ONNX, PAGE, TRANSFORMERS},
+    "max_length_over_source": {ONNX, PAGE},
+}
+# Of these, the ones that a greedy search does not have.
+_OF_BEAMS = {
     "num_beams",
     "length_penalty",
     "paper_length_penalty",
     "counted_prefix",
     "beam_search_rule",
     "early_stopping",
-    "num_return_sequences",
+}
+#: Settings that do not change which token is best: of hypotheses, of sampling, of speed and of outputs.
+HARMLESS = {
+    *OF_HYPOTHESES,
+    "decoder_start_token_id",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
     "renormalize_logits",
     "remove_invalid_values",
     "temperature",
@@ -99,9 +132,11 @@ def check_search(model: VanillaTransformerForConditionalGeneration, library: str
         neutral: list[Any] = [None, []]
         if name not in _TOKENS:
             neutral += [False, 0, {}, _NEUTRAL.get(name)]
-        if name in HARMLESS or value in neutral:
+        has_several = _has_several(name, value)
+        if value in neutral or (name in HARMLESS and not has_several):
             continue
-        if library not in APPLIED.get(name, ()):
+        applied = APPLIED_WITH_SEVERAL if has_several else APPLIED
+        if library not in applied.get(name, ()):
             raise UserError(
                 f"generation_config.json: {name}={value}: {library} cannot apply it; change or remove it"
             )
@@ -110,6 +145,28 @@ def check_search(model: VanillaTransformerForConditionalGeneration, library: str
                 f"generation_config.json: {name}={value}: the vocabulary has {size} tokens"
             )
     return settings
+
+
+def _has_several(name: str, value: Any) -> bool:
+    """Return whether a setting has a value that only the libraries of `APPLIED_WITH_SEVERAL` apply."""
+    if name == "eos_token_id":
+        return len(flat(value)) > 1
+    is_list = name == "bad_words_ids" and isinstance(value, list)
+    return is_list and len(flat(value)) > len(value)
+
+
+def search_differences(model: VanillaTransformerForConditionalGeneration, library: str) -> str:
+    """A note that names the settings of `OF_HYPOTHESES` that a library does not apply. No text if there are none."""
+    settings = model.generation_config.to_diff_dict()
+    beams = settings.get("num_beams") or 1
+    # Argos never searches greedily
+    unused = _OF_BEAMS if beams == 1 and library != ARGOS else set()
+    ignored = []
+    for name, libraries in OF_HYPOTHESES.items():
+        value = None if name in unused else settings.get(name)
+        if value is not None and value is not False and library not in libraries:
+            ignored.append(f"{name}={value}")
+    return f"; {library} does not apply {', '.join(ignored)}" if ignored else ""
 
 
 def flat(value: Any) -> list[int]:

@@ -15,8 +15,15 @@ from ..data.tokenizer_files import load_tokenizers
 from ..generation_vanilla_transformer import ALPHA, BEAMS, MAX_LENGTH_OVER_SOURCE
 from ..hub.space import publish_space, space_changes
 from ..inference.languages import model_languages
-from ..interop.exporting import load_translator, refuse_languages
-from ..interop.search_settings import banned_tokens, ends, longest, shortest
+from ..interop.exporting import load_translator, refuse_languages, require_apart
+from ..interop.search_settings import (
+    PAGE,
+    banned_tokens,
+    ends,
+    longest,
+    search_differences,
+    shortest,
+)
 from ..interop.self_test import self_test
 from ..interop.transformers_js import DTYPES, GRAPHS, write
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -78,15 +85,15 @@ def write_site(
     """
     source = Path(source)
     output = Path(output)
-    if output.resolve() in (source.resolve(), *source.resolve().parents):
-        raise UserError(f"output {output} contains the model itself: name a new folder")
+    require_apart(output, source)
     files = None if runtime is None else _local_runtime(Path(runtime))
     with new_folder(output, overwrite) as folder:
         model = load_translator(source).to(torch.float32)
         tokenizers = load_tokenizers(source)
         refuse_languages("onnx", tokenizers)
         sizes = write(model, source, folder / "model", dtypes)
-        note = self_test("onnx", model, tokenizers, folder / "model", exact="fp32" in dtypes)
+        note = search_differences(model, PAGE)
+        note += self_test("onnx", model, tokenizers, folder / "model", exact="fp32" in dtypes)
         site = describe(model, source, sizes, list(examples), local=files is not None)
         for name, content in page_files(site).items():
             (folder / name).write_bytes(content)

@@ -1,5 +1,6 @@
 """`MarianMTModel`: exported from ours it gives our logits. Converted to ours it gives its logits, ids and text."""
 
+import json
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 
+from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.marian import from_marian, to_marian
 from hf_vanilla_transformer.utils.errors import UserError
@@ -26,7 +28,7 @@ from tests.interop.foreign import (
 )
 from tests.interop.restatement import assert_restated
 from tests.interop.two_vocabularies import write_separate_opus_folder
-from tests.model_helpers import TYING_MODES, assert_near, tiny_model, translation_batch, tying
+from tests.model_helpers import TYING_MODES, assert_near, error_of, tiny_model, translation_batch, tying
 from tests.paper import paper_position
 
 PEER = f"`MarianMTModel`, {installed('transformers')}"
@@ -205,3 +207,12 @@ def test_marian_folder_with_separate_vocabularies(tmp_path: Path, record_propert
     assert target.batch_decode(expected, skip_special_tokens=True) == peer.batch_decode(
         expected, skip_special_tokens=True
     )
+
+
+def test_vocabulary_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
+    write_opus_folder(tmp_path / "opus")
+    file = tmp_path / "opus" / "vocab.json"
+    tokens = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(tokens | {"one more": len(tokens)}), encoding="utf-8")
+    message = error_of(convert, "marian", tmp_path / "opus", tmp_path / "ours")
+    assert f"{len(tokens) + 1} tokens" in message and not (tmp_path / "ours").exists()

@@ -13,17 +13,23 @@ from transformers import GenerationConfig
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.data.side_tokens import side_tokens
-from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.interop.exporting import FORMATS, export
 from hf_vanilla_transformer.interop.search_settings import (
     APPLIED,
+    APPLIED_WITH_SEVERAL,
     ARGOS,
     CTRANSLATE2,
     HARMLESS,
+    LIBRARIES,
     MARIAN,
+    OF_HYPOTHESES,
     ONNX,
+    PAGE,
+    TRANSFORMERS,
     best_token,
     check_search,
     ends,
+    search_differences,
 )
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.exports import LINES, write_model
@@ -154,7 +160,13 @@ def test_settings_that_an_export_does_not_apply_are_refused(library: str, settin
     model = tiny_model(vocab_size=320)
     model.generation_config.update(**settings)
     names = {name for name in settings if name not in HARMLESS}
-    if settings in UNSUPPORTED or not all(library in APPLIED[name] for name in names):
+    several = {"eos_token_id"} if isinstance(settings.get("eos_token_id"), list) else set()
+    several |= {"bad_words_ids"} if any(len(ids) > 1 for ids in settings.get("bad_words_ids", [])) else set()
+    is_applied = all(library in APPLIED.get(name, ()) for name in names - several) and all(
+        library in APPLIED_WITH_SEVERAL[name] for name in several
+    )
+    names |= several
+    if settings in UNSUPPORTED or not is_applied:
         with pytest.raises(UserError, match="|".join(names)):
             check_search(model, library)
     else:
@@ -168,3 +180,50 @@ def test_every_setting_of_transformers_is_harmless_applied_or_refused() -> None:
         setattr(model.generation_config, name, [5] if name.endswith("_tokens") else 5)
         with pytest.raises(UserError, match=name):
             check_search(model, "nothing")
+
+
+# Of each setting that chooses between hypotheses, a value that is no default.
+OF_A_SEARCH: dict[str, Any] = {
+    "num_beams": 3,
+    "num_return_sequences": 2,
+    "length_penalty": 0.3,
+    "paper_length_penalty": 0.7,
+    "counted_prefix": 1,
+    "beam_search_rule": "opennmt3",
+    "early_stopping": True,
+    "max_length": 17,
+    "max_new_tokens": 9,
+    "max_length_over_source": 7,
+}
+
+
+@pytest.mark.parametrize("library", [ARGOS, CTRANSLATE2, MARIAN, ONNX, PAGE, TRANSFORMERS])
+def test_note_names_each_setting_of_a_search_that_a_library_does_not_apply(library: str) -> None:
+    assert OF_A_SEARCH.keys() == OF_HYPOTHESES.keys()
+    for name, value in OF_A_SEARCH.items():
+        model = tiny_model(vocab_size=320)
+        model.generation_config = GenerationConfig(**{"num_beams": 3, name: value})
+        note = search_differences(model, library)
+        assert (f"{name}={value}" in note) is (library not in OF_HYPOTHESES[name])
+
+
+def test_note_of_a_greedy_search_names_no_setting_of_beams() -> None:
+    model = tiny_model(vocab_size=320)
+    model.generation_config = GenerationConfig(num_beams=1, length_penalty=0.3, beam_search_rule="joeynmt")
+    assert not any(search_differences(model, library) for library in (CTRANSLATE2, MARIAN, ONNX, TRANSFORMERS))
+    assert "length_penalty=0.3" in search_differences(model, ARGOS)
+
+
+def test_line_of_an_export_names_what_the_library_does_not_apply(exported: Path, tmp_path: Path) -> None:
+    """Also the fields that only this package has are not written for another library."""
+    assert LIBRARIES.keys() == FORMATS.keys()
+    folder = shutil.copytree(exported / "model", tmp_path / "model")
+    path = folder / "generation_config.json"
+    search = {"num_beams": 3, "beam_search_rule": "opennmt3", "counted_prefix": 1, "length_penalty": 0.5}
+    path.write_text(json.dumps(json.loads(path.read_text()) | search))
+    line = export("marian", folder, tmp_path / "marian")
+    assert "MarianMTModel does not apply" in line
+    assert "beam_search_rule=opennmt3" in line and "counted_prefix=1" in line
+    written = json.loads((tmp_path / "marian" / "generation_config.json").read_text())
+    own = {name for name, libraries in OF_HYPOTHESES.items() if TRANSFORMERS not in libraries}
+    assert not own & written.keys() and (written["num_beams"], written["length_penalty"]) == (3, 0.5)
