@@ -4,10 +4,9 @@ All its decoders are pre-norm, so only pre-norm encoders are converted. Its opti
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ..utils.errors import UserError, shown
 from ..utils.untrusted import read_json_object
@@ -179,21 +178,23 @@ def _with_biases(tensors: Tensors) -> Tensors:
 
 
 def _fields(sections: Mapping[str, Options], training: Options, tensors: Tensors) -> Fields:
-    both = partial(_of_both_stacks, sections)
+    _refuse_differences(sections["encoder"], sections["decoder"])
     dropout = opennmt.first_number(training, "dropout", 0.3)
+    both = sections["encoder"]
     fields: Fields = {
         "layer_norm_position": "pre",
-        "layer_norm_eps": both(Options.number, "norm_eps", EPSILON, 0.0),
-        "activation_function": ACTIVATIONS[both(Options.text, "mlp_activation_fn", "relu")],
+        "layer_norm_eps": both.number("norm_eps", EPSILON, 0.0),
+        "activation_function": ACTIVATIONS[both.text("mlp_activation_fn", "relu")],
         "dropout": dropout,
         "activation_dropout": dropout,
         "attention_dropout": opennmt.first_number(training, "attention_dropout"),
     }
-    if width := both(Options.integer, "head_dim", None, 1):
+    if width := both.integer("head_dim", None, 1):
         fields |= {"head_dim": width, "value_head_dim": width}
     for stack in STACKS:
         options = sections[stack]
-        heads = fields[f"{stack}_attention_heads"] = options.integer("heads", 8, 1)
+        heads = options.integer("heads", 8, 1)
+        fields[f"{stack}_attention_heads"] = heads
         if options.integer("heads_kv", heads) != heads:
             raise options.error("heads_kv", "such a model shares keys and values between heads")
     positions = POSITIONS[
@@ -204,17 +205,15 @@ def _fields(sections: Mapping[str, Options], training: Options, tensors: Tensors
     return fields | positions
 
 
-def _of_both_stacks(
-    sections: Mapping[str, Options], read: Callable[..., object], name: str, *defaults: Any
-) -> Any:
-    """Read an option that both stacks must have in common, by a method of `Options`."""
-    encoder, decoder = (read(sections[stack], name, *defaults) for stack in STACKS)
-    if encoder != decoder:
-        values = f"{shown(encoder)}, {sections['decoder'].where}{name}={shown(decoder)}"
-        raise UserError(
-            f"{sections['encoder'].where}{name}={values}: here both stacks have the same"
-        )
-    return encoder
+def _refuse_differences(encoder: Options, decoder: Options) -> None:
+    """Refuse stacks that differ in an option that they have in common here."""
+    defaults = {"norm_eps": EPSILON, "mlp_activation_fn": "relu", "head_dim": None}
+    for name, default in defaults.items():
+        value = encoder.values.get(name) or default
+        other = decoder.values.get(name) or default
+        if value != other:
+            reason = f"{decoder.where}{name}={shown(other)}; here both stacks have the same"
+            raise encoder.error(name, reason)
 
 
 def _search(inference: Options, unk: int) -> Fields:

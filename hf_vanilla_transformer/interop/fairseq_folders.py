@@ -58,7 +58,7 @@ def from_m2m100(
             Default: the languages of the tokenizer and of the generation settings. The other directions are kept.
     """
     peer = read_folder(M2M100Config, folder)
-    tokenizer = _tokenizer(Path(folder), peer.config.vocab_size)
+    tokenizer = _tokenizer(Path(folder))
     converted = from_peer(
         peer, tokenizer, position_encoding_type="sinusoidal_fairseq", layer_norm_position="pre"
     )
@@ -72,7 +72,7 @@ def from_m2m100(
     return converted
 
 
-def _tokenizer(folder: Path, vocab_size: int) -> Any:
+def _tokenizer(folder: Path) -> Any:
     """The tokenizer, or None without its files, which decide the class if tokenizer_config.json does not name it."""
     file = folder / "tokenizer_config.json"
     name = read_json_object(file).get("tokenizer_class") if file.is_file() else None
@@ -90,12 +90,7 @@ def _tokenizer(folder: Path, vocab_size: int) -> Any:
             "mask_token": None,
             "extra_special_tokens": [*FAIRSEQ_LANGUAGE_CODES, "<mask>"],
         }
-    tokenizer = load_tokenizer(class_name, folder, files, **codes)
-    if tokenizer is not None and len(tokenizer) > vocab_size:
-        raise UserError(
-            f"{folder}: {', '.join(files)}: {len(tokenizer)} tokens, but the model has {vocab_size}"
-        )
-    return tokenizer
+    return load_tokenizer(class_name, folder, files, **codes)
 
 
 def _language_id(tokenizer: PreTrainedTokenizerBase, name: str, language: str) -> int:

@@ -27,15 +27,6 @@ from .vocabularies import sentencepiece_backend
 
 _TARGET_PREFIX = "\ue000"
 _LANGUAGE = re.compile(">>.+<<")  # before the source of a multilingual `MarianTokenizer`
-_SPECIAL = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "pad_token",
-    "cls_token",
-    "sep_token",
-    "mask_token",
-)
 
 
 @dataclass(frozen=True)
@@ -82,8 +73,8 @@ def joint_tokenizer(
     }
     if config.position_encoding_type == "learned":
         settings["model_max_length"] = config.max_position_embeddings
-    for name in _SPECIAL:
-        if token := getattr(target, name, None):
+    for name, token in target.special_tokens_map.items():
+        if name.endswith("_token"):
             settings[name] = str(token)
     return content, settings, ids
 

@@ -142,16 +142,16 @@ def _check_numbers(options: Options, weights: Tensors) -> None:
     PEFT would allocate the matrices before it reads the file.
     """
     largest = max((max(weight.shape, default=0) for weight in weights.values()), default=0)
-    ranks = {"r": options.values.get("r"), **options.section("rank_pattern").values}
-    for name in ranks:
-        rank = Options(ranks, options.where).integer(name, least=1)
-        if rank is not None and rank > largest:
+    patterns = options.section("rank_pattern").values
+    ranks = Options({**patterns, "r": options.values.get("r")}, options.where)
+    for name in ranks.values:
+        if (ranks.integer(name, least=1) or 0) > largest:
             reason = f"the weights have no matrix with more than {largest} rows or columns"
-            raise Options(ranks, options.where).error(name, reason)
-    alpha = {"lora_alpha": options.values.get("lora_alpha")}
-    alpha |= options.section("alpha_pattern").values
-    for name in alpha:
-        Options(alpha, options.where).number(name)
+            raise ranks.error(name, reason)
+    patterns = options.section("alpha_pattern").values
+    factors = Options({**patterns, "lora_alpha": options.values.get("lora_alpha")}, options.where)
+    for name in factors.values:
+        factors.number(name)
 
 
 def _base_folder(options: Options) -> Path:

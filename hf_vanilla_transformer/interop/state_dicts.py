@@ -203,14 +203,22 @@ def require_tensors(state: object, where: str, *known: str) -> Tensors:
         if value is not None and not _NOT_WEIGHTS.fullmatch(name)
     }
     for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise UserError(f"{where}: {name[:60]!r} is {type(tensor).__name__}, not a tensor")
-        if tensor.layout != torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
-            raise UserError(
-                f"{where}: {name[:60]!r} {list(tensor.shape)} is larger than its data in the file"
-            )
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise UserError(f"{where}: {name} contains numbers that are not finite")
+        _check_tensor(tensor, f"{where}: {shown(name)}")
+    return _of_one_model(tensors, known)
+
+
+def _check_tensor(tensor: object, where: str) -> None:
+    """Refuse anything but a tensor of finite numbers that are all in the file."""
+    if not isinstance(tensor, Tensor):
+        raise UserError(f"{where} is {type(tensor).__name__}, not a tensor")
+    if tensor.layout != torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
+        raise UserError(f"{where} {list(tensor.shape)} is larger than its data in the file")
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        raise UserError(f"{where} contains numbers that are not finite")
+
+
+def _of_one_model(tensors: Tensors, known: Iterable[str]) -> Tensors:
+    """The tensors without the prefix of `known` ones, and without averages of the model."""
     prefixes = {
         name.removesuffix(end)
         for name in tensors
@@ -397,12 +405,12 @@ def build_model(
         raise UserError(
             f"tensors that this architecture does not have ({len(surplus)}): {_some(surplus)}"
         )
+    for name in used:
+        if not tensors[name].is_floating_point():
+            kind = str(tensors[name].dtype).removeprefix("torch.")
+            raise UserError(f"{name} is {kind}: quantised weights cannot be converted")
     dtypes = {tensors[name].dtype for name in used}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    if not dtype.is_floating_point:
-        raise UserError(
-            f"the weights are {str(dtype).removeprefix('torch.')}: quantised weights cannot be converted"
-        )
     weights = {}
     for name, reference in references.items():
         weight = referred(tensors[reference.name], reference)

@@ -8,7 +8,7 @@ and perhaps a normalisation after each stack.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..utils.errors import UserError, shown
@@ -169,25 +169,18 @@ def _roles(
     where: str,
     ends: Mapping[str, str],
 ) -> dict[str, TensorRef]:
+    """The references of a layer's parameters, by their names in it.
+
+    Raises:
+        UserError: its tensors are not those of a layer of this architecture.
+    """
     for path, names in modules.items():
         if "weight" not in names:
             raise UserError(f"{where}{shown(path)}: it has no weight")
     dimensions = {path: tensors[names["weight"]].ndim for path, names in modules.items()}
     norms = [path for path, ndim in dimensions.items() if ndim == 1]
-    attentions: dict[str, dict[str, str]] = defaultdict(dict)
-    rest = []
-    for path in (path for path, ndim in dimensions.items() if ndim == 2):
-        group, letters = _projection(path, ends)
-        if letters:
-            attentions[group][letters] = path
-        else:
-            rest.append((group, path))
-    feed_forward = []
-    for group, path in rest:
-        if group in attentions and "o" not in "".join(attentions[group]):
-            attentions[group]["o"] = path
-        else:
-            feed_forward.append(path)
+    matrices = [path for path, ndim in dimensions.items() if ndim == 2]
+    attentions, feed_forward = _attentions(matrices, ends)
     kinds = ["self_attn", "cross_attn"] if is_decoder else ["self_attn"]
     found = len(attentions), len(feed_forward), len(norms)
     complete = all(sorted("".join(parts)) == sorted("qkvo") for parts in attentions.values())
@@ -206,6 +199,30 @@ def _roles(
     for name, path in zip(ours, paths, strict=True):
         refs |= {f"{name}.{kind}": TensorRef(tensor) for kind, tensor in modules[path].items()}
     return refs
+
+
+def _attentions(
+    matrices: Sequence[str], ends: Mapping[str, str]
+) -> tuple[dict[str, dict[str, str]], list[str]]:
+    """The matrices of each attention by their letters, and those of no attention.
+
+    A matrix of no clear role in the same module as an attention's queries is its output projection.
+    """
+    attentions: dict[str, dict[str, str]] = defaultdict(dict)
+    rest = []
+    for path in matrices:
+        group, letters = _projection(path, ends)
+        if letters:
+            attentions[group][letters] = path
+        else:
+            rest.append((group, path))
+    others = []
+    for group, path in rest:
+        if group in attentions and "o" not in "".join(attentions[group]):
+            attentions[group]["o"] = path
+        else:
+            others.append(path)
+    return attentions, others
 
 
 def _projection(path: str, ends: Mapping[str, str]) -> tuple[str, str]:

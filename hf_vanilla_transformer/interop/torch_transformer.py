@@ -8,9 +8,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import POSITION_ENCODING_TYPES
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -63,6 +63,13 @@ TUTORIALS = (
     ),
 )
 
+# The usual names of special tokens.
+_USUAL_NAMES = {
+    "unk_token_id": ("<unk>", "[UNK]"),
+    "pad_token_id": ("<pad>", "[PAD]", "<blank>"),
+    "bos_token_id": ("<bos>", "<s>", "<sos>", "[BOS]", "[SOS]"),
+    "eos_token_id": ("<eos>", "</s>", "[EOS]"),
+}
 _TABLES = ("the source's table of positions", "the target's table of positions")
 _GAINS_OF_UNBIASED_NORMS = (".a_2", ".alpha")
 
@@ -74,7 +81,7 @@ def from_torch(
     source: str | Path | Tensors,
     heads: int | None = None,
     *,
-    activation: str = "relu",
+    activation: str | None = None,
     norm_first: bool | None = None,
     layer_norm_eps: float | None = None,
     positions: str | None = None,
@@ -99,7 +106,7 @@ def from_torch(
         source: a file of `torch.save` or safetensors, or a state dictionary. It may be part of what a trainer saved,
             or a whole module. Wrappers and prefixes ("state_dict", "module." …) are removed.
         heads: the number of heads of every attention. A state dictionary lacks it.
-        activation: "relu" or "gelu".
+        activation: "relu" or "gelu". A state dictionary lacks it. Default: "relu", with a note for unknown code.
         norm_first: `torch.nn.Transformer`'s option: True for pre-norm. A state dictionary lacks it. Default: the
             tutorial's, False for `torch.nn.Transformer`, and otherwise True if a normalisation follows each stack.
         layer_norm_eps: default: the tutorial's, or 1e-5.
@@ -127,6 +134,7 @@ def from_torch(
     width = tensors[refs["model.encoder.layers.0.fc1.weight"].name].shape[-1]
     around = _around(tensors, width, (source_embedding, target_embedding, output_layer), positions)
     requested = {
+        "activation_function": activation,
         "layer_norm_position": None if norm_first is None else "pre" if norm_first else "post",
         "layer_norm_eps": layer_norm_eps,
         "scale_embedding": scale_embedding,
@@ -136,9 +144,8 @@ def from_torch(
         "unk_token_id": unk_token_id,
     }
     is_of_torch = any("in_proj" in ref.name for ref in refs.values())
-    settings, notes = _settings(around, requested, is_of_torch)
+    settings, notes = _settings(around, requested, positions, is_of_torch)
     fields = settings | {
-        "activation_function": activation,
         "decoder_start_token_id": settings["bos_token_id"],
         "encoder_attention_heads": heads,
         "decoder_attention_heads": heads,
@@ -147,10 +154,19 @@ def from_torch(
     _check_forward(model)
     if any(ref.rows is not None for ref in refs.values()) and not is_of_torch:
         notes.append("fused projections are read as all queries, then keys, then values")
+    if not is_of_torch and not any(name.endswith("layer_norm.bias") for name in refs):
+        notes.append("its normalisations have no biases, and are read as LayerNorm, not as RMSNorm")
     others += [f"{prefix}*" for prefix in copies]
     if others:
         notes.append(f"not part of the model, and left out: {', '.join(others)}")
-    return Converted(model, *_tokenizers(model, settings, tokenizer, target_tokenizer), notes)
+    files = vocabularies.both_sides(tokenizer, target_tokenizer)
+    if not files:
+        return Converted(model, notes=notes)
+    source_tokenizer = _tokenizer(files[0], settings, starts=True)
+    for_target = _tokenizer(files[1], settings, starts=False)
+    for path, each in zip(files, (source_tokenizer, for_target), strict=True):
+        notes += _notes_on_ids(each, settings, path)
+    return Converted(model, source_tokenizer, for_target, notes)
 
 
 def _require_convertible(tensors: Tensors, heads: int | None) -> None:
@@ -163,27 +179,21 @@ def _require_convertible(tensors: Tensors, heads: int | None) -> None:
         )
 
 
-def _tokenizers(
-    model: VanillaTransformerForConditionalGeneration,
-    settings: Fields,
-    tokenizer: File,
-    target_tokenizer: File,
-) -> tuple[Any, Any]:
-    """The tokenizers of both sides, or None if no file is given."""
-    files = vocabularies.both_sides(tokenizer, target_tokenizer)
-    if not files:
-        return None, None
-    ids = {
-        name: settings.get(f"{name}_id")
-        for name in ("unk_token", "pad_token", "bos_token", "eos_token")
-    }
-    parts = zip(
-        files, (model.config.vocab_size, model.config.target_vocab_size), (True, False), strict=True
-    )
-    source, target = (
-        vocabularies.given_tokenizer(path, size, ids, starts) for path, size, starts in parts
-    )
-    return source, target
+def _tokenizer(path: Path, settings: Fields, starts: bool) -> PreTrainedTokenizerBase:
+    ids = {name.removesuffix("_id"): settings.get(name) for name in _USUAL_NAMES}
+    return vocabularies.given_tokenizer(path, ids, starts)
+
+
+def _notes_on_ids(tokenizer: PreTrainedTokenizerBase, settings: Fields, path: Path) -> list[str]:
+    """A note on each special token that the vocabulary has under its usual name with another id."""
+    vocabulary = tokenizer.get_vocab()
+    notes = []
+    for field, names in _USUAL_NAMES.items():
+        known = {name: vocabulary[name] for name in names if name in vocabulary}
+        if known and settings.get(field) not in known.values():
+            listed = ", ".join(f"{name} with the id {number}" for name, number in known.items())
+            notes.append(f"{field}={settings.get(field)}, but {path} has {listed}")
+    return notes
 
 
 @torch.no_grad()
@@ -215,24 +225,40 @@ def _around(
     return around._replace(positions=[positions])
 
 
-def _settings(around: Around, requested: Fields, is_of_torch: bool) -> tuple[Fields, list[str]]:
+def _settings(
+    around: Around, requested: Fields, positions: str | None, is_of_torch: bool
+) -> tuple[Fields, list[str]]:
     """The settings: `requested`, of a tutorial with these names, or guessed with a note."""
-    settings: Fields = {}
+    of_tutorial: Fields = {}
     for naming in TUTORIALS:
         pairs = ((around.source, naming.source), (around.output, naming.output))
         if all(f".{name}".endswith(f".{module}.weight") for name, module in pairs):
-            settings = dict(naming.settings)
-    settings |= {name: value for name, value in requested.items() if value is not None}
+            of_tutorial = naming.settings
+    given = {name: value for name, value in requested.items() if value is not None}
+    settings = of_tutorial | given
     for name in ("scale_embedding", "pad_token_id", "bos_token_id", "eos_token_id"):
         if name not in settings:
             raise UserError(
                 f"{name} is missing: give it, because these are no known tutorial's names"
             )
-    if "layer_norm_position" in settings or is_of_torch:
-        return {"layer_norm_position": "post", **settings}, []
-    position, reason = ("pre", "a normalisation") if around.norms else ("post", "no normalisation")
-    note = f"read as {position}-norm, because {reason} follows the stacks; or give norm_first"
-    return settings | {"layer_norm_position": position}, [note]
+    position, reason = _likely_norm_position(around, is_of_torch)
+    notes = []
+    if not of_tutorial and "activation_function" not in given:
+        notes.append("read with activation=relu; or give activation")
+    if not of_tutorial and positions is None and not around.positions:
+        notes.append("read with sinusoidal positions, because there is no table; or give positions")
+    if "layer_norm_position" not in settings and not (is_of_torch and of_tutorial):
+        notes.append(f"read as {position}-norm, because {reason}; or give norm_first")
+    return {"activation_function": "relu", "layer_norm_position": position, **settings}, notes
+
+
+def _likely_norm_position(around: Around, is_of_torch: bool) -> tuple[str, str]:
+    """The place of the normalisations, which a state dictionary lacks, and the reason to think so."""
+    if is_of_torch:
+        return "post", "this is the default of torch.nn.Transformer"
+    if around.norms:
+        return "pre", "a normalisation follows the stacks"
+    return "post", "no normalisation follows the stacks"
 
 
 def _build(

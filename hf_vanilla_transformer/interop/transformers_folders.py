@@ -70,18 +70,18 @@ _ROWS = (
     "encoder_ffn_dim",
     "decoder_ffn_dim",
 )
-# Types of the settings that `generate` uses without checking them.
-_SEARCH_TYPES: Fields = {
-    **dict.fromkeys(
-        ("num_beams", "max_length", "max_new_tokens", "min_length", "min_new_tokens"), int
-    ),
-    **dict.fromkeys(
-        ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "num_return_sequences"), int
-    ),
-    **dict.fromkeys(
-        ("repetition_penalty", "encoder_repetition_penalty", "temperature"), (int, float)
-    ),
-}
+# Settings that `generate` uses without checking them.
+_WHOLE_NUMBERS = (
+    "num_beams",
+    "num_return_sequences",
+    "max_length",
+    "max_new_tokens",
+    "min_length",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+)
+_FACTORS = ("repetition_penalty", "encoder_repetition_penalty", "temperature")
 
 
 class PeerFolder(NamedTuple):
@@ -257,8 +257,9 @@ def load_tokenizer(
 
 def check_generation_config(generation_config: GenerationConfig) -> None:
     """Raise a UserError for values that the class accepts but `generate` does not."""
-    for name, kinds in _SEARCH_TYPES.items():
+    for name in (*_WHOLE_NUMBERS, *_FACTORS):
         value = getattr(generation_config, name, None)
+        kinds = int if name in _WHOLE_NUMBERS else int | float
         if value is not None and not (isinstance(value, kinds) and value >= 0):
             raise UserError(
                 f"generation settings: {name}={shown(value)}: a number of at least 0 is needed"

@@ -130,21 +130,14 @@ def _whitespace_backend(tokens: Sequence[str], origin: object, unk_token: str) -
 
 
 def given_tokenizer(
-    path: Path, size: int, ids: Mapping[str, int | None], starts: bool
+    path: Path, ids: Mapping[str, int | None], starts: bool
 ) -> PreTrainedTokenizerBase:
     """The tokenizer in a folder or a file, or one for text that is tokenized already, from a file of tokens.
 
-    The model has `size` tokens. `ids` has the special tokens. With `starts` a text starts with `bos_token`.
+    `ids` has the special tokens. With `starts` a text starts with `bos_token`.
     """
-    tokenizer = load_tokenizers(path)[0] if path.is_dir() else _tokenizer_of_file(path, ids, starts)
-    if len(tokenizer) > size:
-        raise UserError(f"{path}: {len(tokenizer)} tokens, but the model has {size}")
-    return tokenizer
-
-
-def _tokenizer_of_file(
-    path: Path, ids: Mapping[str, int | None], starts: bool
-) -> PreTrainedTokenizerBase:
+    if path.is_dir():
+        return load_tokenizers(path)[0]
     backend = _given_backend(path, ids["unk_token"])
     special = {name: number for name, number in ids.items() if number is not None}
     for name, number in special.items():
@@ -209,9 +202,7 @@ def sentencepiece_backend(
         RuntimeError: no SentencePiece model, or of another kind.
     """
     proto = _sentencepiece_model(model)
-    trained = proto.trainer_spec
     normal = proto.normalizer_spec
-    has_bytes = trained.byte_fallback
     ids = ids_by_token(tokens)
     missing = [
         piece.piece
@@ -226,39 +217,21 @@ def sentencepiece_backend(
     # a text contains these as a sequence of their characters
     byte_pieces = {piece.piece for piece in proto.pieces if piece.type == _BYTE}
     apart = byte_pieces.union(special.values()).intersection(tokens)
-    steps = _normalizer_steps(normal)
+    has_bytes = proto.trainer_spec.byte_fallback
     prepend_scheme = "always" if normal.add_dummy_prefix else "never"
+    steps = _normalizer_steps(normal)
     splits: list[Any] = [pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme, split=False)]
-    if trained.model_type == _UNIGRAM:
-        known = {" ", *"".join(scores)}
+    if proto.trainer_spec.model_type == _BPE:
+        backend = Tokenizer(_bpe_model(tokens, scores, special["unk_token"], has_bytes))
+    else:
         hidden = [token for token in tokens if token not in scores and token not in apart]
-        names = {token: f"{_HIDDEN}{token}" for token in hidden}
-        if not has_bytes:
-            # tokens of unknown characters only
-            names |= {t: f"{_START}{t}{_END}" for t in hidden if not known & {*t}}
-            letters = (f"\\{c}" if c in "\\^]-[&~" else c for c in sorted(known))
-            unknown = f"[^{''.join(letters)}]"
-            steps.append(normalizers.Replace(Regex(f"(?<!{unknown})(?={unknown})"), _START))
-            steps.append(normalizers.Replace(Regex(f"(?<={unknown})(?!{unknown})"), _END))
-        last = "|".join(
-            f"(?<={re.escape(token[:-1])}){re.escape(token[-1])}" for token in sorted(apart)
-        )
-        splits.append(pre_tokenizers.Split(Regex(last), "merged_with_next"))
+        known = {" ", *"".join(scores)}
+        names = _names_of_hidden(hidden, set() if has_bytes else known)
+        steps += [] if has_bytes else _marks_around_unknown(known)
+        splits.append(_split_before_end_of(apart))
         lowest = min(scores.values())
         vocabulary = [(names.get(token, token), scores.get(token, lowest)) for token in tokens]
         backend = Tokenizer(models.Unigram(vocabulary, ids[special["unk_token"]], has_bytes))
-    else:
-        pairs = ((piece[:i], piece[i:]) for piece in scores for i in range(1, len(piece)))
-        merges = [pair for pair in pairs if pair[0] in scores and pair[1] in scores]
-        merges.sort(key=lambda pair: -scores["".join(pair)])
-        bpe = models.BPE(
-            ids_by_token(tokens),
-            merges,
-            unk_token=special["unk_token"],
-            fuse_unk=True,
-            byte_fallback=has_bytes,
-        )
-        backend = Tokenizer(bpe)
     backend.normalizer = normalizers.Sequence(steps)
     backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
     marks = decoders.Replace(Regex(f"[{_START}{_END}{_HIDDEN}]"), "")
@@ -266,6 +239,47 @@ def sentencepiece_backend(
     joined = [marks, decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", *spaces)]
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), *joined])
     return backend, missing
+
+
+def _bpe_model(
+    tokens: Sequence[str], scores: Mapping[str, float], unk_token: str, has_bytes: bool
+) -> models.BPE:
+    """A BPE whose merges are all pairs of pieces that give a piece, in the order of its score."""
+    pairs = ((piece[:i], piece[i:]) for piece in scores for i in range(1, len(piece)))
+    merges = [pair for pair in pairs if pair[0] in scores and pair[1] in scores]
+    merges.sort(key=lambda pair: -scores["".join(pair)])
+    return models.BPE(
+        ids_by_token(tokens),
+        merges,
+        unk_token=unk_token,
+        fuse_unk=True,
+        byte_fallback=has_bytes,
+    )
+
+
+def _names_of_hidden(hidden: Sequence[str], known: set[str]) -> dict[str, str]:
+    """The names of tokens that are no pieces: no text contains them, unless all their characters are not `known`."""
+    names = {token: f"{_HIDDEN}{token}" for token in hidden}
+    if known:
+        of_unknown = [token for token in hidden if known.isdisjoint(token)]
+        names |= {token: f"{_START}{token}{_END}" for token in of_unknown}
+    return names
+
+
+def _marks_around_unknown(known: set[str]) -> list[Any]:
+    """Normalizers that put marks around each sequence of characters that are not `known`."""
+    letters = (f"\\{c}" if c in "\\^]-[&~" else c for c in sorted(known))
+    unknown = f"[^{''.join(letters)}]"
+    return [
+        normalizers.Replace(Regex(f"(?<!{unknown})(?={unknown})"), _START),
+        normalizers.Replace(Regex(f"(?<={unknown})(?!{unknown})"), _END),
+    ]
+
+
+def _split_before_end_of(tokens: set[str]) -> Any:
+    """A pre-tokenizer that splits a text before the last character of these tokens, so that it contains none."""
+    last = (f"(?<={re.escape(token[:-1])}){re.escape(token[-1])}" for token in sorted(tokens))
+    return pre_tokenizers.Split(Regex("|".join(last)), "merged_with_next")
 
 
 def _sentencepiece_model(model: bytes) -> Any:
@@ -413,8 +427,8 @@ def _merges(codes: Path) -> list[str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text. Raises a UserError if it is missing or not UTF-8."""
+    """The lines of a UTF-8 text, without a byte order mark. Raises a UserError if it is missing or not UTF-8."""
     try:
-        return require_file(path).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        return require_file(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: no UTF-8 text ({error})") from None

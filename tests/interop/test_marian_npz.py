@@ -286,7 +286,7 @@ def test_marian_npz_refuses_inconsistent_files(tmp_path: Path) -> None:
     save(tmp_path / "model.npz", weights((9, 9)))
     given = {"source_vocabulary": tmp_path / "vocab.yml"}
     for text, message in [
-        ("</s>: 0\n<unk>: 1\n" + "".join(f"w{n}: {n}\n" for n in range(2, 12)), "12 .* 9"),
+        ("</s>: 0\n<unk>: 1\n" + "".join(f"w{n}: {n}\n" for n in range(2, 12)), "vocab.yml: 13 .* 10"),
         ("</s>: 0\n<unk>: 5\n", "vocab.yml"),
         ("a: 0\nb: 1\n", "</s>"),
         ("- a\n- b\n", "vocab.yml"),

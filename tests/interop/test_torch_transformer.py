@@ -427,6 +427,19 @@ def test_torch_code_with_other_names_gives_its_logits(name, wrapped, tmp_path, r
     assert ours.config.attention_bias is style.attention_bias
     notes = "".join(from_torch(tmp_path / "model.pt", 4, **style.options).notes)
     assert ("fused" in notes) is ("fused" in name) and ("-norm" in notes) is bool(style.options)
+    assert ("activation=relu" in notes) is bool(style.options) and "RMSNorm" not in notes
+    gains = {key: w for key, w in named.items() if "norm" not in key or not key.endswith(("bias", "b_2", "beta"))}
+    assert "RMSNorm" in "".join(from_torch(gains, 4, **style.options).notes)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested.tensor")
+def test_what_a_state_dictionary_of_unknown_code_lacks_is_named() -> None:
+    state = AroundTorch(OWN).state_dict()
+    notes = "; ".join(from_torch(state, 4, **OWN_OPTIONS).notes)
+    assert all(name in notes for name in ("activation=relu", "post-norm", "norm_first", "sinusoidal positions"))
+    given = {"activation": "relu", "norm_first": False, "positions": "sinusoidal"}
+    assert not from_torch(state, 4, **OWN_OPTIONS, **given).notes
+    assert not from_torch(AroundTorch(PYTORCH_TUTORIAL).state_dict(), 4).notes
 
 
 def test_torch_projections_without_known_names_need_the_options() -> None:
@@ -480,6 +493,21 @@ def test_torch_tokenizer_is_given(kind: str, tmp_path: Path) -> None:
         sides[1].encode(TARGETS[0]).ids
     )
     assert theirs is not None and ours.config.bos_token_id == 2
+    assert "<pad>" not in "; ".join(from_torch(tmp_path / "model.pt", 4, **files).notes)
+
+
+def test_torch_vocabulary_with_other_ids_or_more_tokens_than_the_model_is_named(tmp_path: Path) -> None:
+    state = AroundTorch(PYTORCH_TUTORIAL).state_dict()
+    file = tmp_path / "t.txt"
+    file.write_text("\ufeff<pad>\r\n<unk>\r\n<bos>\r\n<eos>\r\na\r\n", encoding="utf-8")
+    notes = from_torch(state, 4, tokenizer=file).notes
+    assert [f"{name}_token_id={number}" in "; ".join(notes) for name, number in (("pad", 1), ("unk", 0))] == [True] * 2
+    assert not any("bos_token_id" in note or "eos_token_id" in note for note in notes)
+    found = from_torch(state, 4, tokenizer=file, pad_token_id=0, unk_token_id=1)
+    assert not any("token_id" in note for note in found.notes)
+    assert found.tokenizer is not None and found.tokenizer.get_vocab()["<pad>"] == 0  # without a byte order mark
+    file.write_text("\n".join(map(str, range(99))), encoding="utf-8")
+    assert "99 tokens" in error_of(from_torch, state, 4, tokenizer=file)
 
 
 @pytest.mark.parametrize(
@@ -489,7 +517,6 @@ def test_torch_tokenizer_is_given(kind: str, tmp_path: Path) -> None:
         ("t.json", "{"),
         ("t.json", '{"model": {"type": "Evil"}}'),
         ("t.json", '{"a": 0, "b": 7}'),
-        ("t.txt", "\n".join(map(str, range(99)))),
         ("t.txt", "a\na\n"),
         ("t.txt", ""),
     ],

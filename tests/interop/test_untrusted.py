@@ -208,6 +208,10 @@ def quantised(tensors: Tensors, case: Format) -> None:
         tensors[name] = (100 * tensor).to(torch.int8)
 
 
+def partly_quantised(tensors: Tensors, case: Format) -> None:
+    tensors[case.linear] = (100 * tensors[case.linear]).to(torch.int8)
+
+
 CHANGES: dict[str, Callable[[Tensors, Format], object]] = {
     "missing": lambda tensors, case: tensors.pop(case.linear),
     "surplus": lambda tensors, case: tensors.update({"encoder.layers.0.adapter.weight": torch.ones(3)}),
@@ -216,6 +220,7 @@ CHANGES: dict[str, Callable[[Tensors, Format], object]] = {
     "flat": lambda tensors, case: tensors.update({case.embedding: tensors[case.embedding].flatten()}),
     "not finite": not_finite,
     "quantised": quantised,
+    "partly quantised": partly_quantised,
 }
 
 
