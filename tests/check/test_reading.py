@@ -362,6 +362,48 @@ PLANTS = [
         "*",
         "decoder layer 1|cross-attention",
     ),
+    (
+        styles,
+        "Transformer",
+        "x = self.norm1(x + self.dropout(self.self_attn(x, x, x, mask)))",
+        "x = self.norm2(x + self.feed_forward(x))\n        return self.norm1(x + self.self_attn(x, x, x, mask))",
+        "sublayers",
+        "encoder layer 1",
+    ),
+    (
+        unusual,
+        "Letters",
+        "return y @",
+        "return (y + x.mean(1, keepdim=True)) @",
+        "output layer",
+        "the output layer reads",
+    ),
+    (
+        more_styles,
+        "FusedTransformer",
+        "self.cross_attn(self.ln_cross(x), memory",
+        "self.cross_attn(self.ln_cross(x), self.ln_cross(memory)",
+        "memory",
+        "cross-attention in the decoder",
+    ),
+    (
+        more_styles,
+        "FusedTransformer",
+        "self.self_attn(y, y, hidden)",
+        "self.self_attn(y, x, hidden)",
+        "*",
+        "encoder layer 1, self-attention",
+    ),
+    (
+        unusual,
+        "Letters",
+        "            x = each(x, p)",
+        "            x = each(x, p)\n            x = x + wave(src.size(1), d)",
+        "*",
+        "encoder layer 1, the residual",
+    ),
+    (unusual, "Letters", ".reshape(b, t, d)", ".reshape(b, t, d).relu()", "*", "encoder layer 1, self-attention"),
+    (unusual, "Letters", "q @ k.transpose", "q @ k.flip(1).transpose", "*", "encoder layer 1, self-attention"),
 ]
 
 

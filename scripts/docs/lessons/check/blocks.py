@@ -421,9 +421,18 @@ def _ids_of(table: Node) -> set[str]:
 
 
 def _layers(blocks: list[Block]) -> list[list[Block]]:
-    """Divide the blocks of a stack after each feed-forward network, or by the numbers in the names without one."""
+    """Divide the blocks of a stack into layers.
+
+    They repeat a pattern with one feed-forward network, or else each layer ends with one. Without any, the numbers in
+    the names tell the layers apart.
+    """
     layers: list[list[Block]] = []
-    if any(not block.is_attention for block in blocks):
+    count = sum(not block.is_attention for block in blocks)
+    if count:
+        size = len(blocks) // count
+        kinds = [block.is_attention for block in blocks]
+        if kinds == kinds[:size] * count:
+            return [blocks[start : start + size] for start in range(0, len(blocks), size)]
         layer: list[Block] = []
         for block in blocks:
             layer.append(block)

@@ -104,6 +104,9 @@ class Places:
                         f"{stack} layer {number + 1}",
                         "",
                     )
+            order = [each.role for each in sublayers if each.number == number]
+            if "final" in order and order[-1] != "final":
+                yield Difference(_EARLY_FEED_FORWARD, f"{stack} layer {number + 1}", "")
         if stack == "decoder" and self.roles.is_swapped:
             yield Difference(_listed("sublayers", "cross-attention first"), "the decoder", "")
         for index, sublayer in enumerate(sublayers):
@@ -238,7 +241,20 @@ class Places:
         if following is None:
             places.append("final norm")
         mistakes = self._explain(after, stack, expected, self.norms, places)
+        if mistakes is None and following is None and self._is_computed(stack, expected):
+            yield Difference(_CHANGED[stack], "", "")
+            return
         yield from _as_differences(mistakes, where, "§3.1", unknown)
+
+    def _is_computed(self, stack: str, expected: Callable[[Mapping[str, Any]], Tensor]) -> bool:
+        """True if the right output of a stack is among the vectors after it, so that its reader is wrong."""
+        vectors = [self.oriented(each, stack) for each in self.roles.after[stack]]
+        return any(
+            self._is_close(each, stack, expected, choice)
+            for each in vectors
+            if each is not None
+            for choice in self.norms
+        )
 
     def _explain(
         self,
@@ -311,6 +327,29 @@ _INNER_MEMORY = Mistake(
 )
 
 
+_EARLY_FEED_FORWARD = Mistake(
+    "sublayers",
+    "§3.1",
+    "feed-forward early",
+    "the feed-forward network is not the last sublayer",
+)
+# Stack -> the mistake of what reads its output.
+_CHANGED = {
+    "encoder": Mistake(
+        "memory",
+        "§3.2.3",
+        "changed",
+        "the encoder's output is right, and cross-attention in the decoder reads other vectors",
+    ),
+    "decoder": Mistake(
+        "output layer",
+        "§3.4",
+        "changed",
+        "the decoder's output is right, and the output layer reads other vectors",
+    ),
+}
+
+
 def _listed(place: str, option: str) -> Mistake:
     return next(each for each in MISTAKES if (each.place, each.option) == (place, option))
 
@@ -338,7 +377,7 @@ def local_mistakes(differences: Sequence[Difference]) -> list[Mistake]:
             found.append(mistake)
     located = []
     for mistake in found:
-        if places := wheres.get(mistake):
+        if places := [each for each in wheres.get(mistake, ()) if each]:
             listed = "; ".join(dict.fromkeys(places[:4]))
             more = f"; and {len(places) - 4} more" if len(places) > 4 else ""
             mistake = mistake._replace(explanation=f"{mistake.explanation}, in {listed}{more}")

@@ -91,11 +91,9 @@ class Reference:
     def output(self, hidden: Tensor, choice: Mapping[str, Any]) -> Tensor:
         """The logits (B, T, V) of the decoder's states (§3.4)."""
         logits = self.linear(hidden, "lm_head")
-        return (
-            logits * hidden.shape[-1] ** -0.5
-            if choice.get("output scale") == "1/sqrt(d_model)"
-            else logits
-        )
+        if choice.get("output scale") == "1/sqrt(d_model)":
+            return logits * hidden.shape[-1] ** -0.5
+        return logits
 
     def shifted(self, target: Tensor, choice: Mapping[str, Any]) -> Tensor:
         """The embeddings of a target after a vector of zeros, without its last token, plus positions."""
@@ -147,11 +145,9 @@ class Reference:
         numbers = torch.arange(length, dtype=torch.float64)[:, None]
         even = torch.arange(0, width, 2, dtype=torch.float64)  # 2i
         if option in ("split", "tensor2tensor"):
-            exponents = (
-                even / width
-                if option == "split"
-                else torch.linspace(0, 1, len(even), dtype=torch.float64)
-            )
+            exponents = even / width
+            if option == "tensor2tensor":
+                exponents = torch.linspace(0, 1, len(even), dtype=torch.float64)
             angles = numbers / 10000**exponents
             return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
         if option == "from 1":
@@ -242,11 +238,9 @@ class Reference:
         missing = option in ("none", f"none around {name}")
         if choice.get("norm position") == "pre":
             normed = self.norm(x, norm, choice)
-            return (
-                function(normed)
-                if missing
-                else (normed if option == "of the norm" else x) + function(normed)
-            )
+            if missing:
+                return function(normed)
+            return (normed if option == "of the norm" else x) + function(normed)
         if option in ("outside the norm", f"outside the norm around {name}"):
             return x + self.norm(function(x), norm, choice)
         return self.norm(function(x) if missing else x + function(x), norm, choice)
@@ -326,8 +320,6 @@ class Reference:
         elif option not in ("neither transposed", "not transposed back"):
             context = context.transpose(1, 2)
         merged = context.reshape(batch, length, -1)
-        return (
-            merged
-            if choice.get("attention output") == "not projected"
-            else self.linear(merged, f"{at}out_proj")
-        )
+        if choice.get("attention output") == "not projected":
+            return merged
+        return self.linear(merged, f"{at}out_proj")

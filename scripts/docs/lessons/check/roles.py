@@ -54,7 +54,8 @@ class Roles:
     Attributes:
         tensors: name -> tensor.
         tables: stack -> its learned positions (T, D).
-        flow: stack -> its output (B, T, D).
+        flow: stack -> its output (B, T, D), as the next part reads it.
+        after: stack -> all vectors (B, T, D) that are computed from it after its last block.
         sublayers: stack -> its sublayers in the order of execution.
         heads: the number of heads by the shapes of the scores.
         is_pre: the encoder is pre-norm.
@@ -92,6 +93,7 @@ class Roles:
     unused_layers: list[str] = field(default_factory=list)
     repeated: bool = False
     is_swapped: bool = False
+    after: dict[str, list[Tensor]] = field(default_factory=dict)
 
 
 def roles_of(trace: Trace, module: nn.Module, given: Mapping[str, str]) -> Roles:
@@ -136,6 +138,8 @@ def roles_of(trace: Trace, module: nn.Module, given: Mapping[str, str]) -> Roles
     _add_output(roles, graph, stacks, module, blocks, given)
     _add_unused(roles, graph, stacks, module)
     _add_flow(roles, stacks)
+    for name, stack in stacks.items():
+        roles.after[name] = _vectors_after(graph, stack, only_source=name == "encoder")
     return roles
 
 
@@ -192,11 +196,9 @@ def _learned_positions(
         if node.operation == "add" and constants and is_trained and constants[0].value.ndim > 1:
             value = constants[0].value
             length = max(node.value.shape[:-1][-2:]) if node.value.ndim > 2 else value.shape[0]
-            return (
-                value.reshape(-1, length, graph.width)[0]
-                if value.numel() >= length * graph.width
-                else None
-            )
+            if value.numel() < length * graph.width:
+                return None
+            return value.reshape(-1, length, graph.width)[0]
         data = [each for each in node.inputs if each.is_data]
         if not data:
             return None
@@ -221,13 +223,14 @@ def _shared(stacks: Mapping[str, Stack]) -> list[str]:
         for number, layer in enumerate(stack.layers):
             for block in layer:
                 at = f"{name} layer {number + 1}"
-                places |= _twice_in_attention(block, f"{ROLE_WORDS[block.role]} of {at}")
+                words = f"{ROLE_WORDS[block.role]} of {at}"
+                if name == "encoder" and block.role == "cross_attn":
+                    words = f"a second attention of {at}"
+                places |= _twice_in_attention(block, words)
                 for parameter in block.names:
-                    places.setdefault(parameter, []).append(f"{ROLE_WORDS[block.role]} of {at}")
+                    places.setdefault(parameter, []).append(words)
                 for parameter in block.norm.names if block.norm else ():
-                    places.setdefault(parameter, []).append(
-                        f"the normalisation of {ROLE_WORDS[block.role]} of {at}"
-                    )
+                    places.setdefault(parameter, []).append(f"the normalisation of {words}")
     return list(
         dict.fromkeys(f"{used[0]} and {used[1]}" for used in places.values() if len(used) > 1)
     )
@@ -315,20 +318,13 @@ def _add_output(
         return
     parameters = dict(module.named_parameters())
     wanted = given.get("output_layer")
-    touched = {name for linear in graph.linears.values() for name in linear.names}
+    read = {name for linear in graph.linears.values() for name in linear.names}
+    read |= _lookup_names(graph)
+    shape = stacks["decoder"].table.inputs[0].value.shape  # (V, D)
     candidates = [
         name
         for name, each in parameters.items()
-        if each.ndim == 2
-        and each.shape[1] == graph.width
-        and name not in touched
-        and name not in _lookup_names(graph)
-        if wanted is None or name.rpartition(".")[0] == wanted
-    ]
-    candidates = [
-        name
-        for name in candidates
-        if len(parameters[name]) == len(stacks["decoder"].table.inputs[0].value)
+        if each.shape == shape and name not in read and wanted in (None, _parent(name))
     ]
     if len(candidates) != 1:
         raise UserError(
@@ -336,10 +332,7 @@ def _add_output(
             "--role output_layer=NAME_OF_ITS_MODULE"
         )
     name = candidates[0]
-    bias = parameters.get(name.rpartition(".")[0] + ".bias")
-    _put(
-        roles.tensors, "lm_head", parameters[name].detach(), None if bias is None else bias.detach()
-    )
+    _put(roles.tensors, "lm_head", parameters[name], parameters.get(f"{_parent(name)}.bias"))
     roles.output_name = name
     roles.is_applied = True
 
@@ -357,7 +350,7 @@ def _add_unused(roles: Roles, graph: Graph, stacks: Mapping[str, Stack], module:
     """Give weights that no operation uses the roles that are missing next to them."""
     unused = _unused(graph, module)
     if roles.is_applied:
-        prefix = roles.output_name.rpartition(".")[0]
+        prefix = _parent(roles.output_name)
         for name in (roles.output_name, f"{prefix}.bias"):
             unused.pop(name, None)
     roles.half_norms = _half_norms(graph, unused)
@@ -546,6 +539,23 @@ def _unflattened(node: Node) -> Tensor:
             return child.value if child is not None and is_bias else value
         node = child
     return value
+
+
+def _vectors_after(graph: Graph, stack: Stack, only_source: bool) -> list[Tensor]:
+    """The vectors that are computed from the words of a stack after its last block."""
+    if not stack.layers:
+        return []
+    end = stack.layers[-1][-1].end
+    label = stack.table.number
+    return [
+        node.value
+        for node in graph.nodes
+        if node.number > end.number
+        and label in node.reads
+        and (not only_source or node.reads == {label})
+        and node.value.ndim > 1
+        and node.value.shape[-1] == graph.width
+    ]
 
 
 def _add_flow(roles: Roles, stacks: Mapping[str, Stack]) -> None:
