@@ -117,6 +117,7 @@ def merge_adapter(model: Model) -> None:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules=["q_proj", "fc1"], r=2, init_lora_weights=False)
     peft.get_peft_model(model, config).merge_and_unload()
+    model.requires_grad_(True)  # a later change may train it, and PEFT has frozen its weights
 
 
 CHANGES: dict[str, Change] = {
