@@ -13,15 +13,16 @@ from itertools import groupby
 from typing import TypeAlias
 
 from ..utils.safe_xml import XmlElement, local_name
-from .passages import Event, names, split_events
+from .passages import Event, matching_ends, names, split_events
 from .xml_text import (
     Filling,
     Mark,
     Marks,
     attribute_of,
     child_of,
-    closed,
+    enclosed,
     is_code_style,
+    whole_or_apart,
     xml_characters,
     xml_passage,
 )
@@ -157,7 +158,11 @@ class _RunReader:
         """The events of a container, and the format of its words without an element."""
         items = list(self._items(container))
         base = _base_format(items)
-        return list(self._with_formats(items, base)), base
+        events = list(self._with_formats(items, base))
+        for start, end in matching_ends(events).items():
+            if events[start].tag == "field":
+                events[start : end + 1] = whole_or_apart(events[start : end + 1])
+        return events, base
 
     def _items(self, container: XmlElement) -> Iterator[_Item]:
         """The events of the children of a container. The runs of a field are one event."""
@@ -201,9 +206,9 @@ class _RunReader:
             yield self._marks.range_event(pair[2].lower(), key, Mark("nodes", [child])), None
         elif name in _RUNS:
             events, base = self._content(_inner(child))
-            yield self._marks.event("start", name, Mark("start", [child], base)), None
-            yield from ((event, None) for event in closed(events))
-            yield self._marks.event("end", name, Mark("end")), None
+            start = self._marks.event("start", name, Mark("start", [child], base))
+            end = self._marks.event("end", name, Mark("end"))
+            yield from ((event, None) for event in enclosed(start, events, end))
         else:
             kind = "other" if name == "oMathPara" else "point"
             yield self._marks.event(kind, name, Mark("nodes", [child])), None

@@ -103,15 +103,27 @@ class Marks:
                 yield piece
 
 
-def closed(events: Iterable[Event]) -> list[Event]:
-    """The events of an element, with the ends of ranges that are not both in it as points."""
+def enclosed(start: Event, events: Iterable[Event], end: Event) -> list[Event]:
+    """The events of an element between its tags.
+
+    Ends of ranges that are not both in the element are points. If an event in it ends a passage, its tags do, too, so
+    that no word moves into it or out of it.
+    """
     inner = list(events)
     ends = matching_ends(inner)
     paired = {*ends, *ends.values()}
-    return [
-        replace(event, kind="point") if event.kind in _TAGS and number not in paired else event
-        for number, event in enumerate(inner)
-    ]
+    for number, event in enumerate(inner):
+        if event.kind in _TAGS and number not in paired:
+            inner[number] = replace(event, kind="point")
+    return whole_or_apart([start, *inner, end])
+
+
+def whole_or_apart(events: list[Event]) -> list[Event]:
+    """The events of an element. Its tags end a passage if an event between them does."""
+    if any(event.kind == "other" for event in events):
+        events[0] = replace(events[0], kind="other")
+        events[-1] = replace(events[-1], kind="other")
+    return events
 
 
 @dataclass(frozen=True)
@@ -143,9 +155,9 @@ def element_events(element: XmlElement, marks: Marks, inline: Inline) -> Iterato
         elif end_of_range is not None:
             yield marks.range_event(*end_of_range, Mark("nodes", nodes))
         elif name and inline.is_container(child):
-            yield marks.event("start", name, Mark("start", [child]))
-            yield from closed(element_events(child, marks, inline))
-            yield marks.event("end", name, Mark("end"))
+            inner = list(element_events(child, marks, inline))
+            start = marks.event("start", name, Mark("start", [child]))
+            yield from enclosed(start, inner, marks.event("end", name, Mark("end")))
         elif _DRAWING in str(child.tag):
             # An event without an end: see `extent`.
             yield marks.event("start", "drawing", Mark("nodes", nodes))

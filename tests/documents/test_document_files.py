@@ -466,6 +466,12 @@ PARAGRAPHS = [
      f"</w:hyperlink>{run(' d')}",
      f"<w:bookmarkStart w:id='1'/>{run('D ')}<w:hyperlink w:anchor='x'><w:bookmarkEnd w:id='1'/>{run('C B')}"
      f"</w:hyperlink>{run(' A')}"),
+    ("no word crosses an insertion or a link with a line break in it",
+     f"{run('a ')}<w:ins w:id='1'>{run('b')}<w:r><w:br/></w:r>{run('c')}</w:ins>{run(' d e')}",
+     f"{run('A ')}<w:ins w:id='1'>{run('B')}<w:r><w:br/></w:r>{run('C')}</w:ins>{run(' E D')}"),
+    ("no word crosses a link field with a line break in it",
+     f"{run('a ')}{LINK_FIELD}{run('b')}<w:r><w:br/></w:r>{run('c')}{mark('end')}{run(' d e')}",
+     f"{run('A ')}{LINK_FIELD}{run('B')}<w:r><w:br/></w:r>{run('C')}{mark('end')}{run(' E D')}"),
     ("a comment of XML in a text is dropped", "<w:r><w:t>a<!-- x --> b</w:t></w:r>", run("B A")),
     ("tracked formats are part of a format",
      f"{run('a', '<w:b/><w:rPrChange><w:rPr><w:i/></w:rPr></w:rPrChange>')}{run(' b c')}",
@@ -495,6 +501,8 @@ ODT_CASES = [
      'office:name="x"/> d',
      'D <office:annotation office:name="x"><text:p>F E</text:p></office:annotation>C B<office:annotation-end '
      'office:name="x"/> A'),
+    ('a <text:a text:name="x">b<text:line-break/>c</text:a> d e',
+     'A <text:a text:name="x">B<text:line-break/>C</text:a> E D'),
     ("a <text:ruby><text:ruby-base>b</text:ruby-base><text:ruby-text>x</text:ruby-text></text:ruby> c",
      "C <text:ruby><text:ruby-base>B</text:ruby-base><text:ruby-text>x</text:ruby-text></text:ruby> A"),
     ('a b<text:s text:c="3"/>c d', 'B A<text:s text:c="3"/>D C'),
