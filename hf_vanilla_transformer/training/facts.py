@@ -6,7 +6,6 @@
 import hashlib
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +87,7 @@ def other_facts(run: Run) -> dict[str, object]:
 def _code_digest(names: str | list[str] | None) -> str | None:
     """A digest of the modules of MODULE:FUNCTION names. Other names have none."""
     listed = [names] if isinstance(names, str) else names or []
-    modules = [
-        module for module, _, function in (name.partition(":") for name in listed) if function
-    ]
-    return source_digest(each for each in modules if each in sys.modules)
+    return source_digest(name.partition(":")[0] for name in listed if ":" in name)
 
 
 def split_fact(split: str) -> str:

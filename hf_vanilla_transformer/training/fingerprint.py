@@ -395,7 +395,8 @@ def source_digest(names: Iterable[str]) -> str | None:
     """
     files: set[Path] = set()
     for name in names:
-        _add_source(sys.modules[name], files)
+        if name in sys.modules:  # not that of a class that was made at run time
+            _add_source(sys.modules[name], files)
     digest = hashlib.blake2b(digest_size=8)
     for file in sorted(files):
         digest.update(file.read_bytes())

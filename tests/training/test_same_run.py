@@ -482,6 +482,7 @@ def test_code_that_a_function_uses_is_compared(tmp_path: Path, monkeypatch: pyte
     parts.write_text("def twice(text):\n    return text\n")
     assert source_digest(["spelling"]) != before
     assert source_digest(["builtins"]) is None
+    assert source_digest(["made_at_run_time"]) is None
 
 
 def test_code_of_functions_is_printed(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

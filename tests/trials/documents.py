@@ -1,7 +1,7 @@
 """`python -m tests.trials.documents PATH …` translates documents, and those in folders, with every word changed.
 
 Two translations are tried: all words in upper case, and all words in reverse order with their alignment, so that tags
-moves. A program that was not written here reads each document before and after: pandoc reads Markdown, DOCX and ODT,
+move. A program that was not written here reads each document before and after: pandoc reads Markdown, DOCX and ODT,
 polib and msgfmt read PO, translate-toolkit reads XLIFF, the HTML parser of Python reads HTML, webvtt-py and srt read
 subtitles.
 
