@@ -191,7 +191,8 @@ class ResumableTrainer(Seq2SeqTrainer):
         self._teachers = [
             content_of(folder) for folder in getattr(self.args, "teacher", None) or ()
         ]
-        self._code = code_digest(self._base_model())
+        # A trial of a hyperparameter search has no model yet.
+        self._code = None if self.model is None else code_digest(self._base_model())
         self._trainer_code = code_digest(self)
         if checkpoint is None:
             return

@@ -55,7 +55,8 @@ def test_incomplete_rows_are_dropped_from_pairs_and_refused_alone(tmp_path, capl
     "suffix", ["html", "srt", "docx", "xlsx", "xml", "sgm", "pdf", "po", "zip", "tmx", "csv", "json"]
 )
 def test_other_formats_are_refused_by_name(tmp_path, suffix):
-    (path := tmp_path / f"x.{suffix}").write_text("a\n")
+    path = tmp_path / f"x.{suffix}"
+    path.write_text("1\n00:00:01,000 --> 00:00:02,000\na\n")  # `srt` is a language, too
     (text := tmp_path / "x.txt").write_text("a\n")
     assert f"x.{suffix}" in error_of(lambda: list(read_lines(path)))
     if suffix not in ("tmx", "csv", "json"):

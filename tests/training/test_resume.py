@@ -97,7 +97,7 @@ def test_resume_with_weights_of_another_model_is_refused(run):
     message = error_of(
         trained, run, model=tiny_model(encoder_layers=2, dropout=0.3), max_steps=3, resume=True, **TOKENS
     )
-    assert "checkpoint-2" in message and ("layers.1." in message or "damaged" in message)
+    assert "checkpoint-2 was trained with 1" in message and "encoder_layers: 2" in message
 
 
 def test_resume_does_not_report_tied_weights_as_missing(run, caplog):
