@@ -33,7 +33,7 @@ def test_gpu_check_measures_every_section_on_a_cpu(tmp_path: Path, monkeypatch: 
     table = report(found)
     assert table.count("| decoding |") == 8  # two engines, two batch sizes, two numbers of beams
     assert table.count("| kernels |") == len(gpu_check.OTHER_TRAINERS)
-    assert table.count("| graphs   |") == len(gpu_check.GRAPH_TRAINERS)
+    assert table.count("| graphs |") == len(gpu_check.GRAPH_TRAINERS)
     assert found["loader"]["loader"]["tokens_per_second"] > 100_000
 
 
