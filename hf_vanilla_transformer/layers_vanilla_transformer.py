@@ -5,6 +5,7 @@ H heads, d_k and d_v the widths of a head.
 """
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -119,15 +120,48 @@ def check_ids(ids: Tensor, size: int, name: str, remedy: str = "use the model's 
 
 
 @torch.compiler.assume_constant_result
-def enabled_kernels() -> tuple[bool, list[SDPBackend]]:
-    """Whether cuDNN's attention is enabled, and the other enabled kernels."""
+def other_kernels() -> list[SDPBackend]:
+    """The enabled kernels beside cuDNN's."""
     flags = torch.backends.cuda
     others = {
         SDPBackend.FLASH_ATTENTION: flags.flash_sdp_enabled(),
         SDPBackend.EFFICIENT_ATTENTION: flags.mem_efficient_sdp_enabled(),
         SDPBackend.MATH: flags.math_sdp_enabled(),
     }
-    return flags.cudnn_sdp_enabled(), [kernel for kernel, enabled in others.items() if enabled]
+    return [kernel for kernel, enabled in others.items() if enabled]
+
+
+@torch.compiler.assume_constant_result
+def is_cudnn_one_of_several() -> bool:
+    """Return whether cuDNN's kernel is enabled, and another one too. Alone, the caller has asked for it."""
+    return torch.backends.cuda.cudnn_sdp_enabled() and bool(other_kernels())
+
+
+class _WithoutCudnn(AbstractContextManager[None]):
+    """Leaves cuDNN's attention out. The flag belongs to the process: the first thread to enter sets it, and the last
+    one to leave restores it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.inside = 0
+        self.restores = False
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.inside:
+                self.restores = is_cudnn_one_of_several()
+                if self.restores:
+                    torch.backends.cuda.enable_cudnn_sdp(False)
+            self.inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.restores and not self.inside:
+                torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+_WITHOUT_CUDNN = _WithoutCudnn()
 
 
 def attention_kernels(choice: str, device: torch.device) -> AbstractContextManager[None]:
@@ -135,7 +169,6 @@ def attention_kernels(choice: str, device: torch.device) -> AbstractContextManag
 
     On Hopper and newer cards torch (2.11 and later) prefers cuDNN, which builds a plan for each new shape, in about a
     tenth of a second. Sentences have hundreds of shapes. The backward pass follows the choice of the forward pass.
-    Inside another such context this costs a third of a microsecond, outside ten.
 
     Args:
         choice: `attention_kernels` of the configuration. "auto" leaves cuDNN out, "torch" changes nothing.
@@ -143,9 +176,10 @@ def attention_kernels(choice: str, device: torch.device) -> AbstractContextManag
     """
     if device.type == "cpu" or choice == "torch":
         return nullcontext()
-    cudnn, others = enabled_kernels()
-    # Without another kernel the caller has asked for cuDNN.
-    return sdpa_kernel(others) if cudnn and others else nullcontext()
+    if not torch.compiler.is_compiling():
+        return _WITHOUT_CUDNN
+    # The compiler knows this context, and no locks.
+    return sdpa_kernel(other_kernels()) if is_cudnn_one_of_several() else nullcontext()
 
 
 def split_heads(projected: Tensor, width: int) -> Tensor:

@@ -3,6 +3,8 @@
 The flags exist without a GPU, and tensors on the meta device are not on a CPU.
 """
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -83,6 +85,43 @@ def test_other_settings_of_the_caller_stay() -> None:
         assert flags() == [False, False, False, True]
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), attention_kernels("auto", GPU):
         assert flags() == [True, False, False, False]  # asked for
+
+
+def test_threads_may_leave_in_any_order() -> None:
+    """The flags belong to the process. The first thread to leave does not switch cuDNN on for the second."""
+    before = flags()
+    first, second = attention_kernels("auto", GPU), attention_kernels("auto", GPU)
+    with second:
+        with first:
+            pass
+        assert not flags()[0]
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not flags()[0]
+    second.__exit__(None, None, None)
+    assert flags() == before
+
+
+def test_threads_that_enter_at_once_leave_the_settings_as_they_were() -> None:
+    """Each thread switches while others enter and leave."""
+    before = flags()
+    seen: list[bool] = []
+
+    def enter_and_leave(_: int) -> None:
+        for _ in range(300):
+            with attention_kernels("auto", GPU):
+                seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(enter_and_leave, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert not any(seen)
+    assert flags() == before
 
 
 def test_settings_are_restored_after_an_error() -> None:
