@@ -101,6 +101,11 @@ COVERED = frozenset(
     }
 )
 
+# Other settings have no effect if they are 0.
+_SET_BY_ZERO = frozenset(
+    {"assistant_early_exit", "guidance_scale", "max_time", "prompt_lookup_num_tokens"}
+)
+
 # Settings of a beam search that transformers' loop ignores, beside the paper's length penalty.
 _OWN_BEAM_SEARCH = ("beam_search_rule", "counted_prefix")
 
@@ -226,6 +231,7 @@ def _uncovered(
     for name, value in requested.items():
         # A cache is false while it is empty.
         is_set = isinstance(value, Tensor | Cache) or bool(value)
+        is_set = is_set or (name in _SET_BY_ZERO and value is not None)
         if is_set and name not in covered and not name.startswith("_"):
             names.append(name)
     prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)

@@ -96,6 +96,7 @@ UNCOVERED: list[tuple[str, dict[str, Any]]] = [
     ("cache_implementation", {"cache_implementation": "static"}),
     ("stopping_criteria", {"stopping_criteria": [lambda ids, scores: torch.zeros(len(ids), dtype=torch.bool)]}),
     ("max_time", {"max_time": 100.0}),
+    ("max_time", {"max_time": 0.0}),
     (
         "decoder_attention_mask",
         {"decoder_input_ids": torch.full((2, 2), 5), "decoder_attention_mask": torch.ones(2, 2).long()},
