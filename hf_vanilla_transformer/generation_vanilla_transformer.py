@@ -479,9 +479,10 @@ class ModuleDecoder(Decoder):
         self.cache.batch_select_indices(rows)
 
     def replace(self, rows: Tensor, other: "ModuleDecoder") -> None:
-        if not other.cache.is_updated:
-            # Any token: a first call caches the source.
-            other._forward(torch.zeros_like(rows)[:, None])
+        for decoder in (self, other):
+            if not decoder.cache.is_updated:
+                # Any token: a first call caches the source.
+                decoder._forward(torch.zeros_like(decoder.visible[:, :1], dtype=torch.long))
         self.has_one_beam = False
         self.states = replace_rows(self.states, rows, other.states, 1)
         self.slots.replace(rows, other.slots)
@@ -622,7 +623,8 @@ def _output(hypotheses: list[Hypotheses], generation_config: GenerationConfig) -
     lengths = torch.cat([each.lengths for each in hypotheses])  # (N · R,)
     scores = torch.cat([each.scores for each in hypotheses])
     width = int(lengths.max())
-    tokens = torch.cat([resized(each.tokens, width, 1) for each in hypotheses])  # (N · R, T)
+    # (N · R, T). Slices first: to cut each would be a kernel for each.
+    tokens = torch.cat([resized(each.tokens[:, :width], width, 1) for each in hypotheses])
     padding = torch.arange(width, device=tokens.device) >= lengths[:, None]
     tokens = tokens.masked_fill(padding, generation_config.pad_token_id or 0)
     if not generation_config.return_dict_in_generate:

@@ -40,7 +40,8 @@ BEAM_SEARCH_RULES = ("opennmt2", "opennmt3", "joeynmt")
 # Logits that `topk_log_probs` reads at a time on a CPU: two megabytes stay in the cores' caches.
 _CHUNK = 2**19
 _BLOCK = 64  # `topk` searches blocks of so many tokens,
-_LARGE = 2**14  # in a vocabulary from this size on
+_LARGE = 2**14  # in a vocabulary from this size on,
+_LARGE_ON_GPU = 2**12  # or this one: there torch's own reads all scores five times
 
 
 @dataclass(frozen=True)
@@ -428,7 +429,12 @@ def _topk_of_rows(
     count: int,
     normalize: bool,
 ) -> tuple[Tensor, Tensor]:
-    scores = rows.log_softmax(dim=-1, dtype=torch.float32) if normalize else rows.float()
+    if normalize:
+        scores = rows.log_softmax(dim=-1, dtype=torch.float32)
+    elif count == 1 and rows.device.type != "cpu":
+        scores = rows
+    else:
+        scores = rows.float()
     if count == 1:
         return scores.max(dim=1, keepdim=True)  # faster than `topk`
     return topk(scores, count)
@@ -447,7 +453,8 @@ def likely_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
     In a large vocabulary these are the tokens of the blocks with the highest maxima. Else they are all, None.
     """
     size = scores.shape[-1]
-    if size < max(_LARGE, 2 * count * _BLOCK):
+    large = _LARGE if scores.device.type == "cpu" else _LARGE_ON_GPU
+    if size < max(large, 2 * count * _BLOCK):
         return scores, None
     tokens = torch.arange(size, device=scores.device)
     whole = size // _BLOCK * _BLOCK  # tokens in blocks. The rest are always read
@@ -603,7 +610,7 @@ class BeamSearch:
             longest = min(given + max(batch.longest_source + self.over, 1), self.max_length)
         running = batch.decoder.initial_beams
         if self.state is not None:
-            running = beams
+            running = self.state.parents.shape[1]
             longest = max(longest, self.state.tokens.shape[2] - 1)
         capacity = -(-(longest + 1) // _CAPACITY_UNIT) * _CAPACITY_UNIT
         if self.penalties is None or len(self.penalties) <= capacity:

@@ -320,6 +320,8 @@ def _count(func: Any, name: str, args: tuple) -> None:
         _wait(name)
     if name.startswith(("_foreach", "_fused")):
         kernels = KERNELS_OF_A_LIST
+    elif name == "addmm":
+        kernels = args[0].dim()  # torch copies a matrix into the result first
     elif name == "cat":
         kernels = -(-len(args[0]) // TENSORS_OF_A_CAT)
     else:

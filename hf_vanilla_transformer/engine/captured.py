@@ -156,11 +156,7 @@ class CapturedStep:
         self.config = config
         self.sizes = sizes
         device = like[0].device
-        with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-            torch.autocast(device.type, enabled=False),
-        ):
+        with torch.inference_mode(False), torch.no_grad():
             # Any state will do for the recording, if no index of it is out of range.
             prefix = torch.zeros(sizes.rows, 1, dtype=torch.long, device=device)
             ones = torch.ones_like(prefix[:, 0])
@@ -262,6 +258,7 @@ class CapturedSteps:
         self.idle: dict[tuple[SearchConfig, Sizes], CapturedStep] = {}
         self.in_use = 0  # bytes
         self.pool = 0  # bytes, for the largest step
+        self.failure: str | None = None  # why none can be recorded
 
     def take(
         self,
@@ -270,7 +267,7 @@ class CapturedSteps:
         sizes: Sizes,
         like: list[KV],
     ) -> CapturedStep | str:
-        """A step for a search, recorded if there is none. If there is no memory for it, the reason.
+        """A step for a search, recorded if there is none. If it cannot be recorded, the reason.
 
         Args:
             like: the source's keys and values of each layer. Those of the static memory have their width and dtype.
@@ -292,7 +289,9 @@ class CapturedSteps:
         sizes: Sizes,
         like: list[KV],
     ) -> CapturedStep | str:
-        """Record a step, in the memory of idle ones if it has to. If there is no memory for it, return the reason."""
+        """Record a step, in the memory of idle ones if it has to. If it cannot, return the reason."""
+        if self.failure is not None:
+            return self.failure
         needed = static_bytes(sizes, config, like) + waiting_bytes(sizes, weights)
         pool = max(self.pool, pool_bytes(sizes, config, weights))
         total = needed + self.in_use + pool
@@ -311,6 +310,10 @@ class CapturedSteps:
         except torch.OutOfMemoryError:
             if not self.idle:
                 return "out of memory"
+        except RuntimeError as error:  # of an operation that cannot be captured here
+            self.failure = f"no step can be captured: {error}"
+            logger.warning("decoding takes several times as long: %s", self.failure)
+            return self.failure
         self.idle.clear()
         return self._record(weights, config, sizes, like)
 
@@ -328,14 +331,15 @@ class CapturedSteps:
 
     def nbytes(self) -> int:
         """The static memory of all steps and their pool."""
-        return self.in_use + self.pool + sum(step.nbytes for step in self.idle.values())
+        idle = list(self.idle.values())  # a collection may return a step meanwhile
+        return self.in_use + self.pool + sum(step.nbytes for step in idle)
 
 
 class CapturedDecoder(PackedDecoder):
     """A `PackedDecoder` whose steps are captured.
 
-    It starts as a `PackedDecoder`. From the first step of all beams on, its caches and the state of the search are
-    views of static memory.
+    It starts as a `PackedDecoder`. From the first step on, which has all beams, its caches and the state of the search
+    are views of static memory.
     """
 
     def __init__(
@@ -343,7 +347,9 @@ class CapturedDecoder(PackedDecoder):
         weights: Any,
         source: EncodedSource,
         steps: CapturedSteps,
+        beams: int,
     ):
+        self.initial_beams = beams
         self.longest_source = source.states.shape[1]  # of a sentence that is being translated
         self.highest_slot = 0  # no slot from this one on is visible
         self.steps = steps
@@ -368,7 +374,7 @@ class CapturedDecoder(PackedDecoder):
         penalties: Tensor,
     ) -> BeamState:
         if not self._is_in_place(state, config, penalties):
-            reason = self._eager_reason(state, config) or self._move(state, config, penalties)
+            reason = self._eager_reason(state) or self._move(state, config, penalties)
             if reason is not None:
                 self._log(reason)
                 return super().step(self._leave(state), config, penalties)
@@ -396,12 +402,10 @@ class CapturedDecoder(PackedDecoder):
         self._log("logits processors, constraints or an ensemble read the logits")
         return super().logits(state)
 
-    def _eager_reason(self, state: BeamState, config: SearchConfig) -> str | None:
+    def _eager_reason(self, state: BeamState) -> str | None:
         """Why this step cannot be captured, or None."""
         if self.output is not None:
             return "a shortlist selects rows of the output layer"
-        if state.parents.shape[1] != config.num_beams:
-            return "the first step goes from one beam to all"
         if not is_on_default_stream(state.done.device):
             return "steps of several streams would overwrite each other's results"
         return None
@@ -549,7 +553,7 @@ def _copy_into(
     part: Tensor,
     rest: float,
 ) -> None:
-    """Copy a tensor that is smaller in one dimension at most, and fill the rest, unless it is there already."""
+    """Copy a tensor that may be smaller, and fill the rest, unless it is there already."""
     if part is static:
         return
     place = tuple(slice(min(own, new)) for own, new in zip(static.shape, part.shape, strict=True))

@@ -6,8 +6,9 @@ as soon as it is final.
 Shapes: n sentences that join, S source length, P first tokens of a translation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeAlias
 
 import torch
@@ -20,7 +21,6 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..search_vanilla_transformer import (
     REFILL_SHARE,
     BeamSearch,
-    Hypotheses,
     SearchBatch,
     SearchConfig,
     is_hypothesis,
@@ -144,12 +144,18 @@ class ContinuousSearch:
     def step(self) -> list[tuple[Any, list[FoundHypothesis]]]:
         """Decode the next token of every sentence. Return keys and translations, best first, of the finished ones."""
         self.steps_since_join += 1
-        return [(key, self._found(hypotheses)) for key, hypotheses in self.search.step()]
+        done = self.search.step()
+        if not done:
+            return []
+        # Those of all sentences together: each copy to the host waits for a GPU.
+        parts = zip(*(hypotheses for _, hypotheses in done), strict=True)
+        rows = zip(*(torch.cat(part).tolist() for part in parts), strict=True)
+        return [(key, self._found(islice(rows, len(each.lengths)))) for key, each in done]
 
-    def _found(self, hypotheses: Hypotheses) -> list[FoundHypothesis]:
+    def _found(self, rows: Iterable[tuple[list[int], int, float]]) -> list[FoundHypothesis]:
         greedy = self.search.config.num_beams == 1
         found: list[FoundHypothesis] = []
-        for tokens, length, score in zip(*(part.tolist() for part in hypotheses), strict=True):
+        for tokens, length, score in rows:
             if not found or is_hypothesis(score):
                 found.append(FoundHypothesis(tokens[1:length], None if greedy else score))
         return found

@@ -236,7 +236,7 @@ class InferenceEngine:
         if isinstance(weights, Int8Weights):
             return Int8Decoder(weights, source)
         if weights.steps is not None:
-            return captured.CapturedDecoder(weights, source, weights.steps)
+            return captured.CapturedDecoder(weights, source, weights.steps, beams)
         return PackedDecoder(weights, source)
 
 

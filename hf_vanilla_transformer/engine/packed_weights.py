@@ -9,6 +9,7 @@ d_k and d_v the widths of a head, V target vocabulary.
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -320,7 +321,7 @@ class PackedWeights(nn.Module):
         """
         x = torch.add(encodings[lengths][:, None], embeds, alpha=self.embed_scale)  # (B, K, D)
         x = x.to(self.dtype).flatten(0, 1)  # (R, D)
-        with attention_kernels(self.config.attention_kernels, x.device):
+        with attention_kernels(self.config.attention_kernels, x.device), no_autocast(x.device.type):
             for layer, kv, source_kv in zip(self.layers, self_kv, cross_kv, strict=True):
                 x = layer(
                     x,
@@ -330,8 +331,17 @@ class PackedWeights(nn.Module):
                     source_kv,
                     source_mask,
                 )
-        head = self.lm_head if lm_head is None else lm_head
-        return head(x if self.norm is None else self.norm(x)).unflatten(0, embeds.shape[:2])
+            x = x if self.norm is None else self.norm(x)
+            logits = (self.lm_head if lm_head is None else lm_head)(x)
+        return logits.unflatten(0, embeds.shape[:2])
+
+
+def no_autocast(device_type: str) -> AbstractContextManager[None]:
+    """Return a context without autocast. Packed weights have its dtype. On a GPU it would compute norms in float32,
+    and it casts no inputs of `_addmm_activation` and of products in place."""
+    if not torch.is_autocast_enabled(device_type):
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)
 
 
 def fold_biases(weights: PackedWeights) -> None:

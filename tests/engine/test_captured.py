@@ -2,28 +2,34 @@
 
 import gc
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.engine import captured, optimize
 from hf_vanilla_transformer.engine.captured import CapturedDecoder, CapturedSteps, rounded_up
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.engine.ensemble import EnsembleEngine
+from hf_vanilla_transformer.generation_vanilla_transformer import _output
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import (
     BeamSearch,
     BeamState,
+    Hypotheses,
     LengthPenalty,
     SearchBatch,
     SearchConfig,
+    likely_tokens,
+    topk_log_probs,
 )
 from tests.engine.recorded_steps import Eager, Recorder, recording
 from tests.model_helpers import EOS, PAD, START, padded, sentences, slow
-from tests.pretended_gpu import counted, held_memory, on_cpu, on_gpu
+from tests.pretended_gpu import autocast, counted, held_memory, on_cpu, on_gpu
 from tests.search_helpers import AS_DICT, LENGTHS, Model, batches, by_transformers, source, varied_model
 
 LONG = [3 + 5 * i % 9 for i in range(24)]  # sources of a batch that is compacted
@@ -124,6 +130,37 @@ def test_captured_search_repeats_the_best_of_too_few_hypotheses(forced: dict[str
         assert found.sequences.tolist() == [[START, EOS]] * 4 * len(LENGTHS)
     else:
         assert found.sequences.tolist() == expected.sequences.tolist()
+
+
+def test_first_step_is_captured(reasons: Callable[[], str]) -> None:
+    recorder = Recorder()
+    with recording(recorder, steps_at_once=1):
+        model = optimize_for_inference(varied_model(end=-1e4))
+        model.generate(**source(LENGTHS), num_beams=4, max_new_tokens=6)
+    assert recorder.repeated == 6
+    assert not reasons()
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_sentences_may_join_twice_before_a_step(beams: int) -> None:
+    rows = sentences(LENGTHS, 24)
+
+    def translate(model: Model, groups: list[list[int]]) -> dict[int, list[Any]]:
+        search = ContinuousSearch(model, num_beams=beams)
+        for group in groups:
+            search.join([(number, rows[number], 1, []) for number in group])
+        found: dict[int, list[Any]] = {}
+        while search:
+            found |= dict(search.step())
+        return found
+
+    numbers = list(range(len(rows)))
+    expected = translate(varied_model(), [numbers])
+    assert translate(varied_model(), [numbers[:2], numbers[2:]]) == expected
+    with recording(Recorder(), steps_at_once=4):
+        found = translate(optimize_for_inference(varied_model()), [numbers[:2], numbers[2:]])
+    for number in numbers:
+        assert [each.tokens for each in found[number]] == [each.tokens for each in expected[number]]
 
 
 def test_server_joins_a_captured_batch_while_it_runs() -> None:
@@ -263,6 +300,24 @@ def test_search_without_memory_for_a_capture_is_eager(reasons: Callable[[], str]
     assert "out of memory" in reasons()
 
 
+class Forbidden(Recorder):
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        self.recorded += 1
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_search_that_cannot_be_captured_is_eager(reasons: Callable[[], str]) -> None:
+    settings = {"num_beams": 4, "max_new_tokens": 30}
+    expected = varied_model().generate(**source(LENGTHS), **settings)
+    recorder = Forbidden()
+    with recording(recorder):
+        model = optimize_for_inference(varied_model())
+        for _ in range(2):
+            assert model.generate(**source(LENGTHS), **settings).equal(expected)
+    assert recorder.recorded == 1
+    assert "no step can be captured: operation not permitted" in reasons()
+
+
 def test_search_that_outgrows_the_memory_goes_on_eagerly(
     reasons: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,7 +382,7 @@ def gpu_model(monkeypatch: pytest.MonkeyPatch) -> VanillaTransformerForCondition
     return optimize_for_inference(on_gpu(six_layers()))
 
 
-@pytest.mark.parametrize("size", [5, 40, 20003])  # fewer tokens than candidates, all tokens, blocks of tokens
+@pytest.mark.parametrize("size", [5, 40, 4999, 20003])  # fewer tokens than candidates, all tokens, blocks of tokens
 @pytest.mark.parametrize("ends", [(), (2,), (2, 3)], ids=str)
 @pytest.mark.parametrize("running", [1, 4])
 def test_gpu_chooses_the_tokens_that_a_cpu_chooses(running: int, ends: tuple[int, ...], size: int) -> None:
@@ -360,6 +415,31 @@ def assert_same_hypotheses(ours: BeamState, theirs: BeamState) -> None:
     ended = ours.ended_scores > -1e8
     for name in ("ended_tokens", "ended_lengths"):
         assert getattr(ours, name)[ended].equal(getattr(theirs, name)[ended]), name
+
+
+def test_gpu_reads_the_logits_of_a_greedy_step_as_they_are() -> None:
+    logits = torch.randn(3, 1, 300, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with counted() as count:
+        _, tokens = topk_log_probs(on_gpu(logits), 1, normalize=False)
+    assert on_cpu(tokens).equal(logits.argmax(dim=-1, keepdim=True))
+    assert count.launches == 1
+
+
+def test_gpu_searches_blocks_of_a_vocabulary_of_a_few_thousand_tokens() -> None:
+    scores = torch.randn(2, 10_000, generator=torch.Generator().manual_seed(0))
+    with counted():
+        likely, tokens = likely_tokens(on_gpu(scores), 8)
+    assert tokens is not None and tokens.shape[1] < 600
+    assert on_cpu(likely).topk(8).values.equal(scores.topk(8).values)
+
+
+def test_gpu_cuts_the_translations_of_a_search_together() -> None:
+    numbers = on_gpu({"tokens": torch.full((50, 1, 64), 7), "lengths": torch.arange(1, 51)[:, None]})
+    found = [Hypotheses(*rows, rows[1].float()) for rows in zip(*numbers.values(), strict=True)]
+    with counted() as count:
+        tokens = _output(found, GenerationConfig(pad_token_id=0))
+    assert tokens.ne(0).sum(dim=1).tolist() == list(range(1, 51))
+    assert count.launches < 20
 
 
 @pytest.mark.parametrize("beams", [*slow(1), 4])
@@ -397,6 +477,22 @@ def test_step_needs_the_memory_that_is_counted_for_it(gpu_model: Any) -> None:
     assert held.peak <= captured.pool_bytes(sizes, config, weights) <= 1.5 * held.peak
     counted_bytes = captured.static_bytes(sizes, config, like) + captured.waiting_bytes(sizes, weights)
     assert counted_bytes == pytest.approx(step.nbytes, rel=0.05)
+
+
+@pytest.mark.parametrize("settings", [{}, {"suppress_tokens": [NO_END]}], ids=["captured", "eager"])
+def test_gpu_decodes_in_autocast(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As evaluations of a training in bfloat16 do. Autocast computes norms in float32."""
+    monkeypatch.setattr(optimize, "not_optimizable", lambda model: None)
+    monkeypatch.setattr(captured, "recorder_of", lambda device: Eager())
+    model: Any = optimize_for_inference(on_gpu(six_layers().float()))
+    ids = padded(sentences([9, 4, 12]))
+    batch = on_gpu({"input_ids": ids, "attention_mask": ids.ne(PAD).long()})
+    prefix = on_gpu(torch.tensor([[START, 7]] * 3))
+    with counted() as count, autocast():
+        model.generate(**batch, **settings, decoder_input_ids=prefix, num_beams=4, max_new_tokens=20)
+    products = Counter(shape[0] for shape in count.shapes.elements())
+    assert products["attend"] > 6 * 2 * 20
+    assert model.inference_engine.packed.keys() == {(torch.float32, False), (torch.bfloat16, False)}
 
 
 @pytest.mark.parametrize("beams", [*slow(1), 4])

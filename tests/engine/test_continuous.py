@@ -97,3 +97,23 @@ def test_dropped_sentences_leave_the_others_as_they_are() -> None:
     search.join([(7, SOURCES[7], 1, [])])
     search.drop({7})
     assert not search and search.step() == [] and search.search.state is None
+
+
+def test_translations_of_a_step_are_copied_to_the_host_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each copy waits for a GPU."""
+    search = ContinuousSearch(optimize_for_inference(varied_model(end=-1e4)), num_beams=2, max_new_tokens=3)
+    search.join([(number, row, 2, []) for number, row in enumerate(SOURCES[:6])])
+    tolist = torch.Tensor.tolist
+    copied: list[torch.Tensor] = []
+
+    def seen_tolist(tensor: torch.Tensor) -> Any:
+        copied.append(tensor)
+        return tolist(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", seen_tolist)
+    found: list[Any] = []
+    while search:
+        copied.clear()
+        found = search.step()
+    assert [len(hypotheses) for _, hypotheses in found] == [2] * 6
+    assert len(copied) <= 5

@@ -26,6 +26,7 @@ CPU = torch.device("cpu")
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedCuda]:
     with pretended_cuda() as cuda, recording(None):
         monkeypatch.setattr(captured, "recorder_of", CudaGraphs)
+        monkeypatch.setattr(captured.logger, "warning", pytest.fail)  # of captures that are not possible
         yield cuda
 
 

@@ -19,6 +19,7 @@ from hf_vanilla_transformer.engine.linear import (
     packed_linear,
     quantize_per_row,
 )
+from tests.pretended_gpu import counted, on_cpu, on_gpu
 
 WIDTH = 64
 
@@ -79,6 +80,33 @@ def test_packed_linears_compute_float64s_products(rows, compiled, bias, dtype, q
         assert found.dtype == dtype
         assert_within(found, right, tolerance)
     assert residual.equal(given[0]) and x.equal(given[1]), "inputs must not change"
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("outputs", [80, 83])
+@torch.no_grad()
+def test_gpu_writes_rows_that_are_aligned(outputs: int, bias: bool) -> None:
+    """cuBLAS computes others by slow kernels."""
+    layers = linears(bias, (outputs,))
+    x = torch.randn(6, WIDTH)
+    packed = PlainLinear(on_gpu(layers[0].weight), on_gpu(layers[0].bias) if bias else None)
+    with counted() as count:
+        found = packed(on_gpu(x))
+    assert found.stride() == (-(-outputs // 8) * 8, 1)
+    assert_within(on_cpu(found), exact(layers, x), 1e-6)
+    assert count.launches == (1 if outputs % 8 == 0 or not bias else 2)
+
+
+@torch.no_grad()
+def test_gpu_adds_a_product_to_the_residual_by_one_kernel() -> None:
+    layers = linears(False, (80,))
+    x, residual = torch.randn(6, WIDTH), torch.randn(6, 80)
+    expected = exact(layers, x) + residual.double()
+    packed = PlainLinear(on_gpu(layers[0].weight), None)
+    with counted() as count:
+        found = packed.linear_add(on_gpu(residual), on_gpu(x))
+    assert_within(on_cpu(found), expected, 1e-6)
+    assert count.launches == 1
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), KINDS)
