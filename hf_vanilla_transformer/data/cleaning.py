@@ -208,9 +208,7 @@ class _Judge:
         seen: set[int] = set()
         repeated: set[int] = set()
         compares = "near_duplicate" in self.rules
-        for row in rows:
-            if row.defect is not None:
-                continue
+        for _, row in self._sound(rows):
             group = row.group
             counts[group] += 1
             sample = samples.setdefault(group, [])
@@ -219,7 +217,7 @@ class _Judge:
             elif (place := draw.randrange(counts[group])) < SAMPLE:
                 sample[place] = row.pair
             if compares:
-                key = _key(self._repaired(row))
+                key = _key(row)
                 (repeated if key in seen else seen).add(key)
         for group, sample in samples.items():
             _, languages = group
@@ -237,16 +235,18 @@ class _Judge:
         best: dict[int, tuple[int, int]] = {}
         if not repeated:
             return best
-        for number, row in enumerate(rows):
-            if row.defect is not None:
-                continue
-            repaired = self._repaired(row)
-            key = _key(repaired)
-            if key not in repeated or self._rule(repaired) is not None:
-                continue
-            candidate = flaws(repaired.pair), number
-            best[key] = min(best.get(key, candidate), candidate)
+        for number, row in self._sound(rows):
+            key = _key(row)
+            if key in repeated and self._rule(row) is None:
+                candidate = flaws(row.pair), number
+                best[key] = min(best.get(key, candidate), candidate)
         return best
+
+    def _sound(self, rows: Iterable[PairRow]) -> Iterator[tuple[int, PairRow]]:
+        """The rows without a defect, repaired, and their numbers."""
+        return (
+            (number, self._repaired(row)) for number, row in enumerate(rows) if row.defect is None
+        )
 
     def _repaired(self, row: PairRow) -> PairRow:
         """The row without entities on one side, if tags are compared."""

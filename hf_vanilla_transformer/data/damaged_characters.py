@@ -19,6 +19,8 @@ _WITHIN_WORD = re.compile(
 _SUSPECTS = frozenset(_CYRILLIC_LOOKALIKES + _INVISIBLE)
 _LOST_LETTER = re.compile(rf"[{_LATIN}{_CYRILLIC}]\?[a-z\u00df-\u00ff\u0430-\u045f]")
 _REPLACED = "\ufffd"
+# Danish and Slovene quotations start with », Finnish and Swedish ones with ”. UTF-8 has no such byte at the start.
+_OPENING_QUOTE = re.compile(r"(?<![^ (\[\u2013\u2014-])[»›”’](?=\w)")
 
 
 def has_damaged_characters(text: str) -> bool:
@@ -36,4 +38,4 @@ def has_damaged_characters(text: str) -> bool:
         return False
     if not _SUSPECTS.isdisjoint(text) and _WITHIN_WORD.search(text):
         return True
-    return _REPLACED in text or is_bad(text)
+    return _REPLACED in text or is_bad(_OPENING_QUOTE.sub("", text))

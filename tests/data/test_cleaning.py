@@ -5,6 +5,7 @@ from datasets import Dataset
 
 from hf_vanilla_transformer.data.cleaning import RULES, Limits, PairRow, judge_pairs, sample_warnings
 from hf_vanilla_transformer.data.cleaning_report import report_page, report_text
+from hf_vanilla_transformer.data.damaged_characters import has_damaged_characters
 from hf_vanilla_transformer.data.numbers import number_pairs
 from hf_vanilla_transformer.data.text_keys import sentence_key
 from hf_vanilla_transformer.utils.errors import UserError
@@ -310,3 +311,16 @@ def test_training_warns_of_frequent_damage():
     (warning,) = sample_warnings(table)
     assert "10%" in warning and "lines 4, 14, 24" in warning
     assert list(sample_warnings(table.select(range(3)))) == []
+
+
+@pytest.mark.parametrize("mark", ["»", "›", "”", "’"])
+def test_quotation_that_starts_with_a_closing_mark_is_no_damage(mark):
+    """Danish, German and Slovene books open with », Finnish and Swedish ones with ”."""
+    for letter in "ÄÖÜÅØÆŽŠČĆÉ":
+        for text in (
+            f"{mark}{letter}va{mark} sagde han.",
+            f"Hon sa: {mark}{letter}r du där?{mark}",
+            f"({mark}{letter}l)",
+        ):
+            assert not has_damaged_characters(text)
+            assert has_damaged_characters(text.encode().decode("cp1252", "replace"))
