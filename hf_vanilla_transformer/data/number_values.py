@@ -23,10 +23,11 @@ _ARABIC_GROUPS = "\u066c\u060c"
 _FULL_WIDTH = {"\uff0c": ",", "\uff0e": ".", "\uff1a": ":", "\uff0f": "/"}
 
 _RUN = re.compile(rf"\d+(?:(?:[.,/:\-{_APOSTROPHES}]|[{_SPACES}](?=\d{{3}}(?!\d)))\d+)*")
-_SPACED_OR_QUOTED = re.compile(rf"\d{{1,3}}(?:[{_SPACES}{_APOSTROPHES}]\d{{3}})+(?:[.,]\d+)?")
-_THOUSANDS = re.compile(r"\d{1,3}([.,])\d{3}(?:\1\d{3})*")
-_THOUSANDS_AND_DECIMALS = re.compile(r"\d{1,3}(?:([.,])\d{3})+(?!\1)[.,]\d+")
-_INDIAN = re.compile(r"\d{1,2}(?:,\d{2})*,\d{3}(?:\.\d+)?")
+# Groups of three digits, or of two before the last ones, as in India, and decimals after another sign
+_GROUPED = re.compile(
+    rf"(?P<whole>\d{{1,3}}(?P<sign>[.,{_SPACES}{_APOSTROPHES}])(?:\d{{2,3}}(?P=sign))*\d{{3}})"
+    r"(?P<decimals>(?!(?P=sign))[.,]\d+)?"
+)
 _DECIMAL = re.compile(r"\d+[.,]\d+")
 _DATE = re.compile(r"\d{4}([./-])\d{1,2}\1\d{1,2}|\d{1,2}([./-])\d{1,2}\2(?:\d{4}|\d{2})")
 _CLOCK_OR_SHARE = re.compile(r"\d+(?:[:/]\d+)+")
@@ -76,9 +77,10 @@ _MULTIPLIERS = {
 }
 _MULTIPLIERS_AFTER = re.compile(rf"[ \u00a0\u202f-]?({_UNSPACED}+)")
 _LONGEST_MULTIPLIER = 20  # characters
-#: several numbers with multipliers that are one: 1億2000万
-_SUM = re.compile(rf"(?:\d+(?:[.,]\d+)?{_UNSPACED}+){{2,}}\d*|\d+{_UNSPACED}+\d+")
-_ADDEND = re.compile(rf"(\d+(?:[.,]\d+)?)({_UNSPACED}*)")
+_NUMBER = r"\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?"
+#: several numbers with multipliers that are one: 1億2000万, 1만 2,345
+_SUM = re.compile(rf"(?:(?:{_NUMBER}){_UNSPACED}+ ?)+(?:{_NUMBER}){_UNSPACED}*")
+_ADDEND = re.compile(rf"({_NUMBER})({_UNSPACED}*)")
 
 #: factors between the units of two systems: mile, foot, inch, yard, pound, ounce, gallon, acre
 _CONVERSIONS = tuple(
@@ -169,7 +171,7 @@ def _sum(match: re.Match[str]) -> str:
     """The digits of the sum of several numbers with multipliers."""
     total = Decimal(0)
     for number, multipliers in _ADDEND.findall(match[0]):
-        total += Decimal(number.replace(",", ".")) * _product(multipliers)
+        total += Decimal(number.replace(",", "")) * _product(multipliers)
     return f"{total.normalize():f}"
 
 
@@ -188,16 +190,12 @@ def _is_date_or_time(run: re.Match[str], text: str) -> bool:
 def _readings(run: str) -> Iterator[Values]:
     """The values that a run of digits and separators may have."""
     parts = re.findall(r"\d+", run)
-    plain = re.sub(rf"[{_SPACES}{_APOSTROPHES}]", "", run)
     if len(parts) == 1:
         yield _values(run)
         return
-    if _SPACED_OR_QUOTED.fullmatch(run):
-        yield _values(plain.replace(",", "."))
-    if _THOUSANDS.fullmatch(run) or _INDIAN.fullmatch(run):
-        yield _values(run.replace(",", "") if "," in run else run.replace(".", ""))
-    if match := _THOUSANDS_AND_DECIMALS.fullmatch(run):
-        yield _values(run.replace(match[1], "").replace(",", "."))
+    if match := _GROUPED.fullmatch(run):
+        whole = match["whole"].replace(match["sign"], "")
+        yield _values(whole + (match["decimals"] or "").replace(",", "."))
     if _DECIMAL.fullmatch(run):
         yield _values(run.replace(",", "."))
     # several numbers: a list, a range, a day and its month

@@ -6,7 +6,8 @@ arXiv 2311.14838) has the same kinds.
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from random import Random
 from typing import TypeAlias
 
@@ -45,8 +46,6 @@ _INVERTED = "¿¡"  # Spanish sentences start with these
 # Words with their punctuation at the ends
 _PUNCTUATION = f"{_MARKS}{_INVERTED},;:'\"()«»„“”‘’‹›،؛、，：；「」『』（）՝፣፤፥"
 _TYPOS = 0.15  # of the words, at least one in each sentence
-_WORD = 5  # letters of a text without spaces, where a sentence looks like a word
-_MIN_LETTERS = 4  # of a stretch of a text without spaces that can have a typo
 _MIN_SIGNS = 4  # the parts of letters, such as vowel signs and jamo, of a word that can have a typo
 #: First letters of blocks of foreign letters, by the start of their names.
 _BLOCKS = {
@@ -58,10 +57,17 @@ _BLOCKS = {
     "HIRAGANA": 0x3042,
     "DEVANAGARI": 0x915,
 }
-#: A word of letters. It may have apostrophes and hyphens, and the marks in Armenian words, between two letters.
-_LETTERS = regex.compile(r"(?:\p{L}\p{M}*[\u200c\u200d]*(?:['’՛՜՞-](?=\p{L}))?)+")
+#: Letters between white space, but for punctuation. They may have apostrophes and hyphens, and the marks in Armenian
+#: words, between two letters.
+_WORD = (
+    rf"(?<=(?<!\S)[{_PUNCTUATION}]*)(?:\p{{L}}\p{{M}}*[\u200c\u200d]*(?:['’՛՜՞-](?=\p{{L}}))?)+"
+    rf"(?=[{_PUNCTUATION}]*(?!\S))"
+)
+_WORDS = regex.compile(_WORD)
+#: Some letters of a script without spaces, where a sentence looks like a word, or a word of another script.
+_WITH_TYPOS = regex.compile(rf"(?:(?=[{UNSPACED}])(?=\p{{L}})\X){{4,5}}|{_WORD}")
+_ENDS_WITH_LETTER = regex.compile(r"[\p{L}\p{M}\p{N}]\Z")
 _SYLLABLES = regex.compile(r"\p{Ethiopic}")
-_UNSPACED = regex.compile(rf"(?:(?=[{UNSPACED}])\p{{L}}\p{{M}}*)+")
 _JOINED = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff9f]")
 # Its capitals are for whole words of headlines, and few fonts have them.
 _GEORGIAN = re.compile("[\u10d0-\u10ff]")
@@ -83,32 +89,23 @@ def title(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, N
     return _cased(pair, languages, _capitalised)
 
 
-def _cased(pair: Pair, languages: Languages, change: Callable[[str, str | None], str]) -> Pair:
+def _cased(pair: Pair, languages: Languages, change: Callable[..., str]) -> Pair:
     source, target = (
-        _map_words(text, change, language) for text, language in zip(pair, languages, strict=True)
+        _WORDS.sub(partial(change, language=language), text)
+        for text, language in zip(pair, languages, strict=True)
     )
     # the same source with another target would teach a contradiction
     return pair if source == pair[0] else (source, target)
 
 
-def _map_words(text: str, change: Callable[[str, str | None], str], language: str | None) -> str:
-    """The text with its words of letters changed. Spaces separate words."""
-    return " ".join(
-        change(word, language) if _LETTERS.fullmatch(word.strip(_PUNCTUATION)) else word
-        for word in text.split(" ")
-    )
+def _capitals(match: regex.Match[str], language: str | None) -> str:
+    word = match[0]
+    return word if _GEORGIAN.search(word) else _dotted(word, language).upper()
 
 
-def _capitals(word: str, language: str | None) -> str:
-    if _GEORGIAN.search(word):
-        return word
-    return _dotted(word, language).upper()
-
-
-def _capitalised(word: str, language: str | None) -> str:
-    start = next((index for index, letter in enumerate(word) if letter.isalpha()), 0)
-    first = _dotted(word[start : start + 1], language)
-    return word[:start] + first.title() + word[start + 1 :]
+def _capitalised(match: regex.Match[str], language: str | None) -> str:
+    word = match[0]
+    return _dotted(word[0], language).title() + word[1:]
 
 
 def _dotted(text: str, language: str | None) -> str:
@@ -122,41 +119,16 @@ def typos(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, N
     A letter keeps its vowel signs and tones. Some letters are a word of a script without spaces.
     """
     source = pair[0]
-    spans = list(_words_with_typos(source))
-    if not spans:
+    words = [word.span() for word in _WITH_TYPOS.finditer(source) if _can_have_typo(word[0])]
+    if not words:
         return pair
-    for start, end in sorted(draw.sample(spans, max(1, round(_TYPOS * len(spans)))), reverse=True):
+    for start, end in sorted(draw.sample(words, max(1, round(_TYPOS * len(words)))), reverse=True):
         source = source[:start] + _misspell(graphemes(source[start:end]), draw) + source[end:]
     return source, pair[1]
 
 
-def _words_with_typos(text: str) -> Iterator[tuple[int, int]]:
-    """Starts and ends of words of letters alone, and of stretches of letters in scripts without spaces."""
-    for word in re.finditer(r"[^ ]+", text):
-        runs = list(_UNSPACED.finditer(text, word.start(), word.end()))
-        for run in runs:
-            yield from _pieces(run[0], run.start())
-        core = word[0].strip(_PUNCTUATION)
-        if not runs and _can_have_typo(core):
-            start = text.index(core, word.start())
-            yield start, start + len(core)
-
-
-def _pieces(run: str, start: int) -> Iterator[tuple[int, int]]:
-    """Starts and ends of stretches of a few letters. The run is at `start`."""
-    letters = graphemes(run)
-    for first in range(0, len(letters) - _MIN_LETTERS + 1, _WORD):
-        length = sum(map(len, letters[first : first + _WORD]))
-        yield start, start + length
-        start += length
-
-
 def _can_have_typo(word: str) -> bool:
-    return (
-        _LETTERS.fullmatch(word) is not None
-        and _signs(word) >= _MIN_SIGNS
-        and len(graphemes(word)) > 1
-    )
+    return _signs(word) >= _MIN_SIGNS and len(graphemes(word)) > 1
 
 
 def _signs(word: str) -> int:
@@ -171,22 +143,19 @@ def end_punctuation(
 
     A pair with a side in a script without a full stop, such as Thai, stays without.
     """
-    source, target = (text.rstrip() for text in pair)
-    if _ends_with_mark(source) and _ends_with_mark(target):
-        return _without_mark(source), _without_mark(target)
-    if not (_ends_with_letter(source) and _ends_with_letter(target)):
-        return pair
-    stops = [_full_stop(text) for text in (source, target)]
-    return (source + stops[0], target + stops[1]) if all(stops) else pair
+    texts = [text.rstrip() for text in pair]
+    if all(text.endswith(tuple(_marks(text))) for text in texts):
+        source, target = map(_without_mark, texts)
+        return source, target
+    stops = [_full_stop(text) for text in texts]
+    if all(stops) and all(map(_ENDS_WITH_LETTER.search, texts)):
+        return texts[0] + stops[0], texts[1] + stops[1]
+    return pair
 
 
 def _marks(text: str) -> str:
     """The marks that end a sentence of this script. A question in Greek ends with a semicolon."""
     return f"{_MARKS};" if _last_script(text) == "GREEK" else _MARKS
-
-
-def _ends_with_mark(text: str) -> bool:
-    return bool(text) and text[-1] in _marks(text)
 
 
 def _without_mark(text: str) -> str:
@@ -196,10 +165,6 @@ def _without_mark(text: str) -> str:
     if start < 0 or not set(_MARKS).isdisjoint(shorter[start:]):
         return shorter
     return shorter[:start] + shorter[start + 1 :]
-
-
-def _ends_with_letter(text: str) -> bool:
-    return bool(text) and unicodedata.category(text[-1])[0] in "LMN"
 
 
 def _full_stop(text: str) -> str:
