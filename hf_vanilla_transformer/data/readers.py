@@ -33,7 +33,7 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 #: documents, spreadsheets, archives and markup: no plain text with one sentence per line
 _DOCUMENTS = re.compile(
-    r"\.([sx]?html?|xml|tmx|xlf|xliff|sgml?|vtt|po|docx|odt|rtf|pdf|epub|xlsx?|ods|pptx?|odp|ssa|ttml|sbv|ya?ml"
+    r"\.([sx]?html?|xml|tmx|xlf|xliff|sgml?|vtt|po|docx|odt|rtf|pdf|epub|xlsx?|ods|pptx|odp|ssa|ttml|sbv|ya?ml"
     r"|strings|properties|resx|rst|zip|tgz|bz2|xz|zst|7z)"
 )
 #: Suffixes of documents that are codes of languages in ISO 639, too: what the start of the document contains. Standard
@@ -43,6 +43,7 @@ _DOCUMENTS_BY_CONTENT = {
     ".ass": rb"\[Script Info\]",
     ".doc": rb"\0|^\{\\rtf",
     ".pot": rb"^msgid ",
+    ".ppt": rb"\0",
     ".rar": rb"^Rar!",
     ".srt": rb"\d --> \d",
     ".sub": rb"^\{\d+\}\{\d+\}|\d\d:\d\d\.\d\d,|\0",
@@ -250,14 +251,14 @@ def _object(row: Any, where: str) -> Row:
 def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
     """Yield (line number, row), or a `BadRow`, of a file as in RFC 4180 with a header. Cells are never converted.
 
-    Spreadsheets of some countries write semicolons or tabs in the place of commas. The header shows it.
+    Spreadsheets of some countries write semicolons or tabs in the place of commas. The header has most of these.
     """
     csv.field_size_limit(2**31 - 1)  # the caller limits the length of a sentence
     found: Repairs = {}
     lines = repaired_lines(path, found)
     header = next(lines, "")
     unquoted = _QUOTED.sub("", header)
-    delimiter = next((sign for sign in ",;\t" if sign in unquoted), ",")
+    delimiter = max(",;\t", key=unquoted.count)
     # a quoted cell may contain line breaks, so each line needs its end
     records = csv.reader(
         (f"{line}\n" for line in chain([header], lines)), delimiter=delimiter, strict=True
@@ -315,22 +316,24 @@ def _rows(
     records: Iterator[tuple[int, list[str] | BadRow]], path: Path
 ) -> Iterator[tuple[int, Row | BadRow]]:
     """Name the cells of each record by the first record."""
-    header: list[str] | None = None
+    header: list[str] = []
+    names: list[str] = []
     for line, cells in records:
         if isinstance(cells, BadRow):
             yield line, cells
         elif not cells:
             continue
-        elif header is None:
+        elif not header:
             header = cells
             _require_unique([name.strip() for name in header], path)
+            names = [name or f"column {number}" for number, name in enumerate(header, start=1)]
         elif cells == header:
             yield line, BadRow("the header again")
         elif len(cells) > len(header):
             yield line, BadRow("more cells than the header")
         else:
             missing = [None] * (len(header) - len(cells))
-            yield line, dict(zip(header, [*cells, *missing], strict=True))
+            yield line, dict(zip(names, [*cells, *missing], strict=True))
 
 
 def read_parquet(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:

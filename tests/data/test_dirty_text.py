@@ -264,3 +264,16 @@ def test_delimiter_is_looked_for_outside_quotation_marks(tmp_path):
 def test_suffixes_may_be_in_capitals(tmp_path):
     (tmp_path / "X.TSV.GZ").write_bytes(gzip.compress(b"source\ttarget\na\tb\n"))
     assert text_of(load_pairs(tmp_path / "X.TSV.GZ")[0]) == [("a", "b")]
+
+
+def test_delimiter_is_the_most_frequent_one_of_the_header(tmp_path):
+    (tmp_path / "x.csv").write_text("source;target;notes, if any\na,b;c;d\n", encoding="utf-8")
+    assert text_of(load_pairs(tmp_path / "x.csv")[0]) == [("a,b", "c")]
+
+
+@pytest.mark.parametrize(("suffix", "sign"), [("csv", ","), ("tsv", "\t")])
+def test_columns_without_a_name_are_kept_apart(tmp_path, suffix, sign):
+    rows = [["", "source", "target", ""], ["7", "a", "b", "x"]]
+    (tmp_path / f"x.{suffix}").write_text("\n".join(map(sign.join, rows)), encoding="utf-8")
+    ((_, row),) = read_rows(tmp_path / f"x.{suffix}", {})
+    assert list(row.values()) == ["7", "a", "b", "x"]

@@ -119,6 +119,7 @@ DOCUMENTS = {
     "ass": b"\xef\xbb\xbf[Script Info]\nTitle: x\n",
     "doc": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1\0\0\0",
     "pot": b'# comment\nmsgid ""\nmsgstr ""\n',
+    "ppt": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1\0\0\0",
     "rar": b"Rar!\x1a\x07\x01\x00",
     "srt": b"1\n00:00:01,000 --> 00:00:02,000\nHello\n",
     "sub": b"{10}{20}Hello\n",
