@@ -6,7 +6,7 @@ of its own language. Models that are trained here have one token, on either side
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -16,6 +16,7 @@ from transformers import AddedToken, PreTrainedTokenizerBase
 
 from ..loss_vanilla_transformer import IGNORED
 from ..utils.errors import UserError, did_you_mean, shown
+from .language_codes import SAME_LANGUAGE, language_match
 from .side_tokens import AS_TEXT, Side, target_vocabulary
 
 # The codes of source and target. None: not named.
@@ -126,21 +127,23 @@ class LanguageTokens:
         return ", ".join([*self.ids][:_SHOWN]) + (", …" if len(self.ids) > _SHOWN else "")
 
     def check(self, code: str, name: str) -> str:
-        """Return a code of the tokenizer, or raise a UserError that names the argument.
-
-        Case and the sign between language and region may differ, so that TH is th and pt-br is pt_BR.
-        """
-        if code not in self.ids:
-            spelled = [each for each in self.ids if _spelling(each) == _spelling(code)]
-            if len(spelled) == 1:
-                return spelled[0]
+        """Return the `known_code` of the tokenizer, or raise a UserError that names the argument."""
+        known = known_code(code, self.ids)
+        if known is None:
             hint = did_you_mean(code, self.ids) or f"it has {self.listed}"
             raise UserError(f"{name}: the model has no language {shown(code)}; {hint}")
+        return known
+
+
+def known_code(code: str, known: Collection[str]) -> str | None:
+    """The known code that a code stands for, or None.
+
+    Case and the sign between language and region may differ, so that TH is th and pt-br is pt_BR.
+    """
+    if code in known:
         return code
-
-
-def _spelling(code: str) -> str:
-    return code.replace("_", "-").lower()
+    spelled = [each for each in known if language_match(code, each) == SAME_LANGUAGE]
+    return spelled[0] if len(spelled) == 1 else None
 
 
 def language_tokens(

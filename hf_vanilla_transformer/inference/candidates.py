@@ -12,16 +12,20 @@ candidate has the place of its best hypothesis. `evaluate --n_best` counts in th
 import json
 import logging
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.readers import read_lines
 from ..utils.errors import UserError, check_at_least_one
 from ..utils.normalization import Normalizer, n_best_places
 from .hypothesis import Hypothesis
+from .text_io import on_one_line
 
 if TYPE_CHECKING:
     from .translator import Translator
@@ -30,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 #: Formats of n-best lists. "moses" is `i ||| text ||| score` of Moses, Marian and fairseq.
 FORMATS = ("moses", "tsv", "jsonl")
+_MOSES_LINE = re.compile(r"\s*(\d+) \|\|\| (.*?)(?: \|\|\| .*)?")
+_TSV_LINE = re.compile(r"(\d+)\t\d+\t([^\t]*)\t[^\t]*\t[^\t]*")
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,11 @@ class Merger:
         """Return the candidates of one input, ranked as the head of this module says.
 
         Args:
-            lists: the hypotheses of each spelling of the input, best first. Every spelling counts the same.
+            lists: the hypotheses of each spelling of the input, best first. Every spelling counts the same, but for a
+                blank line, which is none.
         """
+        searched = [each for each in lists if each[0].log_probability is not None]
+        lists = searched or lists
         weights: dict[tuple[str, bool], Fraction] = defaultdict(Fraction)
         members: dict[tuple[str, bool], list[tuple[float | None, float]]] = defaultdict(list)
         for hypotheses in lists:
@@ -178,6 +187,44 @@ def candidate_lines(
         yield json.dumps({"line": number, "candidates": rows}, ensure_ascii=False)
         return
     for rank, one in enumerate(candidates, start=1):
-        text = one.text.replace("\t", " ").replace("\n", " ")  # a model can generate any character
+        text = on_one_line(one.text).replace("\t", " ")  # a model can generate any character
         score = "" if one.score is None else f"{one.score:.4f}"
         yield f"{number}\t{rank}\t{text}\t{score}\t{one.probability:.5f}"
+
+
+def read_n_best(path: str | Path, inputs: int) -> list[list[str]]:
+    """Read the texts of n-best lists, best first, from a file in one of `FORMATS`.
+
+    Args:
+        path: the file. Each line tells its format.
+        inputs: the number of lists.
+
+    Raises:
+        UserError: a line of another format or of an input that does not exist, or an input without a list.
+    """
+    lists: list[list[str]] = [[] for _ in range(inputs)]
+    for number, line in enumerate(read_lines(path), start=1):
+        row, texts = _parsed_line(line)
+        if not texts:
+            raise UserError(
+                f"{path}, line {number}: it is no line of an n-best list, which predict --n_best writes"
+            )
+        if not 0 <= row < inputs:
+            raise UserError(f"{path}, line {number}: a list of line {row + 1} of {inputs} lines")
+        lists[row] += texts
+    if [] in lists:
+        raise UserError(f"{path}: line {lists.index([]) + 1} of {inputs} lines has no list")
+    return lists
+
+
+def _parsed_line(line: str) -> tuple[int, list[str]]:
+    """The number of the input, from 0, and texts of its list. Without texts if the line has none of the formats."""
+    if match := _MOSES_LINE.fullmatch(line):
+        return int(match[1]), [match[2]]
+    if match := _TSV_LINE.fullmatch(line):
+        return int(match[1]) - 1, [match[2]]
+    try:
+        row = json.loads(line)
+        return int(row["line"]) - 1, [str(one["text"]) for one in row["candidates"]]
+    except (ValueError, KeyError, TypeError):
+        return 0, []

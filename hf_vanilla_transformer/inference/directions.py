@@ -6,7 +6,7 @@ from itertools import islice, product, repeat
 
 from transformers import PreTrainedTokenizerBase
 
-from ..data.language_tokens import CODES, Direction, encode_targets, language_tokens
+from ..data.language_tokens import CODES, Direction, encode_targets, known_code, language_tokens
 from ..utils.errors import UserError
 
 Codes = str | Iterable[str] | None
@@ -61,11 +61,6 @@ class Directions:
         every = product(self._sources, self.target.ids)
         return [(source, target) for source, target in every if source != target]
 
-    def codes(self, source: str, target: str) -> tuple[str, str]:
-        """The model's codes for a pair in another spelling: `eng_Latn` for `eng-Latn`."""
-        known = {code.replace("_", "-"): code for pair in self.pairs for code in pair}
-        return known.get(source, source), known.get(target, target)
-
     @property
     def _sources(self) -> Collection[str]:
         """The source languages, if the tokenizers tell. Marks of a target do not."""
@@ -112,7 +107,7 @@ class Directions:
             return direction
         if direction[1] is not None:
             self.target.check(direction[1], "target_lang")
-        if direction[0] is not None and direction[0] not in self._sources:
+        if direction[0] is not None and known_code(direction[0], self._sources) is None:
             self.source.check(direction[0], "source_lang")
         return direction
 

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from .batching import MAX_TOKENS, with_prefixes
 from .candidates import FORMATS, candidate_lines, translate_candidates
 from .fingerprints import text_fingerprint, translator_fingerprint
 from .ray_workers import RayPool
-from .text_io import TABLES, line_writer, open_to_write, read_lines, row_writer
+from .text_io import TABLES, line_writer, on_one_line, open_to_write, read_lines, row_writer
 from .translator import Hypothesis, Translator
 from .unknown import UnknownSymbols
 
@@ -34,6 +34,7 @@ BATCHES_PER_CHUNK = 8
 _JOB = "job.json"  # model and settings of the chunks
 _ORDER = "chunks.json"  # names of all chunks, written at the end of each shard
 _FIELDS = "n_best", "alignment", "probabilities"  # of plain text only
+_NO_ROW = {"line": 0, "source": "", "translation": ""}  # the columns of a table without rows
 _OTHER_JOB = (
     "an output of a different model or with other settings; delete it, or name a new output"
 )
@@ -55,6 +56,7 @@ def translated_lines(
     n_best_format: str = "moses",
     normalize: Normalizer | None = None,
     spellings: int = 1,
+    one_line: bool = True,
     **settings: Any,
 ) -> Iterator[str]:
     """Translate into lines of text, by default in the format of Moses, Marian and fairseq.
@@ -69,6 +71,7 @@ def translated_lines(
         probabilities: adds " ||| " and each token with its probability, as in `Ġhouse:0.9876 </s>:0.9912`.
         paragraphs: translates lines that are paragraphs, such as `documents.documents.Paragraphs`. None takes each
             line as one sentence.
+        one_line: whether a line break in a translation becomes a space.
         others: as in `Translator.translate_nbest`.
 
     Raises:
@@ -103,7 +106,8 @@ def translated_lines(
             for line in candidate_lines(candidates, number, n_best_format)
         )
     if n_best is None and not alignment and not probabilities:
-        return map(_on_one_line, translator.translate(sentences, first_line=first_line, **settings))
+        texts = translator.translate(sentences, first_line=first_line, **settings)
+        return map(on_one_line, texts) if one_line else texts
     settings |= {"alignment": alignment, "probabilities": probabilities, "first_line": first_line}
     results = translator.translate_nbest(sentences, n_best or 1, **settings)
     return (
@@ -147,7 +151,7 @@ def _distinct(hypotheses: list[Hypothesis]) -> Iterable[Hypothesis]:
 
 def _line(number: int | None, one: Hypothesis) -> str:
     score = "" if one.score is None else f"{one.score:.4f}"
-    fields = [_on_one_line(one.text)]
+    fields = [on_one_line(one.text)]
     if number is not None:
         fields = [str(number), *fields, score]
     if one.alignment is not None:
@@ -158,16 +162,13 @@ def _line(number: int | None, one: Hypothesis) -> str:
     return " ||| ".join(fields)
 
 
-def _on_one_line(text: str) -> str:
-    return text.replace("\n", " ")  # a model can generate any character
-
-
 def translate_file(
     translator: Translator,
     source: str | Path | None | Iterable[str],
     output: str | Path,
     processes: Any,
     *,
+    column: str = "translation",
     prefixes: str | Path | None = None,
     codes: Mapping[str, Iterator[str | None]] | None = None,
     batch_size: int = 64,
@@ -183,8 +184,9 @@ def translate_file(
         source: sentences, or a file of text, `.gz` too. None is standard input. Every process reads all of it and
             translates its share.
         output: gets the lines of `translated_lines`, compressed if its name ends in `.gz`, when they are complete.
-            A `.jsonl` or `.parquet` file gets rows of `line` (from 1), `source` and `translation`.
+            A `.jsonl` or `.parquet` file gets rows of `line` (from 1), `source` and the `column`.
         processes: `accelerate.PartialState()`, each with its `translator`.
+        column: the name of the translations in a table.
         prefixes: a file with as many target prefixes as the source has lines.
         codes: the languages of each line, `source_lang` and `target_lang`, for a model of many.
         batch_size, max_tokens_per_batch, settings: as in `translated_lines`. The limits may change on a resume.
@@ -200,13 +202,12 @@ def translate_file(
     share = number_of_shard - 1 + shards * processes.process_index
     shares = shards * processes.num_processes
     parts = _parts_of(output)
-    in_lines = settings.get("n_best_format", "moses") == "moses"
-    table = in_lines and file_format(Path(output)) in TABLES
+    _check_columns(settings, Path(output))
+    is_table = file_format(Path(output)) in TABLES and not settings.get("n_best")
     fingerprint = translator_fingerprint(translator)
     job = {"translator": fingerprint} | settings
-    if table:
-        job["table"] = True
-        _check_columns(settings, output)
+    if is_table:
+        job["table"] = column
     settings |= {"batch_size": batch_size, "max_tokens_per_batch": max_tokens_per_batch}
     translated_lines(translator, [], **settings)  # checks the arguments before anything is read
     if processes.process_index == 0:
@@ -216,7 +217,8 @@ def translate_file(
     pairs = with_prefixes(text, None if prefixes is None else read_lines(prefixes))
     codes = codes or {}
     rows_of_file = zip(pairs, *codes.values(), strict=False)
-    translate = partial(_translate_chunk, table=table, names=list(codes), **settings)
+    column_of_table = column if is_table else None
+    translate = partial(_translate_chunk, column=column_of_table, names=list(codes), **settings)
     run: Any = partial(map, partial(translate, translator))
     if pool is not None:
         run = partial(pool.map, translate, fingerprint=fingerprint)
@@ -242,8 +244,11 @@ def translate_file(
     return lines
 
 
-def _check_columns(settings: Mapping[str, Any], output: str | Path) -> None:
+def _check_columns(settings: Mapping[str, Any], output: Path) -> None:
     """Refuse settings with a result for which a table has no column."""
+    suffix = file_format(output)
+    if suffix not in TABLES or suffix == f".{settings.get('n_best_format')}":
+        return
     for name in _FIELDS:
         if settings.get(name):
             raise UserError(f"{name}: {output} has no column for it; name an output of plain text")
@@ -292,7 +297,12 @@ class _Chunk(NamedTuple):
 
 
 def _translate_chunk(
-    translator: Translator, chunk: _Chunk, *, table: bool, names: list[str], **settings: Any
+    translator: Translator,
+    chunk: _Chunk,
+    *,
+    column: str | None,
+    names: list[str],
+    **settings: Any,
 ) -> tuple[_Chunk, list[str], float, UnknownSymbols]:
     """The chunk, its lines of output, the seconds that they took, and its unknown symbols."""
     start = time.perf_counter()
@@ -302,14 +312,14 @@ def _translate_chunk(
     sentences, prefixes = map(list, zip(*pairs, strict=True))
     settings |= dict(zip(names, codes, strict=True))
     settings |= {"prefixes": prefixes if any(prefixes) else None, "first_line": chunk.first_line}
-    lines = translated_lines(translator, sentences, **settings)
-    if table:
-        rows = zip(sentences, lines, strict=True)
-        columns = (
-            {"line": line, "source": source, "translation": translation}
-            for line, (source, translation) in enumerate(rows, start=chunk.first_line)
+    lines = translated_lines(translator, sentences, one_line=column is None, **settings)
+    if column is not None:
+        pairs_of_text = zip(sentences, lines, strict=True)
+        rows = (
+            {"line": line, "source": source, column: translation}
+            for line, (source, translation) in enumerate(pairs_of_text, start=chunk.first_line)
         )
-        lines = (json.dumps(each, ensure_ascii=False) for each in columns)
+        lines = (json.dumps(row, ensure_ascii=False) for row in rows)
     written = list(lines)
     return chunk, written, time.perf_counter() - start, translator.unknown_symbols
 
@@ -352,10 +362,12 @@ def _parts_of(output: str | Path) -> Path:
 def _join(parts: list[Path], output: Path) -> None:
     """Concatenate the chunks, then delete their folder."""
     if file_format(output) == ".parquet":
-        with row_writer(output, line=int, source=str, translation=str) as write:
-            for part in parts:
-                for line in read_lines(part):
-                    write(json.loads(line))
+        rows = (json.loads(line) for part in parts for line in read_lines(part))
+        first = next(rows, _NO_ROW)
+        columns = {name: type(value) for name, value in first.items()}
+        with row_writer(output, **columns) as write:
+            for row in chain([first], rows) if first is not _NO_ROW else ():
+                write(row)
     else:
         with open_to_write(output) as stream:
             for part in parts:

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from ..data.cleaning_input import cell_text
 from ..data.columns import SIDES, Columns, read_sides
 from ..data.corpora import PairReport, defect
 from ..data.inputs import has_pairs
@@ -13,13 +13,16 @@ from ..data.language_tokens import CODES
 from ..data.mixtures import load_pairs
 from ..data.readers import is_readable, read_rows
 from ..utils.errors import UserError
-from .text_io import read_lines
+from .text_io import on_one_line, read_lines
 
 logger = logging.getLogger(__name__)
 
 
 def read_sentences(
-    path: str | Path | None = None, side: str = "source", columns: Columns | None = None
+    path: str | Path | None = None,
+    side: str = "source",
+    columns: Columns | None = None,
+    one_line: bool = True,
 ) -> Iterator[str]:
     """Read sentences, one per line, per row of a table or per unit of a translation memory.
 
@@ -27,9 +30,7 @@ def read_sentences(
         path: as of `text_io.read_lines`, or a file of `parse_inputs` with pairs, by its suffix.
         side: source or target, in a file with pairs.
         columns: its columns or languages.
-
-    Yields:
-        The sentences. A line break within a cell becomes a space.
+        one_line: whether a line break within a cell becomes a space. Models were trained on cells as they are.
     """
     if path is None or not has_pairs(Path(path)):
         yield from read_lines(path)
@@ -38,7 +39,7 @@ def read_sentences(
         reason = defect(side, text)
         if reason and not (isinstance(text, str) and not text.strip()):
             raise UserError(f"{path}, line {line}: {reason}; mend it, or remove the row")
-        yield _on_one_line(text)
+        yield on_one_line(text) if one_line else text
 
 
 def read_codes(path: str | Path | None) -> dict[str, Iterator[str | None]]:
@@ -57,8 +58,19 @@ def _column(path: Path, name: str) -> Iterator[str | None]:
     )
 
 
+def read_labels(path: str | Path, column: str) -> list[str]:
+    """Read the cells of a column of a table as text."""
+    if not is_readable(Path(path)):
+        raise UserError(f"{path} is no table, so that it has no column {column!r}")
+    rows = read_sides(Path(path), Columns(source_column=column), {}, ["source"])
+    return [on_one_line(cell_text(value)) for _, (value,), _ in rows]
+
+
 def read_sentence_pairs(
-    source: str | Path | None, target: str | Path, columns: Columns | None = None
+    source: str | Path | None,
+    target: str | Path,
+    columns: Columns | None = None,
+    one_line: bool = True,
 ) -> tuple[list[str], list[str]]:
     """Read sentences and their translations.
 
@@ -66,6 +78,7 @@ def read_sentence_pairs(
 
     Args:
         source, target: as `path` of `read_sentences`.
+        columns, one_line: as of `read_sentences`.
     """
     columns = columns or Columns()
     if (
@@ -76,17 +89,15 @@ def read_sentence_pairs(
         pairs, report = load_pairs(source, **asdict(columns))
         if isinstance(report, PairReport) and report.dropped:
             logger.warning("%s: %s", source, report.summary())
-        sources, targets = ([_on_one_line(text) for text in pairs[side]] for side in SIDES)
+        sources, targets = (list(pairs[side]) for side in SIDES)
+        if one_line:
+            sources, targets = (list(map(on_one_line, texts)) for texts in (sources, targets))
     else:
-        sources = list(read_sentences(source, "source", columns))
-        targets = list(read_sentences(target, "target", columns))
+        sources = list(read_sentences(source, "source", columns, one_line))
+        targets = list(read_sentences(target, "target", columns, one_line))
     if len(sources) != len(targets):
         name = source or "standard input"
         raise UserError(
             f"{name} has {len(sources)} lines, {target} has {len(targets)}: each needs its other"
         )
     return sources, targets
-
-
-def _on_one_line(text: Any) -> str:
-    return " ".join(text.split()) if "\n" in text or "\r" in text else str(text)

@@ -80,6 +80,11 @@ def open_to_write(path: str | Path) -> Iterator[IO[bytes]]:
         yield cast(IO[bytes], stream)
 
 
+def on_one_line(text: str) -> str:
+    """The text. If it has line breaks, as a cell of a table may, its words with one space between two."""
+    return " ".join(text.split()) if "\n" in text or "\r" in text else text
+
+
 #: Suffixes of the tables that `row_writer` writes.
 TABLES = (".jsonl", ".parquet")
 _ROWS_PER_GROUP = 50_000

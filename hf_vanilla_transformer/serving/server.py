@@ -57,7 +57,7 @@ def load_server(options: ServeOptions) -> Server:
             continue
         translator = _load_translator(folder, options)
         if translator.directions.source is not None:
-            translator = translator.directed(*translator.directions.codes(source, target))
+            translator = translator.directed(source, target)
         site = _site(folder, source, target, translator)
         first[folder] = LanguagePair(source, target, translator, split, site, **options.engine)
         pairs.append(first[folder])

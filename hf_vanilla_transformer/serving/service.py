@@ -123,9 +123,7 @@ class LanguagePair:
         other.source = source
         other.target = target
         other.name = f"{source}-{target}"
-        other.translator = self.translator.directed(
-            *self.translator.directions.codes(source, target)
-        )
+        other.translator = self.translator.directed(source, target)
         other.split = split or (lambda line: [line])
         other.site = site
         other.inspector = self.inspector.directed(other.translator)

@@ -87,7 +87,8 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "--n_best",
         type=int,
         metavar="N",
-        help="score lists of N translations, which top_k needs; a translation is then a file of `translate --n_best`",
+        help="score lists of N translations, which top_k needs; a translation is then a file of `translate --n_best` "
+        "or `predict --n_best`, in any --format",
     )
     parser.add_argument(
         "--by", metavar="NAME", help="scores by length, or by the value of this column of --source"
@@ -158,28 +159,6 @@ def read_hypotheses(file: str, references: list[str], name: str) -> list[str]:
     return lines
 
 
-def read_n_best(file: str, references: list[str], name: str) -> list[list[str]]:
-    """The n-best lists of a file of `translate --n_best`: `i ||| translation ||| score`, best first."""
-    from hf_vanilla_transformer.data.readers import read_lines
-    from hf_vanilla_transformer.utils.errors import UserError
-
-    lists: list[list[str]] = [[] for _ in references]
-    for number, line in enumerate(read_lines(file), start=1):
-        index, *cells = line.split(" ||| ")
-        if not cells or not index.strip().isdecimal():
-            raise UserError(
-                f"{file}, line {number}: it is no line of an n-best list: i ||| translation ||| score"
-            )
-        if int(index) >= len(lists):
-            raise UserError(
-                f"{file}, line {number}: sentence {index}, but {name} has {len(lists)} lines, from 0"
-            )
-        lists[int(index)].append(cells[0])
-    if missing := [number for number, texts in enumerate(lists) if not texts]:
-        raise UserError(f"{file}: sentence {missing[0]} of {name} has no translation")
-    return lists
-
-
 def translate_source(
     arguments: argparse.Namespace, translator: Any, sources: list[str]
 ) -> tuple[list[list[str]], dict[str, Any]]:
@@ -206,9 +185,12 @@ def read_texts(
     arguments: argparse.Namespace,
 ) -> tuple[list[str] | None, list[list[str]], list[str] | None]:
     """Sources, if there are any, lists of references, and the labels of --by."""
-    from hf_vanilla_transformer.data.columns import Columns
     from hf_vanilla_transformer.evaluation.comparison import length_labels
-    from hf_vanilla_transformer.inference.sentences import read_sentence_pairs, read_sentences
+    from hf_vanilla_transformer.inference.sentences import (
+        read_labels,
+        read_sentence_pairs,
+        read_sentences,
+    )
     from hf_vanilla_transformer.utils.errors import UserError
 
     columns = columns_of(
@@ -217,22 +199,23 @@ def read_texts(
     sources = None
     first = arguments.reference[0]
     if arguments.source:
-        sources, references = read_sentence_pairs(arguments.source, first, columns)
+        sources, references = read_sentence_pairs(arguments.source, first, columns, one_line=False)
     else:
-        references = list(read_sentences(first, "target", columns))
+        references = list(read_sentences(first, "target", columns, one_line=False))
     if not references:
         raise UserError(f"{first}: it is empty, there is nothing to score")
     lists = [
         references,
-        *(list(read_sentences(name, "target", columns)) for name in arguments.reference[1:]),
+        *(
+            list(read_sentences(name, "target", columns, one_line=False))
+            for name in arguments.reference[1:]
+        ),
     ]
     labels = None
     if arguments.by == "length":
         labels = length_labels(sources or references)
     elif arguments.by:
-        labels = list(
-            read_sentences(arguments.source, "source", Columns(source_column=arguments.by))
-        )
+        labels = read_labels(arguments.source, arguments.by)
     for name, lines in (
         *zip(arguments.reference, lists, strict=True),
         (f"--by {arguments.by}", labels),
@@ -375,12 +358,17 @@ def outputs_of_systems(
 ) -> tuple[Scored, dict[str, Any]]:
     """The texts of files and models, and the settings or the file that those of the first system come from.
 
-    Files are read before a model translates.
+    Files are read before a model translates. Their lines have no line breaks, so that models and references that are
+    compared with them lose theirs.
     """
+    from hf_vanilla_transformer.inference.candidates import read_n_best
+    from hf_vanilla_transformer.inference.text_io import on_one_line
+
     lists: dict[str, list[list[str]]] = {}
     for name, model in systems.items():
         if model is None and arguments.n_best:
-            lists[name] = read_n_best(name, references[0], arguments.reference[0])
+            read = read_n_best(name, len(references[0]))
+            lists[name] = [texts[: arguments.n_best] for texts in read]
         elif model is None:
             lines = read_hypotheses(name, references[0], arguments.reference[0])
             lists[name] = [[line] for line in lines]
@@ -393,6 +381,12 @@ def outputs_of_systems(
         if name == first:
             origin = settings
     in_order = {name: lists[name] for name in systems}
+    if None in systems.values():
+        references = [list(map(on_one_line, texts)) for texts in references]
+        in_order = {
+            name: [list(map(on_one_line, texts)) for texts in of_system]
+            for name, of_system in in_order.items()
+        }
     hypotheses = {name: [texts[0] for texts in of_system] for name, of_system in in_order.items()}
     n_best = in_order if arguments.n_best else None
     return Scored(hypotheses, n_best, references, sources), origin
@@ -458,7 +452,7 @@ def main(arguments: argparse.Namespace) -> None:
         texts, origin = outputs_of_systems(arguments, systems, sources, references)
         results = score_translations(
             texts.hypotheses[texts.first],
-            references,
+            texts.references,
             sources=sources,
             n_best=None if texts.n_best is None else texts.n_best[texts.first],
             **options,

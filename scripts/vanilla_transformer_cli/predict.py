@@ -11,7 +11,7 @@ The output has as many lines as the input, in the same order. An empty line stay
 feed ends a line. A line is given to the model as it is. Its symbols that the model does not know are read as <unk>,
 with a warning. A killed prediction into a file resumes with the same command. Jobs of a scheduler take --shard 1/64 to
 --shard 64/64, in any order. Then `vanilla-transformer merge --output F` joins them. An output named .jsonl or .parquet
-gets rows.
+gets rows with line, source and prediction.
 
 --n_best N writes up to N lines for each line of the input, best first:
   i ||| target ||| score
@@ -118,7 +118,7 @@ def sources(arguments: argparse.Namespace) -> Iterator[str]:
     """The sequences of --input."""
     from hf_vanilla_transformer.inference.sentences import read_sentences
 
-    return read_sentences(arguments.input, "source", columns_of(arguments))
+    return read_sentences(arguments.input, "source", columns_of(arguments), one_line=False)
 
 
 def predict_to_file(arguments: argparse.Namespace) -> None:
@@ -132,6 +132,7 @@ def predict_to_file(arguments: argparse.Namespace) -> None:
             sources(arguments),
             arguments.output,
             processes,
+            column="prediction",
             prefixes=arguments.prefix,
             shard=arguments.shard,
             pool=ray_pool(arguments, "model"),
@@ -144,7 +145,8 @@ def scores(translator: Any, arguments: argparse.Namespace) -> Iterator[str]:
     """One line for each pair of lines of --input and --score."""
     from hf_vanilla_transformer.inference.sentences import read_sentence_pairs
 
-    lines, targets = read_sentence_pairs(arguments.input, arguments.score, columns_of(arguments))
+    columns = columns_of(arguments)
+    lines, targets = read_sentence_pairs(arguments.input, arguments.score, columns, one_line=False)
     settings = given_values(arguments, "batch_size", "max_tokens_per_batch")
     return score_lines(translator, zip(lines, targets, strict=True), **settings)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hf_vanilla_transformer.evaluation.metrics import score_translations
-from hf_vanilla_transformer.inference.candidates import Merger, translate_candidates
+from hf_vanilla_transformer.inference.candidates import Merger, read_n_best, translate_candidates
 from hf_vanilla_transformer.inference.file_translation import translate_file, translated_lines
 from hf_vanilla_transformer.inference.hypothesis import Hypothesis
 from hf_vanilla_transformer.inference.translator import Translator
@@ -185,3 +185,37 @@ def test_command_normalizes_with_a_function_of_the_user(
     assert texts and max(map(len, texts)) <= 1
     status, _, errors = command("translate", *flags, "--format", "tsv", "--normalize", "own_normalizer:second")
     assert status != 0 and errors.startswith("error: normalize: own_normalizer:second: ") and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("n_best_format", ["moses", "tsv", "jsonl"])
+def test_lists_are_read_in_every_format_that_is_written(
+    translator: Translator, tmp_path: Path, n_best_format: str
+) -> None:
+    settings = SETTINGS | {"n_best": 3, "n_best_format": n_best_format}
+    path = tmp_path / "best"
+    path.write_text("\n".join(translated_lines(translator, LINES, **settings)) + "\n", encoding="utf-8")
+    expected = [[one.text for one in merged] for merged in translate_candidates(translator, LINES, 3, **SETTINGS)]
+    assert read_n_best(path, len(LINES)) == expected
+    with pytest.raises(UserError, match=f"best: line {len(LINES) + 1} of "):
+        read_n_best(path, len(LINES) + 1)
+    with pytest.raises(UserError, match=f"a list of line {len(LINES)} of {len(LINES) - 1} lines"):
+        read_n_best(path, len(LINES) - 1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "a b", "x ||| a ||| -1", "1\\ta\\tb\\tc", "{}", '{"line": 1}', "[1]", '{"line": 1, "candidates": []}'],
+)
+def test_line_of_no_list_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "best").write_text(f"0 ||| a ||| -1\n{line}\n", encoding="utf-8")
+    with pytest.raises(UserError, match="best, line 2: it is no line of an n-best list"):
+        read_n_best(tmp_path / "best", 1)
+
+
+def test_blank_line_is_no_spelling() -> None:
+    """An input with fewer spellings than others has blank lines for the rest."""
+    blank = [Hypothesis("", 0.0)]
+    candidates = Merger().merge([[found("b", 0.6), found("a", 0.4)], blank, [found("a", 0.9)]])
+    assert [one.text for one in candidates] == ["a", "b"]
+    assert sum(one.probability for one in candidates) == pytest.approx(1)
+    assert [one.text for one in Merger().merge([blank, blank])] == [""]

@@ -158,3 +158,34 @@ def test_lists_of_translations_are_scored(command, tmp_path, in_tmp_path):
     for flags in (["--n_best", "3"], ["--metrics", "top_k"]):
         status, _, errors = command("evaluate", "--hypothesis", "best.txt", "--reference", "references", *flags)
         assert status == 2 and "error: " in errors
+
+
+def test_groups_are_cells_of_any_type(command, work, model_folder):
+    rows = [(2020, "x", "1"), (2020, "y", "2"), (None, "z", "3")]
+    lines = [json.dumps({"year": year, "source": one, "target": two}) for year, one, two in rows]
+    (work / "table.jsonl").write_text("\n".join(lines) + "\n")
+    flags = ["--model", model_folder, "--max_new_tokens", 3, "--metrics", "chrf", "--output", "results.json"]
+    status, _, errors = command(
+        "evaluate", *flags, "--source", "table.jsonl", "--reference", "table.jsonl", "--by", "year"
+    )
+    assert status == 0, errors
+    groups = json.loads((work / "results.json").read_text())["groups"]
+    assert {label: group["sentences"] for label, group in groups.items()} == {"2020": 2, "": 1}
+    status, _, errors = command("evaluate", *flags, "--source", "hypotheses", "--reference", "references", "--by", "x")
+    assert status == 2 and errors == "error: hypotheses is no table, so that it has no column 'x'\n"
+
+
+def test_cells_with_line_breaks_are_given_to_the_model_as_in_training(command, work, model_folder):
+    (work / "table.csv").write_text('source,target\n"zwei  \nHunde","a\nb"\n')
+    flags = ["--model", model_folder, "--source", "table.csv", "--reference", "table.csv", "--metrics", "m:kept"]
+    (work / "m.py").write_text(
+        "def kept(sources, hypotheses, references):\n"
+        "    return [float((sources, references) == (['zwei  \\nHunde'], ['a\\nb']))]\n"
+    )
+    status, printed, errors = command("evaluate", *flags, "--max_new_tokens", 3)
+    assert status == 0, errors
+    assert "1.00" in printed
+    # the lines of a file have no line breaks
+    (work / "hypothesis").write_text("a b\n")
+    _, printed, errors = command("evaluate", "--hypothesis", "hypothesis", "--reference", "table.csv")
+    assert "exact match = 100.00 %" in printed, errors

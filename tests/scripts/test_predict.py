@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from hf_vanilla_transformer.data.readers import read_rows
 from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.inference import file_translation
 from hf_vanilla_transformer.inference.translator import Translator
@@ -229,3 +230,36 @@ def test_translate_protects_nothing_in_sequences(tmp_path):
     assert list(translator.translate(texts, max_new_tokens=5, protect=True)) == plain
     tokenizer.init_kwargs["task"] = "language"
     assert list(Translator(model, tokenizer).translate(texts, max_new_tokens=5, protect=True))[1] == "1"
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_table_of_predictions(capsys, words, tmp_path, suffix):
+    output = tmp_path / f"out.{suffix}"
+    status, _, errors = predict(capsys, "--input", words, "--output", str(output), "--num_beams", "1")
+    assert status == 0, errors
+    rows = [row for _, row in read_rows(output, {})]
+    assert rows == [
+        {"line": number, "source": word, "prediction": WORDS[word]} for number, word in enumerate(WORDS, start=1)
+    ]
+
+
+@pytest.mark.parametrize(("name", "form"), [("x.parquet", "jsonl"), ("x.parquet", "tsv"), ("x.jsonl", "tsv")])
+def test_lists_are_no_rows_of_a_table(capsys, words, tmp_path, name, form):
+    flags = ["--n_best", "2", "--format", form, "--output", str(tmp_path / name)]
+    status, _, errors = predict(capsys, "--input", words, *flags)
+    assert status == 2 and errors.startswith("error: n_best: ") and not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("form", ["moses", "tsv", "jsonl"])
+def test_lists_of_a_prediction_are_scored(command, words, tmp_path, form):
+    best = tmp_path / "best"
+    written = ["--n_best", "3", "--format", form, "--output", str(best)]
+    assert command("predict", "--model", "g2p_en", "--input", words, *written)[0] == 0
+    targets = tmp_path / "targets.txt"
+    targets.write_text("K AE T\nW ER L D\nX\n")
+    flags = ["--hypothesis", str(best), "--reference", str(targets), "--n_best"]
+    status, printed, errors = command("evaluate", *flags, "3")
+    assert status == 0, errors
+    assert printed.splitlines()[:2] == ["top 1 = 66.67", "top 3 = 66.67"]
+    _, printed, _ = command("evaluate", *flags, "1")
+    assert "top 3" not in printed
