@@ -4,8 +4,10 @@ They are used directly, without `evaluate.load`: they keep the text in memory, a
 download. `evaluate.combine` takes them. Importing this module imports `evaluate`, which takes a while.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from inspect import getdoc
 from typing import TypeAlias, cast
 
 import datasets
@@ -41,7 +43,7 @@ class TextMetric(evaluate.Metric):
     """
 
     key = ""  #: the name of the score in the results and on the command line
-    description = ""
+    prediction_type = _STRING
 
     def __init__(self, lowercase: bool = False) -> None:
         self.lowercase = lowercase
@@ -52,23 +54,24 @@ class TextMetric(evaluate.Metric):
         return self._data_dir_root
 
     def _info(self) -> evaluate.MetricInfo:
-        several = datasets.Features(
-            {"predictions": self._prediction_type(), "references": _STRINGS}
-        )
-        one = datasets.Features({"predictions": self._prediction_type(), "references": _STRING})
         return evaluate.MetricInfo(
-            description=self.description,
-            citation="",
-            inputs_description="",
-            features=[several, one],
+            description=getdoc(self), citation="", inputs_description="", features=self._inputs()
         )
 
-    def _prediction_type(self) -> datasets.Value | datasets.Sequence:
-        return _STRING
+    def _inputs(self) -> list[datasets.Features]:
+        """The types of what `compute` takes, for several references and for one."""
+        return [
+            datasets.Features(predictions=self.prediction_type, references=references)
+            for references in (_STRINGS, _STRING)
+        ]
 
     def cased(self, text: str) -> str:
         """The text as it is compared."""
         return text.lower() if self.lowercase else text
+
+    def normal(self, text: str) -> str:
+        """The text as it is compared as a whole. Spaces at the ends do not count, as in sacreBLEU."""
+        return self.cased(text).strip()
 
 
 class FunctionMetric(TextMetric):
@@ -79,18 +82,13 @@ class FunctionMetric(TextMetric):
         function: from the lists of sources, predictions and first references to one number for each.
     """
 
-    description = "mean of a function of sources, predictions and references"
-
     def __init__(self, name: str, function: SentenceMetric) -> None:
         self.key = name
         self.function = function
         super().__init__()
 
-    def _info(self) -> evaluate.MetricInfo:
-        features = datasets.Features(sources=_STRING, predictions=_STRING, references=_STRINGS)
-        return evaluate.MetricInfo(
-            description=self.description, citation="", inputs_description="", features=features
-        )
+    def _inputs(self) -> list[datasets.Features]:
+        return [datasets.Features(sources=_STRING, predictions=_STRING, references=_STRINGS)]
 
     def values(
         self, sources: Sequence[str], predictions: Sequence[str], references: Iterable[Reference]
@@ -145,7 +143,6 @@ class Bleu(SacrebleuMetric):
     """
 
     key = "bleu"
-    description = "BLEU of sacreBLEU"
 
     def __init__(self, tokenize: str | None = None, lowercase: bool = False) -> None:
         if tokenize:
@@ -189,7 +186,6 @@ class Chrf(SacrebleuMetric):
     """chrF (Popović 2015)."""
 
     key = "chrf"
-    description = "chrF of sacreBLEU"
     word_order = 0
 
     def scorer(self, references: Sequence[Sequence[str]]) -> CHRF:
@@ -200,7 +196,6 @@ class ChrfPlusPlus(Chrf):
     """chrF++ (Popović 2017): chrF with words and pairs of words."""
 
     key = "chrf++"
-    description = "chrF++ of sacreBLEU"
     word_order = 2
 
 
@@ -208,7 +203,6 @@ class Ter(SacrebleuMetric):
     """TER (Snover et al. 2006), with sacreBLEU's defaults, which ignore case."""
 
     key = "ter"
-    description = "TER of sacreBLEU"
 
     def scorer(self, references: Sequence[Sequence[str]]) -> TER:
         return TER()
@@ -233,12 +227,12 @@ class ExactMatch(RateMetric):
     """The percentage of predictions that equal a reference. Spaces at the ends do not count, as in sacreBLEU."""
 
     key = "exact_match"
-    description = "percentage of predictions that equal a reference"
 
     def statistics(self, predictions: Iterable[str], references: Iterable[Reference]) -> np.ndarray:
         rows = zip(predictions, references, strict=True)
         return np.array(
-            [(normal(text, self) in normals(row, self), 1) for text, row in rows], dtype=np.float64
+            [(self.normal(text) in map(self.normal, alternatives(row)), 1) for text, row in rows],
+            dtype=np.float64,
         )
 
 
@@ -246,7 +240,6 @@ class SequenceErrorRate(ExactMatch):
     """The percentage of predictions that equal no reference: of pronunciations the word error rate."""
 
     key = "sequence_error_rate"
-    description = "percentage of predictions that equal no reference"
 
     def statistics(self, predictions: Iterable[str], references: Iterable[Reference]) -> np.ndarray:
         equal, one = super().statistics(predictions, references).T
@@ -260,10 +253,7 @@ class TopK(TextMetric):
     """
 
     key = "top_k"
-    description = "percentage of n-best lists with a reference among their first k"
-
-    def _prediction_type(self) -> datasets.Value | datasets.Sequence:
-        return _STRINGS
+    prediction_type = _STRINGS
 
     def _compute(
         self,
@@ -278,11 +268,9 @@ class TopK(TextMetric):
 
     def _rank(self, texts: Sequence[str], references: Reference) -> float:
         """The place of the first reference in an n-best list, from 1."""
-        wanted = normals(references, self)
-        places = (
-            place for place, text in enumerate(texts, start=1) if normal(text, self) in wanted
-        )
-        return next(places, float("inf"))
+        wanted = set(map(self.normal, alternatives(references)))
+        places = (place for place, text in enumerate(texts, 1) if self.normal(text) in wanted)
+        return next(places, math.inf)
 
 
 class TokenErrorRate(RateMetric):
@@ -293,7 +281,6 @@ class TokenErrorRate(RateMetric):
     """
 
     key = "token_error_rate"
-    description = "edits of tokens in percent of the tokens of the references"
 
     def tokens(self, text: str) -> Sequence[str]:
         """The tokens of a text."""
@@ -316,7 +303,6 @@ class CharacterErrorRate(TokenErrorRate):
     """Edits of characters, in percent of the characters of the references, as jiwer's `cer`."""
 
     key = "character_error_rate"
-    description = "edits of characters in percent of the characters of the references"
 
     def tokens(self, text: str) -> Sequence[str]:
         return self.cased(text).strip()
@@ -336,16 +322,6 @@ CLASSES: dict[str, type[TextMetric]] = {
         SequenceErrorRate,
     )
 }
-
-
-def normal(text: str, metric: TextMetric) -> str:
-    """The text as a metric compares whole texts."""
-    return metric.cased(text).strip()
-
-
-def normals(references: Reference, metric: TextMetric) -> set[str]:
-    """The references of one prediction as a metric compares whole texts."""
-    return {normal(text, metric) for text in alternatives(references)}
 
 
 def alternatives(references: Reference) -> list[str]:

@@ -25,8 +25,11 @@ LOWER_IS_BETTER = (
     "token_error_rate",
     "character_error_rate",
     "sequence_error_rate",
+    "invalid",
     "loss",
     "perplexity",
+    "wer",  # these two of `evaluate.load`
+    "cer",
 )
 #: scores of text in a language
 DEFAULT = "bleu", "chrf"

@@ -115,11 +115,7 @@ def score_test_split(
     values, details = Scorer.of(**options).score(Texts(hypotheses, [references], sources), groups)
     report(f"{split}: {_shown(values, details)}", flush=True)
     for name in dict.fromkeys(groups.names) if groups else ():
-        of_group = {
-            key.removesuffix(f"_{name}"): value
-            for key, value in values.items()
-            if key.endswith(f"_{name}")
-        }
+        of_group = {key: values[f"{key}_{name}"] for key in values if f"{key}_{name}" in values}
         report(f"  {name}: {_shown(of_group, {})}", flush=True)
     # the trainer's scores have the groups of another split
     computed = tuple(f"{split}_{name}" for name in values)

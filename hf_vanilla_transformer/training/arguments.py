@@ -418,7 +418,8 @@ class RunArguments(VanillaTransformerTrainingArguments):
         if selects and not self.metric_for_best_model:
             self.metric_for_best_model = "bleu"
             self.metric_by_default = True
-        lower_is_better = str(self.metric_for_best_model).endswith(LOWER_IS_BETTER)
+        metric = str(self.metric_for_best_model).removeprefix("eval_")
+        lower_is_better = metric in LOWER_IS_BETTER
         if lower_is_better and self.greater_is_better is None:
             self.greater_is_better = False  # the base class knows this of "loss" only
         check_run_arguments(self)
@@ -460,6 +461,11 @@ def run_task(data_args: DataArguments) -> str:
 def score_options(data_args: DataArguments) -> ScoreOptions:
     """The arguments of `score_translations` in evaluations and in the test."""
     default = DEFAULT if run_task(data_args) == "language" else OF_SEQUENCES
+    if "top_k" in (data_args.metrics or ()):
+        raise UserError(
+            "metrics: top_k scores n-best lists, and a run has one prediction for each line: "
+            "score the trained model with evaluate --n_best"
+        )
     return {
         "metrics": data_args.metrics or list(default),
         "normalize": import_normalizer(data_args.normalize),

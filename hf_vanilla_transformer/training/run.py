@@ -353,8 +353,9 @@ def _validation_metrics(run: Run) -> Callable[[EvalPrediction], dict[str, float]
     args = run.args
     options = score_options(run.data_args)
     metrics = make_metrics(options["metrics"], options["tokenize"], options["lowercase"])
-    check_selection(args, score_names(metrics), several=bool(run.data_args.directions))
-    if args.metric_by_default and args.metric_for_best_model != "bleu":
+    names = score_names(metrics) + (["invalid"] if options["normalize"] else [])
+    check_selection(args, names, several=bool(run.data_args.directions))
+    if args.metric_for_best_model not in (None, "bleu"):
         better = "highest" if args.greater_is_better else "lowest"
         print_main(f"the weights with the {better} {args.metric_for_best_model} are kept")
     validation = run.corpus.pairs.get("validation")

@@ -4,7 +4,9 @@ import re
 
 import pytest
 
+from hf_vanilla_transformer.evaluation.metric_names import LOWER_IS_BETTER, TITLES
 from hf_vanilla_transformer.training.argument_checks import check_selection
+from hf_vanilla_transformer.training.arguments import score_options
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.unread import unread_settings
 from hf_vanilla_transformer.utils.errors import UserError
@@ -101,3 +103,20 @@ def test_average_is_compared_by_a_score_that_is_measured(tmp_path, capsys):
     scores = {name: results[f"eval_ter_{name}"] for name in ("single", "averaged")}
     assert results["eval_ter"] == min(scores.values())
     assert "not read" not in capsys.readouterr().out.replace("not read: eval_steps", "")
+
+
+@pytest.mark.parametrize(
+    ("metric", "greater"),
+    [(name, name not in LOWER_IS_BETTER) for name in TITLES]
+    + [("mine:better", True), ("rouge_filter", True), ("eval_ter", False), ("wer", False), ("invalid", False)],
+)
+def test_direction_of_each_score(tmp_path, metric, greater):
+    """The end of a name does not tell: "better" ends with "ter"."""
+    args = parse_recipe(["--output_dir", str(tmp_path), *SELECTS, "--metric_for_best_model", metric])[-1]
+    assert args.greater_is_better is greater
+
+
+def test_scores_of_lists_are_refused_before_training(tmp_path):
+    _, data_args, _ = parse_recipe(["--output_dir", str(tmp_path), "--metrics", "exact_match", "top_k"])
+    with pytest.raises(UserError, match="^metrics: top_k scores n-best lists, .*evaluate --n_best$"):
+        score_options(data_args)
