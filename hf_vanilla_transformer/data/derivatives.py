@@ -4,9 +4,10 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
-from datasets import Dataset, DatasetDict
+from datasets import DatasetDict
 
 from ..utils.errors import check_at_least_one
+from .numbers import split_pairs
 
 _FUNCTIONS = ("sin", "cos", "exp", "log", "sqrt")
 _LONGEST = 60  # characters of either side
@@ -45,16 +46,7 @@ def derivative_pairs(size: int, seed: int, held_out: int = 500) -> DatasetDict:
             pairs[source] = target
     rows = list(pairs.items())
     draw.shuffle(rows)
-    parts = {
-        "test": rows[:held_out],
-        "validation": rows[held_out : 2 * held_out],
-        "train": rows[2 * held_out :],
-    }
-    splits = {}
-    for split, part in parts.items():
-        sources, targets = zip(*part, strict=True)
-        splits[split] = Dataset.from_dict({"source": list(sources), "target": list(targets)})
-    return DatasetDict(splits)
+    return split_pairs(rows, held_out)
 
 
 def _draw_expression(draw: Random, x: Any, sympy: Any, depth: int) -> Any:

@@ -1,6 +1,6 @@
 """Sentence pairs as token ids."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,18 +34,11 @@ class EncodingReport:
     unknown: int = 0  #: pairs with symbols that a tokenizer lacks. In training they are an error
     first_unknown: list[int] = field(default_factory=list)  #: their first few line numbers
 
-    def count(self, lines: Any, too_long: np.ndarray) -> None:
-        """Count pairs, given their line numbers and whether they exceed a limit, each (number of pairs,)."""
-        over = np.asarray(lines)[too_long]
+    def count(self, lines: Any, too_long: np.ndarray, unknown: np.ndarray) -> None:
+        """Count pairs, given their line numbers and what is true of each, (number of pairs,)."""
         self.seen += len(too_long)
-        self.too_long += len(over)
-        self.first_lines += over[: REPORTED_LINES - len(self.first_lines)].tolist()
-
-    def count_unknown(self, lines: object, unknown: np.ndarray) -> None:
-        """Count pairs with unknown symbols, as `count` does."""
-        found = np.asarray(lines)[unknown]
-        self.unknown += len(found)
-        self.first_unknown += found[: REPORTED_LINES - len(self.first_unknown)].tolist()
+        self.too_long += _count(lines, too_long, self.first_lines)
+        self.unknown += _count(lines, unknown, self.first_unknown)
 
     def describe_unknown(self) -> str:
         """One line on the pairs with unknown symbols."""
@@ -62,6 +55,13 @@ class EncodingReport:
             return text
         lines = describe_dropped("too long", self.too_long, self.first_lines)
         return f"{text}; {'dropped' if self.dropped else 'kept all the same'} {self.too_long:,}: {lines}"
+
+
+def _count(lines: Any, chosen: np.ndarray, first_lines: list[int]) -> int:
+    """The number of chosen lines, of which the first few are added to `first_lines`."""
+    numbers = np.asarray(lines)[chosen]
+    first_lines += numbers[: REPORTED_LINES - len(first_lines)].tolist()
+    return len(numbers)
 
 
 # The empty text has the tokens of every sentence alone. The others show that these are at its end.
@@ -138,17 +138,19 @@ def encode_pairs(
     encode = _Encode(source, target, directions, refuse_unknown=drop_too_long)
     report = EncodingReport(dropped=drop_too_long)
 
-    def over(source_lengths: Any, labels_lengths: Any) -> np.ndarray:
-        long = np.asarray(source_lengths) > (max_source_length or np.inf)
-        return long | (np.asarray(labels_lengths) > (max_target_length or np.inf))
+    def count(columns: Mapping[str, Any]) -> np.ndarray:
+        """Return which pairs are too long."""
+        long_source = np.asarray(columns["source_length"]) > (max_source_length or np.inf)
+        long_target = np.asarray(columns["target_length"]) > (max_target_length or np.inf)
+        too_long = long_source | long_target
+        report.count(columns["line"], too_long, np.asarray(columns["unknown"]))
+        return too_long
 
     def read(batch: dict[str, list[object]], indices: list[int]) -> dict[str, list[object]]:
         if indices[0] == 0:  # read again from the start
             vars(report).update(vars(EncodingReport(report.dropped)))
         encoded = encode(batch, indices)
-        too_long = over(encoded["source_length"], encoded["target_length"])
-        report.count(encoded["line"], too_long)
-        report.count_unknown(encoded["line"], np.asarray(encoded["unknown"]))
+        too_long = count(encoded)
         keep = np.flatnonzero(~too_long) if report.dropped else range(len(too_long))
         return {name: [encoded[name][i] for i in keep] for name in _COLUMNS}
 
@@ -161,35 +163,25 @@ def encode_pairs(
     )
     facts = ["source_length", "target_length", "line", "unknown"]
     lengths = encoded.select_columns(facts).with_format("numpy")[:]
-    too_long = over(lengths["source_length"], lengths["target_length"])
-    report.count(lengths["line"], too_long)
-    report.count_unknown(lengths["line"], lengths["unknown"])
+    too_long = count(lengths)
     kept = lengths["source_length"][~too_long] if drop_too_long else lengths["source_length"]
     report.longest_source = int(kept.max()) if len(kept) else None
     if drop_too_long and too_long.any():
         if too_long.all():
             raise UserError(f"every pair is longer than the limits: {report.summary()}")
         encoded = encoded.select(np.flatnonzero(~too_long))
-    return encoded.select_columns(
-        [*_COLUMNS, *([PART] if PART in encoded.column_names else [])]
-    ), report
+    columns = [*_COLUMNS, PART] if PART in encoded.column_names else _COLUMNS
+    return encoded.select_columns(columns), report
 
 
+@dataclass
 class _Encode:
     """Tokenizes a batch of pairs. It is a class, because `datasets` would hash everything that a closure captures."""
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        target_tokenizer: PreTrainedTokenizerBase,
-        directions: Sequence[Direction],
-        refuse_unknown: bool = False,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.target_tokenizer = target_tokenizer
-        self.directions = directions
-        self.refuse_unknown = refuse_unknown
-        self.languages = language_tokens(tokenizer), language_tokens(target_tokenizer)
+    tokenizer: PreTrainedTokenizerBase
+    target_tokenizer: PreTrainedTokenizerBase
+    directions: Sequence[Direction]
+    refuse_unknown: bool
 
     def __call__(self, batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         # not verbose: `model_max_length` does not apply, the caller sets limits
@@ -198,16 +190,12 @@ class _Encode:
         ids = self.tokenizer(sources, **options)["input_ids"]
         # `text_target` switches Marian's and other bilingual tokenizers to the target language
         labels = encode_targets(self.target_tokenizer, batch["target"], **options)
-        source, target = self.languages
+        source = language_tokens(self.tokenizer)
+        target = language_tokens(self.target_tokenizer)
         if self.directions and source and target:
             chosen = [self.directions[part] for part in batch[PART]]
-            ids = [
-                source.source(row, direction) for row, direction in zip(ids, chosen, strict=True)
-            ]
-            labels = [
-                target.translation(row, direction)
-                for row, direction in zip(labels, chosen, strict=True)
-            ]
+            ids = list(map(source.source, ids, chosen))
+            labels = list(map(target.translation, labels, chosen))
         parts = {PART: batch[PART]} if PART in batch else {}
         lines = batch.get("line") or [index + 1 for index in indices]
         return parts | {

@@ -46,20 +46,25 @@ def number_pairs(
     if size < 1 or held_out < 1:
         raise UserError(f"size is {size} and held_out is {held_out}; each must be at least 1")
     numbers = _draw(size + 2 * held_out, maximum, random.Random(seed))
+    spelled = [
+        (num2words(number, lang=source_lang), num2words(number, lang=target_lang))
+        for number in numbers
+    ]
+    return split_pairs(spelled, held_out)
+
+
+def split_pairs(pairs: list[tuple[str, str]], held_out: int) -> DatasetDict:
+    """The first pairs as `test`, the next ones as `validation`, and the others as `train`."""
     parts = {
-        "train": numbers[2 * held_out :],
-        "validation": numbers[held_out : 2 * held_out],
-        "test": numbers[:held_out],
+        "train": pairs[2 * held_out :],
+        "validation": pairs[held_out : 2 * held_out],
+        "test": pairs[:held_out],
     }
-    sides = {"source": source_lang, "target": target_lang}
-    spelled = {
-        split: {
-            side: [num2words(number, lang=language) for number in part]
-            for side, language in sides.items()
-        }
-        for split, part in parts.items()
-    }
-    return DatasetDict({split: Dataset.from_dict(columns) for split, columns in spelled.items()})
+    splits = {}
+    for split, part in parts.items():
+        sources, targets = map(list, zip(*part, strict=True))
+        splits[split] = Dataset.from_dict({"source": sources, "target": targets})
+    return DatasetDict(splits)
 
 
 def _draw(count: int, maximum: int, rng: random.Random) -> list[int]:

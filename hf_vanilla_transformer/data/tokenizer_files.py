@@ -92,26 +92,22 @@ def load_tokenizers(
     Raises:
         UserError: there is no tokenizer.
     """
-    source = _load(directory)
-    target = Path(directory).expanduser() / TARGET_FOLDER
+    folder = Path(directory).expanduser()
+    source = _load(folder)
+    target = folder / TARGET_FOLDER
     return source, _load(target) if target.is_dir() else source
 
 
-def _load(directory: str | Path) -> PreTrainedTokenizerBase:
+def _load(folder: Path) -> PreTrainedTokenizerBase:
     try:
-        return recognising_added_tokens(
-            AutoTokenizer.from_pretrained(str(Path(directory).expanduser()))
-        )
+        return recognising_added_tokens(AutoTokenizer.from_pretrained(str(folder)))
     except Exception as error:  # the tokenizers library raises nothing more specific
-        folder = Path(directory).expanduser()
-        names = [path.name for path in folder.glob("*")]
-        if folder.is_dir() and not any(
-            re.search(r"token|vocab|\.spm|\.model$", name) for name in names
-        ):
+        names = " ".join(path.name for path in folder.glob("*"))
+        if folder.is_dir() and not re.search(r"token|vocab|\.spm|\.model\b", names):
             raise UserError(
-                f"{directory}: this folder has no tokenizer, such as tokenizer.json"
+                f"{folder}: this folder has no tokenizer, such as tokenizer.json"
             ) from error
-        refusal = UserError(f"{directory}: cannot load the tokenizer ({one_line(error)})")
+        refusal = UserError(f"{folder}: cannot load the tokenizer ({one_line(error)})")
         raise missing_extra(error) or refusal from error
 
 

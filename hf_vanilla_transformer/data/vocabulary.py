@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
-from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, models
@@ -65,8 +64,8 @@ def extend_tokenizer(
             vocabulary[left + right] = next_id
             next_id += 1
     # same settings, new model
-    changes: dict[str, Any] = {"tokenizer_object": Tokenizer.from_str(json.dumps(state))}
-    extended = type(tokenizer)(**{**tokenizer.init_kwargs, **changes})
+    settings = tokenizer.init_kwargs | {"tokenizer_object": Tokenizer.from_str(json.dumps(state))}
+    extended = type(tokenizer)(**settings)
     extended.add_tokens([AddedToken(tag, rstrip=True, normalized=False) for tag in tags])
     return extended
 
@@ -170,9 +169,7 @@ def extend_embeddings(
     resize = model.resize_decoder_token_embeddings if target else model.resize_token_embeddings
     resize(len(new), mean_resizing=False)
     old_ids = _old_ids(old, new)
-    # Shared matrices only once.
-    unique = {id(matrix): matrix for matrix in _token_matrices(model, side)}
-    for matrix in unique.values():
+    for matrix in _token_matrices(model, side):
         for index, parts in old_ids.items():
             matrix[index] = matrix[parts].mean(dim=0)
 
@@ -216,27 +213,25 @@ def extend_languages(
         )
     if max(ids.values()) >= model.config.vocab_size:
         model.resize_token_embeddings(max(ids.values()) + 1, mean_resizing=False)
-    unique = {
-        id(matrix): matrix
-        for side in ("source", "target")
-        for matrix in _token_matrices(model, side)
-    }
-    for matrix in unique.values():
+    for matrix in _token_matrices(model):
         mean = matrix[[*known.values()] or slice(rows)].mean(dim=0)
         for code in new:
             matrix[ids[code]] = matrix[known[related[code]]] if code in related else mean
     return new
 
 
-def _token_matrices(model: PreTrainedModel, side: str) -> list[Tensor]:
-    """The matrices (W, D) and the bias (W,) with a row per token of a side."""
+def _token_matrices(model: PreTrainedModel, side: str | None = None) -> list[Tensor]:
+    """The matrices (W, D) and the bias (W,) with a row per token of a side, or of both. Shared ones occur once."""
     shared = model.config.share_encoder_decoder_embeddings
-    matrices = [model.get_input_embeddings().weight] if shared or side == "source" else []
-    if shared or side == "target":
-        matrices += [model.get_decoder().embed_tokens.weight, model.get_output_embeddings().weight]
-        bias = model.get_output_embeddings().bias
-        matrices += [bias] if bias is not None else []
-    return matrices
+    matrices = []
+    if shared or side != "target":
+        matrices.append(model.get_input_embeddings().weight)
+    if shared or side != "source":
+        output = model.get_output_embeddings()
+        matrices += [model.get_decoder().embed_tokens.weight, output.weight]
+        if output.bias is not None:
+            matrices.append(output.bias)
+    return list({id(matrix): matrix for matrix in matrices}.values())
 
 
 def _old_ids(old: PreTrainedTokenizerBase, new: PreTrainedTokenizerBase) -> dict[int, list[int]]:
