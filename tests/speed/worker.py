@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -22,7 +21,7 @@ SENTENCES, BATCH, ONE_BY_ONE = 96, 64, 8
 SEARCH = {"length_penalty": 1.0, "max_new_tokens": 32}
 
 
-def random_sentences(vocab_size: int, eos_token_id: int, count: int = SENTENCES) -> list[list[int]]:
+def random_sentences(vocab_size: int, eos_token_id: int) -> list[list[int]]:
     """Sentences of 9 to 26 tokens, longest first, as a translator sorts them."""
     generator = torch.Generator().manual_seed(1)
 
@@ -30,7 +29,7 @@ def random_sentences(vocab_size: int, eos_token_id: int, count: int = SENTENCES)
         length = int(torch.randint(8, 26, (1,), generator=generator))
         return torch.randint(4, vocab_size, (length,), generator=generator).tolist() + [eos_token_id]
 
-    return sorted((one() for _ in range(count)), key=len, reverse=True)
+    return sorted((one() for _ in range(SENTENCES)), key=len, reverse=True)
 
 
 def padded(sentences: list[list[int]], pad_token_id: int) -> tuple[Tensor, Tensor]:
@@ -68,38 +67,14 @@ def in_threads(workers: int, work: Callable[[int], int]) -> int:
         return sum(pool.map(run, range(workers)))
 
 
-def objective(model: Any, row: dict[str, Any], pairs: list[list[int]]) -> Callable[..., list[dict[str, Any]]]:
-    """The arguments that the trainer makes of a batch for the row's objective: those of its forward passes."""
-    name = row.get("objective")
-    if name is None:
-        return lambda batch: [batch]
-    if name.startswith("teacher"):
-        from hf_vanilla_transformer.training.objectives.distillation import Teacher
-
-        teacher = Teacher([row["model"]], 0.5, model)
-        if name == "teacher_top":
-            teacher.keep_top(16, [{"input_ids": each, "labels": each} for each in pairs], partial(collate, model))
-        return lambda batch: [teacher.inputs(batch)]
-    from hf_vanilla_transformer.training.objectives import consistency
-
-    inputs = partial(getattr(consistency, name)().inputs, model)
-    return lambda batch: [inputs(half) for half in consistency.halves(batch)]
-
-
-def collate(model: Any, rows: list[dict[str, list[int]]]) -> dict[str, Tensor]:
-    """A batch of sentences that are their own translations."""
-    ids, mask = padded([row["input_ids"] for row in rows], model.config.pad_token_id)
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}  # (B, T) each
-
-
-def update(model: Any, row: dict[str, Any], passes: Callable[..., Any], pairs: list[list[int]]) -> int:
-    """Loss and gradients of one batch. Returns the number of target tokens."""
-    batch = collate(model, [{"input_ids": each} for each in pairs])
-    tokens = int(batch["attention_mask"].sum())
-    for inputs in passes(batch):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=row["dtype"] == "bfloat16"):
-            loss = model(**inputs, num_items_in_batch=tokens).loss
-        loss.backward()
+def update(model: Any, row: dict[str, Any], sentences: list[list[int]]) -> int:
+    """Loss and gradients of a batch of sentences that are their own translations. Returns the number of tokens."""
+    ids, mask = padded(sentences, model.config.pad_token_id)  # (B, T) each
+    labels = ids.masked_fill(mask == 0, -100)
+    tokens = int(mask.sum())
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=row["dtype"] == "bfloat16"):
+        loss = model(input_ids=ids, attention_mask=mask, labels=labels, num_items_in_batch=tokens).loss
+    loss.backward()
     model.zero_grad()
     return tokens
 
@@ -115,11 +90,9 @@ def prepare(row: dict[str, Any]) -> Callable[[], int]:
     trains = row["work"] == "update"
     dtype = torch.float32 if trains else getattr(torch, row["dtype"])
     model = AutoModelForSeq2SeqLM.from_pretrained(row["model"], dtype=dtype).train(trains)
-    sentences = random_sentences(model.config.vocab_size, model.config.eos_token_id, row.get("pairs", SENTENCES))
+    sentences = random_sentences(model.config.vocab_size, model.config.eos_token_id)
     if trains:
-        pairs = sentences[: row.get("pairs", BATCH)]
-        passes = objective(model, row, pairs)
-        return lambda: update(model, row, passes, pairs)
+        return lambda: update(model, row, sentences[:BATCH])
     optimize_for_inference(model, quantization=row["quantization"], compile=row["compile"])
     workers = row["workers"]
     if workers == 1:
