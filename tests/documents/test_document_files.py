@@ -10,6 +10,7 @@ from lxml import etree
 from hf_vanilla_transformer.documents.document_files import SUFFIXES, text_translator, translate_document
 from hf_vanilla_transformer.inference.placement import TranslatedPart
 from hf_vanilla_transformer.utils.errors import UserError
+from tests.documents.translators import backwards, translator_by
 from tests.model_helpers import error_of
 from tests.serving_helpers import echo_folder, echo_translator
 
@@ -165,15 +166,6 @@ def same_xml(first: str | bytes, second: str | bytes) -> bool:
     """Whether two documents have the same elements, attributes and texts."""
     texts = [text.decode() if isinstance(text, bytes) else text for text in (first, second)]
     return etree.canonicalize(texts[0]) == etree.canonicalize(texts[1])
-
-
-def translator_by(function, seen=None):
-    def translate(texts):
-        if seen is not None:
-            seen.extend(texts)
-        return [[TranslatedPart(text, function(text))] for text in texts]
-
-    return translate
 
 
 @pytest.mark.parametrize("suffix", DOCUMENTS)
@@ -398,17 +390,6 @@ def test_word_processor_documents_keep_their_formatting() -> None:
     upper = content_of(translate_document(office, ".odt", translator_by(str.upper)))
     expected = ODT.replace("Head", "HEAD").replace("Hello", "HELLO").replace("big<", "BIG<")
     assert same_xml(upper[1][1], content_xml(expected.replace("dog", "DOG").replace("A note", "A NOTE")))
-
-
-def backwards(texts):
-    """Upper-cased words in reversed order, with their alignment."""
-    split = [text.split() for text in texts]
-    links = [[(i, len(words) - 1 - i) for i in range(len(words))] for words in split]
-    pairs = zip(texts, split, links, strict=True)
-    return [
-        [TranslatedPart(text, text.replace(text.strip(), " ".join(words[::-1]).upper()), aligned)]
-        for text, words, aligned in pairs
-    ]
 
 
 def run(text: str, form: str = "") -> str:

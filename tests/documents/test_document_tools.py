@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hf_vanilla_transformer.documents.document_files import translate_document
-from hf_vanilla_transformer.inference.placement import TranslatedPart
+from tests.documents.translators import upper
 
 pytestmark = pytest.mark.slow
 
@@ -27,10 +27,6 @@ FORMATS = {".md": "gfm", ".html": "html", ".docx": "docx", ".odt": "odt"}
 
 def tool(name: str) -> str:
     return shutil.which(name) or pytest.skip(f"needs {name}")
-
-
-def upper(texts):
-    return [[TranslatedPart(text, text.upper())] for text in texts]
 
 
 def as_pandoc_reads(path: Path) -> list:

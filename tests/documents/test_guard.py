@@ -10,6 +10,7 @@ from hf_vanilla_transformer.documents.markdown_text import read_markdown
 from hf_vanilla_transformer.documents.readings import read_html, read_po, read_subtitles, read_tmx, read_xliff
 from hf_vanilla_transformer.inference.placement import TranslatedPart
 from hf_vanilla_transformer.utils.errors import UserError
+from tests.documents.translators import backwards, upper
 
 HTML = '<p title="a">Seven <b>dogs</b><br>run</p><pre>code</pre><!-- note --><script>x</script>'
 SRT = "1\n00:00:01,000 --> 00:00:02,000\nSeven <i>dogs</i> run\n\n2\n00:00:03,000 --> 00:00:04,000\nHome\n"
@@ -57,10 +58,6 @@ DAMAGES = {
 }
 
 
-def upper(texts):
-    return [[TranslatedPart(text, text.upper())] for text in texts]
-
-
 def checked(name: str, change) -> str:
     read, source, passages, translation, fills = DOCUMENTS[name]
 
@@ -92,15 +89,6 @@ def test_damaged_translation_is_refused(name: str, damage: str) -> None:
     damaged = re.compile(pattern, re.DOTALL)
     with pytest.raises(UserError, match="documents"):
         checked(name, lambda translation: damaged.sub(replacement, translation))
-
-
-def backwards(texts):
-    split = [text.split() for text in texts]
-    links = [[(place, len(words) - 1 - place) for place in range(len(words))] for words in split]
-    return [
-        [TranslatedPart(text, " ".join(words[::-1]).upper(), aligned)]
-        for text, words, aligned in zip(texts, split, links, strict=True)
-    ]
 
 
 XHTML = "<?xml version='1.0'?><html xmlns='http://www.w3.org/1999/xhtml'><body><p>{}</p></body></html>"

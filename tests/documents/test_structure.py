@@ -11,14 +11,11 @@ import pytest
 from hf_vanilla_transformer.documents.document_files import translate_document
 from hf_vanilla_transformer.inference.placement import TranslatedPart
 from hf_vanilla_transformer.utils.errors import UserError
+from tests.documents.translators import upper
 from tests.model_helpers import error_of
 
 pytest.importorskip("markdown_it", reason="needs the extra `documents`")
 docx = pytest.importorskip("docx", reason="needs python-docx")
-
-
-def upper(texts):
-    return [[TranslatedPart(text, text.upper())] for text in texts]
 
 
 def joined(texts):

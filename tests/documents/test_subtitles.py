@@ -5,24 +5,10 @@ import pytest
 from hf_vanilla_transformer.documents.document_files import translate_document
 from hf_vanilla_transformer.inference.placement import TranslatedPart
 from hf_vanilla_transformer.utils.errors import UserError
+from tests.documents.translators import backwards, upper
 
 FIRST = "00:00:01,000 --> 00:00:02,000\n"
 SECOND = "00:00:03,000 --> 00:00:04,000\n"
-
-
-def upper(texts):
-    return [[TranslatedPart(text, text.upper())] for text in texts]
-
-
-def reversed_words(texts):
-    """Translations in reverse order, with the alignment of their words."""
-    translations = []
-    for text in texts:
-        words = text.split()
-        last = len(words) - 1
-        links = [(number, last - number) for number in range(len(words))]
-        translations.append([TranslatedPart(text, " ".join(reversed(words)).upper(), links)])
-    return translations
 
 
 def translated(document: str, suffix: str, translate=upper) -> str:
@@ -86,7 +72,7 @@ def test_blocks_of_webvtt_stay(block: str, expected: str | None) -> None:
 
 def test_tags_of_subtitles_go_with_their_words() -> None:
     document = f"1\n{FIRST}one <i>two</i> three\n"
-    assert translated(document, ".srt", reversed_words) == f"1\n{FIRST}THREE <i>TWO</i> ONE\n"
+    assert translated(document, ".srt", backwards) == f"1\n{FIRST}THREE <i>TWO</i> ONE\n"
 
 
 def test_translation_is_no_markup_of_webvtt() -> None:
