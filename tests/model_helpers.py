@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
@@ -128,10 +128,16 @@ def tiny_marian(vocab_size: int) -> MarianMTModel:
     return MarianMTModel(MarianConfig(vocab_size=vocab_size, **sizes, **heads, **ids)).eval()
 
 
-def word_tokenizer(words: list[str], split: Any = None, **special: str) -> PreTrainedTokenizerFast:
-    """A tokenizer with one token for each word, numbered in their order. `<unk>` must be one of them."""
+def word_tokenizer(words: list[str], split: Any = None, ends: bool = False, **special: str) -> PreTrainedTokenizerFast:
+    """A tokenizer with one token for each word, numbered in their order. `<unk>` must be one of them.
+
+    `ends` adds `</s>` to each text.
+    """
     backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     backend.pre_tokenizer = split or pre_tokenizers.Whitespace()
+    if ends:
+        end = ("</s>", words.index("</s>"))
+        backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[end])
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", **special)
 
 

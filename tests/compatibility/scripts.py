@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import pre_tokenizers
 from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerFast, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from tests.model_helpers import randomise, tiny_model
+from tests import model_helpers
+from tests.model_helpers import SPECIAL_TOKENS, randomise, tiny_model
 from tests.trainer_helpers import QUIET, collate, random_pairs
 
 VOCABULARY = 40
@@ -35,11 +36,7 @@ MODELS: dict[str, Any] = {"marian": marian, "ours": ours}
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
     tokens = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{number}" for number in range(VOCABULARY - 4))]
-    backend = Tokenizer(models.WordLevel({token: number for number, token in enumerate(tokens)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
-    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+    return model_helpers.word_tokenizer(tokens, pre_tokenizers.WhitespaceSplit(), ends=True, **SPECIAL_TOKENS)
 
 
 def text_pairs(count: int) -> list[dict[str, str]]:

@@ -5,13 +5,11 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForSeq2SeqLM,
     DataCollatorForSeq2Seq,
     MarianConfig,
     MarianMTModel,
-    PreTrainedTokenizerFast,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
 )
@@ -22,12 +20,10 @@ from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.marian import from_marian
 from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.model_helpers import slow, tiny_model
-from tests.trainer_helpers import QUIET, TINY_RUN, as_flags
+from tests.model_helpers import SPECIAL_TOKENS, slow, tiny_model, word_tokenizer
+from tests.trainer_helpers import QUIET, run_tiny, write_pairs
 
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier"}
 SOURCE = ["<s>", "<pad>", "</s>", "<unk>", *WORDS]
@@ -36,19 +32,21 @@ LINES = ["four three", "two three four", "one", "one four two three one"]
 EXPECTED = [" ".join(WORDS[word] for word in line.split()) for line in LINES]
 
 
-def word_tokenizer(tokens):
-    backend = Tokenizer(models.WordLevel({token: number for number, token in enumerate(tokens)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", tokens.index("</s>"))]
-    )
-    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+def sentences(count, longest):
+    """Different sentences of 1 to `longest` words."""
+    words = list(WORDS)
+    digits = [[number // 4**place % 4 for place in range(1 + number % longest)] for number in range(count)]
+    return [" ".join(words[digit] for digit in sentence) for sentence in digits]
+
+
+def translated(lines):
+    """The pairs of these sources."""
+    return [(line, " ".join(WORDS[word] for word in line.split())) for line in lines]
 
 
 @pytest.fixture(scope="module")
 def pair():
-    return word_tokenizer(SOURCE), word_tokenizer(TARGET)
+    return tuple(word_tokenizer(tokens, ends=True, **SPECIAL_TOKENS) for tokens in (SOURCE, TARGET))
 
 
 @pytest.fixture(scope="module")
@@ -56,27 +54,12 @@ def run(pair, tmp_path_factory):
     """The folder of a run of the command that has learned to translate word by word."""
     folder = tmp_path_factory.mktemp("two_tokenizers")
     save_tokenizers(folder / "pair", *pair)
-    words, lines = list(WORDS), []
-    for number in range(300):
-        digits = [number // 4**place % 4 for place in range(1 + number % 5)]
-        lines.append(" ".join(words[digit] for digit in digits))
-    for name, text in (("train", lines), ("test", LINES)):
-        (folder / f"{name}.en").write_text("\n".join(text) + "\n")
-        (folder / f"{name}.de").write_text("\n".join(" ".join(WORDS[w] for w in line.split()) for line in text) + "\n")
-    flags = TINY_RUN | {"tokenizer_name": folder / "pair", "output_dir": folder / "run", "learning_rate": 1e-2}
-    flags |= {
-        "d_model": 32,
-        "dropout": 0,
-        "max_steps": 300,
-        "warmup_steps": 20,
-        "save_strategy": "no",
-        "seed": 1,
-        "logging_steps": 100,
-    }
-    flags |= {"per_device_train_batch_size": 32, "generation_max_length": 20, "bleu_tokenize": "none", "vocab_size": 8}
-    for split, name in (("train", "train"), ("validation", "test"), ("test", "test")):
-        flags[split] = [folder / f"{name}.en", folder / f"{name}.de"]
-    run_training(*parse_recipe(as_flags(flags)))
+    flags = {"tokenizer_name": folder / "pair", "vocab_size": 8, "d_model": 32, "dropout": 0, "learning_rate": 1e-2}
+    flags |= {"max_steps": 300, "warmup_steps": 20, "save_strategy": "no", "seed": 1, "logging_steps": 100}
+    flags |= {"per_device_train_batch_size": 32, "generation_max_length": 20, "bleu_tokenize": "none"}
+    flags |= write_pairs(folder, translated(sentences(300, longest=5)))
+    flags |= write_pairs(folder, translated(LINES), "validation", "test")
+    run_tiny(folder / "run", **flags)
     return folder / "run"
 
 
@@ -216,23 +199,14 @@ def test_new_padding_does_not_move_positions():
 def test_resumed_run_is_bit_identical_with_everything_on(pair, tmp_path):
     """Two tokenizers, a weighted mixture with held-out pairs, SimCut, an average of the weights and token batches."""
     save_tokenizers(tmp_path / "pair", *pair)
-    words, files = list(WORDS), []
+    files = []
     for name, size in (("a", 30), ("b", 12)):
-        lines = [" ".join(words[number // 4**place % 4] for place in range(1 + number % 4)) for number in range(size)]
-        for language, text in (("en", lines), ("de", [" ".join(WORDS[w] for w in line.split()) for line in lines])):
-            files.append(tmp_path / f"{name}.{language}")
-            files[-1].write_text("\n".join(text) + "\n")
-    flags = TINY_RUN | {
-        "train": files,
-        "train_weights": [1, 2],
-        "held_out_pairs": 3,
-        "tokenizer_name": tmp_path / "pair",
-    }
+        files += write_pairs(tmp_path, translated(sentences(size, longest=4)), name)[name]
+    flags = {"train": files, "train_weights": [1, 2], "held_out_pairs": 3, "tokenizer_name": tmp_path / "pair"}
     flags |= {"simcut_alpha": 3.0, "ema_decay": 0.9, "max_tokens_per_batch": 60, "save_steps": 2, "dropout": 0.3}
     flags |= {"eval_strategy": "steps", "eval_steps": 2, "bf16_full_eval": True, "max_steps": 4, "vocab_size": 8}
-    run_training(*parse_recipe(as_flags(flags | {"output_dir": tmp_path / "whole"})))
-    first = tmp_path / "whole" / "checkpoint-2"
-    run_training(*parse_recipe(as_flags(flags | {"output_dir": tmp_path / "new", "resume_from_checkpoint": first})))
+    run_tiny(tmp_path / "whole", **flags)
+    run_tiny(tmp_path / "new", **flags, resume_from_checkpoint=tmp_path / "whole" / "checkpoint-2")
     for name in ("model.safetensors", "checkpoint-4/model.safetensors", "checkpoint-4/ema.safetensors"):
         whole, resumed = (load_file(tmp_path / run / name) for run in ("whole", "new"))
         assert whole.keys() == resumed.keys() and all(whole[key].equal(resumed[key]) for key in whole), name
