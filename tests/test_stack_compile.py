@@ -84,15 +84,11 @@ def check_compiled_forward(model: VanillaTransformerForConditionalGeneration, **
 
 
 @pytest.mark.slow  # test_fixed_shape_loss.py compiles a forward pass, too
-def test_forward_is_one_graph_for_all_lengths() -> None:
-    check_compiled_forward(tiny_model(encoder_layers=1, decoder_layers=1), use_cache=False)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("use_cache", [False, None])
 @pytest.mark.parametrize(
     "fields",
     [
+        {"encoder_layers": 1, "decoder_layers": 1},
         {"attn_implementation": "eager"},
         {"position_encoding_type": "learned", "lm_head_bias": True, "final_layer_norm": True},
         {"position_encoding_type": "sinusoidal_split", "share_encoder_decoder_embeddings": False, "head_dim": 5},
