@@ -9,23 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from hf_vanilla_transformer import TranslationPipeline, Translator, VanillaTransformerConfig
-from hf_vanilla_transformer.data import load_pairs, train_tokenizer
-from hf_vanilla_transformer.data.word_vectors import load_word_vectors
+from hf_vanilla_transformer import Translator, VanillaTransformerConfig
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
-from hf_vanilla_transformer.evaluation import score_translations
 from hf_vanilla_transformer.hub.publishing import publish
-from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.inference.text_io import line_writer, read_lines
-from hf_vanilla_transformer.interop.converting import convert
-from hf_vanilla_transformer.interop.exporting import export
-from hf_vanilla_transformer.training.checkpoints import average_weights
-from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.utils.errors import UserError, run_command
 from tests.model_helpers import save_model, tiny_model
-from tests.trainer_helpers import make_trainer
 from vanilla_transformer_cli.main import SUBCOMMANDS, main
 
 # A remedy, or the values that are possible. A path that does not exist needs none.
@@ -99,37 +89,10 @@ def test_every_subcommand_has_an_error() -> None:
     assert {line.split()[0] for line, _ in COMMANDS} == SUBCOMMANDS.keys()
 
 
-def generate(**settings: Any) -> None:
-    tiny_model().generate(torch.tensor([[5, 6, 2]]), **settings)
-
-
-def load_missing_vectors(folder: Path) -> None:
-    load_word_vectors(torch.nn.Embedding(260, 2), train_tokenizer(["a"], 260), folder / "none.txt")
-
-
 CALLS: list[tuple[str, Callable[[Path], Any]]] = [
-    ("d_model", lambda folder: VanillaTransformerConfig(d_model=30, encoder_attention_heads=4)),
     ("bas", lambda folder: VanillaTransformerConfig.from_preset("bas")),
-    ("input_ids", lambda folder: tiny_model()(input_ids=torch.tensor([[99]]), decoder_input_ids=torch.tensor([[0]]))),
-    ("num_beam", lambda folder: generate(num_beam=2)),
-    ("decoder_input_ids", lambda folder: generate(decoder_input_ids=torch.tensor([[0, 99]]))),
-    ("next_batch", lambda folder: generate(next_batch=lambda count: None, do_sample=True)),
-    ("quantization", lambda folder: optimize_for_inference(tiny_model().eval(), quantization="int3")),
     ("do_sample", lambda folder: ContinuousSearch(tiny_model(), do_sample=True)),
-    ("none", lambda folder: Translator.from_pretrained(folder / "none")),
-    ("dtype", lambda folder: Translator.from_pretrained(folder / "model", dtype="float8")),
     ("n_best", lambda folder: Translator.from_pretrained(folder / "model").translate_nbest(["a"], n_best=0)),
-    ("tokenizer=None", lambda folder: TranslationPipeline(tiny_model(), tokenizer=None)),
-    ("none.tsv", lambda folder: load_pairs(folder / "none.tsv")),
-    ("vocab_size", lambda folder: train_tokenizer(["a"], 9)),
-    ("none.txt", load_missing_vectors),
-    ("hypotheses", lambda folder: score_translations(["a", "b"], ["a"])),
-    ("max_tokens_per_batch", lambda folder: make_trainer(folder / "run", max_tokens_per_batch=0)),
-    ("simcut_alpha", lambda folder: make_trainer(folder / "run", simcut_alpha=-1.0)),
-    ("max_steps", lambda folder: parse_recipe(["--output_dir", "x", "--max_steps", "many"])),
-    ("checkpoint-7", lambda folder: average_weights([folder / "checkpoint-7"], folder / "mean.safetensors")),
-    ("none", lambda folder: convert("marian", folder / "none", folder / "out")),
-    ("none", lambda folder: export("onnx", folder / "none", folder / "out")),
     ("max_shard_size", lambda folder: publish(folder / "model", "x", max_shard_size="much")),
 ]
 

@@ -94,25 +94,27 @@ def batch_for(model: VanillaTransformerForConditionalGeneration, sizes: list[int
 
 @promised
 @pytest.mark.parametrize("backend", BACKENDS)
-@given(fields=options(), sizes=lengths, seed=seeds)
+@given(fields=options(), sizes=lengths, seed=seeds, at_once=st.sampled_from([1, 1, 3]))
 @torch.no_grad()
-def test_cached_decoding_equals_uncached_for_any_configuration(backend, fields, sizes, seed):
+def test_cached_decoding_equals_uncached_for_any_configuration(backend, fields, sizes, seed, at_once):
     model = tiny_model(seed, attn_implementation=backend, **fields)
     batch = batch_for(model, sizes, seed)
     target = model.prepare_decoder_input_ids_from_labels(batch.pop("labels"))
     encoded = model.model.encoder(**batch)
     cache = None
-    for i in range(target.shape[1]):
-        uncached = model(**batch, decoder_input_ids=target[:, : i + 1], use_cache=False).logits[:, -1:]
+    for start in range(0, target.shape[1], at_once):
+        end = min(start + at_once, target.shape[1])
+        uncached = model(**batch, decoder_input_ids=target[:, :end], use_cache=False).logits[:, start:]
         step = model(
             encoder_outputs=encoded,
             attention_mask=batch["attention_mask"],
-            decoder_input_ids=target[:, i : i + 1],
+            decoder_input_ids=target[:, start:end],
             past_key_values=cache,
             use_cache=True,
         )
         cache = step.past_key_values
-        assert_near(step.logits, uncached, 1e-5, f"token {i}")
+        assert cache.get_seq_length() == end
+        assert_near(step.logits, uncached, 1e-5, f"tokens {start} to {end}")
 
 
 @promised
