@@ -52,20 +52,26 @@ class MuonAdamW(AdamW):
 
     @torch.no_grad()
     def _step_matrices(self, group: ParameterGroup) -> None:
+        weights = [weight for weight in group["params"] if weight.grad is not None]
+        if not weights:
+            return
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+        gradients = [weight.grad for weight in weights]
+        momenta = [self.state[weight]["momentum_buffer"] for weight in weights]
+        # On a GPU a few kernels for all matrices.
+        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+        directions = torch._foreach_lerp(gradients, momenta, MOMENTUM)
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
         by_shape: dict[torch.Size, list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
-        for weight in group["params"]:
-            if weight.grad is None:
-                continue
-            state = self.state[weight]
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(weight)
-            momentum = state["momentum_buffer"].lerp_(weight.grad, 1 - MOMENTUM)
-            by_shape[weight.shape].append((weight, weight.grad.lerp(momentum, MOMENTUM)))
+        for weight, direction in zip(weights, directions, strict=True):
+            by_shape[weight.shape].append((weight, direction))
         for shape, pairs in by_shape.items():
-            weights, momenta = zip(*pairs, strict=True)
+            alike, matrices = zip(*pairs, strict=True)
             rate = group["lr"] * ADAM_RMS * math.sqrt(max(shape))
-            for weight, update in zip(weights, orthogonalized(torch.stack(momenta)), strict=True):
-                weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
+            updates = orthogonalized(torch.stack(matrices)).unbind()
+            torch._foreach_add_(alike, updates, alpha=-rate)
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

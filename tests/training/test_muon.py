@@ -12,6 +12,7 @@ from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Argume
 from hf_vanilla_transformer.training.muon import MuonAdamW, orthogonalized
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import tiny_model
+from tests.pretended_gpu import counted, on_gpu
 from tests.trainer_helpers import SAVING, collate, flat, random_pairs, relative_error, trained
 
 SHAPES = [(6, 6), (10, 4), (4, 10)]
@@ -106,6 +107,19 @@ def test_trainer_takes_one_step_of_muon(tmp_path: Path) -> None:
             weight, moved = layer.get_submodule(name).weight, moved_layer.get_submodule(name).weight
             step = ((weight - moved) / (0.01 * 0.2 * max(weight.shape) ** 0.5)).detach().numpy()
             np.testing.assert_allclose(step, numpy_orthogonalized(weight.grad.numpy()), atol=1e-3)
+
+
+def test_matrices_of_many_layers_take_few_kernels() -> None:
+    weights = [torch.nn.Parameter(on_gpu(torch.ones(4, 3))) for _ in range(50)]
+    optimizer = by_muon(weights[0], 0.1)
+    optimizer.add_param_group({"params": weights[1:], "muon": True})
+    for _ in range(2):
+        for weight in weights:
+            weight.grad = on_gpu(torch.ones(4, 3))
+        with counted() as count:
+            optimizer.step()
+    assert count.launches < 120, count.operations.most_common()
+    assert not count.waits
 
 
 def test_resumed_muon_run_is_bit_identical(tmp_path: Path) -> None:
