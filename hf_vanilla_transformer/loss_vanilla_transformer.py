@@ -23,7 +23,7 @@ CPU_CHUNK = 2**23
 CPU_ROWS = 4  # logits, and positions times D
 CPU_HALF_CHUNK = 2**25
 CPU_HALF_ROWS = 8
-DEVICE_CHUNK = 2**26
+DEVICE_CHUNK = 2**27
 # positions of a chunk are a multiple of it: oneDNN compiles and keeps kernels for every shape of a product
 ROW_UNIT = 64
 # Logits that are differentiated at once: on a CPU they should stay in a core's cache.
@@ -377,7 +377,7 @@ def _differentiate(
         some = None if weights is None else weights[rows]
         smoothed, plain = cross_entropy_into(p, 1.0, z, lse, labels[rows], smoothing)  # (rows, 1)
         sums = sums + torch.stack([weighted_sum(smoothed, some), weighted_sum(plain, some)])
-        z.copy_(p if some is None else p * some)
+        z.copy_(p if some is None else p.mul_(some))
     return sums
 
 
@@ -405,7 +405,14 @@ def cross_entropy_into(
     """
     chosen = logits.gather(1, labels).float()  # z_label (n, 1)
     plain = lse - chosen
-    derivative.scatter_add_(1, labels, derivative.new_full(labels.shape, weight * (smoothing - 1)))
+    if (
+        torch.compiler.is_compiling()
+    ):  # it is fused, and a scatter needs the whole derivative in memory
+        is_label = torch.arange(logits.shape[1], device=logits.device) == labels
+        derivative.sub_(is_label * (weight * (1 - smoothing)))
+    else:
+        step = derivative.new_full(labels.shape, weight * (smoothing - 1))
+        derivative.scatter_add_(1, labels, step)
     return plain + smoothing * chosen, plain
 
 

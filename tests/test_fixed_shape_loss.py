@@ -97,6 +97,20 @@ def test_loss_is_traced_as_a_whole(name: str) -> None:
         assert_near(found, wanted, 2e-6)
 
 
+def test_traced_loss_needs_no_probabilities_in_memory() -> None:
+    """A compiler fuses all operations on the logits but a scatter."""
+    operations = set()
+
+    def recording(graph: Any, example: Any) -> Callable:
+        operations.update(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    loss_of = torch.compile(LOSSES["plain"][1], backend=aot_autograd(fw_compiler=recording), fullgraph=True)
+    derivatives(loss_of, inputs(), "cpu")
+    assert any("softmax" in name or "exp" in name for name in operations)
+    assert not [name for name in operations if name.startswith("aten.scatter")]
+
+
 def test_model_with_the_fused_loss_is_one_graph_for_all_batches_of_a_shape() -> None:
     graphs = {"forward": 0, "backward": 0}
 
