@@ -293,7 +293,8 @@ def _run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     to_device = requested is not None and torch.device(requested).type == NAME
     if name == "_to_copy" and requested is not None:
         if inputs and not to_device:
-            _wait("copy to the host")
+            if not kwargs.get("non_blocking"):  # torch copies to pinned memory then
+                _wait("copy to the host")
             return results
         if to_device and not inputs:
             _copy(args[0], kwargs.get("non_blocking", False))

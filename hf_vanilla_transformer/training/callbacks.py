@@ -67,8 +67,8 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
 
     @property
     def interrupted(self) -> bool:
-        """A signal was received, at the last update on any rank."""
-        return self.signals.received is not None
+        """A signal was received on any rank."""
+        return self.signals.agreed is not None
 
     def on_train_begin(self, *_: object, **__: object) -> None:
         self._start = time.monotonic()
@@ -84,9 +84,17 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> TrainerControl:
-        # Clocks and signals differ between ranks, but all ranks must stop after the same update.
+        # Clocks and signals differ between ranks, but all ranks must stop after the same update. They agree at once if
+        # the device is waited for anyway, and else one update later.
         over = self.max_seconds is not None and self.seconds() > self.max_seconds
-        (over,) = self.signals.agree(args.device, over)
+        waits = (
+            control.should_log
+            or control.should_evaluate
+            or control.should_save
+            or control.should_training_stop
+        )
+        agree = self.signals.agree if waits else self.signals.agree_soon
+        (over,) = agree(args.device, over)
         # The evaluation at the end of an epoch follows a checkpoint of its last update.
         self.evaluation_due = (
             args.eval_strategy == "epoch"

@@ -57,13 +57,45 @@ def broadcast_from_main(make: Callable[[], Value]) -> Value:
     return results[0]  # type: ignore[return-value]
 
 
+class Agreement:
+    """Which flags are set on any rank. All ranks must ask for it. The device is waited for when it is read.
+
+    Args:
+        flags: of this rank.
+        device: of the run.
+    """
+
+    def __init__(self, *flags: bool, device: torch.device):
+        self._on_any = torch.tensor(flags, dtype=torch.int32)
+        self._copied: torch.Event | None = None
+        if not has_other_ranks():
+            return
+        on_device = self._on_any.to(device, non_blocking=True)
+        distributed.all_reduce(on_device, op=distributed.ReduceOp.MAX)
+        self._on_any = on_device.to("cpu", non_blocking=True)
+        if device.type != "cpu":
+            self._copied = torch.Event(device)
+            self._copied.record()
+
+    def read(self) -> list[bool]:
+        """For each flag, True if it was set on any rank."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return [bool(each) for each in self._on_any.tolist()]
+
+
+def has_other_ranks() -> bool:
+    """True in a group of several processes."""
+    return (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
+
+
 def any_rank(*flags: bool, device: torch.device) -> list[bool]:
     """For each flag, True if it is set on any rank. A collective: all ranks must call it."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return list(flags)
-    on_any = torch.tensor(flags, dtype=torch.int32, device=device)
-    distributed.all_reduce(on_any, op=distributed.ReduceOp.MAX)
-    return [bool(each) for each in on_any.tolist()]
+    return Agreement(*flags, device=device).read()
 
 
 def require_first_rank(seconds: float = 300) -> None:
@@ -211,8 +243,10 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        self.received: int | None = None
+        self.received: int | None = None  # by this rank, or agreed on
+        self.agreed: int | None = None  # by all ranks
         self.message = ""
+        self._asked: Agreement | None = None  # at the last `agree_soon`
         self._previous: dict[int, SignalHandler] = {}
         self._depth = 0
         self._process = os.getpid()
@@ -241,16 +275,33 @@ class StopSignals:
             self._restore()
 
     def agree(self, device: torch.device, *flags: bool) -> list[bool]:
-        """Make `received` the same on all ranks, which must all call it. Return which `flags` any rank has."""
-        found = any_rank(*(self.received == each for each in STOPPING), *flags, device=device)
-        received = max(
-            (each for each, flag in zip(STOPPING, found, strict=False) if flag), default=None
-        )
-        first = self.received is None
-        self.received = received
-        if received is not None and first:
-            self._print()
-        return found[len(STOPPING) :]
+        """Make `agreed` the signal of any rank. All ranks must call it. Return which `flags` any rank has."""
+        self._asked = None
+        return self._conclude(self._ask(device, *flags).read())
+
+    def agree_soon(self, device: torch.device, *flags: bool) -> list[bool]:
+        """`agree` without a wait for the device: several ranks learn at the next call what was asked in this one."""
+        if not has_other_ranks():
+            return self.agree(device, *flags)
+        asked_before = self._asked
+        self._asked = self._ask(device, *flags)
+        if asked_before is None:
+            return [False for _ in flags]
+        return self._conclude(asked_before.read())
+
+    def _ask(self, device: torch.device, *flags: bool) -> Agreement:
+        received = [self.received == each for each in STOPPING]
+        return Agreement(*received, *flags, device=device)
+
+    def _conclude(self, on_any: list[bool]) -> list[bool]:
+        """Take the signals and the other flags from what the ranks have agreed on."""
+        signals = [each for each, on_any_rank in zip(STOPPING, on_any, strict=False) if on_any_rank]
+        if signals:
+            is_new = self.received is None
+            self.agreed = self.received = max(signals)
+            if is_new:
+                self._print()
+        return on_any[len(STOPPING) :]
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a forked worker: the main process ends it

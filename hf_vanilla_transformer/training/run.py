@@ -387,6 +387,7 @@ def train(
         stop.on_train_end()  # `Trainer` omits it after an error
     seconds = stop.seconds()
     step = trainer.state.global_step
+    stop.signals.agree(trainer.args.device)
     if stop.interrupted:
         with errors_on_main_rank_only():
             raise Interrupted(

@@ -1,12 +1,17 @@
 """The trainer's own loop on a pretended GPU: what an update of packed rows asks of it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+from transformers import TrainerControl, TrainerState
 
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training import distributed
+from hf_vanilla_transformer.training.callbacks import StopWithCheckpoint
 from tests.model_helpers import tiny_model
 from tests.pretended_gpu import DEVICE, Count, counted, install, on_gpu
 from tests.test_pretended_gpu import six_layers
@@ -86,3 +91,24 @@ def test_passes_of_the_loop_launch_few_kernels(trainer_on_gpu: Any, tmp_path: Pa
     # without the optimizer, which works on all weights together on a real GPU
     assert counts[-1].launches <= LAUNCHES_OF_A_STEP, counts[-1].operations.most_common(20)
     assert not counts[-1].waits
+
+
+def test_ranks_agree_on_a_stop_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    install()
+    monkeypatch.setattr(distributed, "has_other_ranks", lambda: True)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: None)
+    monkeypatch.setattr(torch, "Event", MagicMock())
+    stop = StopWithCheckpoint(max_minutes=1)
+    args = SimpleNamespace(device=torch.device(DEVICE), eval_strategy="no")
+    answers = []
+    for spent in (0, 61, 62):
+        stop.spent = spent
+        with counted() as count:
+            answers.append(stop.on_step_end(args, TrainerState(), TrainerControl()).should_training_stop)
+        assert not count.waits
+        assert not count.blocking
+        assert count.copies
+    assert answers == [False, False, True]  # one update after the limit
+    stop.spent = 0
+    control = stop.on_step_end(args, TrainerState(), TrainerControl(should_log=True))
+    assert not control.should_training_stop  # agreed on at once, and what was asked before is dropped
