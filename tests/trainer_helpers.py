@@ -124,6 +124,18 @@ def trained(*arguments: Any, resume: Any = None, **settings: Any) -> Any:
     return trainer
 
 
+class FailingBackward(torch.autograd.Function):
+    """A graph whose backward pass cannot be compiled, which torch does when it runs."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor) -> Tensor:
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise RuntimeError("no compiler\nis here")
+
+
 class EntropyLoss(VanillaTransformerTrainer):
     """Adds to the loss what a user computes from the logits, as a mean over the target tokens of the update."""
 

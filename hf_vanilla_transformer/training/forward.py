@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from ..data.packing import packed_inputs
 from ..layers_vanilla_transformer import is_plain_linear
 from ..loss_vanilla_transformer import VanillaTransformerOutput
-from .distributed import print_main
+from ..utils.random_state import kept_random_state
+from ..utils.untrusted import one_line
+from .distributed import any_rank, print_main
 
 ALIGNED = 8  # elements: weights start at multiples of 16 bytes, for the kernels of products
 
@@ -110,9 +112,9 @@ def cast_together(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]
 
 
 class CompiledForward:
-    """The forward pass for packed rows, as one graph compiled at the first batch.
+    """The forward pass for packed rows, as one graph compiled with the first batch (`compile`).
 
-    Batches of another shape run without it. If torch cannot compile it, the run goes on without (`give_up`).
+    Batches of another shape run without it.
 
     Args:
         forward: returns the model's outputs for the arguments of its forward pass.
@@ -135,9 +137,8 @@ class CompiledForward:
         self.model = model
         self.shapes = shapes
         self.looks_up = looks_up
-        self.started: float | None = None  # when compiling started
+        self.is_due = True  # nothing is compiled yet
         self.failed = False
-        self._reported = False
         self._compiled = torch.compile(self._losses, fullgraph=True, dynamic=False, **settings)
 
     def fits(self, batch: Mapping[str, Any]) -> bool:
@@ -156,8 +157,6 @@ class CompiledForward:
             target = self.model.get_decoder().embed_tokens
             batch["inputs_embeds"] = source(batch.pop("input_ids"))
             batch["decoder_inputs_embeds"] = target(batch.pop("decoder_input_ids"))
-        if self.started is None:
-            self.started = time.monotonic()
         loss, nll_loss = self._compiled(batch)
         return VanillaTransformerOutput(loss=loss, nll_loss=nll_loss)
 
@@ -166,21 +165,39 @@ class CompiledForward:
         outputs = self.forward(**inputs, skip_logits=True)
         return outputs.loss, outputs.nll_loss
 
-    def give_up(self, error: Exception) -> None:
-        """Compute all batches without the graph from now on, and say why."""
-        self.failed = True
-        reason = " ".join(str(error).split())[:200]
-        print_main(f"torch_compile: the update is not compiled: {type(error).__name__}: {reason}")
+    def compile(self, batch: Mapping[str, Any]) -> None:
+        """Compile both passes by a rehearsal with a batch, and say how long it took.
 
-    def report(self) -> None:
-        """After the first backward pass: say what was compiled, and how long it took."""
-        if self._reported or self.started is None:
+        If a rank cannot, all compute every batch without the graph, and a line says why. A rehearsal leaves gradients
+        and random state as they are. DistributedDataParallel has no part in it: within its forward pass torch
+        would split the graph at its buckets, and an error in its backward pass would end the run.
+
+        Args:
+            batch: on the device, with `num_items_in_batch`.
+        """
+        self.is_due = False
+        start = time.monotonic()
+        device = batch["labels"].device
+        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+        reason = ""
+        try:
+            with kept_random_state(device):
+                loss = self(**batch).loss
+                torch.autograd.grad(loss, weights, allow_unused=True)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # torch has no public class for the errors of its compilers
+            reason = f"{type(error).__name__}: {one_line(error)}"
+        (self.failed,) = any_rank(bool(reason), device=device)
+        if self.failed:
+            print_main(
+                f"torch_compile: the update is not compiled: {reason or 'another rank cannot'}"
+            )
             return
-        self._reported = True
         (rows, source), (_, target) = self.shapes
         print_main(
             f"torch_compile: one graph for updates of batches of {rows} rows of {source} source and {target} target "
-            f"places, compiled in {time.monotonic() - self.started:.0f} s"
+            f"places, compiled in {time.monotonic() - start:.0f} s"
         )
 
 

@@ -2,7 +2,7 @@
 
 import torch
 from accelerate.utils import convert_outputs_to_fp32
-from transformers import PreTrainedModel, Seq2SeqTrainer
+from transformers import PreTrainedModel, Seq2SeqTrainer, TrainingArguments
 
 from ..data.packing import PackedBatchSampler
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -47,9 +47,26 @@ def choose_forward(
         ((plan.rows_of_batch, source), (plan.rows_of_batch, target)),
         looks_up=type(model).forward is VanillaTransformerForConditionalGeneration.forward,
         backend=args.torch_compile_backend or "inductor",
-        mode=args.torch_compile_mode,
+        mode=_compile_mode(args, plan),
     )
     return choice
+
+
+def _compile_mode(args: TrainingArguments, plan: PackedBatchSampler) -> str | None:
+    """`torch_compile_mode`, but no CUDA graphs for updates of several batches.
+
+    The graph of the second batch would overwrite the gradients of the first.
+    """
+    mode = args.torch_compile_mode
+    if mode is None or plan.batches_of_update == args.world_size:
+        return mode
+    if not torch._inductor.list_mode_options(mode).get("triton.cudagraphs"):
+        return mode
+    print_main(
+        f"torch_compile_mode={mode}: left out, because an update has several batches on each device: "
+        "max_tokens_per_batch is smaller than tokens_per_update"
+    )
+    return None
 
 
 def is_bound_by_launches(device: torch.device) -> bool:

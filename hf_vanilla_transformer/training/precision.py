@@ -8,6 +8,7 @@ import torch
 
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.cpu_time import on_fitting_threads
+from ..utils.random_state import kept_random_state
 from .arguments import RunArguments
 from .distributed import broadcast_from_main, print_main
 from .fingerprint import read_run_state
@@ -59,7 +60,7 @@ def bf16_is_faster(
     ids = torch.arange(sentences * length, device=device).view(sentences, length) % vocab_size
     seconds: dict[bool, list[float]] = {True: [], False: []}
     model.train()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with kept_random_state(device):
         for step in range(WARM_UP + TIMED):
             for bf16 in seconds:
                 start = time.perf_counter()

@@ -28,6 +28,7 @@ from ..data.tokenizer_files import save_tokenizers, unrecognised_tokens
 from ..inference.loading import check_weights
 from ..modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
 from ..utils.errors import Interrupted, UserError
+from ..utils.random_state import kept_random_state
 from ..utils.system_info import versions
 from ..utils.untrusted import read_json_object, reading_weights
 from .callbacks import StopWithCheckpoint
@@ -430,11 +431,8 @@ class ResumableTrainer(Seq2SeqTrainer):
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Keep the random state as it is, because a resumed run may evaluate at a different time, and the weights."""
-        device = self.args.device
         # A DataLoader draws a seed from the global generator, even if it shuffles nothing.
-        devices = [] if device.type == "cpu" else [device]
-        kind = "cuda" if device.type == "cpu" else device.type
-        with self._full_precision_afterwards(), torch.random.fork_rng(devices, device_type=kind):
+        with self._full_precision_afterwards(), kept_random_state(self.args.device):
             return super().evaluation_loop(*args, **kwargs)
 
     @contextmanager

@@ -244,6 +244,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         batches = list(enumerate(_batches(inputs)))
         if self._due_consistency() and num_items_in_batch is not None:
             batches = [(index, half) for index, batch in batches for half in halves(batch)]
+        self._compile_if_due(batches[0][1], num_items_in_batch)
         total = torch.zeros((), device=self.args.device)
         for part, (index, batch) in enumerate(batches):
             last = part == len(batches) - 1
@@ -251,34 +252,22 @@ class VanillaTransformerTrainer(TranslatingTrainer):
                 self._attention_kernels(),
                 nullcontext() if last else self.accelerator.no_sync(model),
             ):
-                loss = self._step_of_batch(model, batch, num_items_in_batch)
+                loss = super().training_step(model, batch, num_items_in_batch)
             self.losses.add(self.state.global_step, index, loss)
             if loss.device.type == "cpu" or self.losses.is_full:
                 self._require_finite_losses()
             total += loss
         return total
 
-    def _step_of_batch(
-        self,
-        model: PreTrainedModel,
-        batch: Batch,
-        num_items_in_batch: torch.Tensor | int | None,
-    ) -> torch.Tensor:
-        """Forward and backward pass of a batch. If torch cannot compile them, a line says so and they run without."""
+    def _compile_if_due(self, batch: Batch, num_items_in_batch: torch.Tensor | int | None) -> None:
+        """Compile the passes of a batch, unless that is done."""
         compiled = self.forwards.compiled
-        if compiled is None or not compiled.fits(batch):
-            return super().training_step(model, batch, num_items_in_batch)
-        nll = self.meter.nll
-        try:
-            loss = super().training_step(model, batch, num_items_in_batch)
-        except (torch.OutOfMemoryError, UserError):
-            raise
-        except Exception as error:  # torch has no public class for the errors of its compilers
-            compiled.give_up(error)
-            self.meter.nll = nll
-            return super().training_step(model, batch, num_items_in_batch)
-        compiled.report()
-        return loss
+        if compiled is None or not compiled.is_due or not compiled.fits(batch):
+            return
+        self._base_model().train()
+        inputs = self._prepare_inputs(batch)
+        with self._attention_kernels():
+            compiled.compile({**inputs, "num_items_in_batch": num_items_in_batch})
 
     def compute_loss(
         self,

@@ -3,17 +3,23 @@
 Each job trains a tiny model with token batches, and rank 0 writes the results into the folder D.
 """
 
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, distributed
+from torch._dynamo.utils import counters
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.training import forward_choice
+from hf_vanilla_transformer.training.distributed import StopSignals
 from tests.model_helpers import tiny_model
-from tests.trainer_helpers import DESCENT, TINY_RUN, as_flags, flat, random_pairs, trained
+from tests.trainer_helpers import DESCENT, TINY_RUN, FailingBackward, as_flags, flat, random_pairs, trained
 
 STEPS = 20
 # the flags of a whole run
@@ -65,6 +71,33 @@ def resume_packed(folder: Path, **settings: Any) -> tuple[Tensor, Tensor, bool]:
     return flat(whole.model), flat(resumed.model), compiled is not None and not compiled.failed
 
 
+def agreements() -> list[list[Any]]:
+    """What each rank learns at two calls of `agree_soon`, the first after a signal to rank 1 and a flag of rank 0."""
+    rank = distributed.get_rank()
+    signals = StopSignals()
+    signals.received = signal.SIGTERM if rank == 1 else None
+    learned = []
+    for flag in (rank == 0, False):
+        found = signals.agree_soon(torch.device("cpu"), flag)
+        learned.append((found, signals.agreed))
+    return gather_object([learned])
+
+
+def resume_without_a_compiler(folder: Path) -> tuple[Tensor, Tensor, bool]:
+    """As `resume_packed`, where rank 1 cannot compile the backward pass."""
+
+    def failing(function: Callable, **_: Any) -> Callable:
+        def run(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            loss, nll_loss = function(batch)
+            return (FailingBackward.apply(loss) if distributed.get_rank() == 1 else loss), nll_loss
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", failing)
+        return resume_packed(folder, **PACKED["compiled"])
+
+
 def main(folder: Path) -> None:
     results: dict[str, Any] = {name: train(folder, count, **settings)[:2] for name, (count, settings) in JOBS.items()}
     # A checkpoint of one process in the middle of an epoch, whose `batches_per_update` is kept.
@@ -73,9 +106,13 @@ def main(folder: Path) -> None:
     results["processes"] = distributed.get_world_size()
     save = {"save_strategy": "steps", "save_steps": 7, "max_tokens_per_batch": 60}
     results["to resume"] = train(folder / "several_processes", 40, **save)[:2]
+    distributed._DEFAULT_FIRST_BUCKET_BYTES = 1  # torch would split graphs at buckets
     for name, settings in PACKED.items():
         forward_choice.is_bound_by_launches = lambda device, name=name: name == "cast together"
         results[f"{name}, resumed"] = resume_packed(folder / name, **settings)
+    results["graphs"] = counters["aot_autograd"]["total"]
+    results["no compiler, resumed"] = resume_without_a_compiler(folder / "no compiler")
+    results["agreements"] = agreements()
     if rank == 0:
         torch.save(results, folder / "results.pt")
     distributed.barrier()

@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 
 from tests import trainer_helpers
 from tests.model_helpers import tiny_model
-from tests.trainer_helpers import DESCENT, EntropyLoss, assert_same_model, flat, random_pairs
+from tests.trainer_helpers import DESCENT, EntropyLoss, FailingBackward, assert_same_model, flat, random_pairs
 
 COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
 
@@ -146,18 +146,6 @@ def test_update_that_cannot_be_compiled_is_named(
     assert not counters["stats"]
 
 
-class FailingBackward(torch.autograd.Function):
-    """A graph whose backward pass cannot be compiled, which torch does when it runs."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: torch.Tensor) -> torch.Tensor:
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("no compiler\nis here")
-
-
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_run_goes_on_without_a_compiler_that_fails(
     direction: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
@@ -166,8 +154,7 @@ def test_run_goes_on_without_a_compiler_that_fails(
         def run(*args: Any) -> Any:
             if direction == "forward":
                 raise RuntimeError("no compiler\nis here")
-            with torch.random.fork_rng([]):  # the second try has the same dropout
-                loss, nll_loss = function(*args)
+            loss, nll_loss = function(*args)
             return FailingBackward.apply(loss), nll_loss
 
         return run
@@ -177,6 +164,44 @@ def test_run_goes_on_without_a_compiler_that_fails(
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("torch_compile")]
     assert lines == ["torch_compile: the update is not compiled: RuntimeError: no compiler is here"]
     assert torch.equal(flat(compiled.model), flat(trained(tmp_path, 2).model))
+
+
+def compile_to_nothing(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Let `torch.compile` return its function, and record its settings."""
+    calls = []
+
+    def compiled(function: Callable, **settings: Any) -> Callable:
+        calls.append(settings)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    return calls
+
+
+def test_rehearsal_is_no_part_of_the_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = trained(tmp_path, 2)
+    compile_to_nothing(monkeypatch)
+    actual = trained(tmp_path, 2, **COMPILED)
+    assert not actual.forwards.compiled.is_due and not actual.forwards.compiled.failed
+    assert torch.equal(flat(actual.model), flat(expected.model))
+    assert actual.state.log_history[0]["nll_loss"] == expected.state.log_history[0]["nll_loss"]
+
+
+@pytest.mark.parametrize(("mode", "tokens", "kept"), [
+    ("reduce-overhead", None, True),
+    ("reduce-overhead", 100, False),  # two batches an update
+    ("max-autotune", 100, False),
+    ("max-autotune-no-cudagraphs", 100, True),
+])  # fmt: skip
+def test_gradients_are_not_added_up_in_the_memory_of_a_cuda_graph(
+    mode: str, tokens: int | None, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The second batch's graph writes where it wrote the gradients of the first."""
+    calls = compile_to_nothing(monkeypatch)
+    trainer = trained(tmp_path, 1, tokens_per_update=tokens, torch_compile=True, torch_compile_mode=mode)
+    assert trainer._updates.batches_of_update == (1 if tokens is None else 2)
+    assert [call["mode"] for call in calls] == [mode if kept else None]
+    assert (f"torch_compile_mode={mode}: left out" in capsys.readouterr().out) is not kept
 
 
 def test_compiling_is_the_default_of_gpus_only(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import sys
 
 import pytest
@@ -70,11 +71,23 @@ def test_run_of_several_processes_resumes_in_one(several, tmp_path):
     assert_same_updates(resumed, results["to resume"])
 
 
-@pytest.mark.parametrize("name", worker.PACKED)
+def test_graph_is_not_split_at_the_buckets_of_gradients(several):
+    assert several[0]["graphs"] == 1
+
+
+def test_ranks_learn_of_a_stop_at_the_same_update(several):
+    """One call later, so that no device is waited for."""
+    results, _, _ = several
+    assert results["agreements"] == [[([False], None), ([True], signal.SIGTERM)]] * results["processes"]
+
+
+@pytest.mark.parametrize("name", [*worker.PACKED, "no compiler"])
 def test_packed_run_of_several_processes_resumes_to_the_same_weights(several, name):
     whole, resumed, compiled = several[0][f"{name}, resumed"]
     assert compiled == (name == "compiled")
     assert torch.equal(whole, resumed)
+    if name == "no compiler":  # on rank 1
+        assert torch.equal(whole, several[0]["packed, resumed"][0])
 
 
 DIRECTIONS = {"directions": ["en-de", "en-fr"], "language_token": "target", "source_lang": "null"}
