@@ -5,12 +5,13 @@ It is read as a stream, one unit at a time, so that its size does not matter.
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TypeAlias
 
 from ..utils.errors import UserError
-from ..utils.safe_xml import SAFE, XmlElement, refuse_entities
+from ..utils.safe_xml import SAFE, XmlElement, is_xml, local_name, refuse_entities
 from ..utils.untrusted import one_line
 from .language_codes import base_language, language_match
 from .readers import BadRow, open_binary
@@ -26,6 +27,7 @@ MARKUP = frozenset(["bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sc", "ec"]
 _STANDALONE = {"ph", "x", "it", "ut"}
 UNTRANSLATED = frozenset(["new", "needs-translation", "initial"])  # states of XLIFF 1.2 and 2.x
 _REFERENCE = re.compile(rb"&#(x[0-9a-fA-F]{1,6}|[0-9]{1,7});")
+_CUT_REFERENCE = re.compile(rb"&(?:#[0-9a-fA-FxX]{0,7})?\Z")
 _NOT_ALLOWED = "\U0010fffd"  # for private use: represents a character that XML does not allow
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
@@ -118,7 +120,7 @@ def _units(path: Path, header: dict[str, str] | None = None) -> Iterator[list[tu
         defaults = dict[str, str]()
         try:
             for event, element in events:
-                name = element.tag.rpartition("}")[2]
+                name = local_name(element)
                 if event == "start":
                     kind = kind or _checked_root(path, element.getroottree().getroot())
                     if name in ("xliff", "file"):
@@ -147,44 +149,29 @@ class _AllowedCharacters:
 
     def __init__(self, handle: IO[bytes]):
         self.handle = handle
-        self.rest = b""
-        self.wide = False
+        self.is_wide = False
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes, at least one before the end of the file."""
-        while block := self.handle.read(size):
-            data = self.rest + block
-            # UTF-16 has two-byte characters
-            self.wide = self.wide or data[:1] in (b"\xff", b"\xfe") or b"\0" in data[:4]
-            # Of a reference that the block may have cut.
-            start = data.rfind(b"&", max(0, len(data) - 12))
-            self.rest = b"" if self.wide or start < 0 else data[start:]
-            data = (
-                data if self.wide else _REFERENCE.sub(_allowed, data[: len(data) - len(self.rest)])
-            )
-            if data:
-                return data
-        data = self.rest
-        self.rest = b""
-        return _REFERENCE.sub(_allowed, data)
+        """The next bytes, and more if a reference goes on."""
+        data = self.handle.read(size)
+        # UTF-16 has two-byte characters
+        self.is_wide = self.is_wide or data[:1] in (b"\xff", b"\xfe") or b"\0" in data[:4]
+        while not self.is_wide and _CUT_REFERENCE.search(data) and (more := self.handle.read(1)):
+            data += more
+        return data if self.is_wide else _REFERENCE.sub(_allowed, data)
 
 
 def _allowed(reference: re.Match[bytes]) -> bytes:
     code = reference[1].decode()
     number = int(code[1:], 16) if code[0] in "xX" else int(code)
-    allowed = (
-        number in (9, 10, 13)
-        or 0x20 <= number < 0xD800
-        or 0xE000 <= number < 0xFFFE
-        or number >= 0x10000
-    )
-    return reference[0] if allowed else f"&#{ord(_NOT_ALLOWED)};".encode()
+    is_allowed = number > sys.maxunicode or is_xml(chr(number))
+    return reference[0] if is_allowed else f"&#{ord(_NOT_ALLOWED)};".encode()
 
 
 def _checked_root(path: Path, root: XmlElement) -> str:
     """The kind of document. Refuses entities."""
     refuse_entities(root, path)
-    name = root.tag.rpartition("}")[2]
+    name = local_name(root)
     if name not in _UNITS:
         raise UserError(
             f"{path} is no translation memory: its root element is <{name}>, not <tmx> or <xliff>"
@@ -225,14 +212,23 @@ def _xliff_variants(unit: XmlElement, languages: dict[str, str]) -> list[tuple[s
 
 def _not_translated(unit: XmlElement) -> str | None:
     """Why the target of an XLIFF unit is no translation: its `state`, or `translate="no"` on it or around it."""
-    translate = (element.get("translate") for element in (unit, *unit.iterancestors()))
-    if next(filter(None, translate), "yes") == "no":
+    if is_kept(unit):
         return 'not translated (translate="no")'
+    state = untranslated_state(unit)
+    return f'not translated (state="{state}")' if state else None
+
+
+def is_kept(unit: XmlElement) -> bool:
+    """Return whether `translate="no"` stands at an element or around it."""
+    flags = (element.get("translate") for element in (unit, *unit.iterancestors()))
+    return next(filter(None, flags), "yes") == "no"
+
+
+def untranslated_state(unit: XmlElement) -> str | None:
+    """The state of an XLIFF unit that says that its target is no translation."""
     target = unit.find("{*}target")  # 1.2 states it for the target, 2.x for the segment
-    for state in (unit.get("state"), None if target is None else target.get("state")):
-        if state in UNTRANSLATED:
-            return f'not translated (state="{state}")'
-    return None
+    states = (unit.get("state"), None if target is None else target.get("state"))
+    return next((state for state in states if state in UNTRANSLATED), None)
 
 
 def _segment(element: XmlElement) -> Segment:
@@ -252,7 +248,7 @@ def _text(element: XmlElement) -> str:
     standalone markup."""
     parts = [element.text or ""]
     for child in element:
-        name = child.tag.rpartition("}")[2]
+        name = local_name(child)
         parts.append("\0" if name in _STANDALONE else "" if name in MARKUP else _text(child))
         parts.append(child.tail or "")
     return "".join(parts)

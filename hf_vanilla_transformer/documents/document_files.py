@@ -15,7 +15,7 @@ from .documents import SentenceCutter, sentence_splitter, sentences_of, split_te
 from .guard import Reading, guarded
 from .html_text import translate_html
 from .markdown_text import read_markdown, translate_markdown
-from .office_files import MAX_UNPACKED, translate_docx, translate_odt
+from .office_files import MAX_UNPACKED, translate_office
 from .po_files import translate_po
 from .readings import read_html, read_po, read_subtitles, read_tmx, read_xliff
 from .subtitles import translate_subtitles
@@ -56,7 +56,7 @@ def translate_document(
     """
     name = suffix.lower()
     if name in _ARCHIVES:
-        return _ARCHIVES[name](data, translate, max_unpacked)
+        return translate_office(data, translate, max_unpacked)
     if name == ".tmx":
         return _memory_format(source, target).translated(data, translate)
     if name in _TEXTS:
@@ -191,7 +191,7 @@ _TEXTS = {
     ".xlf": _XLIFF,
     ".xliff": _XLIFF,
 }
-_ARCHIVES = {".docx": translate_docx, ".odt": translate_odt}
+_ARCHIVES = (".docx", ".odt")
 
 #: Suffixes of the formats that `translate_document` knows.
 SUFFIXES = (*_TEXTS, *_ARCHIVES, ".tmx")

@@ -1,48 +1,37 @@
 """Translate word processor documents: DOCX (Office Open XML) and ODT (OpenDocument). Only their text changes.
 
 The text of a paragraph is a passage. The formats of its words, its links and its notes are elements of the passage,
-placed by word alignment. A paragraph whose translation is equal to it keeps its elements as they are.
+placed by word alignment. If no paragraph of a part changes, the part keeps its bytes.
 """
 
 import io
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from ..inference.placement import TranslateTexts
 from ..utils.errors import UserError
-from ..utils.safe_xml import XmlElement, parse_xml, root_name
-from .docx_text import DOCX_ROOTS, docx_texts
+from ..utils.safe_xml import XmlElement
+from .docx_text import FIELD_PART, docx_texts
 from .guard import guarded
-from .odt_text import ODT_ROOTS, odt_texts
+from .odt_text import odt_texts
 from .passages import join_pieces, passages_of
-from .readings import read_docx, read_odt
-from .xml_text import Filling, joined_markup
+from .readings import office_parts, read_office
+from .xml_text import joined_markup
 
 #: Bytes of all parts of a file when they are unpacked, so that a small archive cannot fill the memory.
 MAX_UNPACKED = 2**30
 
 
-def translate_docx(
+def translate_office(
     data: bytes, translate: TranslateTexts, max_unpacked: int = MAX_UNPACKED
 ) -> bytes:
-    """Translate the paragraphs, tables, headers, footers, notes, comments and text boxes of a DOCX file.
+    """Translate the paragraphs, tables, headers, footers, notes, comments and text boxes of a DOCX or ODT file.
 
     The formatting of a run of text goes with its words. Code and the results of fields stay.
     """
-    translated = partial(_with_parts, roots=DOCX_ROOTS, texts_of=docx_texts)
     with _checked_archive(data, max_unpacked):
-        return guarded(data, translated, translate, read_docx)
-
-
-def translate_odt(
-    data: bytes, translate: TranslateTexts, max_unpacked: int = MAX_UNPACKED
-) -> bytes:
-    """Translate the paragraphs, tables, headers, footers, notes, comments and text boxes of an ODT file."""
-    translated = partial(_with_parts, roots=ODT_ROOTS, texts_of=odt_texts)
-    with _checked_archive(data, max_unpacked):
-        return guarded(data, translated, translate, read_odt)
+        return guarded(data, _with_parts, translate, read_office)
 
 
 @contextmanager
@@ -60,49 +49,28 @@ def _checked_archive(data: bytes, max_unpacked: int) -> Iterator[None]:
         raise UserError(f"documents: this is no document of a word processor ({error})") from error
 
 
-def _with_parts(
-    data: bytes,
-    translate: TranslateTexts,
-    roots: frozenset[str],
-    texts_of: Callable[[XmlElement], list[Filling]],
-) -> bytes:
+def _with_parts(data: bytes, translate: TranslateTexts) -> bytes:
     """An archive with the text of some of its parts translated, and the rest as they are."""
     target = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(target, "w") as output:
-        parts = {
-            name: part
-            for name in archive.namelist()
-            if (part := _part(archive, name, roots)) is not None
-        }
+        parts = office_parts(archive)
         if not parts:
-            raise UserError(
-                "documents: this archive is no document of a word processor of its suffix"
-            )
-        translated = _translated(parts, texts_of, translate)
+            raise UserError("documents: this archive is no document of a word processor")
+        translated = _translated(parts, translate)
         for entry in archive.infolist():
             content = translated.get(entry.filename)
             output.writestr(entry, archive.read(entry) if content is None else content)
     return target.getvalue()
 
 
-def _part(archive: zipfile.ZipFile, name: str, roots: frozenset[str]) -> "XmlElement | None":
-    """The root element of a part with text. Parts of any name are known by their root element."""
-    if not name.endswith(".xml"):
-        return None
-    content = archive.read(name)
-    title = f"documents: {name}"
-    return parse_xml(content, title) if root_name(content, title) in roots else None
-
-
-def _translated(
-    parts: dict[str, XmlElement],
-    texts_of: Callable[[XmlElement], list[Filling]],
-    translate: TranslateTexts,
-) -> dict[str, bytes]:
+def _translated(parts: dict[str, XmlElement], translate: TranslateTexts) -> dict[str, bytes]:
     """The parts that a translation changes. All their passages are translated in one call."""
     from lxml import etree
 
-    texts = {name: texts_of(root) for name, root in parts.items()}
+    texts = {
+        name: odt_texts(root) if "opendocument" in root.tag else docx_texts(root)
+        for name, root in parts.items()
+    }
     passages = passages_of(pieces for of_part in texts.values() for pieces, _ in of_part)
     translations = iter(translate([passage.text for passage in passages]))
     changed: dict[str, bytes] = {}
@@ -114,6 +82,7 @@ def _translated(
                 write(markup)
                 is_changed = True
         if is_changed:
+            etree.strip_tags(parts[name], FIELD_PART)
             document = parts[name].getroottree()
             changed[name] = etree.tostring(
                 document,

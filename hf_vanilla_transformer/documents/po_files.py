@@ -1,23 +1,34 @@
 """Fill the translations of PO and POT files (gettext). Translations that are there stay."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from gettext import c2py
 from itertools import count
+from typing import NamedTuple
 
-from ..inference.placement import TranslatedPart, TranslateTexts
+from ..inference.placement import Element, Placement, TranslatedPart, TranslateTexts
 from ..inference.protected import has_words, spans_in
 from ..utils.errors import UserError
-from .passages import Passage, translate_pieces
+from .html_scanner import scan
+from .html_text import html_event
+from .passages import Passage, matching_ends, names, translate_pieces
 
 _LINE = re.compile(r"([^\r\n]*)(?:\r\n|[\r\n]|\Z)")
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 #: A keyword with its first strings, or strings that go on.
 _PO_LINE = re.compile(
-    rf"[ \t]*(?:(msgctxt|msgid_plural|msgid|msgstr)[ \t]*(?:\[[ \t]*(\d+)[ \t]*\])?[ \t]*)?((?:{_STRING}[ \t]*)+)\Z"
+    rf"\s*(?:(msgctxt|msgid_plural|msgid|msgstr)\s*(?:\[\s*(\d+)\s*\]\s*)?)?((?:{_STRING}\s*)+)\Z"
 )
+#: Keywords, and those that may stand before each.
+_BEFORE = {
+    "": ("msgctxt", "msgid", "msgid_plural", "msgstr"),
+    "msgctxt": ("", "msgstr"),
+    "msgid": ("", "msgstr", "msgctxt"),
+    "msgid_plural": ("msgid",),
+    "msgstr": ("msgid", "msgid_plural", "msgstr"),
+}
 #: The formula for the form of a plural, in the header of a file.
 _PLURAL = re.compile(r"^Plural-Forms:.*?\bplural\s*=\s*([^;\n]+)", re.MULTILINE | re.IGNORECASE)
 _NUMBERS = 200  # that tell what a form is for
@@ -36,40 +47,43 @@ _ESCAPES = {
 _ESCAPED = {character: f"\\{letter}" for letter, character in _ESCAPES.items()}
 _CODE = re.compile(r"\\(?:([0-7]{1,3})|x([\da-fA-F]{1,2})|(.))")
 
-#: A directive of printf, such as `%s`, `%5.2f` and `%1$s`, or a percent sign.
-_DIRECTIVE = re.compile(
+#: Directives of programs: the number of one, and the rest of one that takes an argument.
+_PRINTF = re.compile(
     r"%(?:%|(\d+\$)?([-+ #0']*[\d.*]*(?:<PRI\w+>|(?:hh|ll|[hljztLq])?[diouxXeEfFgGaAcsp@])))"
 )
-#: Flags of languages that number directives, as in `%2$s %1$d`.
-_NUMBERED = frozenset(
-    f"{name}-format"
-    for name in (
-        "awk",
-        "boost",
-        "c",
-        "elisp",
-        "gcc-internal",
-        "gfc-internal",
-        "javascript",
-        "librep",
-        "objc",
-        "perl",
-        "php",
-        "ruby",
-        "tcl",
-    )
-)
+_BRACES = re.compile(r"\{\{|\{(\d+)?((?:[:!.\[][^{}]*)?\})")
+_TILDES = re.compile(r"~(?:[~%\n]|(\d+@\*)?([^A-Za-z~]*[A-Za-z]))")
+_NUMBER = re.compile(r"(?<=[%*])\d+\$|(?<=%)\[\d+\]|(?<=\{)\d+(?=[:!.\[}])")
+_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
+#: Formats of messages: the directives, the start of one with a number if there are numbers, and the first number.
+_FORMATS: dict[str, tuple[re.Pattern[str], str, int]] = {
+    **dict.fromkeys(names("awk boost c d elisp gcc-internal gfc-internal"), (_PRINTF, "%{}$", 1)),
+    **dict.fromkeys(names("java-printf javascript librep objc perl"), (_PRINTF, "%{}$", 1)),
+    **dict.fromkeys(names("php ruby tcl"), (_PRINTF, "%{}$", 1)),
+    **dict.fromkeys(names("lua modula2 object-pascal python sh-printf"), (_PRINTF, "", 1)),
+    **dict.fromkeys(names("go"), (_PRINTF, "%[{}]", 1)),
+    **dict.fromkeys(names("c++ python-brace rust"), (_BRACES, "{{{}", 0)),
+    **dict.fromkeys(names("lisp scheme"), (_TILDES, "", 1)),
+}
 #: Those that number widths, too, as in `%2$*1$d`.
-_NUMBERED_WIDTHS = frozenset(["c-format", "gcc-internal-format", "objc-format"])
-#: Those that cannot number them, or in another way.
-_UNNUMBERED = frozenset(["python-format", "lua-format", "object-pascal-format"])
+_NUMBERED_WIDTHS = names("c gcc-internal objc")
+
+
+class PoLine(NamedTuple):
+    """A line of PO."""
+
+    keyword: str  #: "" for strings that go on, "#" for a comment or an empty line
+    form: int | None  #: of a plural
+    text: str
+    start: int  #: of its strings in the file
+    end: int
 
 
 @dataclass
 class _PoField:
     """A keyword of PO and its strings."""
 
-    flags: frozenset[str]  # of its message, such as "c-format"
+    formats: frozenset[str]  # of its message, such as "c"
     keyword: str
     form: int | None  # of a plural
     text: str
@@ -99,13 +113,13 @@ def translate_po(text: str, translate: TranslateTexts) -> str:
             source = singular if _is_for_one(numbers, singular, plural) else plural
         if is_choice_only(source):
             continue
-        passage = _PoPassage(source, [], _po_string(source), flags=entry.flags)
+        passage = _PoPassage(source, [], _po_string(source), formats=entry.formats)
         pieces += [text[position : entry.start], passage]
         position = entry.end
     return translate_pieces([*pieces, text[position:]], translate)
 
 
-def _forms_of_numbers(fields: "list[_PoField]") -> list[int]:
+def _forms_of_numbers(fields: list[_PoField]) -> list[int]:
     """The form of a plural for each number, by the header. Without one, the first form is for 1 only."""
     header = fields[1].text if len(fields) > 1 and not fields[0].text else ""
     formula = _PLURAL.search(header)
@@ -130,28 +144,56 @@ def _placeholders(text: str) -> list[str]:
     return sorted(text[start:end] for start, end in spans_in(text))
 
 
-def _po_fields(text: str) -> list[_PoField]:
-    """The keywords of a file with their strings. Comments, such as obsolete messages, are none."""
-    fields: list[_PoField] = []
-    flags: set[str] = set()  # of the next message
-    for line in _LINE.finditer(text):
-        match = _PO_LINE.match(text, line.start(), line.end(1))
-        if match is None:
-            if line[1].startswith("#,"):
-                flags.update(line[1].removeprefix("#,").replace(",", " ").split())
+def po_lines(text: str) -> Iterator[PoLine]:
+    """The lines of a file. Obsolete messages are comments.
+
+    Raises:
+        UserError: a line is none of PO, or none at its place.
+    """
+    keyword = ""
+    number = 0
+    for number, line in enumerate(_LINE.finditer(text), start=1):
+        start = line.start() + line[1].startswith("\ufeff")
+        content = text[start : line.end(1)].strip()
+        if not content or content.startswith("#"):
+            yield PoLine("#", None, content, start, line.end(1))
             continue
-        content = _po_text(match[3])
-        end = match.start(3) + len(match[3].rstrip())
-        if match[1]:
-            after_message = bool(fields) and fields[-1].keyword == "msgstr"
-            is_first = not fields or (after_message and match[1] != "msgstr")
-            own = frozenset(flags) if is_first else fields[-1].flags
-            flags = set() if is_first else flags
-            form = None if match[2] is None else int(match[2])
-            fields.append(_PoField(own, match[1], form, content, match.start(3), end))
-        elif fields:
-            fields[-1].text += content
-            fields[-1].end = end
+        match = _PO_LINE.match(text, start, line.end(1))
+        if match is None or keyword not in _BEFORE[match[1] or ""]:
+            raise _no_po(number, content)
+        keyword = match[1] or keyword
+        form = None if match[2] is None else int(match[2])
+        strings = match[3].rstrip()
+        start = match.start(3)
+        yield PoLine(match[1] or "", form, _po_text(strings), start, start + len(strings))
+    if keyword not in ("", "msgstr"):
+        raise _no_po(number, "the end of the file")
+
+
+def _no_po(number: int, line: str) -> UserError:
+    return UserError(
+        f"documents: line {number} is no line of PO at this place: {line[:60]!r}; msgfmt says more"
+    )
+
+
+def _po_fields(text: str) -> list[_PoField]:
+    """The keywords of a file with their strings."""
+    fields: list[_PoField] = []
+    formats: set[str] = set()  # of the next message
+    for line in po_lines(text):
+        if line.keyword == "#":
+            if line.text.startswith("#,"):
+                flags = line.text.removeprefix("#,").replace(",", " ").split()
+                formats.update(flag.removesuffix("-format") for flag in flags)
+        elif line.keyword:
+            after_message = not fields or fields[-1].keyword == "msgstr"
+            is_first = after_message and line.keyword != "msgstr"
+            own = frozenset(formats) if is_first else fields[-1].formats
+            formats = set() if is_first else formats
+            fields.append(_PoField(own, *line))
+        else:
+            fields[-1].text += line.text
+            fields[-1].end = line.end
     return fields
 
 
@@ -159,55 +201,93 @@ def _po_fields(text: str) -> list[_PoField]:
 class _PoPassage(Passage):
     """A message, written as a string of PO."""
 
-    flags: frozenset[str] = frozenset()
+    formats: frozenset[str] = frozenset()
 
     def translated(self, parts: Sequence[TranslatedPart]) -> str:
         translation = "".join(part.target for part in parts)
-        return _po_string(self._with_numbers(translation))
+        for name in self.formats & _FORMATS.keys():
+            translation = self._with_numbers(translation, parts, name)
+        return _po_string(_with_nested_tags(self.text, translation))
 
-    def _with_numbers(self, translation: str) -> str:
+    def _with_numbers(self, translation: str, parts: Sequence[TranslatedPart], name: str) -> str:
         """The translation, whose directives are numbered if their order is another one.
 
         Raises:
-            UserError: the language of the program has no numbers for them.
+            UserError: the format has no numbers for them.
         """
-        sources = _directives(self.text)
-        targets = _directives(translation)
-        if sources == targets or sorted(sources) != sorted(targets):
+        pattern, numbered, first = _FORMATS[name]
+        sources = [match for match in pattern.finditer(self.text) if match[2]]
+        targets = [match[0] for match in pattern.finditer(translation) if match[2]]
+        if any(match[1] for match in sources):
             return translation
-        can_number = bool(self.flags & _NUMBERED)
-        has_widths = any("*" in directive for directive in sources)
-        lacks_widths = can_number and has_widths and not self.flags & _NUMBERED_WIDTHS
-        if self.flags & _UNNUMBERED or lacks_widths:
+        if sorted(targets) == sorted(match[0] for match in sources):
+            order = self._order(sources, targets, parts)
+            if order == sorted(order):
+                return translation
+        elif pattern is not _TILDES:  # a word after a percent sign can look like a directive
+            return translation
+        has_widths = any("*" in target for target in targets)
+        if not numbered or (has_widths and name not in _NUMBERED_WIDTHS):
             raise UserError(
-                f"documents: the translation of {self.text[:60]!r} would change the order of its formats; "
-                "give them names, such as %(count)d"
+                f"documents: the translation of {self.text[:60]!r} would lose one of its formats or "
+                "change the order of its formats; translate this message by hand first"
             )
-        if not can_number or any("$" in directive for directive in sources):
-            return translation
-        return _numbered(translation, sources)
+        following = count(first)
+        arguments = []
+        for match in sources:
+            widths = [next(following) for _ in range(match[2].count("*"))]
+            arguments.append((next(following), widths))
+
+        def with_number(match: re.Match[str]) -> str:
+            if not match[2]:  # a percent sign
+                return match[0]
+            number, widths = arguments[order.pop(0)]
+            rest = re.sub(r"\*", lambda _: f"*{widths.pop(0)}$", match[2])
+            return numbered.format(number) + rest
+
+        return pattern.sub(with_number, translation)
+
+    def _order(
+        self,
+        sources: Sequence[re.Match[str]],
+        targets: Sequence[str],
+        parts: Sequence[TranslatedPart],
+    ) -> list[int]:
+        """The number of the source of each directive of a translation, by the alignment of its words."""
+        elements = [Element("", match.start(), "", match.end()) for match in sources]
+        placed = Placement(self.text, parts, elements).places()
+        free = [elements.index(place.element) for place in placed]
+        order = []
+        for target in targets:
+            number = next(number for number in free if sources[number][0] == target)
+            free.remove(number)
+            order.append(number)
+        return order
 
 
-def _numbered(translation: str, sources: list[str]) -> str:
-    """A translation whose directives have the numbers of their arguments. Equal ones stay in their order."""
-    arguments: dict[str, list[tuple[int, list[int]]]] = {name: [] for name in sources}
-    following = count(1)
-    for directive in sources:
-        widths = [next(following) for _ in range(directive.count("*"))]
-        arguments[directive].append((next(following), widths))
-
-    def with_number(match: re.Match[str]) -> str:
-        if not match[2]:  # a percent sign
-            return match[0]
-        number, widths = arguments[match[0]].pop(0)
-        rest = re.sub(r"\*", lambda _: f"*{widths.pop(0)}$", match[2])
-        return f"%{number}${rest}"
-
-    return _DIRECTIVE.sub(with_number, translation)
+def _with_nested_tags(source: str, translation: str) -> str:
+    """A translation with its tags in the order of the source, if the alignment tears a pair of them apart."""
+    tags = _TAG.findall(source)
+    found = _TAG.findall(translation)
+    is_complete = sorted(map(without_numbers, found)) == sorted(map(without_numbers, tags))
+    if not is_complete or _is_nested(translation) or not _is_nested(source):
+        return translation
+    ordered = []
+    for tag in map(without_numbers, tags):
+        ordered.append(next(one for one in found if without_numbers(one) == tag))
+        found.remove(ordered[-1])
+    return _TAG.sub(lambda _: ordered.pop(0), translation)
 
 
-def _directives(text: str) -> list[str]:
-    return [match[0] for match in _DIRECTIVE.finditer(text) if match[2]]
+def _is_nested(text: str) -> bool:
+    events = [html_event(token) for token in scan(text)]
+    tags = [event for event in events if event.kind in ("start", "end")]
+    return len(tags) == 2 * len(matching_ends(tags))
+
+
+def without_numbers(text: str) -> str:
+    """A text without the numbers of its directives, such as those of `%2$s`, `%3$*2$d`, `%[2]s` and `{1}`."""
+    return _NUMBER.sub("", text)
 
 
 def is_choice_only(text: str) -> bool:

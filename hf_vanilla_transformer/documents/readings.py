@@ -3,15 +3,15 @@
 import io
 import re
 import zipfile
-from collections.abc import Iterator
-from html import unescape
+from html import escape, unescape
 
 from ..data.language_codes import language_match
-from ..data.translation_memories import UNTRANSLATED, xml_language
+from ..data.translation_memories import untranslated_state, xml_language
 from ..utils.errors import UserError
 from ..utils.safe_xml import SAFE, XmlElement, local_name, memory_errors, parse_xml, root_name
 from .guard import Reading, letters_of
 from .passages import names
+from .po_files import po_lines, without_numbers
 
 #: Elements that end a line of text, as browsers show them.
 _LINES = names(
@@ -22,31 +22,19 @@ _LINES = names(
 #: Elements with text that must stay.
 _VERBATIM = names("script style pre code kbd samp var tt textarea svg math template iframe time")
 
-#: An entity of HTML that XML does not know.
-_NAMED_CHARACTER = re.compile("&(?!(?:lt|gt|amp|quot|apos);)[A-Za-z][A-Za-z0-9]*;")
+#: Characters of HTML that are no XML: names that it does not know, and "&" and "<" as text.
+_NOT_XML = re.compile(
+    r"&(?!(?:lt|gt|amp|quot|apos|#\d+|#x[\da-fA-F]+);)(?:#?[A-Za-z0-9]+;)?|<(?![A-Za-z_/!?])"
+)
 
 _TIMES = re.compile(r"\s*-?(?:\d+:){1,2}\d+(?:[,.]\d+)?\s*-->\s*-?(?:\d+:){1,2}\d+")
 _SUBTITLE_TAG = re.compile(r"</?[A-Za-z\d][^<>]*>|</>|\{\\[^{}]*\}|\{[A-Za-z]:[^{}]*\}")
 
-_PO_LINE = re.compile(
-    r"(msgctxt|msgid_plural|msgid|msgstr(?:\s*\[\d+\])?)?\s*((?:\"(?:[^\"\\]|\\.)*\"\s*)+)"
-)
-#: Keywords of PO, and those that may stand before each.
-_PO_BEFORE = {
-    "msgctxt": ("", "msgstr"),
-    "msgid": ("", "msgstr", "msgctxt"),
-    "msgid_plural": ("msgid",),
-    "msgstr": ("msgid", "msgid_plural", "msgstr"),
-}
-#: The numbers of a directive of printf, as in `%2$s` and `%3$*2$d`.
-_PO_NUMBER = re.compile(r"(?<=[%*])\d+\$")
-_PO_CODE = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|([0-7]{1,3})|.)")
-
 _CODES = names("ph bpt ept it ut x bx ex")
-_WORD_PARTS = names("document hdr ftr footnotes endnotes comments")
-_ODT_PARTS = names("document-content document-styles")
-#: Formats of runs, and what programs write anew.
-_FORMATS_OF_WORD = names("rPr proofErr lastRenderedPageBreak noBreakHyphen softHyphen")
+#: The root elements of parts of DOCX and ODT with text.
+_PARTS = names("document hdr ftr footnotes endnotes comments document-content document-styles")
+#: Elements that a translation may have more or less often: runs, spaces and hyphens, and what programs write anew.
+_OF_WORDS = names("r t s proofErr lastRenderedPageBreak noBreakHyphen softHyphen")
 
 
 def read_html(document: str) -> Reading:
@@ -60,8 +48,8 @@ def read_html(document: str) -> Reading:
     root = None
     if document.lstrip("\ufeff \t\r\n").startswith("<?xml"):
         try:
-            named = _NAMED_CHARACTER.sub(lambda entity: unescape(entity[0]), document)
-            root = parse_xml(_without_declaration(named).encode("utf-8", "replace"), "")
+            allowed = _NOT_XML.sub(lambda match: escape(unescape(match[0])), document)
+            root = parse_xml(_without_declaration(allowed).encode("utf-8", "replace"), "")
         except UserError:  # browsers read on
             root = None
     if root is None:
@@ -128,34 +116,21 @@ def _is_verbatim(tag: str, element: XmlElement) -> bool:
 
 
 def read_subtitles(document: str) -> Reading:
-    """Read SubRip or WebVTT line by line."""
+    """Read SubRip or WebVTT line by line. In WebVTT, a text stands between the times of a cue and an empty line."""
+    reading = Reading()
     lines = document.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    if lines[0].startswith("WEBVTT"):
-        return _read_vtt(lines)
-    reading = Reading()
-    for number, line in enumerate(lines):
-        following = lines[number + 1] if number + 1 < len(lines) else ""
-        if _TIMES.match(line) or (line.strip().isdigit() and _TIMES.match(following)):
+    is_vtt = lines[0].startswith("WEBVTT")
+    in_cue = not is_vtt
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        has_times = _TIMES.match(line) is not None
+        is_number = line.strip().isdigit() and _TIMES.match(following) is not None
+        if is_vtt:
+            in_cue = has_times or (in_cue and line != "")
+        if has_times or is_number or not in_cue:
             reading.order.append(("line", line))
-        else:
-            reading.add_text(_read_subtitle(line, reading))
-    return reading
-
-
-def _read_vtt(lines: list[str]) -> Reading:
-    """Blocks between empty lines. The text of a cue stands after its times."""
-    reading = Reading()
-    in_cue = False
-    for line in lines:
-        if not line:
-            in_cue = False
-        elif _TIMES.match(line):
-            in_cue = True
-            reading.order.append(("line", line))
-        elif in_cue:
-            reading.add_text(unescape(_read_subtitle(line, reading)))
-        else:
-            reading.order.append(("line", line))
+            continue
+        text = _read_subtitle(line, reading)
+        reading.add_text(unescape(text) if is_vtt else text)
     return reading
 
 
@@ -171,57 +146,32 @@ def read_po(document: str) -> Reading:
     keyword = ""
     # Whether the directives of the message have numbers. Otherwise those of a translation are no text.
     has_numbers = False
-    lines = re.split("\r\n|\n|\r", document.removeprefix("\ufeff"))
-    for number, line in enumerate(lines, start=1):
-        line = line.strip()
-        if not line or line.startswith("#"):
-            reading.order.append(("line", line))
+    for line in po_lines(document):
+        if line.keyword == "#":
+            reading.order.append(("line", line.text))
             continue
-        match = _PO_LINE.fullmatch(line)
-        if match is None or not (match[1] or keyword):
-            raise _no_po(number, line)
-        if match[1]:
-            following = re.match("[a-z_]+", match[1])[0]  # type: ignore[index]
-            if keyword not in _PO_BEFORE[following]:
-                raise _no_po(number, line)
-            keyword = following
-            reading.order.append(("keyword", match[1]))
-        text = _PO_CODE.sub(_po_character, match[2])
-        if match[1] == "msgid":
-            has_numbers = False
+        if line.keyword:
+            keyword = line.keyword
+            reading.order.append(("keyword", keyword, line.form))
+            has_numbers = has_numbers and keyword != "msgid"
         if keyword == "msgstr":
-            reading.add_text(text if has_numbers else _PO_NUMBER.sub("", text))
-        else:
-            has_numbers = has_numbers or _PO_NUMBER.search(text) is not None
-            reading.order.append((keyword, text))
-            reading.sources.update(letters_of(text))
-    if keyword not in ("", "msgstr"):
-        raise _no_po(len(lines), "the end of the file")
+            reading.add_text(line.text if has_numbers else without_numbers(line.text))
+            continue
+        has_numbers = has_numbers or without_numbers(line.text) != line.text
+        reading.order.append((keyword, line.text))
+        reading.sources.update(letters_of(line.text))
     return reading
-
-
-def _po_character(code: re.Match[str]) -> str:
-    """The character that a number stands for. Those of other codes are no letters."""
-    hexadecimal, octal = code.groups()
-    if hexadecimal:
-        return chr(int(hexadecimal, 16))
-    return chr(int(octal, 8)) if octal else ""
-
-
-def _no_po(number: int, line: str) -> UserError:
-    return UserError(
-        f"documents: line {number} is no line of PO at this place: {line[:60]!r}; msgfmt says more"
-    )
 
 
 def read_xliff(document: str) -> Reading:
     """Read XLIFF. The text of targets may change, but not that of their codes."""
     root = _xml(document)
     reading = Reading()
-    is_open = [element for element in root.iter("{*}target") if not _is_untranslated(element)]
-    for target in is_open:
-        _add_filled(target, reading)
-    _read_but(root, {*root.iter("{*}target")}, reading)
+    targets = set(root.iter("{*}target"))
+    for target in targets:
+        if not untranslated_state(target.getparent()):
+            _add_filled(target, reading)
+    _read_but(root, targets, reading)
     return reading
 
 
@@ -243,11 +193,6 @@ def read_tmx(document: str, language: str) -> Reading:
 def _xml(document: str) -> XmlElement:
     data = _without_declaration(document).encode("utf-8", "replace")
     return parse_xml(data, "documents: the file")
-
-
-def _is_untranslated(target: XmlElement) -> bool:
-    states = (target.get("state"), target.getparent().get("state"))
-    return any(state in UNTRANSLATED for state in states)
 
 
 def _add_filled(element: XmlElement, reading: Reading) -> None:
@@ -280,57 +225,36 @@ def _read_but(element: XmlElement, filled: set[XmlElement], reading: Reading) ->
             reading.order.append(("text", tail))
 
 
-def read_docx(data: bytes) -> Reading:
-    """Read the parts of a DOCX file. Runs may be divided or joined, as their formats need."""
+def read_office(data: bytes) -> Reading:
+    """Read the parts of a DOCX or ODT file. Runs may be divided or joined, as their formats need."""
+    from lxml import etree
+
     reading = Reading()
-    for root in _parts(data, _WORD_PARTS):
-        _read_word(root, reading)
-    return reading
-
-
-def _read_word(element: XmlElement, reading: Reading) -> None:
-    name = local_name(element)
-    if name in _FORMATS_OF_WORD:
-        return
-    if name == "t" and "wordprocessingml" in element.tag:
-        reading.add_text("".join(element.itertext()))
-        return
-    if name == "p":
-        reading.order.append(("paragraph", "with text" if _shows_text(element) else "without text"))
-    elif name != "r":
-        text = (element.text or "").strip()
-        reading.markup[(element.tag, text, _attributes(element))] += 1
-    for child in element:
-        _read_word(child, reading)
-
-
-def _shows_text(paragraph: XmlElement) -> bool:
-    return any((text.text or "").strip() for text in paragraph.iter("{*}t"))
-
-
-def read_odt(data: bytes) -> Reading:
-    """Read the parts of an ODT file."""
-    reading = Reading()
-    for root in _parts(data, _ODT_PARTS):
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        parts = office_parts(archive)
+    for root in parts.values():
+        etree.strip_elements(root, "{*}rPr", with_tail=False)
+        etree.strip_tags(root, etree.Comment)
         for element in root.iter():
             name = local_name(element)
             if name in ("p", "h"):
                 has_text = bool("".join(element.itertext()).strip())
                 reading.order.append((name, "with text" if has_text else "without text"))
-            if name != "s":
+            if name not in _OF_WORDS:
                 reading.markup[(element.tag, _attributes(element))] += 1
             reading.add_text(element.text or "")
             reading.add_text(element.tail or "")
     return reading
 
 
-def _parts(data: bytes, names: frozenset[str]) -> Iterator[XmlElement]:
-    """The root elements of the parts of an archive with these names, by their root elements."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        for name in archive.namelist():
-            if not name.endswith(".xml"):
-                continue
-            content = archive.read(name)
-            title = f"documents: {name}"
-            if root_name(content, title) in names:
-                yield parse_xml(content, title)
+def office_parts(archive: zipfile.ZipFile) -> dict[str, XmlElement]:
+    """The parts of an archive with text. Parts of any name are known by their root element."""
+    parts: dict[str, XmlElement] = {}
+    for name in archive.namelist():
+        if not name.endswith(".xml"):
+            continue
+        content = archive.read(name)
+        title = f"documents: {name}"
+        if root_name(content, title) in _PARTS:
+            parts[name] = parse_xml(content, title)
+    return parts

@@ -2,16 +2,22 @@
 
 import copy
 import re
-from functools import partial
 
 from ..data.language_codes import language_match
-from ..data.translation_memories import LANGUAGE, MARKUP, UNTRANSLATED, xml_language
+from ..data.translation_memories import (
+    LANGUAGE,
+    MARKUP,
+    UNTRANSLATED,
+    is_kept,
+    untranslated_state,
+    xml_language,
+)
 from ..inference.placement import TranslateTexts
 from ..utils.errors import UserError
 from ..utils.safe_xml import XmlElement, local_name, parse_xml
-from .passages import join_pieces, passages_of, split_events
+from .passages import join_pieces, passages_of
 from .po_files import is_choice_only
-from .xml_text import Filling, Inline, Marks, child_of, element_events, fill, xml_passage
+from .xml_text import Filling, InlineText, Role, child_of
 
 #: Codes in place of line ends, tabs or spaces. They separate words.
 _BREAK_TYPE = re.compile(r"(?:x-|xlf:)?(?:[lp]b|br|linebreak|newline|tab)\b", re.IGNORECASE)
@@ -33,43 +39,22 @@ def translate_xliff(text: str, translate: TranslateTexts) -> str:
     document = _Document(text)
     for unit in document.root.iter("{*}trans-unit", "{*}segment"):
         source = child_of(unit, "source")
-        content = "" if source is None else "".join(source.itertext())
-        if not content.strip() or _is_kept_unit(unit) or is_choice_only(content):
+        if source is None or not _has_text(source) or is_kept(unit):
+            continue
+        if is_choice_only("".join(source.itertext())):
             continue
         target = child_of(unit, "target")
-        states = [unit.get("state"), None if target is None else target.get("state")]
-        is_marked = any(state in UNTRANSLATED for state in states)
         segments = child_of(unit, "seg-source")
         if segments is not None:
-            missing = _missing_segments(segments, target, is_marked)
-            document.add_segments(unit, segments, target, missing)
-        elif target is None or is_marked or not "".join(target.itertext()).strip():
+            document.add_segments(unit, segments, target)
+        elif untranslated_state(unit) or not _has_text(target):
             document.add_target(unit, source, target)
     return document.translated(translate)
-
-
-def _is_kept_unit(unit: XmlElement) -> bool:
-    """Return whether `translate="no"` stands at a unit or around it."""
-    flags = (element.get("translate") for element in (unit, *unit.iterancestors()))
-    return next((flag for flag in flags if flag is not None), "yes") == "no"
 
 
 def _segments_of(element: XmlElement) -> dict[str, XmlElement]:
     return {
         mark.get("mid", ""): mark for mark in element.iter("{*}mrk") if mark.get("mtype") == "seg"
-    }
-
-
-def _missing_segments(
-    segments: XmlElement, target: "XmlElement | None", is_marked: bool
-) -> set[str]:
-    """The numbers of the segments without a translation."""
-    sources = _segments_of(segments)
-    filled = {} if target is None or is_marked else _segments_of(target)
-    return {
-        number
-        for number, mark in sources.items()
-        if _has_text(mark) and not _has_text(filled.get(number))
     }
 
 
@@ -132,22 +117,26 @@ class _Document:
         self.fill(target, source)
 
     def add_segments(
-        self, unit: XmlElement, segments: XmlElement, target: "XmlElement | None", missing: set[str]
+        self, unit: XmlElement, segments: XmlElement, target: "XmlElement | None"
     ) -> None:
-        """Fill the missing segments of a unit that is cut into segments."""
+        """Fill the segments of a unit that have no translation."""
+        sources = _segments_of(segments)
+        filled = {} if target is None or untranslated_state(unit) else _segments_of(target)
+        missing = [
+            number
+            for number, source in sources.items()
+            if _has_text(source) and not _has_text(filled.get(number))
+        ]
         if not missing:
             return
         _set_translated(unit)
-        if target is None or missing == _segments_of(segments).keys():
-            content = copy.deepcopy(segments)
-            if target is None:
-                target = _new_after(segments, segments, "target")
-            for child in list(target):
-                target.remove(child)
-            target.text = content.text
-            target.extend(list(content))
+        if target is None:
+            target = _new_after(segments, segments, "target")
         _set_translated(target)
-        sources = _segments_of(segments)
+        if len(missing) == len(sources):
+            content = copy.deepcopy(segments)
+            target[:] = list(content)
+            target.text = content.text
         places = _segments_of(target)
         for number in missing:
             if number not in places:
@@ -170,10 +159,7 @@ class _Document:
             raise UserError(
                 'documents: <sm translate="no"> is not supported; write <mrk translate="no"> around its text'
             )
-        marks = Marks()
-        events = list(element_events(source, marks, _INLINE))
-        pieces = split_events(events, xml_passage)
-        self._fillings.append((pieces, partial(fill, target, marks=marks)))
+        self._fillings.append(_Codes().filling(copy.deepcopy(source), target))
 
     def translated(self, translate: TranslateTexts) -> str:
         """The document with its translations."""
@@ -219,19 +205,17 @@ def _is_protected(element: XmlElement) -> bool:
     return element.get("translate") == "no" or element.get("mtype") == "protected"
 
 
-def _end_of_range(element: XmlElement) -> tuple[str, str] | None:
-    """The ends of a code: `bpt` and `ept`, `bx` and `ex`, `sc` and `ec`, `sm` and `em`."""
-    name = local_name(element)
-    kind = "start" if name in _STARTS else "end"
-    if name not in _STARTS | _ENDS:
-        return None
-    numbers = [element.get(key) for key in ("startRef", "rid", "i", "id")]
-    return kind, f"{name[1:]} {next(filter(None, numbers), '')}"
+class _Codes(InlineText):
+    """A text with the codes of its original document."""
 
-
-_INLINE = Inline(
-    is_container=lambda element: local_name(element) not in MARKUP and not _is_protected(element),
-    is_kept=lambda element: _is_protected(element) or not _is_break(element),
-    end_of_range=_end_of_range,
-    copies=True,
-)
+    def role(self, element: XmlElement) -> Role:
+        name = local_name(element)
+        if name in _STARTS | _ENDS:
+            kind = "start" if name in _STARTS else "end"
+            numbers = [element.get(key) for key in ("startRef", "rid", "i", "id")]
+            return Role(kind, f"{name[1:]} {next(filter(None, numbers), '')}")
+        if _is_protected(element):
+            return Role("point")
+        if name not in MARKUP:
+            return Role("container")
+        return Role("other" if _is_break(element) else "point")

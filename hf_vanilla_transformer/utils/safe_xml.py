@@ -1,5 +1,6 @@
 """XML of unknown origin: without entities, DTDs, the network and huge trees."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -16,6 +17,8 @@ XmlElement: TypeAlias = "_Element"
 
 #: Arguments of lxml's parsers. `huge_tree` stays off: it would lift the limits on depth and on one text (10 MB).
 SAFE = {"resolve_entities": False, "load_dtd": False, "no_network": True}
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 #: White space and byte order marks.
 _BEFORE_XML = b" \t\r\n\xef\xbb\xbf\xff\xfe\0"
@@ -78,6 +81,16 @@ def refuse_entities(root: XmlElement, name: object) -> None:
         raise UserError(
             f"{name} declares the entity {declared[0]!r}, which is refused: write its text in its place"
         )
+
+
+def is_xml(text: str) -> bool:
+    """Return whether XML allows the characters of a text."""
+    return _NOT_XML.search(text) is None
+
+
+def xml_characters(text: str) -> str:
+    """A text without the characters that XML does not allow."""
+    return _NOT_XML.sub("", text)
 
 
 def local_name(element: XmlElement) -> str:

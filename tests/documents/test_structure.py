@@ -13,6 +13,7 @@ from hf_vanilla_transformer.inference.placement import TranslatedPart
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.documents.translators import upper
 from tests.model_helpers import error_of
+from tests.trials.documents import TRANSLATIONS
 
 pytest.importorskip("markdown_it", reason="needs the extra `documents`")
 docx = pytest.importorskip("docx", reason="needs python-docx")
@@ -395,9 +396,46 @@ def test_formats_in_another_order_are_numbered(flags: str, message: str, expecte
         ("lua-format", "%s has %d files"),
         ("object-pascal-format", "%s has %d files"),
         ("tcl-format", "%s has %*d"),
+        ("scheme-format", "~a has ~d files"),
+        ("lisp-format", "~a has ~d files"),
     ],
 )
 def test_formats_that_have_no_numbers_are_refused_in_another_order(flag: str, message: str) -> None:
     entry = f'#, {flag}\nmsgid "{message}"\nmsgstr ""\n'
     with pytest.raises(UserError, match="order of its formats"):
         translate_document((PO_HEAD + entry).encode(), ".po", backwards)
+
+
+@pytest.mark.parametrize(
+    ("flag", "message", "expected"),
+    [
+        # the alignment tells equal formats apart
+        ("c-format", "%s is %s", "%2$s IS %1$s"),
+        ("python-brace-format", "{} of {:d} in {{}}", "{{}} IN {1:d} OF {0}"),
+        ("python-brace-format", "{} of {name}", "{name} OF {}"),
+        ("rust-format", "{} of {}", "{1} OF {0}"),
+        ("go-format", "%s of %d", "%[2]d OF %[1]s"),
+        ("kde-format", "%1 of %2", "%2 OF %1"),
+        ("scheme-format", "one file", "FILE ONE"),
+        # tags stay in pairs
+        ("kde-kuit-format", "See <b>the file</b> now", "NOW FILE<b> </b>THE SEE"),
+        ("php-format", "to <a href='%s'>the %s</a> now", "NOW %2$s<a href='%1$s'> </a>THE TO"),
+        ("no-wrap", "one<br> two", "TWO ONE<br>"),
+    ],
+)
+def test_formats_and_tags_of_messages_stay_right_in_another_order(flag: str, message: str, expected: str) -> None:
+    entry = f'#, {flag}\nmsgid "{message}"\nmsgstr ""\n'
+    translated = translate_document((PO_HEAD + entry).encode(), ".po", TRANSLATIONS["reversed"]).decode()
+    assert translated.endswith(f'msgstr "{expected}"\n')
+    if shutil.which("msgfmt"):
+        check = ["msgfmt", "--check-format", "-o", "/dev/null", "-"]
+        assert subprocess.run(check, input=translated.encode(), capture_output=True).returncode == 0
+
+
+def test_document_that_includes_another_file_is_refused_by_name() -> None:
+    def fill(paragraph) -> None:
+        paragraph.add_run("one")
+        paragraph._p.addnext(element('<w:altChunk xmlns:r="urn:r" r:id="x"/>'))
+
+    with pytest.raises(UserError, match="altChunk"):
+        translate_document(document_of([fill]), ".docx", upper)
