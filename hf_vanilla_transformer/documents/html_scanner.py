@@ -7,15 +7,30 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import regex
+
 #: Elements with content that is no markup. The content of `title` is text.
 _RAW = frozenset(("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes"))
 
 _NEXT = re.compile(r"<(?=[a-zA-Z!?/%])|\{[{%]")
-_NAME = re.compile(r"</?[a-zA-Z][^\s/>]*")
-_BETWEEN = re.compile(r"[\s/]*")
-_ATTRIBUTE = re.compile(r"=?[^\s/>=]*")
-_EQUALS = re.compile(r"\s*=\s*")
-_UNQUOTED = re.compile(r"[^\s>]*")
+_NAME = re.compile(r"</?[a-zA-Z]")
+#: A tag with its attributes. A value may have quotation marks, and ">" between them. Nothing is read twice.
+_TAG = regex.compile(
+    r"""
+    </?(?P<tag>[a-z][^\s/>]*+)
+    (?:
+        \s++
+        | (?P<slash>/)
+        | (?P<name>=[^\s/>=]*+|[^\s/>=]++)
+          (?:
+              \s*+=\s*+ (?:"(?P<value>[^"]*+)" | '(?P<value>[^']*+)' | (?!["'])(?P<value>[^\s>]*+))
+              | (?!\s*+=)(?P<value>)
+          )
+    )*+
+    >
+    """,
+    regex.VERBOSE | regex.IGNORECASE,
+)
 
 #: Markup by its first characters, with its end.
 _DECLARATIONS = {
@@ -101,41 +116,14 @@ def _declaration(document: str, start: int) -> Token:
 
 def _tag(document: str, start: int) -> Token:
     """The tag that starts at `start`."""
-    if document.find(">", start) < 0:
+    match = _TAG.match(document, start)
+    if match is None:  # no closing quote, or no ">"
         return Token("other", "", document[start:])
-    position = _skip(_NAME, document, start)
-    tag = document[start:position].lstrip("</").lower()
+    tag = match["tag"].lower()
+    if match[0].startswith("</"):
+        return Token("end", tag, match[0])
     attributes = dict[str, str]()
-    while True:
-        after = position
-        position = _skip(_BETWEEN, document, position)
-        if document.startswith(">", position):
-            break
-        end = _skip(_ATTRIBUTE, document, position)
-        name = document[position:end].lower()
-        value = ""
-        position = _skip(_EQUALS, document, end)
-        if position > end:
-            quoted = document.startswith(('"', "'"), position)
-            end = (
-                document.find(document[position], position + 1)
-                if quoted
-                else _skip(_UNQUOTED, document, position)
-            )
-            value = document[position + quoted : end]
-            position = end + quoted
-        if end < 0 or end == len(document):  # no closing quote, or no ">"
-            return Token("other", "", document[start:])
-        attributes.setdefault(name, value)
-    raw = document[start : position + 1]
-    if raw.startswith("</"):
-        return Token("end", tag, raw)
-    return Token(
-        "empty" if raw.endswith("/>") and position > after else "start", tag, raw, attributes
-    )
-
-
-def _skip(pattern: re.Pattern[str], document: str, position: int) -> int:
-    """The end of the match of the pattern at `position`."""
-    match = pattern.match(document, position)
-    return match.end() if match else position
+    for name, value in zip(match.captures("name"), match.captures("value"), strict=True):
+        attributes.setdefault(name.lower(), value)
+    is_empty = match.end("slash") == match.end() - 1
+    return Token("empty" if is_empty else "start", tag, match[0], attributes)

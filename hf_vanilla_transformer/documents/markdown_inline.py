@@ -7,7 +7,7 @@ record where each of them has read.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -44,36 +44,24 @@ _ONLY_ATTRIBUTES = re.compile(_ATTRIBUTES)
 _CHECKBOX = re.compile(r"\[[ xX]\](?=[ \t])")
 #: What stands at the end of a text: attributes of its block, or a name of Obsidian.
 _BLOCK_END = re.compile(rf"(?:{_ATTRIBUTES}|(?<=\s)\^[A-Za-z0-9-]+)(?=\s*\Z)")
-_LEFT_MARK = re.compile(r"(?:==|\+\+)(?=[^\s=+])")
-_RIGHT_MARK = re.compile(r"(?<=[^\s=+])(?:==|\+\+)(?!\w)")
+#: Highlighted or inserted text.
+_HIGHLIGHT = re.compile(r"(==|\+\+)(?=[^\s=+]).*?(?<=[^\s=+])(?=\1(?!\w))", re.DOTALL)
 
 _NO_MARKUP = frozenset(["text", "text_special", "softbreak"])
 _RUNS = frozenset(["emphasis", "strikethrough"])
-_LABELLED = frozenset(["link", "span"])
-#: Markup that stays whole, and moves with its words.
-_WHOLE = frozenset(["code", "image", "autolink", "fixed_text"])
+#: The name for the rule, the start and the end of the markup of a token.
+_PLACE = "place"
 
 #: The link definitions of a file, by label.
 References: TypeAlias = "dict[str, dict[str, object]]"
 InlineRule: TypeAlias = "Callable[[StateInline, bool], bool]"
 
 
-@dataclass
-class _Mark:
-    """Inline markup that a rule has found, at positions of the content."""
-
-    rule: str
-    start: int
-    end: int
-    tokens: "list[tuple[Token, int]]"  # with the characters of each
-    label_end: int = 0  # of a link or a span
-
-
 def inline_events(content: str, references: References) -> list[Event]:
     """The text and the inline markup of a content. Attributes belong to the markup before them."""
     events: list[Event] = []
     position = 0
-    for start, end, event in sorted(_marked(content, references), key=lambda marked: marked[:2]):
+    for start, end, event in _marked(content, references):
         if start < position:
             continue
         if start > position:
@@ -91,97 +79,42 @@ def inline_events(content: str, references: References) -> list[Event]:
 
 
 def _marked(content: str, references: References) -> Iterator[tuple[int, int, Event]]:
-    """The inline markup of a content with its positions."""
-    toggles: list[_Mark] = []
-    marks, _ = _parsed(content, references)
-    for mark in marks:
-        raw = content[mark.start : mark.end]
-        if mark.rule == "toggle":
-            toggles.append(mark)
-        elif mark.rule in _RUNS:
-            yield from _delimiters(mark)
-        elif mark.rule in _LABELLED:
-            yield from _label(mark, content)
-        elif any(token.type == "hardbreak" for token, _ in mark.tokens):
-            start = len(content[: mark.start].rstrip(" "))
-            yield start, mark.end, Event("other", "", content[start : mark.end])
-        elif mark.rule == "html_inline":
-            yield mark.start, mark.end, html_event(next(scan(raw)))
-        elif mark.rule in _WHOLE:
-            yield mark.start, mark.end, Event("point", "", raw)
-        elif mark.rule == "loose":
-            yield mark.start, mark.end, Event("start", "{", raw)
-    yield from _paired(toggles, content)
-
-
-def _label(mark: _Mark, content: str) -> Iterator[tuple[int, int, Event]]:
-    """The brackets of a link or a span. `[text][]` and `[text]` name their definition by their text."""
-    yield mark.start, mark.start + 1, Event("start", "[", "[")
-    closing = content[mark.label_end : mark.end]
-    label = content[mark.start : mark.label_end + 1].replace("\n", " ")
-    written = f"]{label}" if closing in ("]", "][]") else None
-    yield mark.label_end, mark.end, Event("end", "[", closing, written=written)
-
-
-def _paired(toggles: list[_Mark], content: str) -> Iterator[tuple[int, int, Event]]:
-    """Pairs of `==` and `++`."""
-    opened: dict[str, _Mark] = {}
-    for mark in sorted(toggles, key=lambda toggle: toggle.start):
-        raw = content[mark.start : mark.end]
-        if raw in opened and _RIGHT_MARK.match(content, mark.start):
-            first = opened.pop(raw)
-            yield first.start, first.end, Event("start", raw, raw)
-            yield mark.start, mark.end, Event("end", raw, raw)
-        elif raw not in opened and _LEFT_MARK.match(content, mark.start):
-            opened[raw] = mark
-
-
-def _delimiters(mark: _Mark) -> Iterator[tuple[int, int, Event]]:
-    """The runs of `*`, `_` and `~~` that are markup. The second `*` of a `**` has an empty token."""
-    position = mark.start
-    pending = 0  # an empty token before the one of its pair
-    for number, (token, length) in enumerate(mark.tokens):
-        start = position
-        position = position + length
-        if token.type == "text" and token.content:
+    """The inline markup of a content with its positions, from the tokens with a place."""
+    label = 0  # of a link
+    for token in inline_tokens(content, references):
+        if token.type in _NO_MARKUP or _PLACE not in token.meta:
             continue
-        if token.type == "text":
-            before = mark.tokens[number - 1][0].type if number else ""
-            if before == "strong_close":
-                continue
-            pending = length
-            continue
-        kind = "start" if token.type.endswith("_open") else "end"
-        begin = start - pending
-        end = position
-        pending = 0
-        follows = mark.tokens[number + 1][0] if number + 1 < len(mark.tokens) else None
-        if (
-            token.type == "strong_close"
-            and follows is not None
-            and follows.type == "text"
-            and not follows.content
-        ):
-            end += mark.tokens[number + 1][1]
-        tag = token.type.rpartition("_")[0]
-        yield begin, end, Event(kind, tag, token.markup)
+        rule, start, end = token.meta[_PLACE]
+        raw = content[start:end]
+        name, _, side = token.type.rpartition("_")
+        if rule in _RUNS:  # the token of a "**" has the place of its inner "*"
+            length = len(token.markup)
+            start = end - length if side == "open" else start
+            kind = "start" if side == "open" else "end"
+            yield start, start + length, Event(kind, name, token.markup)
+        elif side == "open":
+            label = start
+            yield start, end, Event("start", name, raw)
+        elif side == "close" and rule != "autolink":
+            # `[text][]` and `[text]` name their definition by their text
+            named = content[label : start + 1].replace("\n", " ")
+            written = f"]{named}" if raw in ("]", "][]") else None
+            yield start, end, Event("end", name, raw, written=written)
+        elif token.type == "hardbreak":
+            start = len(content[:start].rstrip(" "))
+            yield start, end, Event("other", "", content[start:end])
+        elif token.type == "html_inline":
+            yield start, end, html_event(next(scan(raw)))
+        else:
+            yield start, end, Event("start" if rule == "loose" else "point", "{", raw)
 
 
 def inline_tokens(content: str, references: References) -> "list[Token]":
     """The tokens of the inline markup and the texts of a content."""
-    _, tokens = _parsed(content, references)
-    return tokens
-
-
-def _parsed(content: str, references: References) -> "tuple[list[_Mark], list[Token]]":
-    """The marks of a content, and its tokens."""
     tokens: list[Token] = []
-    marks: list[_Mark] = []
     parser = markdown_parser()
-    parser.inline.parse(
-        content, parser, {"references": references, "marks": marks, "inline": tokens}, tokens
-    )
-    return marks, tokens
+    parser.inline.parse(content, parser, {"references": references, "inline": tokens}, tokens)
+    return tokens
 
 
 def inline_markup(tokens: "Iterable[Token]") -> Counter[tuple[str, str]]:
@@ -201,38 +134,44 @@ def markdown_parser() -> "MarkdownIt":
 
     parser = MarkdownIt("commonmark", {"maxNesting": 100}).enable(["table", "strikethrough"])
     add_block_rules(parser)
-    for name, rule in (("loose", _loose), ("fixed_text", _fixed_text), ("toggle", _toggle)):
+    for name, rule in (("loose", _loose), ("fixed_text", _fixed_text), ("span", _span)):
         parser.inline.ruler.before("escape", name, rule)
-    parser.inline.ruler.before("link", "span", _span)
     active = parser.inline.ruler.get_active_rules()
     rules = parser.inline.ruler.getRules("")
     for name, rule in zip(active, rules, strict=True):
-        parser.inline.ruler.at(name, _recording("code" if name == "backticks" else name, rule))
+        parser.inline.ruler.at(name, _placing(name, rule))
     parser.inline.ruler2.disable("fragments_join")
     parser.core.ruler.disable(["inline", "text_join"])
     return parser
 
 
-def _recording(name: str, rule: InlineRule) -> InlineRule:
-    """A rule that also records where it has found markup. The text of an image has tokens of its own."""
+def _placing(name: str, rule: InlineRule) -> InlineRule:
+    """A rule that also gives its tokens the places of their markup."""
 
-    def recorded(state: "StateInline", silent: bool) -> bool:
+    def placing(state: "StateInline", silent: bool) -> bool:
         start = state.pos
         before = len(state.tokens)
-        # the first token of a run of `*` is that of the text before, if there is any
-        skipped = 1 if state.pending and name in _RUNS else 0
         if not rule(state, silent):
             return False
-        if silent or state.env.get("inline") is not state.tokens:
+        tokens = state.tokens[before:]
+        if silent or not tokens or name == "span":
             return True
-        tokens = [(token, len(token.content)) for token in state.tokens[before:][skipped:]]
-        mark = _Mark(name, start, state.pos, tokens)
-        if name in _LABELLED:
-            mark.label_end = state.md.helpers.parseLinkLabel(state, start, True)
-        state.env["marks"].append(mark)
+        end = state.pos
+        if name == "link":
+            opening = next(token for token in tokens if token.nesting == 1)
+            opening.meta[_PLACE] = (name, start, start + 1)
+            start = state.md.helpers.parseLinkLabel(state, start, True)
+        if name not in _RUNS:
+            tokens[-1].meta[_PLACE] = (name, start, end)
+            return True
+        for token in reversed(tokens):
+            begin = end - len(token.content)
+            if begin >= start:  # not the text before the run
+                token.meta[_PLACE] = (name, begin, end)
+            end = begin
         return True
 
-    return recorded
+    return placing
 
 
 def _match_at(pattern: "re.Pattern[str]") -> InlineRule:
@@ -260,31 +199,32 @@ def _loose(state: "StateInline", silent: bool) -> bool:
     return _block_end(state, silent) or (state.pos == 0 and _checkbox(state, silent))
 
 
-def _toggle(state: "StateInline", silent: bool) -> bool:
-    """A mark of highlighted or inserted text: `==` or `++`."""
-    if state.src[state.pos : state.pos + 2] not in ("==", "++"):
-        return False
-    if not silent:
-        state.pending += state.src[state.pos : state.pos + 2]
-    state.pos += 2
-    return True
-
-
 def _span(state: "StateInline", silent: bool) -> bool:
-    """A text with attributes, as in `[text]{.note}`."""
-    if state.src[state.pos] != "[":
-        return False
-    label_end = state.md.helpers.parseLinkLabel(state, state.pos)
-    attributes = _ONLY_ATTRIBUTES.match(state.src, label_end + 1, state.posMax)
-    if label_end < 0 or attributes is None:
+    """A text with attributes, as in `[text]{.note}`, or a highlighted one, as in `==text==`."""
+    start = state.pos
+    highlight = _HIGHLIGHT.match(state.src, start, state.posMax)
+    if highlight is not None:
+        markup = highlight[1]
+        inner = (start + 2, highlight.end())
+        end = highlight.end() + 2
+    elif state.src[start] == "[":
+        inner = (start + 1, state.md.helpers.parseLinkLabel(state, start))
+        attributes = _ONLY_ATTRIBUTES.match(state.src, inner[1] + 1, state.posMax)
+        if inner[1] < 0 or attributes is None:
+            return False
+        markup = attributes[0]
+        end = attributes.end()
+    else:
         return False
     if not silent:
         position_max = state.posMax
-        state.pos += 1
-        state.posMax = label_end
-        state.push("span_open", "", 1).content = attributes[0]
+        state.pos, state.posMax = inner
+        opening = state.push("span_open", "", 1)
+        opening.content = markup
+        opening.meta[_PLACE] = ("span", start, inner[0])
         state.md.inline.tokenize(state)
-        state.push("span_close", "", -1)
+        closing = state.push("span_close", "", -1)
+        closing.meta[_PLACE] = ("span", inner[1], end)
         state.posMax = position_max
-    state.pos = attributes.end()
+    state.pos = end
     return True

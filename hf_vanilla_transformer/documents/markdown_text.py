@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from html import unescape
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -51,9 +50,6 @@ _FRONT_MATTER = re.compile(
 
 _COMMENTS = re.compile(r"(?:\s*<!--.*?-->)+", re.DOTALL)
 
-_ESCAPED = re.compile(
-    r"\\([!-/:-@\[-`{-~])|(&(?:#[xX][0-9a-fA-F]{1,6}|#\d{1,7}|[A-Za-z][A-Za-z0-9]{0,31});)"
-)
 _ADDRESS = re.compile(r"((?:https?://|www\.)[^\s<>]+)")
 _TAG_OR_ENTITY = re.compile(r"<(?=[A-Za-z/!?])|&(?=#|[A-Za-z][A-Za-z0-9]*;)")
 _PUNCTUATION = re.compile(r"[\\`*_\[\]<>#~&$|!{}=+^]")
@@ -61,21 +57,25 @@ _BLOCK_MARK = re.compile(r"\A(?:(?=[-*+>#=~`:|!?])|\d{1,9}(?=[.)](?:\s|\Z)))")
 
 _CELLS = frozenset(["th_open", "td_open"])
 
-_TAG_OF_MARK = {"*": "em", "_": "em", "**": "strong", "__": "strong", "~~": "del"}
+_TAG_OF_MARK = {
+    "*": "em",
+    "_": "em",
+    "**": "strong",
+    "__": "strong",
+    "~~": "del",
+    "==": "mark",
+    "++": "ins",
+}
 
 
-@dataclass(frozen=True)
-class _Content:
-    """The content of a block without the marks of its lines, and where each of its characters is in the file."""
-
-    text: str
-    positions: list[int]
-    #: the characters that only the file has after a backslash
-    escapes: frozenset[int] = frozenset()
-
-    def span(self, start: int, end: int) -> tuple[int, int]:
-        """Where some characters of the content are in the file."""
-        return self.positions[start] - (start in self.escapes), self.positions[end - 1] + 1
+#: Tags of emphasis, and the kind and the content of the tokens of its marks.
+_MARK_OF_TAG = {
+    "em": ("em_open", ""),
+    "strong": ("strong_open", ""),
+    "del": ("s_open", ""),
+    "mark": ("span_open", "=="),
+    "ins": ("span_open", "++"),
+}
 
 
 @dataclass(frozen=True)
@@ -96,39 +96,25 @@ class MarkdownPassage(Passage):
         if all(part.target == part.source for part in parts):
             return self.raw
         tokens = inline_tokens(self.content, self.references)
-        expected = inline_markup(tokens)
+        expected = _tags_counted(inline_markup(tokens))
         escapes = {token.content for token in tokens if token.info == "escape"}
         like_source = partial(_escaped, kept=escapes)
-        attempts: list[tuple[Callable[[str], str], bool]] = [
-            (like_source, False),
-            (like_source, True),
-            (_all_escaped, True),
-        ]
-        for escape, escapes_start in attempts:
-            text = self._written(self.elements, parts, escape, escapes_start)
-            if self._is_one_block(text) and self._markup(text) == expected:
-                return self._in_place(text)
         tagged = [_with_tags(element) for element in self.elements]
-        text = self._written(tagged, parts, _all_escaped, escapes_start=True)
-        tags = _tags_counted(self._markup(text))
-        if self._is_one_block(text) and tags == _tags_counted(expected):
-            return self._in_place(text)
+        attempts: list[tuple[list[Element], Callable[[str], str], bool]] = [
+            (self.elements, like_source, False),
+            (self.elements, like_source, True),
+            (self.elements, _all_escaped, True),
+            (tagged, _all_escaped, True),
+        ]
+        for elements, escape, escapes_start in attempts:
+            text = with_elements(self.text, elements, parts, escape)
+            text = _LINE_BREAK.sub(" ", text).strip(" \t")
+            if escapes_start and self.in_paragraph:
+                text = _start_escaped(text)
+            markup = inline_markup(inline_tokens(text, self.references))
+            if self._is_one_block(text) and _tags_counted(markup) == expected:
+                return text.replace("|", r"\|") if self.in_table else text
         raise UserError(f"documents: the translation of {self.text[:60]!r} would lose its Markdown")
-
-    def _written(
-        self,
-        elements: list[Element],
-        parts: Sequence[TranslatedPart],
-        escape: Callable[[str], str],
-        escapes_start: bool,
-    ) -> str:
-        """The translation on one line."""
-        text = with_elements(self.text, elements, parts, escape)
-        text = _LINE_BREAK.sub(" ", text).strip(" \t")
-        return _start_escaped(text) if escapes_start and self.in_paragraph else text
-
-    def _markup(self, text: str) -> Counter[tuple[str, str]]:
-        return inline_markup(inline_tokens(text, self.references))
 
     def _is_one_block(self, text: str) -> bool:
         """Return whether a text would stay one paragraph, if the passage is one."""
@@ -138,9 +124,6 @@ class MarkdownPassage(Passage):
         types = [block.type for block in blocks]
         is_paragraph = types == ["paragraph_open", "inline", "paragraph_close"]
         return is_paragraph and blocks[1].content == text.strip()
-
-    def _in_place(self, text: str) -> str:
-        return text.replace("|", r"\|") if self.in_table else text
 
 
 def split_markdown(text: str) -> list[str | Passage]:
@@ -218,41 +201,36 @@ def _passages(text: str, start: int) -> Iterator[tuple[int, int, Passage]]:
         if block.map is None:  # a closing token
             continue
         first, last = block.map
+        content = block.content.removesuffix("\n")
+        parent = blocks[number - 1].type
         if block.type == "html_block":
-            content = _content(block.content, lines, starts, first, last)
-            pieces, kept_tag = _html_pieces(content.text, kept_tag)
-            yield from _located(pieces, content, text)
-        elif block.type == "inline" and not kept_tag:
-            parent = blocks[number - 1].type
+            pieces, kept_tag = _html_pieces(content, kept_tag)
+            positions = _positions(content, lines, starts, first)
+        elif block.type != "inline" or kept_tag:
+            continue
+        else:
+            pieces = _inline_pieces(content, references, parent)
             if parent in _CELLS:
-                content = _cell(block.content, lines[first], starts[first], cell)
+                positions = _positions_of_cell(content, lines[first], starts[first], cell)
                 cell += 1
             else:
-                content = _content(block.content, lines, starts, first, last)
-            pieces = _inline_pieces(content.text, references, parent)
-            yield from _located(pieces, content, text)
+                positions = _positions(content, lines, starts, first)
+        offset = 0
+        for piece in pieces:
+            raw = piece if isinstance(piece, str) else piece.raw
+            if isinstance(piece, Passage):
+                begin = positions[offset]
+                end = positions[offset + len(raw)]
+                if isinstance(piece, MarkdownPassage):
+                    piece = replace(piece, content=raw)
+                yield begin, end, replace(piece, raw=text[begin:end])
+            offset += len(raw)
 
 
-def _located(
-    pieces: list[str | Passage], content: _Content, text: str
-) -> Iterator[tuple[int, int, Passage]]:
-    """The passages among the pieces of a block's content, with their places in the text."""
-    offset = 0
-    for piece in pieces:
-        raw = piece if isinstance(piece, str) else piece.raw
-        if isinstance(piece, Passage):
-            begin, end = content.span(offset, offset + len(raw))
-            if isinstance(piece, MarkdownPassage):
-                piece = replace(piece, content=raw)
-            yield begin, end, replace(piece, raw=text[begin:end])
-        offset += len(raw)
-
-
-def _content(content: str, lines: list[str], starts: list[int], first: int, last: int) -> _Content:
-    """Where the characters of a block's content are. Each of its lines is a part of a line of the file."""
+def _positions(content: str, lines: list[str], starts: list[int], first: int) -> list[int]:
+    """Where the characters of a block's content are, and its end. Each row is a part of a line of the file."""
     positions: list[int] = []
-    number = first
-    for row in content.removesuffix("\n").split("\n"):
+    for number, row in enumerate(content.split("\n"), start=first):
         inner = row.strip(" \t")
         line = lines[number].replace("\0", "\ufffd") if number < len(lines) else ""
         column = line.rstrip("\r\n \t").rfind(inner) if inner else len(line.rstrip("\r\n"))
@@ -265,26 +243,23 @@ def _content(content: str, lines: list[str], starts: list[int], first: int, last
         positions += [begin] * indent
         positions += range(begin, begin + len(inner))
         positions += [begin + len(inner)] * (len(row) - indent - len(inner) + 1)
-        number += 1
-    return _Content(content.removesuffix("\n"), positions)
+    return positions
 
 
-def _cell(content: str, line: str, start: int, cell: int) -> _Content:
-    """Where the characters of a cell are. A cell is the text between two "|" that are not escaped."""
+def _positions_of_cell(content: str, line: str, start: int, cell: int) -> list[int]:
+    r"""Where the characters of a cell are, and its end. A cell is the text between two "|". "\|" is a character."""
     text = line.rstrip("\r\n \t").replace("\0", "\ufffd")
     for column in _columns_before(text, cell):
         positions: list[int] = []
-        escapes: set[int] = set()
-        for number, character in enumerate(content):
-            if character == "|" and text[column : column + 2] == r"\|":
-                escapes.add(number)
-                column += 1
-            if text[column : column + 1] != character:
-                break
+        for character in content:
             positions.append(start + column)
+            if character == "|" and text.startswith(r"\|", column):
+                column += 1
+            if not text.startswith(character, column):
+                break
             column += 1
-        if len(positions) == len(content):
-            return _Content(content, [*positions, start + column], frozenset(escapes))
+        else:
+            return [*positions, start + column]
     raise UserError(
         f"documents: the cell {content[:60]!r} is not found in its row of this Markdown"
     )
@@ -322,6 +297,8 @@ def _html_pieces(content: str, kept_tag: str) -> tuple[list[str | Passage], str]
 
 
 def _inline_pieces(content: str, references: References, parent: str) -> list[str | Passage]:
+    from markdown_it.common.utils import unescapeAll
+
     make = partial(
         MarkdownPassage,
         references=references,
@@ -331,7 +308,7 @@ def _inline_pieces(content: str, references: References, parent: str) -> list[st
     events = with_scripts_whole(
         whole_elements(_with_known_ends(inline_events(content, references)))
     )
-    return split_events(events, partial(passage_of, unescape=_unescaped, passage=make))
+    return split_events(events, partial(passage_of, unescape=unescapeAll, passage=make))
 
 
 def _with_known_ends(events: list[Event]) -> Iterator[Event]:
@@ -347,12 +324,12 @@ def _with_known_ends(events: list[Event]) -> Iterator[Event]:
 def _tags_counted(markup: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
     """The markup with tags of emphasis as emphasis."""
     found = Counter[tuple[str, str]]()
-    names = {"<em>": "em_open", "<strong>": "strong_open", "<del>": "s_open"}
-    for (kind, target), count in markup.items():
-        if kind == "html_inline" and target in names:
-            found[names[target], ""] += count
-        elif kind != "html_inline" or target not in ("</em>", "</strong>", "</del>"):
-            found[kind, target] += count
+    for key, count in markup.items():
+        name = key[1].strip("</>") if key[0] == "html_inline" else ""
+        if name not in _MARK_OF_TAG:
+            found[key] += count
+        elif "/" not in key[1]:
+            found[_MARK_OF_TAG[name]] += count
     return found
 
 
@@ -373,10 +350,6 @@ def _with_tags(element: Element) -> Element:
         element.end,
         [_with_tags(child) for child in element.children],
     )
-
-
-def _unescaped(raw: str) -> str:
-    return _ESCAPED.sub(lambda match: match[1] or unescape(match[2]), raw)
 
 
 def _escaped(text: str, kept: set[str]) -> str:

@@ -123,9 +123,9 @@ def passage_of(
         if event.kind == "text" and unescape(event.raw).strip()
     ]
     if not texts:
-        return [_raw(run)]
+        return [raw_of(run)]
     start, stop = extent(run, texts[0], texts[-1])
-    raw = _raw(run[start:stop])
+    raw = raw_of(run[start:stop])
     content = _Content(run[start:stop], unescape, collapse)
     before = content.space_before
     after = content.space_after
@@ -134,10 +134,10 @@ def passage_of(
         after = ""
     inner = raw[len(before) : len(raw) - len(after)]
     made = passage(content.text, content.roots, inner)
-    return [_raw(run[:start]) + before, made, after + _raw(run[stop:])]
+    return [raw_of(run[:start]) + before, made, after + raw_of(run[stop:])]
 
 
-def _raw(events: Iterable[Event]) -> str:
+def raw_of(events: Iterable[Event]) -> str:
     return "".join(event.raw for event in events)
 
 

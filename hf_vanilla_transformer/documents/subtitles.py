@@ -11,7 +11,7 @@ from itertools import pairwise
 from ..data.words import break_points
 from ..inference.placement import TranslatedPart, TranslateTexts
 from ..utils.errors import UserError
-from .passages import Event, Passage, passage_of
+from .passages import Event, Passage, passage_of, raw_of
 
 _LINE = re.compile(r"([^\r\n]*)(\r\n|[\r\n]|\Z)")
 _TIME = r"-?(?:\d+:){1,2}\d+(?:[,.]\d+)?"
@@ -19,7 +19,7 @@ _TIMES = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}")
 _DAMAGED_TIMES = re.compile(r"\s*-?\d+[:.,][\d:.,\s]*-+>\s*-?\d")
 
 #: Tags such as <i>, <v Bob> and <00:01.000>, and the codes {\\i1} and {y:i}.
-_TAG = re.compile(r"</?[A-Za-z\d][^<>]*>|</>|\{\\[^{}]*\}|\{[A-Za-z]:[^{}]*\}")
+_TAG = re.compile(r"(</?[A-Za-z\d][^<>]*>|</>|\{\\[^{}]*\}|\{[A-Za-z]:[^{}]*\})")
 _SWITCH = re.compile(r"\{\\([bisu])([01])\}")  # of italics, for example
 #: Marks of a line that stands alone: of a speaker, a song or a sound.
 _OWN_LINE = re.compile(r"[-–—♪♫]|>>|&gt;&gt;|\[")
@@ -33,10 +33,7 @@ class _Line:
     """A text of a cue, which several lines share unless each starts with a mark or stands after an empty line."""
 
     start: int  # in the file
-    end: int
-    before: str  # tags around it
     passage: Passage
-    after: str
     rows: list[int]  # their lengths
 
     @property
@@ -72,13 +69,8 @@ def translate_subtitles(subtitles: str, translate: TranslateTexts) -> str:
     for group, parts in zip(groups, translations, strict=True):
         for line, text in zip(group, _shared(group, parts), strict=True):
             rows = _cut(text, line.rows)
-            pieces += [
-                subtitles[position : line.start],
-                line.before,
-                newline.join(filter(None, rows)),
-                line.after,
-            ]
-            position = line.end
+            pieces += [subtitles[position : line.start], newline.join(filter(None, rows))]
+            position = line.start + len(line.passage.raw)
     return "".join(pieces) + subtitles[position:]
 
 
@@ -136,52 +128,39 @@ def _is_data(cue: str) -> bool:
 
 
 def _line_of(rows: Sequence[re.Match[str]], is_vtt: bool) -> Iterator[_Line]:
-    """The text of some rows, if they have one."""
-    content = rows[0].string[rows[0].start() : rows[-1].end(1)]
-    first, last = _without_tags(content)
-    lengths = [len(_TAG.sub("", row[1]).strip()) for row in rows]
-    if _TAG.search(content, first, last):  # tags belong to words
-        first = len(content) - len(content.lstrip())
-        last = len(content.rstrip())
+    """The text of some rows, if they have one. Tags around it are no part of it, unless there are tags in it."""
+    start = rows[0].start()
+    events = list(_events(rows[0].string[start : rows[-1].end(1)]))
+    decode = unescape if is_vtt else str
+    texts = [
+        number
+        for number, event in enumerate(events)
+        if event.kind == "text" and decode(event.raw).strip()
+    ]
+    if not texts:
+        return
+    first = texts[0]
+    last = texts[-1] + 1
+    if any(event.kind != "text" for event in events[first:last]):
+        first = 0
+        last = len(events)
     make = partial(Passage, escape=partial(escape, quote=False) if is_vtt else str)
-    pieces = passage_of(
-        list(_events(content[first:last])), unescape if is_vtt else str, passage=make
-    )
-    for number, piece in enumerate(pieces):
+    lengths = [len(_TAG.sub("", row[1]).strip()) for row in rows]
+    start += len(raw_of(events[:first]))
+    for piece in passage_of(events[first:last], decode, passage=make):
         if isinstance(piece, Passage):
-            before = content[:first] + "".join(map(str, pieces[:number]))
-            after = "".join(map(str, pieces[number + 1 :])) + content[last:]
-            start = rows[0].start()
-            yield _Line(start, start + len(content), before, piece, after, lengths)
-
-
-def _without_tags(content: str) -> tuple[int, int]:
-    """Where a text is without the tags and the white space around it."""
-    first = 0
-    last = len(content)
-    for tag in _TAG.finditer(content):
-        if content[first : tag.start()].strip():
-            break
-        first = tag.end()
-    for tag in reversed(list(_TAG.finditer(content, first))):
-        if content[tag.end() : last].strip():
-            break
-        last = tag.start()
-    inner = content[first:last]
-    first += len(inner) - len(inner.lstrip())
-    return first, max(first, first + len(inner.strip()))
+            yield _Line(start, piece, lengths)
+        else:
+            start += len(piece)
 
 
 def _events(content: str) -> Iterator[Event]:
     """The texts and tags of a cue."""
-    position = 0
-    for tag in _TAG.finditer(content):
-        if tag.start() > position:
-            yield Event("text", "", content[position : tag.start()])
-        yield _tag_event(tag[0])
-        position = tag.end()
-    if position < len(content):
-        yield Event("text", "", content[position:])
+    for number, piece in enumerate(_TAG.split(content)):
+        if number % 2:
+            yield _tag_event(piece)
+        elif piece:
+            yield Event("text", "", piece)
 
 
 def _tag_event(tag: str) -> Event:
