@@ -4,7 +4,8 @@ FOLDER has a checkout of each repository of `public_transformers.IMPLEMENTATIONS
 
     git clone https://github.com/hkproj/pytorch-transformer FOLDER/hkproj
 
-An implementation without a checkout is left out, and the commands that make it are printed. Each one is checked as it
+An implementation whose checkout is missing, incomplete or of another commit is left out, and the commands that make it
+are printed. Each one is checked as it
 was published, then with its true differences from the paper mended, with edits that leave it right, and with each
 mistake of `public_plants.PLANTS`:
 
@@ -160,12 +161,12 @@ def main() -> int:
     rows = []
     for name in arguments.only:
         implementation = IMPLEMENTATIONS[name]
-        checkout = arguments.folder / implementation.owner
-        if not checkout.is_dir():
-            print(f"{name}: left out: {implementation.commands}", flush=True)
-            continue
         start = time.monotonic()
-        row = try_implementation(name, implementation, checkout)
+        try:
+            row = try_implementation(name, implementation, arguments.folder / implementation.owner)
+        except (OSError, ValueError) as error:
+            print(f"{name}: left out ({error}): {implementation.commands}", flush=True)
+            continue
         rows.append(row)
         print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
         for line in (*row.alarms, *row.lost):

@@ -72,10 +72,17 @@ class Implementation:
 
 
 def write(implementation: Implementation, checkout: Path, folder: Path, edits: Collection[Edit]) -> Path:
-    """Write the files of an implementation, with edits, and return its adapter."""
+    """Write the files of an implementation, with edits, and return its adapter.
+
+    Raises:
+        OSError, ValueError: the checkout lacks a file, or a file has other text.
+    """
     root = checkout / implementation.root
     for pattern in implementation.files:
-        for path in sorted(root.glob(pattern)):
+        paths = sorted(root.glob(pattern))
+        if not paths:
+            raise FileNotFoundError(f"there is no {root / pattern}")
+        for path in paths:
             _write(folder / path.relative_to(root), path.read_text("utf-8"))
     for name, cuts in implementation.cuts.items():
         bodies = [_definitions(checkout / cut.path, cut.names) for cut in cuts]

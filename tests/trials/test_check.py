@@ -56,6 +56,23 @@ def test_definitions_are_cut_from_notebooks_and_pages(tmp_path: Path) -> None:
         public_transformers.write(implementation, tmp_path, tmp_path / "out", [Edit("both.py", "missing", "")])
 
 
+@pytest.mark.parametrize(("text", "is_read"), [(None, False), ("another commit", False), ("size = 512", True)])
+def test_checkout_without_what_is_stated_is_left_out(tmp_path, capsys, monkeypatch, text, is_read) -> None:
+    port = Edit("model.py", "512", "32")
+    own = Implementation("own/own", "abc", "from model import Mine\n", files=("model.py",), ports=(port,))
+    monkeypatch.setitem(public_transformers.IMPLEMENTATIONS, "own", own)
+    monkeypatch.setitem(public_plants.PLANTS, "own", ())
+    monkeypatch.setattr(check, "answer_of", lambda _: {"error": "it was read"})
+    monkeypatch.setattr("sys.argv", ["check", str(tmp_path), "--only", "own"])
+    if text is not None:
+        (tmp_path / "own").mkdir()
+        (tmp_path / "own" / "model.py").write_text(text)
+    assert check.main() == 0
+    printed = capsys.readouterr().out
+    assert ("| own | it was read |" in printed) == is_read
+    assert (own.commands in printed) != is_read
+
+
 @pytest.mark.slow
 def test_trial_tells_found_and_missed_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     right = plant("right", "styles.py", "functional.dropout(x)", "functional.dropout(x, 0.5)")
