@@ -1,6 +1,7 @@
 """READMEs, guides and CONTRIBUTING: Python blocks run, commands parse, and files, flags and names in them exist."""
 
 import argparse
+import ast
 import dataclasses
 import importlib
 import importlib.util
@@ -305,6 +306,13 @@ def known_flags():
     sources = [path.read_text("utf-8") for folder in (PACKAGE, ROOT / "scripts", ROOT / "tests") for path in
                folder.rglob("*.py")]  # fmt: skip
     flags = {flag for source in sources for flag in re.findall(r'"(--[a-z][\w-]*)"', source)}
+    calls = [
+        node
+        for source in sources
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "add_flags"
+    ]
+    fields |= {keyword.arg for call in calls for keyword in call.keywords}
     return flags | {f"--{name}" for name in (*fields, *SHARED, "help")}
 
 

@@ -10,19 +10,18 @@ tabs between columns.
 import argparse
 
 from .models import MODEL_CODE
-from .parsing import Parser, add_shared_flags
+from .parsing import Flag, Parser, add_flags, add_shared_flags
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
-    parser.add_argument("--model", required=True, metavar="DIR", help="folder of the trained model")
-    parser.add_argument("--sentence", required=True, help="the sentence to translate")
-    parser.add_argument("--translation", help="the translation (default: the model's)")
-    parser.add_argument(
-        "--layer", type=int, metavar="N", help="decoder layer, counted from 1 (default: the last)"
-    )
-    parser.add_argument(
-        "--output", metavar="F", help="the plot: .png, .pdf or .svg (default: print the numbers)"
+    add_flags(
+        parser,
+        model=Flag("DIR", "folder of the trained model", required=True),
+        sentence=Flag(None, "the sentence to translate", required=True),
+        translation=Flag(None, "the translation (default: the model's)"),
+        layer=Flag("N", "decoder layer, counted from 1 (default: the last)", int),
+        output=Flag("F", "the plot: .png, .pdf or .svg (default: print the numbers)"),
     )
     add_shared_flags(parser, "source_lang", "target_lang", *MODEL_CODE, "device")
     return parser.parse_args(arguments)

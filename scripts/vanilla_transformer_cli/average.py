@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 from .models import MODEL_CODE
-from .parsing import Parser, add_shared_flags
+from .parsing import Flag, Parser, add_flags, add_shared_flags
 
 # Files of a checkpoint that do not apply to averaged weights: results, and the state for resuming.
 RESULTS = ("README.md", "all_results.json", "*.png", "runs")
@@ -34,15 +34,11 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument(
         "checkpoints", nargs="*", metavar="CHECKPOINT", help="folders or .safetensors files"
     )
-    parser.add_argument("--run", metavar="DIR", help="average the checkpoints of this run")
-    parser.add_argument(
-        "--last",
-        type=int,
-        metavar="K",
-        help="with --run: its last K checkpoints (the paper: 5 or 20)",
-    )
-    parser.add_argument(
-        "--output", required=True, metavar="DIR", help="new folder, or a file.safetensors"
+    add_flags(
+        parser,
+        run=Flag("DIR", "average the checkpoints of this run"),
+        last=Flag("K", "with --run: its last K checkpoints (the paper: 5 or 20)", int),
+        output=Flag("DIR", "new folder, or a file.safetensors", required=True),
     )
     add_shared_flags(parser, *MODEL_CODE)
     parsed = parser.parse_args(arguments)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from .parsing import COLUMNS, COLUMNS_TITLE, Parser, add_shared_flags, given_values
+from .parsing import COLUMNS, COLUMNS_TITLE, Flag, Parser, add_flags, add_shared_flags, given_values
 
 TASKS = ("language", "sequence")
 
@@ -32,40 +32,24 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         metavar="INPUT",
         help="as of `train --train`: train.en train.de, a CSV …",
     )
-    parser.add_argument(
-        "--output",
-        required=True,
-        nargs="+",
-        metavar="F",
-        help="two text files, source first, or a TSV",
-    )
-    parser.add_argument("--exclude", nargs="+", metavar="INPUT", help="validation and test text")
-    parser.add_argument(
-        "--dropped",
-        metavar="F",
-        help="TSV for the dropped pairs: rule, line, source, target, and other columns",
-    )
-    parser.add_argument("--report", metavar="F", help="HTML file for the counts and examples")
-    parser.add_argument(
-        "--task",
-        choices=TASKS,
-        default="language",
-        help="sequence: reactions, phonemes, code, formulas (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--skip", nargs="+", default=[], metavar="RULE", help="rules that are not applied"
-    )
-    parser.add_argument("--max_characters", type=int, metavar="N", help="of a side (default: 1000)")
-    parser.add_argument(
-        "--max_ratio",
-        type=float,
-        metavar="R",
-        help="of the lengths in characters (default: fits the text)",
-    )
-    parser.add_argument(
-        "--detect",
-        action="store_true",
-        help="drop other languages (extra detect); needs --source_lang and --target_lang, or their columns",
+    add_flags(
+        parser,
+        output=Flag("F", "two text files, source first, or a TSV", required=True, nargs="+"),
+        exclude=Flag("INPUT", "validation and test text", nargs="+"),
+        dropped=Flag(
+            "F", "TSV for the dropped pairs: rule, line, source, target, and other columns"
+        ),
+        report=Flag("F", "HTML file for the counts and examples"),
+        task=Flag(
+            None,
+            "sequence: reactions, phonemes, code, formulas (default: %(default)s)",
+            choices=TASKS,
+            default="language",
+        ),
+        skip=Flag("RULE", "rules that are not applied", nargs="+", default=[]),
+        max_characters=Flag("N", "of a side (default: 1000)", int),
+        max_ratio=Flag("R", "of the lengths in characters (default: fits the text)", float),
+        detect="drop other languages (extra detect); needs --source_lang and --target_lang, or their columns",
     )
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     parsed = parser.parse_args(arguments)
@@ -94,9 +78,9 @@ def _limits(arguments: argparse.Namespace) -> dict[str, Any]:
     return limits
 
 
-def _without(signs: str, texts: Sequence[str]) -> list[str]:
-    """The texts with a space in the place of these signs, which would end a cell or a line."""
-    return [re.sub(f"[{signs}]+", " ", text) for text in texts]
+def _row(cells: Sequence[str]) -> str:
+    """A line of a TSV. A space takes the place of signs that would end a cell or a line."""
+    return "\t".join(re.sub(r"[\t\r\n]+", " ", cell) for cell in cells)
 
 
 def _write(arguments: argparse.Namespace, rows: Any, judged: Any) -> None:
@@ -108,21 +92,18 @@ def _write(arguments: argparse.Namespace, rows: Any, judged: Any) -> None:
         write_dropped = (
             files.enter_context(line_writer(arguments.dropped)) if arguments.dropped else None
         )
-        header_is_due = len(write) == 1
-        for rule, row in judged:
+        is_table = len(write) == 1
+        for number, (rule, row) in enumerate(judged):
+            if is_table and number == 0:
+                write[0](_row(rows.header()))
             reason = row.defect or rule
-            if header_is_due:
-                write[0]("\t".join(_without(r"\t\r\n", rows.header())))
-                header_is_due = False
-            if reason is not None:
-                if write_dropped is not None:
-                    cells = [reason, str(row.line), *rows.record(row)]
-                    write_dropped("\t".join(_without(r"\t\r\n", cells)))
-            elif len(write) == 1:
-                write[0]("\t".join(_without(r"\t\r\n", rows.record(row))))
-            else:
-                for write_side, text in zip(write, _without(r"\r\n", row.pair), strict=True):
-                    write_side(text)
+            if reason is None and is_table:
+                write[0](_row(rows.record(row)))
+            elif reason is None:
+                for write_side, text in zip(write, row.pair, strict=True):
+                    write_side(re.sub(r"[\r\n]+", " ", text))
+            elif write_dropped is not None:
+                write_dropped(_row([reason, str(row.line), *rows.record(row)]))
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ checkpoint is run.
 import argparse
 from typing import Any
 
-from .parsing import Parser, name_and_value
+from .parsing import Parser, add_flags, name_and_value
 
 FORMATS = """\
   marian   a folder of a Hugging Face MarianMTModel, such as every OPUS-MT model
@@ -50,9 +50,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         metavar="NAME=VALUE",
         help="an option",
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace a folder that exists already"
-    )
+    add_flags(parser, overwrite="replace a folder that exists already")
     return parser.parse_args(arguments)
 
 

@@ -18,72 +18,44 @@ vocabularies.
 import argparse
 
 from .models import MODEL_CODE, load_translator, ray_pool, shared_work
-from .parsing import COLUMNS, COLUMNS_TITLE, Parser, add_shared_flags, columns_of, given_values
+from .parsing import (
+    COLUMNS,
+    COLUMNS_TITLE,
+    Flag,
+    Parser,
+    add_flags,
+    add_shared_flags,
+    columns_of,
+    given_values,
+)
 
 SETTINGS = "num_beams", "length_penalty", "max_new_tokens", "batch_size", "shard"
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
-    add = parser.add_argument
-    add(
-        "--teacher",
-        required=True,
-        nargs="+",
-        metavar="DIR",
-        help="model folder; several form an ensemble",
-    )
-    add(
-        "--source_file",
-        required=True,
-        metavar="F",
-        help="text to translate, one sentence per line, or a table",
-    )
-    add(
-        "--output_dir",
-        required=True,
-        metavar="DIR",
-        help="folder for train.source.txt and train.target.txt",
-    )
-    add(
-        "--reference_file",
-        metavar="F",
-        help="translations of the same lines by people, to train on too",
-    )
-    add(
-        "--back_translation",
-        action="store_true",
-        help="write the translations as the source, the text as the target",
-    )
-    add(
-        "--n_best",
-        type=int,
-        default=1,
-        metavar="N",
-        help="translations of each line (default: %(default)s)",
-    )
-    add(
-        "--mbr",
-        action="store_true",
-        help="keep the one of --n_best that is most similar to the others (chrF)",
-    )
-    add(
-        "--tag",
-        default="",
-        metavar="TOKEN",
-        help="start of the source of back-translations, such as <BT>",
-    )
-    add(
-        "--pairs_format",
-        choices=["text", "jsonl", "parquet"],
-        default="text",
-        help="write two files of text, or train.jsonl or train.parquet with columns source and target",
+    add_flags(
+        parser,
+        teacher=Flag("DIR", "model folder; several form an ensemble", required=True, nargs="+"),
+        source_file=Flag(
+            "F", "text to translate, one sentence per line, or a table", required=True
+        ),
+        output_dir=Flag("DIR", "folder for train.source.txt and train.target.txt", required=True),
+        reference_file=Flag("F", "translations of the same lines by people, to train on too"),
+        back_translation="write the translations as the source, the text as the target",
+        n_best=Flag("N", "translations of each line (default: %(default)s)", int, default=1),
+        mbr="keep the one of --n_best that is most similar to the others (chrF)",
+        tag=Flag("TOKEN", "start of the source of back-translations, such as <BT>", default=""),
+        pairs_format=Flag(
+            None,
+            "write two files of text, or train.jsonl or train.parquet with columns source and target",
+            choices=["text", "jsonl", "parquet"],
+            default="text",
+        ),
     )
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the teacher's generation_config.json)")
-    group.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="sample; 0 does not (default)"
-    )
+    add_flags(group, temperature=Flag("T", "sample; 0 does not (default)", float, default=0.0))
     add_shared_flags(group, *SETTINGS, "device", "dtype", "ray")
     add_shared_flags(parser, *MODEL_CODE)
     return parser.parse_args(arguments)

@@ -24,7 +24,9 @@ from .parsing import (
     COLUMNS,
     COLUMNS_TITLE,
     DECODING,
+    Flag,
     Parser,
+    add_flags,
     add_shared_flags,
     columns_of,
     given_values,
@@ -34,78 +36,63 @@ from .parsing import (
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
     translations = parser.add_mutually_exclusive_group(required=True)
-    translations.add_argument(
-        "--model", nargs="+", metavar="DIR", help="model folder, or several; needs --source"
+    add_flags(
+        translations,
+        model=Flag("DIR", "model folder, or several; needs --source", nargs="+"),
+        hypothesis=Flag("F", "an existing translation, one sentence per line"),
     )
-    translations.add_argument(
-        "--hypothesis", metavar="F", help="an existing translation, one sentence per line"
+    add_flags(
+        parser,
+        source=Flag("F", "text to translate, one sentence per line, .gz too, or a table"),
+        reference=Flag(
+            "F",
+            "references, one per line, or a table such as --source; several files for several references",
+            required=True,
+            nargs="+",
+        ),
+        compare=Flag(
+            "SYSTEM", "model folders or translations, beside the first", nargs="+", default=[]
+        ),
+        output=Flag("F", "JSON file for the scores and the settings"),
+        report=Flag("F", "HTML file for tables and the sentences that differ most"),
+        format=Flag(
+            None,
+            "of the tables (default: text)",
+            choices=["text", "markdown", "latex"],
+            default="text",
+        ),
+        metrics=Flag(
+            "NAME",
+            "bleu, chrf, chrf++, ter, exact_match, top_k (with --n_best), token_error_rate, character_error_rate, "
+            "sequence_error_rate, MODULE:FUNCTION that returns one number per sentence for the lists of sources, "
+            "hypotheses and references, or what evaluate.load finds: a folder, or a metric on the Hub such as comet "
+            "(default: bleu chrf; of a model of other sequences exact_match character_error_rate; with --n_best "
+            "top_k)",
+            nargs="+",
+        ),
+        normalize=Flag(
+            "MODULE:FUNCTION",
+            "brings translations and references to one form before they are scored; None is an invalid one",
+        ),
+        n_best=Flag(
+            "N",
+            "score lists of N translations, which top_k needs; a translation is then a file of `translate --n_best` "
+            "or `predict --n_best`, in any --format",
+            int,
+        ),
+        by=Flag("NAME", "scores by length, or by the value of this column of --source"),
+        perturb=Flag(
+            "NAME",
+            "scores of perturbed text too: upper, title, typos, end_punctuation, merge, copy, noise, or all",
+            nargs="+",
+        ),
+        bleu_tokenize=Flag(
+            "NAME",
+            "sacreBLEU's tokenizer for BLEU: 13a, none for tokenised text, intl, char, zh … (default: fits the "
+            "script of the references)",
+        ),
+        bleu_lowercase="case-insensitive scores",
     )
-    parser.add_argument(
-        "--source",
-        metavar="F",
-        help="text to translate, one sentence per line, .gz too, or a table",
-    )
-    parser.add_argument(
-        "--reference",
-        required=True,
-        nargs="+",
-        metavar="F",
-        help="references, one per line, or a table such as --source; several files for several references",
-    )
-    parser.add_argument(
-        "--compare",
-        nargs="+",
-        default=[],
-        metavar="SYSTEM",
-        help="model folders or translations, beside the first",
-    )
-    parser.add_argument("--output", metavar="F", help="JSON file for the scores and the settings")
-    parser.add_argument(
-        "--report", metavar="F", help="HTML file for tables and the sentences that differ most"
-    )
-    parser.add_argument(
-        "--format",
-        choices=["text", "markdown", "latex"],
-        default="text",
-        help="of the tables (default: text)",
-    )
-    parser.add_argument(
-        "--metrics",
-        nargs="+",
-        metavar="NAME",
-        help="bleu, chrf, chrf++, ter, exact_match, top_k (with --n_best), token_error_rate, character_error_rate, "
-        "sequence_error_rate, MODULE:FUNCTION that returns one number per sentence for the lists of sources, "
-        "hypotheses and references, or what evaluate.load finds: a folder, or a metric on the Hub such as comet "
-        "(default: bleu chrf; of a model of other sequences exact_match character_error_rate; with --n_best top_k)",
-    )
-    parser.add_argument(
-        "--normalize",
-        metavar="MODULE:FUNCTION",
-        help="brings translations and references to one form before they are scored; None is an invalid one",
-    )
-    parser.add_argument(
-        "--n_best",
-        type=int,
-        metavar="N",
-        help="score lists of N translations, which top_k needs; a translation is then a file of `translate --n_best` "
-        "or `predict --n_best`, in any --format",
-    )
-    parser.add_argument(
-        "--by", metavar="NAME", help="scores by length, or by the value of this column of --source"
-    )
-    parser.add_argument(
-        "--perturb",
-        nargs="+",
-        metavar="NAME",
-        help="scores of perturbed text too: upper, title, typos, end_punctuation, merge, copy, noise, or all",
-    )
-    parser.add_argument(
-        "--bleu_tokenize",
-        metavar="NAME",
-        help="sacreBLEU's tokenizer for BLEU: 13a, none for tokenised text, intl, char, zh … (default: fits the "
-        "script of the references)",
-    )
-    parser.add_argument("--bleu_lowercase", action="store_true", help="case-insensitive scores")
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the model's generation_config.json)")
     add_shared_flags(group, *DECODING, "workers", "device", "dtype")
@@ -125,37 +112,35 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     return parsed
 
 
-def translators(arguments: argparse.Namespace) -> dict[str, Any]:
+def load_systems(arguments: argparse.Namespace) -> dict[str, Any]:
     """The translator of each system by its name, the first one before those of --compare. None for a translation."""
     from hf_vanilla_transformer.utils.errors import UserError
 
-    systems: dict[str, Any] = {}
-    for name, models in [
-        (arguments.hypothesis, arguments.model),
-        *((name, [name]) for name in arguments.compare),
-    ]:
-        name = name or " + ".join(models)
-        if name in systems:
+    first = arguments.hypothesis or " + ".join(arguments.model)
+    folders: dict[str, Any] = {first: arguments.model}
+    for name in arguments.compare:
+        if name in folders:
             raise UserError(f"compare: {name} is named twice")
-        is_model = name != arguments.hypothesis and (
-            models == arguments.model or Path(name).is_dir()
-        )
-        systems[name] = load_translator(arguments, models) if is_model else None
-    return systems
+        folders[name] = [name] if Path(name).is_dir() else None
+    return {name: models and load_translator(arguments, models) for name, models in folders.items()}
 
 
-def read_hypotheses(file: str, references: list[str], name: str) -> list[str]:
-    """An existing translation, one line for each reference."""
-    from hf_vanilla_transformer.data.readers import require_plain_text
-    from hf_vanilla_transformer.inference.sentences import read_sentences
+def check_length(name: str, lines: list[Any], first: str, count: int) -> None:
+    """Refuse lines that are not as many as those of the first reference."""
     from hf_vanilla_transformer.utils.errors import UserError
 
+    if len(lines) != count:
+        raise UserError(f"{name} has {len(lines)} lines, {first} has {count}: each needs its other")
+
+
+def read_hypotheses(file: str, first: str, count: int) -> list[list[str]]:
+    """An existing translation, as a list of one text for each of `count` references in the file `first`."""
+    from hf_vanilla_transformer.data.readers import require_plain_text
+    from hf_vanilla_transformer.inference.sentences import read_sentences
+
     require_plain_text(Path(file))
-    lines = list(read_sentences(file))
-    if len(lines) != len(references):
-        raise UserError(
-            f"{file} has {len(lines)} lines, {name} has {len(references)}: each needs its other"
-        )
+    lines = [[line] for line in read_sentences(file)]
+    check_length(file, lines, first, count)
     return lines
 
 
@@ -170,15 +155,38 @@ def translate_source(
     found = translator.translate_nbest(sources, n_best, scores=False, **settings, **codes)
     translations = [[hypothesis.text for hypothesis in hypotheses] for hypotheses in found]
     seconds = time.perf_counter() - start
-    # Without --model the settings of a compared model are not reported.
-    models = arguments.model or [None]
     return translations, {
-        "model": models if len(models) > 1 else models[0],
         "source": arguments.source,
         "settings": translator.describe(**settings),
         "seconds": round(seconds, 3),
         "sentences_per_second": round(len(sources) / seconds, 3),
     }
+
+
+def outputs_of_systems(
+    arguments: argparse.Namespace, systems: dict[str, Any], sources: list[str] | None, count: int
+) -> tuple[dict[str, list[list[str]]], dict[str, Any]]:
+    """The n-best lists of each system, and the settings or the file that those of the first system come from.
+
+    Files are read before a model translates.
+    """
+    from hf_vanilla_transformer.inference.candidates import read_n_best
+
+    lists: dict[str, list[list[str]]] = {}
+    for name in (name for name, model in systems.items() if model is None):
+        if arguments.n_best:
+            lists[name] = [texts[: arguments.n_best] for texts in read_n_best(name, count)]
+        else:
+            lists[name] = read_hypotheses(name, arguments.reference[0], count)
+    origin: dict[str, Any] = {"hypothesis": arguments.hypothesis}
+    for number, (name, translator) in enumerate(systems.items()):
+        if translator is None:
+            continue
+        lists[name], settings = translate_source(arguments, translator, sources or [])
+        if number == 0:
+            models = arguments.model
+            origin = {"model": models if len(models) > 1 else models[0], **settings}
+    return {name: lists[name] for name in systems}, origin
 
 
 def read_texts(
@@ -193,77 +201,56 @@ def read_texts(
     )
     from hf_vanilla_transformer.utils.errors import UserError
 
-    columns = columns_of(
-        arguments, (arguments.model or [None])[0], arguments.source, *arguments.reference
-    )
+    model = arguments.model[0] if arguments.model else None
+    columns = columns_of(arguments, model, arguments.source, *arguments.reference)
     sources = None
-    first = arguments.reference[0]
+    first, *others = arguments.reference
     if arguments.source:
         sources, references = read_sentence_pairs(arguments.source, first, columns, one_line=False)
     else:
         references = list(read_sentences(first, "target", columns, one_line=False))
     if not references:
         raise UserError(f"{first}: it is empty, there is nothing to score")
-    lists = [
-        references,
-        *(
-            list(read_sentences(name, "target", columns, one_line=False))
-            for name in arguments.reference[1:]
-        ),
-    ]
+    lists = [references]
+    for name in others:
+        lists.append(list(read_sentences(name, "target", columns, one_line=False)))
+        check_length(name, lists[-1], first, len(references))
     labels = None
     if arguments.by == "length":
         labels = length_labels(sources or references)
     elif arguments.by:
         labels = read_labels(arguments.source, arguments.by)
-    for name, lines in (
-        *zip(arguments.reference, lists, strict=True),
-        (f"--by {arguments.by}", labels),
-    ):
-        if lines is not None and len(lines) != len(references):
-            raise UserError(
-                f"{name} has {len(lines)} lines, {first} has {len(references)}: each needs its other"
-            )
+        check_length(f"--by {arguments.by}", labels, first, len(references))
     return sources, lists, labels
 
 
 def score_perturbed(
     arguments: argparse.Namespace,
     systems: dict[str, Any],
-    clean: dict[str, Any],
-    pairs: list[tuple[str, str]],
+    references: list[str],
     perturbations: list[str],
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Scores by perturbation and system, as of `scores_by_group`. `clean` has the scores of the text as it is."""
+    """Scores by perturbation and system, as of `scores_by_group`."""
     from hf_vanilla_transformer.data.perturbations import perturb_all
-    from hf_vanilla_transformer.evaluation.bleu_tokenizers import fitting_tokenizer
     from hf_vanilla_transformer.evaluation.comparison import scores_by_group
 
-    groups: dict[str, Any] = {"none": clean}
-    # one for all rows of the table, although foreign letters are among the perturbations
-    tokenize = options["tokenize"] or fitting_tokenizer([reference for _, reference in pairs])
-    options = options | {"tokenize": tokenize}
+    groups: dict[str, Any] = {}
+    pairs = list(zip(options["sources"], references, strict=True))
     languages: Any = (arguments.source_lang, arguments.target_lang)
     codes = codes_of(arguments, next(iter(systems.values())), arguments.source)
     if {"source_lang", "target_lang"} <= codes.keys():
         languages = list(zip(codes["source_lang"], codes["target_lang"], strict=True))
+    settings = given_values(arguments, *DECODING)
     for name in perturbations:
-        sources, references = map(list, zip(*perturb_all(name, pairs, languages), strict=True))
+        sources, expected = map(list, zip(*perturb_all(name, pairs, languages), strict=True))
         hypotheses = {}
         for system, translator in systems.items():
-            settings = given_values(arguments, *DECODING) | codes_of(
-                arguments, translator, arguments.source
-            )
-            hypotheses[system] = list(translator.translate(sources, **settings))
+            codes = codes_of(arguments, translator, arguments.source)
+            hypotheses[system] = list(translator.translate(sources, **settings, **codes))
         labels = [name] * len(sources)
-        groups |= scores_by_group(hypotheses, references, labels, sources=sources, **options)
+        groups |= scores_by_group(hypotheses, expected, labels, **options | {"sources": sources})
     return groups
-
-
-def items_of(task: str) -> str:
-    """The name of what is scored, in the plural."""
-    return "sentences" if task == "language" else "sequences"
 
 
 def task_of_models(arguments: argparse.Namespace) -> str:
@@ -276,138 +263,65 @@ def task_of_models(arguments: argparse.Namespace) -> str:
     return "sequence" if "sequence" in tasks else "language"
 
 
-def print_scores(
-    results: dict[str, Any],
-    scores: dict[str, float],
-    tables: list[Any],
-    signatures: list[str],
-    form: str,
-) -> None:
-    """Print scores with their signatures, then tables with the signatures of groups."""
-    from hf_vanilla_transformer.evaluation.metric_names import title_of
-    from hf_vanilla_transformer.evaluation.score_tables import render
-
-    # A file of hypotheses does not say what they are.
-    items = "lines" if "hypothesis" in results else items_of(results.get("task", "language"))
-    for name, score in scores.items() if "comparison" not in results else ():
-        if name not in ("exact_match", "invalid"):
-            print(f"{results.get(f'{name}_signature') or title_of(name)} = {score:.2f}")
-    for table in tables:
-        print(render(table, form), end="\n\n")
-    for signature in signatures:
-        print(signature)
-    for signature in results.get("comparison", {}).get("signatures", {}).values():
-        print(signature)
-    print(f"exact match = {results['exact_match']:.2f} % of {results['sentences']} {items}")
-    if "invalid" in scores:
-        print(f"invalid = {scores['invalid']:.2f} % of {results['sentences']} {items}")
-    if "seconds" in results:
-        print(
-            f"{results['seconds']:.1f} seconds, {results['sentences_per_second']:.1f} {items} per second"
-        )
-
-
 @dataclass
 class Report:
     """The results for --output, and what is printed of them."""
 
+    items: str  #: the name of what is scored, in the plural
     results: dict[str, Any]
     tables: list[Any] = field(default_factory=list)
-    signatures: list[str] = field(default_factory=list)  #: of groups, each once
+    signatures: list[str] = field(default_factory=list)  #: of the tables
 
-    def add_groups(self, name: str, title: str, groups: dict[str, Any], items: str) -> None:
-        """Add the result `name` of `scores_by_group`, with its table. `items` names what is counted."""
+    def add_groups(self, name: str, title: str, groups: dict[str, Any]) -> None:
+        """Add the result `name` of `scores_by_group`, with its table."""
         from hf_vanilla_transformer.evaluation import score_tables
 
         self.results[name] = groups
-        self.tables.append(score_tables.group_table(title, groups, items))
-        new = (
-            each for each in score_tables.group_signatures(groups) if each not in self.signatures
+        self.tables.append(score_tables.group_table(title, groups, self.items))
+        self.signatures += score_tables.group_signatures(groups)
+
+    def add_comparison(
+        self,
+        hypotheses: dict[str, list[str]],
+        references: list[list[str]],
+        task: str,
+        options: dict[str, Any],
+    ) -> None:
+        """Add the comparison of the systems with the first one."""
+        from hf_vanilla_transformer.evaluation import comparison, score_tables
+
+        metrics = {name: each for name, each in options["metrics"].items() if name != "top_k"}
+        options = options | {"metrics": metrics}
+        compared = comparison.compare_systems(hypotheses, references, **options)
+        self.results["comparison"] = compared
+        self.results["differences"] = comparison.largest_differences(
+            hypotheses, references, options["sources"], task=task
         )
-        self.signatures += dict.fromkeys(new)
+        self.tables.append(score_tables.comparison_table(compared))
 
+    def print(self, names: list[str], form: str) -> None:
+        """Print the scores with these names and their signatures, then tables with theirs."""
+        from hf_vanilla_transformer.evaluation.metric_names import title_of
+        from hf_vanilla_transformer.evaluation.score_tables import render
 
-@dataclass(frozen=True)
-class Scored:
-    """The texts of all systems, by the name of the system, and what they are compared with."""
-
-    hypotheses: dict[str, list[str]]
-    n_best: dict[str, list[list[str]]] | None  #: with --n_best
-    references: list[list[str]]
-    sources: list[str] | None
-
-    @property
-    def first(self) -> str:
-        """The name of the first system, the baseline of a comparison."""
-        return next(iter(self.hypotheses))
-
-    def groups(self, labels: list[str], **options: Any) -> dict[str, Any]:
-        """`scores_by_group` of these texts."""
-        from hf_vanilla_transformer.evaluation.comparison import scores_by_group
-
-        return scores_by_group(
-            self.hypotheses, self.references, labels, sources=self.sources, **options
-        )
-
-
-def outputs_of_systems(
-    arguments: argparse.Namespace,
-    systems: dict[str, Any],
-    sources: list[str] | None,
-    references: list[list[str]],
-) -> tuple[Scored, dict[str, Any]]:
-    """The texts of files and models, and the settings or the file that those of the first system come from.
-
-    Files are read before a model translates. Their lines have no line breaks, so that models and references that are
-    compared with them lose theirs.
-    """
-    from hf_vanilla_transformer.inference.candidates import read_n_best
-    from hf_vanilla_transformer.inference.text_io import on_one_line
-
-    lists: dict[str, list[list[str]]] = {}
-    for name, model in systems.items():
-        if model is None and arguments.n_best:
-            read = read_n_best(name, len(references[0]))
-            lists[name] = [texts[: arguments.n_best] for texts in read]
-        elif model is None:
-            lines = read_hypotheses(name, references[0], arguments.reference[0])
-            lists[name] = [[line] for line in lines]
-    first = next(iter(systems))
-    origin: dict[str, Any] = {"hypothesis": arguments.hypothesis}
-    for name, translator in systems.items():
-        if translator is None:
-            continue
-        lists[name], settings = translate_source(arguments, translator, sources or [])
-        if name == first:
-            origin = settings
-    in_order = {name: lists[name] for name in systems}
-    if None in systems.values():
-        references = [list(map(on_one_line, texts)) for texts in references]
-        in_order = {
-            name: [list(map(on_one_line, texts)) for texts in of_system]
-            for name, of_system in in_order.items()
-        }
-    hypotheses = {name: [texts[0] for texts in of_system] for name, of_system in in_order.items()}
-    n_best = in_order if arguments.n_best else None
-    return Scored(hypotheses, n_best, references, sources), origin
-
-
-def add_comparison(report: Report, texts: Scored, options: dict[str, Any], task: str) -> None:
-    """Add the comparison of the systems with the first one."""
-    from hf_vanilla_transformer.evaluation import comparison, score_tables
-
-    metrics = {name: each for name, each in options["metrics"].items() if name != "top_k"}
-    compared = comparison.compare_systems(
-        texts.hypotheses,
-        texts.references,
-        sources=texts.sources,
-        **options | {"metrics": metrics},
-    )
-    report.results["comparison"] = compared
-    report.results["differences"] = comparison.largest_differences(
-        texts.hypotheses, texts.references, texts.sources, task=task
-    )
-    report.tables.append(score_tables.comparison_table(compared))
+        results = self.results
+        compared = results.get("comparison")
+        # A file of hypotheses does not say what they are.
+        items = "lines" if "hypothesis" in results else self.items
+        for name in names if compared is None else ():
+            if name in results and name != "exact_match":
+                print(f"{results.get(f'{name}_signature') or title_of(name)} = {results[name]:.2f}")
+        for table in self.tables:
+            print(render(table, form), end="\n\n")
+        of_systems = compared["signatures"].values() if compared else ()
+        for signature in (*dict.fromkeys(self.signatures), *of_systems):
+            print(signature)
+        for name in ("exact_match", "invalid"):
+            if name in results:
+                print(f"{title_of(name)} = {results[name]:.2f} % of {results['sentences']} {items}")
+        if "seconds" in results:
+            speed = f"{results['sentences_per_second']:.1f} {items} per second"
+            print(f"{results['seconds']:.1f} seconds, {speed}")
 
 
 def scoring_options(arguments: argparse.Namespace, task: str) -> dict[str, Any]:
@@ -420,7 +334,6 @@ def scoring_options(arguments: argparse.Namespace, task: str) -> dict[str, Any]:
     names = arguments.metrics or (["top_k"] if arguments.n_best else of_task)
     return {
         "metrics": make_metrics(names, arguments.bleu_tokenize, arguments.bleu_lowercase),
-        "tokenize": arguments.bleu_tokenize,
         "lowercase": arguments.bleu_lowercase,
         "normalize": import_normalizer(arguments.normalize),
     }
@@ -428,13 +341,13 @@ def scoring_options(arguments: argparse.Namespace, task: str) -> dict[str, Any]:
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.data.perturbations import perturbation_names
+    from hf_vanilla_transformer.evaluation.comparison import scores_by_group
     from hf_vanilla_transformer.evaluation.metrics import score_names, score_translations
     from hf_vanilla_transformer.evaluation.score_tables import comparison_page
-    from hf_vanilla_transformer.inference.text_io import line_writer
+    from hf_vanilla_transformer.inference.text_io import line_writer, on_one_line
     from hf_vanilla_transformer.utils.errors import UserError
 
     task = task_of_models(arguments)
-    items = items_of(task)
     if arguments.perturb and task == "sequence":
         raise UserError(
             "perturb: it perturbs text in a language, and the model reads other sequences"
@@ -448,34 +361,39 @@ def main(arguments: argparse.Namespace) -> None:
         line_writer(arguments.report) if arguments.report else nullcontext() as write_page,
     ):
         sources, references, labels = read_texts(arguments)
-        systems = translators(arguments)
-        texts, origin = outputs_of_systems(arguments, systems, sources, references)
+        options["sources"] = sources
+        systems = load_systems(arguments)
+        count = len(references[0])
+        lists, origin = outputs_of_systems(arguments, systems, sources, count)
+        if None in systems.values():  # the lines of a file have no line breaks
+            references = [list(map(on_one_line, texts)) for texts in references]
+            lists = {
+                name: [list(map(on_one_line, texts)) for texts in of_system]
+                for name, of_system in lists.items()
+            }
+        hypotheses = {name: [best for best, *_ in texts] for name, texts in lists.items()}
+        first = next(iter(systems))
+        n_best = lists if arguments.n_best else {}
         results = score_translations(
-            texts.hypotheses[texts.first],
-            texts.references,
-            sources=sources,
-            n_best=None if texts.n_best is None else texts.n_best[texts.first],
-            **options,
+            hypotheses[first], references, n_best=n_best.get(first), **options
         )
-        scores = {name: results[name] for name in (*names, "invalid") if name in results}
         results |= origin
         if task == "sequence":
             results["task"] = task
         results["reference"] = (
             arguments.reference if len(references) > 1 else arguments.reference[0]
         )
-        report = Report(results)
+        report = Report("sentences" if task == "language" else "sequences", results)
         if arguments.compare or any(":" in name for name in options["metrics"]):
-            add_comparison(report, texts, options, task)
+            report.add_comparison(hypotheses, references, task, options)
         if labels is not None:
-            groups = texts.groups(labels, n_best=texts.n_best, **options)
-            report.add_groups("groups", arguments.by, groups, items)
+            groups = scores_by_group(hypotheses, references, labels, n_best=n_best, **options)
+            report.add_groups("groups", arguments.by, groups)
         if perturbations:
-            clean = texts.groups(["none"] * len(references[0]), **options)["none"]
-            pairs = list(zip(sources or [], references[0], strict=True))
-            perturbed = score_perturbed(arguments, systems, clean, pairs, perturbations, options)
-            report.add_groups("perturbations", "perturbation", perturbed, items)
-        print_scores(results, scores, report.tables, report.signatures, arguments.format)
+            groups = scores_by_group(hypotheses, references, ["none"] * count, **options)
+            groups |= score_perturbed(arguments, systems, references[0], perturbations, options)
+            report.add_groups("perturbations", "perturbation", groups)
+        report.print(names, arguments.format)
         if write:
             write(json.dumps(results, indent=2, ensure_ascii=False))
         if write_page:

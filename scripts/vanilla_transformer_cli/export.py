@@ -23,7 +23,7 @@ delivery network, checked by a hash, or with --runtime from a copy.
 import argparse
 
 from .models import MODEL_CODE
-from .parsing import Parser, add_shared_flags
+from .parsing import Flag, Parser, add_flags, add_shared_flags
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -36,38 +36,29 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument(
         "output", metavar="DIR", help="new folder; with argos a new file, NAME.argosmodel"
     )
-    parser.add_argument(
-        "--quantization",
-        metavar="TYPE",
-        help="ctranslate2 and argos: int8, float16, bfloat16, ... (its names)",
-    )
-    parser.add_argument(
-        "--vmap", metavar="FILE", help="ctranslate2 only: a vocabulary mapping to include"
-    )
-    parser.add_argument(
-        "--languages",
-        nargs=2,
-        metavar="CODE",
-        help="argos only: of source and target (default: the model's)",
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace a folder that exists already"
+    add_flags(
+        parser,
+        quantization=Flag(
+            "TYPE", "ctranslate2 and argos: int8, float16, bfloat16, ... (its names)"
+        ),
+        vmap=Flag("FILE", "ctranslate2 only: a vocabulary mapping to include"),
+        languages=Flag("CODE", "argos only: of source and target (default: the model's)", nargs=2),
+        overwrite="replace a folder that exists already",
     )
     add_shared_flags(parser, *MODEL_CODE)
-    parser.add_argument(
-        "--dtype",
-        nargs="+",
-        metavar="TYPE",
-        help="onnx and web: of the weights: fp32, fp16, q8 (default: fp32, of web: q8 fp32)",
+    add_flags(
+        parser,
+        dtype=Flag(
+            "TYPE",
+            "onnx and web: of the weights: fp32, fp16, q8 (default: fp32, of web: q8 fp32)",
+            nargs="+",
+        ),
     )
     web = parser.add_argument_group("web only")
-    web.add_argument(
-        "--runtime",
-        metavar="DIR",
-        help="folder in which npm installed the runtime, for use without a network",
-    )
-    web.add_argument(
-        "--example", nargs="+", default=[], metavar="TEXT", help="sentences that the page offers"
+    add_flags(
+        web,
+        runtime=Flag("DIR", "folder in which npm installed the runtime, for use without a network"),
+        example=Flag("TEXT", "sentences that the page offers", nargs="+", default=[]),
     )
     parsed = parser.parse_args(arguments)
     if parsed.target_format != "web" and (parsed.runtime or parsed.example):

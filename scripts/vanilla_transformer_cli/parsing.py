@@ -3,9 +3,9 @@
 import argparse
 import difflib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 # Flags of other toolkits -> their names here, if the subcommand has them.
 _HINTS = {
@@ -25,6 +25,19 @@ _HINTS = {
     "threads": "workers",
     "tokenize": "bleu_tokenize",
 }
+
+
+class Flag(NamedTuple):
+    """A flag with a value, as `ArgumentParser.add_argument` takes it."""
+
+    metavar: str | None
+    help: str
+    type: Callable[[str], Any] | None = None
+    default: Any = None
+    choices: Sequence[str] | None = None
+    nargs: str | int | None = None
+    required: bool = False
+    dest: str | None = None
 
 
 COLUMNS = "source_lang", "target_lang", "source_column", "target_column"
@@ -60,123 +73,85 @@ def name_and_value(text: str) -> tuple[str, str]:
 
 
 # Flags that several subcommands share. The package's defaults apply to those that are not given.
-SHARED: dict[str, dict[str, Any]] = {
-    "num_beams": {"type": int, "metavar": "N", "help": "beam size; 1 is greedy decoding"},
-    "length_penalty": {
-        "type": float,
-        "metavar": "A",
-        "help": "score log P / length^A (default: the paper's)",
-    },
-    "max_new_tokens": {
-        "type": int,
-        "metavar": "N",
-        "help": "(default: longest source of the batch + 50)",
-    },
-    "no_repeat_ngram_size": {
-        "type": int,
-        "metavar": "N",
-        "help": "no N tokens occur twice in an output",
-    },
-    "repetition_penalty": {"type": float, "metavar": "P", "help": "above 1, tokens rarely repeat"},
-    "batch_size": {
-        "type": int,
-        "metavar": "N",
-        "help": "lines per batch, at most (default: 64)",
-    },
-    "max_tokens_per_batch": {
-        "type": int,
-        "metavar": "N",
-        "help": "source tokens per batch, padding included, at most; fewer need less memory (default: 4096)",
-    },
-    "format": {
-        "choices": ["moses", "tsv", "jsonl"],
-        "dest": "n_best_format",
-        "help": "of --n_best: moses (default), or candidates with probabilities as tsv or jsonl",
-    },
-    "normalize": {
-        "metavar": "MODULE:FUNCTION",
-        "help": "with tsv and jsonl: makes texts of the same meaning equal, whose probabilities are then added; None "
+SHARED: dict[str, Flag | str] = {
+    "num_beams": Flag("N", "beam size; 1 is greedy decoding", int),
+    "length_penalty": Flag("A", "score log P / length^A (default: the paper's)", float),
+    "max_new_tokens": Flag("N", "(default: longest source of the batch + 50)", int),
+    "no_repeat_ngram_size": Flag("N", "no N tokens occur twice in an output", int),
+    "repetition_penalty": Flag("P", "above 1, tokens rarely repeat", float),
+    "batch_size": Flag("N", "lines per batch, at most (default: 64)", int),
+    "max_tokens_per_batch": Flag(
+        "N",
+        "source tokens per batch, padding included, at most; fewer need less memory (default: 4096)",
+        int,
+    ),
+    "format": Flag(
+        None,
+        "of --n_best: moses (default), or candidates with probabilities as tsv or jsonl",
+        choices=["moses", "tsv", "jsonl"],
+        dest="n_best_format",
+    ),
+    "normalize": Flag(
+        "MODULE:FUNCTION",
+        "with tsv and jsonl: makes texts of the same meaning equal, whose probabilities are then added; None "
         "or an exception means an invalid text",
-    },
-    "spellings": {
-        "type": int,
-        "metavar": "M",
-        "help": "with tsv and jsonl: M lines in turn are spellings of one input",
-    },
-    "source_lang": {
-        "metavar": "CODE",
-        "help": "source language, such as en (default: the model's)",
-    },
-    "target_lang": {
-        "metavar": "CODE",
-        "help": "target language, such as de (default: the model's)",
-    },
-    "source_column": {
-        "metavar": "NAME",
-        "help": "column of the source in a CSV, TSV, JSON or Parquet file (default: source, or the language)",
-    },
-    "target_column": {
-        "metavar": "NAME",
-        "help": "column of the target (default: target, or the language)",
-    },
-    "shard": {
-        "type": _shard,
-        "metavar": "I/N",
-        "help": "only the I-th of N shares of the lines, for the jobs of a scheduler",
-    },
-    "ray": {
-        "metavar": "ADDRESS",
-        "help": 'work on the cluster of Ray at this address, "auto", or "local" for all cores of this machine; '
+    ),
+    "spellings": Flag("M", "with tsv and jsonl: M lines in turn are spellings of one input", int),
+    "source_lang": Flag("CODE", "source language, such as en (default: the model's)"),
+    "target_lang": Flag("CODE", "target language, such as de (default: the model's)"),
+    "source_column": Flag(
+        "NAME",
+        "column of the source in a CSV, TSV, JSON or Parquet file (default: source, or the language)",
+    ),
+    "target_column": Flag("NAME", "column of the target (default: target, or the language)"),
+    "shard": Flag(
+        "I/N", "only the I-th of N shares of the lines, for the jobs of a scheduler", _shard
+    ),
+    "ray": Flag(
+        "ADDRESS",
+        'work on the cluster of Ray at this address, "auto", or "local" for all cores of this machine; '
         "each worker loads the model from the same path (extra: ray)",
-    },
-    "workers": {
-        "type": int,
-        "metavar": "N",
-        "help": "parallel searches on a CPU, each with a share of the threads (default: one per thread, up to 8)",
-    },
-    "shortlist": {
-        "metavar": "F",
-        "help": "file of `vanilla-transformer shortlist`: compute its candidate tokens only",
-    },
-    "trust_remote_code": {
-        "action": "store_true",
-        "help": "run the code that the folder of a subclass contains, to load its model",
-    },
-    "model_class": {
-        "metavar": "MODULE:CLASS",
-        "help": "the class of the model, if it is a subclass of one's own",
-    },
-    "device": {"help": 'such as "cpu" or "cuda:1" (default: the accelerator if there is one)'},
-    "dtype": {
-        "choices": ["float32", "bfloat16", "float16", "int8", "fastest"],
-        "help": "precision; int8 is dynamic int8, the fastest on x86 CPUs with a C compiler; fastest "
+    ),
+    "workers": Flag(
+        "N",
+        "parallel searches on a CPU, each with a share of the threads (default: one per thread, up to 8)",
+        int,
+    ),
+    "shortlist": Flag(
+        "F", "file of `vanilla-transformer shortlist`: compute its candidate tokens only"
+    ),
+    "trust_remote_code": "run the code that the folder of a subclass contains, to load its model",
+    "model_class": Flag("MODULE:CLASS", "the class of the model, if it is a subclass of one's own"),
+    "device": Flag(None, 'such as "cpu" or "cuda:1" (default: the accelerator if there is one)'),
+    "dtype": Flag(
+        None,
+        "precision; int8 is dynamic int8, the fastest on x86 CPUs with a C compiler; fastest "
         "chooses by the processor (default: the checkpoint's, of serve: fastest)",
-    },
+        choices=["float32", "bfloat16", "float16", "int8", "fastest"],
+    ),
 }
+
+
+def add_flags(parser: argparse._ActionsContainer, **flags: Flag | str) -> None:
+    """Add flags by name. A text is the help of a switch."""
+    for name, flag in flags.items():
+        if isinstance(flag, str):
+            parser.add_argument(f"--{name}", action="store_true", help=flag)
+        else:
+            parser.add_argument(f"--{name}", **flag._asdict())
 
 
 def add_shared_flags(parser: argparse._ActionsContainer, *names: str) -> None:
     """Add flags that several subcommands share, by name."""
-    for name in names:
-        parser.add_argument(f"--{name}", **SHARED[name])
+    add_flags(parser, **{name: SHARED[name] for name in names})
 
 
 def given_values(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The values of the flags that are given."""
-    values = {name: getattr(arguments, name) for name in names}
+    """The values of the flags that the subcommand has and that are given."""
+    values = {name: getattr(arguments, name, None) for name in names}
     return {
         name: value for name, value in values.items() if value is not None and value is not False
     }
-
-
-def candidate_values(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The values of the flags `CANDIDATES` that are given, with the function that --normalize names."""
-    values = given_values(arguments, "n_best_format", "spellings")
-    if arguments.normalize is not None:
-        from hf_vanilla_transformer.utils.normalization import import_normalizer
-
-        values["normalize"] = import_normalizer(arguments.normalize)
-    return values
 
 
 def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | None) -> Any:
@@ -200,7 +175,7 @@ def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | N
             f"--{next(iter(given))} has no effect: plain text has no columns and one language"
         )
     languages = model_languages(model) if model else None
-    return Columns(**{name: getattr(arguments, name) for name in COLUMNS}, languages=languages)
+    return Columns(**given_values(arguments, *COLUMNS), languages=languages)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:

@@ -11,35 +11,27 @@ The shortlist is a vocabulary mapping of CTranslate2.
 import argparse
 
 from .models import MODEL_CODE, load_translator
-from .parsing import Parser, add_shared_flags
+from .parsing import Flag, Parser, add_flags, add_shared_flags
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
-    add = parser.add_argument
-    add("--model", required=True, metavar="DIR", help="model folder")
-    add(
-        "--source",
-        required=True,
-        metavar="F",
-        help="sentences of the training data, one per line, .gz too, or a table",
-    )
-    add("--target", required=True, metavar="F", help="their translations")
-    add("--output", required=True, metavar="F", help="file for the shortlist")
-    add("--alignment", metavar="F", help="links of the words of each pair, as in 0-0 1-2")
-    add(
-        "--best",
-        type=int,
-        default=100,
-        metavar="N",
-        help="candidates of a source token (default: %(default)s)",
-    )
-    add(
-        "--frequent",
-        type=int,
-        default=1000,
-        metavar="N",
-        help="frequent target tokens, candidates of every sentence (default: %(default)s)",
+    add_flags(
+        parser,
+        model=Flag("DIR", "model folder", required=True),
+        source=Flag(
+            "F", "sentences of the training data, one per line, .gz too, or a table", required=True
+        ),
+        target=Flag("F", "their translations", required=True),
+        output=Flag("F", "file for the shortlist", required=True),
+        alignment=Flag("F", "links of the words of each pair, as in 0-0 1-2"),
+        best=Flag("N", "candidates of a source token (default: %(default)s)", int, default=100),
+        frequent=Flag(
+            "N",
+            "frequent target tokens, candidates of every sentence (default: %(default)s)",
+            int,
+            default=1000,
+        ),
     )
     add_shared_flags(parser, "device", "dtype", *MODEL_CODE)
     return parser.parse_args(arguments)

@@ -9,28 +9,31 @@ import argparse
 from itertools import chain
 from pathlib import Path
 
-from .parsing import COLUMNS, COLUMNS_TITLE, Parser, add_shared_flags, columns_of
+from .parsing import COLUMNS, COLUMNS_TITLE, Flag, Parser, add_flags, add_shared_flags, columns_of
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
     parser.add_argument("files", nargs="+", help="text, one sentence per line, .gz too, or a table")
-    parser.add_argument(
-        "--output_dir", required=True, help="folder of the tokenizer, created if necessary"
+    add_flags(
+        parser,
+        output_dir=Flag("DIR", "folder of the tokenizer, created if necessary", required=True),
+        vocab_size=Flag(
+            "N",
+            "number of tokens, including 4 special tokens and 256 bytes (default %(default)s)",
+            int,
+            default=37000,
+        ),
+        min_frequency=Flag("N", "least frequency of a merged pair (default 2)", int, default=2),
+        sentencepiece="a SentencePiece vocabulary, for models to be used in Argos Translate",
+        normalization=Flag(
+            None,
+            "of --sentencepiece, for both sides: identity keeps full-width punctuation in translations "
+            "(default nmt_nfkc)",
+            choices=("nmt_nfkc", "nfkc", "identity"),
+        ),
+        lowercase="lower-case all text",
     )
-    size = "number of tokens, including 4 special tokens and 256 bytes (default %(default)s)"
-    parser.add_argument("--vocab_size", type=int, default=37000, help=size)
-    parser.add_argument(
-        "--min_frequency", type=int, default=2, help="least frequency of a merged pair (default 2)"
-    )
-    argos = "a SentencePiece vocabulary, for models to be used in Argos Translate"
-    parser.add_argument("--sentencepiece", action="store_true", help=argos)
-    rules = (
-        "of --sentencepiece, for both sides: identity keeps full-width punctuation in translations "
-        "(default nmt_nfkc)"
-    )
-    parser.add_argument("--normalization", choices=("nmt_nfkc", "nfkc", "identity"), help=rules)
-    parser.add_argument("--lowercase", action="store_true", help="lower-case all text")
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     return parser.parse_args(arguments)
 

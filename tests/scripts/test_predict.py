@@ -119,6 +119,7 @@ def test_spellings_of_one_input_are_one_list(capsys, tmp_path):
         (["--n_best", "2", "--spellings", "2"], "spellings"),
         (["--n_best", "2", "--format", "tsv", "--normalize", "no_module:f"], "normalize"),
         (["--score", "targets.txt", "--format", "tsv"], "--score"),
+        (["--source_column", "word"], "--source_column has no effect"),
     ],
 )
 def test_flags_of_n_best_lists_without_effect_are_refused(capsys, words, flags, argument):
