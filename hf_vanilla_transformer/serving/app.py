@@ -49,8 +49,6 @@ _PAGE_HEADERS = {
     "Cache-Control": "no-cache",
 }
 
-_ERRORS: dict[int | str, object] = dict.fromkeys(("4XX", "5XX"), {"model": schemas.ErrorAnswer})
-
 Result = TypeVar("Result")
 
 
@@ -59,8 +57,6 @@ def create_app(server: Server) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> Any:
-        if server.limits.translate_files:
-            server.documents.start()
         yield
         await asyncio.to_thread(server.close)
 
@@ -71,6 +67,7 @@ def create_app(server: Server) -> FastAPI:
         exception_handlers=dict.fromkeys(
             (StarletteHTTPException, ClientDisconnect, QueueFull, UserError, Exception), _failed
         ),
+        responses=dict.fromkeys(("4XX", "5XX"), {"model": schemas.ErrorAnswer}),
         # Swagger's and ReDoc's pages load scripts from other hosts
         docs_url=None,
         redoc_url=None,
@@ -100,7 +97,7 @@ def _add_interface(app: FastAPI, server: Server) -> None:
 
     @app.post(
         "/translate",
-        **_documented(schemas.TranslateRequest),
+        openapi_extra=_body(schemas.TranslateRequest),
         response_model=schemas.TranslateAnswer,
     )
     async def translate(request: Request, fields: _Fields) -> Response:
@@ -109,7 +106,7 @@ def _add_interface(app: FastAPI, server: Server) -> None:
         answer = await _in_time(request, work)
         return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
 
-    @app.post("/detect", **_documented(schemas.DetectRequest))
+    @app.post("/detect", openapi_extra=_body(schemas.DetectRequest))
     async def detect(request: Request, fields: _Fields) -> list[schemas.DetectedLanguage]:
         """Detect the language of a text, among the server's."""
         work = server.detect(validate(schemas.DetectRequest, fields))
@@ -147,7 +144,9 @@ def _description(server: Server) -> str:
 
 def _add_predictions(app: FastAPI, server: Server) -> None:
     @app.post(
-        "/predict", **_documented(schemas.PredictRequest), response_model=schemas.PredictAnswer
+        "/predict",
+        openapi_extra=_body(schemas.PredictRequest),
+        response_model=schemas.PredictAnswer,
     )
     async def predict(request: Request, fields: _Fields) -> Response:
         """Predict the target of a sequence, or of a list of sequences, with scores."""
@@ -240,7 +239,7 @@ def _add_page(app: FastAPI, server: Server, pair: LanguagePair, prefix: str) -> 
     }
     files = page_files({**pair.site, **facts})
 
-    @app.post(f"{prefix}/page/translate", **_documented(schemas.PageRequest))
+    @app.post(f"{prefix}/page/translate", openapi_extra=_body(schemas.PageRequest))
     async def page_translate(request: Request, fields: _Fields) -> dict[str, Any]:
         """Answer the page, with attention, probabilities and hypotheses: a Translation of web/README.md."""
         work = server.page_translation(pair, validate(schemas.PageRequest, fields))
@@ -279,14 +278,10 @@ async def _failed(_: Request, error: Exception) -> Response:
     return JSONResponse({"error": message}, status, headers)
 
 
-def _documented(model: type[BaseModel]) -> dict[str, Any]:
-    """Arguments of a route that describe its body and its errors. FastAPI would read the body without a limit."""
-    schema = {"schema": model.model_json_schema()}
-    content = dict.fromkeys(_CONTENT_TYPES, schema)
-    return {
-        "responses": _ERRORS,
-        "openapi_extra": {"requestBody": {"required": True, "content": content}},
-    }
+def _body(model: type[BaseModel]) -> dict[str, Any]:
+    """The description of the body of a request. FastAPI would read the body without a limit."""
+    content = dict.fromkeys(_CONTENT_TYPES, {"schema": model.model_json_schema()})
+    return {"requestBody": {"required": True, "content": content}}
 
 
 async def _read_fields(

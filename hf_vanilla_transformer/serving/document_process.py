@@ -58,24 +58,23 @@ class DocumentProcesses:
     """Translates uploaded documents, some at a time, each in a process of its own."""
 
     def __init__(self) -> None:
-        has_forkserver = "forkserver" in multiprocessing.get_all_start_methods()
+        methods = multiprocessing.get_all_start_methods()
         self._context: Any = multiprocessing.get_context(
-            "forkserver" if has_forkserver else "spawn"
+            "forkserver" if "forkserver" in methods else "spawn"
         )
-        self._has_forkserver = has_forkserver
-        if has_forkserver:
-            self._context.set_forkserver_preload([__name__])
+        self._context.set_forkserver_preload([__name__])
         self._free: asyncio.Semaphore | None = None
         self._tasks: set[asyncio.Task[bytes]] = set()
-        self._starting = 0  # processes that have no number yet
         self._has_ended = False
 
     def start(self) -> None:
-        """Start the process that the others are copies of. It has imported all that they need."""
-        if self._has_forkserver:
-            from multiprocessing import forkserver  # not on Windows
+        """Start the process that the others are copies of, and wait until it has imported all that they need.
 
-            forkserver.ensure_running()
+        The imports take seconds of a processor, which the first requests need.
+        """
+        process = self._context.Process(target=int)
+        process.start()
+        process.join()
 
     def end_soon(self) -> None:
         """Give the documents some seconds, then end their processes."""
@@ -85,8 +84,6 @@ class DocumentProcesses:
         self._has_ended = True
         for task in self._tasks:
             task.cancel()
-        if self._starting and self._has_forkserver:
-            _end_forkserver()
 
     async def translate(self, upload: Upload, translate: TranslateInServer) -> bytes:
         """Translate a document. Its process ends with this coroutine, also if that is cancelled.
@@ -116,18 +113,10 @@ class DocumentProcesses:
     async def _in_process(self, upload: Upload, translate: TranslateInServer) -> bytes:
         own, other = self._context.Pipe()
         process = self._context.Process(target=_read_document, args=(other,), daemon=True)
-
-        def start() -> None:
-            self._starting += 1
-            try:
-                process.start()
-            finally:
-                self._starting -= 1
-            other.close()
-            own.send(upload)
-
         try:
-            await asyncio.to_thread(start)
+            await asyncio.to_thread(process.start)
+            other.close()
+            await asyncio.to_thread(own.send, upload)
             while True:
                 message = json.loads(await asyncio.to_thread(own.recv_bytes, _MOST_ANSWER))
                 if "error" in message:
@@ -149,19 +138,6 @@ class DocumentProcesses:
                     await asyncio.to_thread(process.join)
             finally:
                 own.close()
-
-
-def _end_forkserver() -> None:
-    """End the process that the others are copies of.
-
-    While it imports its modules, a thread waits for a copy, and the server could not end before that.
-    """
-    from multiprocessing import forkserver
-
-    # no public function ends it before it answers; without this name the server waits for it
-    number = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
-    if number is not None:
-        os.kill(number, signal.SIGKILL)
 
 
 def _read_document(connection: Connection) -> None:

@@ -129,7 +129,7 @@ class Engine:
     def saturation(self) -> float:
         """Sentences in the batches and in the queue, as a share of those that fit into the batches."""
         room = sum(search.batch_size for search in self._searches)
-        return (self.running + self.waiting) / room
+        return round((self.running + self.waiting) / room, 4)
 
     @property
     def alive(self) -> bool:

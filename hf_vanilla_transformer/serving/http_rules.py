@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# A client of a proxy sends the whole address of a page.
+_NOT_OF_PATH = re.compile("^https?://[^/]*/|/{2,}")
 
 
 class HttpRules:
@@ -44,7 +46,7 @@ class HttpRules:
         refused = self._refusal(scope["method"], Headers(scope=scope))
         if refused is not None:
             return await JSONResponse({"error": refused}, 403)(scope, receive, send)
-        path = re.sub("/{2,}", "/", scope["path"])
+        path = _NOT_OF_PATH.sub("/", scope["path"])
         scope = {**scope, "path": path.rstrip("/") if path.rstrip("/") in self.paths else path}
         if scope["method"] != "HEAD":
             return await self.app(scope, receive, send)

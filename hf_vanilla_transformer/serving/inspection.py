@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..data.side_tokens import AS_TEXT, Decoder, side_decoder
+from ..data.side_tokens import AS_TEXT, Side, side_decoder
 from ..data.source_text import source_text
 from ..data.words import words
 from ..inference.alignment import Link, align, decoder_inputs
@@ -49,8 +49,8 @@ class Inspector:
         tokenizers = translator.source_tokenizer, translator.target_tokenizer
         self.source_tokenizer, self.target_tokenizer = copy.deepcopy(tokenizers)
         self._set_direction(translator)
-        self._decode_source = side_decoder(self.source_tokenizer, "source")
-        self._decode_target = side_decoder(self.target_tokenizer, "target")
+        self._source_texts = _TokenTexts(self.source_tokenizer, "source")
+        self._target_texts = _TokenTexts(self.target_tokenizer, "target")
         self.max_queue = max_queue
         self.pending = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="inspect")
@@ -100,15 +100,12 @@ class Inspector:
         start = len(self.mark)
         return [
             [
-                {"text": text, "probability": round(math.exp(log_p), 4)}
-                for text, log_p in zip(self._target_texts(target[start:]), row[start:], strict=True)
+                {"text": token["text"], "probability": round(math.exp(log_p), 4)}
+                for token, log_p in zip(
+                    self._target_texts.of(target[start:]), row[start:], strict=True
+                )
             ]
             for target, row in zip(targets, rows, strict=True)
-        ]
-
-    def _target_texts(self, ids: Sequence[int]) -> list[str]:
-        return [
-            token["text"] for token in _all_shown(self.target_tokenizer, self._decode_target, ids)
         ]
 
     @torch.inference_mode()
@@ -143,17 +140,14 @@ class Inspector:
         top = probabilities.topk(min(request.alternatives, _MAX_ALTERNATIVES, size))
         choices = zip(top.indices.tolist(), _rounded(top.values, 4), strict=True)
         return {
-            "source": _all_shown(self.source_tokenizer, self._decode_source, source),
+            "source": self._source_texts.of(source),
             "text": hypotheses[0]["text"],
-            "tokens": _all_shown(self.target_tokenizer, self._decode_target, best),
+            "tokens": self._target_texts.of(best),
             "probabilities": _rounded(chosen, 4),
             "attention": _rounded(torch.cat(output.cross_attentions).float().softmax(dim=-1), 3),
             "alternatives": [
                 [
-                    {
-                        **_shown(self.target_tokenizer, self._decode_target, best[:t], token),
-                        "probability": probability,
-                    }
+                    self._target_texts.after(best[:t], token) | {"probability": probability}
                     for token, probability in zip(tokens, values, strict=True)
                 ]
                 for t, (tokens, values) in enumerate(choices)
@@ -188,7 +182,7 @@ class Inspector:
             "text": text,
             "score": score,
             "tokens": tokens,
-            "token_texts": self._target_texts(tokens),
+            "token_texts": [token["text"] for token in self._target_texts.of(tokens)],
         }
 
     def _inside(self, output: Any) -> dict[str, Any]:
@@ -208,27 +202,32 @@ def _rounded(numbers: Tensor, decimals: int) -> list:
     return numbers.double().round(decimals=decimals).tolist()
 
 
-def _all_shown(
-    tokenizer: PreTrainedTokenizerBase, decode: Decoder, ids: Sequence[int]
-) -> list[dict[str, Any]]:
-    return [_shown(tokenizer, decode, ids[:position], token) for position, token in enumerate(ids)]
+class _TokenTexts:
+    """Tokens of one side with the texts that they add to those before them, white space included.
 
-
-def _shown(
-    tokenizer: PreTrainedTokenizerBase, decode: Decoder, before: Sequence[int], token: int
-) -> dict[str, Any]:
-    """A token with the text that it adds to the tokens `before`, white space included. A special token has its name.
-
-    The text is empty for a token that is a part of a character only. `decode` is from ids of this side to text.
+    A special token has its name. The text is empty for a token that is a part of a character only.
     """
-    name = tokenizer.convert_ids_to_tokens(token)
-    if token in tokenizer.all_special_ids:
-        return {"id": token, "text": name}
-    context = [other for other in before[-_CONTEXT:] if other not in tokenizer.all_special_ids]
-    text, longer = (
-        (decode(ids) if ids else "").rstrip("\ufffd") for ids in (context, [*context, token])
-    )
-    added = longer.removeprefix(text)
-    if not added and not name.strip("Ġ▁"):
-        added = " "  # decoding strips it
-    return {"id": token, "text": added}
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, side: Side):
+        self._tokenizer = tokenizer
+        self._decode = side_decoder(tokenizer, side)
+
+    def of(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """The ids and texts of the tokens of a sentence."""
+        return [self.after(ids[:position], token) for position, token in enumerate(ids)]
+
+    def after(self, before: Sequence[int], token: int) -> dict[str, Any]:
+        """The id and the text of a token after the tokens `before`."""
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        special = self._tokenizer.all_special_ids
+        if token in special:
+            return {"id": token, "text": name}
+        context = [other for other in before[-_CONTEXT:] if other not in special]
+        text = self._text(context)
+        added = self._text([*context, token]).removeprefix(text)
+        if not added and not name.strip("Ġ▁"):
+            added = " "  # decoding strips it
+        return {"id": token, "text": added}
+
+    def _text(self, ids: list[int]) -> str:
+        return self._decode(ids).rstrip("\ufffd") if ids else ""

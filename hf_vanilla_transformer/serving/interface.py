@@ -4,6 +4,8 @@ import asyncio
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import PurePath
 from typing import Any
@@ -15,8 +17,10 @@ from ..data.language_detection import detect_languages
 from ..documents.document_files import SUFFIXES
 from ..inference.languages import NAMES
 from ..inference.placement import TranslatedPart
+from ..utils.errors import shown
 from . import schemas
 from .document_process import DocumentProcesses, ServerEnds, Upload
+from .engine import Engine
 from .metrics import Metrics
 from .options import Limits
 from .request_body import UploadedFile
@@ -57,7 +61,10 @@ class Server:
     @property
     def models(self) -> list[LanguagePair]:
         """The first pair of each model."""
-        return list({pair.engine: pair for pair in reversed(self.pairs)}.values())[::-1]
+        first: dict[Engine, LanguagePair] = {}
+        for pair in self.pairs:
+            first.setdefault(pair.engine, pair)
+        return list(first.values())
 
     def close(self) -> None:
         """Translate the sentences in the queues, then end the threads."""
@@ -69,15 +76,16 @@ class Server:
         texts = [request.q] if isinstance(request.q, str) else request.q
         self._check_characters("q", sum(map(len, texts)))
         target = self._known(request.target)
-        detected = None
+        answer: dict[str, Any] = {"translatedText": list(texts)}
+        for name in ("alternatives", "probabilities"):
+            if getattr(request, name):
+                answer[name] = [[] for _ in texts]
         sources = [request.source] * len(texts)
         if request.source == "auto":
-            detected = await self._detected(texts, target)
-            sources = [language.language for language in detected]
+            answer["detectedLanguage"] = await self._detected(texts, target)
+            sources = [language.language for language in answer["detectedLanguage"]]
         elif not texts:
             self._route(request.source, request.target)  # refuses an unknown pair
-        translations = [[text] for text in texts]
-        probabilities: list[list[list[dict[str, object]]]] = [[] for _ in texts]
         warnings = list[str]()
         for source in dict.fromkeys(sources):
             route = self._route(source, request.target)
@@ -87,20 +95,13 @@ class Server:
             notes = Notes([] if request.probabilities else None)
             found = await self._translate_along(route, [texts[row] for row in rows], request, notes)
             warnings += notes.warnings
-            for row, of_text in zip(rows, found, strict=True):
-                translations[row] = of_text
+            for row, (best, *others) in zip(rows, found, strict=True):
+                answer["translatedText"][row] = best
+                if request.alternatives:
+                    answer["alternatives"][row] = others[: request.alternatives]
             if request.probabilities:
                 for row, of_sentences in zip(rows, notes.by_text(), strict=True):
-                    probabilities[row] = of_sentences
-        answer: dict[str, Any] = {"translatedText": [of_text[0] for of_text in translations]}
-        if request.alternatives:
-            answer["alternatives"] = [
-                of_text[1 : 1 + request.alternatives] for of_text in translations
-            ]
-        if request.probabilities:
-            answer["probabilities"] = probabilities
-        if detected is not None:
-            answer["detectedLanguage"] = detected
+                    answer["probabilities"][row] = of_sentences
         if isinstance(request.q, str):
             answer = {name: values[0] for name, values in answer.items()}
         return schemas.TranslateAnswer(**answer, warnings=warnings or None)
@@ -119,12 +120,11 @@ class Server:
         *before, pair = route
         html = request.format == "html"
         for other in before:
-            to_pivot = Notes()
-            found = await other.translate(texts, html=html, notes=to_pivot)
-            notes.warnings += to_pivot.warnings
+            to_pivot = replace(notes, probabilities=None)
+            found = await other.translate(texts, notes=to_pivot, html=html)
             texts = [best for best, *_ in found]
         n_best = pair.engine.num_beams if request.alternatives else 1
-        return await pair.translate(texts, html=html, n_best=n_best, notes=notes)
+        return await pair.translate(texts, notes=notes, html=html, n_best=n_best)
 
     async def predict(self, request: schemas.PredictRequest) -> schemas.PredictAnswer:
         """Predict the targets of the texts of a request."""
@@ -152,11 +152,13 @@ class Server:
 
     def _route(self, source: str, target: str) -> list[LanguagePair]:
         """The pairs to go through for these codes or their variants. Empty if source and target are one language."""
-        routes = [*self.routes.items()]
-        ranked = [[*map(language_match, (source, target), codes)] for codes, _ in routes]
-        fitting = [(sum(fit), -row) for row, fit in enumerate(ranked) if all(fit)]
+        fits = {
+            codes: (language_match(source, codes[0]), language_match(target, codes[1]))
+            for codes in self.routes
+        }
+        fitting = [codes for codes, fit in fits.items() if all(fit)]
         if fitting:
-            return routes[-max(fitting)[1]][1]
+            return self.routes[max(fitting, key=lambda codes: sum(fits[codes]))]
         source = self._known(source)
         target = self._known(target)
         if source == target:
@@ -168,13 +170,10 @@ class Server:
 
     def _known(self, requested: str) -> str:
         """The code of the server that fits a code best."""
-        fit, code = max(
-            ((language_match(requested, code), code) for code in self.codes),
-            key=lambda match: match[0],
-        )
-        if not fit:
+        code = max(self.codes, key=partial(language_match, requested))
+        if not language_match(requested, code):
             raise HTTPException(
-                400, f"{requested} is not supported (GET /languages lists the languages)"
+                400, f"{shown(requested)} is not supported (GET /languages lists the languages)"
             )
         return code
 
@@ -241,25 +240,19 @@ class Server:
             (found,) = await self._detected([re.sub(r"<[^<>]*>", " ", text)], target)
             request = request.model_copy(update={"source": found.language})
         content = file.content
-        route: list[LanguagePair | None] = [*self._route(request.source, request.target)] or [None]
-        for pair in route:
-            languages = (pair.source, pair.target) if pair else (request.source, request.target)
-            content = await self._translated_file(pair, content, suffix, *languages)
+        for pair in self._route(request.source, request.target):
+            content = await self._translated_file(pair, content, suffix)
         return self._keep(name, content)
 
-    async def _translated_file(
-        self, pair: LanguagePair | None, content: bytes, suffix: str, source: str, target: str
-    ) -> bytes:
+    async def _translated_file(self, pair: LanguagePair, content: bytes, suffix: str) -> bytes:
         async def translate(texts: Sequence[str]) -> list[list[TranslatedPart]]:
-            if pair is None:
-                return [[TranslatedPart(text, text)] for text in texts]
-            return await pair.translate_aligned(texts, [True] * len(texts))
+            return await pair.translate_aligned(texts, Notes(), range(len(texts)))
 
         upload = Upload(
             content=content,
             suffix=suffix,
-            source=source,
-            target=target,
+            source=pair.source,
+            target=pair.target,
             max_characters=self.limits.max_characters,
             seconds=self.limits.timeout,
         )
@@ -318,14 +311,16 @@ class Server:
         }
 
     def metrics_text(self) -> str:
+        counts = {
+            "sentences_waiting": "waiting",
+            "sentences_running": "running",
+            "queue_capacity": "max_queue",
+            "saturation": "saturation",
+            "sentences_translated_total": "translated",
+        }
         return self.metrics.text(
             {
-                "sentences_waiting": {pair.name: pair.engine.waiting for pair in self.models},
-                "sentences_running": {pair.name: pair.engine.running for pair in self.models},
-                "queue_capacity": {pair.name: pair.engine.max_queue for pair in self.models},
-                "saturation": {pair.name: round(pair.engine.saturation, 4) for pair in self.models},
-                "sentences_translated_total": {
-                    pair.name: pair.engine.translated for pair in self.models
-                },
+                name: {pair.name: getattr(pair.engine, attribute) for pair in self.models}
+                for name, attribute in counts.items()
             }
         )

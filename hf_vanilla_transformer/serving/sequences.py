@@ -107,7 +107,7 @@ class SequenceModel(LanguagePair):
         answer["predictions"] = [one.model_dump() for of_line in lists for one in of_line]
         return answer
 
-    async def _encoded(self, texts: Sequence[str], notes: Notes | None) -> list[list[int]]:
+    async def _encoded(self, texts: Sequence[str], notes: Notes) -> list[list[int]]:
         """The token ids of texts, with a warning of unknown symbols."""
         unknown = UnknownSymbols()
         tokenizer = self.translator.source_tokenizer
@@ -119,8 +119,7 @@ class SequenceModel(LanguagePair):
             return ids
 
         ids = await self._map(encode, list(enumerate(texts, start=1)))
-        if notes is not None:
-            notes.warnings += unknown.warnings()
+        notes.warnings += unknown.warnings()
         return ids
 
     def _predictions(
@@ -141,9 +140,7 @@ class SequenceModel(LanguagePair):
             for one in Merger().merge([found])
         ]
 
-    async def _split(
-        self, texts: Sequence[str], notes: Notes | None = None
-    ) -> tuple[list[list[Part]], Prepared]:
+    async def _split(self, texts: Sequence[str], notes: Notes) -> tuple[list[list[Part]], Prepared]:
         """The lines of each text. Nothing in a line is layout."""
         parts = [_lines(text) for text in texts]
         lines = [part.text for of_text in parts for part in of_text if part.is_sentence]

@@ -1,17 +1,18 @@
 """Load the models of a server, and run it until SIGTERM or Ctrl-C."""
 
+import asyncio
 import gc
+import logging
 import math
 import os
 import signal
 import socket
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..documents.documents import sentence_splitter
 from ..inference.translator import Translator
@@ -28,7 +29,7 @@ from .service import LanguagePair
 _HEAD_SECONDS = 10.0  # until a connection has sent the head of a request
 _MAX_HEAD = 2**16  # bytes of the head of a request
 _SPARE_FILES = 64  # file descriptors that are not connections
-_OPEN_FILES = (65_536, 10_240)  # that the process asks for
+_OPEN_FILES = 10_240  # that the process asks for: macOS refuses more
 
 
 def load_server(options: ServeOptions) -> Server:
@@ -101,6 +102,8 @@ def run(options: ServeOptions) -> None:
     """Load the models and serve them. See `serving.serve`."""
     with _bound_socket(options.host, options.port) as listening:
         server = load_server(options)
+        if options.limits.translate_files:
+            server.documents.start()
         gc.collect()
         gc.freeze()  # a collection looks at all loaded modules otherwise, and stops every thread for a second
         host, port = listening.getsockname()[:2]
@@ -119,13 +122,15 @@ def run(options: ServeOptions) -> None:
                 "anyone who reaches this address can use the models; --api_key_file restricts that",
                 flush=True,
             )
+        logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
         config = uvicorn.Config(
             create_app(server),
             http=_protocol(_connection_limit()),
+            h11_max_incomplete_event_size=_MAX_HEAD,
             ws="none",
             lifespan="on",
             access_log=False,  # texts are private, and so is who translates when
-            log_level="warning",
+            log_level="error",  # strangers cause warnings, which would fill the log
             server_header=False,
             headers=[("X-Content-Type-Options", "nosniff"), ("Referrer-Policy", "no-referrer")],
             timeout_graceful_shutdown=int(options.limits.timeout) + 5,
@@ -169,73 +174,39 @@ def _connection_limit() -> int:
     except ImportError:  # not on Windows
         return 1024
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in _OPEN_FILES:
-        # macOS says that its hard limit is infinite, and refuses more than 10,240.
-        wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        with suppress(ValueError, OSError):
-            if limit != resource.RLIM_INFINITY and limit < wanted:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            limit = wanted
-            break
+    if resource.RLIM_INFINITY != limit < _OPEN_FILES:
+        limit = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     opened = len(os.listdir("/dev/fd")) if os.path.isdir("/dev/fd") else _SPARE_FILES
     return max(16, limit - opened - _SPARE_FILES)
 
 
 def _protocol(max_connections: int) -> Any:
-    """uvicorn's HTTP protocol, extended to close silent connections and to limit the head of a request.
+    """uvicorn's HTTP protocol by h11, which limits the head of a request, extended to close silent connections."""
 
-    uvicorn keeps the former forever, and httptools has no limit.
-    """
-
-    class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-        head_timer: Any = None
-        head_size: int | None = 0  # bytes so far, None while a body is read
-        head_end = b""  # the last three of them
+    class Protocol(H11Protocol):
+        head_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             if len(self.connections) > max_connections:
                 connections: Any = self.connections
-                next(
-                    (silent for silent in connections if silent.cycle is None), self
-                ).transport.abort()
+                silent = (each for each in connections if each.cycle is None)
+                next(silent, self).transport.abort()
             self._await_head()
-
-        def data_received(self, data: bytes) -> None:
-            if self.head_size is not None:
-                read = self.head_end + data
-                end = read.find(b"\r\n\r\n")
-                self.head_size += len(data) if end < 0 else end - len(self.head_end)
-                if self.head_size > _MAX_HEAD:
-                    self.send_400_response("The head of the request is too long.")
-                    return
-                self.head_size, self.head_end = (
-                    (self.head_size, read[-3:]) if end < 0 else (None, b"")
-                )
-            super().data_received(data)
 
         def connection_lost(self, exc: Exception | None) -> None:
             if self.head_timer is not None:
                 self.head_timer.cancel()
             super().connection_lost(exc)
 
-        def on_headers_complete(self) -> None:  # called by httptools, as the next one
-            super().on_headers_complete()
-            self.head_size = None
-
-        def on_message_complete(self) -> None:
-            super().on_message_complete()
-            if self.cycle.response_complete:  # early: see below
-                self.head_size = 0
-
         def on_response_complete(self) -> None:
             super().on_response_complete()
             # After an early answer the rest of the body is read and dropped: a connection that is closed while the
             # client still sends is reset, and the client may lose the answer.
-            self._await_head(in_body=self.cycle.more_body)
+            self._await_head()
 
-        def _await_head(self, in_body: bool = False) -> None:
-            self.head_size = None if in_body else 0
+        def _await_head(self) -> None:
             if self.head_timer is not None:
                 self.head_timer.cancel()
             self.head_timer = self.loop.call_later(

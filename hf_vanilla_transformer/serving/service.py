@@ -6,7 +6,7 @@ free, and a small request does not wait for all of a large one.
 
 import asyncio
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -137,20 +137,15 @@ class LanguagePair:
         self._html_thread.shutdown()
 
     async def translate(
-        self,
-        texts: Sequence[str],
-        *,
-        html: bool = False,
-        n_best: int = 1,
-        notes: Notes | None = None,
+        self, texts: Sequence[str], notes: Notes, *, html: bool = False, n_best: int = 1
     ) -> list[list[str]]:
         """Translate texts. All their sentences wait in the queue together.
 
         Args:
             texts: their line feeds, blank lines and list marks stay.
+            notes: receives the warnings and, if it has a list for them, the probabilities.
             html: the texts are HTML, and their tags stay.
             n_best: translations of each text, at most `engine.num_beams`. An HTML text has one.
-            notes: receives the warnings and, if it has a list for them, the probabilities.
 
         Returns:
             For each text its different translations, the best first.
@@ -161,32 +156,49 @@ class LanguagePair:
             QueueFull: the sentences do not fit into the queue at present.
         """
         if html:
-            documents = await self._map(split_html, texts, self._html_thread)
-            passages = passages_of(documents)
-            aligned = [bool(passage.elements) for passage in passages]
-            filled = await self.translate_aligned(
-                [passage.text for passage in passages], aligned, notes
-            )
-            if notes is not None:
-                counts = iter([sum(map(_is_sentence, parts)) for parts in filled])
-                passages_each = [len(passages_of([document])) for document in documents]
-                notes.sentences = [sum(islice(counts, number)) for number in passages_each]
-            join = partial(join_pieces, translated=iter(filled))
-            return [[text] for text in await self._map(join, documents, self._html_thread)]
+            return await self._translate_html(texts, notes)
         parts, prepared = await self._split(texts, notes)
-        if notes is not None:
-            notes.sentences = [len(sentences_of(of_text)) for of_text in parts]
-        results = []
-        found = await self._search(parts, prepared, [False] * len(parts), n_best, notes)
-        for of_text, translated in zip(parts, found, strict=True):
-            ranks = range(max(map(len, translated), default=1))
-            # a sentence with fewer hypotheses repeats its last one
-            ranked = [
-                [hypotheses[: rank + 1][-1][0] for hypotheses in translated] for rank in ranks
-            ]
-            joined = [join_text(of_text, texts, self.source, self.target) for texts in ranked]
-            results.append(list(dict.fromkeys(joined)))
-        return results
+        found = await self._search(parts, prepared, notes, n_best=n_best)
+        return await self._map(self._ranked, list(zip(parts, found, strict=True)))
+
+    def _ranked(self, text: tuple[list[Part], Translated]) -> list[str]:
+        """The translations of a text. A sentence with fewer hypotheses repeats its last one."""
+        parts, sentences = text
+        joined = []
+        for rank in range(max(map(len, sentences), default=1)):
+            texts = [hypotheses[: rank + 1][-1][0] for hypotheses in sentences]
+            joined.append(join_text(parts, texts, self.source, self.target))
+        return list(dict.fromkeys(joined))
+
+    async def _translate_html(self, texts: Sequence[str], notes: Notes) -> list[list[str]]:
+        documents = await self._map(split_html, texts, self._html_thread)
+        passages = passages_of(documents)
+        linked = {number for number, passage in enumerate(passages) if passage.elements}
+        sources = [passage.text for passage in passages]
+        filled = await self.translate_aligned(sources, notes, linked)
+        counts = iter(notes.sentences)
+        passages_each = [len(passages_of([document])) for document in documents]
+        notes.sentences = [sum(islice(counts, number)) for number in passages_each]
+        join = partial(join_pieces, translated=iter(filled))
+        return [[text] for text in await self._map(join, documents, self._html_thread)]
+
+    async def translate_aligned(
+        self, texts: Sequence[str], notes: Notes, linked: Collection[int]
+    ) -> list[list[TranslatedPart]]:
+        """The parts of each text with their translations.
+
+        Args:
+            linked: the numbers of the texts whose words are linked with those of their translations.
+        """
+        parts, prepared = await self._split(texts, notes)
+        found = await self._search(parts, prepared, notes, linked)
+        return await self._map(self._filled, list(zip(parts, found, strict=True)))
+
+    def _filled(self, text: tuple[list[Part], Translated]) -> list[TranslatedPart]:
+        """The parts of a text with its best translation."""
+        parts, sentences = text
+        best = (hypotheses[0] for hypotheses in sentences)
+        return translated_parts(parts, best, self.source, self.target)
 
     async def page_translation(self, request: PageRequest) -> dict[str, Any]:
         """A `Translation` of the page, as web/README.md defines it: all sentences, and a picture of one.
@@ -195,31 +207,35 @@ class LanguagePair:
         """
         notes = Notes()
         (parts,), prepared = await self._split([request.text], notes)
-        numbers = [number for number, part in enumerate(parts) if part.is_sentence]
+        sentences = sentences_of(parts)
         number = _sentence_at(parts, request.caret)
-        sentence = "" if number is None else parts[number].text
+        sentence = "" if number is None else sentences[number]
         protected = prepared[sentence][0] if sentence else None
         beams = request.num_beams or self.engine.num_beams
         picture = await self.inspector.run(
             self.inspector.picture, protected.text if protected else sentence, beams, request
         )
         shown = number if picture["tokens"] else None
-        others = [part for n, part in enumerate(parts) if n != shown]
-        (translated,) = await self._search([others], prepared, [False], 1, notes)
-        texts = [hypotheses[0][0] for hypotheses in translated]
+        others = [Part(text, True) for n, text in enumerate(sentences) if n != shown]
+        (translated,) = await self._search([others], prepared, notes)
         if shown is not None:
-            texts.insert(numbers.index(shown), await self._restored(picture, protected))
-        joined = translated_parts(parts, ((text, []) for text in texts), self.source, self.target)
+            translated.insert(shown, [(await self._restored(picture, protected), [])])
         pairs = [
-            {"source": part.source, "target": part.target, "is_sentence": _is_sentence(part)}
-            for part in joined
+            {
+                "source": part.source,
+                "target": part.target,
+                "is_sentence": part.links is not None,
+            }
+            for part in self._filled((parts, translated))
         ]
-        sentences = [index for index, pair in enumerate(pairs) if pair["is_sentence"]]
-        sentence_number = None if number is None else sentences[numbers.index(number)]
+        places = [place for place, pair in enumerate(pairs) if pair["is_sentence"]]
         remarks = [picture["note"]] if "note" in picture else []
         if lines := [*remarks, *dict.fromkeys(notes.warnings)]:
             picture["note"] = "\n".join(lines)
-        return {**picture, "parts": pairs, "sentence": sentence_number}
+        return picture | {
+            "parts": pairs,
+            "sentence": None if number is None else places[number],
+        }
 
     async def _restored(self, picture: Mapping[str, Any], protected: Protected | None) -> str:
         """The text of a picture, with the protected spans of its sentence."""
@@ -230,22 +246,7 @@ class LanguagePair:
         (links,) = await self.inspector.run(self.inspector.align, [source], [target])
         return protected.restore(text, links)[0]
 
-    async def translate_aligned(
-        self, texts: Sequence[str], aligned: list[bool], notes: Notes | None = None
-    ) -> list[list[TranslatedPart]]:
-        """The parts of each text with their translations. `aligned`: whether its words are linked."""
-        parts, prepared = await self._split(texts, notes)
-        translated = await self._search(parts, prepared, aligned, 1, notes)
-        return [
-            translated_parts(
-                own, (hypotheses[0] for hypotheses in of_text), self.source, self.target
-            )
-            for own, of_text in zip(parts, translated, strict=True)
-        ]
-
-    async def _split(
-        self, texts: Sequence[str], notes: Notes | None = None
-    ) -> tuple[list[list[Part]], Prepared]:
+    async def _split(self, texts: Sequence[str], notes: Notes) -> tuple[list[list[Part]], Prepared]:
         """The sentences and the layout of each text, and the sentences as the engine takes them.
 
         One call in the text thread does both, because each call costs as much as a short sentence.
@@ -273,11 +274,10 @@ class LanguagePair:
         parts: list[list[Part]] = [[] for _ in texts]
         for (number, _), of_line in zip(lines, await self._map(split, lines), strict=True):
             parts[number] += of_line
-        if notes is not None:
-            notes.warnings += unknown.warnings()
-            notes.warnings += (
+        notes.warnings += unknown.warnings()
+        for tokens in cut.lengths:
+            notes.warnings.append(
                 f"a sentence of {tokens} tokens is longer than any in training: cut"
-                for tokens in cut.lengths
             )
         return parts, prepared
 
@@ -285,43 +285,40 @@ class LanguagePair:
         self,
         texts: list[list[Part]],
         prepared: Prepared,
-        aligned: list[bool],
-        n_best: int,
-        notes: Notes | None = None,
+        notes: Notes,
+        linked: Collection[int] = (),
+        n_best: int = 1,
     ) -> list[Translated]:
         """Translate the sentences of texts, as `_split` has prepared them.
 
-        `aligned` says for each text whether its alignment is needed. Sentences with protected spans are always
-        aligned.
+        The words of the texts with the numbers `linked` are linked, and those of sentences with protected spans.
         """
-        sentences = [sentence for parts in texts for sentence in sentences_of(parts)]
-        self.check_queue(len(sentences))
+        rows = [(n, sentence) for n, parts in enumerate(texts) for sentence in sentences_of(parts)]
+        self.check_queue(len(rows))
+        sentences = [sentence for _, sentence in rows]
         spans = [prepared[sentence][0] for sentence in sentences]
-        sources = [prepared[each][1] for each in sentences]
+        sources = [prepared[sentence][1] for sentence in sentences]
         futures = self.engine.submit(sources, n_best, self.inspector.mark)
         # cancelled with this coroutine, when the time is up or the client has disconnected
         hypotheses = await asyncio.gather(*map(asyncio.wrap_future, futures))
-        best = [ranked[0].tokens for ranked in hypotheses]
-        if notes is not None:
-            self._note_unended(sentences, hypotheses, notes)
-        if notes is not None and notes.probabilities is not None and sources:
+        self._note_unended(sentences, hypotheses, notes)
+        if notes.probabilities is not None:
+            best = [ranked[0].tokens for ranked in hypotheses]
             notes.probabilities += await self._inspect(
                 self.inspector.token_probabilities, sources, best
             )
-        with_links = [
-            align for parts, align in zip(texts, aligned, strict=True) for _ in sentences_of(parts)
-        ]
-        needed = [number for number, each in enumerate(spans) if each or with_links[number]]
+        needed = [row for row, (text, _) in enumerate(rows) if spans[row] or text in linked]
         links_of = await self._links(needed, sources, hypotheses)
 
-        def restored(number: int) -> list[tuple[str, list[Link]]]:
-            protected = spans[number]
-            decoded = self._decode_all(hypotheses[number])
-            pairs = list(zip(decoded, links_of.get(number, [[]] * len(decoded)), strict=True))
+        def restored(row: int) -> list[tuple[str, list[Link]]]:
+            protected = spans[row]
+            decoded = self._decode_all(hypotheses[row])
+            pairs = list(zip(decoded, links_of.get(row, [[]] * len(decoded)), strict=True))
             return pairs if protected is None else [protected.restore(*pair) for pair in pairs]
 
-        following = iter(await self._map(restored, range(len(sentences))))
-        return [list(islice(following, len(sentences_of(parts)))) for parts in texts]
+        following = iter(await self._map(restored, range(len(rows))))
+        notes.sentences = [len(sentences_of(parts)) for parts in texts]
+        return [list(islice(following, count)) for count in notes.sentences]
 
     async def _links(
         self,
@@ -330,10 +327,9 @@ class LanguagePair:
         hypotheses: Sequence[list[FoundHypothesis]],
     ) -> dict[int, list[list[Link]]]:
         """The links of the words of each hypothesis, for the sentences with these numbers."""
-        pairs = [(sources[number], one.tokens) for number in numbers for one in hypotheses[number]]
-        if not pairs:
-            return {}
-        found = iter(await self._inspect(self.inspector.align, *zip(*pairs, strict=True)))
+        targets = [one.tokens for number in numbers for one in hypotheses[number]]
+        repeated = [sources[number] for number in numbers for _ in hypotheses[number]]
+        found = iter(await self._inspect(self.inspector.align, repeated, targets))
         return {number: list(islice(found, len(hypotheses[number]))) for number in numbers}
 
     async def _inspect(
@@ -403,14 +399,10 @@ def _sentence_at(parts: Sequence[Part], caret: int | None) -> int | None:
 
     A position before the first sentence belongs to that.
     """
-    found = None
+    found = -1
     start = 0
-    for number, part in enumerate(parts):
-        if part.is_sentence and (found is None or caret is None or start <= caret):
-            found = number
+    for part in parts:
+        if part.is_sentence and (found < 0 or caret is None or start <= caret):
+            found += 1
         start += len(part.text)
-    return found
-
-
-def _is_sentence(part: TranslatedPart) -> bool:
-    return part.links is not None
+    return None if found < 0 else found

@@ -48,7 +48,6 @@ EXTRAS = {
     "torchao": "int8",
     "fastapi": "serve",
     "uvicorn": "serve",
-    "httptools": "serve",
     "uvloop": "serve",
     "pydantic": "serve",
     "peft": "lora",

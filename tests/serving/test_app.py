@@ -16,7 +16,8 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 from hf_vanilla_transformer.documents.documents import sentence_splitter
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.inference.translator import Translator
-from hf_vanilla_transformer.serving import interface
+from hf_vanilla_transformer.serving import interface, service
+from hf_vanilla_transformer.serving.service import Notes
 from tests.paper_inside import assert_is_inside
 from tests.serving_helpers import CORPUS, client_of, echo_translator, language_pair
 
@@ -481,13 +482,14 @@ def test_files_are_translated_if_asked(translator: Translator, source: str, kept
         assert client.get("/download_file/other").status_code == 404
 
 
-@pytest.mark.parametrize("step", ["split", "encode", "decode"])
+@pytest.mark.parametrize("step", ["split", "encode", "decode", "join"])
 def test_work_on_texts_leaves_the_server_free(translator: Translator, monkeypatch: Any, step: str) -> None:
     pair, answered, seen = language_pair(translator), threading.Event(), []
     owner, name = {
         "split": (pair, "split"),
         "encode": (translator, "encode"),
         "decode": (translator.target_tokenizer, "batch_decode"),
+        "join": (service, "join_text"),
     }[step]
     original = getattr(owner, name)
 
@@ -511,7 +513,7 @@ def test_small_request_does_not_wait_for_all_of_a_large_one(translator: Translat
     pair = language_pair(translator, split=lambda line: order.append(line) or [line])
 
     async def both() -> None:
-        await asyncio.gather(pair.translate(["seven\n" * 300]), pair.translate(["one"]))
+        await asyncio.gather(pair.translate(["seven\n" * 300], Notes()), pair.translate(["one"], Notes()))
 
     asyncio.run(both())
     pair.close()

@@ -3,12 +3,11 @@
 import asyncio
 import io
 import multiprocessing
-import os
-import signal
 import time
 import zipfile
 from collections.abc import Sequence
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,23 +118,16 @@ def test_work_ends_with_the_server(monkeypatch: pytest.MonkeyPatch, content: byt
     asyncio.run(run())
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
-def test_server_ends_while_its_first_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_process, "_SECONDS_TO_END", 0.3)
-
-    async def run() -> None:
-        processes = DocumentProcesses()
-        processes.start()
-        number = forkserver._forkserver._forkserver_pid
-        os.kill(number, signal.SIGSTOP)  # as if it were importing
-        work = asyncio.ensure_future(processes.translate(upload(HTML), upper))
-        await asyncio.sleep(0.1)
-        processes.end_soon()
-        assert [type(answer) for answer in await asyncio.gather(work, return_exceptions=True)] == [ServerEnds]
-
-    start = time.perf_counter()
-    asyncio.run(run())  # waits for its threads
-    assert time.perf_counter() - start < 5
+@pytest.mark.skipif("forkserver" not in multiprocessing.get_all_start_methods(), reason="needs a forkserver")
+def test_server_starts_after_the_imports_of_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take seconds of a processor, and a server that ended meanwhile would wait for them."""
+    (tmp_path / "imported_slowly.py").write_text("import time\ntime.sleep(0.5)\nopen(__file__ + 'done', 'w')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(document_process, "__name__", "imported_slowly")
+    forkserver._forkserver._stop()  # that of other tests
+    DocumentProcesses().start()
+    assert (tmp_path / "imported_slowly.pydone").exists()
+    forkserver._forkserver._stop()
 
 
 def test_unpacked_uploads_are_limited() -> None:
