@@ -42,9 +42,7 @@ def sequence_folders(arguments: Sequence[str]) -> tuple[dict[str, Path], list[st
         if folder is whole:
             name = folder.resolve().name
         if not _NAME.fullmatch(name):
-            raise UserError(
-                f"--model: {argument}: {name!r} cannot be part of an address: {_NAMES}{folder}"
-            )
+            raise UserError(f"--model: {name!r} cannot be part of an address: {_NAMES}{folder}")
         if name in folders:
             raise UserError(
                 f"--model: {folders[name]} and {folder} are both {name}: {_NAMES}{folder}"
