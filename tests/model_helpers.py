@@ -22,6 +22,17 @@ FIRST_WORD = 4
 # share_encoder_decoder_embeddings, tie_word_embeddings
 TYING_MODES = [(True, True), (True, False), (False, True), (False, False)]
 
+# sizes of a model that a test trains or saves without looking at its translations
+SMALL_SIZES = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+}
+
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -88,6 +99,24 @@ def tiny_model(seed: int = 0, **fields: Any) -> VanillaTransformerForConditional
     config = tiny_config(**fields)
     config._attn_implementation = attention
     return randomise(VanillaTransformerForConditionalGeneration(config), seed).eval()
+
+
+def echo_model(tokenizer: Any, **fields: Any) -> VanillaTransformerForConditionalGeneration:
+    """A random model whose translations depend on the sentence and have ASCII letters only.
+
+    Incomplete UTF-8 would look the same in every translation.
+    """
+    torch.manual_seed(1)
+    fields = SMALL_SIZES | {"vocab_size": len(tokenizer), "tie_word_embeddings": False, "lm_head_bias": True} | fields
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**fields))
+    with torch.no_grad():
+        model.model.decoder.layers[0].cross_attn.out_proj.weight.normal_(std=4)
+        model.lm_head.weight.normal_()
+        for index in range(model.config.target_vocab_size):
+            text = tokenizer.decode([index])
+            model.lm_head.bias[index] = 0 if text.isascii() and text.isalpha() else -1e4
+        model.lm_head.bias[tokenizer.eos_token_id] = 0
+    return model.eval()
 
 
 def save_model(

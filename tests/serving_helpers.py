@@ -5,14 +5,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from hf_vanilla_transformer.data.tokenizer_files import save_tokenizers
-from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
-from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.serving import Limits
 from hf_vanilla_transformer.serving.service import LanguagePair
-from tests.model_helpers import tiny_model
+from tests.model_helpers import echo_model
 
 CORPUS = ["two hundred and one", "seven", "one million three hundred thousand", "a house. the big red house!"]
 
@@ -20,16 +17,7 @@ CORPUS = ["two hundred and one", "seven", "one million three hundred thousand", 
 def echo_translator(**fields: Any) -> Translator:
     """A random model whose translations are short, depend on the sentence, and have ASCII letters only."""
     tokenizer = train_tokenizer(CORPUS * 3, 300)
-    fields = {"vocab_size": len(tokenizer), "tie_word_embeddings": False, "lm_head_bias": True} | fields
-    model = tiny_model(1, encoder_layers=1, decoder_layers=1, **fields)
-    with torch.no_grad():
-        # large weights in cross-attention and output layer, so that sentences get different translations
-        model.model.decoder.layers[0].cross_attn.out_proj.weight *= 4
-        model.lm_head.weight *= 4
-        for index in range(len(tokenizer)):
-            text = tokenizer.decode([index])
-            model.lm_head.bias[index] = 0 if text.isascii() and text.strip().isalpha() else -1e4
-        model.lm_head.bias[tokenizer.eos_token_id] = 0
+    model = echo_model(tokenizer, **fields)
     model.generation_config.max_new_tokens = 8
     return Translator(model, tokenizer)
 

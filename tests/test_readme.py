@@ -22,7 +22,7 @@ from hf_vanilla_transformer.training.arguments import DataArguments, ModelArgume
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from scripts.benchmarks.decoding_engines import ENGINES as DECODING_ENGINES
 from scripts.benchmarks.training import ENGINES as TRAINING_ENGINES
-from tests.model_helpers import save_model, save_model_of_languages, slow
+from tests.model_helpers import SMALL_SIZES, save_model, save_model_of_languages, slow
 from tests.serving.running_server import running_server
 from vanilla_transformer_cli.main import main as vanilla_transformer
 from vanilla_transformer_cli.parsing import SHARED, recipe_path
@@ -92,7 +92,7 @@ def quickstart(tmp_path, in_tmp_path):
         tmp_path / "runs" / "quickstart",
         ["one million eine Million", "two hundred zweihundert"] * 3,
         vocab_size=300,
-        **{"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16},
+        **SMALL_SIZES,
     )
     return folder
 
@@ -122,7 +122,6 @@ SHORTER = {
     "--decoder_layers 1 --encoder_ffn_dim 16 --decoder_ffn_dim 16 --max_eval_samples 2 --max_test_samples 2",
     2: "--max_steps 2 --per_device_train_batch_size 2",
 }
-
 
 FIRST_COMMANDS = [
     arguments

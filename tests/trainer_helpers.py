@@ -20,7 +20,7 @@ from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformer
 from hf_vanilla_transformer.training.objectives import consistency
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
-from tests.model_helpers import PAD, SPECIAL_TOKENS, padded, sentences, tiny_model, word_tokenizer
+from tests.model_helpers import PAD, SMALL_SIZES, SPECIAL_TOKENS, padded, sentences, tiny_model, word_tokenizer
 from tests.model_helpers import error_of as error_of
 
 Rows = list[dict[str, list[int]]]
@@ -37,14 +37,8 @@ DESCENT = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant"
 
 # A whole run (`run_training`, `vanilla-transformer train`) whose steps take milliseconds.
 TINY_RUN: dict[str, Any] = {
+    **SMALL_SIZES,
     "vocab_size": 280,
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
     "logging_steps": 1,
     "generation_max_length": 5,
     "disable_tqdm": True,

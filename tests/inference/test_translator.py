@@ -9,10 +9,9 @@ import torch
 from datasets.fingerprint import Hasher
 from transformers import GenerationConfig
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.data.side_tokens import readable_tokens
-from hf_vanilla_transformer.data.tokenizer_files import save_tokenizers
-from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
 from hf_vanilla_transformer.engine import c_kernels, kernels, linear
 from hf_vanilla_transformer.engine.ensemble import EnsembleEngine
 from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
@@ -20,29 +19,11 @@ from hf_vanilla_transformer.inference import deoptimize, dtypes, workers
 from hf_vanilla_transformer.inference.batching import BATCHES_AHEAD
 from hf_vanilla_transformer.inference.file_translation import translated_lines
 from hf_vanilla_transformer.inference.loading import load_model
-from hf_vanilla_transformer.inference.translator import Hypothesis, Translator
+from hf_vanilla_transformer.inference.translator import Hypothesis
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.model_helpers import error_of
+from tests.model_helpers import echo_model, error_of
 
 SENTENCES = ["two hundred and one", "", "seven", "   ", "one million three hundred thousand", "seven", "é 中 🙂", ""]
-
-
-def tiny_model(tokenizer, **options):
-    """A random model that generates ASCII letters only: incomplete UTF-8 would look the same in every translation."""
-    torch.manual_seed(1)
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    options = {"vocab_size": len(tokenizer), "tie_word_embeddings": False, "lm_head_bias": True} | options
-    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**sizes, **heads, **options))
-    with torch.no_grad():
-        # large weights in cross-attention and output layer, so that sentences get different translations
-        model.model.decoder.layers[0].cross_attn.out_proj.weight.normal_(std=4)
-        model.lm_head.weight.normal_()
-        for index in range(model.config.target_vocab_size):
-            text = tokenizer.decode([index])
-            model.lm_head.bias[index] = 0 if text.isascii() and text.isalpha() else -1e4
-        model.lm_head.bias[tokenizer.eos_token_id] = 0
-    return model.eval()
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +33,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def model(tokenizer):
-    return tiny_model(tokenizer)
+    return echo_model(tokenizer)
 
 
 @pytest.fixture
@@ -252,7 +233,7 @@ def test_prefix_tokens_come_first_and_search_continues_them(translator, batch_si
 
 
 def test_prefix_longer_than_learned_positions_is_refused(tokenizer):
-    model = tiny_model(tokenizer, position_encoding_type="learned", max_position_embeddings=20)
+    model = echo_model(tokenizer, position_encoding_type="learned", max_position_embeddings=20)
     translator = Translator(model, tokenizer)
     list(translator.translate(["seven"], prefixes=["a b c"], num_beams=1, min_new_tokens=14))
     with pytest.raises(UserError, match="line 1: .*prefix.* 20 "):
@@ -260,7 +241,7 @@ def test_prefix_longer_than_learned_positions_is_refused(tokenizer):
 
 
 def test_ensemble_equals_generate_with_several_models(model, tokenizer):
-    other = tiny_model(tokenizer, layer_norm_eps=0.1)
+    other = echo_model(tokenizer, layer_norm_eps=0.1)
     with torch.no_grad():
         other.lm_head.weight.copy_(other.lm_head.weight.roll(1, dims=1))
     translator = Translator(model, tokenizer, ensemble=[other])
@@ -274,7 +255,7 @@ def test_ensemble_equals_generate_with_several_models(model, tokenizer):
 
 def test_blank_lines_do_not_reach_the_model(tokenizer):
     asked = []
-    translator = Translator(tiny_model(tokenizer), tokenizer)
+    translator = Translator(echo_model(tokenizer), tokenizer)
     translator.model.get_encoder().register_forward_pre_hook(lambda *_: asked.append(True))
     assert list(translator.translate(["", " ", "\t\u3000"])) == ["", "", ""]
     assert list(translator.translate([])) == []
@@ -312,7 +293,7 @@ def test_settings_default_to_the_checkpoints(model, tokenizer, monkeypatch):
 
 
 def test_learned_positions_limit_translation_and_source(tokenizer, monkeypatch):
-    model = tiny_model(tokenizer, position_encoding_type="learned", max_position_embeddings=20)
+    model = echo_model(tokenizer, position_encoding_type="learned", max_position_embeddings=20)
     translator = Translator(model, tokenizer)
     assert recorded(translator, monkeypatch, num_beams=1).max_new_tokens == 20
     list(translator.translate(["seven"], num_beams=1, min_new_tokens=20))  # to the last position and not beyond
@@ -342,7 +323,7 @@ def test_items_other_than_strings_are_refused(translator):
 
 def test_folder_with_two_tokenizers_uses_the_targets(tmp_path, tokenizer):
     target = train_tokenizer(["zweihundert eins", "sieben", "eine Million"] * 3, 290)
-    model = tiny_model(
+    model = echo_model(
         target, vocab_size=len(tokenizer), decoder_vocab_size=len(target), share_encoder_decoder_embeddings=False
     )
     with torch.no_grad():
@@ -452,13 +433,13 @@ def test_damaged_folder_is_refused_in_one_line(folder, tmp_path, damage, message
 @pytest.mark.parametrize("ensemble", [False, True])
 def test_hash_of_a_translator_survives_its_use(model, tokenizer, ensemble):
     """`datasets` names the cached results of `map` by it."""
-    translator = Translator(deoptimize(model), tokenizer, ensemble=[tiny_model(tokenizer)] if ensemble else [])
+    translator = Translator(deoptimize(model), tokenizer, ensemble=[echo_model(tokenizer)] if ensemble else [])
     hashes = [Hasher.hash(translator)]
     for _ in range(2):
         list(translator.translate(SENTENCES))
         hashes.append(Hasher.hash(translator))
     assert len(set(hashes)) == 1 and model.inference_engine is not None
-    assert Hasher.hash(Translator(tiny_model(tokenizer, dropout=0.3), tokenizer)) != hashes[0]
+    assert Hasher.hash(Translator(echo_model(tokenizer, dropout=0.3), tokenizer)) != hashes[0]
 
 
 def test_repetition_is_limited_or_named(translator, caplog):

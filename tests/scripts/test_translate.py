@@ -10,10 +10,9 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data.tokenizer_files import save_tokenizers
-from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
-from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from tests.model_helpers import echo_model
 from vanilla_transformer_cli.main import main
 
 # U+2028 and a lone carriage return are part of a line
@@ -22,20 +21,9 @@ LINES = ["two hundred and one", "", "seven", "fünf\u2028\rsechs", "   ", "日�
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    torch.manual_seed(1)
     folder = tmp_path_factory.mktemp("model")
     tokenizer = train_tokenizer(LINES * 3, 300)
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    config = VanillaTransformerConfig(
-        vocab_size=len(tokenizer), tie_word_embeddings=False, lm_head_bias=True, **sizes, **heads
-    )
-    model = VanillaTransformerForConditionalGeneration(config)
-    with torch.no_grad():
-        # large weights in cross-attention and output layer, so that sentences get different translations
-        model.model.decoder.layers[0].cross_attn.out_proj.weight.normal_(std=4)
-        model.lm_head.weight.normal_()
-    model.save_pretrained(folder)
+    echo_model(tokenizer).save_pretrained(folder)
     save_tokenizers(folder, tokenizer)
     return folder
 

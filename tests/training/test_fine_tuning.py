@@ -15,9 +15,9 @@ import torch
 from num2words import num2words
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, MarianTokenizer
 
+from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.inference.languages import card_languages, model_languages
-from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.serving.languages import model_folders
@@ -28,7 +28,7 @@ from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.foreign import train_sentencepiece, write_m2m100_folder, write_opus_folder
-from tests.model_helpers import randomise, tiny_model
+from tests.model_helpers import SMALL_SIZES, error_of, randomise, slow, tiny_model
 from tests.trainer_helpers import as_flags, assert_same_model, write_pairs
 
 SOURCES = ["one dog", "two dogs", "three cats", "a ball", "one cat", "two cats in the snow", "three dogs", "one ball"]
@@ -118,12 +118,7 @@ def test_languages_of_the_base_travel_with_the_model(text: dict, tmp_path: Path)
 
 @pytest.mark.parametrize(
     "named_by",
-    [
-        "files",
-        pytest.param("recipe", marks=pytest.mark.slow),
-        pytest.param("memory", marks=pytest.mark.slow),
-        pytest.param("columns", marks=pytest.mark.slow),
-    ],
+    ["files", *slow("recipe", "memory", "columns")],
 )
 def test_languages_of_a_run_are_in_its_card_and_its_tokenizer(tmp_path: Path, text: dict, named_by: str) -> None:
     flags: dict[str, Any] = {"train": [tmp_path / "a.en", tmp_path / "a.de"]}
@@ -139,9 +134,8 @@ def test_languages_of_a_run_are_in_its_card_and_its_tokenizer(tmp_path: Path, te
         flags["train"][0].write_text("\n".join(rows), encoding="utf-8")
     elif named_by == "recipe":
         flags = {"train": text["train"], "source_lang": "en", "target_lang": "de"}
-    small = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 300, "max_steps": 1}
-    recipe = ["--output_dir", str(tmp_path / "run"), *as_flags({**SETTINGS, **small, **heads, **flags})]
+    flags |= {"output_dir": tmp_path / "run", "vocab_size": 300, "max_steps": 1}
+    recipe = as_flags(SETTINGS | SMALL_SIZES | flags)
     run_training(*parse_recipe(recipe), command="train")
     assert card_languages(tmp_path / "run") == ["en", "de"]
     pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
@@ -202,8 +196,7 @@ def test_optimizer_defaults_are_said_and_differ_from_fresh_weights(tuned: tuple)
     ],
 )
 def test_field_that_contradicts_the_base_model_is_refused(base, text, tmp_path, field, value):
-    with pytest.raises(UserError, match=f"^{field}: {value}: "):
-        fine_tune(tmp_path / "run", base, text, **{field: value})
+    assert error_of(fine_tune, tmp_path / "run", base, text, **{field: value}).startswith(f"{field}: {value}: ")
     assert not (tmp_path / "run").exists()
 
 
@@ -357,5 +350,4 @@ def test_lora_refuses_what_it_cannot_train(base, text, tmp_path, fields, name):
     fields = {"model_name_or_path": base, "lora_r": 2} | fields
     fields = {field: value for field, value in fields.items() if value is not None}
     flags = ["--output_dir", str(tmp_path / "run"), *as_flags({**SETTINGS, **text, **fields})]
-    with pytest.raises(UserError, match=f"^{name}: "):
-        run_training(*parse_recipe(flags))
+    assert error_of(lambda: run_training(*parse_recipe(flags))).startswith(f"{name}: ")

@@ -9,21 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.data.token_kinds import tokenizer_task
-from hf_vanilla_transformer.data.tokenizer_files import load_tokenizers
 from hf_vanilla_transformer.training.corpus import load_corpus
 from hf_vanilla_transformer.training.corpus_tokenizers import choose_tokenizers
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.utils.shipped_models import model_folder
-from tests.model_helpers import slow
+from tests.model_helpers import SMALL_SIZES, slow
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "recipes"
-TINY = {
-    **{"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16},
-    **{"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_steps": 2, "eval_steps": 1, "save_steps": 1},
+TINY = SMALL_SIZES | {
+    **{"max_steps": 2, "eval_steps": 1, "save_steps": 1, "generation_max_length": 8, "auto_bf16": "false"},
     **{"max_train_samples": 40, "max_eval_samples": 4, "max_test_samples": 4, "test_num_beams": 2},
-    **{"generation_max_length": 8, "auto_bf16": "false"},
 }
 TOKENS = {
     "g2p_en": ("chars", "words"),
@@ -31,7 +29,6 @@ TOKENS = {
     "retrosynthesis_gpu": ("smiles", "smiles"),
     "derivatives": ("[a-z]+|.", "[a-z]+|."),
 }
-
 
 WORDS_OF_LANGUAGES = re.compile(r".*(?:bleu|translat|languag|sentence).*", re.IGNORECASE)
 

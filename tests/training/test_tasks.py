@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
+from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.data.token_kinds import tokenizer_task
-from hf_vanilla_transformer.data.tokenizer_files import load_tokenizers, save_tokenizers
-from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
 from hf_vanilla_transformer.training.corpus import load_corpus
 from hf_vanilla_transformer.training.corpus_tokenizers import choose_tokenizers, match_case
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.model_helpers import error_of, randomise, tiny_model
+from tests.model_helpers import SMALL_SIZES, error_of, randomise, tiny_model
 from tests.trainer_helpers import as_flags
 
 WORDS_OF_LANGUAGES = re.compile(r".*(?:bleu|chrf|translat|languag|sentence).*", re.IGNORECASE)
@@ -90,10 +89,8 @@ def test_tokens_of_a_base_model_cannot_change(base: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("task", ["sequence", None])
 def test_loaded_tokenizers_have_the_task_of_the_run(tmp_path: Path, task: str | None) -> None:
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
     save_tokenizers(tmp_path / "tokenizer", train_tokenizer([text for pair in RINGS for text in pair], 300))
-    flags: dict[str, Any] = {"tokenizer_name": str(tmp_path / "tokenizer"), **sizes, **splits(tmp_path)}
+    flags: dict[str, Any] = {"tokenizer_name": str(tmp_path / "tokenizer"), **SMALL_SIZES, **splits(tmp_path)}
     results = run(tmp_path / "run", **flags, **({"task": task} if task else {}))
     assert ("test_bleu" in results) is (task is None)
     tokenizer = load_tokenizers(tmp_path / "run")[0]
