@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.utils import prune, weight_norm
 from transformers import Seq2SeqTrainer, Trainer
 
-from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+from hf_vanilla_transformer import VanillaTransformerTrainer
 from tests import trainer_helpers
 from tests.model_helpers import assert_near, gradients, slow, tiny_model, translation_batch
 from tests.trainer_helpers import DESCENT, random_pairs

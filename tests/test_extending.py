@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from hf_vanilla_transformer import (
+    Translator,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTrainer,
     VanillaTransformerTrainingArguments,
@@ -28,7 +29,6 @@ from hf_vanilla_transformer import (
 from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.inference.loading import load_model
-from hf_vanilla_transformer.inference.translator import Translator
 from tests.model_helpers import save_model, tiny_config, tiny_model
 from tests.trainer_helpers import QUIET, TINY_RUN, as_flags
 from vanilla_transformer_cli.models import use_model_code

@@ -21,7 +21,7 @@ from hf_vanilla_transformer import (
     VanillaTransformerModel,
 )
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.engine.optimize import optimize_for_inference
+from hf_vanilla_transformer.inference import optimize_for_inference
 from tests.model_helpers import PAD, WITHOUT_THE_PACKAGE, padded, randomise, sentences, tiny_config
 from tests.search_helpers import varied_model
 

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration, generation_vanilla_transformer
-from hf_vanilla_transformer.evaluation.trainer_metrics import translation_metrics
+from hf_vanilla_transformer.evaluation import translation_metrics
 from hf_vanilla_transformer.generation_vanilla_transformer import beam_search
 from hf_vanilla_transformer.loss_vanilla_transformer import translation_loss
 from tests.model_helpers import (

@@ -7,8 +7,7 @@ import signal
 import pytest
 import torch
 
-from hf_vanilla_transformer.data.tokenizer_files import save_tokenizers
-from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
+from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from scripts.benchmarks import __main__ as benchmarks
 from scripts.benchmarks import decoding as decoding_benchmark
 from scripts.benchmarks import training as training_benchmark

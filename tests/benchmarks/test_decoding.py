@@ -9,16 +9,14 @@ import pytest
 import sacrebleu
 import torch
 
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.data.tokenizer_files import load_tokenizers
+from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.inference import workers
-from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.marian import to_marian
-from hf_vanilla_transformer.utils.errors import UserError
 from scripts.benchmarks import decoding as decoding_benchmark
 from scripts.benchmarks.decoding import compare
 from scripts.benchmarks.harness import Teams, Worker
-from tests.model_helpers import tiny_model
+from tests.model_helpers import error_of, tiny_model
 
 SENTENCES = ["two hundred", "a dog sleeps .", "thirty-four cats and a dog run , two hundred sleep"]
 
@@ -91,8 +89,7 @@ def test_engines_take_a_shortlist(folder, tmp_path, monkeypatch, beams):
         translations.append(make_engine(name, folder, tmp_path, str(path)).translate(ids, 2, beams))
         assert {token for row in translations[-1] for token in row} <= others | {target.eos_token_id}
     assert any(map(len, translations[0])) and translations[0] == translations[1] == translations[2]
-    with pytest.raises(UserError, match="^shortlist: "):
-        make_engine("marian_fp32", folder, tmp_path, str(path))
+    assert error_of(lambda: make_engine("marian_fp32", folder, tmp_path, str(path))).startswith("shortlist: ")
 
 
 def make_engine(name: str, folder: Path, work: Path, shortlist: str | None = None) -> Any:
@@ -128,8 +125,7 @@ def test_worker_that_died_while_it_waited_is_reported() -> None:
     """A BrokenPipeError would end the command without a word, as if its reader had gone."""
     teams = Teams()
     teams.add("ours_fp32", [dead_worker()])
-    with pytest.raises(UserError, match="^engines: ours_fp32: its process died"):
-        teams.ask("ours_fp32", "translate")
+    assert error_of(teams.ask, "ours_fp32", "translate").startswith("engines: ours_fp32: its process died")
 
 
 def dead_worker() -> Worker:

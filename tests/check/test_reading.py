@@ -277,7 +277,6 @@ PLANTS: dict[tuple[ModuleType, str], list[tuple]] = {
 #: The places of mistakes that the fast tests of test_check.py plant.
 KNOWN = {place for bugs in (styles.STYLES | more_styles.STYLES).values() for place in bugs.values()}
 
-
 PLANTED = [
     (*code, old, new, place, *(words or [""])) for code, cases in PLANTS.items() for old, new, place, *words in cases
 ]

@@ -3,10 +3,10 @@
 import pytest
 from datasets import Dataset
 
+from hf_vanilla_transformer.data import number_pairs
 from hf_vanilla_transformer.data.cleaning import RULES, Limits, PairRow, judge_pairs, sample_warnings
 from hf_vanilla_transformer.data.cleaning_report import report_page, report_text
 from hf_vanilla_transformer.data.damaged_characters import has_damaged_characters
-from hf_vanilla_transformer.data.numbers import number_pairs
 from hf_vanilla_transformer.data.text_keys import sentence_key
 from hf_vanilla_transformer.utils.errors import UserError
 

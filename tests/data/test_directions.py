@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hf_vanilla_transformer.data import load_pairs
 from hf_vanilla_transformer.data.directions import inputs_of, load_directions, parse_directions, sampling_rates
-from hf_vanilla_transformer.data.mixtures import load_pairs
 from tests.model_helpers import error_of
 
 SIZES = {("en", "de"): 1000, ("en", "fr"): 100, ("de", "en"): 37}

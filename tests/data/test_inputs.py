@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hf_vanilla_transformer.data import load_pairs, number_pairs, parse_inputs
+from hf_vanilla_transformer.data import load_pairs, number_pairs, parse_inputs, read_lines
 from hf_vanilla_transformer.data.directions import parse_directions
-from hf_vanilla_transformer.data.readers import read_lines, require_plain_text
+from hf_vanilla_transformer.data.readers import require_plain_text
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of

@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import FSMTTokenizer, M2M100Tokenizer, MarianTokenizer, PreTrainedTokenizerBase
 
+from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.data.side_tokens import side_decoder, side_tokens
 from hf_vanilla_transformer.data.tokenizer_files import tokenizer_digest
 from hf_vanilla_transformer.data.word_vectors import load_word_vectors
-from hf_vanilla_transformer.evaluation.plots import cross_attention
+from hf_vanilla_transformer.evaluation import cross_attention
 from hf_vanilla_transformer.inference.alignment import word_ranges
-from hf_vanilla_transformer.inference.translator import Translator
 from tests.interop.foreign import SOURCES, TARGETS, write_fsmt_tokenizer, write_m2m100_folder
 from tests.interop.two_vocabularies import MODELS, write_separate_opus_folder
 from tests.model_helpers import error_of, tiny_model

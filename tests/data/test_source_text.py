@@ -7,10 +7,9 @@ import pytest
 from datasets import Dataset
 from tokenizers import normalizers
 
-from hf_vanilla_transformer.data.encoding import encode_pairs
+from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.data import encode_pairs, train_tokenizer
 from hf_vanilla_transformer.data.source_text import normalize, normalizing, source_text
-from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
-from hf_vanilla_transformer.inference.translator import Translator
 from tests.model_helpers import slow
 from tests.serving_helpers import client_of, echo_translator, language_pair
 

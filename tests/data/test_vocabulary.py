@@ -8,17 +8,10 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from hf_vanilla_transformer.data import (
-    encode_pairs,
-    load_tokenizers,
-    save_tokenizers,
-    train_tokenizer,
-)
+from hf_vanilla_transformer import Translator, VanillaTransformerTrainer, VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.data import encode_pairs, load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.data.tokenizer_training import train_sentencepiece_tokenizer
 from hf_vanilla_transformer.data.vocabulary import extend_embeddings, extend_tokenizer
-from hf_vanilla_transformer.inference.translator import Translator
-from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from tests.model_helpers import TYING_MODES, assert_near, error_of, tiny_model
 from tests.trainer_helpers import QUIET
 

@@ -4,8 +4,8 @@ import pytest
 
 from hf_vanilla_transformer.documents.document_files import translate_document
 from hf_vanilla_transformer.inference.placement import TranslatedPart
-from hf_vanilla_transformer.utils.errors import UserError
 from tests.documents.translators import backwards, upper
+from tests.model_helpers import error_of
 
 FIRST = "00:00:01,000 --> 00:00:02,000\n"
 SECOND = "00:00:03,000 --> 00:00:04,000\n"
@@ -89,8 +89,7 @@ def test_lines_of_speakers_and_songs_stay_apart() -> None:
 
 @pytest.mark.parametrize("times", ["00:00:01,000 ---> 00:00:02,000", "00:00:01,000 -> 00:00:02,000"])
 def test_damaged_times_are_refused(times: str) -> None:
-    with pytest.raises(UserError, match="line 6 has no times"):
-        translated(f"1\n{FIRST}one\n\n2\n{times}\ntwo\n", ".srt")
+    assert "line 6 has no times" in error_of(translated, f"1\n{FIRST}one\n\n2\n{times}\ntwo\n", ".srt")
 
 
 def test_data_of_a_metadata_track_stay() -> None:

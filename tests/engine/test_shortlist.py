@@ -9,8 +9,7 @@ import torch
 
 from hf_vanilla_transformer.engine import shortlist
 from hf_vanilla_transformer.engine.linear import int8_error
-from hf_vanilla_transformer.engine.optimize import optimize_for_inference
-from hf_vanilla_transformer.inference import Translator
+from hf_vanilla_transformer.inference import Translator, optimize_for_inference
 from hf_vanilla_transformer.inference.shortlist_files import write_shortlist
 from hf_vanilla_transformer.serving.engine import Engine
 from hf_vanilla_transformer.utils.errors import UserError

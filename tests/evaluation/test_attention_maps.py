@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
-from hf_vanilla_transformer.evaluation.plots import cross_attention, plot_attention
+from hf_vanilla_transformer.data import train_tokenizer
+from hf_vanilla_transformer.evaluation import cross_attention, plot_attention
 from tests.model_helpers import error_of, tiny_config, tiny_marian
 
 pytestmark = pytest.mark.usefixtures("drawn_figures")

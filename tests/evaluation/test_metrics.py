@@ -9,10 +9,9 @@ import pytest
 import sacrebleu
 from transformers import EvalPrediction
 
-from hf_vanilla_transformer.evaluation import bleu_tokenizers
+from hf_vanilla_transformer.evaluation import bleu_tokenizers, score_translations, translation_metrics
 from hf_vanilla_transformer.evaluation.bleu_tokenizers import check_tokenizer
-from hf_vanilla_transformer.evaluation.metrics import score_translations
-from hf_vanilla_transformer.evaluation.trainer_metrics import score_test_split, translation_metrics
+from hf_vanilla_transformer.evaluation.trainer_metrics import score_test_split
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import SPECIAL_TOKENS, error_of, word_tokenizer
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from hf_vanilla_transformer.evaluation.metrics import score_translations
+from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.evaluation import score_translations
+from hf_vanilla_transformer.inference import Hypothesis
 from hf_vanilla_transformer.inference.candidates import Merger, read_n_best, translate_candidates
 from hf_vanilla_transformer.inference.file_translation import translate_file, translated_lines
-from hf_vanilla_transformer.inference.hypothesis import Hypothesis
-from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.model_helpers import save_model
+from tests.model_helpers import error_of, save_model
 
 LINES = ["two hundred", "seven and one", "", "a thousand and three"]
 SETTINGS: dict[str, Any] = {"num_beams": 4, "max_new_tokens": 6}
@@ -163,8 +163,7 @@ def test_formats_have_the_same_candidates(translator: Translator, tmp_path: Path
     ],
 )
 def test_wrong_combinations_are_refused_early(translator: Translator, settings: Any, argument: str) -> None:
-    with pytest.raises(UserError, match=f"^{argument}: "):
-        translated_lines(translator, LINES, **SETTINGS, **settings)
+    assert error_of(translated_lines, translator, LINES, **SETTINGS, **settings).startswith(f"{argument}: ")
 
 
 def test_missing_spelling_is_refused(translator: Translator) -> None:
@@ -196,8 +195,7 @@ def test_lists_are_read_in_every_format_that_is_written(
     path.write_text("\n".join(translated_lines(translator, LINES, **settings)) + "\n", encoding="utf-8")
     expected = [[one.text for one in merged] for merged in translate_candidates(translator, LINES, 3, **SETTINGS)]
     assert read_n_best(path, len(LINES)) == expected
-    with pytest.raises(UserError, match=f"best: line {len(LINES) + 1} of "):
-        read_n_best(path, len(LINES) + 1)
+    assert f"best: line {len(LINES) + 1} of " in error_of(lambda: read_n_best(path, len(LINES) + 1))
     with pytest.raises(UserError, match=f"a list of line {len(LINES)} of {len(LINES) - 1} lines"):
         read_n_best(path, len(LINES) - 1)
 
@@ -208,8 +206,7 @@ def test_lists_are_read_in_every_format_that_is_written(
 )
 def test_line_of_no_list_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "best").write_text(f"0 ||| a ||| -1\n{line}\n", encoding="utf-8")
-    with pytest.raises(UserError, match="best, line 2: it is no line of an n-best list"):
-        read_n_best(tmp_path / "best", 1)
+    assert "best, line 2: it is no line of an n-best list" in error_of(read_n_best, tmp_path / "best", 1)
 
 
 def test_blank_line_is_no_spelling() -> None:

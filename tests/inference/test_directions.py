@@ -9,7 +9,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.model_helpers import save_model, save_model_of_languages
+from tests.model_helpers import error_of, save_model, save_model_of_languages
 
 TEXT = [
     f"{a} hundred and {b}" for a in ("seven", "eight", "nine hundred and nine") for b in ("two", "ten", "three ten")
@@ -104,14 +104,12 @@ def test_unknown_and_missing_languages_are_refused(folder: Path, arguments: dict
     translator = Translator.from_pretrained(folder)
     with pytest.raises(UserError, match=message):
         list(translator.translate(TEXT, max_new_tokens=2, **arguments))
-    with pytest.raises(UserError, match="target_lang"):
-        translator.directed("en", "xx")
+    assert "target_lang" in error_of(translator.directed, "en", "xx")
 
 
 def test_model_of_one_direction_has_no_other(tmp_path: Path) -> None:
     translator = Translator.from_pretrained(save_model(tmp_path, TEXT))
-    with pytest.raises(UserError, match="target_lang"):
-        translator.translate(TEXT, target_lang="fr")
+    assert "target_lang" in error_of(translator.translate, TEXT, target_lang="fr")
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import sacrebleu
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.inference import distilled_text
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET, TRANSLATIONS, distil
-from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of, tiny_marian, tiny_model, word_tokenizer
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 
+from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.inference.file_translation import BATCHES_PER_CHUNK, translate_file, translated_lines
 from hf_vanilla_transformer.inference.fingerprints import translator_fingerprint
-from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of, save_model, tiny_model
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.inference.protected import has_words, knows_escapes, protect, spans_in
 from hf_vanilla_transformer.inference.span_patterns import BETWEEN_WORDS, IN_WORDS, SpanKind
-from hf_vanilla_transformer.inference.translator import Translator
 from tests.serving_helpers import client_of, echo_translator, language_pair
 
 SPANS = [

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.inference.scoring import score_translations_of
-from hf_vanilla_transformer.inference.translator import Translator
 from tests.model_helpers import START, tiny_model
 
 PAIRS = [("two hundred", "zweihundert"), ("seven", ""), ("one million three", "eine Million drei"), ("", "leer")]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hf_vanilla_transformer.data.tokenizer_training import train_tokenizer
+from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.data.words import words
 from hf_vanilla_transformer.documents.html_text import split_html
 from hf_vanilla_transformer.documents.markdown_text import split_markdown

@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
+from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data.readers import read_rows
 from hf_vanilla_transformer.inference.file_translation import merge_shards, translate_file
-from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.inference.test_file_translation import LINES, SETTINGS, expected, process
 from tests.model_helpers import error_of, save_model

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.inference import token_probabilities
 from hf_vanilla_transformer.inference.token_probabilities import token_log_probabilities
-from hf_vanilla_transformer.inference.translator import Translator
 from tests.serving_helpers import CORPUS, echo_translator
 
 

@@ -29,8 +29,7 @@ from transformers import (
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.data.tokenizer_files import load_tokenizers
+from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.interop.converting import convert
 from tests.model_helpers import assert_near, randomise
 
@@ -158,7 +157,6 @@ def write_opus_folder(folder: Path, codes: Sequence[str] = ("de",), **fields: An
 # Not every result of a merge is a token of the vocabularies.
 MERGES = ["t h", "th e</w>", "e n</w>", "i n", "d o", "do g", "s </w>", "n d</w>", "a nd</w>"]
 
-
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 
 
@@ -241,7 +239,6 @@ def write_folder_of_languages(folder: Path, kind: str) -> M2M100ForConditionalGe
 
 
 ENGLISH = ["two hundred and thirty-four", "a dog runs , a cat sleeps ."] * 9
-
 
 GERMAN = ["zweihundertvierunddreißig", "ein Hund läuft , eine Katze schläft ."] * 9
 

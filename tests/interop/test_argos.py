@@ -117,8 +117,7 @@ def test_argos_refuses_other_tokenizers_languages_and_outputs(tmp_path: Path) ->
     for languages in (None, ("en",), ("../x", "de"), ("en", "deutsch")):
         with pytest.raises(UserError, match="languages="):
             export("argos", tmp_path / "ours", tmp_path / "a.argosmodel", languages=languages)
-    with pytest.raises(UserError, match=r"\.argosmodel"):
-        export("argos", tmp_path / "ours", tmp_path / "a.zip", languages=("en", "de"))
+    assert ".argosmodel" in error_of(export, "argos", tmp_path / "ours", tmp_path / "a.zip", languages=("en", "de"))
     assert "argos" in error_of(export, "marian", tmp_path / "ours", tmp_path / "a", languages=("en", "de"))
     (tmp_path / "a.argosmodel").touch()
     with pytest.raises(UserError, match=r"a\.argosmodel"):

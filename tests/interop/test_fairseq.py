@@ -342,8 +342,7 @@ def test_fairseq_refuses_options_of_sections(tmp_path: Path) -> None:
 
 def test_fairseq_refuses_inconsistent_files(tmp_path: Path) -> None:
     save(tmp_path / "model.pt", weights(9, 8))
-    with pytest.raises(UserError, match=r"dict\.SOURCE\.txt"):
-        from_fairseq(tmp_path / "model.pt", codes=tmp_path / "codes")
+    assert "dict.SOURCE.txt" in error_of(from_fairseq, tmp_path / "model.pt", codes=tmp_path / "codes")
     write_dictionaries(tmp_path, {"en": ["a"], "de": ["ein"]})
     with pytest.raises(UserError, match=r"dict\.en\.txt: 5 .* 9"):
         from_fairseq(tmp_path / "model.pt")
@@ -351,8 +350,7 @@ def test_fairseq_refuses_inconsistent_files(tmp_path: Path) -> None:
     assert "'a' occurs twice" in error_of(from_fairseq, tmp_path / "model.pt")
     write_dictionaries(tmp_path, {"en": list("abcde"), "de": list("abcd")})
     (tmp_path / "codes").write_text("a b\nc d</w>\n")
-    with pytest.raises(UserError, match=r"subword-nmt 0\.1"):
-        from_fairseq(tmp_path / "model.pt", codes=tmp_path / "codes")
+    assert "subword-nmt 0.1" in error_of(from_fairseq, tmp_path / "model.pt", codes=tmp_path / "codes")
     (tmp_path / "codes").write_text("#version: 0.2\na b\nc\n")
     assert "line 2" in error_of(from_fairseq, tmp_path / "model.pt", codes=tmp_path / "codes")
     assert "SentencePiece" in error_of(from_fairseq, tmp_path / "model.pt", sentencepiece=tmp_path / "codes")

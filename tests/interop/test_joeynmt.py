@@ -252,7 +252,6 @@ def test_joeynmt_refuses_inconsistent_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="trg_vocab.txt: 13 .* 6"):
         from_joeynmt(tmp_path)
     (tmp_path / "config.yaml").write_text("data: {src: {}}")
-    with pytest.raises(UserError, match=r"data\.trg"):
-        from_joeynmt(tmp_path)
+    assert "data.trg" in error_of(from_joeynmt, tmp_path)
     (tmp_path / "config.yaml").write_text("!!python/object/apply:os.system ['true']")
     assert "JoeyNMT" in error_of(from_joeynmt, tmp_path)

@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hf_vanilla_transformer.data.tokenizer_files import load_tokenizers
+from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.lora import UNDERSTOOD
 from hf_vanilla_transformer.utils.errors import UserError

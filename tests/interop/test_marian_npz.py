@@ -86,7 +86,6 @@ def test_marian_npz_gelu_is_exact_in_versions_since_march_2023(version, exact, t
 
 TOKENS = ["</s>", "<unk>", "▁a", "▁dog", "yes", "null", "1", "'", '"', "#", "a: b", "~", "▁runs", "é", "<<", "="]
 
-
 LINE_ENDS = ["fo\x85o", "a\u2028b", "c\u2029", "\x7f", "\u2028", "\x96x", "é", "\ue000"]
 
 
@@ -277,8 +276,7 @@ def test_marian_npz_with_sentencepiece_vocabularies(tmp_path: Path, record_prope
 )
 def test_marian_npz_refuses_other_architectures(option, value, tmp_path, record_property):
     save(tmp_path / "model.npz", weights((9, 9)), **{option: value})
-    with pytest.raises(UserError, match=f"--{option.replace('_', '-')}="):
-        from_marian_npz(tmp_path / "model.npz")
+    assert f"--{option.replace('_', '-')}=" in error_of(from_marian_npz, tmp_path / "model.npz")
     record_property("refused", f"--{option.replace('_', '-')} {value}")
 
 

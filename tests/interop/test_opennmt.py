@@ -17,8 +17,8 @@ import sentencepiece
 import torch
 from safetensors.torch import save_file
 
+from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data import load_tokenizers
-from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.opennmt import from_opennmt
 from hf_vanilla_transformer.utils.errors import UserError

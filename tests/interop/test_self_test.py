@@ -11,6 +11,7 @@ from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.exports import write_model
 from tests.interop.two_vocabularies import MODELS
+from tests.model_helpers import error_of
 
 pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
 
@@ -40,8 +41,7 @@ def test_export_with_a_swapped_vocabulary_is_not_used(tmp_path: Path, monkeypatc
 def test_export_without_the_forced_token_is_not_used(tmp_path, monkeypatch):
     model = MODELS["m2m100"](tmp_path)
     monkeypatch.setattr(ctranslate2, "search_arguments", without_prefix)
-    with pytest.raises(UserError, match="ctranslate2"):
-        export("ctranslate2", model, tmp_path / "out")
+    assert "ctranslate2" in error_of(export, "ctranslate2", model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -25,7 +25,6 @@ from tests.model_helpers import error_of, randomise
 
 TREVETT = "NumPy restatement of pytorch-seq2seq, tutorial 6"
 
-
 PERSSON = {
     "source": "src_word_embedding",
     "target": "trg_word_embedding",

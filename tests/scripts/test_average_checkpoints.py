@@ -6,9 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.inference.translator import Translator
 from tests.model_helpers import tiny_model
 
 TRAINING_STATE = "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"

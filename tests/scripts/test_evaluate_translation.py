@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hf_vanilla_transformer.evaluation.metrics import score_translations
-from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.evaluation import score_translations
 
 HYPOTHESES = ["ein kleiner Hund läuft über die Straße", "ja , das ist gut", "Nein"]
 REFERENCES = ["ein Hund läuft über die alte Straße", "ja , das ist gut", "nein"]

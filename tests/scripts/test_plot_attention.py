@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hf_vanilla_transformer.evaluation.plots import cross_attention
-from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.evaluation import cross_attention
 from tests.trainer_helpers import as_flags
 
 pytestmark = pytest.mark.usefixtures("drawn_figures")

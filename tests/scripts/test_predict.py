@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data.readers import read_rows
 from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.inference import file_translation
-from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.utils.shipped_models import model_folder, shipped_models
 from tests.model_helpers import randomise, tiny_model
 from vanilla_transformer_cli.main import main

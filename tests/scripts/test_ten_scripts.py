@@ -138,7 +138,6 @@ UNSPACED = ("ja", "th", "zh")
 #: sacreBLEU's tokenizers for its target languages. Thai has none without a download.
 OWN_TOKENIZERS = {"ja": "ja-mecab", "ko": "ko-mecab", "zh": "zh", "th": "char"}
 
-
 SMALL: dict[str, Any] = {
     "vocab_size": 1500,
     "d_model": 64,

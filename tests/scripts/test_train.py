@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer import Translator
 from tests.trainer_helpers import TINY_RUN, as_flags, write_pairs
 
 PAIRS = [

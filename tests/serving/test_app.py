@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
+from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.documents.documents import sentence_splitter
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
-from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.serving import interface, service
 from hf_vanilla_transformer.serving.service import Notes
 from tests.paper_inside import assert_is_inside

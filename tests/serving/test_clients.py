@@ -16,7 +16,7 @@ pytest.importorskip("uvicorn", reason="needs the extra `serve`")
 
 import uvicorn
 
-from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.serving import Limits
 from hf_vanilla_transformer.serving.app import create_app
 from hf_vanilla_transformer.serving.interface import Server

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
-from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.serving.engine import Engine, QueueFull
 from tests.serving_helpers import CORPUS, echo_translator
 

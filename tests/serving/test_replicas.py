@@ -11,7 +11,7 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("uvicorn", reason="needs the extra `serve`")
 pytest.importorskip("psutil", reason="of the helpers")
 
-from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer import Translator
 from tests.serving.running_server import ask, post, running_server
 from tests.serving_helpers import CORPUS, echo_folder
 

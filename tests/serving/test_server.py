@@ -17,7 +17,7 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("uvicorn", reason="needs the extra `serve`")
 pytest.importorskip("psutil", reason="measures the memory of the server with it")
 
-from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.serving import Limits, ServeOptions, serve
 from hf_vanilla_transformer.serving.server import _connection_limit
 from hf_vanilla_transformer.utils.errors import UserError

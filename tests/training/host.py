@@ -17,7 +17,7 @@ if os.environ.get("SHARDED_STATE"):
 
     os.environ["FSDP_STATE_DICT_TYPE"] = os.environ["SHARDED_STATE"]
 
-from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+from hf_vanilla_transformer import VanillaTransformerTrainer
 from vanilla_transformer_cli.main import main
 
 METHODS = {"update": "training_step", "save": "_save_checkpoint", "evaluate": "prediction_step"}

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.training.checkpoints import average_weights, complete_checkpoints, remove_staging_folder
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.model_helpers import TYING_MODES, tiny_model
+from tests.model_helpers import TYING_MODES, error_of, tiny_model
 
 
 def checkpoint(run, name, state='{"global_step": 1}', weights=b"x"):
@@ -127,5 +127,4 @@ def test_checkpoint_with_a_missing_shard_is_incomplete(tmp_path):
 @pytest.mark.parametrize("index", ["{", '{"weight_map": 1}', '{"weight_map": {"a": "../b"}}'])
 def test_damaged_shard_index_is_refused(tmp_path, index):
     (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(UserError, match=r"index\.json"):
-        average_weights([tmp_path], tmp_path / "mean.safetensors")
+    assert "index.json" in error_of(average_weights, [tmp_path], tmp_path / "mean.safetensors")

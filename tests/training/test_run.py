@@ -10,13 +10,13 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from hf_vanilla_transformer.training.corpus import load_corpus
 from hf_vanilla_transformer.training.finishing import choose_weights
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
-from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from tests.model_helpers import error_of, slow, tiny_model
 from tests.trainer_helpers import TINY_RUN, as_flags, assert_same_model, run_tiny, write_pairs
 

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from hf_vanilla_transformer.data import encode_pairs, load_pairs
+from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.data import encode_pairs, load_pairs, save_tokenizers
 from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
-from hf_vanilla_transformer.data.tokenizer_files import save_tokenizers
-from hf_vanilla_transformer.evaluation.metrics import score_translations
-from hf_vanilla_transformer.inference.translator import Translator
+from hf_vanilla_transformer.evaluation import score_translations
 from hf_vanilla_transformer.utils.errors import UserError
 from hf_vanilla_transformer.utils.normalization import import_normalizer
 from tests.model_helpers import randomise, tiny_model

@@ -6,10 +6,10 @@ import torch
 from datasets import Dataset
 from transformers.trainer_pt_utils import LengthGroupedSampler as SourceLengthSampler
 
+from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer.data import batching
 from hf_vanilla_transformer.data.batching import LengthGroupedSampler, pair_lengths
 from hf_vanilla_transformer.training.arguments import RunArguments
-from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
 from tests.model_helpers import tiny_model
 
 BATCH = 16

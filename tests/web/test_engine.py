@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.inference.candidates import translate_candidates
-from hf_vanilla_transformer.inference.translator import Translator
 from hf_vanilla_transformer.interop import transformers_js
 from hf_vanilla_transformer.search_vanilla_transformer import LengthPenalty
 from hf_vanilla_transformer.utils.shipped_models import model_folder

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import torch
 
-from hf_vanilla_transformer.data.numbers import number_pairs
-from hf_vanilla_transformer.data.tokenizer_files import load_tokenizers, save_tokenizers
-from hf_vanilla_transformer.data.tokenizer_training import train_sentencepiece_tokenizer, train_tokenizer
+from hf_vanilla_transformer.data import load_tokenizers, number_pairs, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data.tokenizer_training import train_sentencepiece_tokenizer
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.training.recipes import parse_recipe

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from hf_vanilla_transformer.data.tokenizer_files import load_tokenizers
+from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.interop.converting import convert
 

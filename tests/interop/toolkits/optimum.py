@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from hf_vanilla_transformer.data.tokenizer_files import load_tokenizers
+from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.interop import transformers_js
 
