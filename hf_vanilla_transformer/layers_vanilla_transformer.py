@@ -121,20 +121,16 @@ def check_ids(ids: Tensor, size: int, name: str, remedy: str = "use the model's 
 
 @torch.compiler.assume_constant_result
 def other_kernels() -> list[SDPBackend]:
-    """The enabled kernels beside cuDNN's."""
+    """The enabled kernels beside cuDNN's. None if that is not enabled."""
     flags = torch.backends.cuda
+    if not flags.cudnn_sdp_enabled():
+        return []
     others = {
         SDPBackend.FLASH_ATTENTION: flags.flash_sdp_enabled(),
         SDPBackend.EFFICIENT_ATTENTION: flags.mem_efficient_sdp_enabled(),
         SDPBackend.MATH: flags.math_sdp_enabled(),
     }
     return [kernel for kernel, enabled in others.items() if enabled]
-
-
-@torch.compiler.assume_constant_result
-def is_cudnn_one_of_several() -> bool:
-    """Return whether cuDNN's kernel is enabled, and another one too. Alone, the caller has asked for it."""
-    return torch.backends.cuda.cudnn_sdp_enabled() and bool(other_kernels())
 
 
 class _WithoutCudnn(AbstractContextManager[None]):
@@ -149,7 +145,8 @@ class _WithoutCudnn(AbstractContextManager[None]):
     def __enter__(self) -> None:
         with self.lock:
             if not self.inside:
-                self.restores = is_cudnn_one_of_several()
+                # Without another kernel the caller has asked for cuDNN.
+                self.restores = bool(other_kernels())
                 if self.restores:
                     torch.backends.cuda.enable_cudnn_sdp(False)
             self.inside += 1
@@ -179,7 +176,8 @@ def attention_kernels(choice: str, device: torch.device) -> AbstractContextManag
     if not torch.compiler.is_compiling():
         return _WITHOUT_CUDNN
     # The compiler knows this context, and no locks.
-    return sdpa_kernel(other_kernels()) if is_cudnn_one_of_several() else nullcontext()
+    others = other_kernels()
+    return sdpa_kernel(others) if others else nullcontext()
 
 
 def split_heads(projected: Tensor, width: int) -> Tensor:

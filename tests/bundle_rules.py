@@ -39,6 +39,11 @@ MUTATORS = {
 }
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*|__all__")
 
+# State that the bundle keeps, because it belongs to the process.
+PERMITTED_STATE = {
+    "_WITHOUT_CUDNN": "counts the threads inside a context that switches a flag of torch",
+}
+
 # Private names of other objects that the bundle reads or sets, because the libraries have no public ones.
 PERMITTED_PRIVATE = {
     "_attn_implementation": "the attention that `set_attn_implementation` chose",
@@ -211,6 +216,8 @@ def _kept(statement: ast.stmt, in_class: bool) -> Found:
         return
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
     names = [target.id if isinstance(target, ast.Name) else ast.unparse(target) for target in targets]
+    if names[0] in PERMITTED_STATE:
+        return
     for value in ast.walk(statement.value):
         if isinstance(value, ast.Call):
             call = _called(value)

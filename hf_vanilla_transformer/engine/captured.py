@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,15 +52,8 @@ def rounded_up(size: int, sizes: tuple[int, ...]) -> int:
     return -(-size // sizes[-1]) * sizes[-1]
 
 
-class Recorder(Protocol):
-    """Records what a function does to the memory of a device."""
-
-    def record(self, function: Callable[[], object]) -> Callable[[], None]:
-        """Run the function, and return a function that repeats its operations on the same memory."""
-
-
 class CudaGraphs:
-    """A `Recorder` with CUDA graphs, which have one pool of memory for their intermediate results."""
+    """Records steps as CUDA graphs, which have one pool of memory for their intermediate results."""
 
     def __init__(self, device: torch.device):
         self.stream = _capture_stream(device)
@@ -69,6 +62,7 @@ class CudaGraphs:
         self.first = self.record(lambda: torch.zeros(1, device=device))
 
     def record(self, function: Callable[[], object]) -> Callable[[], None]:
+        """Run the function, and return a function that repeats its operations on the same memory."""
         function()  # libraries load kernels at a first call, which cannot be captured
         graph = torch.cuda.CUDAGraph()
         # `torch.cuda.graph` does not leave its stream if a capture fails.
@@ -95,7 +89,7 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1)
 
 
-def recorder_of(device: torch.device) -> Recorder | None:
+def recorder_of(device: torch.device) -> CudaGraphs | None:
     """The recorder of a device, or None if its steps cannot be recorded."""
     if device.type != "cuda":
         return None
@@ -151,7 +145,7 @@ class CapturedStep:
         config: SearchConfig,
         sizes: Sizes,
         like: list[KV],
-        recorder: Recorder,
+        recorder: CudaGraphs,
     ):
         self.config = config
         self.sizes = sizes
@@ -252,7 +246,7 @@ def pool_bytes(
 class CapturedSteps:
     """The captured steps of packed weights. Thread-safe."""
 
-    def __init__(self, recorder: Recorder):
+    def __init__(self, recorder: CudaGraphs):
         self.recorder = recorder
         # The most recently used last.
         self.idle: dict[tuple[SearchConfig, Sizes], CapturedStep] = {}

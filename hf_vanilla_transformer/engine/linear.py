@@ -40,12 +40,13 @@ class PlainLinear(nn.Module):
         super().__init__()
         self.register_buffer("weight", weight)
         self.register_buffer("bias", bias)
-        self.on_cpu = weight.device.type == "cpu"  # a step asks often, and buffers are slow to find
+        # Torch has fused products for the device. A step asks often, and buffers are slow to find.
+        self.fuses = weight.device.type not in ("cpu", "mps")
 
     def forward(self, x: Tensor) -> Tensor:
         """(R, D) to (R, O)."""
         outputs = self.weight.shape[0]
-        if self.on_cpu or outputs % _ALIGNED == 0:
+        if not self.fuses or outputs % _ALIGNED == 0:
             return F.linear(x, self.weight, self.bias)
         # a vocabulary of 58,101 tokens, for example
         rows = self.weight.new_empty(len(x), outputs + -outputs % _ALIGNED)
@@ -54,13 +55,13 @@ class PlainLinear(nn.Module):
 
     def linear_relu(self, x: Tensor) -> Tensor:
         """max(0, x W^T + b), (R, O)."""
-        if not self.on_cpu and self.bias is not None:
+        if self.fuses and self.bias is not None:
             return kernels.linear_relu(x, self.weight, self.bias)
         return self(x).relu_()
 
     def linear_add(self, residual: Tensor, x: Tensor) -> Tensor:
         """`residual` (R, O) + x W^T + b. A GPU may overwrite the residual."""
-        if not self.on_cpu and self.bias is None:
+        if self.fuses and self.bias is None:
             return residual.addmm_(x, self.weight.T)  # without a copy of the residual, one kernel
         return residual + self(x)
 

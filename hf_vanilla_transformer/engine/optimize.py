@@ -6,7 +6,7 @@ The engine belongs to the model. `train()` drops it. It checks at every request 
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,8 @@ from .packed_weights import PackedWeights, fold_biases
 from .read_ahead import ReadAhead, Sentences
 
 logger = logging.get_logger(__name__)
+
+Packed: TypeAlias = PackedWeights | Int8Weights | CompiledWeights
 
 _PACKAGE, _, _ = __name__.partition(".")
 
@@ -147,14 +149,12 @@ class InferenceEngine:
         self.states: dict[bool, list[Any]] = {}
         # Modules and weights of these states, so that no other gets their id or address.
         self.held: list[object] = []
-        self.packed: dict[
-            tuple[torch.dtype, bool], PackedWeights | Int8Weights | CompiledWeights
-        ] = {}
+        self.packed: dict[tuple[torch.dtype, bool], Packed] = {}
         _watch(self)
 
     def weights(
         self, model: PreTrainedModel, compiled: bool, for_encoder: bool = False
-    ) -> PackedWeights | Int8Weights | CompiledWeights | None:
+    ) -> Packed | None:
         """Packed weights for the current model and compute dtype, or None if it cannot be packed."""
         device = model.device.type
         dtype = model.lm_head.weight.dtype
@@ -179,16 +179,14 @@ class InferenceEngine:
                     self.packed[dtype, compiled] = self._pack(model, dtype, compiled)
             return self.packed[dtype, compiled]
 
-    def _pack(
-        self, model: PreTrainedModel, dtype: torch.dtype, compiled: bool
-    ) -> PackedWeights | Int8Weights | CompiledWeights:
+    def _pack(self, model: PreTrainedModel, dtype: torch.dtype, compiled: bool) -> Packed:
         if compiled:
             return CompiledWeights(model, dtype, self.quantization)
         if self._is_fused:
             return Int8Weights(model)
         weights = PackedWeights(model, dtype, self.quantization)
         recorder = captured.recorder_of(model.device)
-        if model.device.type != "cpu" and not self.quantization:
+        if weights.lm_head.fuses:
             fold_biases(weights)
         if recorder is not None:
             weights.steps = captured.CapturedSteps(recorder)

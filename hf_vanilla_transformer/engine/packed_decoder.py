@@ -215,15 +215,6 @@ class PackedDecoder(Decoder):
         visible = replace_rows(self.visible, rows, other.visible, 1)
         self._hold_source(visible, _replaced(self.cross_kv, rows, other.cross_kv))
 
-    def read_done(self, state: BeamState) -> list[bool]:
-        """`state.done` on the host. On a GPU the slots in use are read with it, so that `reserve` need not wait."""
-        if state.done.device.type == "cpu":
-            return super().read_done(state)
-        used = self.slots.used(state.parents).sum(dim=1)  # (B,)
-        done, counts = torch.stack([state.done.long(), used]).tolist()
-        self.slots.bound = max(counts)
-        return [bool(each) for each in done]
-
 
 def _replaced(
     caches: list[KV],

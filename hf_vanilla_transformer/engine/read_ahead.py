@@ -9,7 +9,7 @@ Shapes: n sentences, S source length, P first tokens of a translation.
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,18 +22,8 @@ Result = TypeVar("Result")
 Sentences: TypeAlias = tuple[EncodedSource, Tensor]
 
 
-class SideStream(Protocol):
-    """Work of a device that runs next to the rest."""
-
-    def run(self, function: Callable[[], Result]) -> Result:
-        """Start the operations of a function."""
-
-    def hand_over(self, tensors: Iterable[Tensor]) -> None:
-        """Let the device wait for the operations before it uses these tensors of theirs."""
-
-
 class CudaSideStream:
-    """A `SideStream` of a CUDA GPU. It starts after what the current stream was given until now."""
+    """Work of a CUDA GPU that runs next to the rest. It starts after what the current stream was given until now."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -41,10 +31,12 @@ class CudaSideStream:
         self.stream.wait_stream(torch.cuda.current_stream(device))
 
     def run(self, function: Callable[[], Result]) -> Result:
+        """Start the operations of a function."""
         with torch.cuda.stream(self.stream):
             return function()
 
     def hand_over(self, tensors: Iterable[Tensor]) -> None:
+        """Let the device wait for the operations before it uses these tensors of theirs."""
         current = torch.cuda.current_stream(self.device)
         current.wait_stream(self.stream)
         for tensor in tensors:
@@ -59,7 +51,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def side_stream_of(device: torch.device) -> SideStream | None:
+def side_stream_of(device: torch.device) -> CudaSideStream | None:
     """A side stream of a device, or None if the host computes everything itself."""
     return CudaSideStream(device) if device.type == "cuda" else None
 
@@ -79,7 +71,7 @@ class ReadAhead:
         self,
         read: Callable[[int], Sentences | None],
         rows: int,
-        stream: SideStream,
+        stream: CudaSideStream,
     ):
         self.read = read
         self.rows = rows

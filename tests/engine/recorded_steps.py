@@ -1,4 +1,4 @@
-"""A recorder of steps on a CPU, in place of CUDA graphs: it repeats recorded operations on the same memory."""
+"""A recorder of steps on a CPU, in place of `CudaGraphs`: it repeats recorded operations on the same memory."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -71,7 +71,7 @@ def _write(recorded: Any, repeated: Any) -> None:
 
 
 class Eager:
-    """A `Recorder` that runs the function each time."""
+    """A recorder that runs the function each time."""
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
         function()
@@ -79,7 +79,7 @@ class Eager:
 
 
 class LateStream:
-    """A `SideStream` whose results are there when the device waits for them, and not before: until then they are NaN.
+    """A `CudaSideStream` whose results are there when the device waits for them. Until then they are NaN.
 
     Numbers other than floating-point ones may be the caller's own, and are there at once.
     """

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_vanilla_transformer.engine import linear
+from hf_vanilla_transformer.engine import kernels, linear
 from hf_vanilla_transformer.engine.linear import (
     DynamicInt8Linear,
     PlainLinear,
@@ -95,6 +95,25 @@ def test_gpu_writes_rows_that_are_aligned(outputs: int, bias: bool) -> None:
     assert found.stride() == (-(-outputs // 8) * 8, 1)
     assert_within(on_cpu(found), exact(layers, x), 1e-6)
     assert count.launches == (1 if outputs % 8 == 0 or not bias else 2)
+
+
+class OnMps(Tensor):
+    device = torch.device("mps")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@torch.no_grad()
+def test_apple_gpus_have_no_fused_products(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch has `_addmm_activation` for CPU, CUDA and XPU alone."""
+    monkeypatch.setattr(kernels, "linear_relu", pytest.fail)
+    layers = linears(bias, (83,))
+    x, residual = torch.randn(6, WIDTH), torch.randn(6, 83)
+    weight = layers[0].weight.as_subclass(OnMps)
+    packed = PlainLinear(weight, layers[0].bias)
+    given = residual.clone()
+    assert_within(packed.linear_relu(x), exact(layers, x).relu(), 1e-6)
+    assert_within(packed.linear_add(residual, x), exact(layers, x) + residual.double(), 1e-6)
+    assert residual.equal(given)
 
 
 @torch.no_grad()

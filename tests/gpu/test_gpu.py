@@ -26,7 +26,7 @@ from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.loss_vanilla_transformer import fused_translation_loss, translation_loss
 from tests import trainer_helpers
 from tests.engine.recorded_steps import Eager
-from tests.model_helpers import assert_near, gradients, tiny_model, translation_batch
+from tests.model_helpers import PAD, START, assert_near, gradients, tiny_model, translation_batch
 from tests.search_helpers import AS_DICT, LENGTHS, batches, source, varied_model
 from tests.trainer_helpers import flat, random_pairs
 
@@ -121,6 +121,33 @@ def test_gpu_search_returns_the_tokens_of_transformers(device: str, beams: int, 
     if optimized:
         optimize_for_inference(model)
     assert model.generate(**batch, **settings).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("settings", [{}, {"suppress_tokens": [PAD]}], ids=["captured", "processors"])
+@pytest.mark.parametrize("beams", [1, 4])
+def test_gpu_search_in_autocast_is_near_float32(device: str, beams: int, settings: dict[str, Any]) -> None:
+    """As evaluations of a training in bfloat16 search, with a prefix such as the token of a language."""
+    model = optimize_for_inference(varied_model().to(device))
+    batch = moved({**source(LENGTHS), "decoder_input_ids": torch.tensor([[START, 5]] * len(LENGTHS))}, device)
+    settings = {"num_beams": beams, "max_new_tokens": 12, **settings, **AS_DICT}
+    with torch.autocast(device, dtype=torch.bfloat16):
+        found = model.generate(**batch, **settings)
+    assert found.sequences[:, :2].equal(batch["decoder_input_ids"])
+    if beams > 1:
+        expected = model.generate(**batch, **settings)
+        assert_near(found.sequences_scores, expected.sequences_scores, 0.1)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("size", [83, 5003])
+def test_gpu_search_in_an_odd_vocabulary_is_that_of_the_cpu(device: str, size: int, bias: bool, beams: int) -> None:
+    """Its logits are rows apart, and of the larger one blocks are searched."""
+    model = tiny_model(2, tie_word_embeddings=False, lm_head_bias=bias, vocab_size=size)
+    settings = {"num_beams": beams, "max_new_tokens": 12}
+    expected = model.generate(**source(LENGTHS), **settings)
+    optimize_for_inference(model.to(device))
+    assert model.generate(**moved(source(LENGTHS), device), **settings).tolist() == expected.tolist()
 
 
 def test_gpu_search_refills_and_ensembles_as_on_the_cpu(device: str) -> None:
