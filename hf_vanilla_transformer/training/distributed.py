@@ -86,11 +86,7 @@ class Agreement:
 
 def has_other_ranks() -> bool:
     """True in a group of several processes."""
-    return (
-        distributed.is_available()
-        and distributed.is_initialized()
-        and distributed.get_world_size() > 1
-    )
+    return distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def any_rank(*flags: bool, device: torch.device) -> list[bool]:
@@ -180,14 +176,14 @@ def _error_key(error: UserError) -> str:
 
 def _tell_other_ranks(error: UserError) -> None:
     """Record that the main rank reports this error."""
-    if distributed.is_available() and distributed.is_initialized():
+    if has_other_ranks():
         with suppress(RuntimeError):  # the launcher has ended
             _get_default_store().set(_error_key(error), "reported")
 
 
 def _is_reported(error: UserError) -> bool:
     """True if the main rank, or another one on this host, reports the same error."""
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not has_other_ranks():
         return False
     store = _get_default_store()
     key = _error_key(error)

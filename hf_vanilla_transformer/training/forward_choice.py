@@ -26,7 +26,10 @@ def choose_forward(
     """
     args = trainer.args
     casting = None
-    if _casts_weights(trainer, model):
+    special = _special_forward(trainer, model)
+    mixed_precision = trainer.accelerator.mixed_precision
+    ours = isinstance(model, VanillaTransformerForConditionalGeneration)
+    if ours and mixed_precision == "bf16" and special is None:
         by_layer = trainer.accelerator.num_processes > 1
         casting = CastForward(model, args.device, torch.bfloat16, by_layer)
     choice = ForwardChoice()
@@ -37,7 +40,12 @@ def choose_forward(
         compiles = args.device.type == "cuda"
     if plan is None or not compiles:
         return choice
-    if why_not := special_loss or _why_not_compiled(trainer, model):
+    why_not = special_loss or special
+    if mixed_precision == "fp16":
+        why_not = why_not or "scales its loss for fp16"
+    if args.neftune_noise_alpha:
+        why_not = why_not or "adds noise to embeddings"
+    if why_not:
         print_main(f"torch_compile: the update is not compiled, because the run {why_not}")
         return choice
     source, target = plan.places
@@ -64,7 +72,7 @@ def _compile_mode(args: TrainingArguments, plan: PackedBatchSampler) -> str | No
         return mode
     print_main(
         f"torch_compile_mode={mode}: left out, because an update has several batches on each device: "
-        "max_tokens_per_batch is smaller than tokens_per_update"
+        "raise max_tokens_per_batch"
     )
     return None
 
@@ -74,32 +82,16 @@ def is_bound_by_launches(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def _casts_weights(trainer: Seq2SeqTrainer, model: PreTrainedModel) -> bool:
-    """True if autocast casts the weights of this model, so that `CastForward` can do it."""
-    return (
-        trainer.accelerator.mixed_precision == "bf16"
-        and isinstance(model, VanillaTransformerForConditionalGeneration)
-        and trainer.model is model  # without an adapter
-        and not _computes_again(model)  # computes layers again outside of the context
-        and not _shards_weights(trainer)
-    )
-
-
-def _computes_again(model: PreTrainedModel) -> bool:
-    """True if the model computes activations again in the backward pass (gradient checkpointing)."""
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-
-
-def _shards_weights(trainer: Seq2SeqTrainer) -> bool:
-    return trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
-
-
-def _why_not_compiled(trainer: Seq2SeqTrainer, model: PreTrainedModel) -> str | None:
+def _special_forward(trainer: Seq2SeqTrainer, model: PreTrainedModel) -> str | None:
+    """What the forward pass does that this module's do not, or None."""
+    layers = model.modules()
+    shards = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.get_tp_size() > 1
     reasons = {
-        "computes activations again": _computes_again(model),
+        # outside of the context in which they have cast weights
+        "computes activations again": any(
+            getattr(layer, "gradient_checkpointing", False) for layer in layers
+        ),
         "has adapters": trainer.model is not model,
-        "shards weights": _shards_weights(trainer),
-        "scales its loss for fp16": trainer.accelerator.mixed_precision == "fp16",
-        "adds noise to embeddings": bool(trainer.args.neftune_noise_alpha),
+        "shards weights": shards,
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
