@@ -349,21 +349,31 @@ def test_one_module_in_two_places_is_found():
     assert mistake.option == "shared" and "cross-attention" in mistake.explanation
 
 
-def test_mask_functions_of_the_file_state_the_convention(tmp_path):
-    text = SOURCES[styles]
-    inverted = text.replace("mask.unsqueeze(1) == 0", "mask.unsqueeze(1) == 1")
-    for body, convention, count in (
+#: a model whose masks are the other way round
+INVERTED = SOURCES[styles].replace("mask.unsqueeze(1) == 0", "mask.unsqueeze(1) == 1")
+
+
+def built_by(path, text):
+    """`make_model` of a file with this text."""
+    path.write_text(text, encoding="utf-8")
+    space: dict = {"__name__": "mine"}
+    exec(compile(text, str(path), "exec"), space)
+    return space["make_model"]
+
+
+@pytest.mark.parametrize(
+    ("body", "convention", "count"),
+    [
         ("torch.ones(size, size).tril()", "visible", 1),
         ("torch.ones(size, size).triu(1)", "hidden", 0),
         ("torch.ones(size, size).tril(1)", "visible", 1),
-    ):
-        path = tmp_path / f"mine_{convention}_{count}_{len(body)}.py"
-        path.write_text(f"{inverted}\n\ndef subsequent_mask(size):\n    return {body}\n", encoding="utf-8")
-        space: dict = {"__name__": "mine"}
-        exec(compile(path.read_text("utf-8"), str(path), "exec"), space)
-        assert own_convention(space["make_model"]).encoding == convention
-        mistakes = check(space["make_model"], {}).mistakes
-        assert len(mistakes) == count
+    ],
+)
+def test_mask_functions_of_the_file_state_the_convention(tmp_path, body, convention, count):
+    text = f"{INVERTED}\n\ndef subsequent_mask(size):\n    return {body}\n"
+    build = built_by(tmp_path / "mine.py", text)
+    assert own_convention(build).encoding == convention
+    assert len(check(build, {}).mistakes) == count
 
 
 METHOD = """
@@ -378,10 +388,9 @@ class Run:
 
 def test_mask_methods_and_constants_of_files_around_state_the_convention(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
-    inverted = SOURCES[styles].replace("mask.unsqueeze(1) == 0", "mask.unsqueeze(1) == 1")
     inner = tmp_path / "checked_inside"
     inner.mkdir()
-    (inner / "model.py").write_text(inverted, "utf-8")
+    (inner / "model.py").write_text(INVERTED, "utf-8")
     (inner / "constants.py").write_text("pad_id = 0\n")
     (tmp_path / "mine.py").write_text(
         "from checked_inside.model import make_model as inner\n\n\ndef make_model():\n    pass\n"
@@ -424,14 +433,10 @@ def test_imports_are_searched_in_the_folders_above(tmp_path, monkeypatch):
 
 
 def test_mask_functions_count_next_to_other_mistakes(tmp_path):
-    text = SOURCES[styles].replace("mask.unsqueeze(1) == 0", "mask.unsqueeze(1) == 1")
-    text = text.replace("self.lut(x) * math.sqrt(self.d_model)", "self.lut(x)")
-    path = tmp_path / "mine.py"
-    path.write_text(f"{text}\n\ndef nopeak_mask(size, opt):\n    return torch.ones(1, size, size).tril()\n", "utf-8")
-    space: dict = {"__name__": "mine"}
-    exec(compile(path.read_text("utf-8"), str(path), "exec"), space)
-    places = [each.place for each in check(space["make_model"], {}).mistakes]
-    assert places == ["embedding scale", "masks"]
+    text = INVERTED.replace("self.lut(x) * math.sqrt(self.d_model)", "self.lut(x)")
+    text += "\n\ndef nopeak_mask(size, opt):\n    return torch.ones(1, size, size).tril()\n"
+    build = built_by(tmp_path / "mine.py", text)
+    assert [each.place for each in check(build, {}).mistakes] == ["embedding scale", "masks"]
 
 
 @pytest.mark.slow

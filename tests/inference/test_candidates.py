@@ -171,21 +171,6 @@ def test_missing_spelling_is_refused(translator: Translator) -> None:
         list(translate_candidates(translator, LINES, 2, spellings=3, **SETTINGS))
 
 
-def test_command_normalizes_with_a_function_of_the_user(
-    translator: Translator, tmp_path: Path, in_tmp_path: Path, command: Any
-) -> None:
-    folder = save_model(tmp_path / "model", LINES * 2, vocab_size=290, tie_word_embeddings=False)
-    (tmp_path / "own_normalizer.py").write_text("def first(text):\n    return text[:1]\n", encoding="utf-8")
-    (tmp_path / "input").write_text("two hundred\nseven\n", encoding="utf-8")
-    flags = ["--model", folder, "--input", "input", "--n_best", 4, "--num_beams", 4, "--max_new_tokens", 4]
-    status, printed, errors = command("translate", *flags, "--format", "tsv", "--normalize", "own_normalizer:first")
-    assert status == 0, errors
-    texts = [line.split("\t")[2] for line in printed.splitlines()]
-    assert texts and max(map(len, texts)) <= 1
-    status, _, errors = command("translate", *flags, "--format", "tsv", "--normalize", "own_normalizer:second")
-    assert status != 0 and errors.startswith("error: normalize: own_normalizer:second: ") and errors.count("\n") == 1
-
-
 @pytest.mark.parametrize("n_best_format", ["moses", "tsv", "jsonl"])
 def test_lists_are_read_in_every_format_that_is_written(
     translator: Translator, tmp_path: Path, n_best_format: str

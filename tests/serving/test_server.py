@@ -128,10 +128,7 @@ def test_early_answer_does_not_end_the_connection(server: RunningServer, expecte
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
-        (post({"q": 7, "source": "en", "target": "de"}), 400),
         (post([GOOD]), 400),
-        (post(GOOD | {"q": "x" * 20_000}), 400),
-        (post(GOOD).replace(b"Host: 127.0.0.1", b"Host: evil.example"), 403),
         (post(GOOD).replace(b"application/json", b"text/plain"), 415),
         (post(GOOD)[:-1], 408),
         (post(GOOD).replace(b"application/json", b"multipart/form-data"), 400),
@@ -139,7 +136,6 @@ def test_early_answer_does_not_end_the_connection(server: RunningServer, expecte
         (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 200),
         (b"GET /../../etc/passwd HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 404),
         (b"GET /%2e%2e/page.py HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 404),
-        (b"DELETE /translate HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 405),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\n" + b"X: " + b"a" * 100_000 + b"\r\n\r\n", 400),
     ],

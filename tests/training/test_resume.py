@@ -127,6 +127,7 @@ def test_resume_does_not_report_tied_weights_as_missing(run, caplog):
         ("bf16", True),
         ("seed", 5),
         ("tokens_per_update", 90),
+        ("max_tokens_per_batch", 50),
     ],
 )
 def test_resume_with_another_setting_is_refused(run, changed, value):
@@ -248,9 +249,7 @@ def whole_stream(tmp_path_factory):
 
 
 # In the first and second pass, and at the ends of two.
-@pytest.mark.parametrize(
-    "step", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow), 6, 8]
-)
+@pytest.mark.parametrize("step", [*slow(2, 4), 6, 8])
 def test_stream_by_pairs_resumes_within_a_later_pass(whole_stream, tmp_path, step):
     folder, expected = whole_stream
     resumed = streamed(tmp_path, resume=folder / f"checkpoint-{step}")

@@ -8,17 +8,16 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from hf_vanilla_transformer.training.corpus import load_corpus
 from hf_vanilla_transformer.training.finishing import choose_weights
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from tests.model_helpers import error_of, slow, tiny_model
-from tests.trainer_helpers import TINY_RUN, as_flags, assert_same_model, run_tiny, write_pairs
+from tests.trainer_helpers import as_flags, assert_same_model, run_tiny, write_pairs
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "recipes"
 #: test_sequence_recipes.py has the others
@@ -293,19 +292,7 @@ def test_length_limit_of_the_test_score_is_that_of_the_saved_model(parallel, tmp
         assert (results["test_gen_len"] > 7) is (limit is None)
 
 
-# 4. Tokenizers
-
-
-def test_tokenizer_from_a_folder_is_saved_with_the_model(tmp_path, parallel):
-    mine = train_tokenizer(["abc abc"] * 5, 270)
-    save_tokenizers(tmp_path / "mine", mine)
-    run = tmp_path / "run"
-    train(run, **only_training(parallel), tokenizer_name=tmp_path / "mine", max_steps=1)
-    assert AutoTokenizer.from_pretrained(run).get_vocab() == mine.get_vocab()
-    assert json.loads((run / "config.json").read_text())["vocab_size"] == len(mine) != TINY_RUN["vocab_size"]
-
-
-# 6. Both directions
+# 4. Both directions
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -325,4 +312,4 @@ def test_bidirectional_training_needs_a_joint_vocabulary(parallel):
     assert "bidirectional=True" in error_of(load_corpus, data_args, args)
 
 
-# 7. Held-out validation
+# 5. Held-out validation
