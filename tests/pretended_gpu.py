@@ -321,8 +321,10 @@ def _count(func: Any, name: str, args: tuple) -> None:
         _wait(name)
     if name.startswith(("_foreach", "_fused")):
         kernels = KERNELS_OF_A_LIST
-    elif name == "addmm":
-        kernels = args[0].dim()  # torch copies a matrix into the result first
+    elif name in ("addmm", "_addmm_activation"):
+        # cuBLAS adds a vector to several rows, and takes their ReLU. Torch copies others into the result first.
+        apart = 3 if name == "_addmm_activation" else 2
+        kernels = 1 if args[0].dim() == 1 and len(args[1]) > 1 else apart
     elif name == "cat":
         kernels = -(-len(args[0]) // TENSORS_OF_A_CAT)
     else:

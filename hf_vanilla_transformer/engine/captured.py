@@ -421,7 +421,7 @@ class CapturedDecoder(PackedDecoder):
         rows, beams = state.parents.shape
         slots = max(self.slots.bound + beams * steps_at_once(state.done.device), self.highest_slot)
         needed = Sizes(
-            rows=rounded_up(rows, ROWS),
+            rows=self.computed_rows(rows),
             slots=rounded_up(slots, SLOTS),
             source=rounded_up(self.longest_source, SOURCE_LENGTHS),
             tokens=rounded_up(state.tokens.shape[2], CAPACITIES),
@@ -505,7 +505,9 @@ class CapturedDecoder(PackedDecoder):
         return False
 
     def computed_rows(self, count: int) -> int:
-        return rounded_up(count, ROWS)
+        # A product of one row would take a kernel more for its bias, and another for its ReLU.
+        least = 2 if self.initial_beams == 1 else 1
+        return rounded_up(max(count, least), ROWS)
 
     def replace(self, rows: Tensor, other: PackedDecoder) -> None:
         self.longest_source = max(self.longest_source, other.visible.shape[1])

@@ -45,10 +45,9 @@ class PlainLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(R, D) to (R, O)."""
-        outputs = self.weight.shape[0]
-        if not self.fuses or outputs % _ALIGNED == 0:
+        if not self.fuses or len(self.weight) % _ALIGNED == 0:
             return F.linear(x, self.weight, self.bias)
-        # a vocabulary of 58,101 tokens, for example
+        outputs = len(self.weight)  # 58,101 tokens, for example
         rows = self.weight.new_empty(len(x), outputs + -outputs % _ALIGNED)
         product = torch.mm(x, self.weight.T, out=rows[:, :outputs])
         return product if self.bias is None else product.add_(self.bias)
