@@ -150,6 +150,8 @@ def _field_roles(root: XmlElement) -> dict[XmlElement, tuple[str, str]]:
             stack.pop()
             if top.shows_text and keeping is None:
                 roles[run] = ("end", top.name)
+                if run.getparent() is not top.runs[0].getparent():  # no word crosses its ends
+                    roles.update(dict.fromkeys([*top.runs, run], ("other", top.name)))
     return roles
 
 

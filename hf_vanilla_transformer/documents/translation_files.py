@@ -130,13 +130,12 @@ class _Document:
         if not missing:
             return
         _set_translated(unit)
-        if target is None:
-            target = _new_after(segments, segments, "target")
-        _set_translated(target)
-        if len(missing) == len(sources):
+        if target is None or len(missing) == len(sources):
             content = copy.deepcopy(segments)
+            target = _new_after(segments, segments, "target") if target is None else target
             target[:] = list(content)
             target.text = content.text
+        _set_translated(target)
         places = _segments_of(target)
         for number in missing:
             if number not in places:

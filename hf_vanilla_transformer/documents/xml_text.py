@@ -22,7 +22,7 @@ _CODE = names(
 )
 _TAGS = names("start end")
 #: Elements of DOCX between a container and its words.
-_INNER = ("sdtContent", "ruby", "rubyBase")
+_INNER = (("sdt", "sdtContent"), ("r", "ruby"), ("ruby", "rubyBase"))
 
 #: The pieces of a text of a document, and the function that writes their translation in its place.
 Filling: TypeAlias = "tuple[list[str | Passage], Callable[[str], None]]"
@@ -183,9 +183,9 @@ def whole_or_apart(events: list[Event]) -> list[Event]:
 
 
 def _inner(container: XmlElement) -> XmlElement:
-    """The element with the words of a container: in a ruby annotation those of the annotated text."""
-    for name in _INNER:
-        content = child_of(container, name)
+    """The element with the words of a container: in a ruby annotation of DOCX those of the annotated text."""
+    for outer, name in _INNER:
+        content = child_of(container, name) if local_name(container) == outer else None
         container = container if content is None else content
     return container
 

@@ -291,6 +291,13 @@ def test_segmented_targets_are_filled_segment_by_segment(target: str) -> None:
     assert in_upper_case(unit.format(target), ".xlf") == unit.format(filled)
 
 
+def test_segments_without_text_stay_in_a_new_target() -> None:
+    sources = SEGMENTS.format("One.", '<x id="1"/>')
+    unit = f"<trans-unit><source>One.</source><seg-source>{sources}</seg-source>{{}}</trans-unit>"
+    filled = f"<target>{sources.replace('One', 'ONE')}</target>"
+    assert in_upper_case(unit.format(""), ".xlf") == unit.format(filled)
+
+
 RUSSIAN = "(n%10==1 && n%100!=11 ? 0 : n%10>=2 && n%10<=4 && (n%100<10 || n%100>=20) ? 1 : 2)"
 ARABIC = "(n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3 : n%100>=11 ? 4 : 5)"
 
