@@ -11,129 +11,15 @@ import sacrebleu
 from hf_vanilla_transformer import Translator
 from tests.trainer_helpers import as_flags
 
-SUBJECTS = {
-    "en": ["The boy", "The teacher", "My brother", "The doctor", "The old man", "The driver"],
-    "am": ["ልጁ", "መምህሩ", "ወንድሜ", "ሐኪሙ", "ሽማግሌው", "ሹፌሩ"],
-    "ar": ["الولد", "المعلم", "أخي", "الطبيب", "الرجل العجوز", "السائق"],
-    "de": ["Der Junge", "Der Lehrer", "Mein Bruder", "Der Arzt", "Der alte Mann", "Der Fahrer"],
-    "el": ["Το αγόρι", "Ο δάσκαλος", "Ο αδελφός μου", "Ο γιατρός", "Ο γέρος", "Ο οδηγός"],
-    "he": ["הילד", "המורה", "אחי", "הרופא", "הזקן", "הנהג"],
-    "hi": ["लड़का", "शिक्षक", "मेरा भाई", "डॉक्टर", "बूढ़ा आदमी", "ड्राइवर"],
-    "ja": ["男の子は", "先生は", "兄は", "医者は", "老人は", "運転手は"],
-    "ka": ["ბიჭი", "მასწავლებელი", "ჩემი ძმა", "ექიმი", "მოხუცი", "მძღოლი"],
-    "ko": ["소년은", "선생님은", "형은", "의사는", "노인은", "운전사는"],
-    "ru": ["Мальчик", "Учитель", "Мой брат", "Врач", "Старик", "Водитель"],
-    "th": ["เด็กชาย", "ครู", "พี่ชายของฉัน", "หมอ", "ชายชรา", "คนขับรถ"],
-    "zh": ["男孩", "老师", "我哥哥", "医生", "老人", "司机"],
-}
-#: with numbers in the digits and groupings of each language
-PREDICATES = {
-    "en": [
-        "reads a book in the garden.",
-        "drinks tea with milk every morning.",
-        "has lived in this house since 2016.",
-        "goes to work at 8:30.",
-        "buys 1,250 apples at the market.",
-        "waits for the bus in the rain.",
-    ],
-    "am": [
-        "በአትክልቱ ውስጥ መጽሐፍ ያነባል።",
-        "በየጠዋቱ ሻይ በወተት ይጠጣል።",
-        "ከ2016 ጀምሮ በዚህ ቤት ይኖራል።",
-        "በ8:30 ወደ ሥራ ይሄዳል።",
-        "ከገበያ 1,250 ፖም ይገዛል።",
-        "በዝናብ ውስጥ አውቶቡስ ይጠብቃል።",
-    ],
-    "ar": [
-        "يقرأ كتابًا في الحديقة.",
-        "يشرب الشاي مع الحليب كل صباح.",
-        "يعيش في هذا البيت منذ عام ٢٠١٦.",
-        "يذهب إلى العمل في الساعة ٨:٣٠.",
-        "يشتري ١٬٢٥٠ تفاحة من السوق.",
-        "ينتظر الحافلة تحت المطر.",
-    ],
-    "de": [
-        "liest im Garten ein Buch.",
-        "trinkt jeden Morgen Tee mit Milch.",
-        "wohnt seit 2016 in diesem Haus.",
-        "geht um 8.30 Uhr zur Arbeit.",
-        "kauft auf dem Markt 1.250 Äpfel.",
-        "wartet im Regen auf den Bus.",
-    ],
-    "el": [
-        "διαβάζει ένα βιβλίο στον κήπο.",
-        "πίνει τσάι με γάλα κάθε πρωί.",
-        "ζει σε αυτό το σπίτι από το 2016.",
-        "πηγαίνει στη δουλειά στις 8:30.",
-        "αγοράζει 1.250 μήλα στην αγορά.",
-        "περιμένει το λεωφορείο στη βροχή.",
-    ],
-    "he": [
-        "קורא ספר בגינה.",
-        "שותה תה עם חלב בכל בוקר.",
-        "גר בבית הזה מאז 2016.",
-        "הולך לעבודה ב־8:30.",
-        "קונה 1,250 תפוחים בשוק.",
-        "מחכה לאוטובוס בגשם.",
-    ],
-    "hi": [
-        "बगीचे में किताब पढ़ता है।",
-        "हर सुबह दूध वाली चाय पीता है।",
-        "२०१६ से इस घर में रहता है।",
-        "८:३० बजे काम पर जाता है।",
-        "बाज़ार से १,२५० सेब खरीदता है।",
-        "बारिश में बस का इंतज़ार करता है।",
-    ],
-    "ja": [
-        "庭で本を読みます。",
-        "毎朝ミルクティーを飲みます。",
-        "２０１６年からこの家に住んでいます。",
-        "8時30分に仕事に行きます。",
-        "市場でりんごを1,250個買います。",
-        "雨の中でバスを待ちます。",
-    ],
-    "ka": [
-        "კითხულობს წიგნს ბაღში.",
-        "ყოველ დილით სვამს რძიან ჩაის.",
-        "2016 წლიდან ცხოვრობს ამ სახლში.",
-        "მიდის სამსახურში 8:30-ზე.",
-        "ყიდულობს 1\u00a0250 ვაშლს ბაზარში.",
-        "ელოდება ავტობუსს წვიმაში.",
-    ],
-    "ko": [
-        "정원에서 책을 읽는다.",
-        "매일 아침 우유를 넣은 차를 마신다.",
-        "2016년부터 이 집에서 살고 있다.",
-        "8시 30분에 일하러 간다.",
-        "시장에서 사과 1,250개를 산다.",
-        "비를 맞으며 버스를 기다린다.",
-    ],
-    "ru": [
-        "читает книгу в саду.",
-        "пьёт чай с молоком каждое утро.",
-        "живёт в этом доме с 2016 года.",
-        "идёт на работу в 8:30.",
-        "покупает 1\u202f250 яблок на рынке.",
-        "ждёт автобус под дождём.",
-    ],
-    "th": [
-        "อ่านหนังสือในสวน",
-        "ดื่มชาใส่นมทุกเช้า",
-        "อาศัยอยู่ในบ้านหลังนี้ตั้งแต่ปี ๒๐๑๖",
-        "ไปทำงานเวลา 8:30 น.",
-        "ซื้อแอปเปิล ๑,๒๕๐ ลูกที่ตลาด",
-        "รอรถเมล์กลางสายฝน",
-    ],
-    "zh": [
-        "在花园里看书。",
-        "每天早上喝加奶的茶。",
-        "从2016年起就住在这座房子里。",
-        "8点30分去上班。",
-        "在市场上买1250个苹果。",
-        "在雨中等公共汽车。",
-    ],
-}
-TARGETS = [code for code in SUBJECTS if code != "en"]
+
+def read_table(file: Path) -> list[dict[str, str]]:
+    with open(file, encoding="utf-8", newline="") as handle:
+        return list(csv.DictReader(handle, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+#: subjects and predicates in each language, with numbers in its digits and groupings
+PARTS = read_table(Path(__file__).with_name("ten_scripts.tsv"))
+TARGETS = [name for name in PARTS[0] if name not in ("part", "en")]
 UNSPACED = ("ja", "th", "zh")
 #: sacreBLEU's tokenizers for its target languages. Thai has none without a download.
 OWN_TOKENIZERS = {"ja": "ja-mecab", "ko": "ko-mecab", "zh": "zh", "th": "char"}
@@ -164,7 +50,8 @@ SMALL: dict[str, Any] = {
 
 def sentences(code: str) -> list[str]:
     space = "" if code in UNSPACED else " "
-    return [f"{subject}{space}{predicate}" for subject in SUBJECTS[code] for predicate in PREDICATES[code]]
+    subjects, predicates = ([row[code] for row in PARTS if row["part"] == part] for part in ("subject", "predicate"))
+    return [f"{subject}{space}{predicate}" for subject in subjects for predicate in predicates]
 
 
 def rows() -> list[tuple[str, str, str, str]]:
@@ -178,11 +65,6 @@ def write_table(file: Path, table: list[tuple[str, ...]]) -> Path:
     lines = ["\t".join(("source", "target", "source_lang", "target_lang")), *("\t".join(row) for row in table)]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return file
-
-
-def read_table(file: Path) -> list[dict[str, str]]:
-    with open(file, encoding="utf-8", newline="") as handle:
-        return list(csv.DictReader(handle, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
 @pytest.fixture(scope="module")
