@@ -698,15 +698,12 @@ def joint_product(states: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tenso
 
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """True if a call is `F.linear` alone: without hooks, adapter, quantization, and sharded or offloaded weights."""
-    return type(module) is nn.Linear and "forward" not in vars(module) and not is_hooked(module)
+    if type(module) is not nn.Linear or "forward" in vars(module):
+        return False
+    return not any(vars(module)[name] for name in HOOKS)
 
 
-def is_hooked(module: nn.Module) -> bool:
-    """True if a call of the module runs hooks, for example of pruning."""
-    return any(vars(module)[name] for name in HOOKS)
-
-
-# The attributes in which `torch.nn.Module` keeps the hooks of a call
+# The attributes in which `torch.nn.Module` keeps the hooks of a call, for example of pruning
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

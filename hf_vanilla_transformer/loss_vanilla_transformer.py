@@ -134,16 +134,11 @@ def fused_objective(
         uniform: u (P,), the weight that label smoothing gives to all tokens alike in each pass: ε times the weight of
             the pass's cross-entropy.
     """
-    arguments = (
-        hidden_states,
-        weight,
-        bias,
-        labels,
-        differentiate,
-        tuple(uniform),
-        torch.is_grad_enabled(),
+    with_gradients = torch.is_grad_enabled()
+    loss, logged, *_ = _FusedObjective.apply(
+        hidden_states, weight, bias, labels, differentiate, tuple(uniform), with_gradients
     )
-    return _FusedObjective.apply(*arguments)[:2]
+    return loss, logged
 
 
 def target_tokens(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor | int:

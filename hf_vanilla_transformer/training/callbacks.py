@@ -93,8 +93,7 @@ class StopWithCheckpoint(TrainerCallback, ExportableState):
             or control.should_save
             or control.should_training_stop
         )
-        agree = self.signals.agree if waits else self.signals.agree_soon
-        (over,) = agree(args.device, over)
+        (over,) = self.signals.agree(args.device, over, at_once=waits)
         # The evaluation at the end of an epoch follows a checkpoint of its last update.
         self.evaluation_due = (
             args.eval_strategy == "epoch"

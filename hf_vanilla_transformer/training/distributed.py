@@ -89,11 +89,6 @@ def has_other_ranks() -> bool:
     return distributed.is_initialized() and distributed.get_world_size() > 1
 
 
-def any_rank(*flags: bool, device: torch.device) -> list[bool]:
-    """For each flag, True if it is set on any rank. A collective: all ranks must call it."""
-    return Agreement(*flags, device=device).read()
-
-
 def require_first_rank(seconds: float = 300) -> None:
     """Raise UserError if other ranks cannot reach the port of rank 0. torch would repeat warnings for 30 minutes."""
     host = os.environ.get("MASTER_ADDR", "")
@@ -242,7 +237,7 @@ class StopSignals:
         self.received: int | None = None  # by this rank, or agreed on
         self.agreed: int | None = None  # by all ranks
         self.message = ""
-        self._asked: Agreement | None = None  # at the last `agree_soon`
+        self._asked: Agreement | None = None  # not read yet
         self._previous: dict[int, SignalHandler] = {}
         self._depth = 0
         self._process = os.getpid()
@@ -270,28 +265,23 @@ class StopSignals:
         if self._depth == 0:
             self._restore()
 
-    def agree(self, device: torch.device, *flags: bool) -> list[bool]:
-        """Make `agreed` the signal of any rank. All ranks must call it. Return which `flags` any rank has."""
-        self._asked = None
-        return self._conclude(self._ask(device, *flags).read())
+    def agree(self, device: torch.device, *flags: bool, at_once: bool = True) -> list[bool]:
+        """Make `agreed` the signal of any rank. All ranks must call it. Return which `flags` any rank has.
 
-    def agree_soon(self, device: torch.device, *flags: bool) -> list[bool]:
-        """`agree` without a wait for the device: several ranks learn at the next call what was asked in this one."""
-        if not has_other_ranks():
-            return self.agree(device, *flags)
-        asked_before = self._asked
-        self._asked = self._ask(device, *flags)
-        if asked_before is None:
+        Without `at_once` several ranks learn what they had at the call before, and no device is waited for.
+        """
+        received = (self.received == each for each in STOPPING)
+        asked = Agreement(*received, *flags, device=device)
+        if at_once or not has_other_ranks():
+            due: Agreement | None = asked
+            self._asked = None
+        else:
+            due = self._asked
+            self._asked = asked
+        if due is None:
             return [False for _ in flags]
-        return self._conclude(asked_before.read())
-
-    def _ask(self, device: torch.device, *flags: bool) -> Agreement:
-        received = [self.received == each for each in STOPPING]
-        return Agreement(*received, *flags, device=device)
-
-    def _conclude(self, on_any: list[bool]) -> list[bool]:
-        """Take the signals and the other flags from what the ranks have agreed on."""
-        signals = [each for each, on_any_rank in zip(STOPPING, on_any, strict=False) if on_any_rank]
+        on_any = due.read()
+        signals = [each for each, is_set in zip(STOPPING, on_any, strict=False) if is_set]
         if signals:
             is_new = self.received is None
             self.agreed = self.received = max(signals)

@@ -23,9 +23,7 @@ from ..layers_vanilla_transformer import is_plain_linear
 from ..loss_vanilla_transformer import VanillaTransformerOutput
 from ..utils.random_state import kept_random_state
 from ..utils.untrusted import one_line
-from .distributed import any_rank, print_main
-
-ALIGNED = 8  # elements: weights start at multiples of 16 bytes, for the kernels of products
+from .distributed import Agreement, print_main
 
 
 class CastForward(nn.Module):
@@ -50,18 +48,14 @@ class CastForward(nn.Module):
         self.plain = PlainForward(model)
         self.device = device
         self.dtype = dtype
-        # Modules are looked up by name once: 192 weights of the base model take 2 ms.
-        self.groups = [
-            [(f"model.{name}", *_owner(model, name)) for name in names]
-            for names in linear_weights(model, by_layer)
-        ]
+        self.groups = linear_weights(model, by_layer)
 
     def forward(self, **batch: Any) -> Any:
         """The model's outputs for the arguments of its forward pass."""
         weights: dict[str, Tensor] = {}
         for group in self.groups:
-            names = [name for name, _, _ in group]
-            own = [getattr(module, attribute) for _, module, attribute in group]
+            names = [f"model.{path}" for path, _, _ in group]
+            own = [getattr(module, name) for _, module, name in group]
             weights |= zip(names, cast_together(own, self.dtype), strict=True)
         with torch.autocast(self.device.type, dtype=self.dtype):
             return torch.func.functional_call(self.plain, weights, kwargs=batch, tie_weights=False)
@@ -78,30 +72,23 @@ class PlainForward(nn.Module):
         return cast(Any, type(self.model)).forward(self.model, **batch)
 
 
-def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module that has a parameter, and its attribute."""
-    path, _, attribute = name.rpartition(".")
-    return model.get_submodule(path), attribute
+def linear_weights(model: nn.Module, by_layer: bool) -> list[list[tuple[str, nn.Module, str]]]:
+    """The trained weights and biases of linear layers, but for the output layer, in groups to cast together.
 
-
-def linear_weights(model: nn.Module, by_layer: bool) -> list[list[str]]:
-    """Names of the trained weights and biases of linear layers, but for the output layer, in groups to cast together.
-
-    In a group those whose size is a multiple of 8 are first, so that all but the last of the others are aligned.
+    Each has its name in the model, its module and its name there.
     """
     output = cast(Any, model).get_output_embeddings()
-    groups: dict[str, list[str]] = defaultdict(list)
-    sizes = {}
-    for module_name, module in model.named_modules():
+    groups: dict[str, list[tuple[str, nn.Module, str]]] = defaultdict(list)
+    for path, module in model.named_modules():
         if module is output or not is_plain_linear(module):
             continue
-        layer = ".".join(module_name.split(".layers.")[-1].split(".")[:1])
-        stack = module_name.split(".layers.")[0]
-        for name, weight in module.named_parameters(module_name):
+        stack, _, rest = path.partition(".layers.")
+        layer = rest.partition(".")[0]
+        group = f"{stack} {layer}" if by_layer else ""
+        for name, weight in module.named_parameters():
             if weight.requires_grad and weight.dtype == torch.float32:
-                sizes[name] = weight.numel()
-                groups[f"{stack} {layer}" if by_layer else ""].append(name)
-    return [sorted(names, key=lambda name: sizes[name] % ALIGNED > 0) for names in groups.values()]
+                groups[group].append((f"{path}.{name}", module, name))
+    return list(groups.values())
 
 
 def cast_together(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -188,7 +175,7 @@ class CompiledForward:
             raise
         except Exception as error:  # torch has no public class for the errors of its compilers
             reason = f"{type(error).__name__}: {one_line(error)}"
-        (self.failed,) = any_rank(bool(reason), device=device)
+        (self.failed,) = Agreement(bool(reason), device=device).read()
         if self.failed:
             print_main(
                 f"torch_compile: the update is not compiled: {reason or 'another rank cannot'}"

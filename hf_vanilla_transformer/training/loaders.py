@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -28,7 +28,6 @@ from ..loss_vanilla_transformer import ROW_UNIT
 from ..utils.errors import UserError
 from .distributed import leave_signals_to_main_process, print_main
 
-T = TypeVar("T")
 _END = object()
 
 
@@ -86,9 +85,9 @@ class UpdateLoaders:
         self.warn_of_long_pairs(max(sampler.places))
         pairs = PackedPairs(dataset, PackedLayout.of(config, sampler.places), sampler)
         if pairs.flat is None and args.dataloader_num_workers:
-            return self._with_workers(pairs, sampler, _unchanged)
+            return self._with_workers(pairs, sampler, list)
         kind = ReadAheadLoader if args.device.type == "cuda" else DataLoader
-        return kind(pairs, batch_sampler=sampler, collate_fn=_unchanged, **self._options())
+        return kind(pairs, batch_sampler=sampler, collate_fn=list, **self._options())
 
     def of_token_batches(
         self,
@@ -196,7 +195,3 @@ def _lengths(dataset: Dataset) -> tuple[Any, Any]:
     if len(dataset) == 0:
         raise UserError("there is no pair to train on")
     return pair_lengths(dataset)
-
-
-def _unchanged(batches: T) -> T:
-    return batches

@@ -72,13 +72,13 @@ def resume_packed(folder: Path, **settings: Any) -> tuple[Tensor, Tensor, bool]:
 
 
 def agreements() -> list[list[Any]]:
-    """What each rank learns at two calls of `agree_soon`, the first after a signal to rank 1 and a flag of rank 0."""
+    """What each rank learns at two calls of `agree`, the first after a signal to rank 1 and a flag of rank 0."""
     rank = distributed.get_rank()
     signals = StopSignals()
     signals.received = signal.SIGTERM if rank == 1 else None
     learned = []
     for flag in (rank == 0, False):
-        found = signals.agree_soon(torch.device("cpu"), flag)
+        found = signals.agree(torch.device("cpu"), flag, at_once=False)
         learned.append((found, signals.agreed))
     return gather_object([learned])
 

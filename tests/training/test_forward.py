@@ -44,7 +44,8 @@ def test_all_trained_linear_layers_are_cast_but_the_output() -> None:
     model = tiny_model(encoder_layers=2, decoder_layers=1)
     model.model.encoder.layers[0].fc1.weight.requires_grad = False
     nn.utils.parametrizations.weight_norm(model.model.encoder.layers[1].fc2)  # its call computes more
-    (names,) = linear_weights(model, by_layer=False)
+    (weights,) = linear_weights(model, by_layer=False)
+    names = [path for path, _, _ in weights]
     linear = {
         f"{name}.{part}"
         for name, module in model.named_modules()
@@ -53,7 +54,7 @@ def test_all_trained_linear_layers_are_cast_but_the_output() -> None:
     }
     left_out = {f"model.encoder.layers.{layer}" for layer in ("0.fc1.weight", "1.fc2.weight", "1.fc2.bias")}
     assert set(names) == linear - left_out
-    by_layer = linear_weights(model, by_layer=True)
+    by_layer = [[path for path, _, _ in group] for group in linear_weights(model, by_layer=True)]
     assert sorted(name for names in by_layer for name in names) == sorted(names)
     assert [{name.split("layers.")[0] for name in group} for group in by_layer] == [
         {"model.encoder."},
