@@ -74,7 +74,12 @@ def read_lines(path: str | Path) -> Iterator[str]:
         UserError: no such file, not plain text by its suffix, not UTF-8, or a damaged gzip file.
     """
     require_plain_text(Path(path))
-    for number, raw in _raw_lines(Path(path)):
+    yield from lines_of(Path(path))
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """As `read_lines`, for a file of any suffix."""
+    for number, raw in _raw_lines(path):
         yield decode_line(raw, path, number)
 
 

@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data.readers import read_lines
+from ..data.readers import lines_of
 from ..utils.errors import UserError, check_at_least_one
 from ..utils.normalization import Normalizer, n_best_places
 from .hypothesis import Hypothesis
@@ -203,7 +203,7 @@ def read_n_best(path: str | Path, inputs: int) -> list[list[str]]:
         UserError: a line of another format or of an input that does not exist, or an input without a list.
     """
     lists: list[list[str]] = [[] for _ in range(inputs)]
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(lines_of(Path(path)), start=1):
         row, texts = _parsed_line(line)
         if not texts:
             raise UserError(

@@ -176,11 +176,11 @@ def test_lists_are_read_in_every_format_that_is_written(
     translator: Translator, tmp_path: Path, n_best_format: str
 ) -> None:
     settings = SETTINGS | {"n_best": 3, "n_best_format": n_best_format}
-    path = tmp_path / "best"
+    path = tmp_path / f"best.{n_best_format}"
     path.write_text("\n".join(translated_lines(translator, LINES, **settings)) + "\n", encoding="utf-8")
     expected = [[one.text for one in merged] for merged in translate_candidates(translator, LINES, 3, **SETTINGS)]
     assert read_n_best(path, len(LINES)) == expected
-    assert f"best: line {len(LINES) + 1} of " in error_of(lambda: read_n_best(path, len(LINES) + 1))
+    assert f"{n_best_format}: line {len(LINES) + 1} of " in error_of(lambda: read_n_best(path, len(LINES) + 1))
     with pytest.raises(UserError, match=f"a list of line {len(LINES)} of {len(LINES) - 1} lines"):
         read_n_best(path, len(LINES) - 1)
 

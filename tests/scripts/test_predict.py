@@ -253,7 +253,7 @@ def test_lists_are_no_rows_of_a_table(capsys, words, tmp_path, name, form):
 
 @pytest.mark.parametrize("form", ["moses", "tsv", "jsonl"])
 def test_lists_of_a_prediction_are_scored(command, words, tmp_path, form):
-    best = tmp_path / "best"
+    best = tmp_path / f"best.{form}"
     written = ["--n_best", "3", "--format", form, "--output", str(best)]
     assert command("predict", "--model", "g2p_en", "--input", words, *written)[0] == 0
     targets = tmp_path / "targets.txt"
