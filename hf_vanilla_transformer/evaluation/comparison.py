@@ -1,6 +1,7 @@
 """Comparison of systems on one test set: significance, groups of sentences, and the largest differences."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
 import numpy as np
@@ -8,7 +9,7 @@ from sacrebleu.metrics import CHRF
 from sacrebleu.significance import PairedTest, estimate_ci
 
 from ..data.words import words
-from ..utils.normalization import Normalizer, normalized_hypotheses, normalized_references
+from ..utils.normalization import Normalizer, normalized_references
 from .metric_classes import CharacterErrorRate
 from .metric_names import DEFAULT, SIGNED
 from .metrics import (
@@ -56,6 +57,7 @@ def compare_systems(
     tokenize: str | None = None,
     lowercase: bool = False,
     normalize: Normalizer | None = None,
+    n_best: Mapping[str, Sequence[Sequence[str]]] | None = None,
 ) -> Comparison:
     """Compare systems with the first of them, the baseline.
 
@@ -66,6 +68,7 @@ def compare_systems(
         metrics, tokenize, lowercase, normalize: as of `score_translations`. The score of a function is the mean over
             the sentences. A metric of `evaluate.load` has a score without an interval, because it does not tell those
             of sentences.
+        n_best: for `top_k`, the n-best lists by the name of the system.
 
     Returns:
         `signatures` by metric, and `systems`: by system and metric `score`, `mean` and `interval` (half of the 95 %
@@ -74,12 +77,19 @@ def compare_systems(
     Source: sacreBLEU's paired bootstrap (Koehn 2004) and approximate randomization (Riezler and Maxwell 2005).
     """
     columns = reference_lists(references)
-    for texts in systems.values():
-        Texts(text_list(texts, "systems"), columns, sources).check_lengths()
-    columns = normalized_references(columns, normalize)
-    named = {
-        system: normalized_hypotheses(texts, normalize)[0] for system, texts in systems.items()
+    lists = _lists_of_systems(n_best)
+    of_systems = {
+        system: Texts(text_list(texts, "systems"), columns, sources, lists.get(system))
+        for system, texts in systems.items()
     }
+    for texts in of_systems.values():
+        texts.check_lengths()
+    columns = normalized_references(columns, normalize)
+    of_systems = {
+        system: replace(texts.normalized_outputs(normalize)[0], references=columns)
+        for system, texts in of_systems.items()
+    }
+    named = {system: texts.hypotheses for system, texts in of_systems.items()}
     results: Results = {system: {} for system in systems}
     signatures: dict[str, str] = {}
     made = make_metrics(metrics, tokenize, lowercase)
@@ -93,13 +103,14 @@ def compare_systems(
     for name, metric in made.items():
         if name in signed:
             continue
-        statistics = [_statistics(metric, texts, columns, sources) for texts in named.values()]
-        for system, values in zip(systems, statistics, strict=True):
-            if values is not None and statistics[0] is not None:
-                results[system][name] = _compare_means(statistics[0], values)
-                signatures[name] = f"{name}|mean of {len(columns[0])} pairs|{sampled}"
+        statistics = [_statistics(name, metric, texts) for texts in of_systems.values()]
+        for system, by_score in zip(systems, statistics, strict=True):
+            for score, values in by_score.items():
+                results[system][score] = _compare_means(statistics[0][score], values)
+                signatures[score] = f"{score}|mean of {len(columns[0])} pairs|{sampled}"
+            if by_score:
                 continue
-            scores, _ = compute_metric(name, metric, Texts(named[system], columns, sources))
+            scores, _ = compute_metric(name, metric, of_systems[system])
             for score, value in scores.items():
                 results[system][score] = {"score": value}
                 signatures[score] = name
@@ -132,20 +143,26 @@ def _paired_tests(
     return results, signatures
 
 
-def _statistics(
-    metric: "EvaluationModule",
-    hypotheses: list[str],
-    references: list[list[str]],
-    sources: Sequence[str] | None,
-) -> np.ndarray | None:
-    """Counts and units of each sentence, (N, 2), whose score is the ratio of their sums. None if a metric has none."""
-    rows = [list(row) for row in zip(*references, strict=True)]
+def _statistics(name: str, metric: "EvaluationModule", texts: Texts) -> dict[str, np.ndarray]:
+    """Counts and units of each sentence, (N, 2), by score, which is the ratio of their sums. Empty if it has none."""
+    rows = [list(row) for row in zip(*texts.references, strict=True)]
+    if name == "top_k":
+        by_score = metric.statistics(texts.n_best, rows)
+        return {score: counts * (100, 1) for score, counts in by_score.items()}
     if hasattr(metric, "statistics"):
-        return metric.statistics(hypotheses, rows) * (100, 1)
+        return {name: metric.statistics(texts.hypotheses, rows) * (100, 1)}
     if hasattr(metric, "values"):
-        values = metric.values(sources or [""] * len(rows), hypotheses, rows)
-        return np.stack([values, np.ones(len(values))], axis=1)
-    return None
+        values = metric.values(texts.sources or [""] * len(rows), texts.hypotheses, rows)
+        return {name: np.stack([values, np.ones(len(values))], axis=1)}
+    return {}
+
+
+def _lists_of_systems(
+    n_best: Mapping[str, Sequence[Sequence[str]]] | None,
+) -> dict[str, list[list[str]]]:
+    """The n-best lists of each system, all of one length, so that all have the same scores."""
+    length = max(map(longest, (n_best or {}).values()), default=0)
+    return {system: of_equal_length(lists, length) for system, lists in (n_best or {}).items()}
 
 
 def _result(
@@ -216,8 +233,7 @@ def scores_by_group(
     """
     columns = reference_lists(references)
     made = make_metrics(metrics, tokenize, lowercase)
-    length = max(map(longest, (n_best or {}).values()), default=0)
-    lists = {system: of_equal_length(each, length) for system, each in (n_best or {}).items()}
+    lists = _lists_of_systems(n_best)
     all_texts = {
         system: Texts(hypotheses, columns, sources, lists.get(system))
         for system, hypotheses in systems.items()

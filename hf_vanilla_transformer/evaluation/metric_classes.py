@@ -261,10 +261,20 @@ class TopK(TextMetric):
         references: Sequence[Reference],
         **options: object,
     ) -> dict[str, float]:
-        longest = max(map(len, predictions))
-        ranks = [self._rank(texts, row) for texts, row in zip(predictions, references, strict=True)]
-        reported = [k for k in TOP if k <= max(longest, 1)]
-        return {f"top_{k}": 100 * sum(rank <= k for rank in ranks) / len(ranks) for k in reported}
+        by_score = self.statistics(predictions, references)
+        return {name: 100 * float(counts[:, 0].mean()) for name, counts in by_score.items()}
+
+    def statistics(
+        self, predictions: Sequence[Sequence[str]], references: Sequence[Reference]
+    ) -> dict[str, np.ndarray]:
+        """Whether each list has a reference among its first k, and 1, (N, 2), by the name of the score."""
+        longest = max(1, *map(len, predictions))
+        ranks = np.array(list(map(self._rank, predictions, references)))
+        return {
+            f"top_{k}": np.stack([ranks <= k, np.ones(len(ranks))], axis=1)
+            for k in TOP
+            if k <= longest
+        }
 
     def _rank(self, texts: Sequence[str], references: Reference) -> float:
         """The place of the first reference in an n-best list, from 1."""

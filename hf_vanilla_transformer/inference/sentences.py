@@ -1,16 +1,14 @@
 """Sentences from plain text, from a column of a table or from a language of a translation memory."""
 
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from ..data.cleaning_input import cell_text
-from ..data.columns import SIDES, Columns, read_sides
-from ..data.corpora import PairReport, defect
-from ..data.inputs import has_pairs
+from ..data.columns import Columns, RawRow, read_sides
+from ..data.corpora import PairReport, Source, checked_pairs, defect
+from ..data.inputs import Input, has_pairs
 from ..data.language_tokens import CODES
-from ..data.mixtures import load_pairs
 from ..data.readers import is_readable, read_rows
 from ..utils.errors import UserError
 from .text_io import on_one_line, read_lines
@@ -42,28 +40,56 @@ def read_sentences(
         yield on_one_line(text) if one_line else text
 
 
-def read_codes(path: str | Path | None) -> dict[str, Iterator[str | None]]:
-    """The columns `source_lang` and `target_lang` of a table, those that it has: the direction of each row."""
+def read_codes(
+    path: str | Path | None, lines: Collection[int] | None = None
+) -> dict[str, Iterator[str | None]]:
+    """The columns `source_lang` and `target_lang` of a table, those that it has: the direction of each row.
+
+    `lines` are those of the rows to read. None reads all.
+    """
     if path is None or not is_readable(Path(path)):
         return {}
     first = next((row for _, row in read_rows(Path(path), {})), None)
     names = [name for name in CODES if isinstance(first, Mapping) and name in first]
-    return {name: _column(Path(path), name) for name in names}
+    return {name: _column(Path(path), name, lines) for name in names}
 
 
-def _column(path: Path, name: str) -> Iterator[str | None]:
+def _column(path: Path, name: str, lines: Collection[int] | None) -> Iterator[str | None]:
     return (
         row.get(name) or None if isinstance(row, Mapping) else None
-        for _, row in read_rows(path, {})
+        for line, row in read_rows(path, {})
+        if lines is None or line in lines
     )
 
 
-def read_labels(path: str | Path, column: str) -> list[str]:
-    """Read the cells of a column of a table as text."""
+def read_labels(path: str | Path, column: str, lines: Collection[int] | None = None) -> list[str]:
+    """Read the cells of a column of a table as text. `lines` as of `read_codes`."""
     if not is_readable(Path(path)):
         raise UserError(f"{path} is no table, so that it has no column {column!r}")
     rows = read_sides(Path(path), Columns(source_column=column), {}, ["source"])
-    return [on_one_line(cell_text(value)) for _, (value,), _ in rows]
+    return [
+        on_one_line(cell_text(value))
+        for line, (value,), _ in rows
+        if lines is None or line in lines
+    ]
+
+
+def lines_of_pairs(
+    source: str | Path | None, target: str | Path, columns: Columns
+) -> set[int] | None:
+    """The lines of the rows that `read_sentence_pairs` keeps of one file with pairs. None: all lines of two files."""
+    if source is None or not _are_one_file(source, target):
+        return None
+    return {line for line, _, _ in _complete_rows(source, columns, PairReport(str(source)))}
+
+
+def _are_one_file(source: str | Path, target: str | Path) -> bool:
+    return has_pairs(Path(source)) and Path(source).resolve() == Path(target).resolve()
+
+
+def _complete_rows(path: str | Path, columns: Columns, report: PairReport) -> list[RawRow]:
+    source = Source(Input(str(path), (Path(path),)), columns)
+    return [row for defect_of_row, row in checked_pairs(source, report) if defect_of_row is None]
 
 
 def read_sentence_pairs(
@@ -81,15 +107,12 @@ def read_sentence_pairs(
         columns, one_line: as of `read_sentences`.
     """
     columns = columns or Columns()
-    if (
-        source is not None
-        and Path(source).resolve() == Path(target).resolve()
-        and has_pairs(Path(target))
-    ):
-        pairs, report = load_pairs(source, **asdict(columns))
-        if isinstance(report, PairReport) and report.dropped:
+    if source is not None and _are_one_file(source, target):
+        report = PairReport(str(source))
+        rows = _complete_rows(source, columns, report)
+        if report.dropped:
             logger.warning("%s: %s", source, report.summary())
-        sources, targets = (list(pairs[side]) for side in SIDES)
+        sources, targets = map(list, zip(*(texts for _, texts, _ in rows), strict=True))
         if one_line:
             sources, targets = (list(map(on_one_line, texts)) for texts in (sources, targets))
     else:

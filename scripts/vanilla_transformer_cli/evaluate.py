@@ -145,12 +145,12 @@ def read_hypotheses(file: str, first: str, count: int) -> list[list[str]]:
 
 
 def translate_source(
-    arguments: argparse.Namespace, translator: Any, sources: list[str]
+    arguments: argparse.Namespace, translator: Any, sources: list[str], kept: set[int] | None
 ) -> tuple[list[list[str]], dict[str, Any]]:
     """The n-best lists of --source, and the settings that produced them."""
     settings = given_values(arguments, *DECODING)
     start = time.perf_counter()
-    codes = codes_of(arguments, translator, arguments.source)
+    codes = codes_of(arguments, translator, arguments.source, kept)
     n_best = arguments.n_best or 1
     found = translator.translate_nbest(sources, n_best, scores=False, **settings, **codes)
     translations = [[hypothesis.text for hypothesis in hypotheses] for hypotheses in found]
@@ -164,7 +164,11 @@ def translate_source(
 
 
 def outputs_of_systems(
-    arguments: argparse.Namespace, systems: dict[str, Any], sources: list[str] | None, count: int
+    arguments: argparse.Namespace,
+    systems: dict[str, Any],
+    sources: list[str] | None,
+    count: int,
+    kept: set[int] | None,
 ) -> tuple[dict[str, list[list[str]]], dict[str, Any]]:
     """The n-best lists of each system, and the settings or the file that those of the first system come from.
 
@@ -182,7 +186,7 @@ def outputs_of_systems(
     for number, (name, translator) in enumerate(systems.items()):
         if translator is None:
             continue
-        lists[name], settings = translate_source(arguments, translator, sources or [])
+        lists[name], settings = translate_source(arguments, translator, sources or [], kept)
         if number == 0:
             models = arguments.model
             origin = {"model": models if len(models) > 1 else models[0], **settings}
@@ -191,10 +195,11 @@ def outputs_of_systems(
 
 def read_texts(
     arguments: argparse.Namespace,
-) -> tuple[list[str] | None, list[list[str]], list[str] | None]:
-    """Sources, if there are any, lists of references, and the labels of --by."""
+) -> tuple[list[str] | None, list[list[str]], list[str] | None, set[int] | None]:
+    """Sources, if there are any, lists of references, the labels of --by, and the lines of `lines_of_pairs`."""
     from hf_vanilla_transformer.evaluation.comparison import length_labels
     from hf_vanilla_transformer.inference.sentences import (
+        lines_of_pairs,
         read_labels,
         read_sentence_pairs,
         read_sentences,
@@ -215,42 +220,76 @@ def read_texts(
     for name in others:
         lists.append(list(read_sentences(name, "target", columns, one_line=False)))
         check_length(name, lists[-1], first, len(references))
+    kept = lines_of_pairs(arguments.source, first, columns)
     labels = None
     if arguments.by == "length":
         labels = length_labels(sources or references)
     elif arguments.by:
-        labels = read_labels(arguments.source, arguments.by)
+        labels = read_labels(arguments.source, arguments.by, kept)
         check_length(f"--by {arguments.by}", labels, first, len(references))
-    return sources, lists, labels
+    return sources, lists, labels, kept
 
 
 def score_perturbed(
     arguments: argparse.Namespace,
     systems: dict[str, Any],
-    references: list[str],
+    hypotheses: dict[str, list[str]],
+    references: list[list[str]],
     perturbations: list[str],
     options: dict[str, Any],
+    kept: set[int] | None,
 ) -> dict[str, Any]:
-    """Scores by perturbation and system, as of `scores_by_group`."""
+    """Scores by perturbation and system, as of `scores_by_group`, of each target language if a table has several.
+
+    "none" has the `hypotheses` of the text as it is.
+    """
     from hf_vanilla_transformer.data.perturbations import perturb_all
     from hf_vanilla_transformer.evaluation.comparison import scores_by_group
 
-    groups: dict[str, Any] = {}
-    pairs = list(zip(options["sources"], references, strict=True))
-    languages: Any = (arguments.source_lang, arguments.target_lang)
-    codes = codes_of(arguments, next(iter(systems.values())), arguments.source)
+    pairs = list(zip(options["sources"], references[0], strict=True))
+    languages = [(arguments.source_lang, arguments.target_lang)] * len(pairs)
+    codes = codes_of(arguments, next(iter(systems.values())), arguments.source, kept)
     if {"source_lang", "target_lang"} <= codes.keys():
         languages = list(zip(codes["source_lang"], codes["target_lang"], strict=True))
     settings = given_values(arguments, *DECODING)
+    texts: dict[str, Any] = {"none": (options["sources"], references, hypotheses)}
     for name in perturbations:
         sources, expected = map(list, zip(*perturb_all(name, pairs, languages), strict=True))
-        hypotheses = {}
+        outputs = {}
         for system, translator in systems.items():
-            codes = codes_of(arguments, translator, arguments.source)
-            hypotheses[system] = list(translator.translate(sources, **settings, **codes))
-        labels = [name] * len(sources)
-        groups |= scores_by_group(hypotheses, expected, labels, **options | {"sources": sources})
+            codes = codes_of(arguments, translator, arguments.source, kept)
+            outputs[system] = list(translator.translate(sources, **settings, **codes))
+        texts[name] = sources, [expected], outputs
+
+    rows_of_languages: dict[str, list[int]] = {}
+    for row, (_, target) in enumerate(languages):
+        rows_of_languages.setdefault(target or "", []).append(row)
+    groups: dict[str, Any] = {}
+    for name, (sources, columns, outputs) in texts.items():
+        for language, rows in rows_of_languages.items():
+            label = f"{name} {language}" if len(rows_of_languages) > 1 else name
+            of_language = options | {
+                "sources": [sources[row] for row in rows],
+                "metrics": fitting_metrics(options, [references[0][row] for row in rows]),
+            }
+            groups |= scores_by_group(
+                {system: [each[row] for row in rows] for system, each in outputs.items()},
+                [[column[row] for row in rows] for column in columns],
+                [label] * len(rows),
+                **of_language,
+            )
     return groups
+
+
+def fitting_metrics(options: dict[str, Any], references: list[str]) -> dict[str, Any]:
+    """The metrics, with BLEU's tokenizer for these references, although perturbed ones may have foreign letters."""
+    from hf_vanilla_transformer.evaluation.bleu_tokenizers import fitting_tokenizer
+    from hf_vanilla_transformer.evaluation.metrics import make_metrics
+
+    metrics: dict[str, Any] = options["metrics"]
+    if "bleu" not in metrics or metrics["bleu"].tokenize:
+        return metrics
+    return metrics | make_metrics(["bleu"], fitting_tokenizer(references), options["lowercase"])
 
 
 def task_of_models(arguments: argparse.Namespace) -> str:
@@ -285,13 +324,11 @@ class Report:
         hypotheses: dict[str, list[str]],
         references: list[list[str]],
         task: str,
-        options: dict[str, Any],
+        **options: Any,
     ) -> None:
         """Add the comparison of the systems with the first one."""
         from hf_vanilla_transformer.evaluation import comparison, score_tables
 
-        metrics = {name: each for name, each in options["metrics"].items() if name != "top_k"}
-        options = options | {"metrics": metrics}
         compared = comparison.compare_systems(hypotheses, references, **options)
         self.results["comparison"] = compared
         self.results["differences"] = comparison.largest_differences(
@@ -360,11 +397,11 @@ def main(arguments: argparse.Namespace) -> None:
         line_writer(arguments.output) if arguments.output else nullcontext() as write,
         line_writer(arguments.report) if arguments.report else nullcontext() as write_page,
     ):
-        sources, references, labels = read_texts(arguments)
+        sources, references, labels, kept = read_texts(arguments)
         options["sources"] = sources
         systems = load_systems(arguments)
         count = len(references[0])
-        lists, origin = outputs_of_systems(arguments, systems, sources, count)
+        lists, origin = outputs_of_systems(arguments, systems, sources, count, kept)
         if None in systems.values():  # the lines of a file have no line breaks
             references = [list(map(on_one_line, texts)) for texts in references]
             lists = {
@@ -385,13 +422,14 @@ def main(arguments: argparse.Namespace) -> None:
         )
         report = Report("sentences" if task == "language" else "sequences", results)
         if arguments.compare or any(":" in name for name in options["metrics"]):
-            report.add_comparison(hypotheses, references, task, options)
+            report.add_comparison(hypotheses, references, task, n_best=n_best, **options)
         if labels is not None:
             groups = scores_by_group(hypotheses, references, labels, n_best=n_best, **options)
             report.add_groups("groups", arguments.by, groups)
         if perturbations:
-            groups = scores_by_group(hypotheses, references, ["none"] * count, **options)
-            groups |= score_perturbed(arguments, systems, references[0], perturbations, options)
+            groups = score_perturbed(
+                arguments, systems, hypotheses, references, perturbations, options, kept
+            )
             report.add_groups("perturbations", "perturbation", groups)
         report.print(names, arguments.format)
         if write:

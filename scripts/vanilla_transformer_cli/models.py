@@ -62,14 +62,19 @@ def load_translator(
     return translator.directed(**given_values(arguments, *_CODES))
 
 
-def codes_of(arguments: argparse.Namespace, translator: Any, path: str | None) -> dict[str, Any]:
-    """The columns of a table with the languages of each row, for a model of many languages, without those of flags."""
+def codes_of(
+    arguments: argparse.Namespace, translator: Any, path: str | None, lines: Any = None
+) -> dict[str, Any]:
+    """The columns of a table with the languages of each row, for a model of many languages, without those of flags.
+
+    `lines` are those of the rows to read. None reads all.
+    """
     from hf_vanilla_transformer.inference.sentences import read_codes
 
     if translator.directions.source is None or getattr(arguments, "paragraphs", False):
         return {}
     flags = given_values(arguments, *_CODES)
-    return {name: codes for name, codes in read_codes(path).items() if name not in flags}
+    return {name: codes for name, codes in read_codes(path, lines).items() if name not in flags}
 
 
 def ray_pool(arguments: argparse.Namespace, flag: str) -> Any:

@@ -186,6 +186,23 @@ def test_large_texts_are_compared_in_blocks(texts, monkeypatch):
         assert in_blocks[name]["token_error_rate"] == pytest.approx(results["token_error_rate"], abs=0.5)
 
 
+def test_lists_are_compared_as_single_outputs_are(texts):
+    """The first of a list is right exactly if it equals a reference."""
+    references, _, systems = texts
+    outputs = {name: [r if n % (len(name) - 8) else h for n, (h, r) in enumerate(zip(each, references, strict=True))]
+               for name, each in systems.items()}  # fmt: skip
+    lists = {name: [[text, "x", text] for text in each] for name, each in outputs.items()}
+    compared = compare_systems(outputs, references, metrics=["top_k", "exact_match"], n_best=lists)
+    for results in compared["systems"].values():
+        assert results["top_1"] == results["exact_match"] == results["top_3"]
+    assert "p_bootstrap" in results["top_1"] and {"top_1", "top_3"} <= compared["signatures"].keys()
+    upper = {name: [[text.upper() for text in each] for each in of_system] for name, of_system in lists.items()}
+    normalized = compare_systems(outputs, references, metrics=["top_k"], n_best=upper, normalize=str.casefold)[
+        "systems"
+    ]
+    assert normalized["system 0.4"]["top_1"]["score"] >= compared["systems"]["system 0.4"]["top_1"]["score"]
+
+
 def test_systems_of_other_lengths_are_refused(texts):
     references, _, systems = texts
     with pytest.raises(UserError, match="39 hypotheses, but 40 references"):

@@ -6,6 +6,7 @@ import pytest
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.evaluation import score_translations
+from tests.model_helpers import save_model_of_languages
 
 HYPOTHESES = ["ein kleiner Hund läuft über die Straße", "ja , das ist gut", "Nein"]
 REFERENCES = ["ein Hund läuft über die alte Straße", "ja , das ist gut", "nein"]
@@ -189,3 +190,56 @@ def test_cells_with_line_breaks_are_given_to_the_model_as_in_training(command, w
     (work / "hypothesis").write_text("a b\n")
     _, printed, errors = command("evaluate", "--hypothesis", "hypothesis", "--reference", "table.csv")
     assert "exact match = 100.00 %" in printed, errors
+
+
+def test_lists_of_systems_are_compared(command, work):
+    for name, first in (("a.tsv", "x"), ("b.jsonl", "ja , das ist gut")):
+        rows = [[first, "y"], ["ja , das ist gut", first], ["z", "nein"]]
+        lines = [
+            f"{n}\t{rank}\t{text}\t-1.0\t0.5" for n, row in enumerate(rows, 1) for rank, text in enumerate(row, 1)
+        ]
+        if name.endswith("jsonl"):
+            lines = [
+                json.dumps({"line": n, "candidates": [{"text": text} for text in row]})
+                for n, row in enumerate(rows, 1)
+            ]
+        (work / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    files = ["--hypothesis", "a.tsv", "--compare", "b.jsonl", "--reference", "references", "--n_best", 3]
+    status, printed, errors = command("evaluate", *files, "--output", "results.json")
+    assert status == 0, errors
+    compared = json.loads((work / "results.json").read_text())["comparison"]["systems"]
+    assert [compared[name]["top_1"]["score"] for name in ("a.tsv", "b.jsonl")] == [pytest.approx(100 / 3)] * 2
+    assert "p_bootstrap" in compared["b.jsonl"]["top_1"] and "system   top 1" in printed
+
+
+# The text of "fr" is Chinese, for which BLEU has another tokenizer.
+TABLE = """kind\tsource\ttarget\tsource_lang\ttarget_lang
+x\ttwo dogs\tzwei Hunde\ten\tde
+x\tthree\t\ten\tde
+y\ta dog\t一只狗在公园里奔跑。\ten\tfr
+x\tthree dogs\tdrei Hunde\ten\tde
+"""
+
+
+@pytest.mark.parametrize("flags", [["--by", "kind"], ["--perturb", "upper", "noise"]])
+def test_rows_that_are_left_out_have_no_language_and_no_label(command, work, flags, caplog):
+    folder = save_model_of_languages(work / "many")
+    (work / "table.tsv").write_text(TABLE, encoding="utf-8")
+    files = ["--model", folder, "--source", "table.tsv", "--reference", "table.tsv", "--max_new_tokens", 3]
+    status, printed, errors = command("evaluate", *files, *flags, "--output", "results.json")
+    assert status == 0, errors
+    assert "kept 3 of 4 pairs" in caplog.text
+    results = json.loads((work / "results.json").read_text(encoding="utf-8"))
+    if "--by" in flags:
+        groups = results["groups"]
+        assert {label: group["sentences"] for label, group in groups.items()} == {"x": 2, "y": 1}
+        translator = Translator.from_pretrained(folder, device="cpu")
+        outputs = list(translator.translate(["a dog"], target_lang="fr", max_new_tokens=3))
+        expected = score_translations(outputs, ["一只狗在公园里奔跑。"])["chrf"]
+        assert groups["y"][str(folder)]["chrf"] == pytest.approx(expected)
+        return
+    perturbed = results["perturbations"]
+    assert list(perturbed) == [f"{name} {code}" for name in ("none", "upper", "noise") for code in ("de", "fr")]
+    for label, group in perturbed.items():
+        tokenizer = "zh" if label.endswith("fr") else "13a"
+        assert f"tok:{tokenizer}" in group["signatures"]["bleu"], label
