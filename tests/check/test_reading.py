@@ -68,6 +68,15 @@ def planted(module, old, new, count=1):
     return space
 
 
+@pytest.mark.parametrize("letter", ["k", "v"])
+def test_bias_that_no_operation_uses_is_no_norm(letter):
+    name = f"W_{letter}"
+    space = planted(styles, f"self.{name}({letter.upper()})", f"{letter.upper()} @ self.{name}.weight.T")
+    report = check(space["Transformer"], {})
+    assert report.mistakes == []
+    assert any(note.startswith("no operation uses ") and f"{name}.bias" in note for note in report.notes)
+
+
 # the code -> text, what replaces it, the mistakes' places, and perhaps words of where the first one is
 PLANTS: dict[tuple[ModuleType, str], list[tuple]] = {
     (unusual, "Letters"): [

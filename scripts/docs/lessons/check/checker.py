@@ -70,7 +70,7 @@ _NOT_A_NUMBER = Mistake(
     "§3.2.3",
     "nan",
     "the output has NaN, as from a softmax over scores that are all -inf: a position that may see no key, such as the "
-    "first one under a causal mask without its diagonal",
+    "first one under a causal mask without its diagonal, or a softmax over heads or queries",
 )
 _COPIES = "the layers of a stack are one object, as in [layer] * N: use copy.deepcopy"
 _IN_TRAINING = (

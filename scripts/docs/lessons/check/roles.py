@@ -6,7 +6,7 @@ Names of modules only help with weights that no operation uses.
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -354,7 +354,8 @@ def _add_unused(roles: Roles, graph: Graph, stacks: Mapping[str, Stack], module:
         for name in (roles.output_name, f"{prefix}.bias"):
             unused.pop(name, None)
     roles.half_norms = _half_norms(graph, unused)
-    for name in roles.half_norms:
+    biases = _unused_biases(unused, module)
+    for name in (*roles.half_norms, *biases):
         del unused[name]
     for name, stack in stacks.items():
         prefixes = [module_of(layer) for layer in stack.layers]
@@ -363,8 +364,8 @@ def _add_unused(roles: Roles, graph: Graph, stacks: Mapping[str, Stack], module:
                 _fill_layer(
                     roles, graph, f"model.{name}.layers.{number}.", name, layer, prefix, unused
                 )
-    roles.unused = list(unused)
-    roles.unused_layers = _unused_layers(unused, module)
+    roles.unused = [*biases, *unused]
+    roles.unused_layers = _unused_layers([*biases, *unused], module)
     unused = {
         name: each
         for name, each in unused.items()
@@ -425,11 +426,21 @@ def _half_norms(graph: Graph, unused: Mapping[str, nn.Parameter]) -> list[str]:
     ]
 
 
+def _unused_biases(unused: Mapping[str, nn.Parameter], module: nn.Module) -> list[str]:
+    """The unused vectors next to a matrix that is used: biases of projections, and not gains of a normalisation."""
+    used = {
+        _parent(name)
+        for name, each in module.named_parameters()
+        if name not in unused and each.ndim > 1
+    }
+    return [name for name, each in unused.items() if each.ndim == 1 and _parent(name) in used]
+
+
 def _parent(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _unused_layers(unused: Mapping[str, nn.Parameter], module: nn.Module) -> list[str]:
+def _unused_layers(unused: Collection[str], module: nn.Module) -> list[str]:
     """The numbered modules of which no parameter is used, although others of the list are, such as "layers.1."."""
     numbered: dict[str, dict[str, bool]] = {}
     for name, _ in module.named_parameters():

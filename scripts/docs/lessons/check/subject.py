@@ -63,11 +63,11 @@ _ARGUMENTS: tuple[tuple[str, Any], ...] = (
         WIDTH,
     ),
     (
-        r".*(src|source|enc|inp|from).*(voc|tok|dim|size|words).*|.*(voc|tok|words).*(src|source|enc|in(put)?)\w*|input_dim|src",
+        r".*(src|source|enc|inp|from).*(voc|tok|dim|size|words).*|.*(voc|tok|words).*(src|source|enc|in(put)?)\w*|input_dim|(n_)?src(_n)?",
         SOURCE_TOKENS,
     ),
     (
-        r".*(tgt|trg|target|dec|out|to_).*(voc|tok|dim|size|words).*|.*(voc|tok|words).*(tgt|trg|target|dec|out(put)?)\w*|output_dim",
+        r".*(tgt|trg|target|dec|out|to_).*(voc|tok|dim|size|words).*|.*(voc|tok|words).*(tgt|trg|target|dec|out(put)?)\w*|output_dim|(n_)?(tgt|trg)(_n)?",
         TARGET_TOKENS,
     ),
     (r".*vocab.*|n?_?tokens?|num_(tokens|embeddings)|n_words", TARGET_TOKENS),
