@@ -90,6 +90,13 @@ def test_shifts_are_told_apart(shift, option):
     assert [mistake.option for mistake in check(shift, {}).mistakes] == ([option] if option else [])
 
 
+def test_shifted_loss_is_a_loss():
+    def shifted_loss(logits, labels):
+        return torchs(logits[:, :-1], labels[:, 1:], ignore_index=0)
+
+    assert [mistake.place for mistake in check(shifted_loss, {}).mistakes] == ["loss"]
+
+
 @pytest.mark.parametrize("has_right_count", [True, False])
 def test_loss_may_be_a_pair_of_a_sum_and_a_count(has_right_count):
     def pair_loss(logits, target):

@@ -121,8 +121,8 @@ def check(build: Any, given: Mapping[str, Any], roles: Mapping[str, str] | None 
     torch.manual_seed(0)
     try:
         for words, check_objective in (
-            (r"shift", check_shift),
             (r"loss|smooth|criterion", check_loss),
+            (r"shift", check_shift),
         ):
             if re.search(words, build.__name__, re.IGNORECASE):
                 return check_objective(build, given)
