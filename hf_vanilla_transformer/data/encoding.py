@@ -89,7 +89,8 @@ def name_end_token(tokenizer: PreTrainedTokenizerBase, name: str, required: bool
         )
     encoded = encode_targets(tokenizer, list(_PROBES), return_attention_mask=False, verbose=False)
     eos = tokenizer.eos_token_id
-    if eos is not None and all(eos in ids for ids in encoded):
+    # Not at the start alone, as OPT's. Tokens of languages may follow it.
+    if eos is not None and all(eos in ids[1:] or ids == [eos] for ids in encoded):
         return
     ends = {ids[-1] if ids else None for ids in encoded}
     end = ends.pop()

@@ -143,7 +143,7 @@ def from_eole(
         sections[name] = Options({**shared, **options.values}, options.where)
         sections[name].refuse(unsupported, neutral=())
     files = sorted(folder.glob("model.*.safetensors")) or [folder / "model.00.safetensors"]
-    tensors = _with_biases(read_parts(files, folder, "src_emb.embeddings.weight"))
+    tensors = _with_biases(read_parts(files, "src_emb.embeddings.weight"))
     locate = partial(state_dicts.rename, renames=RENAMES)
     decided = state_dicts.weights_decide(tensors, locate)
     vocabulary = Options(read_json_object(folder / "vocab.json"), f"{folder / 'vocab.json'}: ")

@@ -191,12 +191,15 @@ def _refuse(model: Options) -> None:
 
 def _fields(model: Options) -> Fields:
     encoder, decoder = (model.section(stack) for stack in STACKS)
+    dropout = decoder.number("dropout", 0.1, 0.0)
     fields: Fields = {
         "activation_function": encoder.text("activation", "relu"),
         "scale_embedding": encoder.section("embeddings").flag("scale"),
         "layer_norm_eps": EPSILON,
         "layer_norm_position": encoder.text("layer_norm"),
-        "dropout": decoder.number("dropout", 0.1, 0.0),
+        "dropout": dropout,
+        "attention_dropout": dropout,
+        "activation_dropout": dropout,
     }
     for stack, options, heads in zip(STACKS, (encoder, decoder), (4, 8), strict=True):
         # JoeyNMT's defaults.

@@ -194,6 +194,8 @@ def _model(
         "activation_function": _activation(options),
         "layer_norm_position": "pre" if is_pre_norm else "post",
         "dropout": options.number("transformer-dropout", 0.0, 0.0),
+        "attention_dropout": options.number("transformer-dropout-attention", 0.0, 0.0),
+        "activation_dropout": options.number("transformer-dropout-ffn", 0.0, 0.0),
         "layer_norm_eps": EPSILON,
     }
     return state_dicts.build_model(fields, tensors, partial(_locate, pre_norm=is_pre_norm))

@@ -202,6 +202,7 @@ def _tensors(state: Fields, path: Path) -> Tensors:
 
 def _fields(options: Options, epsilon: float) -> Fields:
     heads = options.integer("heads", 8, 1)
+    dropout = first_number(options, "dropout")
     return {
         "layer_norm_position": "pre",
         "activation_function": options.text("pos_ffn_activation_fn", "relu"),
@@ -209,7 +210,8 @@ def _fields(options: Options, epsilon: float) -> Fields:
         "decoder_attention_heads": heads,
         "layer_norm_eps": options.number("norm_eps", epsilon, 0.0),
         "scale_embedding": True,
-        "dropout": first_number(options, "dropout"),
+        "dropout": dropout,
+        "activation_dropout": dropout,
         "attention_dropout": first_number(options, "attention_dropout"),
     }
 

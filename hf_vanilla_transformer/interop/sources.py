@@ -12,7 +12,7 @@ from ..utils.errors import UserError, shown
 from ..utils.untrusted import one_line, read_json_object, refuse_special_files
 from .converted import Tensors
 from .options import Options
-from .state_dicts import STACKS, find_weights, read_torch_file, require_tensors
+from .state_dicts import STACKS, find_weights, read_torch_file, without_prefix
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 #: The embeddings in the files of transformers' classes.
@@ -96,7 +96,7 @@ def weight_files(folder: Path) -> list[Path]:
     raise UserError(f"{folder}: no weights: there is none of {', '.join(WEIGHTS)}")
 
 
-def read_parts(files: Iterable[Path], folder: Path, *known: str) -> Tensors:
+def read_parts(files: Iterable[Path], *known: str) -> Tensors:
     """The tensors of several files. `known` names are as in `require_tensors`."""
     tensors: Tensors = {}
     for file in files:
@@ -106,4 +106,4 @@ def read_parts(files: Iterable[Path], folder: Path, *known: str) -> Tensors:
         if twice := sorted(tensors.keys() & part.keys()):
             raise UserError(f"{file}: {shown(twice[0])} is also in a file before it")
         tensors |= part
-    return require_tensors(tensors, str(folder), *known)
+    return without_prefix(tensors, known)

@@ -204,7 +204,7 @@ def require_tensors(state: object, where: str, *known: str) -> Tensors:
     }
     for name, tensor in tensors.items():
         _check_tensor(tensor, f"{where}: {shown(name)}")
-    return _of_one_model(tensors, known)
+    return without_prefix(tensors, known)
 
 
 def _check_tensor(tensor: object, where: str) -> None:
@@ -217,7 +217,7 @@ def _check_tensor(tensor: object, where: str) -> None:
         raise UserError(f"{where} contains numbers that are not finite")
 
 
-def _of_one_model(tensors: Tensors, known: Iterable[str]) -> Tensors:
+def without_prefix(tensors: Tensors, known: Iterable[str]) -> Tensors:
     """The tensors without the prefix of `known` ones, and without averages of the model."""
     prefixes = {
         name.removesuffix(end)

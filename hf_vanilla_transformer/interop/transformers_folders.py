@@ -103,7 +103,7 @@ def read_folder(config_class: type[PreTrainedConfig], source: str | Path) -> Pee
         settings = GenerationConfig.from_model_config({**config.to_dict(), **values}).to_diff_dict()
     if file.is_file():
         settings = read_json_object(file)
-    return PeerFolder(config, read_parts(weight_files(folder), folder, *EMBEDDINGS), settings)
+    return PeerFolder(config, read_parts(weight_files(folder), *EMBEDDINGS), settings)
 
 
 def _read_config(folder: Path, model_type: str) -> Fields:

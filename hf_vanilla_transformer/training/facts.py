@@ -80,14 +80,16 @@ def other_facts(run: Run) -> dict[str, object]:
     for split in SCORED:
         facts[split_fact(split)] = _digest_of_split(run, split)
     for name in _CODE:
-        facts[f"code of {name}"] = _code_digest(getattr(run.data_args, name))
+        facts[f"code of {name}"] = names_digest(getattr(run.data_args, name))
     return facts | _score_facts(run)
 
 
-def _code_digest(names: str | list[str] | None) -> str | None:
-    """A digest of the modules of MODULE:FUNCTION names. Other names have none."""
+def names_digest(names: str | list[str] | None) -> str | None:
+    """A digest of the modules of MODULE:FUNCTION names, and of the folders of metrics. Other names have none."""
     listed = [names] if isinstance(names, str) else names or []
-    return source_digest(name.partition(":")[0] for name in listed if ":" in name)
+    functions = source_digest(name.partition(":")[0] for name in listed if ":" in name)
+    folders = [str(content_of(name)["digest"]) for name in listed if Path(name).is_dir()]
+    return " ".join(filter(None, [functions, *folders])) or None
 
 
 def split_fact(split: str) -> str:

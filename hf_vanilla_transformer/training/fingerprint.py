@@ -13,16 +13,17 @@ does not change silently. A setting that a checkpoint records and that no longer
 was switched off (`compare`).
 """
 
+import ast
 import hashlib
 import json
 import math
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
+from importlib.util import resolve_name
 from pathlib import Path
-from types import FunctionType, ModuleType
 from typing import TypeGuard
 
 from torch.distributed.fsdp import FSDPModule
@@ -98,24 +99,30 @@ ARCHITECTURE = tuple(
     and not each.name.endswith(_OF_TOKENS)
 )
 
-# Arguments that are compared as something else: argument -> name in the fingerprint.
-COMPARED_AS = {
-    "bf16": "precision",
-    "fp16": "precision",
-    "auto_bf16": "precision",
-    "per_device_train_batch_size": "pairs per update",
-    "gradient_accumulation_steps": "pairs per update",
-    "dataloader_drop_last": "dataloader_drop_last",
-    "train_sampling_strategy": "train_sampling_strategy",
-    "teacher": "teacher",
-    "model_name_or_path": "model_name_or_path",
-    "model_class": "model_class",
-    "trust_remote_code": "model_class",
-    "lora_r": "lora_r",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "lora_target_modules": "lora_target_modules",
-}
+# Arguments that are compared as something else.
+COMPARED_AS = (
+    # precision
+    "bf16",
+    "fp16",
+    "auto_bf16",
+    # pairs per update
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    # unless token batches or a stream leave them without effect
+    "dataloader_drop_last",
+    "train_sampling_strategy",
+    # the contents of folders
+    "teacher",
+    "model_name_or_path",
+    # the name and the code of the class
+    "model_class",
+    "trust_remote_code",
+    # with their defaults filled in
+    "lora_r",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_target_modules",
+)
 
 # Names of earlier versions for what is compared by another name.
 _FORMER = ("fine-tuning",)
@@ -263,8 +270,6 @@ def _require_known(checkpoint: Path, unknown: Mapping[str, object], remedy: str)
 
 def _equal(saved: object, now: object) -> bool:
     """Compare two values, of a content by its digest. If one digest is unknown, the names must be equal."""
-    if isinstance(saved, list) and isinstance(now, list):
-        return len(saved) == len(now) and all(map(_equal, saved, now))
     if _is_content(saved) and _is_content(now) and saved["digest"] and now["digest"]:
         return bool(saved["digest"] == now["digest"])
     if _is_content(saved) and _is_content(now):
@@ -274,11 +279,6 @@ def _equal(saved: object, now: object) -> bool:
 
 def _shown(value: object, other: object) -> str:
     """A value in a message. A digest is shown if the name alone does not tell the two apart."""
-    if isinstance(value, list) and any(map(_is_content, value)):
-        others = (
-            other if isinstance(other, list) and len(other) == len(value) else [None] * len(value)
-        )
-        return " ".join(map(_shown, value, others))
     if not _is_content(value):
         return str(value)
     same_name = _is_content(other) and other["name"] == value["name"]
@@ -338,13 +338,17 @@ _TOKENIZER_FOLDER = "target_tokenizer"
 _BLOCK = 1 << 22
 
 
-def content_of(folder: str | os.PathLike) -> dict[str, object]:
-    """Return the name of a model folder with a digest of its weights, settings, tokenizers and code.
+def content_of(*folders: str | os.PathLike) -> dict[str, object]:
+    """Return the names of model folders with a digest of their weights, settings, tokenizers and code.
 
-    The digest of a folder that is not on this machine is None.
+    The digest is None if a folder is not on this machine.
     """
-    root = Path(folder)
-    return {"name": str(folder), "digest": _digest(root) if root.is_dir() else None}
+    paths = [Path(folder) for folder in folders]
+    is_here = all(path.is_dir() for path in paths)
+    return {
+        "name": " ".join(map(str, folders)),
+        "digest": " ".join(map(_digest, paths)) if is_here else None,
+    }
 
 
 def _is_content(value: object) -> TypeGuard[dict[str, str | None]]:
@@ -370,6 +374,7 @@ def _digest(root: Path) -> str:
 # Models
 
 _REMOTE_CODE = "transformers_modules."
+_PACKAGE = __package__.partition(".")[0]
 
 
 def class_name(instance: object) -> str:
@@ -381,49 +386,56 @@ def class_name(instance: object) -> str:
     return f"{module}:{kind.__qualname__}"
 
 
-def code_digest(instance: object) -> str | None:
-    """A digest of the code of a user's own class, or None for classes of libraries."""
-    libraries = (__package__.partition(".")[0], "transformers", "torch", "builtins")
-    modules = [kind.__module__ for kind in type(instance).__mro__]
-    return source_digest([name for name in modules if name.partition(".")[0] not in libraries])
+def code_digest(part: object) -> str | None:
+    """A digest of the code of a user's own function, or of the class of an object. None for those of libraries."""
+    return source_digest(
+        getattr(each, "__module__", "builtins") for each in (part, *type(part).__mro__)
+    )
+
+
+# Also if their code is not in a folder of installed packages.
+_LIBRARIES = {_PACKAGE, "torch", "transformers", *sys.stdlib_module_names}
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def source_digest(names: Iterable[str]) -> str | None:
-    """A digest of the files of imported modules, and of those that they use from their folders.
+    """A digest of the files of imported modules, and of the modules that they import, without libraries.
 
     None if there are none, as for code of an interactive session.
     """
     files: set[Path] = set()
     for name in names:
-        if name in sys.modules:  # not that of a class that was made at run time
-            _add_source(sys.modules[name], files)
+        _add_source(name, name.partition(".")[0], files)
     digest = hashlib.blake2b(digest_size=8)
     for file in sorted(files):
         digest.update(file.read_bytes())
     return digest.hexdigest() if files else None
 
 
-def _add_source(module: ModuleType, files: set[Path]) -> None:
-    """Add the file of a module, and those of the modules in its folder whose functions, classes or selves it names."""
-    file = _source_file(module)
-    if file is None or file in files:
+def _add_source(name: str, own: str, files: set[Path]) -> None:
+    """Add the file of a module, and those of the modules that it imports. The package `own` may be installed."""
+    module = sys.modules.get(name)  # None for that of a class that was made at run time
+    file = Path(getattr(module, "__file__", None) or "")
+    package = name.partition(".")[0]
+    is_installed = not _INSTALLED.isdisjoint(file.parts)
+    if package in _LIBRARIES or (is_installed and package != own):
+        return
+    if file in files or file.suffix != ".py" or not file.is_file():
         return
     files.add(file)
-    for value in list(vars(module).values()):
-        home = value if isinstance(value, ModuleType) else _home(value)
-        other = None if home is None else _source_file(home)
-        if home is not None and other is not None and other.parent == file.parent:
-            _add_source(home, files)
+    for imported in _imports(file, getattr(module, "__package__", None)):
+        _add_source(imported, own, files)
 
 
-def _home(value: object) -> ModuleType | None:
-    """The module that defines a function or class, or None for other values."""
-    return sys.modules.get(value.__module__) if isinstance(value, type | FunctionType) else None
-
-
-def _source_file(module: ModuleType) -> Path | None:
-    file = getattr(module, "__file__", None)
-    return Path(file) if file and file.endswith(".py") and Path(file).is_file() else None
+def _imports(file: Path, package: str | None) -> Iterator[str]:
+    """The names of the modules that a file imports, and names in them, which may be modules too."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            name = resolve_name("." * node.level + (node.module or ""), package)
+            yield name
+            yield from (f"{name}.{alias.name}" for alias in node.names)
 
 
 # Fields of an adapter's configuration that do not change its function.

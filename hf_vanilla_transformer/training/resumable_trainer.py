@@ -106,10 +106,9 @@ class ResumableTrainer(Seq2SeqTrainer):
         self.fixed_facts = dict(fixed_facts or {})
         self.other_facts = dict(other_facts or {})
         self.kept_code = KeptCode(self._base_model())
-        # When training started: the contents of the teachers' folders, and the code of the model's class and this one.
-        self._teachers: list[dict[str, object]] = []
-        self._code: str | None = None
-        self._trainer_code: str | None = None
+        # When training started: the contents of the teachers' folders, and the code of the user.
+        self._teachers: object = []
+        self._code: dict[str, object] = {}
         # Batches per update without `tokens_per_update`. A resumed run takes the number from the checkpoint.
         self.batches_per_update = self.args.world_size
         # The plan of the training loader, or None without token batches.
@@ -189,12 +188,16 @@ class ResumableTrainer(Seq2SeqTrainer):
         """Refuse a checkpoint that is damaged or of a different run, and read its position in the data."""
         self._resumed_from = checkpoint
         self._resume_position = {}
-        self._teachers = [
-            content_of(folder) for folder in getattr(self.args, "teacher", None) or ()
-        ]
-        # A trial of a hyperparameter search has no model yet.
-        self._code = None if self.model is None else code_digest(self._base_model())
-        self._trainer_code = code_digest(self)
+        teachers = getattr(self.args, "teacher", None)
+        self._teachers = content_of(*teachers) if teachers else []
+        parts = {
+            # A trial of a hyperparameter search has no model yet.
+            "model_class": None if self.model is None else self._base_model(),
+            "trainer": self,
+            "compute_loss_func": self.compute_loss_func,
+            "data_collator": self.data_collator,
+        }
+        self._code = {f"code of {name}": code_digest(part) for name, part in parts.items()}
         if checkpoint is None:
             return
         read_json_object(checkpoint / TRAINER_STATE)
@@ -252,8 +255,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         return {
             **other_settings(self.args),
             **plain_values(self.args, SELECTION),
-            "code of model_class": self._code,
-            "code of trainer": self._trainer_code,
+            **self._code,
             **{f"version of {name}": number for name, number in versions("peft").items()},
             **self.other_facts,
         }

@@ -10,9 +10,10 @@ from transformers import M2M100ForConditionalGeneration, MarianMTModel
 
 from hf_vanilla_transformer.interop.eole import from_eole
 from hf_vanilla_transformer.interop.fairseq import from_fairseq
+from hf_vanilla_transformer.interop.joeynmt import from_joeynmt
 from hf_vanilla_transformer.interop.marian_npz import from_marian_npz
 from hf_vanilla_transformer.interop.opennmt import from_opennmt
-from tests.interop.checkpoints import eole, fairseq, marian_npz, opennmt
+from tests.interop.checkpoints import eole, fairseq, joeynmt, marian_npz, opennmt
 from tests.interop.foreign import converted, random_ids, write_m2m100_folder, write_opus_folder
 from tests.model_helpers import error_of
 
@@ -106,3 +107,21 @@ def test_search_that_generate_lacks_is_named(read, changed, neutral, tmp_path):
     assert not any("dropped" in note for note in read(tmp_path, **neutral))
     (note,) = (note for note in read(tmp_path, **changed) if "dropped" in note)
     assert all(name in note.replace("-", "_") for name in changed)
+
+
+def test_dropouts_of_the_training_are_kept(tmp_path: Path) -> None:
+    """As the table of options in the README says: for fine-tuning."""
+    marian = {"transformer_dropout": 0.1, "transformer_dropout_attention": 0.2, "transformer_dropout_ffn": 0.3}
+    marian_npz.save(tmp_path / "model.npz", marian_npz.weights((9, 9)), **marian)
+    opennmt.save(tmp_path / "model.pt", *opennmt.weights((9, 8)), dropout=[0.1], attention_dropout=[0.2])
+    words = [*"abcde"], [*"vwxy"]
+    joeynmt.save(tmp_path / "joeynmt", joeynmt.weights((9, 8)), words)
+    found = {
+        "marian": from_marian_npz(tmp_path / "model.npz"),
+        "opennmt": from_opennmt(tmp_path / "model.pt"),
+        "joeynmt": from_joeynmt(tmp_path / "joeynmt"),
+    }
+    expected = {"marian": (0.1, 0.2, 0.3), "opennmt": (0.1, 0.2, 0.1), "joeynmt": (0.1, 0.1, 0.1)}
+    for name, converted_model in found.items():
+        config = converted_model.model.config
+        assert (config.dropout, config.attention_dropout, config.activation_dropout) == expected[name], name

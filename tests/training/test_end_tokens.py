@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForSeq2SeqLM,
     BertTokenizerFast,
@@ -61,12 +61,14 @@ def test_resumed_run_keeps_the_end_token(tmp_path: Path) -> None:
     assert AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run").config.eos_token_id == tokenizer.sep_token_id
 
 
-def words_alone(**special: str) -> PreTrainedTokenizerFast:
-    """A tokenizer that puts nothing around a sentence."""
+def words_alone(template: str = "", **special: str) -> PreTrainedTokenizerFast:
+    """A tokenizer that puts nothing around a sentence, or the tokens of a template."""
     names = ["<pad>", "<unk>", "</s>", "one", "two", "eins", "zwei"]
     model = models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="<unk>")
     backend = Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    if template:
+        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("</s>", 2)])
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", **special)
 
 
@@ -75,6 +77,7 @@ def words_alone(**special: str) -> PreTrainedTokenizerFast:
     [
         (words_alone(pad_token="<pad>", eos_token="</s>"), "puts no token at the end of a sentence"),
         (words_alone(pad_token="<pad>"), "puts no token at the end of a sentence"),
+        (words_alone("</s> $A", pad_token="<pad>", eos_token="</s>"), "puts no token at the end of a sentence"),
         (words_alone(eos_token="</s>"), "has no pad_token"),
     ],
 )

@@ -9,6 +9,7 @@ import io
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.training import resumable_trainer
+from hf_vanilla_transformer.training.facts import names_digest
 from hf_vanilla_transformer.training.fingerprint import (
     COMPARED_AS,
     IRRELEVANT,
@@ -35,7 +37,7 @@ from hf_vanilla_transformer.utils.errors import UserError
 from hf_vanilla_transformer.utils.system_info import versions
 from hf_vanilla_transformer.utils.user_code import import_function
 from tests.model_helpers import randomise, tiny_model
-from tests.trainer_helpers import SAVING, EntropyLoss, run_tiny, trained, write_pairs
+from tests.trainer_helpers import SAVING, EntropyLoss, collate, run_tiny, trained, write_pairs
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 ZAHLEN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht"]
@@ -483,6 +485,70 @@ def test_code_that_a_function_uses_is_compared(tmp_path: Path, monkeypatch: pyte
     assert source_digest(["spelling"]) != before
     assert source_digest(["builtins"]) is None
     assert source_digest(["made_at_run_time"]) is None
+
+
+@pytest.mark.parametrize(
+    ("place", "imports"),
+    [
+        ("parts.py", "from parts import TABLE"),
+        ("parts.py", "from parts import spelling as change"),
+        ("lib/parts.py", "import lib.parts"),
+        ("lib/parts.py", "from lib import parts"),
+        ("lib/parts.py", "from lib.parts import TABLE as other"),
+        ("task/parts.py", "from .parts import TABLE"),
+        ("task/parts.py", "from . import parts"),
+    ],
+)
+def test_code_that_is_imported_in_any_way_is_compared(
+    place: str, imports: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of constants, instances and modules, in the same folder, in another one and in a package."""
+    for package in ("lib", "task"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    file = tmp_path / place
+    file.write_text("TABLE = {'a': 'b'}\nspelling = type('Spelling', (), {})()\n")
+    (tmp_path / "task" / "rewriting.py").write_text(f"{imports}\n\n\ndef rewrite(*texts):\n    return texts\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    known = {*sys.modules}
+    try:
+        import_function("task.rewriting:rewrite", "rewrite")
+        before = source_digest(["task.rewriting"])
+        file.write_text(file.read_text().replace("'b'", "'c'"))
+        assert before is not None and source_digest(["task.rewriting"]) != before
+    finally:
+        for name in {*sys.modules} - known:
+            del sys.modules[name]
+
+
+def test_code_of_a_loss_and_a_collator_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("loss_part", "batch_part"):
+        code = f"def {name}(*inputs, **others):\n    return function(*inputs, **others)\n"
+        (tmp_path / f"{name}.py").write_text(code)
+    loss, batch = (import_function(f"{name}:{name}", name) for name in ("loss_part", "batch_part"))
+    loss.__globals__["function"] = lambda outputs, labels, num_items_in_batch: outputs.logits.logsumexp(-1).mean()
+    batch.__globals__["function"] = lambda rows: collate(rows) | {"decoder_input_ids": collate(rows)["input_ids"]}
+    parts = {"compute_loss_func": loss, "data_collator": batch, **SAVING}
+    trained(tmp_path / "run", max_steps=1, **parts)
+    for name in ("loss_part", "batch_part"):
+        with (tmp_path / f"{name}.py").open("a") as file:
+            file.write("# another version\n")
+    capsys.readouterr()
+    trained(tmp_path / "run", resume=True, max_steps=2, **parts)
+    assert changes(capsys.readouterr().out) == ["code of compute_loss_func", "code of data_collator"]
+
+
+def test_folder_of_a_metric_is_compared(tmp_path: Path) -> None:
+    metric = tmp_path / "metric"
+    metric.mkdir()
+    (metric / "metric.py").write_text("SCALE = 1\n")
+    before = names_digest([str(metric), "bleu"])
+    (metric / "metric.py").write_text("SCALE = 2\n")
+    assert before is not None and names_digest([str(metric), "bleu"]) != before
+    assert names_digest(["bleu", "chrf"]) is None
 
 
 def test_code_of_functions_is_printed(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
