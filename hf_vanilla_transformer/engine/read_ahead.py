@@ -105,19 +105,18 @@ class ReadAhead:
         if not taken:
             return None
         for source, first_tokens in taken:
-            tensors = (source.states, source.mask, source.ids, first_tokens)
-            self.stream.hand_over(each for each in tensors if each is not None)
+            self.stream.hand_over([source.states, source.mask, first_tokens])
         return _joined(taken)
 
 
 def _rows(sentences: Sentences, rows: slice) -> Sentences:
+    """Some of the sentences, without their ids."""
     source, first_tokens = sentences
-    ids = None if source.ids is None else source.ids[rows]
-    return EncodedSource(source.states[rows], source.mask[rows], ids), first_tokens[rows]
+    return EncodedSource(source.states[rows], source.mask[rows]), first_tokens[rows]
 
 
 def _joined(parts: list[Sentences]) -> Sentences:
-    """Sentences with sources of different width as one batch, without their ids."""
+    """Sentences with sources of different width as one batch."""
     width = max(source.mask.shape[1] for source, _ in parts)
     states = torch.cat([resized(source.states, width, 1) for source, _ in parts])
     mask = torch.cat([resized(source.mask, width, 1) for source, _ in parts])
