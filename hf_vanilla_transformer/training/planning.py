@@ -24,7 +24,7 @@ from .arguments import (
 )
 from .callbacks import StopWithCheckpoint
 from .corpus import Corpus
-from .distributed import broadcast_from_main, print_main
+from .distributed import broadcast_from_main, has_other_ranks, print_main
 from .fingerprint import CHOICE, UPDATES, read_run_state
 from .trainer import VanillaTransformerTrainer
 
@@ -129,6 +129,8 @@ class PlanUpdates(TrainerCallback):
             return
         if planned is not None and (step - self._start[0] < planned * _CHECKED or step >= planned):
             return
+        if planned is None and step % _WARM_UP and has_other_ranks():
+            return  # asking the main rank waits for the device
         per_update = (seconds - self._start[1]) / max(step - self._start[0], 1)
         left = int((_TRAINED * limit - seconds) / max(per_update, 1e-9))
         is_due = planned is not None or self.stop.seconds() >= _MEASURED * limit

@@ -6,8 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from transformers import TrainerState, TrainingArguments
 
-from hf_vanilla_transformer.training import callbacks
+from hf_vanilla_transformer.training import callbacks, planning
+from hf_vanilla_transformer.training.callbacks import StopWithCheckpoint
+from hf_vanilla_transformer.training.planning import PlanUpdates, make_schedule
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from tests.trainer_helpers import assert_same_model, error_of, run_tiny, write_pairs
 
@@ -127,6 +130,19 @@ def planned(folder, flags, **fields):
 
 
 SCHEDULED = {"lr_scheduler_type": "linear", "warmup_steps": 3, "max_minutes": 5, "num_train_epochs": 100}
+
+
+def test_several_ranks_seldom_ask_whether_the_plan_is_due(monkeypatch):
+    asked = []
+    monkeypatch.setattr(planning, "has_other_ranks", lambda: True)
+    monkeypatch.setattr(planning, "broadcast_from_main", lambda make: asked.append(state.global_step) or make())
+    schedule = make_schedule(TrainingArguments("unused", use_cpu=True), 100)
+    plan = PlanUpdates(SimpleNamespace(lr_scheduler=schedule, fixed_facts={}), StopWithCheckpoint(max_minutes=100))
+    state = TrainerState()
+    for step in range(1, 45):
+        state.global_step = step
+        plan.on_step_end(None, state, None)
+    assert asked == [20, 30, 40]
 
 
 @pytest.mark.slow
