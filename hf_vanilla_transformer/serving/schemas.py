@@ -4,10 +4,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-_API_KEY = "the key of the server, if it has one and the request has no bearer token"
+
+class _Request(BaseModel):
+    api_key: Any = Field(
+        None,
+        description="the key of the server, if it has one and the request has no bearer token",
+    )
 
 
-class TranslateRequest(BaseModel):
+class TranslateRequest(_Request):
     """The body of `POST /translate`. Unknown fields are ignored, as LibreTranslate ignores them."""
 
     q: str | list[str] = Field(description="a text, or in JSON a list of texts")
@@ -20,7 +25,6 @@ class TranslateRequest(BaseModel):
     probabilities: bool = Field(
         False, description="whether to return the probability of every token"
     )
-    api_key: Any = Field(None, description=_API_KEY)
 
 
 class DetectedLanguage(BaseModel):
@@ -56,7 +60,7 @@ class TranslateAnswer(BaseModel):
     )
 
 
-class PredictRequest(BaseModel):
+class PredictRequest(_Request):
     """The body of `POST /predict`. Unknown fields are ignored."""
 
     q: str | list[str] = Field(description="a sequence, or in JSON a list of sequences")
@@ -66,7 +70,6 @@ class PredictRequest(BaseModel):
     n_best: int = Field(
         1, ge=1, description="most predictions of each sequence, at most the server's beams"
     )
-    api_key: Any = Field(None, description=_API_KEY)
 
 
 class Prediction(BaseModel):
@@ -88,23 +91,21 @@ class PredictAnswer(BaseModel):
     )
 
 
-class DetectRequest(BaseModel):
+class DetectRequest(_Request):
     """The body of `POST /detect`."""
 
     q: str = Field(description="a text")
-    api_key: Any = Field(None, description=_API_KEY)
 
 
-class FileRequest(BaseModel):
+class FileRequest(_Request):
     """The form of `POST /translate_file`."""
 
     file: Any = Field(description="a document, with the suffix of its format")
     source: str = Field(min_length=1, description="a language code of GET /languages, or auto")
     target: str = Field(min_length=1, description="a language code of GET /languages")
-    api_key: Any = Field(None, description=_API_KEY)
 
 
-class PageRequest(BaseModel):
+class PageRequest(_Request):
     """The body of `POST /page/translate`."""
 
     text: str = Field(description="a text")
@@ -117,7 +118,6 @@ class PageRequest(BaseModel):
     inside: bool = Field(
         False, description="add attention scores, lengths of residual streams and position vectors"
     )
-    api_key: Any = Field(None, description=_API_KEY)
 
 
 class Language(BaseModel):

@@ -89,11 +89,10 @@ def _site(
     folder: Path, source: str | None, target: str | None, translator: Translator
 ) -> dict[str, object]:
     """`site.json` of the page, as web/README.md describes it."""
-    described = translator.describe()
     return {
         "engine": "server",
         **model_facts(translator.model, folder, source, target, translator.task),
-        "dtype": described["dtype"],
+        "dtype": translator.describe()["dtype"],
         "bytes": translator.model.get_memory_footprint(),
     }
 

@@ -51,7 +51,9 @@ def main(arguments: list[str] | None = None) -> None:
     """The console command. Always raises SystemExit, with the status of the subcommand, or 2 if there is none."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in SUBCOMMANDS:
-        run_subcommand(arguments[0], arguments[1:])
+        name, *own = arguments
+        module = importlib.import_module(f".{name}", __package__)
+        run_module(module, own, f"vanilla-transformer {name}")
     width = max(map(len, SUBCOMMANDS))
     parser = Parser(
         prog="vanilla-transformer",
@@ -73,13 +75,6 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(0)
     hint = did_you_mean(parsed.subcommand, SUBCOMMANDS) or f"choose from {', '.join(SUBCOMMANDS)}"
     parser.exit(2, f"error: {parsed.subcommand}: no such subcommand; {hint}\n")
-
-
-def run_subcommand(name: str, arguments: list[str]) -> None:
-    """Run one of `SUBCOMMANDS`. Always raises SystemExit, with 2 for wrong arguments."""
-    run_module(
-        importlib.import_module(f".{name}", __package__), arguments, f"vanilla-transformer {name}"
-    )
 
 
 def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:
