@@ -23,6 +23,23 @@ def wheel(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
+def installed(folder: Path, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess:
+    """Run Python without a network, in an empty folder, with the package of `folder / "site"` alone."""
+    empty = folder / "empty"
+    empty.mkdir(exist_ok=True)
+    unreachable = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTPS_PROXY", "HTTP_PROXY")}
+    own = {"PYTHONPATH": str(folder / "site"), "HF_HOME": str(folder / "home")}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=empty,
+        env=os.environ | unreachable | own,
+    )
+
+
 @pytest.mark.slow  # pip makes an environment for the build
 def test_wheel_has_the_command_and_its_recipes(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
@@ -34,20 +51,11 @@ def test_wheel_has_the_command_and_its_recipes(wheel: Path, tmp_path: Path) -> N
     assert {f"vanilla_transformer_cli/recipes/{name}.yaml" for name in installed_recipes()} <= names
     assert {"hf_vanilla_transformer/py.typed", "hf_vanilla_transformer/hub/card_template.md"} <= names
     assert not [name for name in names if name.startswith(("tests/", "scripts/"))]
-    (tmp_path / "empty").mkdir()
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for arguments in (["recipes", "numbers_en_de"], ["train", "--help"], ["--version"]):
-        run = subprocess.run(
-            [sys.executable, "-m", "vanilla_transformer_cli", *arguments], capture_output=True, text=True, timeout=300,
-            cwd=tmp_path / "empty", env=environment | {"PYTHONPATH": str(tmp_path / "site")},
-        )  # fmt: skip
+        run = installed(tmp_path, "-m", "vanilla_transformer_cli", *arguments)
         assert run.returncode == 0, run.stderr
     # a recipe by its name, read from the wheel: the run begins and refuses the size
-    flags = ["train", "numbers_en_de", "--numbers_size", "0"]
-    run = subprocess.run(
-        [sys.executable, "-m", "vanilla_transformer_cli", *flags], capture_output=True, text=True, timeout=300,
-        cwd=tmp_path / "empty", env=environment | {"PYTHONPATH": str(tmp_path / "site")},
-    )  # fmt: skip
+    run = installed(tmp_path, "-m", "vanilla_transformer_cli", "train", "numbers_en_de", "--numbers_size", "0")
     assert run.returncode == 2, run.stderr
     assert "numbers_size" in run.stderr and "at least 1" in run.stderr
 
@@ -66,26 +74,12 @@ def test_installed_wheel_predicts_phonemes_offline(wheel: Path, tmp_path: Path) 
         folder = tmp_path / "site" / prefix
         assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 3e6
     folder = tmp_path / "site" / "hf_vanilla_transformer" / "models" / "g2p_en"
-    (tmp_path / "empty").mkdir()
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "HF_HOME")}
-    unreachable = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTPS_PROXY", "HTTP_PROXY")}
-    environment = kept | unreachable | {"PYTHONPATH": str(tmp_path / "site"), "HF_HOME": str(tmp_path / "home")}
-    command = [sys.executable, "-m", "vanilla_transformer_cli", "predict", "--model", "g2p_en"]
-    run = subprocess.run(
-        command,
-        input="kitten\nworld\n",
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path / "empty",
-        env=environment,
-    )
+    command = ["-m", "vanilla_transformer_cli", "predict", "--model", "g2p_en"]
+    run = installed(tmp_path, *command, given="kitten\nworld\n")
     assert run.stdout == "K IH T AH N\nW ER L D\n", run.stderr
     script = (
         "import hf_vanilla_transformer, sys; from transformers import AutoModelForSeq2SeqLM; "
         "AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1])"
     )
-    loaded = subprocess.run(
-        [sys.executable, "-c", script, str(folder)], capture_output=True, text=True, timeout=300, env=environment
-    )
+    loaded = installed(tmp_path, "-c", script, str(folder))
     assert loaded.returncode == 0, loaded.stderr

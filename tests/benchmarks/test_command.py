@@ -5,28 +5,13 @@ import os
 import signal
 
 import pytest
-import torch
 
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from scripts.benchmarks import __main__ as benchmarks
 from scripts.benchmarks import decoding as decoding_benchmark
 from scripts.benchmarks import training as training_benchmark
 from scripts.benchmarks.report import Measurement
-from tests.model_helpers import tiny_model
+from tests.benchmarks.conftest import SENTENCES
 from vanilla_transformer_cli.main import run_module
-
-SENTENCES = ["two hundred", "a dog sleeps .", "thirty-four cats and a dog run"]
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    model = tiny_model(vocab_size=300, tie_word_embeddings=False, lm_head_bias=True)
-    with torch.no_grad():
-        model.lm_head.bias[2] += 2
-    model.save_pretrained(folder)
-    save_tokenizers(folder, train_tokenizer(SENTENCES * 3, 300))
-    return folder
 
 
 @pytest.fixture
@@ -47,9 +32,9 @@ def run(capfd, tmp_path, in_tmp_path):
 
 
 @pytest.mark.slow
-def test_decoding_figures_are_printed_and_written(run, model_folder, tmp_path):
+def test_decoding_figures_are_printed_and_written(run, folder, tmp_path):
     status, printed, errors = run(
-        "--model", model_folder, "--source", "source", "--reference", "reference", "--bleu_tokenize", "none",
+        "--model", folder, "--source", "source", "--reference", "reference", "--bleu_tokenize", "none",
         "--engines", "ours_fp32", "--batch_sizes", 2, "--num_beams", 1, 4, "--rounds", 1, "--threads", 1,
         "--output", "found.json",
     )  # fmt: skip
@@ -63,7 +48,7 @@ def test_decoding_figures_are_printed_and_written(run, model_folder, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_benchmark_reports_the_finished_rounds(run, model_folder, tmp_path, monkeypatch, number):
+def test_interrupted_benchmark_reports_the_finished_rounds(run, folder, tmp_path, monkeypatch, number):
     def compare(*_, **__):
         one = Measurement("ours_fp32", {"batch": 2, "beams": 1})
         one.add(2.0, 30, None)
@@ -72,7 +57,7 @@ def test_interrupted_benchmark_reports_the_finished_rounds(run, model_folder, tm
         raise AssertionError("the signal was ignored")
 
     monkeypatch.setattr(decoding_benchmark, "compare", compare)
-    status, printed, errors = run("--model", model_folder, "--source", "source", "--output", "found.json")
+    status, printed, errors = run("--model", folder, "--source", "source", "--output", "found.json")
     assert status == 130 and "| ours_fp32 | 2 | 1 | 15 |" in printed
     assert errors == "interrupted: the figures are those of the rounds finished by then\n"
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
@@ -91,13 +76,13 @@ def test_interrupted_benchmark_reports_the_finished_rounds(run, model_folder, tm
         (("--output", "."), "error: .: "),
     ],
 )
-def test_wrong_arguments_are_refused_before_an_engine_starts(run, model_folder, tmp_path, monkeypatch, wrong, message):
+def test_wrong_arguments_are_refused_before_an_engine_starts(run, folder, tmp_path, monkeypatch, wrong, message):
     def refuse(*_, **__):
         raise AssertionError("an engine was started")
 
     monkeypatch.setattr(decoding_benchmark, "Worker", refuse)
     (tmp_path / "short").write_text("one\n")
-    status, printed, errors = run("--model", model_folder, "--source", "source", *wrong)
+    status, printed, errors = run("--model", folder, "--source", "source", *wrong)
     assert status == 2 and printed == ""
     assert errors.startswith("error: ") and message in errors
 

@@ -7,29 +7,16 @@ from typing import Any
 
 import pytest
 import sacrebleu
-import torch
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.inference import workers
 from hf_vanilla_transformer.interop.marian import to_marian
 from scripts.benchmarks import decoding as decoding_benchmark
 from scripts.benchmarks.decoding import compare
 from scripts.benchmarks.harness import Teams, Worker
-from tests.model_helpers import error_of, tiny_model
-
-SENTENCES = ["two hundred", "a dog sleeps .", "thirty-four cats and a dog run , two hundred sleep"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    model = tiny_model(vocab_size=300, tie_word_embeddings=False, lm_head_bias=True)
-    with torch.no_grad():
-        model.lm_head.bias[2] += 2
-    model.save_pretrained(folder)
-    save_tokenizers(folder, train_tokenizer(SENTENCES * 3, vocab_size=300))
-    return folder
+from tests.benchmarks.conftest import SENTENCES
+from tests.model_helpers import error_of
 
 
 class InProcessWorker:
