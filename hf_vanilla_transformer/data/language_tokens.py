@@ -16,7 +16,6 @@ from transformers import AddedToken, PreTrainedTokenizerBase
 
 from ..loss_vanilla_transformer import IGNORED
 from ..utils.errors import UserError, did_you_mean, shown
-from .language_codes import SAME_LANGUAGE, language_match
 from .side_tokens import AS_TEXT, Side, target_vocabulary
 
 # The codes of source and target. None: not named.
@@ -142,8 +141,12 @@ def known_code(code: str, known: Collection[str]) -> str | None:
     """
     if code in known:
         return code
-    spelled = [each for each in known if language_match(code, each) == SAME_LANGUAGE]
+    spelled = [each for each in known if _spelling(each) == _spelling(code)]
     return spelled[0] if len(spelled) == 1 else None
+
+
+def _spelling(code: str) -> str:
+    return code.replace("_", "-").lower()
 
 
 def language_tokens(

@@ -133,3 +133,11 @@ def test_mark_in_the_text_does_not_choose_the_language(tmp_path: Path, text: str
     marks = set(translator.directions.source.ids.values())
     ids = translator.directed("en", "de").encode(text)
     assert marks.intersection(ids) == {translator.directions.source.ids["de"]} and ids[0] in marks
+
+
+@pytest.mark.parametrize("on_source", [True, False])
+def test_codes_may_be_spelt_in_another_way(tmp_path: Path, on_source: bool) -> None:
+    """Also that of a source language, which has no token if the source is marked with its target."""
+    translator = Translator.from_pretrained(save_model_of_languages(tmp_path / "model", on_source))
+    expected = list(translator.translate(TEXT, source_lang="en", target_lang="de", max_new_tokens=4))
+    assert list(translator.directed("EN", "De").translate(TEXT, max_new_tokens=4)) == expected
