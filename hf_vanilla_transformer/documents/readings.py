@@ -6,12 +6,13 @@ import zipfile
 from html import escape, unescape
 
 from ..data.language_codes import language_match
-from ..data.translation_memories import untranslated_state, xml_language
+from ..data.translation_memories import MARKUP, untranslated_state, xml_language
 from ..utils.errors import UserError
 from ..utils.safe_xml import SAFE, XmlElement, local_name, memory_errors, parse_xml, root_name
 from .guard import Reading, letters_of
 from .passages import names
 from .po_files import po_lines, without_numbers
+from .translation_files import is_protected
 
 #: Elements that end a line of text, as browsers show them.
 _LINES = names(
@@ -30,7 +31,6 @@ _NOT_XML = re.compile(
 _TIMES = re.compile(r"\s*-?(?:\d+:){1,2}\d+(?:[,.]\d+)?\s*-->\s*-?(?:\d+:){1,2}\d+")
 _SUBTITLE_TAG = re.compile(r"</?[A-Za-z\d][^<>]*>|</>|\{\\[^{}]*\}|\{[A-Za-z]:[^{}]*\}")
 
-_CODES = names("ph bpt ept it ut x bx ex")
 #: The root elements of parts of DOCX and ODT with text.
 _PARTS = names("document hdr ftr footnotes endnotes comments document-content document-styles")
 #: Elements that a translation may have more or less often: runs, spaces and hyphens, and what programs write anew.
@@ -171,7 +171,7 @@ def read_xliff(document: str) -> Reading:
     for target in targets:
         if not untranslated_state(target.getparent()):
             _add_filled(target, reading)
-    _read_but(root, targets, reading)
+    _add_rest(root, targets, reading)
     return reading
 
 
@@ -186,7 +186,7 @@ def read_tmx(document: str, language: str) -> Reading:
     }
     for variant in variants:
         _add_filled(variant, reading)
-    _read_but(root, variants, reading)
+    _add_rest(root, variants, reading)
     return reading
 
 
@@ -197,7 +197,8 @@ def _xml(document: str) -> XmlElement:
 
 def _add_filled(element: XmlElement, reading: Reading) -> None:
     """The text of a translation without that of its codes."""
-    if not isinstance(element.tag, str) or local_name(element) in _CODES or _is_fixed(element):
+    name = local_name(element)
+    if not name or name in MARKUP or is_protected(element):
         return
     reading.add_text(element.text or "")
     for child in element:
@@ -205,24 +206,16 @@ def _add_filled(element: XmlElement, reading: Reading) -> None:
         reading.add_text(child.tail or "")
 
 
-def _is_fixed(element: XmlElement) -> bool:
-    return element.get("translate") == "no" or element.get("mtype") == "protected"
-
-
-def _read_but(element: XmlElement, filled: set[XmlElement], reading: Reading) -> None:
+def _add_rest(root: XmlElement, filled: set[XmlElement], reading: Reading) -> None:
     """The elements and texts in their order, without those that are filled."""
-    if element in filled:
-        return
-    attributes = sorted(item for item in element.attrib.items() if item[0] != "state")
-    text = (element.text or "").strip()
-    reading.order.append((str(element.tag), text, tuple(attributes)))
-    reading.sources.update(letters_of(text))
-    for child in element:
-        _read_but(child, filled, reading)
-        tail = (child.tail or "").strip()
-        reading.sources.update(letters_of(tail))
-        if tail:
-            reading.order.append(("text", tail))
+    for element in filled:
+        element.clear(keep_tail=True)
+    for element in root.iter():
+        texts = [(element.text or "").strip(), (element.tail or "").strip()]
+        if element not in filled:
+            attributes = sorted(item for item in element.attrib.items() if item[0] != "state")
+            reading.order.append((str(element.tag), *texts, tuple(attributes)))
+            reading.sources.update(letters_of("".join(texts)))
 
 
 def read_office(data: bytes) -> Reading:

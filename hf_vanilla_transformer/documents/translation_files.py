@@ -80,15 +80,13 @@ def translate_tmx(text: str, translate: TranslateTexts, source: str, target: str
 
 def _best_variant(variants: list[XmlElement], language: str) -> "XmlElement | None":
     """The segment of the first variant that fits a language best."""
-    best = 0
-    found = None
-    for variant in variants:
-        fit = language_match(language, xml_language(variant))
-        segment = child_of(variant, "seg")
-        if fit > best and segment is not None:
-            best = fit
-            found = segment
-    return found
+    fits = {
+        segment: language_match(language, xml_language(variant))
+        for variant in variants
+        for segment in variant.iterfind("{*}seg")
+    }
+    best = max(fits, key=lambda segment: fits[segment], default=None)
+    return best if best is not None and fits[best] else None
 
 
 class _Document:
@@ -154,7 +152,7 @@ class _Document:
 
     def fill(self, target: XmlElement, source: XmlElement) -> None:
         """Fill an element with the translation of another one."""
-        if any(map(_is_protected, source.iter("{*}sm"))):
+        if any(map(is_protected, source.iter("{*}sm"))):
             raise UserError(
                 'documents: <sm translate="no"> is not supported; write <mrk translate="no"> around its text'
             )
@@ -200,7 +198,8 @@ def _is_break(element: XmlElement) -> bool:
     return any(_BREAK_TEXT.fullmatch(text) for text in (*equivalents, content) if text)
 
 
-def _is_protected(element: XmlElement) -> bool:
+def is_protected(element: XmlElement) -> bool:
+    """Return whether the text of an inline element stays."""
     return element.get("translate") == "no" or element.get("mtype") == "protected"
 
 
@@ -213,7 +212,7 @@ class _Codes(InlineText):
             kind = "start" if name in _STARTS else "end"
             numbers = [element.get(key) for key in ("startRef", "rid", "i", "id")]
             return Role(kind, f"{name[1:]} {next(filter(None, numbers), '')}")
-        if _is_protected(element):
+        if is_protected(element):
             return Role("point")
         if name not in MARKUP:
             return Role("container")

@@ -656,8 +656,10 @@ def test_document_is_translated_sentence_by_sentence(tmp_path: Path, capfdbinary
     translator = echo_translator()
     one, two = translator.translate(["seven dogs.", "two hundred"])
     page = "<ul><li>seven dogs. <b>two hundred</b> {x}</li></ul>"
-    expected = f"<ul><li>{one} <b>{two}</b> {{x}}</li></ul>"
-    assert translate_document(page.encode(), ".html", text_translator(translator, "en", "de")).decode() == expected
+    expected = translate_document(page.encode(), ".html", text_translator(translator, "en", "de")).decode()
+    # the alignment of a random model decides where the placeholder stands
+    assert expected.count(" {x}") == 1
+    assert expected.replace(" {x}", "") == f"<ul><li>{one} <b>{two}</b></li></ul>"
     (tmp_path / "page.html").write_text(page)
     common = ["translate", "--model", str(echo_folder(tmp_path / "model")), "--input", str(tmp_path / "page.html")]
     assert pytest.raises(SystemExit, main, common).value.code == 0
