@@ -1,4 +1,4 @@
-/* What stands between the products of a Transformer, in one pass over each row, for int8 and for wide searches.
+/* What stands between the products of a Transformer, in one pass over each row.
  *
  * c_kernels.py compiles this file and documents the calls. Every row is computed alone, and in an order that depends on
  * nothing but its own tokens: a sentence gets the same numbers in every batch.
@@ -195,11 +195,25 @@ void attend(const float *x, i64 rows, i64 stride, const float *scales, const flo
     free(seen);
 }
 
-void best(float *x, i64 rows, i64 size, const float *scales, const float *bias, const uint8_t *hidden, i64 beams,
-          i64 count, i64 normalize, float *values, i64 *tokens) {
-    for (i64 r = 0; r < rows; r++, x += size, values += count, tokens += count) {
-        if (bias) for (i64 i = 0; i < size; i++) x[i] = x[i] * scales[r] + bias[i];
-        else for (i64 i = 0; i < size; i++) x[i] *= scales[r];
+/* The logits of a row as floats: those of a product with their scale and bias, in place, or others as they are. */
+static float *read_logits(void *logits, i64 row, i64 size, i64 wide, const float *scales, const float *bias,
+                          float *room) {
+    if (!wide) {
+        const uint16_t *numbers = (const uint16_t *)logits + row * size;
+        for (i64 i = 0; i < size; i++) room[i] = from_bfloat16(numbers[i]);
+        return room;
+    }
+    float *x = (float *)logits + row * size;
+    if (bias) for (i64 i = 0; i < size; i++) x[i] = x[i] * scales[row] + bias[i];
+    else if (scales) for (i64 i = 0; i < size; i++) x[i] *= scales[row];
+    return x;
+}
+
+void best(void *logits, i64 rows, i64 size, i64 wide, const float *scales, const float *bias, const uint8_t *hidden,
+          i64 beams, i64 count, i64 normalize, float *values, i64 *tokens) {
+    float *room = wide ? 0 : malloc(size * sizeof(float));
+    for (i64 r = 0; r < rows; r++, values += count, tokens += count) {
+        float *x = read_logits(logits, r, size, wide, scales, bias, room);
         const uint8_t *mask = hidden ? hidden + r / beams * size : 0;
         if (mask) for (i64 i = 0; i < size; i++) x[i] = mask[i] ? -1e30f : x[i];
         for (i64 n = 0; n < count; n++) values[n] = -FLT_MAX, tokens[n] = n;
@@ -219,4 +233,5 @@ void best(float *x, i64 rows, i64 size, const float *scales, const float *bias, 
         for (i64 i = 0; i < size; i++) total += exponential(x[i] - most);
         for (i64 n = 0; n < count; n++) values[n] -= most + logf(total);
     }
+    free(room);
 }

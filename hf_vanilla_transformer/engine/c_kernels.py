@@ -1,8 +1,8 @@
 """The passes between products (`c_kernels.c`), compiled once per process by the machine's C compiler.
 
 torch's operators read and write a matrix of rows ten times between two int8 products. These functions do it once.
-Attention in a wide search reads the few slots that a beam sees, where torch's reads all that its sentence has. The
-functions take a second to compile. Without a compiler torch's operators compute the same.
+Attention reads the slots that a beam sees, where torch's reads all that its sentence has, and it is made for the few
+queries of a sentence. The functions take a second to compile. Without a compiler torch's operators compute the same.
 
 All tensors are contiguous and on the CPU. The calls release the GIL, and run in the calling thread.
 
@@ -40,7 +40,7 @@ _ARGUMENTS = {
     "finish": [_P, _I, _I, _P, _P, _I, _P, _I, _P, _P, _F, _P, _P],
     "write_cache": [_P, _I, _I, _P, _P, _I, _P, _P],
     "attend": [_P, _I, _I, _P, _P, _I, _I, _I, _F, _P, _I, _P, _P, _P, _I, _P, _P, _P],
-    "best": [_P, _I, _I, _P, _P, _P, _I, _I, _I, _P, _P],
+    "best": [_P, _I, _I, _I, _P, _P, _P, _I, _I, _I, _P, _P],
 }
 
 
@@ -184,18 +184,18 @@ def attend(
     return rows
 
 
-def attend_in_float32(
+def attend_as_they_are(
     query: Tensor,
     widths: Sequence[int],
     scaling: float,
     cache: Tensor,
     view: View,
 ) -> Tensor:
-    """`attend` in float32, for the queries (R, H · d_k) as they are. The rows may lie apart."""
+    """`attend` for queries (R, H · d_k) that need no scales. Their rows may lie apart. They have the cache's dtype."""
     heads, _, value = widths
-    output = query.new_empty(len(query), heads * value)
-    _attend(query, widths, scaling, cache, view, output=output)
-    return output
+    output = torch.empty(len(query), heads * value)
+    _attend(query.float(), widths, scaling, cache, view, output=output)
+    return output.to(query.dtype)
 
 
 def _attend(
@@ -229,24 +229,29 @@ def _attend(
 
 
 def best(
-    product: Tensor,
-    scales: Tensor,
-    bias: Tensor | None,
-    hidden: Tensor | None,
+    logits: Tensor,
     count: int,
     normalize: bool,
+    *,
+    scales: Tensor | None = None,
+    bias: Tensor | None = None,
+    hidden: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The highest log-probabilities (without `normalize`: logits) of each row (R, V), and their tokens, (R, count).
 
-    `hidden` (B, 1, V) are the tokens that the rows of each sentence do not have.
+    Args:
+        logits: in float32 or bfloat16. With `scales` (R,) a product of `Rows.times`, which becomes logits in place.
+        bias: (V,), of that product.
+        hidden: (B, 1, V), the tokens that the rows of each sentence do not have.
     """
-    shape = (len(product), count)
-    beams = 1 if hidden is None else len(product) // len(hidden)
+    shape = (len(logits), count)
+    beams = 1 if hidden is None else len(logits) // len(hidden)
     values = torch.empty(shape)
     tokens = torch.empty(shape, dtype=torch.int64)
     library().best(
-        product.data_ptr(),
-        *product.shape,
+        logits.data_ptr(),
+        *logits.shape,
+        logits.dtype == torch.float32,
         *map(_address, (scales, bias, hidden)),
         beams,
         count,

@@ -228,11 +228,11 @@ class Int8Decoder(PackedDecoder):
         count = min(config.num_candidates, product.shape[1])
         log_probs, tokens = best(
             product,
-            rows.scales,
-            head.bias,
-            hidden,
             count,
             normalize=config.num_beams > 1,
+            scales=rows.scales,
+            bias=head.bias,
+            hidden=hidden,
         )
         if self.output is not None:
             tokens = self.output.ids[tokens]
@@ -264,21 +264,16 @@ class Int8Decoder(PackedDecoder):
         longest: int,
     ) -> Rows:
         """The decoder's states of the next tokens (B, K), quantised."""
-        batch, beams = tokens.shape
+        beams = tokens.shape[1]
         # Not `take_slots`: slots that move change the order of sums, and then a batch the last bits of a sentence.
         slots = self.slots.append(parents)
-        size = self.slots.visible.shape[2]
-        length = self.visible.shape[1]
         decoder = self.weights.decoder
         self.make_room(spare=beams >= WIDE)
-        room = self.self_kv[0].shape[1]
-        rows = torch.arange(batch * beams)
-        sentences = rows // beams  # (R,)
-        own = View(sentences * room, self.slots.visible, rows * size)
-        source = View(sentences * length, self.visible, sentences * length)
+        own, source = self.views()
         places = own.firsts + slots.flatten()
         caches: list[tuple[KV, View, Tensor | None]] = []
         for self_kv, cross_kv in zip(self.self_kv, self.cross_kv, strict=True):
             caches += [(self_kv, own, places), (cross_kv, source, None)]
-        x = decoder.embed(tokens.flatten(), lengths[sentences], longest)  # (R, D)
+        lengths = lengths.repeat_interleave(beams)  # (R,)
+        x = decoder.embed(tokens.flatten(), lengths, longest)  # (R, D)
         return decoder(x, caches)[1]

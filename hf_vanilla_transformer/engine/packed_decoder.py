@@ -20,12 +20,15 @@ from ..search_vanilla_transformer import (
     resized,
     topk_log_probs,
 )
-from .c_kernels import View, library
+from .c_kernels import View, best, library
 from .linear import PlainLinear
 from .packed_weights import KV, cache_rows
 
 # With so many beams the slots that the beams of a sentence share are most of the work of a step.
 WIDE = 8
+# torch uses all its threads. With more of them it is faster than the compiled functions, which use one.
+_MOST_THREADS = 2
+_COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 _COMPACT_STEPS = 8  # steps after which the slots of a wide search may move together
 # Of the slots, the most that may be in use then: a move copies the KV caches.
 _COMPACT_SHARE = 0.7
@@ -123,7 +126,14 @@ class PackedDecoder(Decoder):
         )
         if self.output is not None:
             return self.output.advance(state, logits, config, penalties)
-        return config.advance(state, logits, penalties)
+        count = config.num_candidates
+        if count >= logits.shape[2] or not self._uses_kernels(logits.shape[1]):
+            return config.advance(state, logits, penalties)
+        log_probs, tokens = best(
+            logits.flatten(0, 1).contiguous(), count, normalize=config.num_beams > 1
+        )
+        shape = (*logits.shape[:2], count)  # (R, n) -> (B, K, n)
+        return config.extend(state, log_probs.view(shape), tokens.view(shape), penalties)
 
     def _logits(
         self,
@@ -135,21 +145,27 @@ class PackedDecoder(Decoder):
         """Logits (B, K, V), or (B, K, n) of the rows in `output`. No hypothesis is longer than `longest`."""
         slots = self.take_slots(parents)
         first_rows = cache_rows(slots, self.self_kv[0].shape[1])
+        mask: Tensor | list[Tensor] | View
+        source_mask: Tensor | View | None
+        if self._uses_kernels(parents.shape[1]):
+            mask, source_mask = self.views()
+        else:
+            mask, source_mask = self._self_mask(), self.source_mask
         return self.weights(
             embeds=F.embedding(tokens, self.weights.embedding),  # (B, K, D)
             lengths=lengths,
             encodings=self.weights.position_encodings(longest),
             rows=(slots + first_rows).flatten(),
             self_kv=self.self_kv,
-            mask=self._self_mask(first_rows),
+            mask=mask,
             cross_kv=self.cross_kv,
-            source_mask=self.source_mask,
+            source_mask=source_mask,
             lm_head=None if self.output is None else self.output.head,
         )
 
     def take_slots(self, parents: Tensor) -> Tensor:
         """The slots (B, K) of the next tokens, after `parents` (B, K). The caches then have room for them."""
-        reads_all = not self._reads_visible(parents.shape[1])
+        reads_all = not self._uses_kernels(parents.shape[1])
         if reads_all and parents.shape[1] >= WIDE and parents.device.type == "cpu":
             self._steps += 1
             if self._steps % _COMPACT_STEPS == 0:
@@ -158,11 +174,12 @@ class PackedDecoder(Decoder):
         self.make_room(spare=not reads_all)
         return slots
 
-    def _reads_visible(self, beams: int) -> bool:
-        """Return whether attention reads the slots that a beam sees, and not all of its sentence."""
-        is_float32 = self.weights.dtype == torch.float32
-        on_cpu = self.visible.device.type == "cpu"
-        return beams >= WIDE and is_float32 and on_cpu and library() is not None
+    def _uses_kernels(self, beams: int) -> bool:
+        """Return whether the compiled functions run in place of torch's attention and selection."""
+        if self.visible.device.type != "cpu" or self.weights.dtype not in _COMPILED_DTYPES:
+            return False
+        is_faster = beams >= WIDE or torch.get_num_threads() <= _MOST_THREADS
+        return is_faster and library() is not None
 
     def make_room(self, spare: bool) -> None:
         """Let the caches have room for all slots. With `spare`, a wide search grows them a few times only."""
@@ -192,12 +209,20 @@ class PackedDecoder(Decoder):
             kv.flatten(0, 1).index_select(0, rows).view(batch, bound, -1) for kv in self.self_kv
         ]
 
-    def _self_mask(self, first_rows: Tensor) -> Tensor | list[Tensor] | View:
-        """The mask of self-attention for `PackedLayer`. `first_rows` (B, K) are where each cache begins."""
+    def views(self) -> tuple[View, View]:
+        """What each row sees of the target and of the source, for the compiled attention."""
+        batch, beams, capacity = self.slots.visible.shape
+        rows = torch.arange(batch * beams)
+        sentences = rows // beams  # (R,)
+        room = self.self_kv[0].shape[1]
+        length = self.visible.shape[1]
+        target = View(sentences * room, self.slots.visible.contiguous(), rows * capacity)
+        source = View(sentences * length, self.visible, sentences * length)
+        return target, source
+
+    def _self_mask(self) -> Tensor | list[Tensor]:
+        """The mask of self-attention for `PackedLayer`."""
         visible = self.slots.visible
-        if self._reads_visible(visible.shape[1]):
-            masks = torch.arange(first_rows.numel()) * visible.shape[2]
-            return View(first_rows.flatten().contiguous(), visible.contiguous(), masks)
         mask = additive_mask(visible, self.weights.dtype)[:, None]  # (B, 1, K, C)
         if visible.shape[1] < WIDE or visible.device.type != "cpu":
             return mask

@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from ..layers_vanilla_transformer import VanillaTransformerDecoderLayer, attention_kernels
-from .c_kernels import View, attend_in_float32
+from .c_kernels import View, attend_as_they_are
 from .linear import PlainLinear, mkl_is_slow, packed_linear
 
 KV = Tensor  # keys and values side by side, (B, N, H · (d_k + d_v))
@@ -46,7 +46,7 @@ class PackedLayer(nn.Module):
         self.key_width = attn.k_proj.out_features
         self.scaling = attn.scaling
         self.cross_scaling = cross.scaling
-        self.attend = attend_in_sums if compiled else attend
+        self.attend_all = attend_in_sums if compiled else attend
         self.qkv_proj = pack(attn.q_proj, attn.k_proj, attn.v_proj)
         self.self_out_proj = pack(attn.out_proj)
         self.cross_q_proj = pack(cross.q_proj)
@@ -68,7 +68,7 @@ class PackedLayer(nn.Module):
         self_kv: KV,
         mask: Tensor | list[Tensor] | View | None,
         cross_kv: KV,
-        source_mask: Tensor | None,
+        source_mask: Tensor | View | None,
     ) -> Tensor:
         """The layer's output (R, D).
 
@@ -76,7 +76,7 @@ class PackedLayer(nn.Module):
             x: (R, D). rows: (R,), the slots of these tokens among the B · C of all sentences.
             self_kv: (B, C, ·). It receives the keys and values of these tokens. cross_kv: (B, S, ·).
             mask, source_mask: (B, 1, K, C), added to the scores, and (B, 1, 1, S), Boolean. None if all is visible.
-                A list has the masks of the sentences apart, (1, 1, K, N) for the first N slots of each. A `View` needs
+                A list has the masks of the sentences apart, (1, 1, K, N) for the first N slots of each. A `View` takes
                 the compiled kernel.
         """
 
@@ -84,25 +84,10 @@ class PackedLayer(nn.Module):
             # (R, H · d_k), (R, H · (d_k + d_v)).
             query, kv = self.qkv_proj(x).tensor_split([self.key_width], dim=1)
             self_kv.view(-1, self_kv.shape[2]).index_copy_(0, rows, kv)  # (B, C, ·) -> (B · C, ·)
-            if isinstance(mask, View):
-                value_width = self_kv.shape[2] - self.key_width
-                widths = [self.heads, self.key_width // self.heads, value_width // self.heads]
-                return attend_in_float32(query, widths, self.scaling, self_kv, mask)
-            shape = (self.heads, self.key_width, self.scaling)
-            if isinstance(mask, list):
-                return attend_apart(query, self_kv, mask, *shape)
-            return self.attend(query, self_kv, mask, *shape)
+            return self.attend(query, self_kv, mask, self.scaling)
 
         def cross_attention(x: Tensor) -> Tensor:
-            query = self.cross_q_proj(x)
-            return self.attend(
-                query,
-                cross_kv,
-                source_mask,
-                self.heads,
-                self.key_width,
-                self.cross_scaling,
-            )
+            return self.attend(self.cross_q_proj(x), cross_kv, source_mask, self.cross_scaling)
 
         def feed_forward(x: Tensor) -> Tensor:
             if self.activation is None:
@@ -112,6 +97,23 @@ class PackedLayer(nn.Module):
         x = self.add_and_norm(x, self_attention, self.self_out_proj, self.self_norm)
         x = self.add_and_norm(x, cross_attention, self.cross_out_proj, self.cross_norm)
         return self.add_and_norm(x, feed_forward, self.fc2, self.final_norm)
+
+    def attend(
+        self,
+        query: Tensor,
+        kv: KV,
+        mask: Tensor | list[Tensor] | View | None,
+        scaling: float,
+    ) -> Tensor:
+        """Eq. 1 for the beams (R, H · d_k) of each sentence over the keys and values (B, N, ·) that they share."""
+        if isinstance(mask, View):
+            value_width = kv.shape[2] - self.key_width
+            widths = [self.heads, self.key_width // self.heads, value_width // self.heads]
+            return attend_as_they_are(query, widths, scaling, kv, mask)
+        shape = (self.heads, self.key_width, scaling)
+        if isinstance(mask, list):
+            return attend_apart(query, kv, mask, *shape)
+        return self.attend_all(query, kv, mask, *shape)
 
     def add_and_norm(
         self,
@@ -308,7 +310,7 @@ class PackedWeights(nn.Module):
         self_kv: list[KV],
         mask: Tensor | list[Tensor] | View | None,
         cross_kv: list[KV],
-        source_mask: Tensor | None,
+        source_mask: Tensor | View | None,
         lm_head: PlainLinear | None = None,
     ) -> Tensor:
         """Logits (B, K, V) of the tokens after these, whose keys and values are written into `self_kv`.
