@@ -632,8 +632,8 @@ def test_ensemble_is_refilled(decoding: Decoding) -> None:
 
 @pytest.mark.parametrize("decoder", ["module", "packed"])
 def test_finished_sentences_leave_the_batch(decoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, advance = [], SearchConfig.advance
-    monkeypatch.setattr(SearchConfig, "advance", lambda *args: rows.append(len(args[2])) or advance(*args))
+    rows, extend = [], SearchConfig.extend
+    monkeypatch.setattr(SearchConfig, "extend", lambda *args: rows.append(len(args[2])) or extend(*args))
     model = Decoding(decoder).prepare(varied_model())
     tokens = model.generate(**source([1 + i % 9 for i in range(20)]), num_beams=1, max_new_tokens=30)
     assert rows == sorted(rows, reverse=True)

@@ -51,7 +51,7 @@ def library() -> Any:
     compiler = next(filter(None, (shutil.which(name) for name in names if name)), None)
     if compiler is None:
         logger.warning_once(
-            "without a C compiler int8 and wide searches take twice the time; install gcc, or name one in CC"
+            "without a C compiler decoding on a CPU takes up to twice the time; install gcc, or name one in CC"
         )
         return None
     processor = _PROCESSORS.get(torch.backends.cpu.get_cpu_capability(), "")
@@ -72,7 +72,7 @@ def library() -> Any:
         except (OSError, subprocess.CalledProcessError) as error:
             reason = one_line(getattr(error, "stderr", None) or error)
             logger.warning_once(
-                f"int8 and wide searches take twice the time, because {compiler} fails: {reason}"
+                f"decoding on a CPU takes up to twice the time, because {compiler} fails: {reason}"
             )
             return None
     for name, types in _ARGUMENTS.items():
@@ -105,10 +105,16 @@ def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Room for the functions to write to, whatever the default dtype and device are."""
+    return torch.empty(*shape, dtype=dtype, device="cpu")
+
+
 def _empty_rows(count: int, width: int) -> Rows:
     """Room for rows. A few more have bytes: oneDNN takes a millisecond to compile a product with another count."""
     unit = 1 << max(0, count.bit_length() - 3)  # at most a quarter of the rows
-    return Rows(torch.empty(-(-count // unit) * unit, width, dtype=torch.uint8), torch.empty(count))
+    numbers = _empty(-(-count // unit) * unit, width, dtype=torch.uint8)
+    return Rows(numbers, _empty(count))
 
 
 def finish(
@@ -193,7 +199,7 @@ def attend_as_they_are(
 ) -> Tensor:
     """`attend` for queries (R, H · d_k) that need no scales. Their rows may lie apart. They have the cache's dtype."""
     heads, _, value = widths
-    output = torch.empty(len(query), heads * value)
+    output = _empty(len(query), heads * value)
     _attend(query.float(), widths, scaling, cache, view, output=output)
     return output.to(query.dtype)
 
@@ -246,8 +252,8 @@ def best(
     """
     shape = (len(logits), count)
     beams = 1 if hidden is None else len(logits) // len(hidden)
-    values = torch.empty(shape)
-    tokens = torch.empty(shape, dtype=torch.int64)
+    values = _empty(*shape)
+    tokens = _empty(*shape, dtype=torch.int64)
     library().best(
         logits.data_ptr(),
         *logits.shape,

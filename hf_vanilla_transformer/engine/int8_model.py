@@ -178,7 +178,7 @@ class Int8Weights:
         x = self.encoder.embed(tokens, positions + 1, length)  # (R, D)
         attentions = [sub for sub, _ in self.encoder.sublayers if isinstance(sub, Int8Attention)]
         width = attentions[0].widths[0] * sum(attentions[0].widths[1:])
-        cache = torch.empty(batch, length, width, dtype=torch.bfloat16)
+        cache = ids.new_empty(batch, length, width, dtype=torch.bfloat16)
         found, _ = self.encoder(
             x, [(cache, View(firsts, visible, firsts), places)] * len(attentions)
         )
@@ -192,7 +192,7 @@ class Int8Weights:
         found = []
         for linear in self.source_kv:
             product = rows.times(linear)
-            cache = torch.zeros(*states.shape[:2], product.shape[1], dtype=torch.bfloat16)
+            cache = product.new_zeros(*states.shape[:2], product.shape[1], dtype=torch.bfloat16)
             write_cache(
                 product,
                 0,

@@ -165,13 +165,15 @@ class PackedDecoder(Decoder):
 
     def take_slots(self, parents: Tensor) -> Tensor:
         """The slots (B, K) of the next tokens, after `parents` (B, K). The caches then have room for them."""
-        reads_all = not self._uses_kernels(parents.shape[1])
-        if reads_all and parents.shape[1] >= WIDE and parents.device.type == "cpu":
+        beams = parents.shape[1]
+        is_wide = beams >= WIDE and parents.device.type == "cpu"
+        reads_visible = self._uses_kernels(beams)
+        if is_wide and not reads_visible:
             self._steps += 1
             if self._steps % _COMPACT_STEPS == 0:
                 self._move_slots_together(self.slots.used(parents))
         slots = self.slots.append(parents)
-        self.make_room(spare=not reads_all)
+        self.make_room(spare=is_wide and reads_visible)
         return slots
 
     def _uses_kernels(self, beams: int) -> bool:
@@ -212,7 +214,7 @@ class PackedDecoder(Decoder):
     def views(self) -> tuple[View, View]:
         """What each row sees of the target and of the source, for the compiled attention."""
         batch, beams, capacity = self.slots.visible.shape
-        rows = torch.arange(batch * beams)
+        rows = torch.arange(batch * beams, device=self.visible.device)
         sentences = rows // beams  # (R,)
         room = self.self_kv[0].shape[1]
         length = self.visible.shape[1]

@@ -97,7 +97,14 @@ def test_best_tokens_are_those_of_a_sorted_log_softmax(size: int, bias: bool, no
     if some:
         logits = logits.masked_fill(hidden.repeat_interleave(5, 0)[:, 0], -torch.inf)
     expected = logits.log_softmax(dim=1) if normalize else logits
-    values, tokens = best(product, scales, shift, hidden if some else None, min(8, size - size // 3), normalize)
+    values, tokens = best(
+        product,
+        min(8, size - size // 3),
+        normalize,
+        scales=scales,
+        bias=shift,
+        hidden=hidden if some else None,
+    )
     assert_near(values, expected.sort(dim=1, descending=True, stable=True).values[:, : values.shape[1]], 1e-5)
     assert_near(values, expected.gather(1, tokens), 1e-5)
     assert all(len(set(row)) == len(row) for row in tokens.tolist())
@@ -190,3 +197,20 @@ def test_int8_translates_sources_without_tokens() -> None:
     for mask in (torch.zeros(2, 3), torch.tensor([[0, 0, 0], [0, 1, 1]])):
         output = model.generate(input_ids=ids + 4, attention_mask=mask.long(), max_new_tokens=4, **AS_DICT)
         assert output.sequences_scores.isfinite().all()
+
+
+@torch.no_grad()
+def test_default_dtype_changes_no_int8_logits() -> None:
+    model = tiny_model(3)
+    ids = padded(sentences([5, 2, 7]))
+
+    def states() -> torch.Tensor:
+        return Int8Weights(model).encode(ids, ids.ne(model.config.pad_token_id)).last_hidden_state
+
+    expected = states()
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        assert torch.equal(states(), expected)
+    finally:
+        torch.set_default_dtype(before)

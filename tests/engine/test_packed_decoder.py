@@ -121,8 +121,11 @@ def test_folded_biases_change_no_logits(fields: dict[str, Any], monkeypatch: pyt
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("prefix", [1, 4])
 @pytest.mark.parametrize("lengths", [[4], [3, 3, 3], [1, 9, 4]])
+@pytest.mark.parametrize("threads", [1, 3])
 @torch.no_grad()
-def test_packed_decoder_computes_every_batch(beams, prefix, lengths, least, monkeypatch):
+def test_packed_decoder_computes_every_batch(beams, prefix, lengths, least, threads, monkeypatch):
+    # With one thread the compiled attention and selection run, with three those of torch.
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(linear, "_LEAST_PREPACKED", least)
     found = [Walk(each, len(lengths), beams, prefix).steps(8) for each in decoders(tiny_model(1), lengths)]
     assert_same_walk(*found)
