@@ -27,6 +27,7 @@ from .distributed import (
     lost_rank,
     print_main,
 )
+from .fingerprint import read_run_state
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # maps each tensor to its shard
@@ -140,6 +141,21 @@ def resume_hint(run: Path) -> str:
 
 
 # Resuming
+
+
+def require_readable(checkpoint: Path) -> None:
+    """Refuse a checkpoint whose files of settings and weights are damaged or missing, as in a partial copy."""
+    for file in sorted(checkpoint.rglob("*")):
+        try:
+            if file.suffix == ".json":
+                read_json_object(file)
+            elif file.suffix == ".safetensors":
+                _header(file)
+        except UserError as error:
+            raise UserError(f"{error}: {_remedy(checkpoint)}") from None
+    for name in read_run_state(checkpoint).files:
+        if not (checkpoint / name).is_file():
+            raise UserError(f"{checkpoint} has no {name}: {_remedy(checkpoint)}")
 
 
 def require_training_state(checkpoint: Path, processes: int) -> None:
@@ -317,6 +333,7 @@ def find_checkpoint(run: Path, resume: str) -> Path | None:
     if resume.lower() == "true" or (resume.lower() == "auto" and complete_checkpoints(run)):
         checkpoint = last_checkpoint(run)
         print_main(f"resuming from {checkpoint}")
+        require_readable(checkpoint)
         return checkpoint
     if resume.lower() in ("false", "auto"):
         require_new_folder(run)
@@ -330,6 +347,7 @@ def find_checkpoint(run: Path, resume: str) -> Path | None:
         require_last(checkpoint, run)
     else:
         require_new_folder(run)
+    require_readable(checkpoint)
     return checkpoint
 
 

@@ -35,6 +35,7 @@ from ..utils.untrusted import one_line
 from .distributed import print_main
 
 RUN_STATE = "run_state.json"
+CHECKED = (".json", ".safetensors")
 REMEDY = "optimizer and model continue with that; set it again, or start a run in a new output_dir"
 _NEW_EPOCH = "restart the epoch with ignore_data_skip=True"
 DATA_REMEDY = f"resume with that, or {_NEW_EPOCH}"
@@ -185,10 +186,13 @@ class RunState:
     objective: dict[str, object] = field(default_factory=dict)
     #: all others. A resume prints their changes.
     settings: dict[str, object] = field(default_factory=dict)
+    #: the names of the checkpoint's files of settings and weights, which a partial copy lacks
+    files: list[str] = field(default_factory=list)
 
     def write(self, checkpoint: Path) -> None:
-        """Write `run_state.json` into a checkpoint."""
-        text = json.dumps(asdict(self), indent=2)
+        """Write `run_state.json` into a checkpoint that is complete otherwise."""
+        files = sorted(path.name for path in checkpoint.iterdir() if path.suffix in CHECKED)
+        text = json.dumps(asdict(self) | {"files": files}, indent=2)
         (checkpoint / RUN_STATE).write_text(text + "\n", encoding="utf-8")
 
 

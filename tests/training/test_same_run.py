@@ -442,6 +442,25 @@ def test_config_that_was_edited_is_refused(runs: Runs, tmp_path: Path) -> None:
         train(folder, runs.flags["tuned"], **RESUME)
 
 
+SETTINGS = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [("cut", "model.safetensors"), *(("cut", name) for name in SETTINGS), *(("removed", name) for name in SETTINGS)],
+)
+def test_checkpoint_that_was_partly_copied_is_refused(damage: str, name: str, runs: Runs, tmp_path: Path) -> None:
+    runs.make("tuned")
+    folder = runs.copy("tuned", tmp_path / "run")
+    file = folder / "checkpoint-2" / name
+    if damage == "removed":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-60])
+    with pytest.raises(UserError, match=rf"{name}.*: delete checkpoint-2 to resume from the checkpoint before it$"):
+        train(folder, runs.flags["tuned"], **RESUME)
+
+
 def test_model_of_another_function_is_refused_by_the_trainer_alone(tmp_path: Path) -> None:
     trained(tmp_path, model=tiny_model(), max_steps=1, **SAVING)
     with pytest.raises(UserError, match=r"^layer_norm_eps: 0.1, but .* was trained with 1e-05: "):
