@@ -10,7 +10,6 @@ candidate has the place of its best hypothesis. `evaluate --n_best` counts in th
 """
 
 import json
-import logging
 import math
 import re
 from collections import defaultdict
@@ -26,11 +25,10 @@ from ..utils.errors import UserError, check_at_least_one
 from ..utils.normalization import Normalizer, n_best_places
 from .hypothesis import Hypothesis
 from .text_io import on_one_line
+from .unknown import UnknownSymbols
 
 if TYPE_CHECKING:
     from .translator import Translator
-
-logger = logging.getLogger(__name__)
 
 #: Formats of n-best lists. "moses" is `i ||| text ||| score` of Moses, Marian and fairseq.
 FORMATS = ("moses", "tsv", "jsonl")
@@ -143,7 +141,7 @@ def translate_candidates(
         results = (sorted(each, key=_log_probability, reverse=True) for each in sampled)
     else:
         results = translator.translate_nbest(sentences, n_best, **settings)
-    return _grouped(results, Merger(normalize), n_best, spellings)
+    return _grouped(results, Merger(normalize), n_best, spellings, translator.unknown_symbols)
 
 
 def _log_probability(hypothesis: Hypothesis) -> float:
@@ -151,7 +149,11 @@ def _log_probability(hypothesis: Hypothesis) -> float:
 
 
 def _grouped(
-    results: Iterator[list[Hypothesis]], merger: Merger, n_best: int, spellings: int
+    results: Iterator[list[Hypothesis]],
+    merger: Merger,
+    n_best: int,
+    spellings: int,
+    counts: UnknownSymbols | None,
 ) -> Iterator[list[Candidate]]:
     while lists := list(islice(results, spellings)):
         if len(lists) < spellings:
@@ -159,8 +161,13 @@ def _grouped(
                 f"spellings: the last input has {len(lists)} lines of {spellings}; give as many for each"
             )
         yield merger.merge(lists)[:n_best]
-    if merger.invalid:
-        logger.warning("normalize: %d of %d hypotheses are invalid", merger.invalid, merger.texts)
+    found = UnknownSymbols()
+    found.hypotheses = merger.texts
+    found.invalid = merger.invalid
+    if counts is None:
+        found.warn()
+    else:
+        counts.add(found)
 
 
 def candidate_lines(

@@ -25,10 +25,12 @@ class _Lines:
 
 
 class UnknownSymbols:
-    """Counts lines with symbols that tokenizers with closed vocabularies read as `<unk>`."""
+    """Counts lines with symbols that tokenizers with closed vocabularies read as `<unk>`, and invalid hypotheses."""
 
     def __init__(self) -> None:
         self._sides: dict[str, _Lines] = {}
+        self.hypotheses = 0  # that a normaliser has read
+        self.invalid = 0  # of them
 
     def check(
         self,
@@ -57,19 +59,25 @@ class UnknownSymbols:
         """Add the lines of another count."""
         for side, lines in other._sides.items():
             self._add(side, lines)
+        self.hypotheses += other.hypotheses
+        self.invalid += other.invalid
 
     def _add(self, side: str, lines: _Lines) -> None:
         known = self._sides.get(side)
         self._sides[side] = lines if known is None else known + lines
 
     def warnings(self) -> list[str]:
-        """A line for each side that has unknown symbols."""
+        """A line for each side that has unknown symbols, and one for invalid hypotheses."""
         warnings = []
         for side, lines in self._sides.items():
             have = "line has" if lines.number == 1 else "lines have"
             warnings.append(
                 f"{side}: {lines.number:,} {have} symbols that the model does not know, read as <unk>; the first is "
                 f"{lines.symbol!r} in line {lines.first:,}"
+            )
+        if self.invalid:
+            warnings.append(
+                f"normalize: {self.invalid} of {self.hypotheses} hypotheses are invalid"
             )
         return warnings
 

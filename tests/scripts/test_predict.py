@@ -264,3 +264,14 @@ def test_lists_of_a_prediction_are_scored(command, words, tmp_path, form):
     assert printed.splitlines()[:2] == ["top 1 = 66.67", "top 3 = 66.67"]
     _, printed, _ = command("evaluate", *flags, "1")
     assert "top 3" not in printed
+
+
+def test_invalid_texts_of_all_chunks_are_one_warning(capsys, caplog, tmp_path, monkeypatch, own_modules):
+    monkeypatch.setattr(file_translation, "BATCHES_PER_CHUNK", 1)
+    (own_modules / "refusing_normalizer.py").write_text("def refuse(text):\n    return None\n", encoding="utf-8")
+    file = tmp_path / "words.txt"
+    file.write_text("cat\n" * 6)
+    flags = ["--input", str(file), "--n_best", "2", "--num_beams", "2", "--batch_size", "2", "--format", "jsonl"]
+    output = ["--output", str(tmp_path / "best.jsonl"), "--normalize", "refusing_normalizer:refuse"]
+    assert predict(capsys, *flags, *output)[0] == 0
+    assert [record.getMessage() for record in caplog.records] == ["normalize: 12 of 12 hypotheses are invalid"]
