@@ -302,8 +302,8 @@ def known_flags():
     fields = {
         each.name for group in (ModelArguments, DataArguments, RunArguments) for each in dataclasses.fields(group)
     }
-    sources = [path.read_text("utf-8") for folder in (PACKAGE, ROOT / "scripts", ROOT / "tests") for path in
-               folder.rglob("*.py")]  # fmt: skip
+    folders = (PACKAGE, ROOT / "scripts", ROOT / "tests")
+    sources = [path.read_text("utf-8") for folder in folders for path in folder.rglob("*.py")]
     flags = {flag for source in sources for flag in re.findall(r'"(--[a-z][\w-]*)"', source)}
     calls = [
         node

@@ -259,13 +259,13 @@ def test_opus_folder_gains_on_new_text_and_on_fresh_weights(tmp_path: Path) -> N
         pairs = list(zip(*lines, strict=True))
         train = write_pairs(tmp_path / name, [pair for row, pair in enumerate(pairs) if row % 30 != 7])
         texts[name] = train | write_pairs(tmp_path / name, pairs[7::30], "test")
-    sizes = {"d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
-             "encoder_attention_heads": 4, "decoder_attention_heads": 4}  # fmt: skip
+    sizes = SMALL_SIZES | {"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+    sizes |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
     marian = {"activation_function": "swish", "position_encoding_type": "sinusoidal_split", "lm_head_bias": True}
-    fresh = {**sizes, **marian, "dropout": 0.0, "tokenizer_name": tmp_path / "tokenizer", "learning_rate": 0.004,
-             "warmup_steps": 100}  # fmt: skip
-    common: dict[str, Any] = {"per_device_train_batch_size": 64, "logging_steps": 100, "bleu_tokenize": "char",
-                              "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}  # fmt: skip
+    learning = {"dropout": 0.0, "learning_rate": 0.004, "warmup_steps": 100}
+    fresh = sizes | marian | learning | {"tokenizer_name": tmp_path / "tokenizer"}
+    common: dict[str, Any] = {"per_device_train_batch_size": 64, "logging_steps": 100, "bleu_tokenize": "char"}
+    common |= {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
 
     def run(name: str, text: dict[str, list[Path]], updates: int, **fields: Any) -> dict[str, Any]:
         flags = as_flags({**common, **text, **fields, "max_steps": updates, "output_dir": tmp_path / name})
