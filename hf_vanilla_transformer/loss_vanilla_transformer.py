@@ -400,9 +400,8 @@ def cross_entropy_into(
     """
     chosen = logits.gather(1, labels).float()  # z_label (n, 1)
     plain = lse - chosen
-    if (
-        torch.compiler.is_compiling()
-    ):  # it is fused, and a scatter needs the whole derivative in memory
+    if torch.compiler.is_compiling():
+        # The comparison is fused. A scatter needs the whole derivative in memory.
         is_label = torch.arange(logits.shape[1], device=logits.device) == labels
         derivative.sub_(is_label * (weight * (1 - smoothing)))
     else:

@@ -86,7 +86,9 @@ class Agreement:
 
 def has_other_ranks() -> bool:
     """True in a group of several processes."""
-    return distributed.is_initialized() and distributed.get_world_size() > 1
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    return distributed.get_world_size() > 1
 
 
 def require_first_rank(seconds: float = 300) -> None:
