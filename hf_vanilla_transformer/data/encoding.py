@@ -90,9 +90,8 @@ def name_end_token(tokenizer: PreTrainedTokenizerBase, name: str, required: bool
     encoded = encode_targets(tokenizer, list(_PROBES), return_attention_mask=False, verbose=False)
     eos = tokenizer.eos_token_id
     # Not at the start alone, as OPT's. Tokens of languages may follow it.
-    if eos is not None and all(eos in ids[1:] or ids == [eos] for ids in encoded):
-        return
-    ends = {ids[-1] if ids else None for ids in encoded}
+    has_eos = eos is not None and all(eos in ids[1:] or ids == [eos] for ids in encoded)
+    ends = {eos} if has_eos else {ids[-1] if ids else None for ids in encoded}
     end = ends.pop()
     if ends or end is None:
         if not required:
@@ -101,6 +100,13 @@ def name_end_token(tokenizer: PreTrainedTokenizerBase, name: str, required: bool
             f"tokenizer_name: {name} puts no token at the end of a sentence, so that a model could not end its "
             "translations: let it append its eos_token (tokenizers.processors.TemplateProcessing), and save it again"
         )
+    if required and any(ids[0] == end for ids in encoded if len(ids) > 1):
+        raise UserError(
+            f"tokenizer_name: {name} starts a sentence with the token that ends it, so that all translations would be "
+            "empty: give it a bos_token of its own, and save it again"
+        )
+    if has_eos:
+        return
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
     # BERT's also return token_type_ids, which `generate(**tokenizer(…))` would refuse.
     tokenizer.model_input_names = list(_MODEL_INPUTS)

@@ -78,6 +78,11 @@ def words_alone(template: str = "", **special: str) -> PreTrainedTokenizerFast:
         (words_alone(pad_token="<pad>", eos_token="</s>"), "puts no token at the end of a sentence"),
         (words_alone(pad_token="<pad>"), "puts no token at the end of a sentence"),
         (words_alone("</s> $A", pad_token="<pad>", eos_token="</s>"), "puts no token at the end of a sentence"),
+        (
+            words_alone("</s> $A </s>", pad_token="<pad>", eos_token="</s>"),
+            "starts a sentence with the token that ends",
+        ),
+        (words_alone("</s> $A </s>", pad_token="<pad>"), "starts a sentence with the token that ends it"),
         (words_alone(eos_token="</s>"), "has no pad_token"),
     ],
 )
