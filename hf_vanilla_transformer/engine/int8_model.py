@@ -17,7 +17,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from ..layers_vanilla_transformer import VanillaTransformerAttention, check_ids, token_positions
 from ..search_vanilla_transformer import BeamState, SearchConfig
-from .c_kernels import Rows, View, attend, best, finish, write_cache
+from .c_kernels import Rows, View, attend, finish, write_cache
 from .linear import INT8, packed_linear
 from .packed_decoder import WIDE, PackedDecoder
 from .packed_weights import KV, PositionEncodings, packed_norm
@@ -224,20 +224,7 @@ class Int8Decoder(PackedDecoder):
         rows = self._rows(state.next_tokens, state.lengths, state.parents, state.tokens.shape[2])
         head = self._head
         product = rows.times(head)  # (R, V) or (R, n)
-        hidden = None if self.output is None else self.output.hidden
-        count = min(config.num_candidates, product.shape[1])
-        log_probs, tokens = best(
-            product,
-            count,
-            normalize=config.num_beams > 1,
-            scales=rows.scales,
-            bias=head.bias,
-            hidden=hidden,
-        )
-        if self.output is not None:
-            tokens = self.output.ids[tokens]
-        shape = (*state.next_tokens.shape, count)  # (R, n) -> (B, K, n)
-        return config.extend(state, log_probs.view(shape), tokens.view(shape), penalties)
+        return self.extend_by_best(state, config, penalties, product, rows.scales, head.bias)
 
     @property
     def _head(self) -> Any:

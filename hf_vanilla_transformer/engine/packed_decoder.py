@@ -126,13 +126,37 @@ class PackedDecoder(Decoder):
         )
         if self.output is not None:
             return self.output.advance(state, logits, config, penalties)
-        count = config.num_candidates
-        if count >= logits.shape[2] or not self._uses_kernels(logits.shape[1]):
+        selects_all = config.num_candidates >= logits.shape[2]
+        if selects_all or not self._uses_kernels(logits.shape[1]):
             return config.advance(state, logits, penalties)
+        rows = logits.flatten(0, 1).contiguous()  # (R, V)
+        return self.extend_by_best(state, config, penalties, rows)
+
+    def extend_by_best(
+        self,
+        state: BeamState,
+        config: SearchConfig,
+        penalties: Tensor,
+        logits: Tensor,
+        scales: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> BeamState:
+        """`SearchConfig.advance` by the compiled selection, with logits (R, V) or (R, n) of the rows in `output`.
+
+        `scales` and `bias`: as of `best`.
+        """
+        count = min(config.num_candidates, logits.shape[1])
         log_probs, tokens = best(
-            logits.flatten(0, 1).contiguous(), count, normalize=config.num_beams > 1
+            logits,
+            count,
+            normalize=config.num_beams > 1,
+            scales=scales,
+            bias=bias,
+            hidden=None if self.output is None else self.output.hidden,
         )
-        shape = (*logits.shape[:2], count)  # (R, n) -> (B, K, n)
+        if self.output is not None:
+            tokens = self.output.ids[tokens]
+        shape = (*state.next_tokens.shape, count)  # (R, n) -> (B, K, n)
         return config.extend(state, log_probs.view(shape), tokens.view(shape), penalties)
 
     def _logits(
