@@ -30,6 +30,13 @@ OF_TRAINERS = {
     "_get_collator_with_removed_columns",
     "_gen_kwargs",
     "_get_default_store",  # torch.distributed has no public way to the store of its processes
+    "_prepare_inputs",  # of `Trainer`, which subclasses override
+    "_inductor",  # which modes of `torch.compile` make CUDA graphs
+    # of torch's own optimizers: one kernel for many tensors
+    "_foreach_lerp",
+    "_foreach_lerp_",
+    "_foreach_mul_",
+    "_foreach_add_",
 }
 OF_OTHERS = {
     "_fingerprint",

@@ -77,6 +77,7 @@ def test_error_of_one_rank_names_its_host_and_one_of_all_ranks_is_printed_once(m
     monkeypatch.setattr(training_distributed, "_get_default_store", lambda: store)
     monkeypatch.setattr(training_distributed, "_SAME_ERROR_WITHIN", timedelta(milliseconds=10))
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
     raised = {}
     for rank in range(0 if main_fails else 1, 3):
         monkeypatch.setenv("RANK", str(rank))
