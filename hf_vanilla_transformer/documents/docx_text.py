@@ -94,14 +94,19 @@ def _style(element: XmlElement, properties: str, name: str) -> str | None:
 
 
 def _divide(run: XmlElement) -> None:
-    """Give each child of a run a run of its own."""
+    """Give each child of a run a run of its own. Drawings next to each other stay in one."""
     properties = child_of(run, "rPr")
     children = [child for child in run if child is not properties]
-    for child in children[:-1]:
+
+    def alone_or_drawing(child: XmlElement) -> "XmlElement | str":
+        return "drawing" if local_name(child) in _DRAWINGS else child
+
+    groups = [list(group) for _, group in groupby(children, alone_or_drawing)]
+    for group in groups[:-1]:
         own = run.makeelement(run.tag, run.attrib, run.nsmap)
         if properties is not None:
             own.append(copy.deepcopy(properties))
-        own.append(child)
+        own.extend(group)
         run.addprevious(own)
 
 

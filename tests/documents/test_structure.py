@@ -132,6 +132,16 @@ def text_box(text: str) -> str:
     return f"<w:pict><v:textbox xmlns:v='v'><w:txbxContent>{paragraph}</w:txbxContent></v:textbox></w:pict>"
 
 
+def test_text_boxes_of_a_run_stay_in_it() -> None:
+    run = f"<w:r>{text_box('one')}{text_box('two')}</w:r><w:r><w:t>three</w:t></w:r>"
+    paragraph = f"<w:p>{run}</w:p>"
+    data = document_of([lambda before: before._p.addnext(element(paragraph))])
+    (_, translated) = translated_docx(data).paragraphs
+    boxes, word = translated._p.r_lst
+    assert [text.text for text in boxes.iter(f"{{{WORD}}}t")] == ["ONE", "TWO"]
+    assert [text.text for text in word.iter(f"{{{WORD}}}t")] == ["THREE"]
+
+
 #: Runs with more than one child, with the texts of all runs of their translation.
 RUNS = {
     "text box between texts": (f"<w:r><w:t>one</w:t>{text_box('two')}<w:t>six</w:t></w:r>", ["ONE", "TWO", "SIX"]),
