@@ -1,8 +1,8 @@
 """The passes between products (`c_kernels.c`), compiled once per process by the machine's C compiler.
 
 torch's operators read and write a matrix of rows ten times between two int8 products. These functions do it once.
-Attention reads the slots that a beam sees, where torch's reads all that its sentence has, and it is made for the few
-queries of a sentence. The functions take a second to compile. Without a compiler torch's operators compute the same.
+Attention reads only the slots that are visible to a beam. torch's reads all slots of the sentence, and is slow for few
+queries. The functions take a second to compile. Without a compiler torch's operators compute the same.
 
 All tensors are contiguous and on the CPU. The calls release the GIL, and run in the calling thread.
 
@@ -190,14 +190,14 @@ def attend(
     return rows
 
 
-def attend_as_they_are(
+def attend_unquantized(
     query: Tensor,
     widths: Sequence[int],
     scaling: float,
     cache: Tensor,
     view: View,
 ) -> Tensor:
-    """`attend` for queries (R, H · d_k) that need no scales. Their rows may lie apart. They have the cache's dtype."""
+    """`attend` for queries (R, H · d_k) in the dtype of the cache. Their rows may be strided."""
     heads, _, value = widths
     output = _empty(len(query), heads * value)
     _attend(query.float(), widths, scaling, cache, view, output=output)

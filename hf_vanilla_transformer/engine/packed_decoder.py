@@ -26,9 +26,9 @@ from .packed_weights import KV, cache_rows
 
 # With so many beams the slots that the beams of a sentence share are most of the work of a step.
 WIDE = 8
-# torch uses all its threads. With more of them it is faster than the compiled functions, which use one.
+# torch uses all its threads. With more than these it is faster than the kernels in C, which use one.
 _MOST_THREADS = 2
-_COMPILED_DTYPES = (torch.float32, torch.bfloat16)
+_KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 _COMPACT_STEPS = 8  # steps after which the slots of a wide search may move together
 # Of the slots, the most that may be in use then: a move copies the KV caches.
 _COMPACT_SHARE = 0.7
@@ -141,7 +141,7 @@ class PackedDecoder(Decoder):
         scales: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> BeamState:
-        """`SearchConfig.advance` by the compiled selection, with logits (R, V) or (R, n) of the rows in `output`.
+        """`SearchConfig.advance` with the selection in C, for logits (R, V) or (R, n) of the rows in `output`.
 
         `scales` and `bias`: as of `best`.
         """
@@ -201,8 +201,8 @@ class PackedDecoder(Decoder):
         return slots
 
     def _uses_kernels(self, beams: int) -> bool:
-        """Return whether the compiled functions run in place of torch's attention and selection."""
-        if self.visible.device.type != "cpu" or self.weights.dtype not in _COMPILED_DTYPES:
+        """Return whether the kernels in C compute attention and select tokens, in place of torch's."""
+        if self.visible.device.type != "cpu" or self.weights.dtype not in _KERNEL_DTYPES:
             return False
         is_faster = beams >= WIDE or torch.get_num_threads() <= _MOST_THREADS
         return is_faster and library() is not None
@@ -236,7 +236,7 @@ class PackedDecoder(Decoder):
         ]
 
     def views(self) -> tuple[View, View]:
-        """What each row sees of the target and of the source, for the compiled attention."""
+        """The visible keys of target and source for each row, for attention in C."""
         batch, beams, capacity = self.slots.visible.shape
         rows = torch.arange(batch * beams, device=self.visible.device)
         sentences = rows // beams  # (R,)

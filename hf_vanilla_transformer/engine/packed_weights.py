@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from ..layers_vanilla_transformer import VanillaTransformerDecoderLayer, attention_kernels
-from .c_kernels import View, attend_as_they_are
+from .c_kernels import View, attend_unquantized
 from .linear import PlainLinear, mkl_is_slow, packed_linear
 
 KV = Tensor  # keys and values side by side, (B, N, H · (d_k + d_v))
@@ -76,8 +76,8 @@ class PackedLayer(nn.Module):
             x: (R, D). rows: (R,), the slots of these tokens among the B · C of all sentences.
             self_kv: (B, C, ·). It receives the keys and values of these tokens. cross_kv: (B, S, ·).
             mask, source_mask: (B, 1, K, C), added to the scores, and (B, 1, 1, S), Boolean. None if all is visible.
-                A list has the masks of the sentences apart, (1, 1, K, N) for the first N slots of each. A `View` takes
-                the compiled kernel.
+                A list has the masks of the sentences apart, (1, 1, K, N) for the first N slots of each.
+                A `View` selects the kernel in C.
         """
 
         def self_attention(x: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class PackedLayer(nn.Module):
         if isinstance(mask, View):
             value_width = kv.shape[2] - self.key_width
             widths = [self.heads, self.key_width // self.heads, value_width // self.heads]
-            return attend_as_they_are(query, widths, scaling, kv, mask)
+            return attend_unquantized(query, widths, scaling, kv, mask)
         shape = (self.heads, self.key_width, scaling)
         if isinstance(mask, list):
             return attend_apart(query, kv, mask, *shape)

@@ -114,7 +114,8 @@ def read_sentence_pairs(
             logger.warning("%s: %s", source, report.summary())
         sources, targets = map(list, zip(*(texts for _, texts, _ in rows), strict=True))
         if one_line:
-            sources, targets = (list(map(on_one_line, texts)) for texts in (sources, targets))
+            sources = list(map(on_one_line, sources))
+            targets = list(map(on_one_line, targets))
     else:
         sources = list(read_sentences(source, "source", columns, one_line))
         targets = list(read_sentences(target, "target", columns, one_line))

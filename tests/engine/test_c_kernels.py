@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_vanilla_transformer.engine.c_kernels import View, attend_as_they_are, best, library
+from hf_vanilla_transformer.engine.c_kernels import View, attend_unquantized, best, library
 from tests.model_helpers import assert_near
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs a C compiler")
@@ -27,7 +27,7 @@ def test_attention_reads_what_a_row_sees(widths: tuple[int, int, int], size: int
     rows = torch.arange(batch * beams)
     sentences = rows // beams
     view = View(sentences * room, visible, rows * size)
-    found = attend_as_they_are(query, widths, 0.3, cache, view)
+    found = attend_unquantized(query, widths, 0.3, cache, view)
 
     queries = query.double().reshape(batch, beams, heads, key).transpose(1, 2)  # (B, H, K, d_k)
     keys, values = (
