@@ -5,7 +5,7 @@ that every direction is learnt at the same rate. Instead of Adam's two moments i
 the root mean square of Adam's (Liu et al. 2025, arXiv 2502.16982, §2.2), so that both share one learning rate.
 
 torch.optim.Muon computes in bfloat16, matrix by matrix, and leaves the other parameters to a second optimizer, but
-`Trainer` has only one. Here matrices of one shape are one batch, and on a CPU they stay in float32.
+`Trainer` has only one. Here matrices of one shape are one batch, and a run in float32 on a CPU keeps them in float32.
 
 Shapes: M matrices (O, D).
 """
@@ -30,10 +30,23 @@ ParameterGroup: TypeAlias = dict[str, Any]
 
 
 class MuonAdamW(AdamW):
-    """AdamW, with Muon for the parameter groups with `muon: True`. These contain matrices only."""
+    """AdamW, with Muon for the parameter groups with `muon: True`. These contain matrices only.
 
-    def __init__(self, groups: list[ParameterGroup], **settings: Any):
+    Args:
+        groups: of parameters.
+        dtype: in which the momenta are made orthogonal. The weights and the momenta keep their own.
+        settings: of AdamW.
+    """
+
+    def __init__(
+        self,
+        groups: list[ParameterGroup],
+        *,
+        dtype: torch.dtype = torch.float32,
+        **settings: Any,
+    ):
         super().__init__([{"muon": False, **group} for group in groups], **settings)
+        self._dtype = dtype
 
     def __setstate__(self, state: dict[str, object]) -> None:
         Optimizer.__setstate__(self, state)  # Adam's counts the updates of every parameter
@@ -70,12 +83,12 @@ class MuonAdamW(AdamW):
         for shape, pairs in by_shape.items():
             alike, matrices = zip(*pairs, strict=True)
             rate = group["lr"] * ADAM_RMS * math.sqrt(max(shape))
-            updates = orthogonalized(torch.stack(matrices)).unbind()
+            updates = orthogonalized(torch.stack(matrices), self._dtype).unbind()
             torch._foreach_add_(alike, updates, alpha=-rate)
 
 
-def orthogonalized(matrices: Tensor) -> Tensor:
-    """About U V^T for each matrix U Σ V^T of (M, O, D).
+def orthogonalized(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """About U V^T for each matrix U Σ V^T of (M, O, D), computed in `dtype`.
 
     Newton-Schulz iteration: after division by the Frobenius norm no singular value is above 1, and five times the same
     odd polynomial takes all but the smallest to between 0.7 and 1.2.
@@ -83,7 +96,7 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     a, b, c = COEFFICIENTS
     x = matrices.float()
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    x = x if x.device.type == "cpu" else x.bfloat16()
+    x = x.to(dtype)
     is_tall = x.shape[1] > x.shape[2]
     x = x.mT if is_tall else x
     for _ in range(STEPS):

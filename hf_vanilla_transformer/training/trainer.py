@@ -366,7 +366,10 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             groups = muon_groups(
                 trained, self.args.weight_decay, self.get_decay_parameter_names(trained)
             )
-            self.optimizer = MuonAdamW(groups, **settings)
+            # On a CPU bfloat16 is fast only where the run has it, too.
+            in_float32 = self.args.device.type == "cpu" and not self.args.bf16
+            dtype = torch.float32 if in_float32 else torch.bfloat16
+            self.optimizer = MuonAdamW(groups, dtype=dtype, **settings)
         return super().create_optimizer(model)
 
     # `Trainer` expects one batch per step

@@ -9,6 +9,7 @@ import torch
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
+from hf_vanilla_transformer.training import muon
 from hf_vanilla_transformer.training.muon import MuonAdamW, orthogonalized
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import tiny_model
@@ -67,13 +68,33 @@ def test_muon_follows_its_formula(shape: tuple[int, int], decay: float) -> None:
         np.testing.assert_allclose(actual.numpy(), weight, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_muon_equals_torch_within_bfloat16(shape: tuple[int, int]) -> None:
+def test_muon_equals_torch_within_bfloat16(shape: tuple[int, int], dtype: torch.dtype) -> None:
     def by_torch(weight: torch.nn.Parameter, decay: float) -> torch.optim.Optimizer:
         return torch.optim.Muon([weight], lr=0.1, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
 
-    for actual, expected in zip(steps(by_muon, shape, 0.5), steps(by_torch, shape, 0.5), strict=True):
+    def here(weight: torch.nn.Parameter, decay: float) -> MuonAdamW:
+        group = {"params": [weight], "muon": True, "weight_decay": decay}
+        return MuonAdamW([group], lr=0.1, dtype=dtype)
+
+    for actual, expected in zip(steps(here, shape, 0.5), steps(by_torch, shape, 0.5), strict=True):
         assert relative_error(actual, expected) < 5e-3
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_run_in_bf16_takes_its_matrices_in_bfloat16(
+    bf16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtypes = set()
+
+    def recorded(matrices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        dtypes.add(dtype)
+        return orthogonalized(matrices, dtype)
+
+    monkeypatch.setattr(muon, "orthogonalized", recorded)
+    run(tmp_path, 1, bf16=bf16)
+    assert dtypes == {torch.bfloat16 if bf16 else torch.float32}
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (7,)])
