@@ -66,7 +66,7 @@ def distil(
         mbr: of the translations of a sentence, take the one that is most similar to the others by chrF, which is
             minimum Bayes risk decoding over the n-best list (Eikema & Aziz 2020, arXiv 2005.10283).
         tag: what the sources of back-translations start with (Caswell et al. 2019, arXiv 1906.06442). Train with a
-            tokenizer that knows it, see `extend_tokenizer`.
+            tokenizer that knows it, by its `add_tokens`.
         references: translations by people of the same lines, to train on too, behind the teacher's.
         back_translation: write the lines as `TARGET`, and their translations as `SOURCE`.
         columns: of files with both languages, such as CSV or TMX.

@@ -100,7 +100,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             ):
                 print_main(
                     f"warning: a call of the tokenizer reads its tokens {', '.join(tokens[:3])} as ordinary text, as "
-                    "all special tokens: use encode_pairs, or add them with extend_tokenizer(…, tags=…)"
+                    "all special tokens: use encode_pairs, or tokenizer.add_tokens in place of add_special_tokens"
                 )
         self.data_facts = dict(data_facts or {})
         self.fixed_facts = dict(fixed_facts or {})

@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import FSMTTokenizer, M2M100Tokenizer, MarianTokenizer, PreTrainedTokenizerBase
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.data.side_tokens import side_decoder, side_tokens
 from hf_vanilla_transformer.data.tokenizer_files import tokenizer_digest
-from hf_vanilla_transformer.data.word_vectors import load_word_vectors
 from hf_vanilla_transformer.evaluation import cross_attention
 from hf_vanilla_transformer.inference.alignment import word_ranges
 from tests.interop.foreign import SOURCES, TARGETS, write_fsmt_tokenizer, write_m2m100_folder
@@ -69,14 +67,6 @@ def test_source_ids_have_the_text_and_the_words_of_the_source(write: Any, tmp_pa
     decode = side_decoder(tokenizer, "source")
     assert decode(ids[:-1]).split() == ["a", "dog", "in", "the", "snow"]
     assert max(number for words in word_ranges(tokenizer, ids, "source") for number in words) == 4
-
-
-def test_word_vectors_of_a_target_embedding_use_the_target_tokens(tmp_path: Path) -> None:
-    tokenizer, source, target = marian(tmp_path)
-    words = sorted({token[1:] for token in target.values() if token.startswith("▁") and len(token) > 1})
-    (tmp_path / "vectors.txt").write_text("".join(f"{word} {number} 1\n" for number, word in enumerate(words)))
-    report = load_word_vectors(torch.nn.Embedding(60, 2), tokenizer, tmp_path / "vectors.txt", side="target")
-    assert report.found == {number: target[number][1:] for number in report.found} and len(report.found) == len(words)
 
 
 def test_models_with_another_target_vocabulary_are_no_ensemble(tmp_path: Path) -> None:
