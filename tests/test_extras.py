@@ -38,7 +38,7 @@ COMMANDS = [
     *("convert --from marian {0}/opus {0}/from_marian", "convert --from fsmt {0}/fsmt {0}/from_fsmt"),
     *(f"export --to {name} {{0}}/model {{0}}/{name}" for name in ("ctranslate2", "marian", "onnx", "web")),
     "export --to argos {0}/opus_folder {0}/x.argosmodel --languages en de",
-    *("publish {0}/model --repo-id me/x --dry-run --space", "translate --model {0}/model --input {0}/a.md"),
+    "translate --model {0}/model --input {0}/a.md",
     *("publish {0}/model --repo-id me/x --dry-run", "average {0}/model {0}/model --output {0}/averaged"),
     "attention --model {0}/model --sentence one --output {0}/attention.png",
     "predict --model {0}/model --input {0}/a.en",

@@ -148,8 +148,8 @@ def test_loading_takes_the_folder_without_damage(good: Path, loader: str, tmp_pa
 
 @pytest.mark.parametrize("damage", ["missing", "unexpected", "mismatched"])
 def test_publishing_refuses_other_weights(good, damage):
-    with pytest.raises(UserError, match=DAMAGES[damage]), prepared_files(damaged(good, damage), "me/x"):
-        pass
+    with pytest.raises(UserError, match=DAMAGES[damage]):
+        prepared_files(damaged(good, damage), "me/x")
 
 
 def test_publishing_takes_a_subclass_only_with_its_code(good: Path) -> None:
@@ -170,5 +170,5 @@ def test_encoder_is_checked_as_its_class(tmp_path: Path) -> None:
     weights = load_file(tmp_path / "model.safetensors")
     del weights["encoder.layers.0.fc1.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match="fc1"), prepared_files(tmp_path, "me/x"):
-        pass
+    with pytest.raises(UserError, match="fc1"):
+        prepared_files(tmp_path, "me/x")

@@ -93,7 +93,7 @@ CALLS: list[tuple[str, Callable[[Path], Any]]] = [
     ("bas", lambda folder: VanillaTransformerConfig.from_preset("bas")),
     ("do_sample", lambda folder: ContinuousSearch(tiny_model(), do_sample=True)),
     ("n_best", lambda folder: Translator.from_pretrained(folder / "model").translate_nbest(["a"], n_best=0)),
-    ("max_shard_size", lambda folder: publish(folder / "model", "x", max_shard_size="much")),
+    ("hf.co/x", lambda folder: publish(folder / "model", "hf.co/x/y")),
 ]
 
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from transformers.dynamic_module_utils import get_relative_imports
 
 from ..data.tokenizer_files import TARGET_FOLDER
@@ -18,8 +16,6 @@ from ..utils.untrusted import read_json_object
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARDS = "model-?????-of-?????.safetensors"
-ADAPTER = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
 CARD = "README.md"
 
 # BPE and WordPiece files, SentencePiece files and vocabularies of Marian and FSMT.
@@ -47,8 +43,6 @@ _MODEL = (
     WEIGHTS,
     INDEX,
     SHARDS,
-    ADAPTER,
-    ADAPTER_CONFIG,
     *_TOKENIZER,
     *(f"{TARGET_FOLDER}/{name}" for name in _TOKENIZER),
     TARGET_FOLDER,  # a symbolic link, which is refused
@@ -91,22 +85,14 @@ def is_model_file(name: str) -> bool:
     return _matches(name, _MODEL)
 
 
-def choose_files(folder: Path, include: Sequence[str] = ()) -> ModelFiles:
-    """Choose the weights, configuration, tokenizers, code, card, plots and results of a model or of a peft adapter.
+def choose_files(folder: Path) -> ModelFiles:
+    """Choose the weights, configuration, tokenizers, code, card, plots and results of a model.
 
-    Other files, such as optimizer states, checkpoints, text and hidden files, are only uploaded if `include` names
-    their paths in the folder.
+    Other files, such as optimizer states, checkpoints, text and hidden files, are not uploaded.
     """
     names = list(_files(folder))
-    for name in include:
-        if name not in names:
-            raise UserError(
-                f"include={name!r}: there is no such file in {folder}; give its path in that folder"
-            )
     code = [f"{module}.py" for module in _named_modules(folder)] if "config.json" in names else []
-    chosen = [
-        name for name in names if name in (*include, *code) or _matches(name, _MODEL + _OTHER)
-    ]
+    chosen = [name for name in names if name in code or _matches(name, _MODEL + _OTHER)]
     # `from_pretrained` prefers the single file of weights, then the index, and ignores the rest
     used = (
         {WEIGHTS} if WEIGHTS in chosen else {INDEX, *_shards(folder)} if INDEX in chosen else set()
@@ -120,25 +106,6 @@ def choose_files(folder: Path, include: Sequence[str] = ()) -> ModelFiles:
     _check_complete(folder, chosen)
     left = [name for name in names if name not in chosen]
     return ModelFiles({name: folder / name for name in chosen}, _by_folder(left, chosen))
-
-
-def shard(files: ModelFiles, max_shard_size: str, folder: Path) -> None:
-    """Split weights that are larger than a shard, such as 5GB or 500MB, into shards in `folder`, with an index.
-
-    Sharded weights do not change. `files` is modified in place.
-    """
-    weights = files.chosen.get(WEIGHTS)
-    if not isinstance(weights, Path):
-        return
-    try:
-        save_torch_state_dict(load_file(weights), folder, max_shard_size=max_shard_size)
-    except ValueError:
-        raise UserError(
-            f"max_shard_size={max_shard_size!r} is no size; write one as 5GB or 500MB"
-        ) from None
-    if (folder / INDEX).is_file():
-        del files.chosen[WEIGHTS]
-        files.chosen |= {path.name: path for path in folder.iterdir()}
 
 
 def _files(folder: Path) -> Iterator[str]:
@@ -180,17 +147,13 @@ def _check_content(path: Path) -> None:
 
 def _check_complete(folder: Path, names: list[str]) -> None:
     """Refuse a folder without a model, or without a file that another one of these names."""
-    for config, weights in (("config.json", (WEIGHTS, INDEX)), (ADAPTER_CONFIG, (ADAPTER,))):
-        if config in names and any(name in names for name in weights):
-            break
-    else:
+    if "config.json" not in names or not {WEIGHTS, INDEX} & {*names}:
         raise UserError(
-            f"{folder} contains no model: it needs config.json with {WEIGHTS} (or shards and {INDEX}), or "
-            f"{ADAPTER_CONFIG} with {ADAPTER}; other formats are not uploaded"
+            f"{folder} contains no model: it needs config.json with {WEIGHTS} (or shards and {INDEX}); "
+            "other formats are not uploaded"
         )
     needed = dict.fromkeys(_shards(folder), INDEX) if INDEX in names else {}
-    if "config.json" in names:
-        needed |= _needed_code(folder, names)
+    needed |= _needed_code(folder, names)
     for file, named_in in sorted(needed.items()):
         if file not in names:
             raise UserError(f"{folder} lacks {file}, named in {named_in}; save the model again")

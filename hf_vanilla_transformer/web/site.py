@@ -5,7 +5,6 @@ import hashlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ import torch
 from ..data.token_kinds import tokenizer_task
 from ..data.tokenizer_files import load_tokenizers
 from ..generation_vanilla_transformer import ALPHA, BEAMS, MAX_LENGTH_OVER_SOURCE
-from ..hub.space import publish_space, space_changes
 from ..inference.languages import model_languages
 from ..interop.exporting import load_translator, refuse_languages, require_apart
 from ..interop.search_settings import (
@@ -107,43 +105,6 @@ def write_site(
         f"{output}: {total / 1e6:.1f} MB (model: {listed}){note}\n"
         f"to try it: python -m http.server --bind 127.0.0.1 --directory {output} 8000, then http://127.0.0.1:8000/"
     )
-
-
-def publish_site(
-    source: str | Path,
-    model_id: str,
-    repo_id: str | None = None,
-    private: bool | None = None,
-    dry_run: bool = False,
-) -> str:
-    """Create or update the static Space that runs a model on the Hub.
-
-    Args:
-        source: the model's folder.
-        model_id: the model's name on the Hub.
-        repo_id: the Space's name. None is the model's.
-        private: create a private Space.
-        dry_run: read the Space, but change nothing.
-
-    Returns:
-        The Space's title with the URL of the commit, or with the changes of the dry run.
-    """
-    names = model_languages(Path(source))
-    title = " → ".join(names) if names else model_id.rpartition("/")[2]
-    with TemporaryDirectory(prefix="site_") as temporary:
-        folder = Path(temporary) / "site"
-        write_site(source, folder)
-        space = folder, repo_id or model_id, model_id
-        settings: dict[str, Any] = {
-            "title": title,
-            "private": private,
-            "task": tokenizer_task(*load_tokenizers(source)),
-        }
-        if not dry_run:
-            return f"{title}: {publish_space(*space, **settings)}"
-        changes = space_changes(*space, **settings)
-        deleted = ", ".join(sorted(changes.deleted)) or "nothing"
-        return f"{title}: {len(changes.files)} files to the static Space {changes.repo_id}; deleted there: {deleted}"
 
 
 def describe(

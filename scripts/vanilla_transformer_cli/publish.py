@@ -2,7 +2,6 @@
 
   vanilla-transformer publish runs/quickstart --repo-id me/numbers-en-de --dry-run
   vanilla-transformer publish runs/quickstart --repo-id me/numbers-en-de --private
-  vanilla-transformer publish runs/quickstart --repo-id me/numbers-en-de --space
 
 Uploads weights, configuration, tokenizers, remote code, card, plots and results, but no checkpoints, optimizer state
 or text. After a failure, the same command resumes.
@@ -38,12 +37,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "--repo-id", required=True, metavar="NAME", help="on the Hub: model or organisation/model"
     )
     parser.add_argument("--private", action="store_true", help="make the new repository private")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="list the files, and what --space would delete"
-    )
-    parser.add_argument(
-        "--max-shard-size", metavar="SIZE", help="split larger weights into shards, as 5GB"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="list the files")
     parser.add_argument(
         "--revision", "--branch", metavar="BRANCH", help="branch, created if necessary"
     )
@@ -53,51 +47,27 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument(
         "--license", metavar="ID", help="the model's license for the card, as apache-2.0"
     )
-    parser.add_argument(
-        "--base-model", metavar="NAME", help="for an adapter: its base model on the Hub"
-    )
-    parser.add_argument(
-        "--include", nargs="+", default=[], metavar="FILE", help="more files, by their paths in DIR"
-    )
-    parser.add_argument(
-        "--space",
-        nargs="?",
-        const="",
-        metavar="NAME",
-        help="also make or update a static Space that runs the model in the browser (default: the model's name)",
-    )
     return parser.parse_args(arguments)
 
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.hub.publishing import prepared_files, publish
 
-    choices = {
-        name: getattr(arguments, name)
-        for name in ("include", "max_shard_size", "license", "base_model")
-    }
-    private = True if arguments.private else None
     if arguments.dry_run:
-        with prepared_files(arguments.folder, arguments.repo_id, **choices) as files:
-            sizes = files.sizes()
+        files = prepared_files(arguments.folder, arguments.repo_id, license=arguments.license)
+        sizes = files.sizes()
         print(f"to {arguments.repo_id}:")
         for name, size in sizes.items():
             print(f"  {size:>15,}  {name}")
         print(f"  {sum(sizes.values()):>15,}  bytes in {len(sizes)} files")
         print("not uploaded:", ", ".join(files.left) or "nothing")
-    else:
-        choices |= {name: getattr(arguments, name) for name in ("revision", "commit_message")}
-        print(publish(arguments.folder, arguments.repo_id, private=private, **choices))
-    if arguments.space is not None:
-        from hf_vanilla_transformer.hub.publishing import make_repository
-        from hf_vanilla_transformer.web.site import publish_site
-
-        # with the owner's name
-        model_id = (
-            arguments.repo_id if arguments.dry_run else make_repository(arguments.repo_id, private)
-        )
-        print(
-            publish_site(
-                arguments.folder, model_id, arguments.space or None, private, arguments.dry_run
-            )
-        )
+        return
+    address = publish(
+        arguments.folder,
+        arguments.repo_id,
+        private=True if arguments.private else None,
+        revision=arguments.revision,
+        commit_message=arguments.commit_message,
+        license=arguments.license,
+    )
+    print(address)

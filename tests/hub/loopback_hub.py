@@ -49,11 +49,10 @@ class LoopbackHub:
     """`with LoopbackHub() as hub:`. The client must use `hub.endpoint`.
 
     Attributes:
-        repositories: by name, Spaces with "spaces/" before it. Each has branches of commits.
+        repositories: by name. Each has branches of commits.
         requests: (method, kind) of every request. `count(kind)` counts them.
-        faults: kind -> faults of the next requests: (status, headers) of an error response, "truncated" to close the
-            connection in the middle of the request body, "lost" to close it before the response of a request that
-            succeeded.
+        faults: kind -> faults of the next requests: (status, headers) of an error response, or "lost" to close the
+            connection before the response of a request that succeeded.
         writers: namespaces in which the token may write.
     """
 
@@ -106,19 +105,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_any(self) -> None:
         self.path_parts = [unquote(part) for part in urlsplit(self.path).path.strip("/").split("/")]
-        # the API has models/OWNER/NAME and spaces/OWNER/NAME. A Space's owner is here "spaces/OWNER"
-        if self.path_parts[:2] == ["api", "spaces"]:
-            self.path_parts[1:3] = ["models", "/".join(self.path_parts[1:3])]
-        elif self.path_parts[0] == "spaces":
-            self.path_parts[:2] = ["/".join(self.path_parts[:2])]
         kind, answer = self.route()
         self.hub.requests.append((self.command, kind))
         fault = self.hub.faults.get(kind) or []
         fault = fault.pop(0) if fault else None
         length = int(self.headers.get("Content-Length") or 0)
-        if fault == "truncated":
-            self.rfile.read(length // 2)
-            return self.hang_up()
         self.body = self.rfile.read(length) if length else self.read_chunks()
         if isinstance(fault, tuple):
             return self.reply(fault[0], {"error": "as ordered"}, fault[1])
@@ -191,10 +182,7 @@ class Handler(BaseHTTPRequestHandler):
     def create(self) -> None:
         asked = json.loads(self.body)
         owner = asked.get("organization") or "me"
-        space = asked.get("type") == "space"
-        if space and asked.get("sdk") != "static":
-            return self.reply(400, {"error": "sdk must be static"})
-        name = f"{'spaces/' if space else ''}{owner}/{asked['name']}"
+        name = f"{owner}/{asked['name']}"
         url = {"url": f"{self.hub.endpoint}/{name}"}
         if owner not in self.hub.writers:
             return self.reply(403, {"error": f"You don't have the rights to create a model under {owner}"})

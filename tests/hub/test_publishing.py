@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForSeq2SeqLM
 
@@ -18,7 +17,7 @@ from hf_vanilla_transformer.hub.publishing import prepared_files, publish
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.hub.conftest import PRIVATE
 from tests.hub.loopback_hub import TOKEN
-from tests.model_helpers import WITHOUT_THE_PACKAGE, error_of, tiny_model
+from tests.model_helpers import WITHOUT_THE_PACKAGE, error_of
 
 CODE = {path.name for path in Path(hf_vanilla_transformer.__file__).parent.glob("*_vanilla_transformer.py")}
 PUBLIC = CODE | {
@@ -54,22 +53,10 @@ def test_publish_commits_the_model_files_once(hub, saved) -> None:
 
 
 def test_prepared_files_list_what_is_not_uploaded(saved) -> None:
-    with prepared_files(saved.folder, "me/x") as files:
-        sizes, left = files.sizes(), files.left
-    assert sizes.keys() == PUBLIC and sizes["curve.png"] == len(b"a plot")
+    files = prepared_files(saved.folder, "me/x")
+    assert files.sizes().keys() == PUBLIC and files.sizes()["curve.png"] == len(b"a plot")
     whole = {"checkpoint-5/", "runs/", "notes/", ".git/"}
-    assert set(left) == whole | {name for name in PRIVATE if not name.startswith(tuple(whole))}
-
-
-def test_included_files_are_uploaded(hub, saved) -> None:
-    publish(saved.folder, "x", include=["trainer_state.json", "notes/README.md"])
-    assert hub.files("me/x").keys() == PUBLIC | {".gitattributes", "trainer_state.json", "notes/README.md"}
-
-
-@pytest.mark.parametrize("name", ["nowhere.txt", "*", "../saved", "/etc/passwd", "checkpoint-5"])
-def test_include_must_be_a_file_of_the_folder(saved, name) -> None:
-    with pytest.raises(UserError, match=re.escape(name)), prepared_files(saved.folder, "me/x", include=[name]):
-        pass
+    assert set(files.left) == whole | {name for name in PRIVATE if not name.startswith(tuple(whole))}
 
 
 def test_card_has_the_name_on_the_hub(hub, saved) -> None:
@@ -97,39 +84,25 @@ def test_foreign_card_is_kept_and_a_missing_one_created(hub, saved, tmp_path) ->
 
 
 @pytest.mark.parametrize(
-    ("kind", "fault", "waited"),
+    ("kind", "fault", "message"),
     [
-        ("create", (429, {"Retry-After": "7"}), 7),
-        ("create", (503, {}), 1),
-        ("info", (503, {"Retry-After": "2"}), 2),
-        ("yaml", (502, {}), 1),
-        ("commit", (500, {}), 1),
-        ("commit", "lost", 1),
-        ("preupload", (429, {"Retry-After": "7"}), None),  # the client itself retries
-        ("batch", (502, {}), None),
-        ("put", (500, {}), None),
-        ("put", "truncated", 1),
-        ("put", "lost", 1),
+        ("create", (429, {}), "later.*429"),
+        ("yaml", (502, {}), "later.*502"),
+        ("commit", (500, {}), "later.*500"),
+        ("commit", "lost", "connection"),
+        ("put", (400, {}), "400"),
     ],
 )
-def test_busy_hub_and_failed_connections_are_retried(hub, saved, kind, fault, waited) -> None:
+def test_failed_upload_says_so_and_the_same_command_resumes(hub, saved, kind, fault, message) -> None:
     hub.faults[kind] = [fault]
+    with pytest.raises(UserError, match=message):
+        publish(saved.folder, "x")
     publish(saved.folder, "x")
-    assert hub.faults[kind] == [] and len(hub.slept) == 1 and waited in (None, *hub.slept)
     (_, commit) = hub.repositories["me/x"].branches["main"]  # only one, even if its response was lost
-    assert commit.files.keys() >= PUBLIC
     assert commit.files["model.safetensors"] == (saved.folder / "model.safetensors").read_bytes()
-
-
-def test_interrupted_upload_resumes(hub, saved) -> None:
-    hub.faults["put"] = [(400, {})]
-    assert "400" in error_of(publish, saved.folder, "x", max_shard_size="20KB")
-    arrived = len(hub.objects)
-    assert arrived > 0 and len(hub.repositories["me/x"].branches["main"]) == 1
-    before = hub.count("put")
-    publish(saved.folder, "x", max_shard_size="20KB")
-    assert hub.count("put") - before == len(hub.objects) - arrived
-    assert len(hub.repositories["me/x"].branches["main"]) == 2
+    arrived = hub.count("put")
+    publish(saved.folder, "y")
+    assert hub.count("put") == arrived  # the same content is not sent again
 
 
 def test_unknown_token_and_missing_permissions_are_one_line_errors(hub, saved, monkeypatch) -> None:
@@ -164,7 +137,9 @@ def test_files_of_an_older_model_are_deleted_and_others_kept(hub, saved, tmp_pat
     hub.files("me/x")["samples.txt"] = b"unrelated"
     folder = copy_of(saved.folder, tmp_path)
     shutil.rmtree(folder / "target_tokenizer")
-    publish(folder, "me/x", max_shard_size="20KB")
+    (folder / "model.safetensors").unlink()
+    saved.model.save_pretrained(folder, max_shard_size="20KB")
+    publish(folder, "me/x")
     last = hub.repositories["me/x"].branches["main"][-1]
     gone = {"model.safetensors", "target_tokenizer/tokenizer.json", "target_tokenizer/tokenizer_config.json"}
     assert set(last.deleted) == gone
@@ -242,22 +217,19 @@ def test_invalid_folder_is_refused_without_requests(hub, saved, tmp_path, change
 # Shards
 
 
-def test_large_weights_are_sharded_and_load(hub, saved, tmp_path) -> None:
-    publish(saved.folder, "x", max_shard_size="20KB")
+def test_shards_are_uploaded_and_load(hub, saved, tmp_path) -> None:
+    folder = copy_of(saved.folder, tmp_path)
+    (folder / "model.safetensors").unlink()
+    saved.model.save_pretrained(folder, max_shard_size="20KB")
+    publish(folder, "x")
     files = hub.files("me/x")
-    shards = sorted(name for name in files if re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", name))
-    assert len(shards) > 1 and "model.safetensors" not in files
-    index = json.loads(files["model.safetensors.index.json"])
-    assert set(index["weight_map"].values()) == set(shards)
-    folder = written(files, tmp_path / "downloaded")
-    loaded = AutoModelForSeq2SeqLM.from_pretrained(folder).state_dict()
+    shards = sorted(path.name for path in folder.glob("model-*"))
+    assert len(shards) > 1 and {name for name in files if name.startswith("model-")} == set(shards)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(written(files, tmp_path / "downloaded")).state_dict()
     assert all(tensor.equal(loaded[name]) for name, tensor in saved.model.state_dict().items())
-    # a sharded folder is uploaded unchanged. One that lacks a shard is refused
-    publish(folder, "again")
-    assert {name for name in hub.files("me/again") if name.startswith("model-")} == set(shards)
     (folder / shards[0]).unlink()
     with pytest.raises(UserError, match=shards[0]):
-        publish(folder, "again")
+        publish(folder, "x")
 
 
 # Downloads
@@ -312,43 +284,3 @@ def test_push_to_hub_of_transformers_uploads_a_model_that_loads(hub, saved, tmp_
     batch = saved.source(["one two"], return_tensors="pt")
     loaded = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
     assert loaded.generate(**batch).equal(saved.model.generate(**batch))
-
-
-# Adapters
-
-
-@pytest.fixture
-def adapter(tmp_path):
-    """LoRA of the two projections of the paper that adapters usually take, as peft saves it."""
-    peft = pytest.importorskip("peft", reason="PEFT is not installed; it comes with the extra 'dev'")
-    base = tmp_path / "base"
-    tiny_model().save_pretrained(base)
-    model = AutoModelForSeq2SeqLM.from_pretrained(base)
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if "lora_" in name:
-                parameter.normal_()
-    adapted.save_pretrained(tmp_path / "adapter")
-    return tmp_path / "adapter", base, adapted.eval()
-
-
-def test_adapter_is_uploaded_alone_and_loads(hub, adapter, tmp_path) -> None:
-    folder, base, adapted = adapter
-    assert "base model" in error_of(publish, folder, "adapter")
-    publish(folder, "adapter", base_model="me/base")
-    files = hub.files("me/adapter")
-    assert files.keys() == {".gitattributes", "README.md", "adapter_config.json", "adapter_model.safetensors"}
-    config = json.loads(files["adapter_config.json"])
-    assert config["base_model_name_or_path"] == "me/base"
-    assert set(config["target_modules"]) == {"q_proj", "v_proj"}
-    assert not any(str(tmp_path).encode() in content for content in files.values())
-
-    peft = pytest.importorskip("peft")
-    downloaded = written(files, tmp_path / "downloaded")
-    again = peft.PeftModel.from_pretrained(AutoModelForSeq2SeqLM.from_pretrained(base), downloaded).eval()
-    batch = {"input_ids": torch.tensor([[5, 6, 7, 2]]), "decoder_input_ids": torch.tensor([[0, 8, 9]])}
-    with torch.no_grad():
-        logits = again(**batch).logits
-        assert logits.equal(adapted(**batch).logits)
-        assert not logits.allclose(AutoModelForSeq2SeqLM.from_pretrained(base).eval()(**batch).logits, atol=1e-3)
