@@ -50,9 +50,7 @@ def check_repo_id(repo_id: str) -> None:
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise UserError(
-            f"repo_id={repo_id!r} is no name for the Hub: {one_line(error)}"
-        ) from None
+        raise UserError(f"repo_id={repo_id!r} is no name for the Hub: {one_line(error)}") from None
 
 
 def publish(
@@ -199,6 +197,7 @@ def _explained_request(error: Any, repo_id: str) -> str:
         409: f"another upload is writing to {repo_id}; run the same command again",
         412: f"another upload has written to {repo_id}; run the same command again",
     }
-    busy = f"the Hub cannot take {repo_id} now; run the same command again later, it resumes"
-    default = busy if status in (408, 429) or status >= 500 else f"the Hub refused to take {repo_id}"
+    default = f"the Hub refused to take {repo_id}"
+    if status in (408, 429) or status >= 500:
+        default = f"the Hub cannot take {repo_id} now; run the same command again later, it resumes"
     return f"{advice.get(status, default)} ({status}: {message})"
