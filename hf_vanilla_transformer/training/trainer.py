@@ -31,8 +31,8 @@ from .loaders import UpdateLoaders, grouped_sampler, padded_batches, plain_datas
 from .log_metrics import ThroughputMeter, perplexities
 from .loss_check import LossCheck
 from .muon import MuonAdamW, muon_groups
-from .objectives.consistency import ConsistencyObjective, consistency_objective, halves
 from .objectives.distillation import Teacher
+from .objectives.simcut import SimCut, halves
 from .resumable_trainer import NOTHING_TRAINED
 from .trainer_checks import (
     check_collator,
@@ -42,8 +42,6 @@ from .trainer_checks import (
     why_not_packed,
 )
 from .translating_trainer import TranslatingTrainer
-
-_CONSISTENCY = ("simcut_alpha", "r_drop_alpha", "crossconst_alpha")
 
 
 class VanillaTransformerTrainer(TranslatingTrainer):
@@ -80,7 +78,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         self.losses = LossCheck()
         self.loaders = UpdateLoaders(self.args)
         self.forwards = ForwardChoice()  # chosen when training starts
-        self.consistency = self._make_consistency()
+        self.simcut = self._make_simcut()
         self.teacher = self._load_teacher()
         self.ema: WeightAverage | None = None
         if decay := getattr(self.args, "ema_decay", 0):
@@ -100,22 +98,13 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             # accelerate would compile the model for every shape of an evaluation, too
             self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
 
-    def _make_consistency(self) -> ConsistencyObjective | None:
-        """Make the objective with two passes over a batch, if the arguments have one."""
-        mark = "target" if self.starts_with_language else "source"
-        objective = consistency_objective(self.args, mark)
-        if objective is None:
+    def _make_simcut(self) -> SimCut | None:
+        """Make the objective with two passes over a batch, if `simcut_alpha` is set."""
+        alpha = getattr(self.args, "simcut_alpha", 0)
+        if not alpha:
             return None
-        name = next(name for name in _CONSISTENCY if getattr(self.args, name))
-        setting = f"{name}={objective.alpha}"
-        check_objective(self, self._base_model(), setting)
-        is_joint = self.target_tokenizer in (None, self.processing_class)
-        has_mark = self.languages is not None and self.languages.source_mark != "source"
-        if name == "crossconst_alpha" and not (is_joint and has_mark):
-            raise UserError(
-                f"{setting} needs directions with a joint vocabulary and the token of the target language alone"
-            )
-        return objective
+        check_objective(self, self._base_model(), f"simcut_alpha={alpha}")
+        return SimCut(alpha)
 
     def _load_teacher(self) -> Teacher | None:
         """Load the models of word-level distillation, if the arguments name some."""
@@ -239,10 +228,10 @@ class VanillaTransformerTrainer(TranslatingTrainer):
     ) -> torch.Tensor:
         """Forward and backward pass of one batch, or of all batches of an update with one gradient all-reduce.
 
-        With SimCut or R-Drop each batch in two halves: see `halves`.
+        With SimCut each batch in two halves: see `halves`.
         """
         batches = list(enumerate(_batches(inputs)))
-        if self._due_consistency() and num_items_in_batch is not None:
+        if self._due_simcut() and num_items_in_batch is not None:
             batches = [(index, half) for index, batch in batches for half in halves(batch)]
         self._compile_if_due(batches[0][1], num_items_in_batch)
         total = torch.zeros((), device=self.args.device)
@@ -281,8 +270,8 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         forward = self.forwards.of(inputs) if model.training else None
         if "segment_ids" in inputs and not isinstance(forward, CompiledForward):
             inputs = packed_inputs(inputs, base.config, self.model.dtype)
-        if model.training and (consistency := self._due_consistency()):
-            inputs = consistency.inputs(base, inputs)
+        if model.training and (simcut := self._due_simcut()):
+            inputs = simcut.inputs(base, inputs)
         elif model.training and self.teacher is not None:
             inputs = self.teacher.inputs(inputs)
         with nullcontext() if forward is None else forward_pass_of(base, forward):
@@ -297,15 +286,15 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             )
         return (loss, outputs) if return_outputs else loss
 
-    def _due_consistency(self) -> ConsistencyObjective | None:
+    def _due_simcut(self) -> SimCut | None:
         """The objective with two passes, after the updates with the plain loss."""
         if self.state.global_step < getattr(self.args, "consistency_start", 0):
             return None
-        return self.consistency
+        return self.simcut
 
     def _special_loss(self) -> str | None:
         """What the loss does that a compiled update does not, or None."""
-        if self.consistency is not None:
+        if self.simcut is not None:
             return "computes two passes over a batch"
         if self.teacher is not None:
             return "asks a teacher"

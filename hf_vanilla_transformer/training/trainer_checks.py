@@ -55,9 +55,8 @@ def why_not_packed(trainer: Seq2SeqTrainer, model: PreTrainedModel) -> str | Non
         )
     if isinstance(trainer.train_dataset, torch.utils.data.IterableDataset):
         return "does not go with a stream, whose pairs are not known beforehand"
-    for name in ("crossconst_alpha", "teacher_top"):
-        if value := getattr(args, name):
-            return f"does not go with {name}={value}, which reads pairs one by one"
+    if args.teacher_top:
+        return f"does not go with teacher_top={args.teacher_top}, which reads pairs one by one"
     return None
 
 
