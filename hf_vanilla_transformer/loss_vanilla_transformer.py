@@ -171,11 +171,9 @@ class _FusedObjective(torch.autograd.Function):
             else weight.dtype
         )
         with torch.autocast(device_type, enabled=False):
-            if device_type == "cpu" and not torch.compiler.is_compiling():
-                return _labelled_positions(
-                    hidden, weight, bias, labels, differentiate, uniform, grad, dtype
-                )
-            return _all_positions(hidden, weight, bias, labels, differentiate, uniform, grad, dtype)
+            return _losses_and_gradients(
+                hidden, weight, bias, labels, differentiate, uniform, grad, dtype
+            )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor | None, ...]) -> None:
@@ -214,7 +212,7 @@ class _FusedObjective(torch.autograd.Function):
         return grad_hidden.to(ctx.hidden_dtype), grad_weight, grad_bias, None, None, None, None
 
 
-def _all_positions(
+def _losses_and_gradients(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -224,121 +222,87 @@ def _all_positions(
     grad: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor | None, ...]:
-    """Compute the outputs of `_FusedObjective` from all positions, those without a label with the weight 0.
+    """Compute the outputs of `_FusedObjective`: two sums, the positions that have gradients, and the gradients.
 
-    All shapes follow from those of the arguments, and nothing is read by the host nor made there.
+    On a CPU these are the N' positions with a label, and memory is used again. Elsewhere and under torch.compile they
+    are all positions, None, and those without a label have the weight 0. Then all shapes follow from those of the
+    arguments, and nothing is read by the host nor made there.
     """
-    passes, positions, width = hidden.shape
-    vocab_size = len(weight)
-    is_label = labels.ne(IGNORED)  # (N,)
-    weights = is_label.float()[:, None]  # (N, 1)
-    targets = labels.masked_fill(~is_label, 0)[:, None]  # (N, 1)
-    tokens = hidden.to(dtype)  # (P, N, D)
-    cast_weight = weight.to(dtype)  # (V, D)
-    cast_bias = None if bias is None else bias.to(dtype)  # (V,)
-
-    loss = torch.zeros((), device=hidden.device)
-    logged = torch.zeros((), device=hidden.device)
-    chunks = []  # of the gradient by the hidden states, each (P, n, D)
-    grad_weight = torch.zeros(vocab_size, width, device=hidden.device) if grad else None
-    grad_bias = torch.zeros(vocab_size, device=hidden.device) if grad and bias is not None else None
-    rows = rows_per_chunk(weight.shape, hidden.device.type, dtype) // passes
-    count = -(-positions // max(1, rows))
-    rows = -(-positions // count)  # the same for all chunks but the last
-    rows += -rows % ROW_UNIT  # products of odd sizes take slower kernels
-    for start in range(0, positions, rows):
-        chunk = slice(start, start + rows)
-        states = tokens[:, chunk].flatten(0, 1)  # (P n, D)
-        flat = F.linear(states, cast_weight, cast_bias)  # (P n, V)
-        logits = flat.unflatten(0, (passes, -1))  # (P, n, V)
-        sums = differentiate(logits, targets[chunk], chunk, weights[chunk])
-        loss = loss + sums[0]
-        logged = logged + sums[1]
-        if grad_weight is None:
-            continue
-        chunks.append((logits @ cast_weight).float())
-        grad_weight = grad_weight + flat.T @ states  # (V, D) from (V, P n), (P n, D)
-        if grad_bias is not None:
-            grad_bias = grad_bias + flat.sum(dim=0, dtype=torch.float32)
-
-    grad_tokens: Any = torch.cat(chunks, dim=1) if grad else None  # (P, N, D)
-    if any(uniform):
-        mean_weight = weight.mean(dim=0, dtype=torch.float32)  # (D,)
-        counted = (tokens * weights).float()  # (P, N, D)
-        # (D,)
-        sum_tokens = sum(u * states.sum(dim=0) for u, states in zip(uniform, counted, strict=True))
-        loss = loss - (sum_tokens * mean_weight).sum()
-        if bias is not None:
-            loss = loss - sum(uniform) * weights.sum() * bias.float().mean()
-        if grad_weight is not None:
-            grad_weight = grad_weight - sum_tokens / vocab_size
-            by_pass = [
-                each - u * mean_weight * weights
-                for u, each in zip(uniform, grad_tokens, strict=True)
-            ]
-            grad_tokens = torch.stack(by_pass)
-        if grad_bias is not None:
-            grad_bias = grad_bias - sum(uniform) * weights.sum() / vocab_size
-    return loss, logged, None, grad_tokens, grad_weight, grad_bias
-
-
-def _labelled_positions(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    differentiate: Differentiate,
-    uniform: tuple[float, ...],
-    grad: bool,
-    dtype: torch.dtype,
-) -> tuple[Tensor | None, ...]:
-    """Compute the outputs of `_FusedObjective` from the N' positions with a label, in memory that is used again."""
     passes = len(hidden)
-    counted = labels.ne(IGNORED).nonzero().squeeze(1)  # (N',)
-    # (P, N' rounded up, D)
-    tokens = F.pad(hidden[:, counted].to(dtype), (0, 0, 0, -len(counted) % ROW_UNIT))
+    vocab_size = len(weight)
+    device_type = hidden.device.type
+    is_label = labels.ne(IGNORED)  # (N,)
+    counted = None
+    weights = None
+    if device_type == "cpu" and not torch.compiler.is_compiling():
+        counted = is_label.nonzero().squeeze(1)  # (N',)
+        targets = labels[counted, None]  # (N', 1)
+        # (P, N' rounded up, D)
+        tokens = F.pad(hidden[:, counted].to(dtype), (0, 0, 0, -len(counted) % ROW_UNIT))
+    else:
+        weights = is_label.float()[:, None]  # (N, 1)
+        targets = labels.masked_fill(~is_label, 0)[:, None]  # (N, 1)
+        tokens = hidden.to(dtype)  # (P, N, D)
     cast_weight = weight.to(dtype)  # (V, D)
     cast_bias = None if bias is None else bias.to(dtype)  # (V,)
-    u = torch.tensor(uniform)  # (P,)
+
+    # The terms of mean(z), and their derivatives by weight and bias.
     mean_weight = weight.mean(dim=0, dtype=torch.float32)  # (D,)
-    sum_tokens = u @ tokens.sum(dim=1, dtype=torch.float32)  # (D,) from (P,), (P, D)
+    smoothed = tokens if weights is None else tokens * weights
+    by_pass = smoothed.sum(dim=1, dtype=torch.float32)  # (P, D)
+    sum_tokens = torch.stack([u * each for u, each in zip(uniform, by_pass, strict=True)]).sum(0)
     total = -(sum_tokens @ mean_weight)
     grad_bias = None
     if bias is not None:
-        count = sum(uniform) * len(counted)
-        total -= count * bias.float().mean()
-        grad_bias = torch.full_like(bias, -count / len(bias), dtype=torch.float32)  # (V,)
+        count = sum(uniform) * is_label.sum(dtype=torch.float32)
+        total = total - count * bias.float().mean()
+        grad_bias = (count / -vocab_size).repeat(vocab_size)  # (V,)
     sums = torch.stack([total, torch.zeros_like(total)])
-    grad_tokens: Any = torch.empty_like(tokens, dtype=torch.float32) if grad else None  # (P, N', D)
+    grad_tokens: Any = torch.empty_like(tokens, dtype=torch.float32) if grad else None
     # (V, D)
-    grad_weight: Any = (sum_tokens / -len(weight)).repeat(len(weight), 1) if grad else None
-    rows = max(1, rows_per_chunk(weight.shape, "cpu", dtype) // passes)
-    # One buffer for all chunks: fresh memory, mapped page by page, costs a third of this loss's time.
-    buffer = tokens.new_empty(min(rows, tokens.shape[1]) * passes, len(weight))  # (P rows, V)
-    product = torch.empty_like(cast_weight) if grad and dtype != torch.float32 else None  # (V, D)
-    for start in range(0, len(counted), rows):
+    grad_weight: Any = (sum_tokens / -vocab_size).repeat(vocab_size, 1) if grad else None
+
+    rows = max(1, rows_per_chunk(weight.shape, device_type, dtype) // passes)
+    buffer = None
+    product = None
+    if counted is None:
+        chunks = -(-len(targets) // rows)
+        rows = -(-len(targets) // chunks)  # the same for all chunks but the last
+        rows += -rows % ROW_UNIT  # products of odd sizes take slower kernels
+    else:
+        # One buffer for all chunks: fresh memory, mapped page by page, costs a third of this loss's time.
+        buffer = tokens.new_empty(min(rows, tokens.shape[1]) * passes, vocab_size)  # (P rows, V)
+        if grad and dtype != torch.float32:
+            product = torch.empty_like(cast_weight)  # (V, D)
+    for start in range(0, len(targets), rows):
         chunk = slice(start, start + rows)
         states = tokens[:, chunk].flatten(0, 1)  # (P n, D)
-        flat = buffer[: len(states)]  # (P n, V)
+        out = None if buffer is None else buffer[: len(states)]
         if cast_bias is None:
-            torch.mm(states, cast_weight.T, out=flat)
+            flat = torch.mm(states, cast_weight.T, out=out)  # (P n, V)
         else:
-            torch.addmm(cast_bias, states, cast_weight.T, out=flat)
+            flat = torch.addmm(cast_bias, states, cast_weight.T, out=out)
         logits = flat.unflatten(0, (passes, -1))  # (P, n, V)
-        positions = counted[chunk]
-        sums += differentiate(logits[:, : len(positions)], labels[positions, None], positions, None)
-        logits[:, len(positions) :] = 0
+        some = targets[chunk]  # (n, 1), without those of the rounding
+        positions = chunk if counted is None else counted[chunk]
+        counts = None if weights is None else weights[chunk]
+        sums = sums + differentiate(logits[:, : len(some)], some, positions, counts)
+        if counted is not None:
+            logits[:, len(some) :] = 0
         if not grad:
             continue
         grad_tokens[:, chunk] = logits @ cast_weight  # (P, n, D)
-        if product is None:
+        if dtype == torch.float32:
             grad_weight.addmm_(flat.T, states)  # (V, D) from (V, P n), (P n, D)
         else:
             grad_weight += torch.mm(flat.T, states, out=product)
         if grad_bias is not None:
             grad_bias += flat.sum(dim=0, dtype=torch.float32)
     if grad:
-        grad_tokens = grad_tokens[:, : len(counted)].sub_(u[:, None, None] * mean_weight)
+        grad_tokens = grad_tokens[:, : len(targets)]
+        share = mean_weight if weights is None else weights * mean_weight  # (D,) or (N, D)
+        for u, each in zip(uniform, grad_tokens, strict=True):
+            each.sub_(share, alpha=u)
     return sums[0].clone(), sums[1].clone(), counted, grad_tokens, grad_weight, grad_bias
 
 
