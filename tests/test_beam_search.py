@@ -6,7 +6,6 @@ compiled: there is no compiler here, and each sentence is a request of its own.
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
@@ -19,7 +18,7 @@ from hf_vanilla_transformer import generation_vanilla_transformer as generation
 from hf_vanilla_transformer import search_vanilla_transformer as search
 from hf_vanilla_transformer.engine import linear, optimize
 from hf_vanilla_transformer.engine.compiled import CompiledDecoder, CompiledModule
-from hf_vanilla_transformer.engine.ensemble import EnsembleEngine
+from hf_vanilla_transformer.engine.ensemble import with_ensemble
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
 from hf_vanilla_transformer.generation_vanilla_transformer import ModuleDecoder
 from hf_vanilla_transformer.inference import optimize_for_inference
@@ -483,16 +482,6 @@ def test_learned_positions_bound_prefix_and_continuation(length: int, beams: int
 # Batches: ensembles, sentences that come later, sentences that end
 
 
-@contextmanager
-def ensemble(model: Model, *members: Model) -> Iterator[None]:
-    """`model` asks the others too."""
-    engine, model.inference_engine = model.inference_engine, EnsembleEngine(model, members)
-    try:
-        yield
-    finally:
-        model.inference_engine = engine
-
-
 @pytest.mark.parametrize("beams", [1, 3])
 def test_ensemble_searches_with_the_mean_probability(beams: int, decoding: Decoding) -> None:
     lengths, settings = [5, 2, 7], {"num_beams": beams, "max_new_tokens": 8}
@@ -500,8 +489,7 @@ def test_ensemble_searches_with_the_mean_probability(beams: int, decoding: Decod
     for model in models:
         decoding.prepare(model)
     for i, request in enumerate(decoding.requests(source(lengths))):
-        with ensemble(*models):
-            found = models[0].generate(**request, **settings).tolist()
+        found = with_ensemble(models).generate(**request, **settings).tolist()
         for row, ids in zip(found, sentences(lengths, 24)[i:], strict=False):
             if beams == 1:
                 expected = naive_greedy_search(models, ids, 8)
@@ -510,16 +498,16 @@ def test_ensemble_searches_with_the_mean_probability(beams: int, decoding: Decod
             assert row[: len(expected)] == expected
         alone = models[0].generate(**request, **settings).tolist()
         assert found != alone or decoding.name == "compiled"  # one sentence may have the same translation
-        with ensemble(models[0], models[0]):
-            assert models[0].generate(**request, **settings).tolist() == alone
+        twice = with_ensemble([models[0], models[0]])
+        assert twice.generate(**request, **settings).tolist() == alone
 
 
 def test_ensemble_of_different_decoders_is_that_of_modules() -> None:
     models, settings = [varied_model(0), varied_model(1)], {**source(LENGTHS), "max_new_tokens": 12}
-    with ensemble(*models):
-        expected = models[0].generate(**settings)
-        optimize_for_inference(models[1])
-        assert models[0].generate(**settings).equal(expected)
+    together = with_ensemble(models)
+    expected = together.generate(**settings)
+    optimize_for_inference(models[1])
+    assert together.generate(**settings).equal(expected)
 
 
 @pytest.mark.parametrize(
@@ -560,8 +548,9 @@ def test_ensemble_refuses_sampling_and_encoded_sources(kind: str) -> None:
     else:
         inputs[kind] = model.get_input_embeddings()(inputs.pop("input_ids"))
     message = "do_sample" if kind == "do_sample" else "input_ids"
-    with ensemble(model, varied_model(1)), pytest.raises(ValueError, match=f"ensemble: .*{message}"):
-        model.generate(**inputs)
+    together = with_ensemble([model, varied_model(1)])
+    with pytest.raises(ValueError, match=f"ensemble: .*{message}"):
+        together.generate(**inputs)
 
 
 REFILLED = {
@@ -623,11 +612,11 @@ def test_ensemble_is_refilled(decoding: Decoding) -> None:
         decoding.prepare(model)
     models[0].generation_config.max_length_over_source = 6
     now = [5] if decoding.name == "compiled" else [5, 2, 7]
-    with ensemble(*models):
-        found = models[0].generate(**source(now), next_batch=batches([3, 9, 4], []))
-        for row, ids in zip(found.tolist(), sentences(now, 24) + sentences([3, 9, 4], 24, 9), strict=True):
-            alone = models[0].generate(input_ids=torch.tensor([ids]))[0].tolist()
-            assert row[: len(alone)] == alone
+    together = with_ensemble(models)
+    found = together.generate(**source(now), next_batch=batches([3, 9, 4], []))
+    for row, ids in zip(found.tolist(), sentences(now, 24) + sentences([3, 9, 4], 24, 9), strict=True):
+        alone = together.generate(input_ids=torch.tensor([ids]))[0].tolist()
+        assert row[: len(alone)] == alone
 
 
 @pytest.mark.parametrize("decoder", ["module", "packed"])

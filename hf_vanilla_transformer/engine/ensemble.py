@@ -7,67 +7,51 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..generation_vanilla_transformer import EncodedSource, ModuleDecoder
+from ..generation_vanilla_transformer import EncodedSource
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration as Model
 from ..search_vanilla_transformer import BeamState, Decoder
+from .shared_copy import shared_copy
 
 
-class EnsembleEngine:
-    """An inference engine that averages the probabilities of several models.
-
-    Args:
-        model: the first model.
-        members: the other models. Every model may be optimized.
+def with_ensemble(models: Sequence[Model]) -> Any:
+    """Return a copy of the first model that shares its weights and searches with all of them.
 
     Raises:
         ValueError: vocabularies of different sizes.
     """
+    size, *others = (model.config.target_vocab_size for model in models)
+    for other in others:
+        if other != size:
+            raise ValueError(
+                f"ensemble: a model with {other} target tokens beside one with {size}; use one tokenizer"
+            )
+    copied = shared_copy(models[0])
+    copied.inference_engine = EnsembleEngine(models)
+    return copied
+
+
+class EnsembleEngine:
+    """An inference engine that averages the probabilities of models, each of which may be optimized."""
 
     search_only = True  # transformers' loops would call the first model alone
 
-    def __init__(self, model: Model, members: Sequence[Model]):
-        self.model = model
-        self.members = members
-        self.engine = model.inference_engine
-        size = model.config.target_vocab_size
-        for member in members:
-            other = member.config.target_vocab_size
-            if other != size:
-                raise ValueError(
-                    f"ensemble: a model with {other} target tokens beside one with {size}; use one tokenizer"
-                )
-
-    def _models(self) -> list[tuple[Model, Any]]:
-        """All models with their inference engines."""
-        found = []
-        for model in (self.model, *self.members):
-            # A member may be the first model again, whose engine is now this one.
-            engine = self.engine if model is self.model else model.inference_engine
-            found.append((model, engine))
-        return found
+    def __init__(self, models: Sequence[Model]):
+        self.models = tuple(models)
 
     def encode(self, model: Model, ids: Tensor, mask: Tensor) -> EncodedSource:
-        encoded = []
-        for each, engine in self._models():
-            if engine is None:
-                encoded.append(each.get_encoder()(ids, mask).last_hidden_state)
-            else:
-                encoded.append(engine.encode(each, ids, mask).states)
-        return EncodedSource(encoded[0], mask, ids, others=tuple(encoded[1:]))
+        states, *others = (each.encode(ids, mask).states for each in self.models)
+        return EncodedSource(states, mask, ids, others=tuple(others))
 
     def decoder(self, model: Model, source: EncodedSource, beams: int, rows: int) -> Decoder:
-        if len(source.others) != len(self.members):
+        all_states = (source.states, *source.others)
+        if len(all_states) != len(self.models):
             raise ValueError(
                 "ensemble: each model encodes the source itself; give input_ids, not encoder outputs"
             )
-        all_states = (source.states, *source.others)
-        decoders: list[Decoder] = []
-        for (each, engine), states in zip(self._models(), all_states, strict=True):
+        decoders = []
+        for each, states in zip(self.models, all_states, strict=True):
             own = source._replace(states=states, others=())
-            if engine is None:
-                decoders.append(ModuleDecoder(each, own))
-            else:
-                decoders.append(engine.decoder(each, own, beams, rows))
+            decoders.append(each.make_decoder(own, beams, rows))
         return EnsembleDecoder(decoders)
 
 

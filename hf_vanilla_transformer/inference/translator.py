@@ -439,11 +439,9 @@ class Translator:
         for model in models:
             optimize_if_possible(model)
         if len(models) > 1:
-            from ..engine.ensemble import EnsembleEngine
+            from ..engine.ensemble import with_ensemble
 
-            first = shared_copy(models[0])
-            first.inference_engine = EnsembleEngine(models[0], models[1:])
-            models[0] = first
+            models[0] = with_ensemble(models)
         if self.shortlist is not None:
             from ..engine.shortlist import with_shortlist
 

@@ -14,7 +14,7 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer.engine import captured, optimize
 from hf_vanilla_transformer.engine.captured import CapturedDecoder, CapturedSteps, rounded_up
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
-from hf_vanilla_transformer.engine.ensemble import EnsembleEngine
+from hf_vanilla_transformer.engine.ensemble import with_ensemble
 from hf_vanilla_transformer.generation_vanilla_transformer import _output
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import (
@@ -352,9 +352,8 @@ def test_processors_and_constraints_take_the_eager_step(settings: dict[str, Any]
 def test_ensembles_take_the_eager_step(reasons: Callable[[], str]) -> None:
     recorder = Recorder()
     with recording(recorder):
-        model = optimize_for_inference(varied_model())
-        model.inference_engine = EnsembleEngine(model, [optimize_for_inference(varied_model(1))])
-        model.generate(**source(LENGTHS), num_beams=2)
+        models = [optimize_for_inference(varied_model(seed)) for seed in range(2)]
+        with_ensemble(models).generate(**source(LENGTHS), num_beams=2)
     assert recorder.recorded == 0
     assert "ensemble" in reasons()
 
@@ -469,15 +468,15 @@ def test_captured_step_launches_few_kernels_and_waits_for_none(beams: int, lengt
 def test_step_needs_the_memory_that_is_counted_for_it(gpu_model: Any) -> None:
     weights = gpu_model.inference_engine.weights(gpu_model, compiled=False)
     config = SearchConfig(4, False, (NO_END,), None, True)
-    sizes = captured.Sizes(rows=4, slots=32, source=16, tokens=64)
-    like = weights.cross_kv(on_gpu(torch.zeros(1, 1, 64, dtype=torch.bfloat16)))
+    sizes = captured.Sizes(config, rows=4, slots=32, source=16, tokens=64)
     with counted():
-        step = captured.CapturedStep(weights, config, sizes, like, Eager())
+        step = captured.CapturedStep(weights, sizes, 0, Eager())
         with held_memory() as held:
             step.repeat()
-    assert held.peak <= captured.pool_bytes(sizes, config, weights) <= 1.5 * held.peak
-    counted_bytes = captured.static_bytes(sizes, config, like) + captured.waiting_bytes(sizes, weights)
-    assert counted_bytes == pytest.approx(step.nbytes, rel=0.05)
+    assert held.peak <= captured.pool_bytes(weights, sizes) <= 1.5 * held.peak
+    static = sum(tensor.nbytes for tensor in on_cpu(step.memory.tensors()))
+    waiting = 4 * 16 * 64 * 2  # states in bfloat16 of as many sentences, as long
+    assert captured.static_bytes(weights, sizes) == static + waiting
 
 
 @pytest.mark.parametrize("settings", [{}, {"suppress_tokens": [NO_END]}], ids=["captured", "eager"])

@@ -21,7 +21,7 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer.engine import captured, read_ahead
 from hf_vanilla_transformer.engine.captured import CapturedSteps
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
-from hf_vanilla_transformer.engine.ensemble import EnsembleEngine
+from hf_vanilla_transformer.engine.ensemble import with_ensemble
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.loss_vanilla_transformer import fused_translation_loss, translation_loss
 from tests import trainer_helpers
@@ -163,8 +163,9 @@ def test_gpu_search_refills_and_ensembles_as_on_the_cpu(device: str) -> None:
         refilled = model.generate(
             **moved(source([3, 6]), where), next_batch=next_batch, num_beams=4, max_new_tokens=12
         )
-        model.inference_engine = EnsembleEngine(model, [other])
-        together = model.generate(**moved(source(LENGTHS), where), num_beams=4, max_new_tokens=12)
+        together = with_ensemble([model, other]).generate(
+            **moved(source(LENGTHS), where), num_beams=4, max_new_tokens=12
+        )
         return refilled.tolist(), together.tolist()
 
     assert translate(device) == translate("cpu")

@@ -13,7 +13,7 @@ from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.data.side_tokens import readable_tokens
 from hf_vanilla_transformer.engine import c_kernels, kernels, linear
-from hf_vanilla_transformer.engine.ensemble import EnsembleEngine
+from hf_vanilla_transformer.engine.ensemble import with_ensemble
 from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
 from hf_vanilla_transformer.inference import deoptimize, dtypes, workers
 from hf_vanilla_transformer.inference.batching import BATCHES_AHEAD
@@ -247,9 +247,8 @@ def test_ensemble_equals_generate_with_several_models(model, tokenizer):
     translator = Translator(model, tokenizer, ensemble=[other])
     settings = {"num_beams": 2, "max_new_tokens": 6}
     found = list(translator.translate(SENTENCES, **settings))
-    model.inference_engine = EnsembleEngine(model, [other])
-    assert found == [alone(model, tokenizer, line, **settings) if line.strip() else "" for line in SENTENCES]
-    deoptimize(model)
+    together = with_ensemble([model, other])
+    assert found == [alone(together, tokenizer, line, **settings) if line.strip() else "" for line in SENTENCES]
     assert found != list(Translator(model, tokenizer).translate(SENTENCES, **settings))
 
 
