@@ -16,7 +16,7 @@ Shapes: B sentences in the batch, K beams, P tokens of the prefix, T capacity of
 vocabulary, R hypotheses returned, n best candidates of a beam, N of a sentence.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -126,6 +126,20 @@ class BeamState(NamedTuple):
             end_places=torch.zeros(batch, ended, dtype=torch.bool, device=prefix.device),
             done=torch.zeros_like(limits, dtype=torch.bool),
         )
+
+    @classmethod
+    def of_prefix(cls, tokens: Tensor, running: int = 1) -> Iterator["BeamState"]:
+        """The states of `running` beams with which a decoder reads first tokens (B, P) one by one."""
+        for length in range(1, tokens.shape[1] + 1):
+            limits = torch.full_like(tokens[:, 0], length + 1)
+            yield cls.start(
+                prefix=tokens[:, :length],
+                limits=limits,
+                penalties=torch.ones(length + 3, device=tokens.device),
+                decisive=limits,
+                running=running,
+                ended=running,
+            )
 
     @property
     def positions(self) -> Tensor:

@@ -166,45 +166,6 @@ def write_cache(
 
 
 def attend(
-    product: Tensor,
-    scales: Tensor,
-    bias: Tensor | None,
-    widths: Sequence[int],
-    scaling: float,
-    cache: Tensor,
-    view: View,
-) -> Rows:
-    """Eq. 1: the queries of a product (R, ≥ H · d_k), `widths` H, d_k, d_v, over the keys and values of a cache."""
-    heads, _, value = widths
-    rows = _empty_rows(len(product), heads * value)
-    _attend(
-        product,
-        widths,
-        scaling,
-        cache,
-        view,
-        scales=scales,
-        bias=bias,
-        rows=rows,
-    )
-    return rows
-
-
-def attend_unquantized(
-    query: Tensor,
-    widths: Sequence[int],
-    scaling: float,
-    cache: Tensor,
-    view: View,
-) -> Tensor:
-    """`attend` for queries (R, H · d_k) in the dtype of the cache. Their rows may be strided."""
-    heads, _, value = widths
-    output = _empty(len(query), heads * value)
-    _attend(query.float(), widths, scaling, cache, view, output=output)
-    return output.to(query.dtype)
-
-
-def _attend(
     query: Tensor,
     widths: Sequence[int],
     scaling: float,
@@ -213,10 +174,17 @@ def _attend(
     *,
     scales: Tensor | None = None,
     bias: Tensor | None = None,
-    output: Tensor | None = None,
-    rows: Rows | tuple[None, None] = (None, None),
-) -> None:
-    """Write the result to `output`, as numbers, or to `rows`, as bytes and scales."""
+    quantized: bool = False,
+) -> Any:
+    """Eq. 1: queries (R, ≥ H · d_k) in float32, `widths` H, d_k, d_v, over the keys and values of a cache.
+
+    Rows of queries may be strided. With `scales` and `bias` they are a product of `Rows.times`. Returns (R, H · d_v)
+    in float32, or `Rows` if `quantized`.
+    """
+    heads, _, value = widths
+    shape = (len(query), heads * value)
+    found = _empty_rows(*shape) if quantized else _empty(*shape)
+    outputs = (None, *found) if quantized else (found, None, None)
     library().attend(
         query.data_ptr(),
         len(query),
@@ -229,9 +197,9 @@ def _attend(
         cache.dtype == torch.float32,
         *map(_address, view),
         view.visible.shape[-1],
-        _address(output),
-        *map(_address, rows),
+        *map(_address, outputs),
     )
+    return found
 
 
 def best(

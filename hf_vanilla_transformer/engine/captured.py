@@ -105,8 +105,9 @@ def is_on_default_stream(device: torch.device) -> bool:
 
 
 class Sizes(NamedTuple):
-    """Sizes of static memory."""
+    """A kind of captured steps: their search, and the sizes of static memory."""
 
+    config: SearchConfig
     rows: int  # B'
     slots: int  # C
     source: int  # S
@@ -121,6 +122,34 @@ class Memory(NamedTuple):
     self_kv: list[KV]  # of each layer, (B, C, ·)
     cross_kv: list[KV]  # (B, S, ·)
     source_mask: Tensor  # (B, 1, 1, S)
+
+    @classmethod
+    def of(cls, weights: PackedWeights, sizes: Sizes, device: torch.device) -> "Memory":
+        """Memory with a state that a step can start from: no index in it is out of range."""
+        rows = sizes.rows
+        beams = sizes.config.num_beams
+        prefix = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        ones = torch.ones_like(prefix[:, 0])
+
+        def caches(length: int) -> list[KV]:
+            like: dict[str, Any] = {"dtype": weights.dtype, "device": device}
+            return [torch.zeros(rows, length, each.kv_width, **like) for each in weights.layers]
+
+        source_mask = torch.zeros(rows, 1, 1, sizes.source, dtype=weights.dtype, device=device)
+        return cls(
+            state=BeamState.start(
+                prefix=prefix,
+                limits=2 * ones,
+                penalties=torch.ones(sizes.tokens + 1, device=device),
+                decisive=ones - 1,
+                running=beams,
+                ended=beams,
+            ),
+            visible=torch.zeros(rows, beams, sizes.slots, dtype=torch.bool, device=device),
+            self_kv=caches(sizes.slots),
+            cross_kv=caches(sizes.source),
+            source_mask=source_mask,
+        )
 
     def tensors(self) -> list[Tensor]:
         return [*self.state, self.visible, *self.self_kv, *self.cross_kv, self.source_mask]
@@ -139,54 +168,16 @@ class Memory(NamedTuple):
 class CapturedStep:
     """Static memory, and the recorded step on it. A search has it for itself."""
 
-    def __init__(
-        self,
-        weights: PackedWeights,
-        config: SearchConfig,
-        sizes: Sizes,
-        like: list[KV],
-        recorder: CudaGraphs,
-    ):
-        self.config = config
+    def __init__(self, weights: PackedWeights, sizes: Sizes, nbytes: int, recorder: CudaGraphs):
         self.sizes = sizes
-        device = like[0].device
+        self.nbytes = nbytes
+        device = weights.embedding.device
         with torch.inference_mode(False), torch.no_grad():
-            # Any state will do for the recording, if no index of it is out of range.
-            prefix = torch.zeros(sizes.rows, 1, dtype=torch.long, device=device)
-            ones = torch.ones_like(prefix[:, 0])
-            beams = config.num_beams
             self.penalties = torch.ones(sizes.tokens + 1, device=device)
-            self.memory = Memory(
-                state=BeamState.start(
-                    prefix=prefix,
-                    limits=2 * ones,
-                    penalties=self.penalties,
-                    decisive=ones - 1,
-                    running=beams,
-                    ended=beams,
-                ),
-                visible=torch.zeros(
-                    sizes.rows,
-                    beams,
-                    sizes.slots,
-                    dtype=torch.bool,
-                    device=device,
-                ),
-                self_kv=[kv.new_zeros(sizes.rows, sizes.slots, kv.shape[2]) for kv in like],
-                cross_kv=[kv.new_zeros(sizes.rows, sizes.source, kv.shape[2]) for kv in like],
-                source_mask=torch.zeros(
-                    sizes.rows,
-                    1,
-                    1,
-                    sizes.source,
-                    dtype=weights.dtype,
-                    device=device,
-                ),
-            )
+            self.memory = Memory.of(weights, sizes, device)
             self.numbers = beam_numbers(self.memory.state.parents)
-            self.rows = cache_rows(self.numbers, sizes.slots)  # (B', K), of each beam's slot 0
-            static = sum(tensor.nbytes for tensor in (*self.memory.tensors(), self.penalties))
-            self.nbytes = static + waiting_bytes(sizes, weights)
+            first_slots = torch.zeros_like(self.numbers)
+            self.first_rows = cache_rows(first_slots, sizes.slots)  # (B' · K,)
             self.encodings = weights.position_encodings(sizes.tokens)
             self.repeat = recorder.record(lambda: self._step(weights))
 
@@ -198,49 +189,37 @@ class CapturedStep:
             embeds=F.embedding(state.next_tokens, weights.embedding),
             lengths=state.lengths,
             encodings=self.encodings,
-            rows=(slots + self.rows).flatten(),
+            rows=slots.flatten() + self.first_rows,
             self_kv=self_kv,
             mask=additive_mask(seen, weights.dtype)[:, None],  # (B', 1, K, C)
             cross_kv=cross_kv,
             source_mask=source_mask,
         )
-        after = self.config.advance(state, logits, self.penalties)
+        after = self.sizes.config.advance(state, logits, self.penalties)
         for old, new in zip(state, after, strict=True):
             if old is not new:
                 old.copy_(new)
         visible.copy_(seen)
 
 
-def static_bytes(
-    sizes: Sizes,
-    config: SearchConfig,
-    like: list[KV],
-) -> int:
-    """The static memory that a step will take, but for its smallest tensors."""
-    per_token = sum(kv.shape[2] * kv.element_size() for kv in like)
-    caches = (sizes.slots + sizes.source) * per_token
-    # The tokens of a running and an ended hypothesis, and the slots that are visible.
-    beam = 2 * torch.long.itemsize * sizes.tokens + sizes.slots
-    return sizes.rows * (caches + config.num_beams * beam)
+def static_bytes(weights: PackedWeights, sizes: Sizes) -> int:
+    """The static memory of a step, and the states of the sentences that wait to join it (`engine.read_ahead`).
+
+    At most as many wait as it has rows.
+    """
+    memory = Memory.of(weights, sizes, torch.device("meta"))
+    waiting = sizes.rows * sizes.source * weights.config.d_model * weights.dtype.itemsize
+    return sum(tensor.nbytes for tensor in memory.tensors()) + waiting
 
 
-def waiting_bytes(sizes: Sizes, weights: PackedWeights) -> int:
-    """The states of sentences that wait to join the search, at most as many as rows. See `engine.read_ahead`."""
-    return sizes.rows * sizes.source * weights.config.d_model * weights.dtype.itemsize
-
-
-def pool_bytes(
-    sizes: Sizes,
-    config: SearchConfig,
-    weights: PackedWeights,
-) -> int:
+def pool_bytes(weights: PackedWeights, sizes: Sizes) -> int:
     """The memory of a step's intermediate results: the logits, and then the hypotheses of all candidates."""
     # As computed, in float32, and normalised.
     logit = weights.dtype.itemsize + 2 * torch.float32.itemsize
     # Of 2 K candidates, 4 K to choose from and 2 K chosen ones.
     token = 8 * torch.long.itemsize
     beam = weights.config.target_vocab_size * logit + sizes.tokens * token
-    return sizes.rows * config.num_beams * beam
+    return sizes.rows * sizes.config.num_beams * beam
 
 
 class CapturedSteps:
@@ -248,59 +227,32 @@ class CapturedSteps:
 
     def __init__(self, recorder: CudaGraphs):
         self.recorder = recorder
-        # The most recently used last.
-        self.idle: dict[tuple[SearchConfig, Sizes], CapturedStep] = {}
+        self.idle: dict[Sizes, CapturedStep] = {}  # the most recently used last
         self.in_use = 0  # bytes
         self.pool = 0  # bytes, for the largest step
         self.failure: str | None = None  # why none can be recorded
 
-    def take(
-        self,
-        weights: PackedWeights,
-        config: SearchConfig,
-        sizes: Sizes,
-        like: list[KV],
-    ) -> CapturedStep | str:
-        """A step for a search, recorded if there is none. If it cannot be recorded, the reason.
-
-        Args:
-            like: the source's keys and values of each layer. Those of the static memory have their width and dtype.
-        """
+    def take(self, weights: PackedWeights, sizes: Sizes) -> CapturedStep | str:
+        """A step for a search, recorded if there is none. If it cannot be recorded, the reason."""
         with _LOCK:
-            step = self.idle.pop((config, sizes), None)
-            if step is None:
-                recorded = self._record(weights, config, sizes, like)
-                if isinstance(recorded, str):
-                    return recorded
-                step = recorded
-            self.in_use += step.nbytes
+            step = self.idle.pop(sizes, None) or self._record(weights, sizes)
+            if isinstance(step, CapturedStep):
+                self.in_use += step.nbytes
             return step
 
-    def _record(
-        self,
-        weights: PackedWeights,
-        config: SearchConfig,
-        sizes: Sizes,
-        like: list[KV],
-    ) -> CapturedStep | str:
+    def _record(self, weights: PackedWeights, sizes: Sizes) -> CapturedStep | str:
         """Record a step, in the memory of idle ones if it has to. If it cannot, return the reason."""
         if self.failure is not None:
             return self.failure
-        needed = static_bytes(sizes, config, like) + waiting_bytes(sizes, weights)
-        pool = max(self.pool, pool_bytes(sizes, config, weights))
+        needed = static_bytes(weights, sizes)
+        pool = max(self.pool, pool_bytes(weights, sizes))
         total = needed + self.in_use + pool
         if total > MAX_BYTES:
             return f"memory of {total:,} bytes exceeds {MAX_BYTES:,}"
         self.pool = pool
         self._keep(MAX_STEPS - 1, MAX_BYTES - needed)
         try:
-            return CapturedStep(
-                weights=weights,
-                config=config,
-                sizes=sizes,
-                like=like,
-                recorder=self.recorder,
-            )
+            return CapturedStep(weights, sizes, needed, self.recorder)
         except torch.OutOfMemoryError:
             if not self.idle:
                 return "out of memory"
@@ -309,13 +261,13 @@ class CapturedSteps:
             logger.warning("decoding takes several times as long: %s", self.failure)
             return self.failure
         self.idle.clear()
-        return self._record(weights, config, sizes, like)
+        return self._record(weights, sizes)
 
     def give_back(self, step: CapturedStep) -> None:
         """End the use of a step."""
         with _LOCK:
             self.in_use -= step.nbytes
-            self.idle[step.config, step.sizes] = step
+            self.idle[step.sizes] = step
             self._keep(MAX_STEPS, MAX_BYTES)
 
     def _keep(self, count: int, nbytes: int) -> None:
@@ -388,7 +340,7 @@ class CapturedDecoder(PackedDecoder):
             return False
         if state is not self.view.state or penalties is not self.penalties:
             return False
-        if self.captured.config != config:
+        if self.captured.sizes.config != config:
             return False
         return self.slots.bound + config.num_beams <= self.captured.sizes.slots
 
@@ -421,16 +373,17 @@ class CapturedDecoder(PackedDecoder):
         rows, beams = state.parents.shape
         slots = max(self.slots.bound + beams * steps_at_once(state.done.device), self.highest_slot)
         needed = Sizes(
+            config,
             rows=self.computed_rows(rows),
             slots=rounded_up(slots, SLOTS),
             source=rounded_up(self.longest_source, SOURCE_LENGTHS),
             tokens=rounded_up(state.tokens.shape[2], CAPACITIES),
         )
         step = self.captured
-        if step is None or step.config != config or not _fits(step.sizes, needed):
+        if step is None or not _fits(step.sizes, needed):
             if needed in self.refused:
                 return self.refused[needed]
-            taken = self.steps.take(self.weights, config, needed, self.cross_kv)
+            taken = self.steps.take(self.weights, needed)
             if isinstance(taken, str):
                 self.refused[needed] = taken
                 return taken
@@ -539,7 +492,9 @@ class CapturedDecoder(PackedDecoder):
 
 def _fits(sizes: Sizes, needed: Sizes) -> bool:
     """Return whether there is room, and not too much: rows are computed whether there are sentences in them or not."""
-    if sizes.rows != needed.rows or sizes.slots < needed.slots or sizes.tokens < needed.tokens:
+    if sizes.config != needed.config or sizes.rows != needed.rows:
+        return False
+    if sizes.slots < needed.slots or sizes.tokens < needed.tokens:
         return False
     return needed.source <= sizes.source < 2 * needed.source
 

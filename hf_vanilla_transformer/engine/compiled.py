@@ -259,20 +259,8 @@ class CompiledDecoder(Decoder):
         self.code: dict[SearchConfig | None, Callable[[list[Tensor]], Any]] = {}
 
     def prefill(self, tokens: Tensor) -> None:
-        beams = self.initial_beams
-        for position in range(tokens.shape[1]):
-            prefix = tokens[:, : position + 1]
-            limits = tokens.new_full((1,), position + 2)
-            penalties = torch.ones(position + 4)  # not read
-            state = BeamState.start(
-                prefix=prefix,
-                limits=limits,
-                penalties=penalties,
-                decisive=limits,
-                running=beams,
-                ended=beams,
-            )
-            self.logits(state._replace(parents=torch.arange(beams)[None]))
+        for state in BeamState.of_prefix(tokens, self.initial_beams):
+            self.logits(state)
 
     def logits(self, state: BeamState) -> Tensor:
         penalties = torch.ones(state.tokens.shape[2] + 1)  # not read

@@ -19,7 +19,7 @@ from ..layers_vanilla_transformer import VanillaTransformerAttention, check_ids,
 from ..search_vanilla_transformer import BeamState, SearchConfig
 from .c_kernels import Rows, View, attend, finish, write_cache
 from .linear import INT8, packed_linear
-from .packed_decoder import WIDE, PackedDecoder
+from .packed_decoder import PackedDecoder
 from .packed_weights import KV, PositionEncodings, packed_norm
 
 
@@ -59,12 +59,13 @@ class Int8Attention:
             )
         return attend(
             product,
-            rows.scales,
-            bias,
             self.widths,
             self.scaling,
             cache,
             view,
+            scales=rows.scales,
+            bias=bias,
+            quantized=True,
         )
 
 
@@ -221,7 +222,7 @@ class Int8Decoder(PackedDecoder):
         needs_all = self.output is None and config.num_candidates >= vocab_size
         if needs_all:
             return super().step(state, config, penalties)
-        rows = self._rows(state.next_tokens, state.lengths, state.parents, state.tokens.shape[2])
+        rows = self._rows(state)
         head = self._head
         product = rows.times(head)  # (R, V) or (R, n)
         return self.extend_by_best(state, config, penalties, product, rows.scales, head.bias)
@@ -230,37 +231,22 @@ class Int8Decoder(PackedDecoder):
     def _head(self) -> Any:
         return self.weights.lm_head if self.output is None else self.output.head
 
-    def _logits(
-        self,
-        tokens: Tensor,
-        lengths: Tensor,
-        parents: Tensor,
-        longest: int,
-    ) -> Tensor:
-        rows = self._rows(tokens, lengths, parents, longest)
+    def _logits(self, state: BeamState) -> Tensor:
+        rows = self._rows(state)
         head = self._head
         logits = rows.times(head)
         finish(logits, rows.scales, head.bias, quantized=False)
-        return logits.view(*tokens.shape, -1)
+        return logits.view(*state.next_tokens.shape, -1)
 
-    def _rows(
-        self,
-        tokens: Tensor,
-        lengths: Tensor,
-        parents: Tensor,
-        longest: int,
-    ) -> Rows:
+    def _rows(self, state: BeamState) -> Rows:
         """The decoder's states of the next tokens (B, K), quantised."""
-        beams = tokens.shape[1]
-        # Not `take_slots`: slots that move change the order of sums, and then a batch the last bits of a sentence.
-        slots = self.slots.append(parents)
         decoder = self.weights.decoder
-        self.make_room(spare=beams >= WIDE)
+        places = self.take_rows(state.parents)
         own, source = self.views()
-        places = own.firsts + slots.flatten()
         caches: list[tuple[KV, View, Tensor | None]] = []
         for self_kv, cross_kv in zip(self.self_kv, self.cross_kv, strict=True):
             caches += [(self_kv, own, places), (cross_kv, source, None)]
-        lengths = lengths.repeat_interleave(beams)  # (R,)
-        x = decoder.embed(tokens.flatten(), lengths, longest)  # (R, D)
+        lengths = state.lengths.repeat_interleave(state.parents.shape[1])  # (R,)
+        tokens = state.next_tokens.flatten()  # (R,)
+        x = decoder.embed(tokens, lengths, state.tokens.shape[2])  # (R, D)
         return decoder(x, caches)[1]

@@ -29,9 +29,6 @@ WIDE = 8
 # torch uses all its threads. With more than these it is faster than the kernels in C, which use one.
 _MOST_THREADS = 2
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16)
-_COMPACT_STEPS = 8  # steps after which the slots of a wide search may move together
-# Of the slots, the most that may be in use then: a move copies the KV caches.
-_COMPACT_SHARE = 0.7
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,6 @@ class PackedDecoder(Decoder):
     def __init__(self, weights: Any, source: EncodedSource):
         self.weights = weights
         self.slots = BeamCacheSlots(len(source.states), source.states.device)
-        self._steps = 0
         visible = source.mask.to(source.states.device).ne(0)
         cross_kv = self._source_kv(source.states, visible)
         self.self_kv = [kv[:, :0] for kv in cross_kv]  # (B, C, ·)
@@ -104,15 +100,11 @@ class PackedDecoder(Decoder):
         return mask[:, None, None]
 
     def prefill(self, tokens: Tensor) -> None:
-        for position in range(tokens.shape[1]):
-            next_tokens = tokens[:, position, None]  # (B, 1)
-            lengths = torch.full_like(tokens[:, 0], position + 1)
-            self._logits(next_tokens, lengths, torch.zeros_like(next_tokens), tokens.shape[1])
+        for state in BeamState.of_prefix(tokens):
+            self._logits(state)
 
     def logits(self, state: BeamState) -> Tensor:
-        logits = self._logits(
-            state.next_tokens, state.lengths, state.parents, state.tokens.shape[2]
-        )
+        logits = self._logits(state)
         return logits if self.output is None else self.output.whole(logits)
 
     def step(
@@ -121,9 +113,7 @@ class PackedDecoder(Decoder):
         config: SearchConfig,
         penalties: Tensor,
     ) -> BeamState:
-        logits = self._logits(
-            state.next_tokens, state.lengths, state.parents, state.tokens.shape[2]
-        )
+        logits = self._logits(state)
         if self.output is not None:
             return self.output.advance(state, logits, config, penalties)
         selects_all = config.num_candidates >= logits.shape[2]
@@ -159,27 +149,22 @@ class PackedDecoder(Decoder):
         shape = (*state.next_tokens.shape, count)  # (R, n) -> (B, K, n)
         return config.extend(state, log_probs.view(shape), tokens.view(shape), penalties)
 
-    def _logits(
-        self,
-        tokens: Tensor,
-        lengths: Tensor,
-        parents: Tensor,
-        longest: int,
-    ) -> Tensor:
-        """Logits (B, K, V), or (B, K, n) of the rows in `output`. No hypothesis is longer than `longest`."""
-        slots = self.take_slots(parents)
-        first_rows = cache_rows(slots, self.self_kv[0].shape[1])
-        mask: Tensor | list[Tensor] | View
+    def _logits(self, state: BeamState) -> Tensor:
+        """Logits (B, K, V), or (B, K, n) of the rows in `output`."""
+        rows = self.take_rows(state.parents)
+        mask: Tensor | View
         source_mask: Tensor | View | None
-        if self._uses_kernels(parents.shape[1]):
+        if self._uses_kernels(state.parents.shape[1]):
             mask, source_mask = self.views()
         else:
-            mask, source_mask = self._self_mask(), self.source_mask
+            visible = self.slots.visible
+            mask = additive_mask(visible, self.weights.dtype)[:, None]  # (B, 1, K, C)
+            source_mask = self.source_mask
         return self.weights(
-            embeds=F.embedding(tokens, self.weights.embedding),  # (B, K, D)
-            lengths=lengths,
-            encodings=self.weights.position_encodings(longest),
-            rows=(slots + first_rows).flatten(),
+            embeds=F.embedding(state.next_tokens, self.weights.embedding),  # (B, K, D)
+            lengths=state.lengths,
+            encodings=self.weights.position_encodings(state.tokens.shape[2]),
+            rows=rows,
             self_kv=self.self_kv,
             mask=mask,
             cross_kv=self.cross_kv,
@@ -187,18 +172,18 @@ class PackedDecoder(Decoder):
             lm_head=None if self.output is None else self.output.head,
         )
 
-    def take_slots(self, parents: Tensor) -> Tensor:
-        """The slots (B, K) of the next tokens, after `parents` (B, K). The caches then have room for them."""
-        beams = parents.shape[1]
-        is_wide = beams >= WIDE and parents.device.type == "cpu"
-        reads_visible = self._uses_kernels(beams)
-        if is_wide and not reads_visible:
-            self._steps += 1
-            if self._steps % _COMPACT_STEPS == 0:
-                self._move_slots_together(self.slots.used(parents))
+    def take_rows(self, parents: Tensor) -> Tensor:
+        """The rows (R,) of the caches for the next tokens, after `parents` (B, K). The caches then have them."""
         slots = self.slots.append(parents)
-        self.make_room(spare=is_wide and reads_visible)
-        return slots
+        beams = parents.shape[1]
+        capacity = self.slots.visible.shape[2]
+        room = self.self_kv[0].shape[1]
+        if beams < WIDE or not self._uses_kernels(beams):
+            room = capacity
+        elif not capacity <= room <= 2 * capacity:
+            room = capacity + capacity // 2  # a wide search grows its caches a few times only
+        self.self_kv = [resized(kv, room, 1) for kv in self.self_kv]
+        return cache_rows(slots, room)
 
     def _uses_kernels(self, beams: int) -> bool:
         """Return whether the kernels in C compute attention and select tokens, in place of torch's."""
@@ -207,53 +192,15 @@ class PackedDecoder(Decoder):
         is_faster = beams >= WIDE or torch.get_num_threads() <= _MOST_THREADS
         return is_faster and library() is not None
 
-    def make_room(self, spare: bool) -> None:
-        """Let the caches have room for all slots. With `spare`, a wide search grows them a few times only."""
-        capacity = self.slots.visible.shape[2]
-        room = self.self_kv[0].shape[1]
-        if spare and capacity <= room <= 2 * capacity:
-            return
-        room = capacity + capacity // 2 if spare else capacity
-        self.self_kv = [resized(kv, room, 1) for kv in self.self_kv]
-
-    def _move_slots_together(self, used: Tensor) -> None:
-        """Move the slots in use, (B, C), Boolean, to the front, if they are few.
-
-        The first half of a search needs the most slots: beams that begin differently share no token. When most of them
-        have been given up, the rest would stay spread over all the slots.
-        """
-        bound = int(used.sum(dim=1).max())
-        batch, size = used.shape
-        if bound > _COMPACT_SHARE * size:
-            return
-        order = used.byte().argsort(dim=1, descending=True, stable=True)[:, :bound]  # (B, n)
-        visible = self.slots.visible
-        self.slots.visible = visible.gather(2, order[:, None].expand(-1, visible.shape[1], -1))
-        self.slots.bound = bound
-        rows = (order + cache_rows(order, size)).flatten()  # (B · n,)
-        self.self_kv = [
-            kv.flatten(0, 1).index_select(0, rows).view(batch, bound, -1) for kv in self.self_kv
-        ]
-
     def views(self) -> tuple[View, View]:
         """The visible keys of target and source for each row, for attention in C."""
         batch, beams, capacity = self.slots.visible.shape
         rows = torch.arange(batch * beams, device=self.visible.device)
         sentences = rows // beams  # (R,)
-        room = self.self_kv[0].shape[1]
-        length = self.visible.shape[1]
-        target = View(sentences * room, self.slots.visible.contiguous(), rows * capacity)
-        source = View(sentences * length, self.visible, sentences * length)
-        return target, source
-
-    def _self_mask(self) -> Tensor | list[Tensor]:
-        """The mask of self-attention for `PackedLayer`."""
-        visible = self.slots.visible
-        mask = additive_mask(visible, self.weights.dtype)[:, None]  # (B, 1, K, C)
-        if visible.shape[1] < WIDE or visible.device.type != "cpu":
-            return mask
-        lengths = ends(visible.any(dim=1)).tolist()
-        return [each[..., :length] for each, length in zip(mask.split(1), lengths, strict=True)]
+        first_slots = sentences * self.self_kv[0].shape[1]
+        first_tokens = sentences * self.visible.shape[1]
+        target = View(first_slots, self.slots.visible.contiguous(), rows * capacity)
+        return target, View(first_tokens, self.visible, first_tokens)
 
     def select(self, rows: Tensor) -> None:
         self.slots.select(rows)

@@ -19,7 +19,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from ..layers_vanilla_transformer import VanillaTransformerDecoderLayer, attention_kernels
-from .c_kernels import View, attend_unquantized
+from . import c_kernels
+from .c_kernels import View
 from .linear import PlainLinear, mkl_is_slow, packed_linear
 
 KV = Tensor  # keys and values side by side, (B, N, H · (d_k + d_v))
@@ -42,7 +43,9 @@ class PackedLayer(nn.Module):
 
         attn = layer.self_attn
         cross = layer.cross_attn
-        self.heads = attn.q_proj.out_features // attn.head_dim
+        heads = attn.q_proj.out_features // attn.head_dim
+        self.widths = heads, attn.head_dim, attn.value_head_dim
+        self.kv_width = heads * (attn.head_dim + attn.value_head_dim)
         self.key_width = attn.k_proj.out_features
         self.scaling = attn.scaling
         self.cross_scaling = cross.scaling
@@ -66,7 +69,7 @@ class PackedLayer(nn.Module):
         x: Tensor,
         rows: Tensor,
         self_kv: KV,
-        mask: Tensor | list[Tensor] | View | None,
+        mask: Tensor | View | None,
         cross_kv: KV,
         source_mask: Tensor | View | None,
     ) -> Tensor:
@@ -76,7 +79,6 @@ class PackedLayer(nn.Module):
             x: (R, D). rows: (R,), the slots of these tokens among the B · C of all sentences.
             self_kv: (B, C, ·). It receives the keys and values of these tokens. cross_kv: (B, S, ·).
             mask, source_mask: (B, 1, K, C), added to the scores, and (B, 1, 1, S), Boolean. None if all is visible.
-                A list has the masks of the sentences apart, (1, 1, K, N) for the first N slots of each.
                 A `View` selects the kernel in C.
         """
 
@@ -102,18 +104,14 @@ class PackedLayer(nn.Module):
         self,
         query: Tensor,
         kv: KV,
-        mask: Tensor | list[Tensor] | View | None,
+        mask: Tensor | View | None,
         scaling: float,
     ) -> Tensor:
         """Eq. 1 for the beams (R, H · d_k) of each sentence over the keys and values (B, N, ·) that they share."""
         if isinstance(mask, View):
-            value_width = kv.shape[2] - self.key_width
-            widths = [self.heads, self.key_width // self.heads, value_width // self.heads]
-            return attend_unquantized(query, widths, scaling, kv, mask)
-        shape = (self.heads, self.key_width, scaling)
-        if isinstance(mask, list):
-            return attend_apart(query, kv, mask, *shape)
-        return self.attend_all(query, kv, mask, *shape)
+            output = c_kernels.attend(query.float(), self.widths, scaling, kv, mask)
+            return output.to(query.dtype)
+        return self.attend_all(query, kv, mask, self.widths[0], self.key_width, scaling)
 
     def add_and_norm(
         self,
@@ -174,23 +172,6 @@ def attend(
     )
     # (B, H, K, d_v) -> (B, K, H · d_v) -> (R, H · d_v).
     return output.transpose(1, 2).flatten(2).flatten(0, 1)
-
-
-def attend_apart(
-    query: Tensor,
-    kv: KV,
-    masks: list[Tensor],
-    heads: int,
-    key_width: int,
-    scaling: float,
-) -> Tensor:
-    """`attend`, sentence by sentence, each over no more keys and values than its mask (1, 1, K, N) has."""
-    queries = query.view(len(kv), -1, query.shape[1])  # (R, H · d_k) -> (B, K, H · d_k)
-    outputs = [
-        attend(queries[row], kv[row : row + 1, : mask.shape[3]], mask, heads, key_width, scaling)
-        for row, mask in enumerate(masks)
-    ]
-    return torch.cat(outputs)
 
 
 def attend_in_sums(
@@ -264,9 +245,9 @@ class PositionEncodings:
 
 
 def cache_rows(slots: Tensor, capacity: int) -> Tensor:
-    """The first row (B, K) of each sentence among the B · C of a cache, where `slots` (B, K) are numbered in it."""
+    """The rows (R,) of `slots` (B, K) among the B · C of a cache with this capacity of a sentence."""
     sentences = torch.arange(len(slots), device=slots.device)[:, None]
-    return (capacity * sentences).expand_as(slots)
+    return (slots + capacity * sentences).flatten()
 
 
 class PackedWeights(nn.Module):
@@ -308,7 +289,7 @@ class PackedWeights(nn.Module):
         encodings: Tensor,
         rows: Tensor,
         self_kv: list[KV],
-        mask: Tensor | list[Tensor] | View | None,
+        mask: Tensor | View | None,
         cross_kv: list[KV],
         source_mask: Tensor | View | None,
         lm_head: PlainLinear | None = None,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_vanilla_transformer.engine.c_kernels import View, attend_unquantized, best, library
+from hf_vanilla_transformer.engine.c_kernels import View, attend, best, library
 from tests.model_helpers import assert_near
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs a C compiler")
@@ -27,7 +27,7 @@ def test_attention_reads_what_a_row_sees(widths: tuple[int, int, int], size: int
     rows = torch.arange(batch * beams)
     sentences = rows // beams
     view = View(sentences * room, visible, rows * size)
-    found = attend_unquantized(query, widths, 0.3, cache, view)
+    found = attend(query.float(), widths, 0.3, cache, view)
 
     queries = query.double().reshape(batch, beams, heads, key).transpose(1, 2)  # (B, H, K, d_k)
     keys, values = (
@@ -37,11 +37,8 @@ def test_attention_reads_what_a_row_sees(widths: tuple[int, int, int], size: int
     scores = queries @ keys.transpose(2, 3) * 0.3
     weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(dim=-1).nan_to_num()
     expected = (weights @ values).transpose(1, 2).reshape(batch * beams, -1)
-    assert found.dtype == dtype
-    if dtype == torch.float32:
-        assert_near(found, expected.float(), 1e-6)
-    else:
-        assert_near(found.double(), expected, 2**-8 * expected.abs().max().item())  # rounded once
+    assert found.dtype == torch.float32
+    assert_near(found, expected.float(), 1e-6)
 
 
 @pytest.mark.parametrize("size", [5, 64, 1000])

@@ -80,7 +80,8 @@ def test_attention_reads_what_a_row_sees(widths: tuple[int, int, int], bias: boo
         part.float().unflatten(2, (heads, -1)).transpose(1, 2) for part in cache.split([heads * key, heads * value], 2)
     )
     expected = F.scaled_dot_product_attention(query, keys, values, visible[:, None], scale=0.3).nan_to_num()
-    found = attend(product, scales, shift, widths, 0.3, cache, View(rows // beams * size, visible, rows * size))
+    view = View(rows // beams * size, visible, rows * size)
+    found = attend(product, widths, 0.3, cache, view, scales=scales, bias=shift, quantized=True)
     assert_quantized(found, expected.transpose(1, 2).reshape(batch * beams, -1))
 
 
