@@ -1,12 +1,13 @@
 """Comparison of systems on one test set: significance, groups of sentences, and the largest differences."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
 import numpy as np
 from sacrebleu.metrics import CHRF
-from sacrebleu.significance import PairedTest, estimate_ci
+from sacrebleu.metrics.base import Score, Signature
+from sacrebleu.significance import PairedTest
 
 from ..data.words import words
 from ..utils.normalization import Normalizer, normalized_references
@@ -27,13 +28,10 @@ from .metrics import (
 
 if TYPE_CHECKING:
     from evaluate import EvaluationModule
-    from sacrebleu.metrics.base import Metric
 
 SAMPLES = 1000
 TRIALS = 10000
-SEED = 12345  # sacreBLEU's
 LENGTHS = 10, 20, 30, 50  # words, the ends of the groups
-_BLOCK = 10_000_000  # random numbers in memory
 
 #: `score`, `mean`, `interval` and the p-values of a metric.
 Result: TypeAlias = dict[str, float]
@@ -89,58 +87,88 @@ def compare_systems(
         system: replace(texts.normalized_outputs(normalize)[0], references=columns)
         for system, texts in of_systems.items()
     }
-    named = {system: texts.hypotheses for system, texts in of_systems.items()}
     results: Results = {system: {} for system in systems}
     signatures: dict[str, str] = {}
-    made = make_metrics(metrics, tokenize, lowercase)
-    signed = {name: metric for name, metric in made.items() if name in SIGNED}
-    if signed:
-        scorers = {name: metric.scorer(columns) for name, metric in signed.items()}
-        outcomes, signatures = _paired_tests(named, columns, scorers)
-        for system, by_metric in outcomes.items():
-            results[system] |= by_metric
-    sampled = f"bs:{SAMPLES}|ar:{TRIALS}|seed:{SEED}"
-    for name, metric in made.items():
-        if name in signed:
+    for name, metric in make_metrics(metrics, tokenize, lowercase).items():
+        tests = _tests_of(name, metric, of_systems)
+        for score, (scorer, inputs) in tests.items():
+            outcomes, signatures[score] = _paired_tests(scorer, inputs, columns)
+            for system, outcome in outcomes.items():
+                results[system][score] = outcome
+        if tests:
             continue
-        statistics = [_statistics(name, metric, texts) for texts in of_systems.values()]
-        for system, by_score in zip(systems, statistics, strict=True):
-            for score, values in by_score.items():
-                results[system][score] = _compare_means(statistics[0][score], values)
-                signatures[score] = f"{score}|mean of {len(columns[0])} pairs|{sampled}"
-            if by_score:
-                continue
-            scores, _ = compute_metric(name, metric, of_systems[system])
+        for system, texts in of_systems.items():
+            scores, _ = compute_metric(name, metric, texts)
             for score, value in scores.items():
                 results[system][score] = {"score": value}
                 signatures[score] = name
     return {"signatures": signatures, "systems": results}
 
 
+class _Ratio:
+    """A score that is a ratio of sums, for sacreBLEU's tests. Its hypotheses are counts and units, (N, 2)."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def get_signature(self) -> Signature:
+        return Signature({"num_refs": 1})
+
+    def _extract_corpus_statistics(self, hypotheses: np.ndarray, references: object) -> np.ndarray:
+        return hypotheses
+
+    def _aggregate_and_compute(self, statistics: np.ndarray) -> Score:
+        return self._compute_score_from_stats(statistics.sum(axis=0))
+
+    def _compute_score_from_stats(self, sums: np.ndarray) -> Score:
+        # Without units it is the counts, as in `RateMetric`.
+        return Score(self.name, float(sums[0] / max(sums[1], 1)))
+
+
+def _tests_of(
+    name: str, metric: "EvaluationModule", of_systems: Mapping[str, Texts]
+) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """sacreBLEU's object and its input from each system, by score. Empty without scores of sentences."""
+    if name in SIGNED:
+        columns = next(iter(of_systems.values())).references
+        inputs = {system: texts.hypotheses for system, texts in of_systems.items()}
+        return {name: (metric.scorer(columns), inputs)}
+    statistics = {system: _statistics(name, metric, texts) for system, texts in of_systems.items()}
+    first = next(iter(statistics.values()))
+    return {
+        score: (
+            _Ratio(score),
+            {system: of_system[score] for system, of_system in statistics.items()},
+        )
+        for score in first
+    }
+
+
 def _paired_tests(
-    systems: Mapping[str, Sequence[str]],
-    references: list[list[str]],
-    scorers: "Mapping[str, Metric]",
-) -> tuple[Results, dict[str, str]]:
-    """sacreBLEU's results by system and metric, and its signatures by metric."""
-    named = list(systems.items())
-    test_bootstrap = PairedTest(named, scorers, references, test_type="bs", n_samples=SAMPLES)
-    test_trials = PairedTest(named, scorers, references, test_type="ar", n_samples=TRIALS)
-    bootstrap, by_metric = test_bootstrap()
-    _, trials = test_trials()
-    results: Results = {system: {} for system in systems}
-    signatures = {}
-    names = [name for name in by_metric if name != "System"]  # sacreBLEU's
-    for metric, name in zip(scorers, names, strict=True):
-        signatures[metric] = f"{name}|{bootstrap[name]}"
-        # sacreBLEU's annotation allows names of systems
-        resampled = cast(list[Any], by_metric[name])
-        exchanged = cast(list[Any], trials[name])
-        for system, outcome, trial in zip(systems, resampled, exchanged, strict=True):
-            results[system][metric] = _result(
-                outcome.score, outcome.mean, outcome.ci, outcome.p_value, trial.p_value
-            )
-    return results, signatures
+    scorer: Any, inputs: Mapping[str, Any], references: list[list[str]]
+) -> tuple[dict[str, Result], str]:
+    """sacreBLEU's results of one score by system, and its signature."""
+    named = list(inputs.items())
+    scorers = {"": scorer}
+    by_bootstrap = PairedTest(named, scorers, references, test_type="bs", n_samples=SAMPLES)
+    by_trials = PairedTest(named, scorers, references, test_type="ar", n_samples=TRIALS)
+    signatures, bootstrap = by_bootstrap()
+    _, trials = by_trials()
+    ((name, signature),) = signatures.items()
+    results: dict[str, Result] = {}
+    # sacreBLEU's annotation allows names of systems
+    resampled = cast(list[Any], bootstrap[name])
+    exchanged = cast(list[Any], trials[name])
+    for system, outcome, trial in zip(inputs, resampled, exchanged, strict=True):
+        results[system] = {
+            "score": float(outcome.score),
+            "mean": float(outcome.mean),
+            "interval": float(outcome.ci),
+        }
+        if outcome.p_value is not None:  # but for the baseline
+            results[system]["p_bootstrap"] = outcome.p_value
+            results[system]["p_randomization"] = trial.p_value
+    return results, f"{name}|{signature}"
 
 
 def _statistics(name: str, metric: "EvaluationModule", texts: Texts) -> dict[str, np.ndarray]:
@@ -163,53 +191,6 @@ def _lists_of_systems(
     """The n-best lists of each system, all of one length, so that all have the same scores."""
     length = max(map(longest, (n_best or {}).values()), default=0)
     return {system: of_equal_length(lists, length) for system, lists in (n_best or {}).items()}
-
-
-def _result(
-    score: float, mean: float, interval: float, bootstrap: float | None, trials: float | None
-) -> Result:
-    result = {"score": float(score), "mean": float(mean), "interval": float(interval)}
-    if bootstrap is not None and trials is not None:
-        result["p_bootstrap"] = bootstrap
-        result["p_randomization"] = trials
-    return result
-
-
-def _compare_means(baseline: np.ndarray, values: np.ndarray) -> Result:
-    """sacreBLEU's two tests, for counts and units (N, 2) of sentences."""
-    draw = np.random.default_rng(SEED)
-    means = np.empty(SAMPLES)
-    spread = np.empty(SAMPLES)
-    for block in _blocks(SAMPLES, len(values)):
-        sample = draw.integers(len(values), size=(block.stop - block.start, len(values)))
-        means[block] = _ratio(values[sample].sum(axis=1))
-        spread[block] = np.abs(means[block] - _ratio(baseline[sample].sum(axis=1)))
-    score = float(_ratio(values.sum(axis=0)))
-    mean, interval = estimate_ci(means)
-    if values is baseline:
-        return _result(score, mean, interval, None, None)
-    totals = values.sum(axis=0), baseline.sum(axis=0)
-    difference = abs(score - _ratio(totals[1]))
-    shuffled = np.empty(TRIALS)
-    for block in _blocks(TRIALS, len(values)):
-        exchanged = draw.random((block.stop - block.start, len(values))) < 0.5
-        change = exchanged @ (values - baseline)
-        shuffled[block] = np.abs(_ratio(totals[0] - change) - _ratio(totals[1] + change))
-    bootstrap = (np.sum(spread - spread.mean() > difference) + 1) / (SAMPLES + 1)
-    trials = (np.sum(shuffled > difference) + 1) / (TRIALS + 1)
-    return _result(score, mean, interval, float(bootstrap), float(trials))
-
-
-def _blocks(rows: int, columns: int) -> Iterator[slice]:
-    """Slices of random rows that fit into memory together."""
-    size = max(1, _BLOCK // columns)
-    for start in range(0, rows, size):
-        yield slice(start, min(start + size, rows))
-
-
-def _ratio(sums: np.ndarray) -> np.ndarray:
-    """The scores of sums (…, 2) of counts and units. Without units it is the counts, as in `RateMetric`."""
-    return sums[..., 0] / np.maximum(sums[..., 1], 1)
 
 
 def scores_by_group(
