@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..utils.errors import UserError
+from .batching import Row
 from .mixtures import PART
 from .perturbations import PERTURBATIONS, Languages
-from .redrawing import CHECKED_ROWS, TextChange, redrawn
+from .redrawing import RedrawnDataset, TextChange, unchanged_rows
 
 
 def parse_augment(items: Sequence[str]) -> dict[str, float]:
@@ -37,15 +37,15 @@ def parse_augment(items: Sequence[str]) -> dict[str, float]:
 
 
 def with_augmentation(
-    encoded: Dataset,
+    encoded: Dataset | RedrawnDataset,
     tokenizer: PreTrainedTokenizerBase,
     target_tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     augment: Mapping[str, float],
     seed: int = 0,
     limits: tuple[int | None, int | None] = (None, None),
-    languages: Sequence[Languages] = (),
-) -> Dataset:
+    languages: Sequence[Languages] = ((None, None),),
+) -> RedrawnDataset:
     """Perturb random training pairs, chosen anew in every epoch.
 
     The choice depends only on `seed`, the epoch (the trainer calls `set_epoch`) and the pair's `line`. `length`
@@ -60,54 +60,45 @@ def with_augmentation(
         languages: codes of source and target, for capitals, of all pairs or of each part.
 
     Returns:
-        The rows as a `torch` dataset with the attribute `encoded`, or as an iterable dataset for a stream.
+        The rows as a `torch` dataset with the attribute `encoded`.
 
     Raises:
-        UserError: `merge` for a stream, which has no other pairs, or tokenizers whose ids do not decode to the text.
+        UserError: tokenizers whose ids do not decode to the text.
     """
-    table = encoded if isinstance(encoded, Dataset) else None
-    if table is None and augment.get("merge"):
-        raise UserError(
-            "augment: merge joins a pair with another, and a stream has none at hand: leave it out"
-        )
     change = _Augment(
-        (tokenizer, target_tokenizer or tokenizer), limits, table, augment, seed, languages
+        tokenizers=(tokenizer, target_tokenizer or tokenizer),
+        limits=limits,
+        seed=seed,
+        table=unchanged_rows(encoded),
+        augment=augment,
+        languages=languages,
     )
-    if table is not None:
-        rows = table.with_format(None).take(min(CHECKED_ROWS, len(table))).to_list()
-        change.require_round_trip(rows, "augment")
-    return redrawn(encoded, change)
+    change.restored_rows(encoded)
+    return change.applied(encoded)
 
 
 @dataclass
 class _Augment(TextChange):
-    table: Dataset | None
+    table: Dataset
     augment: Mapping[str, float]
-    seed: int
     languages: Sequence[Languages]
 
-    grows = True  # two pairs in one, and capitals in single letters
+    name = "augment"
 
-    def __call__(self, pair: dict[str, Any], epoch: int) -> dict[str, Any]:
-        draw = Random(f"augment {self.seed} {epoch} {pair['line']}")
-        (name,) = draw.choices(
-            [None, *self.augment], [1 - sum(self.augment.values()), *self.augment.values()]
-        )
+    def new_texts(self, pair: Row, draw: Random) -> tuple[str, str] | None:
+        shares = [1 - sum(self.augment.values()), *self.augment.values()]
+        (name,) = draw.choices([None, *self.augment], shares)
         if name is None:
-            return pair
+            return None
         other = self._other(pair, draw) if name == "merge" else ("", "")
         texts = self.texts(pair)
-        perturbed = PERTURBATIONS[name](texts, other, draw, self._languages(pair))
-        return pair if perturbed == texts else self.changed(pair, perturbed)
+        part = pair.get(PART, 0) if len(self.languages) > 1 else 0
+        perturbed = PERTURBATIONS[name](texts, other, draw, self.languages[part])
+        return None if perturbed == texts else perturbed
 
-    def _languages(self, pair: dict[str, Any]) -> Languages:
-        if not self.languages:
-            return None, None
-        return self.languages[pair.get(PART, 0) if len(self.languages) > 1 else 0]
-
-    def _other(self, pair: dict[str, object], draw: Random) -> tuple[str, str]:
+    def _other(self, pair: Row, draw: Random) -> tuple[str, str]:
         """The text of a random pair of the same input or direction."""
         while True:
-            other = self.table[draw.randrange(len(self.table))] if self.table else pair
+            other = self.table[draw.randrange(len(self.table))]
             if other.get(PART) == pair.get(PART):
                 return self.texts(other)

@@ -4,15 +4,13 @@
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow.compute as pc
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from torch.nn import functional as F
 
 from ..loss_vanilla_transformer import IGNORED
@@ -261,7 +259,7 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
         return map(self.batches, range(len(self)))
 
 
-# The pairs of the batches, from a table or from a stream
+# The pairs of the batches
 
 #: A pair as token ids, `input_ids` and `labels`, with the other columns of its dataset.
 Row: TypeAlias = dict[str, Any]
@@ -357,84 +355,6 @@ class TokenBatchDataset(torch.utils.data.Dataset):
             [numbers[row] if row >= 0 else ~numbers[~row] for row in batch.tolist()]
             for batch in shard
         ]
-
-
-class StreamingTokenBatches(torch.utils.data.IterableDataset):
-    """Token batches from a stream: buffers one window of pairs at a time and yields its updates.
-
-    Every rank reads the whole stream and keeps its share of each update, so that all ranks have as many updates. If
-    the stream has `state_dict` and `load_state_dict`, like an `IterableDataset` of `datasets`, resuming reads one
-    window again. Otherwise it reads from the start. `window` is the number of buffered pairs. `seed` and `plan` are
-    arguments of `TokenBatchSampler`.
-    """
-
-    def __init__(self, stream: IterableDataset, window: int, seed: int, **plan: Any):
-        self.stream = stream
-        self.window = window
-        self.seed = seed
-        self.plan = plan
-        self.epoch = 0
-        self.longest = 0  # tokens, of the pairs read so far
-        self._position = _start_of(0)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that determines the order. The trainer calls it."""
-        self.epoch = epoch
-        if hasattr(self.stream, "set_epoch"):
-            self.stream.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Position: the epoch, the window, the number of its updates yielded, and the stream's state before it."""
-        return dict(self._position)
-
-    def load_state_dict(self, position: dict[str, Any]) -> None:
-        """Make the next iteration resume at a position."""
-        self.set_epoch(position["epoch"])
-        self._position = dict(position)
-
-    def __iter__(self) -> Iterator[list[Rows]]:
-        start = self._position if self._position["epoch"] == self.epoch else _start_of(self.epoch)
-        seekable = hasattr(self.stream, "load_state_dict")
-        if seekable and start["stream"] is not None:
-            self.stream.load_state_dict(start["stream"])
-        rows = iter(self.stream)
-        if not seekable:
-            deque(islice(rows, start["window"] * self.window), maxlen=0)  # skip
-        number = start["window"]
-        done = start["update"]
-        state = self._stream_state()
-        window = list(islice(rows, self.window))
-        while window:
-            # one row ahead tells whether this window is the last
-            next_state = self._stream_state()
-            next_row = list(islice(rows, 1))
-            sampler = TokenBatchSampler(
-                *pair_lengths(window), seed=[self.seed, number], **self.plan
-            )
-            sampler.set_epoch(self.epoch)
-            self.longest = max(self.longest, int(sampler.lengths.max()))
-            for update in range(done, len(sampler)):
-                self._position = {
-                    "epoch": self.epoch,
-                    "window": number,
-                    "update": update + 1,
-                    "stream": state,
-                }
-                if update + 1 == len(sampler) and not next_row:
-                    self._position = _start_of(self.epoch + 1)
-                yield select_rows(window.__getitem__, sampler.batches(update))
-            number = number + 1
-            done = 0
-            state = next_state
-            window = next_row + list(islice(rows, self.window - 1))
-        self._position = _start_of(self.epoch + 1)
-
-    def _stream_state(self) -> Any:
-        return self.stream.state_dict() if hasattr(self.stream, "load_state_dict") else None
-
-
-def _start_of(epoch: int) -> dict[str, Any]:
-    return {"epoch": epoch, "window": 0, "update": 0, "stream": None}
 
 
 def collate_batches(

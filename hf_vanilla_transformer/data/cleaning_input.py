@@ -26,10 +26,7 @@ class CleaningInput:
     @classmethod
     def open(cls, inputs: Sequence[str], columns: Columns) -> "CleaningInput":
         """Open inputs, as of `load_pairs`."""
-        sources = [
-            replace(source, with_cells=True)
-            for source in open_sources(inputs, columns, streaming=True)
-        ]
+        sources = [replace(source, with_cells=True) for source in open_sources(inputs, columns)]
         return cls(sources, [PairReport(source.input.name) for source in sources], columns)
 
     def __iter__(self) -> Iterator[PairRow]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import datasets
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, Features, IterableDataset, Value
+from datasets import Dataset, DatasetDict, Features, Value
 
 from ..utils.atomic_write import atomic_file
 from ..utils.errors import UserError
@@ -37,7 +37,7 @@ _NOT_UTF8 = "not UTF-8"
 
 @dataclass
 class PairReport:
-    """Counts of the kept and dropped rows of an input. A stream counts the rows that this process has read."""
+    """Counts of the kept and dropped rows of an input."""
 
     name: str  #: the input, as the user named it
     seen: int = 0  #: numbers of rows
@@ -128,7 +128,7 @@ def _valid_pairs(source: "Source", report: PairReport) -> Iterator[tuple[int, st
 
 def checked_pairs(source: "Source", report: PairReport) -> Iterator[tuple[str | None, RawRow]]:
     """Yield each row after its defect or None, and count it in the report."""
-    report.restore(PairReport(report.name))  # a stream may be read again from its start
+    report.restore(PairReport(report.name))  # of an earlier reading
     for row in source.rows(report.repaired):
         if report.seen == _ROWS_FOR_ENCODING:
             _check_encoding(report)
@@ -165,7 +165,7 @@ class Source:
 
     input: Input
     columns: Columns
-    data: Dataset | IterableDataset | None = None
+    data: Dataset | None = None
     with_cells: bool = False  #: whether `rows` has the other cells of a dataset, too
 
     def rows(self, repairs: Repairs) -> Iterator[RawRow]:
@@ -178,9 +178,9 @@ class Source:
             return ((line, [text, translation], {}) for line, text, translation in lines)
         return read_sides(files[0], self.columns, repairs)
 
-    def _rows_of(self, data: Dataset | IterableDataset) -> Iterator[tuple[int, Row]]:
+    def _rows_of(self, data: Dataset) -> Iterator[tuple[int, Row]]:
         name = self.input.name
-        if data.column_names is not None and not self.with_cells:
+        if not self.with_cells:
             # decode no other columns: they may be images
             keys = [self.columns.key_in(side, data.column_names, name) for side in SIDES]
             chosen = [parent or key for parent, key in keys]
@@ -206,22 +206,18 @@ class Source:
             with path.open("rb") as handle:
                 while block := handle.read(1 << 20):
                     digest.update(block)
-        if isinstance(self.data, Dataset):
+        if self.data is not None:
             digest.update(self.data._fingerprint.encode())
         return digest.hexdigest()
 
 
-def open_dataset(
-    chosen: Input, split: str, streaming: bool, field: str
-) -> Dataset | IterableDataset:
+def open_dataset(chosen: Input, split: str, field: str) -> Dataset:
     """Open a split of a folder or of a dataset on the Hub. Errors become one line that starts with `field`."""
     folder = Path(str(chosen.dataset))
     try:
         if any((folder / file).is_file() for file in ("state.json", "dataset_dict.json")):
             return _from_disk(folder, split, field)
-        return datasets.load_dataset(
-            chosen.dataset, chosen.configuration, split=split, streaming=streaming
-        )
+        return datasets.load_dataset(chosen.dataset, chosen.configuration, split=split)
     except UserError:
         raise
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
@@ -251,16 +247,6 @@ def _from_disk(folder: Path, split: str, field: str) -> Dataset:
             f"{field}: {folder} contains one dataset without splits, and so no split {split!r}"
         )
     return saved
-
-
-def load_stream(source: Source, report: PairReport) -> IterableDataset:
-    """The valid pairs of an input while it is read, as `load_pairs` describes."""
-
-    def read() -> Iterator[dict[str, Any]]:
-        for line, text, translation in _valid_pairs(source, report):
-            yield {"source": text, "target": translation, "line": line}
-
-    return IterableDataset.from_generator(read, features=FEATURES)
 
 
 def load_table(source: Source, report: PairReport) -> Dataset:

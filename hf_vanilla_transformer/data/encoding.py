@@ -1,11 +1,11 @@
 """Sentence pairs as token ids."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..utils.errors import UserError
@@ -22,12 +22,12 @@ _COLUMNS = ["input_ids", "labels", "length", "line"]
 
 @dataclass
 class EncodingReport:
-    """Counts of the pairs that exceed a length limit. A stream counts the pairs that this process has read."""
+    """Counts of the pairs that exceed a length limit."""
 
     dropped: bool  #: whether pairs over a limit were dropped (training) or kept (evaluation)
     seen: int = 0  #: numbers of pairs
     too_long: int = 0
-    #: tokens of the longest source that is not dropped. None for a stream
+    #: tokens of the longest source that is not dropped
     longest_source: int | None = None
     #: the first few line (or row) numbers of pairs over a limit, from 1
     first_lines: list[int] = field(default_factory=list)
@@ -114,7 +114,7 @@ def name_end_token(tokenizer: PreTrainedTokenizerBase, name: str, required: bool
 
 
 def encode_pairs(
-    pairs: Dataset | IterableDataset,
+    pairs: Dataset,
     tokenizer: PreTrainedTokenizerBase,
     target_tokenizer: PreTrainedTokenizerBase | None = None,
     *,
@@ -122,7 +122,7 @@ def encode_pairs(
     max_target_length: int | None = None,
     drop_too_long: bool,
     directions: Sequence[Direction] = (),
-) -> tuple[Dataset | IterableDataset, EncodingReport]:
+) -> tuple[Dataset, EncodingReport]:
     """Tokenize sentence pairs, without truncation.
 
     Args:
@@ -145,32 +145,15 @@ def encode_pairs(
     encode = _Encode(source, target, directions, refuse_unknown=drop_too_long)
     report = EncodingReport(dropped=drop_too_long)
 
-    def count(columns: Mapping[str, Any]) -> np.ndarray:
-        """Return which pairs are too long."""
-        long_source = np.asarray(columns["source_length"]) > (max_source_length or np.inf)
-        long_target = np.asarray(columns["target_length"]) > (max_target_length or np.inf)
-        too_long = long_source | long_target
-        report.count(columns["line"], too_long, np.asarray(columns["unknown"]))
-        return too_long
-
-    def read(batch: dict[str, list[object]], indices: list[int]) -> dict[str, list[object]]:
-        if indices[0] == 0:  # read again from the start
-            vars(report).update(vars(EncodingReport(report.dropped)))
-        encoded = encode(batch, indices)
-        too_long = count(encoded)
-        keep = np.flatnonzero(~too_long) if report.dropped else range(len(too_long))
-        return {name: [encoded[name][i] for i in keep] for name in _COLUMNS}
-
-    if isinstance(pairs, IterableDataset):
-        return pairs.map(
-            read, batched=True, with_indices=True, remove_columns=pairs.column_names
-        ), report
     encoded = pairs.map(
         encode, batched=True, with_indices=True, remove_columns=pairs.column_names, desc="Encoding"
     )
     facts = ["source_length", "target_length", "line", "unknown"]
     lengths = encoded.select_columns(facts).with_format("numpy")[:]
-    too_long = count(lengths)
+    long_source = lengths["source_length"] > (max_source_length or np.inf)
+    long_target = lengths["target_length"] > (max_target_length or np.inf)
+    too_long = long_source | long_target
+    report.count(lengths["line"], too_long, lengths["unknown"])
     kept = lengths["source_length"][~too_long] if drop_too_long else lengths["source_length"]
     report.longest_source = int(kept.max()) if len(kept) else None
     if drop_too_long and too_long.any():

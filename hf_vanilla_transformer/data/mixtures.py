@@ -1,23 +1,22 @@
 """Load sentence pairs from one input, or from several with weights.
 
 A weight is the number of times that each pair of an input occurs in an epoch, so that an epoch is the same table in
-every run and every resume: 2 : 1 doubles the first input. The length of a stream is unknown. There a weight is the
-number of pairs to read from that input in turn, and an input that ends is read again until all have been read once.
+every run and every resume: 2 : 1 doubles the first input.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, IterableDataset, concatenate_datasets
+from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from ..utils.errors import UserError
 from .columns import Columns
-from .corpora import FEATURES, PairReport, Source, load_stream, load_table, open_dataset
+from .corpora import PairReport, Source, load_table, open_dataset
 from .derivatives import derivative_pairs
 from .inputs import BUILT_IN, parse_inputs
 from .numbers import number_pairs
@@ -43,9 +42,7 @@ class MixtureReport:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the pairs of all inputs and of the weights. Empty until streams have been read."""
-        if not all(part.fingerprint for part in self.parts):
-            return ""
+        """Hash of the pairs of all inputs and of the weights."""
         text = " ".join(
             f"{part.fingerprint}×{weight}"
             for part, weight in zip(self.parts, self.weights, strict=True)
@@ -69,10 +66,9 @@ def load_pairs(
     source_column: str | None = None,
     target_column: str | None = None,
     languages: tuple[str, str] | None = None,
-    streaming: bool = False,
     numbers_size: int = 20_000,
     seed: int = 0,
-) -> tuple[Dataset | IterableDataset, PairReport | MixtureReport]:
+) -> tuple[Dataset, PairReport | MixtureReport]:
     """Load and validate sentence pairs from one input or several.
 
     Text is not changed, not even spaces at its ends. Only byte order marks and carriage returns at line ends are
@@ -88,7 +84,6 @@ def load_pairs(
             memory (`en` finds `en-GB`), suffixes of the files of a prefix, or languages of the built-in corpus.
         source_column, target_column: names of columns. If none of the four is given: `source` and `target`.
         languages: of a model, for tables without these columns and for memories if none of the four is given.
-        streaming: read while iterating, without a table on disk. Errors and the report come during iteration.
         numbers_size, seed: of the built-in corpora `numbers` and `derivatives`.
 
     Returns:
@@ -107,18 +102,15 @@ def load_pairs(
         columns,
         split=split,
         field=field,
-        streaming=streaming,
         numbers_size=numbers_size,
         seed=seed,
     )
     counts = _checked_weights(len(sources), weights)
     reports = [PairReport(source.input.name) for source in sources]
-    loaded: list[object] = list(map(load_stream if streaming else load_table, sources, reports))
+    loaded = list(map(load_table, sources, reports))
     if len(loaded) == 1 and weights is None:
         return loaded[0], reports[0]
     report = MixtureReport(reports, counts)
-    if streaming:
-        return _interleaved(loaded, counts), report
     copies = [(part, loaded[part]) for part, count in enumerate(counts) for _ in range(count)]
     return concatenated(copies, f"{report.fingerprint}-{PART}"), report
 
@@ -129,7 +121,6 @@ def open_sources(
     *,
     split: str = "train",
     field: str = "inputs",
-    streaming: bool = False,
     numbers_size: int = 20_000,
     seed: int = 0,
 ) -> list[Source]:
@@ -141,7 +132,7 @@ def open_sources(
         if chosen.dataset in BUILT_IN:
             data = _built_in(str(chosen.dataset), numbers_size, seed, languages)[split]
         elif chosen.dataset is not None:
-            data = open_dataset(chosen, split, streaming, field)
+            data = open_dataset(chosen, split, field)
         sources.append(Source(chosen, Columns() if chosen.dataset in BUILT_IN else columns, data))
     return sources
 
@@ -187,26 +178,3 @@ def _checked_weights(inputs: int, weights: Sequence[float] | None) -> list[int]:
             f"train_weights: {wrong[0]} is no whole number from 1; give 3 and 2 for a ratio of 1.5"
         )
     return [int(weight) for weight in weights]
-
-
-def _interleaved(streams: list[IterableDataset], counts: list[int]) -> IterableDataset:
-    """Pairs of each stream in turn, numbered from 1, until all streams have been read once."""
-
-    def read() -> Iterator[dict[str, object]]:
-        readers = [iter(stream) for stream in streams]
-        finished = set[int]()
-        number = 0
-        while True:
-            for index, count in enumerate(counts):
-                for _ in range(count):
-                    row = next(readers[index], None)
-                    if row is None:
-                        finished.add(index)
-                        if len(finished) == len(streams):
-                            return
-                        readers[index] = iter(streams[index])
-                        row = next(readers[index])
-                    number += 1
-                    yield {"source": row["source"], "target": row["target"], "line": number}
-
-    return IterableDataset.from_generator(read, features=FEATURES)

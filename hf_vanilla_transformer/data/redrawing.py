@@ -1,12 +1,13 @@
 """Rows of encoded pairs that are changed again in every epoch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import TypeAlias
 
 import numpy as np
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..utils.errors import UserError
@@ -14,7 +15,7 @@ from .batching import Row
 from .source_text import source_text
 from .token_kinds import has_closed_vocabulary
 
-CHECKED_ROWS = 1000
+_CHECKED_ROWS = 1000
 _DIFFERENT = 0.01  # of the rows may encode differently after decoding
 _IDS = ("input_ids", "labels")
 
@@ -23,16 +24,9 @@ _IDS = ("input_ids", "labels")
 Change: TypeAlias = Callable[[Row, int], Row]
 
 
-def redrawn(encoded: Dataset, change: Change) -> Dataset:
-    """Apply `change` to the rows of a table or a stream, after the changes that it already has."""
-    if isinstance(encoded, RedrawnDataset | RedrawnStream):
-        return type(encoded)(encoded.encoded, *encoded.changes, change)
-    return (RedrawnStream if isinstance(encoded, IterableDataset) else RedrawnDataset)(
-        encoded, change
-    )
+class RedrawnDataset(torch.utils.data.Dataset):
+    """Rows of a dataset that change in each epoch. `encoded` are the rows without changes."""
 
-
-class _Redrawn:
     def __init__(self, encoded: Dataset, *changes: Change):
         self.encoded = encoded
         self.changes = changes
@@ -45,19 +39,8 @@ class _Redrawn:
         return any(getattr(change, "grows", False) for change in self.changes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the changes are drawn for, and of a stream's shuffling."""
+        """Set the epoch that the changes are drawn for."""
         self.epoch.fill_(epoch)
-        if isinstance(self.encoded, IterableDataset):
-            self.encoded.set_epoch(epoch)
-
-    def change(self, row: Row) -> Row:
-        for change in self.changes:
-            row = change(row, int(self.epoch))
-        return row
-
-
-class RedrawnDataset(_Redrawn, torch.utils.data.Dataset):
-    """Rows of a dataset. `encoded` are the rows without changes."""
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -70,20 +53,12 @@ class RedrawnDataset(_Redrawn, torch.utils.data.Dataset):
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: list[int]) -> list[Row]:
-        return [self.change(row) for row in self.encoded.__getitems__(rows)]
+        return list(map(self._changed, self.encoded.__getitems__(rows)))
 
-
-class RedrawnStream(_Redrawn, torch.utils.data.IterableDataset):
-    """Rows of a stream."""
-
-    def state_dict(self) -> dict[str, object]:
-        return self.encoded.state_dict()
-
-    def load_state_dict(self, state: Row) -> None:
-        self.encoded.load_state_dict(state)
-
-    def __iter__(self) -> Iterator[Row]:
-        return map(self.change, self.encoded)
+    def _changed(self, row: Row) -> Row:
+        for change in self.changes:
+            row = change(row, int(self.epoch))
+        return row
 
 
 def split_special_tokens(
@@ -98,12 +73,37 @@ def split_special_tokens(
     return ids[:start], ids[start:end], ids[end:]
 
 
+def unchanged_rows(encoded: Dataset | RedrawnDataset) -> Dataset:
+    """The rows of `encode_pairs`, without changes."""
+    return encoded.encoded if isinstance(encoded, RedrawnDataset) else encoded
+
+
 @dataclass
 class TextChange:
-    """A change of the text of pairs: their ids are decoded, and the changed text is encoded."""
+    """A change of the text of pairs: their ids are decoded, and the changed text is encoded.
+
+    The random numbers depend only on `name`, `seed`, the epoch and the pair's `line`.
+    """
 
     tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  #: of source and target
     limits: tuple[int | None, int | None]  #: tokens of source and target
+    seed: int
+
+    name = ""  #: the argument that asks for the change
+    grows = True
+
+    def new_texts(self, pair: Row, draw: Random) -> Sequence[str] | None:
+        """Return another source and target for a pair, or None if it stays as it is."""
+        raise NotImplementedError
+
+    def __call__(self, pair: Row, epoch: int) -> Row:
+        texts = self.new_texts(pair, Random(f"{self.name} {self.seed} {epoch} {pair['line']}"))
+        return pair if texts is None else self._encoded(pair, texts)
+
+    def applied(self, encoded: Dataset | RedrawnDataset) -> RedrawnDataset:
+        """Apply the change to rows, after the changes that they already have."""
+        changes = encoded.changes if isinstance(encoded, RedrawnDataset) else ()
+        return RedrawnDataset(unchanged_rows(encoded), *changes, self)
 
     def texts(self, pair: Row) -> tuple[str, str]:
         """The source and the target of a pair."""
@@ -115,9 +115,9 @@ class TextChange:
         )
         return source, target
 
-    def changed(self, pair: Row, texts: Sequence[str]) -> Row:
+    def _encoded(self, pair: Row, texts: Sequence[str]) -> Row:
         """The pair with other texts, or as it is if they are too long or have symbols that a tokenizer lacks."""
-        ids = [self._encode(pair, side, text) for side, text in enumerate(texts)]
+        ids = [self._ids(pair, side, text) for side, text in enumerate(texts)]
         for own, limit, tokenizer in zip(ids, self.limits, self.tokenizers, strict=True):
             if limit and len(own) > limit:
                 return pair
@@ -125,25 +125,25 @@ class TextChange:
                 return pair
         return {**pair, "input_ids": ids[0], "labels": ids[1]}
 
-    def _encode(self, pair: Row, side: int, text: str) -> list[int]:
+    def _ids(self, pair: Row, side: int, text: str) -> list[int]:
         """The ids of a text, between the special tokens of the pair's."""
         tokenizer = self.tokenizers[side]
         start, _, end = split_special_tokens(pair[_IDS[side]], tokenizer)
         texts = {"text_target": text} if side else {"text": source_text(text, tokenizer)}
-        return [
-            *start,
-            *tokenizer(**texts, add_special_tokens=False, verbose=False)["input_ids"],
-            *end,
-        ]
+        ids = tokenizer(**texts, add_special_tokens=False, verbose=False)["input_ids"]
+        return [*start, *ids, *end]
 
-    def require_round_trip(self, rows: list[Row], field: str) -> None:
-        """Refuse tokenizers that do not restore the text. `field` is the argument that the error names."""
+    def restored_rows(self, encoded: Dataset | RedrawnDataset) -> list[Row]:
+        """Return the first 1,000 rows. Refuse tokenizers that do not restore their text."""
+        table = unchanged_rows(encoded)
+        rows = table.with_format(None).take(min(_CHECKED_ROWS, len(table))).to_list()
         for side, name in enumerate(_IDS):
             different = sum(
-                self._encode(row, side, self.texts(row)[side]) != row[name] for row in rows
+                self._ids(row, side, self.texts(row)[side]) != row[name] for row in rows
             )
             if different > _DIFFERENT * len(rows):
                 raise UserError(
-                    f"{field}: {different} of {len(rows)} {name} decoded and encoded again differ with this "
-                    f"{type(self.tokenizers[side]).__name__}: train a tokenizer, or leave {field} out"
+                    f"{self.name}: {different} of {len(rows)} {name} decoded and encoded again differ with this "
+                    f"{type(self.tokenizers[side]).__name__}: train a tokenizer, or leave {self.name} out"
                 )
+        return rows

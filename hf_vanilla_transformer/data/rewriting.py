@@ -1,17 +1,18 @@
 """Augmentation by equivalent spellings: a function of the user rewrites training pairs, again in every epoch."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line
-from .redrawing import CHECKED_ROWS, TextChange, redrawn
+from .batching import Row
+from .redrawing import RedrawnDataset, TextChange
 
 #: A function from source, target and random numbers to a source and a target of the same meaning.
 Rewrite: TypeAlias = Callable[[str, str, Random], tuple[str, str]]
@@ -21,14 +22,14 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def with_rewriting(
-    encoded: Dataset,
+    encoded: Dataset | RedrawnDataset,
     tokenizer: PreTrainedTokenizerBase,
     target_tokenizer: PreTrainedTokenizerBase | None = None,
     *,
     rewrite: Rewrite,
     seed: int = 0,
     limits: tuple[int | None, int | None] = (None, None),
-) -> Dataset:
+) -> RedrawnDataset:
     """Rewrite every training pair, anew in every epoch.
 
     The random numbers depend only on `seed`, the epoch and the pair's `line`. A pair stays as it is if `rewrite`
@@ -49,44 +50,44 @@ def with_rewriting(
         UserError: `rewrite` fails for more than half of the first 1,000 pairs, or does not return two texts, or the
             ids of the tokenizers do not decode to the text.
     """
-    change = _Rewriting((tokenizer, target_tokenizer or tokenizer), limits, rewrite, seed)
-    if isinstance(encoded, Dataset):
-        rows = encoded.with_format(None).take(min(CHECKED_ROWS, len(encoded))).to_list()
-        change.require_round_trip(rows, "rewrite")
-        change.require_results(rows)
-    return redrawn(encoded, change)
+    change = _Rewriting(
+        tokenizers=(tokenizer, target_tokenizer or tokenizer),
+        limits=limits,
+        seed=seed,
+        rewrite=rewrite,
+    )
+    change.require_results(change.restored_rows(encoded))
+    return change.applied(encoded)
 
 
 @dataclass
 class _Rewriting(TextChange):
     rewrite: Rewrite
-    seed: int
 
-    grows = True
+    name = "rewrite"
 
-    def __call__(self, pair: dict[str, Any], epoch: int) -> dict[str, Any]:
-        try:
-            return self._rewritten(pair, epoch)
-        except Exception as error:  # the code of the user
-            _LOGGER.debug("rewrite: line %s stays as it is: %s", pair["line"], one_line(error))
-            return pair
-
-    def _rewritten(self, pair: dict[str, object], epoch: int) -> dict[str, object]:
-        draw = Random(f"rewrite {self.seed} {epoch} {pair['line']}")
+    def new_texts(self, pair: Row, draw: Random) -> Sequence[str]:
         source, target = self.rewrite(*self.texts(pair), draw)
         for text in (source, target):
             if not isinstance(text, str) or not text:
                 raise TypeError(f"returned {text!r}, not a text")
-        return self.changed(pair, (source, target))
+        return source, target
 
-    def require_results(self, rows: list[dict[str, Any]]) -> None:
+    def __call__(self, pair: Row, epoch: int) -> Row:
+        try:
+            return super().__call__(pair, epoch)
+        except Exception as error:  # the code of the user
+            _LOGGER.debug("rewrite: line %s stays as it is: %s", pair["line"], one_line(error))
+            return pair
+
+    def require_results(self, rows: list[Row]) -> None:
         """Log the number of pairs that stay as they are. Refuse a function that fails for most of them."""
         failed = 0
         first: tuple[int, str] | None = None
         same = 0
         for row in rows:
             try:
-                same += self._rewritten(row, 0) is row
+                same += super().__call__(row, 0) is row
             except Exception as error:  # the code of the user
                 failed += 1
                 first = first or (row["line"], f"{type(error).__name__}: {one_line(error)}")

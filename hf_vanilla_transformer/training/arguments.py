@@ -115,14 +115,13 @@ class DataArguments:
         "Fine-tuning: a test set of the base model's text, scored before and after, so that forgetting is seen"
     )
     train_weights: list[int] | None = _optional(
-        "How often each pair of each input occurs in an epoch; of streams, the pairs that are read in turn"
+        "How often each pair of each input occurs in an epoch"
     )
     source_column: str | None = _optional("Column of the source sentences")
     target_column: str | None = _optional("Column of the target sentences")
     numbers_size: int = HfArg(
         default=20_000, help="Training pairs of the built-in corpus, number words of num2words"
     )
-    streaming: bool = HfArg(default=False, help="Stream the training data (needs max_steps)")
     max_source_length: int | None = HfArg(
         default=256, help="Drop (and report) training pairs with more source tokens"
     )
@@ -197,7 +196,7 @@ class DataArguments:
             raise UserError(f"task: {self.task!r}: choose from {', '.join(TASKS)}")
         if self.language_token not in ("source", "target"):
             raise UserError(f"language_token: {self.language_token} is neither source nor target")
-        taken = ("source_lang", "target_lang", "train_weights", "streaming", "bidirectional")
+        taken = ("source_lang", "target_lang", "train_weights", "bidirectional")
         for name in taken if self.directions else ():
             if value := getattr(self, name):
                 raise UserError(f"{name}: {value}: leave it out, it does not go with directions")
@@ -279,7 +278,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         if self.dataloader_pin_memory and torch.cuda.is_available():
             self.accelerator_config.non_blocking = True  # the host goes on while a batch is copied
         if self.accelerator_config.dispatch_batches is None:
-            # Every rank reads a stream and takes its share of the batches. accelerate's default would let the main
+            # Every rank reads a stream of the caller's and takes its share. accelerate's default would let the main
             # rank read for all, and concatenate batches that are padded to different lengths.
             self.accelerator_config.dispatch_batches = False
 

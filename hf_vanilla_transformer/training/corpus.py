@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 
 from ..data import (
     Input,
@@ -26,7 +26,7 @@ from ..utils.errors import UserError
 from ..utils.system_info import counted
 from .arguments import DataArguments, RunArguments, has_two_tokenizers, run_task
 from .distributed import print_main
-from .held_out import Overlap, hold_out
+from .held_out import hold_out, overlap_warnings
 
 SPLITS = ("train", "validation", "test", "base_test")
 _LIMITS = {
@@ -41,11 +41,10 @@ ROWS_READ = 1000
 class Corpus:
     """Sentence pairs by split, and a report on the rows that were dropped."""
 
-    pairs: dict[str, Dataset | IterableDataset]
+    pairs: dict[str, Dataset]
     reports: dict[str, PairReport | MixtureReport]
     #: for a split that does not consist of all rows, their number and a digest of the row numbers
     selected: dict[str, tuple[int, str]] = field(default_factory=dict)
-    overlap: Overlap | None = None  #: of a stream and the evaluation data
     #: of a model of many languages, by split
     directions: dict[str, list[Pair]] = field(default_factory=dict)
     #: names of directions or inputs that are scored apart
@@ -95,11 +94,9 @@ def load_corpus(data_args: DataArguments, args: RunArguments) -> Corpus:
         inputs = getattr(data_args, split)
         if not inputs:
             continue
-        streaming = data_args.streaming and split == "train"
         pairs, report = _load_split(corpus, split, data_args, args)
-        if not streaming:
-            print_main(f"{split}: {report.summary()}")
-        if split == "train" and not streaming and run_task(data_args) == "language":
+        print_main(f"{split}: {report.summary()}")
+        if split == "train" and run_task(data_args) == "language":
             for warning in sample_warnings(pairs):
                 print_main(warning)
         corpus.pairs[split], corpus.reports[split] = pairs, report
@@ -131,7 +128,6 @@ def _load_split(
             source_column=data_args.source_column,
             target_column=data_args.target_column,
             languages=model_languages(args.model_name_or_path) if args.model_name_or_path else None,
-            streaming=data_args.streaming and training,
             numbers_size=data_args.numbers_size,
             seed=args.seed,
         )
@@ -151,22 +147,14 @@ def _load_split(
 
 
 def _compare_sources(corpus: Corpus, task: str) -> None:
-    """Warn of evaluation pairs whose source is trained on. A stream is compared while it is read.
+    """Warn of evaluation pairs whose source is trained on.
 
     Held-out pairs have no report of their own, and no source that is trained on.
     """
-    train = corpus.pairs["train"]
     evaluated = {split: corpus.pairs[split] for split in corpus.reports if split != "train"}
     if not evaluated:
         return
-    overlap = Overlap(evaluated, task)
-    if isinstance(train, IterableDataset):
-        corpus.overlap = overlap
-        corpus.pairs["train"] = train.map(overlap.see, batched=True, features=train.features)
-        return
-    for batch in train.select_columns(["source"]).iter(ROWS_READ):
-        overlap.see(batch)
-    for warning in overlap.warnings():
+    for warning in overlap_warnings(corpus.pairs["train"], evaluated, task):
         print_main(warning)
 
 
@@ -174,11 +162,7 @@ def _limit(corpus: Corpus, split: str, data_args: DataArguments) -> None:
     """Keep the first pairs of a split. Validation is limited after it is encoded."""
     limit = getattr(data_args, _LIMITS[split]) if split in _LIMITS else None
     pairs = corpus.pairs[split]
-    if limit is None:
-        return
-    if isinstance(pairs, IterableDataset):
-        corpus.pairs[split] = pairs.take(limit)
-    elif limit < len(pairs):
+    if limit is not None and limit < len(pairs):
         corpus.select(split, pairs, first_rows(pairs, limit))
 
 
@@ -204,8 +188,6 @@ def first_rows(data: Dataset, limit: int) -> np.ndarray:
 def _hold_out(corpus: Corpus, data_args: DataArguments, count: int, seed: int) -> None:
     """Move pairs of the training split, drawn by seed, to the validation split."""
     train = corpus.pairs["train"]
-    if isinstance(train, IterableDataset):
-        raise UserError(f"held_out_pairs: {count}: a stream has no length; give validation data")
     names = [tuple(file.name for file in each.files) for each in split_inputs(data_args, "train")]
     if corpus.directions:
         # An input is a direction, and a sentence may be on either side of several.

@@ -83,13 +83,12 @@ def _train_tokenizers(
 ) -> Tokenizers:
     """Train the tokenizers on the training split: a joint one, or one for each side."""
     train = corpus.pairs["train"]
-    # The fingerprint keys the tokenizer cache. A stream has none before it has been read.
-    fingerprint = "" if data_args.streaming else corpus.fingerprint("train")
+    fingerprint = corpus.fingerprint("train")  # it keys the cache of tokenizers
     kinds = side_tokens(data_args)
     task = run_task(data_args)
 
     def learn(tokens: str, *columns: str, lowercase: bool) -> PreTrainedTokenizerBase:
-        content = f"{fingerprint} {' '.join(columns)} {len(train)}" if fingerprint else None
+        content = f"{fingerprint} {' '.join(columns)} {len(train)}"
         # Read in batches: row by row, a million rows take 20 s.
         batches = (
             (column, train.select_columns([column, "line"]).iter(ROWS_READ)) for column in columns

@@ -3,22 +3,16 @@
 `fingerprint` says what a resumed run does with them.
 """
 
-import hashlib
-import json
-import os
 from pathlib import Path
 from typing import Any
 
-from datasets import IterableDataset
-
 from ..data.tokenizer_files import tokenizer_digest
 from .adapters import adapter_settings
-from .arguments import DataArguments, RunArguments
-from .corpus import Corpus, split_inputs
+from .arguments import RunArguments
+from .corpus import Corpus
 from .fingerprint import TOKENIZER, content_of, source_digest
 from .run_state import Run
 
-_END_READ = 1 << 20  # bytes at each end of a streamed file
 # Data arguments that determine the pairs and batches.
 _OF_DATA = (
     "max_train_samples",
@@ -109,21 +103,4 @@ def _digest_of_split(run: Run, split: str) -> str | None:
     pairs = corpus.pairs.get(split)
     if pairs is None:
         return None
-    if isinstance(pairs, IterableDataset):
-        return f"a stream with digest {_digest_of_stream(run.data_args)}"
     return f"{len(pairs):,} pairs with digest {corpus.fingerprint(split)[:16]}"
-
-
-def _digest_of_stream(data_args: DataArguments) -> str:
-    """A digest of the sizes and ends of the files, because reading a stream to its end could take hours."""
-    inputs = split_inputs(data_args, "train")
-    described = [[each.dataset, each.configuration] for each in inputs], data_args.train_weights
-    digest = hashlib.blake2b(json.dumps(described).encode(), digest_size=8)
-    for file in (file for each in inputs for file in each.files):
-        with file.open("rb") as handle:
-            size = handle.seek(0, os.SEEK_END)
-            digest.update(str(size).encode())
-            for start in (0, max(0, size - _END_READ)):
-                handle.seek(start)
-                digest.update(handle.read(_END_READ))
-    return digest.hexdigest()

@@ -107,7 +107,7 @@ COMPARED_AS = (
     # pairs per update
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
-    # unless token batches or a stream leave them without effect
+    # unless token batches leave them without effect
     "dataloader_drop_last",
     "train_sampling_strategy",
     # the contents of folders

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 import numpy as np
 from datasets import Dataset
@@ -57,26 +58,18 @@ def hold_out(
     return kept, drawn
 
 
-class Overlap:
-    """The pairs of evaluation splits whose source is trained on. `seen` collects the sources of the training data."""
-
-    def __init__(self, splits: Mapping[str, Dataset], task: str = "language"):
-        self.key = text_key(task)
-        self.keys = {split: _keys(pairs, "source", self.key) for split, pairs in splits.items()}
-        self.known = {key for keys in self.keys.values() for key in keys.tolist()}
-        self.seen: set[int] = set()
-
-    def see(self, batch: dict[str, list]) -> dict[str, list]:
-        """Compare a batch of training pairs, and return it."""
-        self.seen.update(self.known.intersection(map(self.key, batch["source"])))
-        return batch
-
-    def warnings(self) -> Iterator[str]:
-        """A line for each split that overlaps with what has been seen."""
-        seen = np.array(sorted(self.seen), np.int64)
-        for split, keys in self.keys.items():
-            if count := int(np.isin(keys, seen).sum()):
-                yield (
-                    f"warning: {count:,} of {len(keys):,} {split} pairs have a source that is trained on, so that "
-                    "their scores are too high"
-                )
+def overlap_warnings(
+    train: Dataset, splits: Mapping[str, Dataset], task: str = "language"
+) -> Iterator[str]:
+    """Return a line for each evaluation split with pairs whose source is trained on."""
+    key = text_key(task)
+    keys = {split: _keys(pairs, "source", key).tolist() for split, pairs in splits.items()}
+    known = set(chain.from_iterable(keys.values()))
+    batches = train.select_columns(["source"]).iter(_ROWS_READ)
+    trained = known.intersection(key(text) for batch in batches for text in batch["source"])
+    for split, of_split in keys.items():
+        if count := sum(map(trained.__contains__, of_split)):
+            yield (
+                f"warning: {count:,} of {len(of_split):,} {split} pairs have a source that is trained on, so that "
+                "their scores are too high"
+            )

@@ -17,7 +17,6 @@ from ..data.batching import (
     Batch,
     LengthGroupedSampler,
     Rows,
-    StreamingTokenBatches,
     TokenBatchDataset,
     TokenBatchSampler,
     collate_batches,
@@ -58,19 +57,6 @@ class UpdateLoaders:
     def __init__(self, args: TrainingArguments):
         self.args = args
         self._warned = False
-
-    def of_stream(
-        self,
-        stream: torch.utils.data.IterableDataset,
-        window: int,
-        batches_per_update: int,
-        collate: Callable[[list[Rows]], list[Batch]],
-    ) -> DataLoader:
-        """The loader of a stream, of which `window` pairs are read at once."""
-        if self.args.dataloader_num_workers:
-            raise UserError("a stream is read in the main process: set dataloader_num_workers to 0")
-        updates = StreamingTokenBatches(stream, window, **self._plan(batches_per_update))
-        return DataLoader(updates, batch_size=None, collate_fn=collate, **self._options())
 
     def of_packed_rows(
         self, dataset: Dataset, config: PreTrainedConfig, batches_per_update: int

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
     TrainerCallback,
@@ -48,18 +47,17 @@ def choose_by_pairs(
     kept = {} if checkpoint is None else read_run_state(checkpoint).fixed
     facts: dict[str, object] = {}
     if args.choices:
-        train = corpus.pairs["train"]
         report = corpus.reports["train"]
         # Weights repeat pairs.
         kept_pairs = sum(part.kept for part in getattr(report, "parts", [report]))
-        pairs = min(len(train), kept_pairs) if isinstance(train, Dataset) else max(args.choices)
+        pairs = min(len(corpus.pairs["train"]), kept_pairs)
         limits = sorted(args.choices)
         limit = next((size for size in limits if pairs <= size), limits[-1])
         limit = next((size for size in limits if size == kept.get(CHOICE)), limit)
         choice = args.choices[limit]
         model_args, data_args, args = choice.arguments
         facts[CHOICE] = limit
-        number = counted(pairs, "training pair") if isinstance(train, Dataset) else "a stream"
+        number = counted(pairs, "training pair")
         print_main(
             f"{number}: the recipe's fields for up to {limit:,}{f': {choice.why}' if choice.why else ''}"
         )

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate.utils import wait_for_everyone
 from transformers import (
     EarlyStoppingCallback,
@@ -23,7 +22,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, rotate_checkpoints
 from transformers.utils import CONFIG_NAME
 
-from ..data.batching import StreamingTokenBatches, TokenBatchSampler
+from ..data.batching import TokenBatchSampler
 from ..data.tokenizer_files import save_tokenizers, unrecognised_tokens
 from ..inference.loading import check_weights
 from ..modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
@@ -61,10 +60,6 @@ from .fingerprint import (
 )
 from .kept_code import KeptCode
 
-NOTHING_TRAINED = (
-    "no update was trained: the stream has no pair within max_source_length and max_target_length"
-)
-
 
 class ResumableTrainer(Seq2SeqTrainer):
     """`Seq2SeqTrainer` with atomic, complete checkpoints: a resumed run continues as if it had not stopped.
@@ -78,8 +73,6 @@ class ResumableTrainer(Seq2SeqTrainer):
     """
 
     _unwrapped: tuple[Any, Any] = (None, None)  # the model, and what `_base_model` returns for it
-    #: Pairs of a stream that are buffered to build token batches from.
-    stream_window = 20_000
 
     def __init__(
         self,
@@ -112,7 +105,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         # Batches per update without `tokens_per_update`. A resumed run takes the number from the checkpoint.
         self.batches_per_update = self.args.world_size
         # The plan of the training loader, or None without token batches.
-        self._updates: TokenBatchSampler | StreamingTokenBatches | None = None
+        self._updates: TokenBatchSampler | None = None
         self._pairs: Any = None  # the dataset of the training loader, with token batches
         self._epoch = 0
         self._epoch_start = 0  # the number of updates before this epoch
@@ -181,7 +174,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             resume_from_checkpoint=str(checkpoint) if checkpoint else None, **kwargs
         )
         if self.state.global_step == 0:
-            raise UserError(NOTHING_TRAINED)
+            raise UserError("no update was trained: the training data has no batch")
         return outcome
 
     def _start_or_resume(self, checkpoint: Path | None) -> None:
@@ -263,15 +256,11 @@ class ResumableTrainer(Seq2SeqTrainer):
     def _data(self) -> dict[str, object]:
         """Settings and facts that determine the batches."""
         args = self.args
-        streaming = isinstance(self.train_dataset, torch.utils.data.IterableDataset)
         pairs = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         return {
             **plain_values(args, PLAN),
-            "stream_window": self.stream_window if self.by_tokens and streaming else None,
             "pairs per update": None if self.by_tokens else pairs,
-            "train_sampling_strategy": None
-            if self.by_tokens or streaming
-            else args.train_sampling_strategy,
+            "train_sampling_strategy": None if self.by_tokens else args.train_sampling_strategy,
             "dataloader_drop_last": None if self.by_tokens else args.dataloader_drop_last,
             **self.data_facts,
         }
@@ -281,9 +270,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         position: dict[str, Any] = (
             {"batches_per_update": self.batches_per_update} if self.by_tokens else {}
         )
-        if isinstance(self._updates, StreamingTokenBatches):
-            position["stream"] = self._updates.state_dict()
-        elif not hasattr(self.train_dataset, "__len__"):
+        if not hasattr(self.train_dataset, "__len__"):
             updates = self.state.global_step - self._epoch_start
             ended = self.control.should_epoch_stop
             position |= {"epoch": self._epoch + ended, "updates": 0 if ended else updates}
@@ -297,9 +284,6 @@ class ResumableTrainer(Seq2SeqTrainer):
             best = self._resumed_from.parent / f"checkpoint-{self.state.best_global_step}"
             self.state.best_model_checkpoint = str(best) if best.is_dir() else None
         position = self._resume_position
-        if isinstance(self._updates, StreamingTokenBatches) and "stream" in position:
-            self._updates.load_state_dict(position["stream"])
-            return position["stream"]["epoch"], 0
         if "epoch" in position:
             return position["epoch"], position["updates"] * self.args.gradient_accumulation_steps
         return epochs, updates

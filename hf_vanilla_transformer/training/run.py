@@ -4,7 +4,6 @@ import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
 from datasets import config as datasets_config
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -122,13 +121,6 @@ def run_training(
                 before = score_before(trainer, run)
         with signals:
             results = before | train(trainer, stop, folder, checkpoint)
-            if data_args.streaming:
-                last_pass = (
-                    f"{run.corpus.reports['train'].summary()}; {run.encoding['train'].summary()}"
-                )
-                print_main(f"train (streamed, last pass): {last_pass}")
-                for warning in run.corpus.overlap.warnings() if run.corpus.overlap else ():
-                    print_main(warning)
             if args.lora_r:
                 merge_lora(trainer, folder)
             with errors_on_main_rank_only():
@@ -281,15 +273,6 @@ def resolve_arguments(
 
 def check_arguments(encoded: Mapping[str, object], args: RunArguments) -> None:
     """Refuse arguments that would fail in the middle of training."""
-    if isinstance(encoded["train"], torch.utils.data.IterableDataset):
-        if args.max_steps <= 0:
-            raise UserError(
-                "streaming=True needs max_steps, because the length of a stream is unknown"
-            )
-        if args.dataloader_num_workers:
-            raise UserError(
-                "streaming=True counts dropped pairs in the main process: set dataloader_num_workers to 0"
-            )
     if args.eval_strategy != "no" and "validation" not in encoded:
         raise UserError(
             f"eval_strategy={args.eval_strategy.value} needs validation data: give some, or set it to no"

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import ModelOutput
 
-from ..data.batching import Batch, LengthGroupedSampler, StreamingTokenBatches, TokenBatchSampler
+from ..data.batching import Batch, LengthGroupedSampler, TokenBatchSampler
 from ..data.packing import PackedBatchSampler, packed_inputs
 from ..data.redrawing import RedrawnDataset
 from ..loss_vanilla_transformer import IGNORED
@@ -33,7 +33,6 @@ from .loss_check import LossCheck
 from .muon import MuonAdamW, muon_groups
 from .objectives.distillation import Teacher
 from .objectives.simcut import SimCut, halves
-from .resumable_trainer import NOTHING_TRAINED
 from .trainer_checks import (
     check_collator,
     check_objective,
@@ -115,8 +114,8 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         changing = isinstance(self.train_dataset, torch.utils.data.IterableDataset | RedrawnDataset)
         if self.args.teacher_top and changing:
             raise UserError(
-                f"teacher_top={self.args.teacher_top} needs the same pairs in each epoch: leave out streaming, "
-                "augment and rewrite"
+                f"teacher_top={self.args.teacher_top} needs the same pairs in each epoch: leave out augment and "
+                "rewrite"
             )
         source = self.processing_class
         tokenizers = None if source is None else (source, self.target_tokenizer or source)
@@ -167,8 +166,6 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         if self.args.pack:
             return self.loaders.of_packed_rows(dataset, config, count)
         collate = padded_batches(self.args, config, collator)
-        if isinstance(dataset, torch.utils.data.IterableDataset):
-            return self.loaders.of_stream(dataset, self.stream_window, count, collate)
         return self.loaders.of_token_batches(dataset, count, collate)
 
     def set_initial_training_values(self, args: TrainingArguments, dataloader: DataLoader) -> tuple:
@@ -178,8 +175,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         """
         if self.by_tokens:
             self._pairs = dataloader.dataset
-            is_stream = isinstance(self._pairs, StreamingTokenBatches)
-            self._updates = self._pairs if is_stream else cast(Any, dataloader.batch_sampler)
+            self._updates = cast(Any, dataloader.batch_sampler)
         plan = self._updates if isinstance(self._updates, PackedBatchSampler) else None
         self.forwards = choose_forward(self, self._base_model(), plan, self._special_loss())
         return super().set_initial_training_values(args, dataloader)
@@ -190,19 +186,10 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         """The batches of the next update, and its number of target tokens over all ranks."""
         if self.by_tokens:
             updates = list(islice(epoch_iterator, num_batches))
-            if isinstance(self._updates, StreamingTokenBatches):
-                self.loaders.warn_of_long_pairs(self._updates.longest)
             batches = [batch for update in updates for batch in update]
             target_tokens = self._count_target_tokens(batches, device) if batches else None
         else:
-            try:
-                updates, target_tokens = super().get_batch_samples(
-                    epoch_iterator, num_batches, device
-                )
-            except ValueError as error:  # of accelerate, for a stream without a batch
-                if "does not contain any data" not in str(error):
-                    raise
-                raise UserError(NOTHING_TRAINED) from None
+            updates, target_tokens = super().get_batch_samples(epoch_iterator, num_batches, device)
             batches = updates
         self.meter.count(batches, target_tokens)
         return updates, target_tokens

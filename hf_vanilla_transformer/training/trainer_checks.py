@@ -37,6 +37,8 @@ def check_token_batches(trainer: Seq2SeqTrainer, model: PreTrainedModel) -> None
         why = f"does not go with {args.n_gpu} GPUs in one process; start the script with accelerate launch"
     elif trainer.get_tp_size() * trainer.get_cp_size() * trainer.get_sp_size() > 1:
         why = "shards sentences over ranks and excludes tensor, context and sequence parallelism"
+    elif isinstance(trainer.train_dataset, torch.utils.data.IterableDataset):
+        why = "needs a dataset with a length, not a stream"
     if why:
         raise UserError(f"max_tokens_per_batch={args.max_tokens_per_batch} {why}")
 
@@ -53,8 +55,6 @@ def why_not_packed(trainer: Seq2SeqTrainer, model: PreTrainedModel) -> str | Non
         return (
             f"does not go with attn_implementation={backend!r}: choose one of {', '.join(BACKENDS)}"
         )
-    if isinstance(trainer.train_dataset, torch.utils.data.IterableDataset):
-        return "does not go with a stream, whose pairs are not known beforehand"
     if args.teacher_top:
         return f"does not go with teacher_top={args.teacher_top}, which reads pairs one by one"
     return None

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_vanilla_transformer.data.batching import (
+    TokenBatchDataset,
     TokenBatchSampler,
     pair_lengths,
     shard_batches,
@@ -163,3 +164,13 @@ def test_batches_of_grown_pairs_are_split_by_the_limit(lengths, max_tokens):
     for old, new in zip(batches, split, strict=False):
         fits = len(old) == 1 or len(old) * max(flat[row] for row in old) <= max_tokens
         assert new == old if fits else set(new) < set(old)
+
+
+def test_dummy_pair_has_no_labels():
+    rows = [{"input_ids": [9] * (1 + i % 7), "labels": [i + 1] * (1 + i % 5), "line": i + 1} for i in range(50)]
+    data = TokenBatchDataset(rows)
+    ((first, second), (third,)) = data.__getitems__([[3, ~4], [5]])
+    assert (first["line"], second["line"], third["line"]) == (4, 5, 6)
+    assert second["labels"] == [-100] * 5 and second["input_ids"] == rows[4]["input_ids"]
+    assert first["labels"] == [4] * 4 and rows[4]["labels"] == [5] * 5
+    assert len(data) == 50

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from datasets import Dataset, DatasetDict, IterableDataset
+from datasets import Dataset, DatasetDict
 
 from hf_vanilla_transformer.data import load_pairs
 from hf_vanilla_transformer.utils.errors import UserError
@@ -56,11 +56,10 @@ def write_as(kind, folder, pairs=PAIRS):
     return {"inputs": path, "source_lang": "en", "target_lang": "de"}
 
 
-@pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "tsv", "parquet"])
-def test_every_format_gives_the_same_pairs(tmp_path, kind, streaming):
-    pairs, report = load_pairs(**write_as(kind, tmp_path), streaming=streaming)
-    assert isinstance(pairs, IterableDataset if streaming else Dataset)
+def test_every_format_gives_the_same_pairs(tmp_path, kind):
+    pairs, report = load_pairs(**write_as(kind, tmp_path))
+    assert isinstance(pairs, Dataset)
     assert text_of(pairs) == PAIRS
     assert report.summary() == f"kept {len(PAIRS)} of {len(PAIRS)} pairs"
 
@@ -126,10 +125,9 @@ BAD_ROWS = [
 ]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_invalid_rows_are_dropped_and_reported_with_their_lines(tmp_path, streaming):
+def test_invalid_rows_are_dropped_and_reported_with_their_lines(tmp_path):
     path = write_text(tmp_path / "bad.jsonl", map(json.dumps, BAD_ROWS))
-    pairs, report = load_pairs(path, streaming=streaming)
+    pairs, report = load_pairs(path)
     for _ in range(2):  # a second pass of a stream resets the counts
         assert text_of(pairs) == [("good", "gut"), ("fine", "fein")]
         assert [row["line"] for row in pairs] == [1, 8]
@@ -170,22 +168,20 @@ def error_of(*inputs, **settings):
     return message
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_files_of_different_lengths_are_an_error_with_both_counts(tmp_path, streaming):
+def test_files_of_different_lengths_are_an_error_with_both_counts(tmp_path):
     files = parallel(tmp_path, [("a", "b")] * 1000)
     write_text(files[1], ["b"] * 999)
-    message = error_of(files, streaming=streaming)
+    message = error_of(files)
     assert all(part in message for part in ("x.en", "1,000", "x.de", "999"))
     write_text(files[1], ["b"] * 1203)
-    message = error_of(files, streaming=streaming)
+    message = error_of(files)
     assert all(part in message for part in ("x.en", "1,000", "x.de", "1,203"))
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_latin1_error_names_file_line_and_remedy(tmp_path, streaming):
+def test_latin1_error_names_file_line_and_remedy(tmp_path):
     files = parallel(tmp_path, [("a", "b")] * 3)
     files[1].write_bytes("ja\nschön\nnein\n".encode("latin1"))
-    message = error_of(files, streaming=streaming)
+    message = error_of(files)
     assert all(part in message for part in ("x.de", "UTF-8", "line 2", "iconv -f latin1 -t utf-8"))
 
 
@@ -221,19 +217,17 @@ def test_damaged_files_are_one_line_errors(tmp_path, name, content, parts):
     assert all(part in message for part in parts), message
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_dataset_of_save_to_disk_with_splits(tmp_path, streaming):
+def test_dataset_of_save_to_disk_with_splits(tmp_path):
     data = Dataset.from_list([{"en": source, "de": target, "id": 1} for source, target in PAIRS])
     DatasetDict({"train": data, "test": data.select([0])}).save_to_disk(str(tmp_path / "saved"))
     arguments: dict[str, Any] = {"inputs": str(tmp_path / "saved"), "source_lang": "en", "target_lang": "de"}
-    assert text_of(load_pairs(**arguments, streaming=streaming)[0]) == PAIRS
-    assert text_of(load_pairs(**arguments, split="test", streaming=streaming)[0]) == PAIRS[:1]
+    assert text_of(load_pairs(**arguments)[0]) == PAIRS
+    assert text_of(load_pairs(**arguments, split="test")[0]) == PAIRS[:1]
     assert "'dev'" in error_of(**arguments, split="dev")
     assert "'fr'" in error_of(**{**arguments, "target_lang": "fr"})
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_dataset_of_a_folder_of_data_files(tmp_path, streaming):
+def test_dataset_of_a_folder_of_data_files(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     write_as("jsonl", folder)["inputs"].rename(folder / "train.jsonl")
@@ -241,7 +235,6 @@ def test_dataset_of_a_folder_of_data_files(tmp_path, streaming):
         "inputs": str(folder),
         "source_lang": "de",
         "target_lang": "en",
-        "streaming": streaming,
     }
     assert text_of(load_pairs(**arguments)[0]) == [(target, source) for source, target in PAIRS]
     assert "'test'" in error_of(**arguments, split="test")

@@ -36,24 +36,22 @@ def lines_of(side, end=b"\n"):
     return [pair[side].encode() + end for pair in GOOD]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_repairs_are_counted(tmp_path, streaming):
+def test_repairs_are_counted(tmp_path):
     sources, targets = lines_of(0, b"\r\n"), lines_of(1)
     for number in (0, 20):  # two files with byte order marks, concatenated
         sources[number] = b"\xef\xbb\xbf" + sources[number]
-    pairs, report = load_pairs(parallel(tmp_path, sources, targets), streaming=streaming)
+    pairs, report = load_pairs(parallel(tmp_path, sources, targets))
     assert text_of(pairs) == GOOD
     summary = "kept 40 of 40 pairs; removed 2 × byte order mark, 40 × carriage return at the line end"
     assert report.repaired == {"byte order mark": 2, "carriage return at the line end": 40}
     assert sorted(report.summary()) == sorted(summary)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_defective_lines_are_dropped_with_their_numbers(tmp_path, streaming):
+def test_defective_lines_are_dropped_with_their_numbers(tmp_path):
     sources, targets = lines_of(0), lines_of(1)
     targets[6] = "schön\n".encode("latin1")
     sources[8] = b"a NUL \0 character\n"
-    pairs, report = load_pairs(parallel(tmp_path, sources, targets), streaming=streaming)
+    pairs, report = load_pairs(parallel(tmp_path, sources, targets))
     assert text_of(pairs) == [pair for number, pair in enumerate(GOOD) if number not in (6, 8)]
     assert report.first_lines == {"target is not UTF-8": [7], "NUL character in the source": [9]}
 

@@ -23,12 +23,11 @@ def german():
     return train_tokenizer(TARGETS * 5, vocab_size=300)
 
 
-@pytest.fixture(params=["table", "stream"])
-def pairs(request, tmp_path):
+@pytest.fixture
+def pairs(tmp_path):
     for side, lines in (("en", SOURCES), ("de", TARGETS)):
         (tmp_path / side).write_text("\n".join(lines), encoding="utf-8")
-    streaming = request.param == "stream"
-    return load_pairs([tmp_path / "en", tmp_path / "de"], streaming=streaming)[0]
+    return load_pairs([tmp_path / "en", tmp_path / "de"])[0]
 
 
 def rows_of(data):
@@ -45,8 +44,7 @@ def test_rows_have_ids_labels_length_and_line(pairs, tokenizer):
         assert row["input_ids"][-1] == row["labels"][-1] == tokenizer.eos_token_id
         assert row["length"] == max(len(row["input_ids"]), len(row["labels"]))
     assert report.summary() == "encoded 5 of 5 pairs"
-    if isinstance(pairs, Dataset):
-        assert report.longest_source == max(len(tokenizer(text)["input_ids"]) for text in pairs["source"])
+    assert report.longest_source == max(len(tokenizer(text)["input_ids"]) for text in pairs["source"])
 
 
 def test_separate_tokenizers_encode_their_side(pairs, tokenizer, german):
@@ -128,7 +126,7 @@ def test_encoding_is_cached_until_the_tokenizer_changes(tmp_path, tokenizer, ger
 
 def epoch_of(fresh, epoch):
     fresh.set_epoch(epoch)
-    return rows_of(fresh[i] for i in range(len(fresh))) if hasattr(fresh, "__len__") else rows_of(fresh)
+    return rows_of(fresh[i] for i in range(len(fresh)))
 
 
 def test_persistent_workers_get_the_epoch(tokenizer):

@@ -4,10 +4,8 @@ from collections import Counter
 
 import pytest
 from datasets import Dataset
-from torch.utils.data import DataLoader
 
 from hf_vanilla_transformer.data import encode_pairs, load_pairs, train_tokenizer
-from hf_vanilla_transformer.data.batching import StreamingTokenBatches
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
 from hf_vanilla_transformer.utils.errors import UserError
 
@@ -63,40 +61,6 @@ def test_mixture_is_the_same_in_every_run(inputs):
     encoded = [encode_pairs(mixture, tokenizer, drop_too_long=True)[0] for mixture, _ in (first, second)]
     assert encoded[0][:] == encoded[1][:]
     assert encoded[0].cache_files and encoded[0].cache_files == encoded[1].cache_files  # not in memory
-
-
-def test_streams_are_read_in_turn_until_all_have_ended(inputs):
-    pairs, report = load_pairs(inputs[:2], weights=[1, 2], streaming=True, **LANGUAGES)
-    table, prefix = pairs_of("table"), pairs_of("prefix")
-    expected = [table[0], *prefix[:2], table[1], prefix[2], prefix[0], table[2], *prefix[1:3], table[3]]
-    expected += [*prefix[:2], table[4], prefix[2], prefix[0]]
-    for _ in range(2):  # the same in every pass
-        assert text_of(pairs) == expected
-        assert [row["line"] for row in pairs] == list(range(1, 16))
-    assert "table.tsv × 1: kept 5 of 5 pairs" in report.summary()
-
-
-def test_streamed_mixture_resumes_at_every_update(inputs):
-    tokenizer = train_tokenizer(["table prefix memory saved Nummer"] * 5, 280)
-
-    def updates():
-        pairs, _ = load_pairs(inputs, weights=[1, 2, 1, 1, 1], streaming=True, **LANGUAGES)
-        encoded, _ = encode_pairs(pairs, tokenizer, drop_too_long=True)
-        return StreamingTokenBatches(encoded, window=6, seed=1, max_tokens=40)
-
-    def lines(batches):
-        return [[[row["line"] for row in batch] for batch in update] for update in batches]
-
-    undisturbed = lines(DataLoader(updates(), batch_size=None, collate_fn=list))
-    assert len(undisturbed) > 4
-    for done in range(1, len(undisturbed)):
-        batches = updates()
-        reader = iter(batches)
-        for _ in range(done):
-            next(reader)
-        resumed = updates()
-        resumed.load_state_dict(batches.state_dict())
-        assert lines(resumed) == undisturbed[done:]
 
 
 def test_invalid_mixtures_are_refused(inputs):

@@ -158,14 +158,8 @@ def test_overlap_of_given_evaluation_data_is_reported(tmp_path, split, capsys):
 def test_pairs_that_were_held_out_are_not_compared_again(tmp_path, monkeypatch):
     train = write(tmp_path, "train", [(f"text {number}", f"Text {number}") for number in range(60)])
     compared = []
-    monkeypatch.setattr("hf_vanilla_transformer.training.corpus.Overlap", lambda splits, task: compared.append(splits))
+    monkeypatch.setattr(
+        "hf_vanilla_transformer.training.corpus.overlap_warnings", lambda *splits: compared.append(splits)
+    )
     corpus, *_ = load(train=train, held_out_pairs=6)
     assert len(corpus.pairs["validation"]) == 6 and compared == []
-
-
-def test_overlap_of_a_stream_is_reported_when_it_has_been_read(tmp_path, capsys):
-    train = write(tmp_path, "train", [(f"text {number}", f"Text {number}") for number in range(20)])
-    test = write(tmp_path, "test", [("TEXT 3", "x"), ("new", "w"), ("text 19", "y")])
-    flags = {"train": train, "test": test, "streaming": True, "max_steps": 3, "output_dir": tmp_path / "run"}
-    run_training(*parse_recipe(as_flags(TINY_RUN | flags | {"per_device_train_batch_size": 20})))
-    assert "warning: 2 of 3 test pairs" in capsys.readouterr().out

@@ -111,7 +111,7 @@ def test_yaml_values_of_every_type_are_converted(recipe):
                 "output_dir: runs/x\n"
                 "learning_rate: 4e-3\n"  # YAML 1.1 reads a string
                 "test_length_penalty: -0.5\n"
-                "streaming: yes\n"
+                "bidirectional: yes\n"
                 "tie_word_embeddings: false\n"
                 "load_best_model_at_end: off\n"
                 "average_tokens_across_devices: false\n"
@@ -125,7 +125,7 @@ def test_yaml_values_of_every_type_are_converted(recipe):
         ]
     )
     assert run.learning_rate == 0.004 and run.test_length_penalty == -0.5 and run.max_minutes == 5.0
-    assert data.streaming is True and run.load_best_model_at_end is False
+    assert data.bidirectional is True and run.load_best_model_at_end is False
     assert run.average_tokens_across_devices is False
     assert model.tie_word_embeddings is False and model.scale_embedding is None
     assert run.label_names == ["labels", "other"] and run.lr_scheduler_kwargs == {"timescale": 10}
@@ -177,7 +177,7 @@ def test_abbreviated_field_is_refused():
     [
         ({"max_steps": "many"}, ["max_steps", "many"]),
         ({"d_model": 1.5}, ["d_model", "1.5"]),
-        ({"streaming": "perhaps"}, ["streaming", "perhaps"]),
+        ({"bidirectional": "perhaps"}, ["bidirectional", "perhaps"]),
         ({"dropout": "much"}, ["dropout", "much"]),
         ({"lr_scheduler_type": "sideways"}, ["sideways"]),
         ({"eval_strategy": "sometimes"}, ["sometimes"]),

@@ -147,19 +147,6 @@ def test_resume_with_other_batches_is_refused(tmp_path, changed):
     trained(tmp_path, resume=True, ignore_data_skip=True, **settings | {"max_steps": 3, changed: value})
 
 
-@pytest.mark.slow
-def test_resume_of_a_stream_with_another_window_is_refused(tmp_path):
-    class OtherWindow(VanillaTransformerTrainer):
-        stream_window = 8
-
-    data = IterableDataset.from_generator(lambda: iter(random_pairs(32)))
-    trained(tmp_path, data, max_steps=2, **TOKENS)
-    settings = TOKENS | {"max_steps": 3, "kind": OtherWindow}
-    message = error_of(trained, tmp_path, data, resume=True, **settings)
-    assert message.startswith("stream_window: 8")
-    trained(tmp_path, data, resume=True, ignore_data_skip=True, **settings)
-
-
 PAIRS = [("one", "eins"), ("two", "zwei"), ("three", "drei"), ("four hundred", "vierhundert"), ("five", "fünf")]
 
 
@@ -229,11 +216,6 @@ def test_precision_is_measured_once(tmp_path, monkeypatch, capsys, faster):
 
 
 # 4. The same course
-
-
-def stream():
-    """Three updates to a pass, by `TOKENS`."""
-    return IterableDataset.from_generator(lambda: iter(random_pairs(32)))
 
 
 def streamed(folder, resume=None):
@@ -327,7 +309,7 @@ def adapted(folder, resume=None, **settings):
     lora = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.2)
     model = peft.get_peft_model(tiny_model(encoder_layers=1, decoder_layers=1), lora)
     settings |= {"lr_scheduler_type": "constant"}
-    return trained(folder, stream(), model=model, resume=resume, **TOKENS, **settings)
+    return trained(folder, random_pairs(32), model=model, resume=resume, **TOKENS, **settings)
 
 
 def with_everything(folder, resume=None, **settings):
@@ -349,18 +331,6 @@ def test_lora_run_resumes_bit_identically(tmp_path, train):
 def test_lora_run_keeps_to_save_total_limit(tmp_path):
     adapted(tmp_path, max_steps=4, save_total_limit=2)
     assert steps_of(sorted(tmp_path.glob("checkpoint-*"))) == [3, 4]
-
-
-# 6. Nothing trained
-
-
-@pytest.mark.parametrize("by_tokens", [True, False])
-def test_stream_without_a_usable_pair_saves_no_model(tmp_path, by_tokens):
-    files = write_pairs(tmp_path, PAIRS)
-    batches = {"max_tokens_per_batch": 50} if by_tokens else {}
-    message = error_of(train, tmp_path / "run", **files, **batches, streaming=True, max_source_length=1)
-    assert "no update" in message
-    assert not (tmp_path / "run" / "model.safetensors").exists() and not (tmp_path / "run" / "README.md").exists()
 
 
 @pytest.mark.parametrize(

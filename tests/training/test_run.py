@@ -295,9 +295,8 @@ def test_length_limit_of_the_test_score_is_that_of_the_saved_model(parallel, tmp
 # 4. Both directions
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_bidirectional_training_reads_each_pair_both_ways(parallel, streaming):
-    flags = as_flags({**parallel, "bidirectional": True, "streaming": streaming, "output_dir": "unused"})
+def test_bidirectional_training_reads_each_pair_both_ways(parallel):
+    flags = as_flags({**parallel, "bidirectional": True, "output_dir": "unused"})
     _, data_args, args = parse_recipe(flags)
     pairs = load_corpus(data_args, args).pairs
     found = [(row["source"], row["target"]) for row in pairs["train"]]

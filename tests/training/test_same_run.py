@@ -52,7 +52,6 @@ COMPARED_BY_CONTENT = {
     "source_column": "training data",
     "target_column": "training data",
     "numbers_size": "training data",
-    "streaming": "training data",
     "bidirectional": "training data",
     "validation": "validation data",
     "held_out_pairs": "training data",

@@ -12,14 +12,12 @@ from hf_vanilla_transformer.data.perturbations import PERTURBATIONS
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import (
-    TINY_RUN,
     TORCHRUN,
     as_flags,
     assert_same_model,
     flat,
     launch,
     relative_error,
-    write_pairs,
 )
 from tests.training import several_processes as worker
 
@@ -124,19 +122,3 @@ def test_user_errors_are_printed_by_the_main_rank_only(repository, tmp_path):
     recipe = [*TRAIN, "numbers_en_de", *worker.FLAGS, "--output_dir", str(tmp_path / "run")]
     run = launch(repository, *TORCHRUN, "--nproc_per_node=2", *recipe, succeeds=False)
     assert run.stderr.count("is not empty") == 1
-
-
-def test_stream_without_token_batches_trains_in_two_processes(repository, tmp_path):
-    numbers = [("two hundred", "zweihundert"), ("seven", "sieben"), ("thirty-four thousand", "vierunddreißigtausend")]
-    settings = write_pairs(tmp_path, numbers * 20) | {"streaming": True, "max_steps": 3, "save_strategy": "no"}
-    settings |= {"per_device_train_batch_size": 2, "optim": "sgd", "learning_rate": 0.5, "warmup_steps": 0}
-    settings |= {"train_sampling_strategy": "random", "lr_scheduler_type": "constant", "dropout": 0.0}
-    flags = as_flags(TINY_RUN | settings)
-    two = tmp_path / "two"
-    command = [*TORCHRUN, "--nproc_per_node=2", *TRAIN, *flags, "--output_dir", str(two)]
-    printed = launch(repository, *command).stdout
-    assert "trained 3 updates" in printed
-    # the same updates in one process with batches twice as large
-    one = [*TRAIN, *flags, "--per_device_train_batch_size", "4", "--output_dir", str(tmp_path / "one")]
-    launch(repository, sys.executable, *one)
-    assert_same_model(tmp_path / "one", tmp_path / "two", rtol=1e-4, atol=1e-5)

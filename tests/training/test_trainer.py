@@ -16,7 +16,7 @@ from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformer
 from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_augmentation
 from hf_vanilla_transformer.data.batching import collate_batches
 from hf_vanilla_transformer.data.perturbations import PERTURBATIONS
-from hf_vanilla_transformer.data.redrawing import redrawn
+from hf_vanilla_transformer.data.redrawing import RedrawnDataset
 from hf_vanilla_transformer.training import trainer
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
 from hf_vanilla_transformer.utils.errors import UserError
@@ -126,36 +126,30 @@ def test_trainer_without_token_batches_is_seq2seq_trainer(tmp_path, strategy):
     assert torch.equal(*weights)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_token_batches_contain_every_pair_once_per_epoch(tmp_path, streaming, workers):
+def test_token_batches_contain_every_pair_once_per_epoch(tmp_path, workers):
     rows = [
         {**row, "input_ids": [4 + number % 30, 4 + number // 30, 2]} for number, row in enumerate(random_pairs(50))
     ]
-    data = IterableDataset.from_generator(lambda: iter(rows)) if streaming else Dataset.from_list(rows)
     seen = []
 
     class Watching(VanillaTransformerTrainer):
-        stream_window = 20
-
         def compute_loss(self, model, inputs, *args, **kwargs):
             seen.extend(map(tuple, inputs["input_ids"].tolist()))
             assert all(inputs[side].numel() <= 40 for side in ("input_ids", "labels"))
             return super().compute_loss(model, inputs, *args, **kwargs)
 
     settings = {"max_tokens_per_batch": 40, "tokens_per_update": 60, "dataloader_num_workers": workers}
-    if streaming and workers:
-        assert "dataloader_num_workers" in error_of(trained, tmp_path, data, kind=Watching, **settings, max_steps=1)
-        return
-    steps = {"max_steps": 12} if streaming else {"num_train_epochs": 2}
-    made = trained(tmp_path, data, kind=Watching, **settings, **steps)
+    made = trained(tmp_path, Dataset.from_list(rows), kind=Watching, num_train_epochs=2, **settings)
     everything = sorted(tuple(row["input_ids"]) for row in rows)
-    if streaming:
-        assert len(set(seen[:50])) == 50 and sorted(seen[:50]) == everything
-    else:
-        assert sorted(seen[:50]) == everything == sorted(seen[50:])
-        assert seen[:50] != seen[50:], "each epoch has an order of its own"
-        assert made.state.global_step == 2 * len(made._updates) and made.state.epoch == 2
+    assert sorted(seen[:50]) == everything == sorted(seen[50:])
+    assert seen[:50] != seen[50:], "each epoch has an order of its own"
+    assert made.state.global_step == 2 * len(made._updates) and made.state.epoch == 2
+
+
+def test_token_batches_of_a_stream_are_refused(tmp_path):
+    stream = IterableDataset.from_generator(lambda: iter(random_pairs(4)))
+    assert "a dataset with a length" in error_of(trained, tmp_path, stream, max_tokens_per_batch=40, max_steps=1)
 
 
 # 2. Refused settings, warnings and the log
@@ -225,7 +219,7 @@ def test_nan_loss_names_the_lines_of_its_batch(tmp_path, batching):
     pairs = {"per_device_train_batch_size": 4, "train_sampling_strategy": "group_by_length"}
     settings = pairs if batching == "pairs" else tokens
     data = Dataset.from_list(rows)
-    data = redrawn(data, Grown()) if batching == "grown" else data
+    data = RedrawnDataset(data, Grown()) if batching == "grown" else data
     with pytest.raises(UserError) as raised:
         trained(tmp_path, data, kind=Broken, num_train_epochs=1, **settings)
     message = str(raised.value)
@@ -343,28 +337,20 @@ def text():
     return encode_pairs(data, tokenizer, drop_too_long=True)[0], tokenizer
 
 
-class ShortWindow(VanillaTransformerTrainer):
-    stream_window = 30
-
-
-@pytest.fixture(scope="module", params=["table", "stream"])
-def uninterrupted(request, text, tmp_path_factory):
+@pytest.fixture(scope="module")
+def uninterrupted(text, tmp_path_factory):
     """A run of 13 updates that saves each, and what makes it again: with shuffling, dropout and changed pairs."""
     encoded, tokenizer = text
-    stream = request.param == "stream"
-    tokens = {"max_tokens_per_batch": 60, "tokens_per_update": 80, "kind": ShortWindow}
+    tokens = {"max_tokens_per_batch": 60, "tokens_per_update": 80}
 
     def run(folder, resume=None):
-        data = encoded.to_iterable_dataset() if stream else encoded
-        augment = {name: 0.1 for name in PERTURBATIONS if name != "merge" or not stream}
-        fresh = with_augmentation(data, tokenizer, augment=augment, seed=1)
+        fresh = with_augmentation(encoded, tokenizer, augment=dict.fromkeys(PERTURBATIONS, 0.1), seed=1)
         model = tiny_model(vocab_size=300, dropout=0.3, encoder_layers=1, decoder_layers=1)
         return trained(folder, fresh, model, resume=resume, max_steps=13, **tokens, **SAVING)
 
     folder = tmp_path_factory.mktemp("uninterrupted")
     made = run(folder)
-    if not stream:
-        assert 3 < len(made._updates) < 8  # steps 3 and 5 are within an epoch
+    assert 3 < len(made._updates) < 8  # steps 3 and 5 are within an epoch
     return folder, made, run
 
 
