@@ -62,6 +62,13 @@ def error_of(call: Callable[..., Any], *arguments: Any, **settings: Any) -> str:
     return str(raised.value)
 
 
+def with_paths(arguments: Iterable[str], **paths: Path) -> list[str]:
+    """Arguments of a command in which the names of these paths are replaced by them."""
+    for name, path in paths.items():
+        arguments = [argument.replace(name, str(path)) for argument in arguments]
+    return list(arguments)
+
+
 # First lines of a script that can load this package's code from checkpoints only.
 WITHOUT_THE_PACKAGE = """
 import sys
@@ -99,6 +106,14 @@ def tiny_model(seed: int = 0, **fields: Any) -> VanillaTransformerForConditional
     config = tiny_config(**fields)
     config._attn_implementation = attention
     return randomise(VanillaTransformerForConditionalGeneration(config), seed).eval()
+
+
+def six_layers(vocab_size: int = 500) -> VanillaTransformerForConditionalGeneration:
+    """The base model with narrow layers, because widths launch nothing on a GPU."""
+    widths = {"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
+    torch.manual_seed(0)
+    config = VanillaTransformerConfig.from_preset("base", vocab_size=vocab_size, **widths)
+    return VanillaTransformerForConditionalGeneration(config)
 
 
 def echo_model(tokenizer: Any, **fields: Any) -> VanillaTransformerForConditionalGeneration:

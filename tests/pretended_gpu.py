@@ -45,57 +45,23 @@ NAME = "pretended"
 DEVICE = f"{NAME}:0"
 aten = torch.ops.aten
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Operations that only make or change the description of a tensor, or allocate memory.
-FREE = set(
-    [
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "_reshape_alias",
-        "expand",
-        "transpose",
-        "t",
-        "permute",
-        "unsqueeze",
-        "squeeze",
-        "slice",
-        "select",
-        "split",
-        "split_with_sizes",
-        "as_strided",
-        "detach",
-        "alias",
-        "unbind",
-        "unfold",
-        "diagonal",
-        "lift_fresh",
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty",
-        "new_empty_strided",
-        "set_",
-        "resize_",
-        "is_pinned",
-        "record_stream",
-        "is_same_size",
-        "sym_size",
-        "sym_stride",
-        "_local_scalar_dense",
-    ]
+FREE = _words(
+    """
+    view _unsafe_view reshape _reshape_alias expand transpose t permute unsqueeze squeeze slice select split
+    split_with_sizes as_strided detach alias unbind unfold diagonal lift_fresh empty empty_like empty_strided new_empty
+    new_empty_strided set_ resize_ is_pinned record_stream is_same_size sym_size sym_stride _local_scalar_dense
+    """
 )
 # Operations whose result, or its size, the host has to know.
-WAITING = {
-    "_local_scalar_dense",
-    "nonzero",
-    "masked_select",
-    "_unique2",
-    "unique_dim",
-    "unique_consecutive",
-    "equal",
-    "is_nonzero",
-    "bincount",
-}
+WAITING = _words(
+    "_local_scalar_dense nonzero masked_select _unique2 unique_dim unique_consecutive equal is_nonzero bincount"
+)
 # Kernels of an operation, if there are several.
 KERNELS = {
     "native_layer_norm_backward": 2,
@@ -523,20 +489,12 @@ def reserve() -> Any:
 
 
 # Operations that CUDA's autocast runs in the lower precision, and in float32.
-LOWER = ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm")
-FLOAT32 = (
-    "layer_norm",
-    "native_layer_norm",
-    "cross_entropy_loss",
-    "nll_loss",
-    "exp",
-    "norm.Scalar",
-    "softmax.int",
-    "log_softmax.int",
-    "sum.dim_IntList",
-    "sum",
-    "cumsum",
-    "prod",
+LOWER = _words("linear matmul mm addmm bmm baddbmm")
+FLOAT32 = _words(
+    """
+    layer_norm native_layer_norm cross_entropy_loss nll_loss exp norm.Scalar softmax.int log_softmax.int
+    sum.dim_IntList sum cumsum prod
+    """
 )
 
 

@@ -7,28 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_vanilla_transformer import generation_vanilla_transformer as generation
-from hf_vanilla_transformer import layers_vanilla_transformer as layers
 from hf_vanilla_transformer import search_vanilla_transformer as search
+from hf_vanilla_transformer.engine import captured, optimize
 from hf_vanilla_transformer.generation_vanilla_transformer import SLOTS, BeamCacheSlots, SlotCache
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import topk_log_probs
+from tests.pretended_gpu import counted, on_gpu
 from tests.search_helpers import source, varied_model
 
 # KV cache slots and candidates
-
-
-def test_cache_slots_stay_few_when_beams_share_their_past() -> None:
-    # All beams go on from the first one: one past is visible, and the K tokens of the last step.
-    beams, steps = 8, 100
-    slots = BeamCacheSlots(2, torch.device("cpu"), beams)
-    for _ in range(steps):
-        slots.append(torch.zeros(2, beams, dtype=torch.long))
-    assert slots.visible.shape[2] <= steps + 2 * beams + 16
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 3), st.integers(0, 12), st.integers(0, 2**31))
@@ -99,45 +87,17 @@ def test_topk_finds_what_stands_in_one_block_and_behind_all_blocks() -> None:
 # Host synchronisations
 
 
-class Synchronisations(TorchDispatchMode):
-    """Counts the operators that an accelerator would have to be waited for."""
-
-    names = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "is_nonzero"}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        indices = args[1] if func.overloadpacket.__name__ in ("index", "index_put", "index_put_") else ()
-        by_mask = any(index is not None and index.dtype == torch.bool for index in indices)
-        self.count += by_mask or func.overloadpacket.__name__ in self.names
-        return func(*args, **(kwargs or {}))
-
-
-class HostReads(TorchFunctionMode):
-    """Counts `tolist`. On a CPU it calls no operator."""
-
-    count = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        self.count += func in (Tensor.tolist, Tensor.numpy)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("decoder", ["module", "packed"])
 def test_host_synchronisations_are_few(decoder: str, beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_accelerator = generation.steps_at_once(torch.device("cuda"))
-    for module in (generation, search):
-        monkeypatch.setattr(module, "steps_at_once", lambda device: on_accelerator)
-    monkeypatch.setattr(layers, "check_ids", lambda *args: None)  # reads ids on a CPU alone
-    model = varied_model(end=-1e4)
+    monkeypatch.setattr(optimize, "not_optimizable", lambda model: None)  # its parameters are of another class
+    monkeypatch.setattr(captured, "recorder_of", lambda device: None)
+    model: Any = on_gpu(varied_model(end=-1e4))
     if decoder == "packed":
         optimize_for_inference(model)
     counts = {}
     for steps in (16, 80):
-        with Synchronisations() as operators, HostReads() as reads:
-            model.generate(**source([5, 3, 7]), num_beams=beams, max_new_tokens=steps)
-        counts[steps] = operators.count + reads.count
+        with counted() as count:
+            model.generate(**on_gpu(source([5, 3, 7])), num_beams=beams, max_new_tokens=steps)
+        counts[steps] = count.waits.total()
     assert 0 < counts[80] - counts[16] <= (80 - 16) // 8

@@ -4,7 +4,6 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import reduce
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,7 +28,7 @@ from hf_vanilla_transformer import (
 from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.inference.loading import load_model
-from tests.model_helpers import save_model, tiny_config, tiny_model
+from tests.model_helpers import save_model, tiny_config, tiny_model, with_paths
 from tests.trainer_helpers import QUIET, TINY_RUN, as_flags
 from vanilla_transformer_cli.models import use_model_code
 from vanilla_transformer_cli.serve import parse_arguments
@@ -156,24 +155,14 @@ def test_wrong_model_class_is_refused_in_one_line(name, tmp_path, command, own_m
 
 QUICK = {"train": ["TEXT", "TEXT"], "max_steps": 1, "use_cpu": True, "disable_tqdm": True, "save_steps": 1}
 # Commands that load a folder: the arguments, and the file or folder that they write.
-COMMANDS: dict[str, list[str]] = {
-    "translate": ["translate", "--model", "FOLDER", "--input", "TEXT", "--output", "OUT", "--max_new_tokens", "5"],
-    "evaluate": ["evaluate", "--model", "FOLDER", "--source", "TEXT", "--reference", "TEXT", "--output", "OUT"],
-    "distil": ["distil", "--teacher", "FOLDER", "--source_file", "TEXT", "--output_dir", "OUT"],
-    "attention": [
-        "attention",
-        "--model",
-        "FOLDER",
-        "--sentence",
-        "one",
-        "--translation",
-        "two",
-        "--output",
-        "OUT.png",
-    ],
-    "average": ["average", "FOLDER", "FOLDER", "--output", "OUT"],
-    "export": ["export", "FOLDER", "OUT", "--to", "onnx"],
-    "fine-tuning": ["train", *as_flags(QUICK), "--model_name_or_path", "FOLDER", "--output_dir", "OUT"],
+COMMANDS = {
+    "translate": "translate --model FOLDER --input TEXT --output OUT --max_new_tokens 5",
+    "evaluate": "evaluate --model FOLDER --source TEXT --reference TEXT --output OUT",
+    "distil": "distil --teacher FOLDER --source_file TEXT --output_dir OUT",
+    "attention": "attention --model FOLDER --sentence one --translation two --output OUT.png",
+    "average": "average FOLDER FOLDER --output OUT",
+    "export": "export FOLDER OUT --to onnx",
+    "fine-tuning": f"train {' '.join(as_flags(QUICK))} --model_name_or_path FOLDER --output_dir OUT",
 }
 
 
@@ -224,7 +213,7 @@ def test_commands_load_a_subclass_with_its_code_or_its_class(
     text = tmp_path / "text"
     text.write_text("one two\nthree\n" * 5, encoding="utf-8")
     paths = {"FOLDER": folder, "TEXT": text, "OUT": tmp_path / "out"}
-    arguments = [reduce(lambda part, path: part.replace(path, str(paths[path])), paths, one) for one in COMMANDS[name]]
+    arguments = with_paths(COMMANDS[name].split(), **paths)
     status, _, errors = command(*arguments)
     assert status == 2 and errors.count("\n") == 1 and "--model_class" in errors, errors
     assert not named or "--trust_remote_code" in errors

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.training.fine_tuning import load_base_model
 from hf_vanilla_transformer.training.objectives.distillation import Teacher
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.model_helpers import save_model, tiny_config, tiny_model
+from tests.model_helpers import save_model, tiny_config, tiny_model, with_paths
 from tests.trainer_helpers import random_pairs, trained
 from vanilla_transformer_cli.main import main
 
@@ -66,14 +65,14 @@ def damaged(good: Path, damage: str) -> Path:
     return folder
 
 
-def by_command(*arguments: str) -> Callable[[Path, Path, Path], None]:
+def by_command(line: str) -> Callable[[Path, Path, Path], None]:
     """A subcommand of `vanilla-transformer` in this process. FOLDER, GOOD, TEXT and OUT are replaced by paths."""
 
     def load(folder: Path, good: Path, scratch: Path) -> None:
         text = scratch / "text"
         text.write_text("one two\n", encoding="utf-8")
         paths = {"FOLDER": folder, "GOOD": good, "TEXT": text, "OUT": scratch / "out"}
-        main([reduce(lambda text, name: text.replace(name, str(paths[name])), paths, one) for one in arguments])
+        main(with_paths(line.split(), **paths))
 
     return load
 
@@ -104,13 +103,13 @@ LOADERS: dict[str, Callable[[Path, Path, Path], Any]] = {
     "checkpoint": lambda folder, good, scratch: check_model_folder(folder),
     "export ctranslate2": lambda folder, good, scratch: export("ctranslate2", folder, scratch / "out"),
     "export marian": lambda folder, good, scratch: export("marian", folder, scratch / "out"),
-    "translate": by_command("translate", "--model", "FOLDER", "--input", "TEXT", "--output", "OUT"),
-    "evaluate": by_command("evaluate", "--model", "FOLDER", "--source", "TEXT", "--reference", "TEXT"),
-    "distil": by_command("distil", "--teacher", "FOLDER", "--source_file", "TEXT", "--output_dir", "OUT"),
-    "attention": by_command("attention", "--model", "FOLDER", "--sentence", "one", "--output", "OUT"),
-    "average": by_command("average", "FOLDER", "FOLDER", "--output", "OUT"),
-    "average with another": by_command("average", "FOLDER", "GOOD", "--output", "OUT"),
-    "serve": by_command("serve", "--model", "en-de=FOLDER", "--port", "0"),
+    "translate": by_command("translate --model FOLDER --input TEXT --output OUT"),
+    "evaluate": by_command("evaluate --model FOLDER --source TEXT --reference TEXT"),
+    "distil": by_command("distil --teacher FOLDER --source_file TEXT --output_dir OUT"),
+    "attention": by_command("attention --model FOLDER --sentence one --output OUT"),
+    "average": by_command("average FOLDER FOLDER --output OUT"),
+    "average with another": by_command("average FOLDER GOOD --output OUT"),
+    "serve": by_command("serve --model en-de=FOLDER --port 0"),
 }
 DAMAGES = {
     "missing": "fc1",

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.modeling_vanilla_transformer import check_labels
 from hf_vanilla_transformer.training.forward import CastForward
 from hf_vanilla_transformer.training.objectives.simcut import SimCut
-from tests.model_helpers import gradients, tiny_model, translation_batch
+from tests.model_helpers import gradients, six_layers, tiny_model, translation_batch
 from tests.pretended_gpu import DEVICE, Count, autocast, counted, held_memory, on_cpu, on_gpu
 
 # of a forward and a backward pass of the base model, 6 + 6 layers
@@ -20,15 +19,6 @@ LAUNCHES_CAST_TOGETHER = 840
 LAUNCHES_CAST_BY_LAYER = 880  # for several processes
 WAITS = 0
 COPIES = 0
-
-
-def six_layers(vocab_size: int = 500) -> VanillaTransformerForConditionalGeneration:
-    """The base model with narrow layers, because widths launch nothing."""
-    config = VanillaTransformerConfig.from_preset(
-        "base", vocab_size=vocab_size, d_model=64, encoder_ffn_dim=128, decoder_ffn_dim=128
-    )
-    torch.manual_seed(0)
-    return VanillaTransformerForConditionalGeneration(config).train()
 
 
 def update(model: nn.Module, batch: dict, forward: Callable | None = None) -> Count:
@@ -46,7 +36,7 @@ def update(model: nn.Module, batch: dict, forward: Callable | None = None) -> Co
 def test_update_launches_few_kernels_and_waits_for_none() -> None:
     batch = translation_batch([9, 4, 7], [5, 12, 3])
     batch["num_items_in_batch"] = batch["labels"].ne(-100).sum()
-    count = update(on_gpu(six_layers()), on_gpu(batch))
+    count = update(on_gpu(six_layers().train()), on_gpu(batch))
     assert count.launches <= LAUNCHES, count.operations.most_common(20)
     assert sum(count.waits.values()) <= WAITS, count.waits
     assert sum(count.copies.values()) <= COPIES, count.copies
@@ -79,7 +69,7 @@ def test_second_pass_of_simcut_is_made_without_a_copy(ends: int | list[int]) -> 
 def test_weights_that_are_cast_together_need_few_kernels(by_layer: bool, launches: int) -> None:
     batch = translation_batch([9, 4, 7], [5, 12, 3])
     batch["num_items_in_batch"] = batch["labels"].ne(-100).sum()
-    model = on_gpu(six_layers())
+    model = on_gpu(six_layers().train())
     forward = CastForward(model, torch.device(DEVICE), torch.bfloat16, by_layer)
     count = update(model, on_gpu(batch), forward.forward)
     assert count.launches <= launches, count.operations.most_common(20)

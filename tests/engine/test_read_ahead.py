@@ -13,7 +13,7 @@ from hf_vanilla_transformer.generation_vanilla_transformer import EncodedSource
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.search_vanilla_transformer import BeamSearch, BeamState
 from tests.engine.recorded_steps import Eager, LateStream, Recorder, recording
-from tests.engine.test_captured import NO_END, six_layers
+from tests.engine.test_captured import NO_END, narrow_model
 from tests.model_helpers import PAD, START, padded, sentences
 from tests.pretended_gpu import counted, on_gpu
 from tests.search_helpers import AS_DICT, batches, source, varied_model
@@ -151,7 +151,7 @@ def test_gpu_encodes_before_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         return read_done(self, state)
 
     monkeypatch.setattr(captured.CapturedDecoder, "read_done", seen_read_done)
-    model: Any = optimize_for_inference(on_gpu(six_layers()))
+    model: Any = optimize_for_inference(on_gpu(narrow_model()))
     now, later = (on_gpu(source(lengths)) for lengths in ([5, 4], [4, 3]))
     waiting = [tuple(later.values())]
 
