@@ -6,19 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils import prune, weight_norm
-from transformers import Seq2SeqTrainer, Trainer
+from transformers import Trainer
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from tests import trainer_helpers
-from tests.model_helpers import assert_near, gradients, slow, tiny_model, translation_batch
+from tests.model_helpers import assert_near, gradients, tiny_model, translation_batch
 from tests.trainer_helpers import DESCENT, random_pairs
 
 TEACHER = tiny_model(3)
 
 
-def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), labels.view(-1))
 
 
@@ -43,27 +44,6 @@ def entropy_bonus(trainer: Trainer, model: Any, inputs: Any) -> Any:
     return outputs["loss"] + 0.1 * (p * p.log()).sum(-1).mean(), outputs
 
 
-def by_index(trainer: Trainer, model: Any, inputs: Any) -> Any:
-    outputs = model(**inputs)
-    return outputs[0] + cross_entropy(outputs[1], inputs["labels"]), outputs
-
-
-def by_slice(trainer: Trainer, model: Any, inputs: Any) -> Any:
-    outputs = model(**inputs)
-    loss, logits = outputs[:2]
-    return loss + cross_entropy(logits, inputs["labels"]), outputs
-
-
-def by_get(trainer: Trainer, model: Any, inputs: Any) -> Any:
-    outputs = model(**inputs)
-    return cross_entropy(outputs.get("logits"), inputs["labels"]), outputs
-
-
-def of_a_dictionary(trainer: Trainer, model: Any, inputs: Any) -> Any:
-    outputs = {**model(**inputs)}
-    return cross_entropy(outputs["logits"], inputs["labels"]), outputs
-
-
 def of_a_tuple(trainer: Trainer, model: Any, inputs: Any) -> Any:
     loss, logits = model(**inputs, return_dict=False)[:2]
     return loss + cross_entropy(logits, inputs["labels"]), None
@@ -82,8 +62,7 @@ def token_weights(trainer: Trainer, model: Any, inputs: Any) -> Any:
     return loss + F.cross_entropy(outputs.logits.flatten(0, 1), inputs["labels"].flatten(), weight=weight), outputs
 
 
-LOSSES = [distillation, focal, entropy_bonus, by_index, by_slice, by_get, of_a_dictionary, of_a_tuple]
-LOSSES += [without_labels, token_weights]
+LOSSES = [distillation, focal, entropy_bonus, of_a_tuple, without_labels, token_weights]
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulation": {"gradient_accumulation_steps": 2},
@@ -92,7 +71,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def trained(base: type, loss: Any, folder: Path, plain_output_layer: bool, **settings: Any) -> dict[str, torch.Tensor]:
+def trained(base: type, loss: Any, folder: Path, plain_output_layer: bool, **settings: Any) -> dict[str, Tensor]:
     """The weights after two updates with a user's loss."""
 
     class Custom(base):  # type: ignore[misc]
@@ -109,21 +88,13 @@ def trained(base: type, loss: Any, folder: Path, plain_output_layer: bool, **set
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 
-CASES = [(loss, "plain") for loss in LOSSES]
-CASES += [(loss, setting) for setting in list(SETTINGS)[1:] for loss in (distillation, by_slice, token_weights)]
+# tests/compatibility tries every loss with every setting, also in the stock trainer
+CASES = [(loss, "plain") for loss in LOSSES] + [(distillation, setting) for setting in SETTINGS if setting != "plain"]
 
 
-@pytest.mark.parametrize(
-    ("loss", "setting"),
-    [
-        pytest.param(loss, setting, marks=[] if setting == "plain" or loss is distillation else [pytest.mark.slow])
-        for loss, setting in CASES
-    ],
-    ids=[f"{loss.__name__}-{setting}" for loss, setting in CASES],
-)
-@pytest.mark.parametrize("base", [*slow(Seq2SeqTrainer), VanillaTransformerTrainer], ids=["stock", "own"])
-def test_custom_loss_trains_as_with_a_plain_output_layer(base: type, loss: Any, setting: str, tmp_path: Path) -> None:
-    settings = SETTINGS[setting]
+@pytest.mark.parametrize(("loss", "setting"), CASES, ids=[f"{loss.__name__}-{setting}" for loss, setting in CASES])
+def test_custom_loss_trains_as_with_a_plain_output_layer(loss: Any, setting: str, tmp_path: Path) -> None:
+    settings, base = SETTINGS[setting], VanillaTransformerTrainer
     expected = trained(base, loss, tmp_path / "a", plain_output_layer=True, **settings)
     for name, weight in trained(base, loss, tmp_path / "b", plain_output_layer=False, **settings).items():
         assert_near(weight, expected[name], 1e-2 if setting == "bf16" else 1e-6, name)
@@ -132,25 +103,20 @@ def test_custom_loss_trains_as_with_a_plain_output_layer(base: type, loss: Any, 
 BATCH = translation_batch([5, 3], [6, 4])
 
 
-def test_logits_of_training_equal_those_of_the_output_layer_with_their_gradients() -> None:
-    model = tiny_model().train()
-    computed = model(**BATCH, skip_logits=False).logits
-    unread = model(**BATCH)
-    assert type(unread.get("logits")) is torch.Tensor and unread.logits is unread["logits"] is unread[1]
-    assert unread.logits.equal(computed)
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    for actual, expected in zip(
-        *(torch.autograd.grad(z.sin().sum(), weights) for z in (unread.logits, computed)), strict=True
-    ):
-        assert_near(actual, expected)
-    assert unread.loss.item() == pytest.approx(model(**BATCH, skip_logits=False).loss.item(), rel=1e-6)
+def after(context: Any, outputs: Any) -> Tensor:
+    """The logits, when they were read before without gradients."""
+    with context:
+        outputs.logits.argmax(-1)
+    return outputs.logits
 
 
 READERS: dict[str, Any] = {
-    "metric first": lambda outputs: (torch.no_grad()(lambda: outputs.logits.argmax(-1))(), outputs.logits)[1],
-    "inference mode first": lambda outputs: (torch.inference_mode()(lambda: outputs.logits.sum())(), outputs.logits)[
-        1
-    ],
+    "metric first": lambda outputs: after(torch.no_grad(), outputs),
+    "inference mode first": lambda outputs: after(torch.inference_mode(), outputs),
+    "index": lambda outputs: outputs[1],
+    "slice": lambda outputs: outputs[:2][1],
+    "get": lambda outputs: outputs.get("logits"),
+    "dictionary": lambda outputs: {**outputs}["logits"],
     "items": lambda outputs: {name: value * 1 for name, value in outputs.items()}["logits"],
     "tensors among the items": lambda outputs: [v for _, v in outputs.items() if torch.is_tensor(v)][1],
     "values": lambda outputs: [value.clone() for value in outputs.values()][1],
@@ -166,17 +132,20 @@ def test_logits_have_gradients_for_every_reader(read: Any) -> None:
     computed = model(**BATCH, skip_logits=False).logits
     logits = read(outputs)
     assert logits.equal(computed) and logits.requires_grad
-    found = [torch.autograd.grad(z.sin().sum(), [model.lm_head.weight])[0] for z in (logits, computed)]
-    assert_near(*found)
+    assert type(outputs.get("logits")) is Tensor and outputs.logits is outputs["logits"] is outputs[1]
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    found, expected = (torch.autograd.grad(z.sin().sum(), weights) for z in (logits, computed))
+    for gradient, wanted in zip(found, expected, strict=True):
+        assert_near(gradient, wanted)
 
 
 def test_logits_are_not_computed_for_whoever_does_not_read_them() -> None:
     model = tiny_model().train()
     outputs = model(**BATCH)
-    assert any(type(value) is not torch.Tensor for value in outputs.values())
+    assert any(type(value) is not Tensor for value in outputs.values())
     assert outputs["loss"] is outputs[0] is outputs.get("loss")
     outputs.loss.backward()
-    assert any(type(value) is not torch.Tensor for value in outputs.values())
+    assert any(type(value) is not Tensor for value in outputs.values())
 
 
 def test_logits_after_an_optimizer_step_are_refused() -> None:
@@ -194,7 +163,7 @@ def test_logits_after_an_optimizer_step_are_refused() -> None:
 def test_hooks_of_the_output_layer_run_in_training() -> None:
     model = tiny_model()
 
-    def mask_token(module: torch.nn.Module, inputs: Any, logits: torch.Tensor) -> torch.Tensor:
+    def mask_token(module: torch.nn.Module, inputs: Any, logits: Tensor) -> Tensor:
         return logits.index_fill(-1, torch.tensor([7]), -1e4)
 
     plain = model(**BATCH).loss.item()
