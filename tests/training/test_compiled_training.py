@@ -187,12 +187,15 @@ def test_rehearsal_is_no_part_of_the_updates(tmp_path: Path, monkeypatch: pytest
     assert actual.state.log_history[0]["nll_loss"] == expected.state.log_history[0]["nll_loss"]
 
 
-@pytest.mark.parametrize(("mode", "tokens", "kept"), [
-    ("reduce-overhead", None, True),
-    ("reduce-overhead", 100, False),  # two batches an update
-    ("max-autotune", 100, False),
-    ("max-autotune-no-cudagraphs", 100, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mode", "tokens", "kept"),
+    [
+        ("reduce-overhead", None, True),
+        ("reduce-overhead", 100, False),  # two batches an update
+        ("max-autotune", 100, False),
+        ("max-autotune-no-cudagraphs", 100, True),
+    ],
+)
 def test_gradients_are_not_added_up_in_the_memory_of_a_cuda_graph(
     mode: str, tokens: int | None, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

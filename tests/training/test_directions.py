@@ -23,6 +23,9 @@ NUMBERS: dict[str, Any] = {
 }
 
 
+TOKENS = {"max_tokens_per_batch": 80, "tokens_per_update": 120}
+
+
 @pytest.fixture(scope="module", params=["target", *slow("source")])
 def finished(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("run") / "finished"
@@ -57,7 +60,7 @@ def test_translation_starts_in_the_direction_of_the_sentence(finished: tuple[Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"max_tokens_per_batch": 80, "tokens_per_update": 120}])
+@pytest.mark.parametrize("settings", [{}, TOKENS, {**TOKENS, "pack": True}], ids=["pairs", "tokens", "packed"])
 def test_resumed_run_is_the_same_run(tmp_path: Path, settings: dict[str, Any]) -> None:
     rates = {"train": ["en-de=numbers", "en-fr=numbers", "de-en=numbers"], "sampling_temperature": 2.0}
     augmented = {"augment": ["merge=0.5", "copy=0.2"]}

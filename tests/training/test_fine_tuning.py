@@ -27,7 +27,7 @@ from hf_vanilla_transformer.training.fine_tuning import SCORES_BEFORE, load_base
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.interop.foreign import train_sentencepiece, write_m2m100_folder, write_opus_folder
+from tests.interop.foreign import write_m2m100_folder, write_opus_folder, write_opus_tokenizer
 from tests.model_helpers import SMALL_SIZES, error_of, randomise, slow, tiny_model
 from tests.trainer_helpers import as_flags, assert_same_model, write_pairs
 
@@ -240,11 +240,7 @@ def spelt_out(kind: str) -> tuple[list[str], list[str]]:
 
 
 def write_tokenizer(folder: Path, sources: list[str], targets: list[str]) -> None:
-    """SentencePiece models and a vocabulary as of OPUS-MT, with the padding last."""
-    folder.mkdir()
-    pieces = train_sentencepiece(folder / "source.spm", sources) + train_sentencepiece(folder / "target.spm", targets)
-    tokens = ["</s>", "<unk>", *sorted(set(pieces) - {"<s>", "</s>", "<unk>"}), "<pad>"]
-    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    write_opus_tokenizer(folder, (), sources, targets)
     MarianTokenizer.from_pretrained(folder).save_pretrained(folder)
 
 

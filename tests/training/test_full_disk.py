@@ -120,11 +120,9 @@ main()
 @pytest.mark.slow
 def test_tokenizer_command_without_space_is_one_line(repository, tmp_path):
     (tmp_path / "text").write_text("abc abc\n" * 9)
-    command = [sys.executable, "-c", LIMITED, "tokenizer", tmp_path / "text"]
-    run = subprocess.run(
-        [*command, "--output_dir", tmp_path / "new", "--vocab_size", "270"],
-        capture_output=True, text=True, timeout=300, env=os.environ | {"PYTHONPATH": str(repository)},
-    )  # fmt: skip
+    command = [sys.executable, "-c", LIMITED, "tokenizer", tmp_path / "text", "--output_dir", tmp_path / "new"]
+    environment = os.environ | {"PYTHONPATH": str(repository)}
+    run = subprocess.run([*command, "--vocab_size", "270"], capture_output=True, text=True, env=environment)
     assert run.returncode == 2 and "Traceback" not in run.stderr, run.stderr
     (line,) = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
     assert str(tmp_path) in line and "allowed size" in line

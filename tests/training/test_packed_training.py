@@ -9,7 +9,7 @@ import torch
 from hf_vanilla_transformer.utils.errors import UserError
 from tests import trainer_helpers
 from tests.model_helpers import tiny_model
-from tests.trainer_helpers import DESCENT, assert_same_model, fixed_second_pass, flat, random_pairs, run_tiny
+from tests.trainer_helpers import DESCENT, assert_same_model, fixed_second_pass, flat, random_pairs
 
 
 def trained(folder: Path, steps: int = 2, resume: Path | None = None, dropout: float = 0.0, **settings: Any) -> Any:
@@ -67,27 +67,3 @@ def test_losses_of_a_gpu_are_read_when_one_is_logged(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the loss of update \d+ is nan; its batch contains the lines \d+"):
         trainer.log({"loss": 1.0})
     trainer.log({"loss": 1.0})  # they have been read
-
-
-AUGMENTED: dict[str, Any] = {
-    "train": "numbers",
-    "numbers_size": 40,
-    "directions": ["en-de", "en-fr"],
-    "augment": ["merge=0.5", "copy=0.2", "typos=0.3"],
-    "max_tokens_per_batch": 80,
-    "tokens_per_update": 120,
-    "pack": True,
-    "auto_bf16": False,
-    "eval_strategy": "no",
-    "save_strategy": "steps",
-    "save_steps": 2,
-    "max_steps": 4,
-}
-
-
-@pytest.mark.slow
-def test_packed_run_with_directions_and_pairs_that_change_resumes_to_the_same_bytes(tmp_path: Path) -> None:
-    run_tiny(tmp_path / "whole", **AUGMENTED)
-    run_tiny(tmp_path / "parts", **AUGMENTED | {"max_steps": 2, "num_train_epochs": 9})
-    run_tiny(tmp_path / "parts", **AUGMENTED, resume_from_checkpoint=True)
-    assert_same_model(tmp_path / "whole", tmp_path / "parts")

@@ -44,23 +44,10 @@ ZAHLEN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht"]
 PAIRS = list(zip(WORDS, ZAHLEN, strict=True))
 OTHERS = [(f"{source} {source}", f"{target} {target}") for source, target in PAIRS]
 MODULE = __name__
-# Data arguments that are compared by the content that they load: argument -> facts.
-COMPARED_BY_CONTENT = {
-    "train": "training data",
-    "train_weights": "training data",
-    "sampling_temperature": "training data",
-    "source_column": "training data",
-    "target_column": "training data",
-    "numbers_size": "training data",
-    "bidirectional": "training data",
-    "validation": "validation data",
-    "held_out_pairs": "training data",
-    "max_eval_length": "validation data",
-    "test": "test data",
-    "base_test": "base_test data",
-    "max_test_samples": "test data",
-    "tokenizer_name": "tokenizer",
-}
+# Data arguments that are compared by the content that they load.
+COMPARED_BY_CONTENT = {"train", "train_weights", "sampling_temperature", "numbers_size", "bidirectional"}
+COMPARED_BY_CONTENT |= {"source_column", "target_column", "held_out_pairs", "validation", "max_eval_length"}
+COMPARED_BY_CONTENT |= {"test", "max_test_samples", "base_test", "tokenizer_name"}
 MODEL_ARGUMENTS = set(vars(parse_recipe([])[0]))
 
 
@@ -286,24 +273,12 @@ def changed_value(name: str, runs: Runs, now: Any) -> Any:
 DEFAULTS = {name: getattr(VanillaTransformerConfig(), name, None) for name in MODEL_ARGUMENTS}
 #: The run in which a change of the argument has an effect. Others are tried with fresh weights and batches of pairs.
 KIND = {
-    "directions": "many",
-    "language_token": "many",
-    "add_languages": "many",
-    "sampling_temperature": "many",
-    "source_column": "many",
-    "target_column": "many",
-    "model_name_or_path": "lora",
-    "trust_remote_code": "lora",
-    "lora_r": "lora",
-    "lora_alpha": "lora",
-    "lora_dropout": "lora",
-    "lora_target_modules": "lora",
-    "max_tokens_per_batch": "tokens",
-    "pack": "tokens",
-    "tokens_per_update": "tokens",
-    "teacher": "taught",
-    "teacher_weight": "taught",
-    "teacher_top": "taught",
+    **dict.fromkeys(("directions", "language_token", "add_languages", "sampling_temperature"), "many"),
+    **dict.fromkeys(("source_column", "target_column"), "many"),
+    **dict.fromkeys(("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"), "lora"),
+    **dict.fromkeys(("model_name_or_path", "trust_remote_code"), "lora"),
+    **dict.fromkeys(("max_tokens_per_batch", "pack", "tokens_per_update"), "tokens"),
+    **dict.fromkeys(("teacher", "teacher_weight", "teacher_top"), "taught"),
 }
 #: What an argument needs beside itself.
 WITH = {

@@ -224,11 +224,10 @@ def test_command_exits_with_143_after_sigterm(pairs, tmp_path, repository, capfd
 def start(repository, folder, *flags, processes=1, **values):
     flags = [*as_flags({**FLAGS, "max_steps": 1_000_000, **values}), *flags]
     first = [*TORCHRUN, "--nproc_per_node=2"] if processes == 2 else [sys.executable]
-    return subprocess.Popen(
-        [*first, "-m", "vanilla_transformer_cli", "train", "--output_dir", folder, *flags], start_new_session=True,
-        cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(repository), "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
+    command = [*first, "-m", "vanilla_transformer_cli", "train", "--output_dir", folder, *flags]
+    environment = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(repository), "CUDA_VISIBLE_DEVICES": ""}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, start_new_session=True, cwd=repository, env=os.environ | environment, **streams)
 
 
 def signal_group_in_training(process, number):

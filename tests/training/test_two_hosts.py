@@ -94,11 +94,9 @@ class Cluster:
             **{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "SHARDED_STATE": self.sharded},
             **{"PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         }
+        command += [*FLAGS, "--output_dir", str(self.folder / "run")]
         with open(self.folder / f"log_{host}", "ab") as log:
-            return subprocess.Popen(
-                [*command, *FLAGS, "--output_dir", str(self.folder / "run")],
-                env=os.environ | variables | environment, stdout=log, stderr=log,
-            )  # fmt: skip
+            return subprocess.Popen(command, env=os.environ | variables | environment, stdout=log, stderr=log)
 
     def log(self) -> str:
         return "\n".join((self.folder / f"log_{host}").read_text(errors="replace") for host in HOSTS)
