@@ -7,75 +7,45 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerF
 from hf_vanilla_transformer.configuration_vanilla_transformer import PRESETS
 from tests.model_helpers import tiny_config
 
-# Table 3's last column, in millions. Where it is empty, the row has the base model's size.
-PAPER_MILLIONS = {
-    "base": 65,
-    "B16": 58,
-    "B32": 60,
-    "C2": 36,
-    "C4": 50,
-    "C8": 80,
-    "C256": 28,
-    "C1024": 168,
-    "C1024ff": 53,
-    "C4096ff": 90,
-    "big": 213,
+# N, d_model, d_ff, h, d_k, d_v, P_drop, ε_ls, and millions of parameters, of which an empty cell is the base model's
+TABLE_3 = {
+    "base": (6, 512, 2048, 8, 64, 64, 0.1, 0.1, 65),
+    "A1": (6, 512, 2048, 1, 512, 512, 0.1, 0.1, 65),
+    "A4": (6, 512, 2048, 4, 128, 128, 0.1, 0.1, 65),
+    "A16": (6, 512, 2048, 16, 32, 32, 0.1, 0.1, 65),
+    "A32": (6, 512, 2048, 32, 16, 16, 0.1, 0.1, 65),
+    "B16": (6, 512, 2048, 8, 16, 64, 0.1, 0.1, 58),
+    "B32": (6, 512, 2048, 8, 32, 64, 0.1, 0.1, 60),
+    "C2": (2, 512, 2048, 8, 64, 64, 0.1, 0.1, 36),
+    "C4": (4, 512, 2048, 8, 64, 64, 0.1, 0.1, 50),
+    "C8": (8, 512, 2048, 8, 64, 64, 0.1, 0.1, 80),
+    "C256": (6, 256, 2048, 8, 32, 32, 0.1, 0.1, 28),
+    "C1024": (6, 1024, 2048, 8, 128, 128, 0.1, 0.1, 168),
+    "C1024ff": (6, 512, 1024, 8, 64, 64, 0.1, 0.1, 53),
+    "C4096ff": (6, 512, 4096, 8, 64, 64, 0.1, 0.1, 90),
+    "D0.0": (6, 512, 2048, 8, 64, 64, 0.0, 0.1, 65),
+    "D0.2": (6, 512, 2048, 8, 64, 64, 0.2, 0.1, 65),
+    "Dls0.0": (6, 512, 2048, 8, 64, 64, 0.1, 0.0, 65),
+    "Dls0.2": (6, 512, 2048, 8, 64, 64, 0.1, 0.2, 65),
+    "E": (6, 512, 2048, 8, 64, 64, 0.1, 0.1, 65),
+    "big": (6, 1024, 4096, 16, 64, 64, 0.3, 0.1, 213),
 }
-
 # Rows that fit Table 3 only with a larger vocabulary than §5.1 tells, as explained at PRESETS.
 NEEDS_VOCABULARY_OF_41000 = {"B16", "C2", "C4", "C256", "C1024ff"}
 
 
-def millions(name: str, **fields: object) -> float:
-    config = VanillaTransformerConfig.from_preset(name, **fields)
-    with torch.device("meta"):
-        model = VanillaTransformerForConditionalGeneration(config)
-    return sum(parameter.numel() for parameter in model.parameters()) / 1e6
-
-
 def test_presets_cover_every_row_of_table_3() -> None:
-    rows = ["base", "A1", "A4", "A16", "A32", "B16", "B32", "C2", "C4", "C8", "C256", "C1024", "C1024ff", "C4096ff"]
-    rows += ["D0.0", "D0.2", "Dls0.0", "Dls0.2", "E", "big"]
-    assert sorted(PRESETS) == sorted(rows)
+    assert PRESETS.keys() == TABLE_3.keys()
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_parameter_counts_match_table_3(name: str) -> None:
+@pytest.mark.parametrize("name", TABLE_3)
+def test_presets_have_the_values_of_table_3(name: str) -> None:
+    layers, d_model, ffn, heads, d_k, d_v, dropout, smoothing, millions = TABLE_3[name]
     vocab_size = 41000 if name in NEEDS_VOCABULARY_OF_41000 else 37000
-    assert millions(name, vocab_size=vocab_size) == pytest.approx(PAPER_MILLIONS.get(name, 65), rel=0.03)
-
-
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        # N, d_model, d_ff, h, d_k, d_v, P_drop, ε_ls as in the table
-        ("base", (6, 512, 2048, 8, 64, 64, 0.1, 0.1)),
-        ("A1", (6, 512, 2048, 1, 512, 512, 0.1, 0.1)),
-        ("A4", (6, 512, 2048, 4, 128, 128, 0.1, 0.1)),
-        ("A16", (6, 512, 2048, 16, 32, 32, 0.1, 0.1)),
-        ("A32", (6, 512, 2048, 32, 16, 16, 0.1, 0.1)),
-        ("B16", (6, 512, 2048, 8, 16, 64, 0.1, 0.1)),
-        ("B32", (6, 512, 2048, 8, 32, 64, 0.1, 0.1)),
-        ("C2", (2, 512, 2048, 8, 64, 64, 0.1, 0.1)),
-        ("C4", (4, 512, 2048, 8, 64, 64, 0.1, 0.1)),
-        ("C8", (8, 512, 2048, 8, 64, 64, 0.1, 0.1)),
-        ("C256", (6, 256, 2048, 8, 32, 32, 0.1, 0.1)),
-        ("C1024", (6, 1024, 2048, 8, 128, 128, 0.1, 0.1)),
-        ("C1024ff", (6, 512, 1024, 8, 64, 64, 0.1, 0.1)),
-        ("C4096ff", (6, 512, 4096, 8, 64, 64, 0.1, 0.1)),
-        ("D0.0", (6, 512, 2048, 8, 64, 64, 0.0, 0.1)),
-        ("D0.2", (6, 512, 2048, 8, 64, 64, 0.2, 0.1)),
-        ("Dls0.0", (6, 512, 2048, 8, 64, 64, 0.1, 0.0)),
-        ("Dls0.2", (6, 512, 2048, 8, 64, 64, 0.1, 0.2)),
-        ("E", (6, 512, 2048, 8, 64, 64, 0.1, 0.1)),
-        ("big", (6, 1024, 4096, 16, 64, 64, 0.3, 0.1)),
-    ],
-)
-def test_presets_have_the_values_of_table_3(name: str, fields: tuple) -> None:
-    layers, d_model, ffn, heads, d_k, d_v, dropout, smoothing = fields
-    config = VanillaTransformerConfig.from_preset(name)
+    config = VanillaTransformerConfig.from_preset(name, vocab_size=vocab_size)
     with torch.device("meta"):
-        model = VanillaTransformerForConditionalGeneration(config).model
+        translator = VanillaTransformerForConditionalGeneration(config)
+    model = translator.model
     assert len(model.encoder.layers) == len(model.decoder.layers) == layers
     assert config.encoder_attention_heads == config.decoder_attention_heads == heads
     for layer in (*model.encoder.layers, *model.decoder.layers):
@@ -84,6 +54,8 @@ def test_presets_have_the_values_of_table_3(name: str, fields: tuple) -> None:
         assert layer.self_attn.v_proj.weight.shape == (heads * d_v, d_model)
     assert (config.dropout, config.label_smoothing) == (dropout, smoothing)
     assert config.position_encoding_type == ("learned" if name == "E" else "sinusoidal")
+    parameters = sum(parameter.numel() for parameter in translator.parameters())
+    assert parameters / 1e6 == pytest.approx(millions, rel=0.03)
 
 
 def test_preset_overrides_take_precedence() -> None:

@@ -125,16 +125,8 @@ def test_site_is_complete_and_offline(tmp_path: Path) -> None:
         r'^"\$python" -m sphinx (.*) "\$@" \. runs/docs$', (ROOT / "scripts" / "docs.sh").read_text("utf-8"), re.M
     )
     assert command is not None
-    arguments = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        *command[1].split(),
-        "-d",
-        str(tmp_path / "cache"),
-        ".",
-        str(tmp_path / "site"),
-    ]
+    options = [*command[1].split(), "-d", str(tmp_path / "cache")]
+    arguments = [sys.executable, "-m", "sphinx", *options, ".", str(tmp_path / "site")]
     result = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     pages = {path: Page(path) for path in (tmp_path / "site").rglob("*.html")}

@@ -116,13 +116,3 @@ def test_special_tokens_come_from_the_configuration() -> None:
     written = model.generate(**source([4, 6]), max_new_tokens=4)
     assert written[:, 0].tolist() == [7, 7]
     assert model.generation_config.eos_token_id == [2, 3]
-
-
-@pytest.mark.parametrize("beams", [1, 4])
-def test_labels_do_not_change_the_search(beams: int) -> None:
-    model, inputs = tiny_model(tie_word_embeddings=False), source([6, 3])
-    expected = model.generate(**inputs, num_beams=beams, max_new_tokens=9, **AS_DICT)
-    found = model.generate(**inputs, labels=torch.full((2, 5), 7), num_beams=beams, max_new_tokens=9, **AS_DICT)
-    assert found.sequences.tolist() == expected.sequences.tolist()
-    if beams > 1:  # the paper's score, which transformers' own loop does not know
-        assert found.sequences_scores.equal(expected.sequences_scores)

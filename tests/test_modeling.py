@@ -60,15 +60,6 @@ def test_cached_decoding_supports_left_padding() -> None:
     assert_near(together[1, 3:], alone[1][0])
 
 
-@torch.no_grad()
-def test_inputs_embeds_replace_input_ids() -> None:
-    model = tiny_model()
-    source, target = torch.tensor(sentences([7])), torch.tensor(sentences([4], seed=1))
-    embeds, decoder_embeds = model.get_input_embeddings()(source), model.model.decoder.embed_tokens(target)
-    expected = model(input_ids=source, decoder_input_ids=target).logits
-    assert_near(model(inputs_embeds=embeds, decoder_inputs_embeds=decoder_embeds).logits, expected, 1e-6)
-
-
 # Refused inputs
 
 IDS = torch.tensor([[5, 6, 2]])

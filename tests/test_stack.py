@@ -14,7 +14,6 @@ from hf_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from tests.model_helpers import (
-    PAD,
     TYING_MODES,
     assert_near,
     gradients,
@@ -266,13 +265,3 @@ def test_lora_loads_through_transformers(tmp_path: Path) -> None:
     assert_near(logits_of(loaded), trained, 1e-6)
     loaded.disable_adapters()
     assert logits_of(loaded).equal(logits_of(tiny_model()))
-
-
-def test_lora_does_not_make_padding_visible() -> None:
-    model = adapted(tiny_model(), target_modules="all-linear")
-    train_a_little(model)
-    tokens = sentences([3])
-    alone = model(input_ids=torch.tensor(tokens), labels=torch.tensor(tokens)).logits
-    longer = padded([*tokens, *sentences([9], seed=4)])
-    together = model(input_ids=longer, labels=longer.masked_fill(longer.eq(PAD), -100)).logits
-    assert_near(together[:1, :3], alone)

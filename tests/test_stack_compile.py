@@ -21,7 +21,6 @@ from transformers.integrations.executorch import Seq2SeqLMExportableModule
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from tests.model_helpers import (
-    EOS,
     PAD,
     START,
     assert_near,
@@ -231,20 +230,6 @@ class Logits(nn.Module):
         return self.model(input_ids, attention_mask, decoder_input_ids, use_cache=False).logits
 
 
-class DecoderLogits(nn.Module):
-    """The decoder and the output layer, reading the encoder's output."""
-
-    def __init__(self, model: VanillaTransformerForConditionalGeneration):
-        super().__init__()
-        self.decoder, self.lm_head = model.get_decoder(), model.lm_head
-
-    def forward(self, decoder_input_ids: Tensor, source: Tensor, attention_mask: Tensor) -> Tensor:
-        states = self.decoder(
-            decoder_input_ids, encoder_hidden_states=source, encoder_attention_mask=attention_mask, use_cache=False
-        )
-        return self.lm_head(states.last_hidden_state)
-
-
 def sizes() -> tuple[Any, Any, Any]:
     """B, S and T, free."""
     return tuple(torch.export.Dim(name, min=2, max=512) for name in ("batch", "source", "target"))
@@ -283,31 +268,6 @@ def test_exported_translator_accepts_other_lengths(fields: dict[str, Any], tmp_p
         expected = model(*inputs).logits
         for exported in (exported_program.module(), loaded):
             assert_near(exported(*inputs), expected, 1e-5, f"lengths {source}, {target}")
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_exported_decoder_runs_step_by_step() -> None:
-    model = tiny_model(seed=2, tie_word_embeddings=False)
-    batch, source, _ = sizes()
-    target = torch.export.Dim("target", min=1, max=512)
-    first = batch_of(7, 5)
-    states = model.get_encoder()(first["input_ids"], first["attention_mask"]).last_hidden_state
-    ids = model.prepare_decoder_input_ids_from_labels(first["labels"])
-    shapes = ({0: batch, 1: target}, {0: batch, 1: source}, {0: batch, 1: source})
-    inputs = (ids, states, first["attention_mask"])
-    decoder = torch.export.export(DecoderLogits(model), inputs, dynamic_shapes=shapes).module()
-
-    other = padded(sentences([12, 4]))
-    mask = other.ne(PAD).long()
-    states = model.get_encoder()(other, mask).last_hidden_state
-    written = torch.full((2, 1), START)
-    for _ in range(10):
-        written = torch.cat([written, decoder(written, states, mask)[:, -1:].argmax(dim=-1)], dim=1)
-    expected = model.generate(other, num_beams=1, max_new_tokens=10, min_new_tokens=10, eos_token_id=None)
-    ends = written.eq(EOS).cumsum(dim=1).gt(1)
-    assert written.masked_fill(ends, PAD).tolist() == expected.masked_fill(ends, PAD).tolist()
-    assert len(set(written.flatten().tolist())) > 3
 
 
 @pytest.mark.slow

@@ -1,8 +1,5 @@
 """The weights that `save_pretrained` leaves out follow the configuration that it writes, in every tying mode."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +7,7 @@ import pytest
 import torch
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from tests.model_helpers import WITHOUT_THE_PACKAGE, assert_near, tiny_model, translation_batch
+from tests.model_helpers import assert_near, tiny_model, translation_batch
 
 TYING: dict[str, dict[str, Any]] = {
     "all tied": {},
@@ -108,33 +104,3 @@ def test_model_of_an_adapter_loads_as_it_was(fields, modules, way, tmp_path):
         again, info = reloaded(model, tmp_path)
         assert not info["missing_keys"] and not info["unexpected_keys"]
     assert_near(logits(again), expected, 2e-6)
-
-
-REMOTE = """
-import torch
-from pathlib import Path
-from transformers import AutoModelForSeq2SeqLM
-
-for folder in sorted(Path(sys.argv[1]).iterdir()):
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True).eval()
-    batch, expected = torch.load(folder / "logits")
-    with torch.no_grad():
-        assert (model(**batch).logits - expected).abs().max() <= 2e-6 * expected.abs().max(), folder
-"""
-
-
-@pytest.mark.slow
-def test_merged_adapters_are_published_and_load_as_remote_code(tmp_path: Path, command: Any) -> None:
-    peft = pytest.importorskip("peft", reason="peft is not installed")
-    config = peft.LoraConfig(r=4, target_modules=["q_proj", "fc1"], init_lora_weights=False)
-    for name, fields in TYING.items():
-        adapted = peft.get_peft_model(tiny_model(vocab_size=270, **fields), config)
-        expected, folder = logits(adapted), tmp_path / "models" / name
-        adapted.merge_and_unload().save_pretrained(folder)
-        save_tokenizers(folder, train_tokenizer(["one two three"] * 5, 270, min_frequency=1))
-        status, printed, errors = command("publish", folder, "--repo-id", "me/merged", "--dry-run")
-        assert status == 0 and "modeling_vanilla_transformer.py" in printed, errors
-        torch.save((BATCH, expected), folder / "logits")
-    script = [sys.executable, "-c", WITHOUT_THE_PACKAGE + REMOTE, str(tmp_path / "models")]
-    run = subprocess.run(script, capture_output=True, text=True, env=os.environ | {"HF_HOME": str(tmp_path / "hf")})
-    assert run.returncode == 0, run.stderr

@@ -220,10 +220,7 @@ def inject_adapter(model: Model) -> Callable[[], Any]:
     return lambda: None
 
 
-TEMPORARY_CHANGES: dict[str, Callable[[Model], Callable[[], Any]]] = {
-    change.__name__: change
-    for change in (
-        train_decoder, hook_module, pre_hook_module, hook_all_modules, pre_hook_all_modules, replace_forward,
-        parametrize_weight, subclass_module, inject_adapter,
-    )
-}  # fmt: skip
+Temporary = Callable[[Model], Callable[[], Any]]
+_HOOKS: list[Temporary] = [hook_module, pre_hook_module, hook_all_modules, pre_hook_all_modules]
+_REPLACED: list[Temporary] = [train_decoder, replace_forward, parametrize_weight, subclass_module, inject_adapter]
+TEMPORARY_CHANGES = {change.__name__: change for change in (*_HOOKS, *_REPLACED)}

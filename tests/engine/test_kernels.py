@@ -23,28 +23,14 @@ CPU = torch.device("cpu")
 
 # Names that transformers' guides tell models to read, or that have no public one.
 OF_MODELS = {"_attn_implementation", "_get_resized_embeddings", "_get_resized_lm_head"}
-OF_TRAINERS = {
-    "_load_rng_state",
-    "_tr_loss",
-    "_remove_unused_columns",
-    "_get_collator_with_removed_columns",
-    "_gen_kwargs",
-    "_get_default_store",  # torch.distributed has no public way to the store of its processes
-    "_prepare_inputs",  # of `Trainer`, which subclasses override
-    "_inductor",  # which modes of `torch.compile` make CUDA graphs
-    # of torch's own optimizers: one kernel for many tensors
-    "_foreach_lerp",
-    "_foreach_lerp_",
-    "_foreach_mul_",
-    "_foreach_add_",
-}
-OF_OTHERS = {
-    "_fingerprint",
-    "_SUPPORTED_ACTIVATIONS",
-    "_exit",
-    "_data_dir_root",
-    "_Element",
-}  # datasets, ctranslate2, os, evaluate, lxml
+OF_TRAINERS = {"_load_rng_state", "_tr_loss", "_gen_kwargs", "_remove_unused_columns"}
+OF_TRAINERS |= {"_get_collator_with_removed_columns", "_prepare_inputs"}  # of `Trainer`, which subclasses override
+OF_TRAINERS |= {"_get_default_store"}  # torch.distributed has no public way to the store of its processes
+OF_TRAINERS |= {"_inductor"}  # which modes of `torch.compile` make CUDA graphs
+# of torch's own optimizers: one kernel for many tensors
+OF_TRAINERS |= {"_foreach_lerp", "_foreach_lerp_", "_foreach_mul_", "_foreach_add_"}
+# of datasets, ctranslate2, os, evaluate, lxml
+OF_OTHERS = {"_fingerprint", "_SUPPORTED_ACTIVATIONS", "_exit", "_data_dir_root", "_Element"}
 ALLOWED = {"engine/kernels.py": None, "training": OF_TRAINERS}  # None: everything
 
 

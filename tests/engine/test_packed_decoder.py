@@ -184,19 +184,6 @@ def test_caches_of_wide_searches_grow_a_few_times_only(monkeypatch: pytest.Monke
     assert len(sizes) < 8
 
 
-@pytest.mark.parametrize("prefix", [1, 3])
-@torch.no_grad()
-def test_packed_decoder_replaces_rows(prefix: int) -> None:
-    model, found = tiny_model(1), []
-    pairs = zip(decoders(model, [5, 2, 7]), decoders(model, [9, 4], seed=1), strict=True)
-    for now, later in pairs:
-        walk = Walk(now, 3, beams=3, prefix=prefix)
-        logits = walk.steps(6)
-        walk.replace([2, 0], Walk(later, 2, beams=3, prefix=prefix, seed=1))
-        found.append(logits + walk.steps(8))
-    assert_same_walk(*found)
-
-
 @torch.no_grad()
 def test_replaced_rows_compute_what_they_do_alone() -> None:
     model = tiny_model(1)

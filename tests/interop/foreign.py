@@ -45,6 +45,11 @@ TARGETS = [
 ]
 UNSEEN = ["", "  Ünknown žluťoučký 漢字 <unk> </s> words …", "dogs  and\tcats"]
 
+SIZES = {
+    **{"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 48},
+    **{"encoder_attention_heads": 4, "decoder_attention_heads": 8},
+}
+
 # pytest's `record_property`, for tests/interop/imports_table.py
 Record = Callable[[str, object], None]
 
@@ -80,10 +85,12 @@ def learnt_codes(path: Path, lines: list[str]) -> BPE:
         return BPE(codes)
 
 
-def write_opus_tokenizer(folder: Path, codes: Sequence[str] = ("de",)) -> int:
+def write_opus_tokenizer(
+    folder: Path, codes: Sequence[str] = ("de",), sources: list[str] = SOURCES, targets: list[str] = TARGETS
+) -> int:
     """source.spm, target.spm and vocab.json as of OPUS-MT, with the padding last. Returns the vocabulary size."""
     folder.mkdir(parents=True, exist_ok=True)
-    pieces = train_sentencepiece(folder / "source.spm", SOURCES) + train_sentencepiece(folder / "target.spm", TARGETS)
+    pieces = train_sentencepiece(folder / "source.spm", sources) + train_sentencepiece(folder / "target.spm", targets)
     # one piece is left out, so that some text is unknown
     rest = sorted(set(pieces) - {"<s>", "</s>", "<unk>", "▁ball"})
     tokens = ["</s>", "<unk>", *(f">>{code}<<" for code in codes), *rest, "<pad>"]
@@ -130,13 +137,9 @@ def random_ids(lengths: list[int], vocab_size: int, pad: int, seed: int = 0) -> 
 def write_opus_folder(folder: Path, codes: Sequence[str] = ("de",), **fields: Any) -> MarianMTModel:
     """Like an OPUS-MT model on the Hub, but small and with random weights."""
     size = write_opus_tokenizer(folder, codes)
-    small = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 48}
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 8}
     ids = {"pad_token_id": size - 1, "decoder_start_token_id": size - 1, "eos_token_id": 0, "vocab_size": size}
     ids |= {name: fields.pop(name) for name in list(fields) if name in ids}
-    config = MarianConfig(
-        **{**small, **heads, **ids, "activation_function": "swish", "scale_embedding": True, **fields}
-    )
+    config = MarianConfig(**{**SIZES, **ids, "activation_function": "swish", "scale_embedding": True, **fields})
     model = randomise(MarianMTModel(config))
     for stack in (model.model.encoder, model.model.decoder):
         stack.embed_positions.weight.copy_(stack.embed_positions.create_weight())
@@ -179,11 +182,9 @@ def write_fsmt_tokenizer(folder: Path) -> tuple[int, int]:
 def write_fsmt_folder(folder: Path, **fields: Any) -> FSMTForConditionalGeneration:
     """Like facebook/wmt19-en-de, but small and with random weights."""
     source_size, target_size = write_fsmt_tokenizer(folder)
-    small = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 48}
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 8}
     sizes = {"src_vocab_size": source_size, "tgt_vocab_size": target_size}
     search = {"num_beams": 3, "length_penalty": 1.2, "max_length": 15}
-    config = FSMTConfig(**{**small, **heads, **sizes, **search, **fields})
+    config = FSMTConfig(**{**SIZES, **sizes, **search, **fields})
     model = FSMTForConditionalGeneration(config)
     tables = {name: table.clone() for name, table in model.state_dict().items() if "embed_positions" in name}
     randomise(model).load_state_dict(tables, strict=False)
@@ -200,11 +201,9 @@ def write_m2m100_folder(folder: Path, tokenizer: bool = True, **fields: Any) -> 
     (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
     files = str(folder / "vocab.json"), str(folder / "sentencepiece.bpe.model")
     theirs = M2M100Tokenizer(*files, src_lang="en", tgt_lang="de")
-    small = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 48}
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 8}
     model = randomise(
         M2M100ForConditionalGeneration(
-            M2M100Config(**{**small, **heads, **fields}, vocab_size=max(theirs.lang_code_to_id.values()) + 9)
+            M2M100Config(**{**SIZES, **fields}, vocab_size=max(theirs.lang_code_to_id.values()) + 9)
         )
     )
     model.generation_config = GenerationConfig(

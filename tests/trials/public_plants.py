@@ -1,6 +1,6 @@
 """Mistakes of students, as edits of a few characters in the public implementations of `public_transformers`."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.trials.public_transformers import Edit
 
@@ -21,6 +21,11 @@ class Plant(NamedTuple):
 
 def plant(kind: str, file: str, old: str, new: str, where: str = "", count: int = 1) -> Plant:
     return Plant(kind, (Edit(file, old, new, count),), where)
+
+
+def several(kind: str, file: str, *edits: Any, where: str = "") -> Plant:
+    """A mistake of several edits of a file: (old, new) or (old, new, count)."""
+    return Plant(kind, tuple(Edit(file, *edit) for edit in edits), where)
 
 
 ATTENTION_SCALE = "scores have another scale"
@@ -48,6 +53,8 @@ _GORDIC = "models/definitions/transformer_model.py"
 _MHA = "labml_nn/transformers/mha.py"
 _ALADDIN = "transformer_from_scratch.py"
 _BRANDO = "architectures/transformer_decoder.py"
+_TUNZ = "model/transformer.py"
+_LABML = "labml_nn/transformers/models.py"
 
 PLANTS: dict[str, tuple[Plant, ...]] = {
     "hkproj": (
@@ -75,14 +82,13 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         plant(INVERTED, "annotated.py", "(mask == 0", "(mask == 1"),
         plant(CAUSAL, "annotated.py", "diagonal=1)", "diagonal=0)"),
         plant(LAYERS, "annotated.py", "mask)\n        return", "mask)\n            return", "encoder"),
-        Plant(
+        several(
             ORDER,
-            (
-                Edit("annotated.py", "self.self_attn(x, x, x, tgt_mask)", "self.src_attn(x, m, m, visible)"),
-                Edit("annotated.py", "self.src_attn(x, m, m, src_mask)", "self.self_attn(x, x, x, tgt_mask)"),
-                Edit("annotated.py", "m, m, visible)", "m, m, src_mask)"),
-            ),
-            "cross-attention",
+            "annotated.py",
+            ("self.self_attn(x, x, x, tgt_mask)", "self.src_attn(x, m, m, visible)"),
+            ("self.src_attn(x, m, m, src_mask)", "self.self_attn(x, x, x, tgt_mask)"),
+            ("m, m, visible)", "m, m, src_mask)"),
+            where="cross-attention",
         ),
         plant(RESIDUAL, "annotated.py", "self.dropout(sublayer(self.norm(x)))", "self.norm(sublayer(x))"),
         plant(NORM, "annotated.py", "(std + self.eps)", "(std**2 + self.eps)"),
@@ -92,43 +98,36 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         plant(ACTIVATION, "annotated.py", ".relu()", ""),
         plant(ATTENTION_SCALE, "annotated.py", "/ math.sqrt(d_k)", "/ d_k"),
         plant(SOFTMAX, "annotated.py", "p_attn = scores.softmax(dim=-1)", "p_attn = scores.softmax(dim=-3)"),
-        Plant(
+        several(
             SOFTMAX,
-            (
-                Edit("annotated.py", "scores = scores.masked_fill(mask == 0, -1e9)", "pass"),
-                Edit(
-                    "annotated.py", "scores.softmax(dim=-1)", "scores.softmax(dim=-1) * (1 if mask is None else mask)"
-                ),
-            ),
+            "annotated.py",
+            ("scores = scores.masked_fill(mask == 0, -1e9)", "pass"),
+            ("scores.softmax(dim=-1)", "scores.softmax(dim=-1) * (1 if mask is None else mask)"),
         ),
         plant(POSITIONS, "annotated.py", ": x.size(1)", "1 : x.size(1) + 1"),
         plant(BATCH, "annotated.py", "self.pe[:, : x.size(1)]", "self.pe[0, : x.size(0), None]"),
     ),
     "bentrevett": (
         plant(LAYERS, "seq2seq.py", "src = layer(src, src_mask)", "src = layer(src, src_mask); break", "encoder"),
-        Plant(
+        several(
             LAYERS,
+            "seq2seq.py",
             (
-                Edit(
-                    "seq2seq.py",
-                    "for layer in self.layers:\n            src",
-                    "first = src\n        for layer in self.layers:\n            src",
-                ),
-                Edit("seq2seq.py", "layer(src, src_mask)", "layer(first, src_mask)"),
+                "for layer in self.layers:\n            src",
+                "first = src\n        for layer in self.layers:\n            src",
             ),
-            "encoder",
+            ("layer(src, src_mask)", "layer(first, src_mask)"),
+            where="encoder",
         ),
-        Plant(
+        several(
             LAYERS,
+            "seq2seq.py",
             (
-                Edit(
-                    "seq2seq.py",
-                    "for layer in self.layers:\n            trg",
-                    "first = trg\n        for layer in self.layers:\n            trg",
-                ),
-                Edit("seq2seq.py", "layer(trg, enc_src", "layer(first, enc_src"),
+                "for layer in self.layers:\n            trg",
+                "first = trg\n        for layer in self.layers:\n            trg",
             ),
-            "decoder",
+            ("layer(trg, enc_src", "layer(first, enc_src"),
+            where="decoder",
         ),
         plant(INVERTED, "seq2seq.py", "mask == 0", "mask == 1"),
         plant(EMBEDDING_SCALE, "seq2seq.py", "(src) * self.scale", "(src)", "encoder"),
@@ -148,12 +147,11 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         plant(CAUSAL, "models/model/transformer.py", " & trg_sub_mask", ""),
         plant(CAUSAL, "models/model/transformer.py", "(trg_len, trg_len))", "(trg_len, trg_len), 1)"),
         plant(PADDING, "models/blocks/decoder_layer.py", "mask=src_mask", "mask=None", "cross-attention"),
-        Plant(
+        several(
             POSITIONS,
-            (
-                Edit("models/embedding/positional_encoding.py", "torch.sin(", "torch.cos("),
-                Edit("models/embedding/positional_encoding.py", "torch.cos(", "torch.sin(", -1),
-            ),
+            "models/embedding/positional_encoding.py",
+            ("torch.sin(", "torch.cos("),
+            ("torch.cos(", "torch.sin(", -1),
         ),
     ),
     "SamLynnEvans": (
@@ -164,12 +162,11 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         plant(SHARED, "Layers.py", "attn_2(x2", "attn_1(x2", "cross-attention"),
         plant(RESIDUAL, "Layers.py", "x + self.dropout_2", "x2 + self.dropout_2", "encoder"),
         plant(EMBEDDING_SCALE, "Embed.py", "x = x * math.sqrt(self.d_model)", ""),
-        Plant(
+        several(
             POSITIONS,
-            (
-                Edit("Embed.py", "x = x * math.sqrt(self.d_model)", ""),
-                Edit("Embed.py", "x + pe", "(x + pe) * math.sqrt(self.d_model)"),
-            ),
+            "Embed.py",
+            ("x = x * math.sqrt(self.d_model)", ""),
+            ("x + pe", "(x + pe) * math.sqrt(self.d_model)"),
         ),
     ),
     "devjwsong": (
@@ -221,13 +218,11 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         plant(ATTENTION_SCALE, "models.py", "np.sqrt(self.d_head)", "self.d_head"),
     ),
     "tunz": (
-        plant(ATTENTION_SCALE, "model/transformer.py", "q.mul_(self.scale)", "pass"),
-        plant(MASK_VALUE, "model/transformer.py", "-1e9", "0.0"),
-        plant(EMBEDDING_SCALE, "model/transformer.py", "input_embedded *= self.emb_scale", "pass", "encoder"),
-        plant(
-            SHARED, "model/transformer.py", "self.enc_dec_attention_norm(x)", "self.self_attention_norm(x)", "decoder"
-        ),
-        plant(LAYERS, "model/transformer.py", "enumerate(self.layers)", "enumerate(self.layers[:-1])", "decoder"),
+        plant(ATTENTION_SCALE, _TUNZ, "q.mul_(self.scale)", "pass"),
+        plant(MASK_VALUE, _TUNZ, "-1e9", "0.0"),
+        plant(EMBEDDING_SCALE, _TUNZ, "input_embedded *= self.emb_scale", "pass", "encoder"),
+        plant(SHARED, _TUNZ, "self.enc_dec_attention_norm(x)", "self.self_attention_norm(x)", "decoder"),
+        plant(LAYERS, _TUNZ, "enumerate(self.layers)", "enumerate(self.layers[:-1])", "decoder"),
     ),
     "graykode": (
         plant(POSITIONS, "Transformer.py", "np.sin(", "np.cos("),
@@ -245,13 +240,12 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
             "(trg_token_ids)",
             "decoder",
         ),
-        Plant(
+        several(
             MEMORY,
-            (
-                Edit(_BRANDO, "(encoder_output)", "(mha_layer_1_out)", 2),
-                Edit(_BRANDO, "v_2, src_mask)", "v_2, trg_mask)"),
-            ),
-            "cross-attention",
+            _BRANDO,
+            ("(encoder_output)", "(mha_layer_1_out)", 2),
+            ("v_2, src_mask)", "v_2, trg_mask)"),
+            where="cross-attention",
         ),
         plant(MEMORY, _BRANDO, "k_2 = self.W_k_2(encoder_output)", "k_2 = self.W_k_2(mha_layer_1_out)"),
         plant(
@@ -267,14 +261,14 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         plant(INVERTED, _MHA, "mask == 0", "mask == 1"),
         plant(
             RESIDUAL,
-            "labml_nn/transformers/models.py",
+            _LABML,
             "x + self.dropout(attn_src)",
             "self.dropout(attn_src)",
             "cross-attention",
         ),
         plant(ATTENTION_SCALE, _MHA, "scores *= self.scale", "pass"),
         plant(CAUSAL, "labml_nn/transformers/utils.py", "torch.tril(", "torch.triu("),
-        plant(FINAL_NORM, "labml_nn/transformers/models.py", "return self.norm(x)", "return x", "encoder"),
+        plant(FINAL_NORM, _LABML, "return self.norm(x)", "return x", "encoder"),
     ),
     "d2l-ai": (
         plant(CACHE, "chapter.py", "(state[2][self.i], X)", "(X, X)"),
@@ -312,7 +306,7 @@ HARMLESS: dict[str, tuple[Plant, ...]] = {
     "tunz": (
         plant(
             "the caller shifts the target",
-            "model/transformer.py",
+            _TUNZ,
             "target_embedded = F.pad(target_embedded, (0, 0, 1, 0))",
             "target_embedded = self.t_vocab_embedding(targets)",
         ),

@@ -28,7 +28,7 @@ class Cut(NamedTuple):
     """A file of some definitions alone, out of a Python file, a notebook or a page of Markdown."""
 
     path: str
-    names: Collection[str]
+    names: str  # separated by white space
     header: str = HEADER
 
 
@@ -85,7 +85,7 @@ def write(implementation: Implementation, checkout: Path, folder: Path, edits: C
         for path in paths:
             _write(folder / path.relative_to(root), path.read_text("utf-8"))
     for name, cuts in implementation.cuts.items():
-        bodies = [_definitions(checkout / cut.path, cut.names) for cut in cuts]
+        bodies = [_definitions(checkout / cut.path, cut.names.split()) for cut in cuts]
         _write(folder / name, "\n\n".join([cuts[0].header, *bodies]))
     for name, text in implementation.stubs.items():
         _write(folder / name, text)
@@ -172,24 +172,11 @@ class Mine(nn.Module):
             "annotated.py": (
                 Cut(
                     "the_annotated_transformer.py",
-                    [
-                        "EncoderDecoder",
-                        "Generator",
-                        "clones",
-                        "Encoder",
-                        "LayerNorm",
-                        "SublayerConnection",
-                        "EncoderLayer",
-                        "Decoder",
-                        "DecoderLayer",
-                        "subsequent_mask",
-                        "attention",
-                        "MultiHeadedAttention",
-                        "PositionwiseFeedForward",
-                        "Embeddings",
-                        "PositionalEncoding",
-                        "make_model",
-                    ],
+                    """
+                    EncoderDecoder Generator clones Encoder LayerNorm SublayerConnection EncoderLayer Decoder
+                    DecoderLayer subsequent_mask attention MultiHeadedAttention PositionwiseFeedForward Embeddings
+                    PositionalEncoding make_model
+                    """,
                     HEADER + "from torch.nn.functional import log_softmax\n",
                 ),
             )
@@ -210,15 +197,10 @@ def Mine(src_vocab, tgt_vocab, d_model, d_ff, h, N):
             "seq2seq.py": (
                 Cut(
                     "legacy/6 - Attention is All You Need.ipynb",
-                    [
-                        "Encoder",
-                        "EncoderLayer",
-                        "MultiHeadAttentionLayer",
-                        "PositionwiseFeedforwardLayer",
-                        "Decoder",
-                        "DecoderLayer",
-                        "Seq2Seq",
-                    ],
+                    """
+                    Encoder EncoderLayer MultiHeadAttentionLayer PositionwiseFeedforwardLayer Decoder DecoderLayer
+                    Seq2Seq
+                    """,
                 ),
             )
         },
@@ -398,7 +380,7 @@ class Mine(nn.Module):
         return self.model.generator(output).transpose(0, 1)
 """,
         files=("labml_nn/transformers/*.py",),
-        cuts={"labml_nn/utils/__init__.py": (Cut("labml_nn/utils/__init__.py", ["clone_module_list"]),)},
+        cuts={"labml_nn/utils/__init__.py": (Cut("labml_nn/utils/__init__.py", "clone_module_list"),)},
         stubs={
             "labml_nn/__init__.py": "",
             "labml_nn/transformers/__init__.py": "",
@@ -428,23 +410,17 @@ class Mine(nn.Module):
             "chapter.py": (
                 Cut(
                     "d2l/torch.py",
-                    [
-                        "masked_softmax",
-                        "DotProductAttention",
-                        "MultiHeadAttention",
-                        "PositionalEncoding",
-                        "PositionWiseFFN",
-                        "AddNorm",
-                        "TransformerEncoderBlock",
-                        "TransformerEncoder",
-                    ],
+                    """
+                    masked_softmax DotProductAttention MultiHeadAttention PositionalEncoding PositionWiseFFN AddNorm
+                    TransformerEncoderBlock TransformerEncoder
+                    """,
                     HEADER
                     + "d2l = sys.modules[__name__]\nModule = Encoder = AttentionDecoder = nn.Module\n"
                     + "zeros = torch.zeros\narange = torch.arange\n",
                 ),
                 Cut(
                     "chapter_attention-mechanisms-and-transformers/transformer.md",
-                    ("TransformerDecoderBlock", "TransformerDecoder"),
+                    "TransformerDecoderBlock TransformerDecoder",
                 ),
             )
         },

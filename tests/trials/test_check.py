@@ -47,7 +47,7 @@ def test_definitions_are_cut_from_notebooks_and_pages(tmp_path: Path) -> None:
         "HEAD",
         "from both import A as Mine\n",
         files=(),
-        cuts={"both.py": (Cut("a.ipynb", ["A"], "import torch\n"), Cut("c.md", ["C"]))},
+        cuts={"both.py": (Cut("a.ipynb", "A", "import torch\n"), Cut("c.md", "C"))},
     )
     public_transformers.write(implementation, tmp_path, tmp_path / "out", ())
     text = (tmp_path / "out" / "both.py").read_text()
