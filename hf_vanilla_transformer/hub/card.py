@@ -260,7 +260,6 @@ def _examples(rows: Sequence[Sequence[str]], answer: str) -> str | None:
 
 _BUILT_IN = "number words made by num2words"
 _PARTS = {
-    "train": "max_train_samples",
     "validation": "max_eval_samples",
     "test": "max_test_samples",
 }

@@ -1,7 +1,6 @@
 """A wrong value of an argument is refused at once, not in the middle of training."""
 
 import importlib.util
-import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from transformers.integrations import get_available_reporting_integrations
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..evaluation.metric_names import LOWER_IS_BETTER, TITLES
 from ..utils.errors import UserError, did_you_mean, missing_extra
+from ..utils.number_ranges import check_ranges
 
 _AT_LEAST_1 = (
     "max_tokens_per_batch",
@@ -29,16 +29,6 @@ _AT_LEAST_1 = (
     "test_num_beams",
     "early_stopping_patience",
     "ddp_timeout",
-    "numbers_size",
-    "max_source_length",
-    "max_target_length",
-    "min_frequency",
-    "sampling_temperature",
-    "max_train_samples",
-    "max_eval_samples",
-    "max_eval_length",
-    "max_test_samples",
-    "held_out_pairs",
 )
 _AT_LEAST_0 = (
     "learning_rate",
@@ -78,7 +68,6 @@ _AT_MOST = {
     "test_num_beams": 1000,
     "dataloader_num_workers": 1000,
     "dataloader_prefetch_factor": 1000,
-    "numbers_size": 10**8,
     "seed": 2**32 - 1,  # NumPy's
     "data_seed": 2**32 - 1,
 }
@@ -86,28 +75,17 @@ _AT_MOST = {
 _OF_TRAINER = "loss", "perplexity", "gen_len"
 
 
-def check_ranges(arguments: object) -> None:
-    """Refuse numbers out of their range. Missing fields and None are not checked."""
-    for names, allowed, text in (
-        (_AT_LEAST_1, lambda number: number >= 1, "must be at least 1"),
-        (_AT_LEAST_0, lambda number: number >= 0, "must be at least 0"),
-        (_ABOVE_0, lambda number: number > 0, "must be above 0"),
-        (_SHARES, lambda number: 0 <= number < 1, "must be at least 0 and below 1"),
-        (_FINITE, lambda number: True, "must be a finite number"),
-    ):
-        for name in names:
-            value = getattr(arguments, name, None)
-            # Not a number is neither above nor below anything.
-            if isinstance(value, int | float) and not (math.isfinite(value) and allowed(value)):
-                raise UserError(f"{name}: {text}, not {value}")
-    for name, most in _AT_MOST.items():
-        if (getattr(arguments, name, None) or 0) > most:
-            raise UserError(f"{name}: must be at most {most:,}, not {getattr(arguments, name):,}")
-
-
 def check_training_arguments(arguments: TrainingArguments) -> None:
     """Refuse training arguments that train nothing, or that need a package that is not installed."""
-    check_ranges(arguments)
+    check_ranges(
+        arguments,
+        at_least_1=_AT_LEAST_1,
+        at_least_0=_AT_LEAST_0,
+        above_0=_ABOVE_0,
+        shares=_SHARES,
+        finite=_FINITE,
+        at_most=_AT_MOST,
+    )
     if arguments.max_steps == 0 or arguments.max_steps < -1:
         raise UserError(
             f"max_steps: {arguments.max_steps}: give a number of updates, or -1 to train num_train_epochs"

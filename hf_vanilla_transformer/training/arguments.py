@@ -13,9 +13,7 @@ from transformers import (
 from transformers.hf_argparser import HfArg
 
 from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
-from ..data.augmentation import parse_augment
-from ..data.directions import parse_directions
-from ..data.token_kinds import TASKS, check_tokens, task_of
+from ..data.arguments import DataArguments, optional_argument, run_task
 from ..evaluation.metric_names import (
     DEFAULT,
     LOWER_IS_BETTER,
@@ -24,15 +22,10 @@ from ..evaluation.metric_names import (
 )
 from ..utils.errors import UserError
 from ..utils.normalization import import_normalizer
-from .argument_checks import check_ranges, check_run_arguments, check_training_arguments
+from .argument_checks import check_run_arguments, check_training_arguments
 
 #: The arguments of a whole run.
 ParsedArguments: TypeAlias = "tuple[ModelArguments, DataArguments, RunArguments]"
-
-
-# A type checker reads `dataclasses.field` the same way: its result goes with any annotation.
-def _optional(help: str) -> Any:
-    return HfArg(default=None, help=help)
 
 
 def _of_config(name: str) -> Any:
@@ -75,131 +68,7 @@ class ModelArguments:
     tie_word_embeddings: bool | None = _of_config("tie_word_embeddings")
     label_smoothing: float | None = _of_config("label_smoothing")
     attention_kernels: str | None = _of_config("attention_kernels")
-    preset: str | None = _optional(f"A row of Table 3 to start from: {', '.join(PRESETS)}")
-
-
-@dataclass
-class DataArguments:
-    """Where the sentence pairs come from, and how they are tokenized."""
-
-    source_lang: str | None = _optional("Source language, such as en")
-    target_lang: str | None = _optional("Target language, such as de")
-    directions: list[str] | None = _optional(
-        "Train one model of several directions: en-de en-fr de-en. Each reads its pairs from all inputs, by the "
-        "suffixes or columns of its languages or the columns source_lang and target_lang, or from the inputs after "
-        "its mark: en-de=news.tsv en-fr=talks.fr.tsv"
-    )
-    language_token: str = HfArg(
-        default="source",
-        help="Where the token of the target language stands: source (>>de<<, as in OPUS-MT) or target (the first "
-        "token of a translation, as in M2M-100)",
-    )
-    add_languages: list[str] | None = _optional(
-        "Fine-tuning: the languages whose embeddings new ones of directions start with: pcm_Latn=eng_Latn"
-    )
-    sampling_temperature: float = HfArg(
-        default=5.0,
-        help="T of the directions' share of the training pairs, in proportion to (their number)^(1/T) "
-        "(Arivazhagan et al. 2019)",
-    )
-    train: list[str] | None = _optional(
-        "Text to train on: two plain-text files, source first (train.en train.de); a TSV, CSV, JSON lines, Parquet, "
-        "TMX or XLIFF file; a prefix (data/train: data/train.en, data/train.de); a folder of distil; numbers, the "
-        "built-in corpus; or a dataset on the Hub (user/name or user/name:configuration). Several are mixed"
-    )
-    validation: list[str] | None = _optional(
-        "The same, for evaluation during training and to select a checkpoint"
-    )
-    test: list[str] | None = _optional("The same, scored once after training")
-    base_test: list[str] | None = _optional(
-        "Fine-tuning: a test set of the base model's text, scored before and after, so that forgetting is seen"
-    )
-    train_weights: list[int] | None = _optional(
-        "How often each pair of each input occurs in an epoch"
-    )
-    source_column: str | None = _optional("Column of the source sentences")
-    target_column: str | None = _optional("Column of the target sentences")
-    numbers_size: int = HfArg(
-        default=20_000, help="Training pairs of the built-in corpus, number words of num2words"
-    )
-    max_source_length: int | None = HfArg(
-        default=256, help="Drop (and report) training pairs with more source tokens"
-    )
-    max_target_length: int | None = HfArg(default=256, help="The same for target tokens")
-    held_out_pairs: int | None = _optional(
-        "Without validation data: validate on this many pairs of the training data (at most a tenth), drawn by seed"
-    )
-    max_train_samples: int | None = _optional("Train on the first N pairs only")
-    max_eval_length: int | None = HfArg(
-        default=1024,
-        help="Leave out (and report) validation and test pairs with more tokens on a side: the memory of a "
-        "batch grows with its longest pair",
-    )
-    max_eval_samples: int | None = _optional("Validate on the first N pairs only")
-    max_test_samples: int | None = _optional("Score the first N pairs of the test sets only")
-    tokenizer_name: str | None = _optional(
-        "A folder with a tokenizer, and optionally target_tokenizer/ in it"
-    )
-    tokens: str = HfArg(
-        default="bpe",
-        help="The tokens of both sides: bpe or sentencepiece for languages; chars, bytes, words (as white space "
-        "separates them), smiles, or a regular expression, for other sequences",
-    )
-    source_tokens: str | None = _optional("The tokens of the source, if they differ")
-    target_tokens: str | None = _optional("The tokens of the target, if they differ")
-    task: str | None = _optional(
-        "language or sequence (default: as the tokens suggest): a sequence is not normalised, and its scores and card "
-        "are not about languages"
-    )
-    rewrite: str | None = _optional(
-        "Train on other spellings of each pair, drawn anew in every epoch, by a function (source, target, random "
-        "numbers) -> (source, target): MODULE:FUNCTION"
-    )
-    separate_vocabularies: bool = HfArg(
-        default=False, help="Train one tokenizer per language, not a joint one"
-    )
-    min_frequency: int = HfArg(default=2, help="How often a pair must occur to become a BPE merge")
-    lowercase: bool = HfArg(default=False, help="Lower-case all text")
-    source_lowercase: bool = HfArg(
-        default=False, help="Lower-case the source alone. Each side then has a tokenizer of its own"
-    )
-    bidirectional: bool = HfArg(
-        default=False,
-        help="Train on each pair in both directions (the first stage of Bi-SimCut, Gao et al. 2022)",
-    )
-    augment: list[str] | None = _optional(
-        "Perturb random training pairs, with a probability for each kind: upper=0.05 title=0.05 typos=0.12 "
-        "end_punctuation=0.08 merge=0.05 copy=0.02 noise=0.01"
-    )
-    metrics: list[str] | None = _optional(
-        "The scores of evaluations: bleu, chrf, chrf++, ter, exact_match, token_error_rate, character_error_rate, "
-        "sequence_error_rate, MODULE:FUNCTION, or what evaluate.load finds, a folder or a name on the Hub (default: "
-        "bleu chrf; of sequences that are no language character_error_rate; always exact_match)"
-    )
-    normalize: str | None = _optional(
-        "A function that brings translations and references to one form before they are scored, and returns None for "
-        "invalid ones: MODULE:FUNCTION"
-    )
-    bleu_tokenize: str | None = _optional(
-        "sacreBLEU's tokenizer: 13a, none, intl, zh …; None: the one that fits the script of the target"
-    )
-    bleu_lowercase: bool = HfArg(default=False, help="Case-insensitive scores")
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        parse_augment(self.augment or [])
-        parse_directions(self.directions or [])
-        for field_name in ("tokens", "source_tokens", "target_tokens"):
-            if value := getattr(self, field_name):
-                check_tokens(value, field_name)
-        if self.task not in (None, *TASKS):
-            raise UserError(f"task: {self.task!r}: choose from {', '.join(TASKS)}")
-        if self.language_token not in ("source", "target"):
-            raise UserError(f"language_token: {self.language_token} is neither source nor target")
-        taken = ("source_lang", "target_lang", "train_weights", "bidirectional")
-        for name in taken if self.directions else ():
-            if value := getattr(self, name):
-                raise UserError(f"{name}: {value}: leave it out, it does not go with directions")
+    preset: str | None = optional_argument(f"A row of Table 3 to start from: {', '.join(PRESETS)}")
 
 
 @dataclass
@@ -210,18 +79,18 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         ValueError: a number below 1, or settings in batches or sentences together with settings in tokens.
     """
 
-    max_tokens_per_batch: int | None = _optional(
+    max_tokens_per_batch: int | None = optional_argument(
         "Batches of at most this many source tokens and this many target tokens, padding included, on "
         "each device; replaces per_device_train_batch_size"
     )
-    tokens_per_update: int | None = _optional(
+    tokens_per_update: int | None = optional_argument(
         "Target tokens per update, about, over all batches and ranks (§5.1: 25000); None: one batch per device"
     )
-    pack: bool | None = _optional(
+    pack: bool | None = optional_argument(
         "Pack several pairs into each row of a token batch, so that all batches have one shape and little padding; "
         "default: on a GPU"
     )
-    torch_compile: bool | None = _optional(
+    torch_compile: bool | None = optional_argument(
         "Compile the update of packed rows as one graph; without packed rows, the model by torch.compile; default: "
         "packed rows on a GPU"
     )
@@ -232,7 +101,7 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         default=0,
         help="Updates with the plain loss, which take half the time or less, before SimCut starts",
     )
-    teacher: list[str] | None = _optional(
+    teacher: list[str] | None = optional_argument(
         "Word-level distillation: folder of a model with the same vocabularies to learn from; several form an ensemble"
     )
     teacher_weight: float = HfArg(
@@ -315,37 +184,37 @@ class RunArguments(VanillaTransformerTrainingArguments):
     """`VanillaTransformerTrainingArguments` with the paper's optimizer and schedule (§5.3) as defaults, and the
     arguments of a whole run (`run_training`)."""
 
-    model_name_or_path: str | None = _optional(
+    model_name_or_path: str | None = optional_argument(
         "Fine-tune this model: a model folder, a folder of a MarianMTModel (OPUS-MT), or a name on the Hub"
     )
-    model_class: str | None = _optional(
+    model_class: str | None = optional_argument(
         "Train this subclass of VanillaTransformerForConditionalGeneration: MODULE:CLASS (gated:GatedTranslator)"
     )
     lora_r: int = HfArg(
         default=0,
         help="Fine-tune with LoRA adapters of this rank, such as 16; 0 trains all weights",
     )
-    lora_alpha: int | None = _optional("Scale α of the adapters (default: 2 · lora_r)")
+    lora_alpha: int | None = optional_argument("Scale α of the adapters (default: 2 · lora_r)")
     lora_dropout: float = HfArg(default=0.0, help="Dropout before the adapters")
-    lora_target_modules: list[str] | None = _optional(
+    lora_target_modules: list[str] | None = optional_argument(
         "Modules with adapters (default: all projections of the layers)"
     )
     trust_remote_code: bool = HfArg(
         default=False,
         help="Run the code that the folder of model_name_or_path or of a teacher contains",
     )
-    learning_rate: float | None = _optional(
+    learning_rate: float | None = optional_argument(
         "Peak learning rate; default: the paper's d_model^-0.5 · warmup_steps^-0.5, for fine-tuning its value after "
         "200,000 updates, d_model^-0.5 · 200000^-0.5"
     )
     # None until `__post_init__`: the defaults depend on whether weights are fresh.
-    lr_scheduler_type: str = _optional(
+    lr_scheduler_type: str = optional_argument(
         "Learning rate schedule (default: inverse_sqrt, §5.3, for fine-tuning linear)"
     )
-    warmup_steps: float = _optional(
+    warmup_steps: float = optional_argument(
         "Steps of linear warm-up, below 1 a share of all; default: 4000 (§5.3), for fine-tuning 0.05"
     )
-    logging_steps: float = _optional(
+    logging_steps: float = optional_argument(
         "Updates between two printed lines, below 1 a share of all; default: 500, for fine-tuning 0.05"
     )
     adam_beta2: float = HfArg(default=0.98, help="β2 of Adam (§5.3)")
@@ -357,31 +226,33 @@ class RunArguments(VanillaTransformerTrainingArguments):
     report_to: None | str | list[str] = HfArg(
         default="none", help="Where to log: none, tensorboard …"
     )
-    metric_for_best_model: str | None = _optional(
+    metric_for_best_model: str | None = optional_argument(
         "The metric that selects the best checkpoint (default: the first of metrics)"
     )
-    greater_is_better: bool | None = _optional(
+    greater_is_better: bool | None = optional_argument(
         "Whether a greater metric_for_best_model is better (default: as the metric is)"
     )
-    ddp_find_unused_parameters: bool | None = _optional(
+    ddp_find_unused_parameters: bool | None = optional_argument(
         "Whether DDP searches for unused parameters, and thereby keeps the order of its sums, so that a resumed run "
         "has the same bits; default: with more than two processes"
     )
     auto_bf16: bool = HfArg(
         default=False, help="Train in bf16 if a few timed steps are faster than in float32"
     )
-    early_stopping_patience: int | None = _optional(
+    early_stopping_patience: int | None = optional_argument(
         "Stop after this many evaluations without improvement"
     )
-    max_minutes: float | None = _optional("Stop training after this many minutes")
+    max_minutes: float | None = optional_argument("Stop training after this many minutes")
     average_last: int = HfArg(
         default=0,
         help="Average the last N checkpoints (§6.1), if that scores higher, or without validation data",
     )
-    test_num_beams: int | None = _optional(
+    test_num_beams: int | None = optional_argument(
         "Beams for the test split and in the saved generation_config.json"
     )
-    test_length_penalty: float | None = _optional("Exponent α of the length penalty, likewise")
+    test_length_penalty: float | None = optional_argument(
+        "Exponent α of the length penalty, likewise"
+    )
     #: by the largest number of training pairs
     choices: dict[int, Choice] = field(init=False, default_factory=dict)
     #: names of the fields of model, data and run that a recipe or a flag gives
@@ -425,22 +296,6 @@ def model_config(
     } | overrides
     preset = chosen.pop("preset", None)
     return config_class.from_preset(preset, **chosen) if preset else config_class(**chosen)
-
-
-def side_tokens(data_args: DataArguments) -> tuple[str, str]:
-    """The tokens of source and target, as `--tokens` names them."""
-    return data_args.source_tokens or data_args.tokens, data_args.target_tokens or data_args.tokens
-
-
-def has_two_tokenizers(data_args: DataArguments) -> bool:
-    """Return whether a run trains a tokenizer for each side, not a joint one."""
-    source, target = side_tokens(data_args)
-    return data_args.separate_vocabularies or data_args.source_lowercase or source != target
-
-
-def run_task(data_args: DataArguments) -> str:
-    """The `task` of a run, "language" or "sequence"."""
-    return data_args.task or task_of(*side_tokens(data_args))
 
 
 def score_options(data_args: DataArguments) -> ScoreOptions:

@@ -9,13 +9,11 @@ from typing import Any
 from ..data.tokenizer_files import tokenizer_digest
 from .adapters import adapter_settings
 from .arguments import RunArguments
-from .corpus import Corpus
 from .fingerprint import TOKENIZER, content_of, source_digest
 from .run_state import Run
 
 # Data arguments that determine the pairs and batches.
 _OF_DATA = (
-    "max_train_samples",
     "max_source_length",
     "max_target_length",
     "augment",
@@ -99,8 +97,7 @@ def _score_facts(run: Run) -> dict[str, object]:
 
 
 def _digest_of_split(run: Run, split: str) -> str | None:
-    corpus: Corpus = run.corpus
-    pairs = corpus.pairs.get(split)
+    pairs = run.corpus.pairs.get(split)
     if pairs is None:
         return None
-    return f"{len(pairs):,} pairs with digest {corpus.fingerprint(split)[:16]}"
+    return f"{len(pairs):,} pairs with digest {run.corpus.fingerprint(split)[:16]}"

@@ -10,6 +10,7 @@ from transformers import GenerationConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..data import load_tokenizers
+from ..data.corpus_tokenizers import Tokenizers
 from ..data.directions import parse_directions
 from ..data.vocabulary import extend_languages
 from ..evaluation.trainer_metrics import score_test_split
@@ -23,7 +24,6 @@ from ..utils.errors import UserError
 from ..utils.untrusted import read_json_object
 from .arguments import DataArguments, ModelArguments, RunArguments, score_options, set_decoding
 from .checkpoints import SCORES_BEFORE
-from .corpus_tokenizers import Tokenizers
 from .distributed import is_main_rank, print_main
 from .facts import SCORED, split_fact
 from .fingerprint import REGULARISATION, read_run_state

@@ -20,6 +20,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from ..data import save_tokenizers
+from ..data.corpus import SPLITS, split_inputs
+from ..data.corpus_tokenizers import Tokenizers
 from ..data.mixtures import PART
 from ..data.token_kinds import tokenizer_task
 from ..evaluation.metric_names import DEFAULT, LOWER_IS_BETTER, ScoreOptions, title_of
@@ -42,10 +44,9 @@ from .checkpoints import (
     resume_hint,
     staged,
 )
-from .corpus import SPLITS, run_languages, split_inputs
-from .corpus_tokenizers import Tokenizers
 from .distributed import is_main_rank, original_class, print_main
 from .facts import SCORED
+from .languages import run_languages
 from .log_metrics import perplexities
 from .run_state import Run
 from .trainer import VanillaTransformerTrainer

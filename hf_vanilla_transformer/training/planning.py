@@ -13,6 +13,7 @@ from transformers import (
     get_scheduler,
 )
 
+from ..data.corpus import Corpus
 from ..utils.system_info import counted
 from .argument_checks import refused_as_one_line
 from .arguments import (
@@ -22,7 +23,6 @@ from .arguments import (
     RunArguments,
 )
 from .callbacks import StopWithCheckpoint
-from .corpus import Corpus
 from .distributed import broadcast_from_main, has_other_ranks, print_main
 from .fingerprint import CHOICE, UPDATES, read_run_state
 from .trainer import VanillaTransformerTrainer
@@ -57,10 +57,9 @@ def choose_by_pairs(
         choice = args.choices[limit]
         model_args, data_args, args = choice.arguments
         facts[CHOICE] = limit
+        why = f": {choice.why}" if choice.why else ""
         number = counted(pairs, "training pair")
-        print_main(
-            f"{number}: the recipe's fields for up to {limit:,}{f': {choice.why}' if choice.why else ''}"
-        )
+        print_main(f"{number}: the recipe's fields for up to {limit:,}{why}")
         print_main("  " + " ".join(f"{name}={value}" for name, value in choice.fields.items()))
     if UPDATES in kept and args.max_steps < 0:
         facts[UPDATES] = args.max_steps = kept[UPDATES]

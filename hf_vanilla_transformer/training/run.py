@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 from datasets import config as datasets_config
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -14,11 +15,21 @@ from transformers import (
 )
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data.batching import pair_lengths
+from ..data.corpus import load_corpus
+from ..data.corpus_encoding import encode_corpus
+from ..data.corpus_tokenizers import (
+    Tokenizers,
+    choose_tokenizers,
+    loaded_tokenizers,
+    match_case,
+    take_task,
+)
 from ..data.token_kinds import set_task, tokenizer_task
 from ..evaluation.metrics import make_metrics, score_names
 from ..evaluation.trainer_metrics import translation_metrics
 from ..hub.publishing import destination, publish_run
-from ..inference.languages import name_languages
+from ..inference.languages import model_languages, name_languages
 from ..inference.loading import import_class, trust_code
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.atomic_write import report_full_disk
@@ -37,15 +48,6 @@ from .arguments import (
 )
 from .callbacks import FitThreads, ReleaseFreeMemory, StopWithCheckpoint
 from .checkpoints import find_checkpoint, one_run_at_a_time, report_failed_save, resume_hint
-from .corpus import load_corpus, run_languages
-from .corpus_encoding import check_positions, encode_corpus
-from .corpus_tokenizers import (
-    Tokenizers,
-    choose_tokenizers,
-    loaded_tokenizers,
-    match_case,
-    take_task,
-)
 from .distributed import (
     StopSignals,
     broadcast_from_main,
@@ -67,6 +69,7 @@ from .fine_tuning import (
     score_before,
 )
 from .fingerprint import REMEDY, read_run_state, require_same
+from .languages import run_languages
 from .planning import PlanUpdates, check_schedule, choose_by_pairs
 from .precision import resolve_precision
 from .report import duration, show_progress
@@ -103,7 +106,6 @@ def run_training(
             set_seed(args.seed)
             with report_full_disk(datasets_config.HF_DATASETS_CACHE):
                 run = load_run(model_args, data_args, args, checkpoint)
-            data_args = run.data_args
             args = run.args
             print_main(f"model: {run.model.num_parameters():,} parameters")
             published = destination(args)
@@ -111,7 +113,7 @@ def run_training(
             check_positions(run)
             _record_length(run)
             trainer, stop = make_trainer(run, signals)
-            for line in unread_settings(run.model_args, data_args, args):
+            for line in unread_settings(run.model_args, run.data_args, args):
                 print_main(line)
             show_progress(trainer, stop, run.corpus.pairs.get("validation"), run.tokenizers[1])
         before: dict[str, object] = {}
@@ -142,8 +144,10 @@ def load_run(
     fine_tuned = args.model_name_or_path is not None
     loaded = base.tokenizers if base is not None else loaded_tokenizers(data_args, checkpoint)
     take_task(data_args, loaded)
+    base_name = args.model_name_or_path
+    languages = None if base_name is None else model_languages(base_name)
     with args.main_process_first(desc="reading"):  # the other ranks read the cache
-        corpus = load_corpus(data_args, args)
+        corpus = load_corpus(data_args, args.seed, languages, print_main)
     model_args, data_args, args, chosen = choose_by_pairs(
         (model_args, data_args, args), corpus, checkpoint
     )
@@ -152,16 +156,17 @@ def load_run(
         prepare_model(base, model_args, data_args)
         tokenizers = base.tokenizers
     else:
+        vocab_size = model_args.vocab_size or VanillaTransformerConfig.vocab_size
         tokenizers = broadcast_from_main(
-            lambda: choose_tokenizers(corpus, model_args, data_args, checkpoint)
+            lambda: choose_tokenizers(corpus, vocab_size, data_args, checkpoint, print_main)
         )
     if data_args.task is not None:
         set_task(tokenizers, data_args.task, new=not fine_tuned)
-    match_case(tokenizers, data_args)
+    match_case(tokenizers, data_args, print_main)
     if tokenizer_task(*tokenizers) == "language":
         name_languages(tokenizers, run_languages(data_args, args))
     with args.main_process_first(desc="encoding"):
-        encoded, encoding = encode_corpus(corpus, tokenizers, data_args, args.seed)
+        encoded, encoding = encode_corpus(corpus, tokenizers, data_args, args.seed, print_main)
     if base is not None:
         model = base.model
     elif fine_tuned and checkpoint is not None:
@@ -204,6 +209,31 @@ def _load_base(
                 trust_code(Path(trusted))
     base = load_base_model(str(args.model_name_or_path), model_class) if starts else None
     return base, model_class, facts
+
+
+def check_positions(run: Run) -> None:
+    """Refuse sentences that learned positions cannot represent. Sinusoids have no end."""
+    config = run.model.config
+    data_args = run.data_args
+    encoded = run.encoded
+    limit = config.max_position_embeddings
+    if config.position_encoding_type != "learned":
+        return
+    remedy = f"the learned positions end at max_position_embeddings={limit}"
+    for name in ("max_source_length", "max_target_length"):
+        value = getattr(data_args, name)
+        if value is None or value > limit:
+            raise UserError(
+                f"{name}: {value}: {remedy}; set it to at most {limit}, or more positions"
+            )
+    if "validation" in encoded:
+        data = encoded["validation"]
+        longest = np.maximum(*pair_lengths(data))
+        lines = [data[int(row)]["line"] for row in np.flatnonzero(longest > limit)[:5]]
+        if lines:
+            raise UserError(
+                f"validation data: the lines {', '.join(map(str, lines))} have up to {longest.max()} tokens: {remedy}"
+            )
 
 
 def _record_length(run: Run) -> None:

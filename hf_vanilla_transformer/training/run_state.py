@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from ..data import EncodingReport
+from ..data.corpus import Corpus
+from ..data.corpus_tokenizers import Tokenizers
 from ..data.mixtures import PART
 from ..evaluation.metrics import Groups
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .arguments import DataArguments, ModelArguments, RunArguments
-from .corpus import Corpus
-from .corpus_tokenizers import Tokenizers
 
 
 @dataclass

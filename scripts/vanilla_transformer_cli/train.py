@@ -37,7 +37,7 @@ COMMON_FIELDS: dict[str, dict[str, tuple[str, str]]] = {
             "NAME=P",
             "perturb random training pairs: typos=0.12 upper=0.05 ... (see evaluate --perturb)",
         ),
-        "max_train_samples": ("N", "only the first N pairs (max_eval_samples, max_test_samples)"),
+        "max_eval_samples": ("N", "evaluate on the first N pairs only (max_test_samples)"),
     },
     "model": {
         "model_name_or_path": (

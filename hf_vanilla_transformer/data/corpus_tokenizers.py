@@ -1,31 +1,23 @@
 """The tokenizers of a run: load them, or train them on the training split."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data import load_tokenizers
-from ..data.encoding import name_end_token
-from ..data.language_tokens import add_language_tokens
-from ..data.symbol_tokenizers import train_any_tokenizer
-from ..data.token_kinds import (
+from ..utils.errors import UserError
+from .arguments import DataArguments, has_two_tokenizers, run_task, side_tokens
+from .corpus import Corpus
+from .encoding import name_end_token
+from .language_tokens import add_language_tokens
+from .symbol_tokenizers import train_any_tokenizer
+from .token_kinds import (
     LANGUAGE_TOKENS,
     describe_tokenizer,
     has_closed_vocabulary,
     tokenizer_task,
 )
-from ..data.tokenizer_files import tokenizer_digest
-from ..utils.errors import UserError
-from .arguments import (
-    DataArguments,
-    ModelArguments,
-    has_two_tokenizers,
-    run_task,
-    side_tokens,
-)
-from .corpus import ROWS_READ, Corpus
-from .distributed import print_main
+from .tokenizer_files import load_tokenizers, tokenizer_digest
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  # of source and target
 
@@ -48,9 +40,16 @@ def take_task(data_args: DataArguments, tokenizers: Tokenizers | None) -> None:
 
 
 def choose_tokenizers(
-    corpus: Corpus, model_args: ModelArguments, data_args: DataArguments, checkpoint: Path | None
+    corpus: Corpus,
+    vocab_size: int,
+    data_args: DataArguments,
+    checkpoint: Path | None = None,
+    say: Callable[[str], None] = print,
 ) -> Tokenizers:
-    """Load the tokenizers, or train them on the training split. A resumed run loads them from its checkpoint."""
+    """Load the tokenizers, or train them on the training split. A resumed run loads them from its checkpoint.
+
+    `say` gets a line about their sizes.
+    """
     if checkpoint is not None:
         tokenizers = load_tokenizers(checkpoint)
         name = data_args.tokenizer_name
@@ -67,45 +66,32 @@ def choose_tokenizers(
         if source is not target:
             name_end_token(source, data_args.tokenizer_name, required=False)
     else:
-        tokenizers = _train_tokenizers(corpus, model_args, data_args)
+        tokenizers = _train_tokenizers(corpus, vocab_size, data_args)
         if corpus.directions:
             for tokenizer in dict.fromkeys(tokenizers):
                 add_language_tokens(
                     tokenizer, corpus.directions["train"], data_args.language_token == "source"
                 )
     described = " and ".join(f"{len(each):,}" for each in dict.fromkeys(tokenizers))
-    print_main(f"tokenizer: {described} tokens{_missed(tokenizers, model_args, data_args)}")
+    say(f"tokenizer: {described} tokens{_missed(tokenizers, vocab_size, data_args)}")
     return tokenizers
 
 
-def _train_tokenizers(
-    corpus: Corpus, model_args: ModelArguments, data_args: DataArguments
-) -> Tokenizers:
+def _train_tokenizers(corpus: Corpus, vocab_size: int, data_args: DataArguments) -> Tokenizers:
     """Train the tokenizers on the training split: a joint one, or one for each side."""
-    train = corpus.pairs["train"]
-    fingerprint = corpus.fingerprint("train")  # it keys the cache of tokenizers
     kinds = side_tokens(data_args)
     task = run_task(data_args)
+    # Keys the tokenizer cache.
+    content = f"{corpus.fingerprint('train')} {len(corpus.pairs['train'])}"
 
     def learn(tokens: str, *columns: str, lowercase: bool) -> PreTrainedTokenizerBase:
-        content = f"{fingerprint} {' '.join(columns)} {len(train)}"
-        # Read in batches: row by row, a million rows take 20 s.
-        batches = (
-            (column, train.select_columns([column, "line"]).iter(ROWS_READ)) for column in columns
-        )
-        rows = (
-            (text, line)
-            for column, read in batches
-            for batch in read
-            for text, line in zip(batch[column], batch["line"], strict=True)
-        )
         tokenizer = train_any_tokenizer(
-            rows,
+            corpus.texts(*columns),
             tokens,
-            vocab_size=model_args.vocab_size or VanillaTransformerConfig().vocab_size,
+            vocab_size=vocab_size,
             min_frequency=data_args.min_frequency,
             lowercase=lowercase,
-            content=content,
+            content=f"{content} {' '.join(columns)}",
             side=columns[0] if len(columns) == 1 else "text",
         )
         describe_tokenizer(tokenizer, tokens, task)
@@ -118,15 +104,17 @@ def _train_tokenizers(
     return source, learn(kinds[1], "target", lowercase=lowercase)
 
 
-def _missed(tokenizers: Tokenizers, model_args: ModelArguments, data_args: DataArguments) -> str:
+def _missed(tokenizers: Tokenizers, vocab_size: int, data_args: DataArguments) -> str:
     """The end of the line on the tokenizers, if the text has too few words for `vocab_size`."""
-    size = model_args.vocab_size or VanillaTransformerConfig().vocab_size
     if data_args.tokenizer_name or set(side_tokens(data_args)) - set(LANGUAGE_TOKENS):
         return ""
-    return f"; vocab_size={size:,} needs more text" if min(map(len, tokenizers)) < size else ""
+    too_few = min(map(len, tokenizers)) < vocab_size
+    return f"; vocab_size={vocab_size:,} needs more text" if too_few else ""
 
 
-def match_case(tokenizers: Tokenizers, data_args: DataArguments) -> None:
+def match_case(
+    tokenizers: Tokenizers, data_args: DataArguments, say: Callable[[str], None] = print
+) -> None:
     """Ignore case in all scores if the target tokenizer lower-cases: it cannot write the capitals of a reference."""
     lowercases = [_lowercases(each) for each in tokenizers]
     for field, are_lowered in (("lowercase", all(lowercases)), ("source_lowercase", lowercases[0])):
@@ -137,7 +125,7 @@ def match_case(tokenizers: Tokenizers, data_args: DataArguments) -> None:
             )
     if lowercases[1] and not data_args.bleu_lowercase:
         data_args.bleu_lowercase = True
-        print_main("scores ignore case, because the target tokenizer lower-cases all text")
+        say("scores ignore case, because the target tokenizer lower-cases all text")
 
 
 def _lowercases(tokenizer: PreTrainedTokenizerBase) -> bool:

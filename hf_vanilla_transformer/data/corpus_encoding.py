@@ -1,29 +1,34 @@
 """The splits of a run as token ids, within the limits of lengths and positions."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 
-from ..data import EncodingReport, PairReport, encode_pairs, with_augmentation
-from ..data.augmentation import parse_augment
-from ..data.batching import pair_lengths
-from ..data.corpora import REPORTED_LINES, describe_dropped
-from ..data.perturbations import Languages
-from ..data.rewriting import with_rewriting
 from ..utils.errors import UserError
 from ..utils.user_code import import_function
 from .arguments import DataArguments, run_task
+from .augmentation import parse_augment, with_augmentation
+from .corpora import REPORTED_LINES, PairReport, describe_dropped
 from .corpus import Corpus, first_rows
 from .corpus_tokenizers import Tokenizers
-from .distributed import print_main
-from .run_state import Run
+from .encoding import EncodingReport, encode_pairs
+from .perturbations import Languages
+from .rewriting import with_rewriting
 
 
 def encode_corpus(
-    corpus: Corpus, tokenizers: Tokenizers, data_args: DataArguments, seed: int = 0
+    corpus: Corpus,
+    tokenizers: Tokenizers,
+    data_args: DataArguments,
+    seed: int = 0,
+    say: Callable[[str], None] = print,
 ) -> tuple[dict[str, Any], dict[str, EncodingReport]]:
-    """Tokenize all splits. Training pairs over the length limits are dropped and counted, evaluation pairs kept."""
+    """Tokenize all splits. Training pairs over the length limits are dropped and counted, evaluation pairs kept.
+
+    `say` gets a line about pairs that are too long, and about unknown symbols.
+    """
     encoded: dict[str, Any] = {}
     reports = {}
     for split, pairs in corpus.pairs.items():
@@ -37,11 +42,11 @@ def encode_corpus(
             directions=corpus.directions.get(split, ()),
         )
         if report.too_long:
-            print_main(f"{split}: {report.summary()}")
+            say(f"{split}: {report.summary()}")
         if not training:
-            data = _leave_out_long(corpus, split, data, data_args.max_eval_length)
+            data = _leave_out_long(corpus, split, data, data_args.max_eval_length, say)
         if report.unknown:
-            print_main(f"{split}: {report.describe_unknown()}")
+            say(f"{split}: {report.describe_unknown()}")
         if training:
             data = _changed_in_each_epoch(corpus, data, tokenizers, data_args, seed)
         encoded[split], reports[split] = data, report
@@ -76,7 +81,9 @@ def _changed_in_each_epoch(
     )
 
 
-def _leave_out_long(corpus: Corpus, split: str, encoded: Dataset, limit: int | None) -> Dataset:
+def _leave_out_long(
+    corpus: Corpus, split: str, encoded: Dataset, limit: int | None, say: Callable[[str], None]
+) -> Dataset:
     """Leave out evaluation pairs over a limit, also from the corpus, because its references are scored.
 
     A single sentence of 8,000 tokens makes its whole batch that long, in memory that training never needs.
@@ -92,35 +99,10 @@ def _leave_out_long(corpus: Corpus, split: str, encoded: Dataset, limit: int | N
         raise UserError(
             f"{split}: all {len(lines):,} pairs are {left_out}; raise it, or split them"
         )
-    print_main(f"{split}: left out {len(lines):,} of {len(encoded):,} pairs: {left_out}")
+    say(f"{split}: left out {len(lines):,} of {len(encoded):,} pairs: {left_out}")
     report = corpus.reports.get(split)
     if isinstance(report, PairReport):  # for the model card
         report.kept -= len(lines)
         report.dropped[reason], report.first_lines[reason] = len(lines), lines[:REPORTED_LINES]
     corpus.select(split, corpus.pairs[split], short)
     return encoded.select(short)
-
-
-def check_positions(run: Run) -> None:
-    """Refuse sentences that learned positions cannot represent. Sinusoids have no end."""
-    config = run.model.config
-    data_args = run.data_args
-    encoded = run.encoded
-    limit = config.max_position_embeddings
-    if config.position_encoding_type != "learned":
-        return
-    remedy = f"the learned positions end at max_position_embeddings={limit}"
-    for name in ("max_source_length", "max_target_length"):
-        value = getattr(data_args, name)
-        if value is None or value > limit:
-            raise UserError(
-                f"{name}: {value}: {remedy}; set it to at most {limit}, or more positions"
-            )
-    if "validation" in encoded:
-        data = encoded["validation"]
-        longest = np.maximum(*pair_lengths(data))
-        lines = [data[int(row)]["line"] for row in np.flatnonzero(longest > limit)[:5]]
-        if lines:
-            raise UserError(
-                f"validation data: the lines {', '.join(map(str, lines))} have up to {longest.max()} tokens: {remedy}"
-            )
