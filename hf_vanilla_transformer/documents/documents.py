@@ -159,23 +159,6 @@ class SentenceCutter:
             )
 
 
-def unwrapped(lines: Iterable[str], language: str | None = None) -> Iterator[str]:
-    """Join the lines of hard-wrapped text to paragraphs. A blank line, a list mark, a heading or a rule ends one."""
-    space = "" if base_language(language) in _UNSPACED else " "
-    paragraph = ""
-    for line in lines:
-        starts = not line.strip() or not has_words(line) or _LIST_MARK.match(line)[0].strip()  # type: ignore[index]
-        if paragraph and (starts or paragraph.lstrip().startswith("#")):
-            yield paragraph
-            paragraph = ""
-        if not has_words(line):
-            yield line
-        else:
-            paragraph = f"{paragraph.rstrip()}{space}{line.strip()}" if paragraph else line
-    if paragraph:
-        yield paragraph
-
-
 def _rejoined(sentences: Iterable[str], spans: list[tuple[int, int]], ordinals: bool) -> list[str]:
     """Sentences without the cuts within a protected span, and after an ordinal number, as in "Der 1. FC Köln"."""
     whole = list[str]()

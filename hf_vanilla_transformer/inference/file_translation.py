@@ -1,18 +1,17 @@
-"""Translations as lines of text, and resumable translation of a large file by several processes.
+"""Translations as lines of text, and resumable translation of a large file.
 
 The input is cut into chunks of lines. The translation of each chunk is written atomically to a file in a folder next
-to the output. In the end these files are concatenated. A killed job resumes with the missing chunks, with any number
-of processes. A shard is a job that translates every N-th chunk, on any machine. The name of a chunk's file contains a
-digest of its lines, the model and the settings, so that a different translation is never reused.
+to the output. In the end these files are concatenated. A killed job resumes with the missing chunks. A shard is a job
+that translates every N-th chunk, on any machine. The name of a chunk's file contains a digest of its lines, the model
+and the settings, so that a different translation is never reused.
 """
 
 import copy
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import chain, islice
+from itertools import count, islice
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from .batching import MAX_TOKENS, with_prefixes
 from .candidates import FORMATS, candidate_lines, translate_candidates
 from .fingerprints import text_fingerprint, translator_fingerprint
 from .ray_workers import RayPool
-from .text_io import TABLES, line_writer, on_one_line, open_to_write, read_lines, row_writer
+from .text_io import line_writer, on_one_line, open_to_write, read_lines
 from .translator import Hypothesis, Translator
 from .unknown import UnknownSymbols
 
@@ -33,8 +32,8 @@ BATCHES_PER_CHUNK = 8
 
 _JOB = "job.json"  # model and settings of the chunks
 _ORDER = "chunks.json"  # names of all chunks, written at the end of each shard
-_FIELDS = "n_best", "alignment", "probabilities"  # of plain text only
-_NO_ROW = {"line": 0, "source": "", "translation": ""}  # the columns of a table without rows
+_TABLES = (".jsonl", ".parquet")
+_ROWS_PER_GROUP = 50_000  # of Parquet
 _OTHER_JOB = (
     "an output of a different model or with other settings; delete it, or name a new output"
 )
@@ -50,7 +49,6 @@ def translated_lines(
     *,
     n_best: int | None = None,
     alignment: bool = False,
-    probabilities: bool = False,
     paragraphs: ParagraphTranslator | None = None,
     first_line: int = 1,
     n_best_format: str = "moses",
@@ -68,7 +66,6 @@ def translated_lines(
         n_best_format: of n-best lists, one of `candidates.FORMATS`. "tsv" and "jsonl" have candidates with
             probabilities, see `candidates.candidate_lines`.
         normalize, spellings: of these candidates, see `candidates.translate_candidates`.
-        probabilities: adds " ||| " and each token with its probability, as in `Ġhouse:0.9876 </s>:0.9912`.
         paragraphs: translates lines that are paragraphs, such as `documents.documents.Paragraphs`. None takes each
             line as one sentence.
         one_line: whether a line break in a translation becomes a space.
@@ -79,41 +76,33 @@ def translated_lines(
             what belongs to a sentence.
     """
     if paragraphs is not None:
-        if n_best is not None or alignment or probabilities or settings.get("prefixes") is not None:
-            raise UserError(
-                "paragraphs: n_best, alignment, probabilities and prefixes belong to single sentences"
-            )
+        if n_best is not None or alignment or settings.get("prefixes") is not None:
+            raise UserError("paragraphs: n_best, alignment and prefixes belong to single sentences")
         settings.pop("prefixes", None)
         return paragraphs(translator, sentences, first_line=first_line, **settings)
-    _check_n_best_format(n_best_format, n_best, normalize, spellings, alignment or probabilities)
-    beams = settings.get("num_beams") or translator.model.generation_config.num_beams or 1
-    if n_best is not None and beams == 1 and not settings.get("do_sample"):
-        raise UserError("n_best: greedy search gives no scores; num_beams must be at least 2")
-    if n_best is not None and n_best_format != "moses":
-        found = translate_candidates(
-            translator,
-            sentences,
-            n_best,
-            normalize=normalize,
-            spellings=spellings,
-            first_line=first_line,
-            **settings,
-        )
-        first_input = (first_line - 1) // spellings + 1
-        return (
-            line
-            for number, candidates in enumerate(found, start=first_input)
-            for line in candidate_lines(candidates, number, n_best_format)
-        )
-    if n_best is None and not alignment and not probabilities:
-        texts = translator.translate(sentences, first_line=first_line, **settings)
+    _check_n_best_format(n_best_format, n_best, normalize, spellings, alignment)
+    settings["first_line"] = first_line
+    if n_best is None:
+        if alignment:
+            best = translator.translate_nbest(sentences, alignment=True, **settings)
+            return (f"{on_one_line(one.text)} ||| {one.pharaoh}" for one, *_ in best)
+        texts = translator.translate(sentences, **settings)
         return map(on_one_line, texts) if one_line else texts
-    settings |= {"alignment": alignment, "probabilities": probabilities, "first_line": first_line}
-    results = translator.translate_nbest(sentences, n_best or 1, **settings)
+    beams = settings.get("num_beams") or translator.model.generation_config.num_beams or 1
+    if beams == 1 and not settings.get("do_sample"):
+        raise UserError("n_best: greedy search gives no scores; num_beams must be at least 2")
+    if n_best_format == "moses":
+        lists = translator.translate_nbest(sentences, n_best, alignment=alignment, **settings)
+        numbered = enumerate(lists, start=first_line - 1)
+        return (line for number, one in numbered for line in _moses_lines(number, one))
+    merged = translate_candidates(
+        translator, sentences, n_best, normalize=normalize, spellings=spellings, **settings
+    )
+    first_input = (first_line - 1) // spellings + 1
     return (
-        _line(None if n_best is None else number, one)
-        for number, hypotheses in enumerate(results, start=first_line - 1)
-        for one in _distinct(hypotheses)
+        line
+        for number, candidates in enumerate(merged, start=first_input)
+        for line in candidate_lines(candidates, number, n_best_format)
     )
 
 
@@ -122,7 +111,7 @@ def _check_n_best_format(
     n_best: int | None,
     normalize: Normalizer | None,
     spellings: int,
-    more_fields: bool,
+    alignment: bool,
 ) -> None:
     check_at_least_one(spellings=spellings)
     if n_best_format not in FORMATS:
@@ -136,61 +125,47 @@ def _check_n_best_format(
         return
     if n_best is None:
         raise UserError(f"n_best_format: {n_best_format} is for n-best lists; give n_best")
-    if more_fields:
-        raise UserError(
-            f"n_best_format: {n_best_format} has neither alignment nor probabilities of tokens"
-        )
+    if alignment:
+        raise UserError(f"n_best_format: {n_best_format} has no alignment")
 
 
-def _distinct(hypotheses: list[Hypothesis]) -> Iterable[Hypothesis]:
-    best: dict[str, Hypothesis] = {}
+def _moses_lines(number: int, hypotheses: Iterable[Hypothesis]) -> Iterator[str]:
+    """`i ||| text ||| score`, and an alignment if there is one, of each text."""
+    written = set[str]()
     for one in hypotheses:
-        best.setdefault(one.text, one)
-    return best.values()
-
-
-def _line(number: int | None, one: Hypothesis) -> str:
-    score = "" if one.score is None else f"{one.score:.4f}"
-    fields = [on_one_line(one.text)]
-    if number is not None:
-        fields = [str(number), *fields, score]
-    if one.alignment is not None:
-        fields.append(one.pharaoh)
-    if one.tokens is not None and one.probabilities is not None:
-        pairs = zip(one.tokens, one.probabilities, strict=True)
-        fields.append(" ".join(f"{token}:{probability:.4f}" for token, probability in pairs))
-    return " ||| ".join(fields)
+        if one.text in written:
+            continue
+        written.add(one.text)
+        score = "" if one.score is None else f"{one.score:.4f}"
+        line = f"{number} ||| {on_one_line(one.text)} ||| {score}"
+        yield line if one.alignment is None else f"{line} ||| {one.pharaoh}"
 
 
 def translate_file(
     translator: Translator,
-    source: str | Path | None | Iterable[str],
+    sentences: Iterable[str],
     output: str | Path,
-    processes: Any,
     *,
     column: str = "translation",
-    prefixes: str | Path | None = None,
+    prefixes: Iterable[str] | None = None,
     codes: Mapping[str, Iterator[str | None]] | None = None,
     batch_size: int = 64,
     max_tokens_per_batch: int = MAX_TOKENS,
-    progress: Any = None,
+    progress: Callable[[int], object] = lambda lines: None,
     shard: tuple[int, int] | None = None,
     pool: RayPool | None = None,
     **settings: Any,
-) -> int:
-    """Translate a file, and return its number of lines.
+) -> None:
+    """Translate sentences into a file. A killed call resumes.
 
     Args:
-        source: sentences, or a file of text, `.gz` too. None is standard input. Every process reads all of it and
-            translates its share.
         output: gets the lines of `translated_lines`, compressed if its name ends in `.gz`, when they are complete.
             A `.jsonl` or `.parquet` file gets rows of `line` (from 1), `source` and the `column`.
-        processes: `accelerate.PartialState()`, each with its `translator`.
         column: the name of the translations in a table.
-        prefixes: a file with as many target prefixes as the source has lines.
+        prefixes: a target prefix for each sentence.
         codes: the languages of each line, `source_lang` and `target_lang`, for a model of many.
         batch_size, max_tokens_per_batch, settings: as in `translated_lines`. The limits may change on a resume.
-        progress: called with the lines of each finished chunk and the seconds it took, 0 if an earlier run did it.
+        progress: called with the number of lines of each chunk, also of one that an earlier call finished.
         shard: (i, N) translates chunks i, i + N, … from 1 only, and leaves their files to `merge_shards` or to a call
             without it. Shards may run at any time in any order.
         pool: translates the chunks with the same model as `translator`. This process reads and writes.
@@ -199,95 +174,71 @@ def translate_file(
         UserError: chunks of a different job are next to this output, or as in `Translator.translate`.
     """
     number_of_shard, shards = shard or (1, 1)
-    share = number_of_shard - 1 + shards * processes.process_index
-    shares = shards * processes.num_processes
     parts = _parts_of(output)
     _check_columns(settings, Path(output))
-    is_table = file_format(Path(output)) in TABLES and not settings.get("n_best")
+    is_table = file_format(Path(output)) in _TABLES and not settings.get("n_best")
     fingerprint = translator_fingerprint(translator)
     job = {"translator": fingerprint} | settings
     if is_table:
         job["table"] = column
     settings |= {"batch_size": batch_size, "max_tokens_per_batch": max_tokens_per_batch}
     translated_lines(translator, [], **settings)  # checks the arguments before anything is read
-    if processes.process_index == 0:
-        claim(parts / _JOB, job, f"output: {parts} contains parts of {_OTHER_JOB}")
-    processes.wait_for_everyone()
-    text: Any = read_lines(source) if source is None or isinstance(source, str | Path) else source
-    pairs = with_prefixes(text, None if prefixes is None else read_lines(prefixes))
+    claim(parts / _JOB, job, f"output: {parts} contains parts of {_OTHER_JOB}")
+
     codes = codes or {}
-    rows_of_file = zip(pairs, *codes.values(), strict=False)
-    column_of_table = column if is_table else None
-    translate = partial(_translate_chunk, column=column_of_table, names=list(codes), **settings)
-    run: Any = partial(map, partial(translate, translator))
-    if pool is not None:
-        run = partial(pool.map, translate, fingerprint=fingerprint)
-    progress = progress or (lambda lines, seconds: None)
+    rows = zip(with_prefixes(sentences, prefixes), *codes.values(), strict=True)
     spellings = settings.get("spellings", 1)
     inputs_per_chunk = -(-batch_size * BATCHES_PER_CHUNK // spellings)  # a chunk has whole inputs
-    chunks = iter(lambda: list(islice(rows_of_file, inputs_per_chunk * spellings)), [])
+    names: list[str] = []
+
+    def missing() -> Iterator[_Chunk]:
+        for chunk in _chunks(rows, inputs_per_chunk * spellings, parts, _text(job)):
+            names.append(chunk.part.name)
+            if len(names) % shards != number_of_shard % shards:
+                continue
+            if chunk.part.exists():
+                progress(len(chunk.rows))
+            else:
+                yield chunk
+
+    translate = partial(
+        _translate_chunk, column=column if is_table else None, codes=list(codes), **settings
+    )
+    unknown = UnknownSymbols()
     try:
-        written, lines = _write_chunks(chunks, parts, _text(job), (share, shares), run, progress)
+        results: Iterator[tuple[_Chunk, list[str], UnknownSymbols]]
+        if pool is None:
+            results = map(partial(translate, translator), missing())
+        else:
+            results = pool.map(translate, missing(), fingerprint)
+        for chunk, lines, unknown_of_chunk in results:
+            with line_writer(chunk.part) as write:
+                for line in lines:
+                    write(line)
+            progress(len(chunk.rows))
+            unknown.add(unknown_of_chunk)
     except UserError:
         has_chunks = any(path.name != _JOB for path in parts.glob("*"))
         if shard is None and not has_chunks:
             shutil.rmtree(parts, ignore_errors=True)
         raise
-    processes.wait_for_everyone()
-    if processes.process_index == 0:
-        if shard is None:
-            _join(written, Path(output))
-        else:
-            refusal = f"output: {parts} contains shards of other text or another batch_size"
-            claim(parts / _ORDER, [part.name for part in written], refusal)
-    processes.wait_for_everyone()
-    return lines
+    finally:  # one warning for all chunks
+        unknown.warn()
+    if shard is None:
+        _join(names, output)
+    else:
+        refusal = f"output: {parts} contains shards of other text or another batch_size"
+        claim(parts / _ORDER, names, refusal)
 
 
 def _check_columns(settings: Mapping[str, Any], output: Path) -> None:
     """Refuse settings with a result for which a table has no column."""
     suffix = file_format(output)
-    if suffix not in TABLES or suffix == f".{settings.get('n_best_format')}":
+    if suffix not in _TABLES or suffix == f".{settings.get('n_best_format')}":
         return
-    for name in _FIELDS:
+    for name in ("n_best", "alignment"):
         if settings.get(name):
             raise UserError(f"{name}: {output} has no column for it; name an output of plain text")
-
-
-def _write_chunks(
-    chunks: Iterator[list[Any]],
-    parts: Path,
-    job: str,
-    turn: tuple[int, int],
-    run: Any,
-    progress: Any,
-) -> tuple[list[Path], int]:
-    """Translate the missing chunks of a turn (i, N), and return the files and the number of lines of all chunks."""
-    lines = 0
-    written = list[Path]()
-    unknown = UnknownSymbols()
-
-    def missing() -> Iterator[_Chunk]:
-        nonlocal lines
-        for number, rows in enumerate(chunks):
-            written.append(parts / f"{number:09d}-{text_fingerprint([job, lines, *rows])}")
-            if number % turn[1] == turn[0]:
-                if not written[-1].exists():
-                    yield _Chunk(written[-1], lines + 1, rows)
-                else:
-                    progress(len(rows), 0.0)
-            lines += len(rows)
-
-    try:
-        for chunk, translations, seconds, unknown_of_chunk in run(missing()):
-            with line_writer(chunk.part) as write:
-                for line in translations:
-                    write(line)
-            progress(len(chunk.rows), seconds)
-            unknown.add(unknown_of_chunk)
-    finally:  # one warning for all chunks
-        unknown.warn()
-    return written, lines
 
 
 class _Chunk(NamedTuple):
@@ -296,21 +247,31 @@ class _Chunk(NamedTuple):
     rows: list[tuple[Any, ...]]  # sentences with prefixes, and the codes of their languages
 
 
+def _chunks(rows: Iterator[tuple[Any, ...]], size: int, parts: Path, job: str) -> Iterator[_Chunk]:
+    """Cut rows into chunks, each with the name of its file."""
+    for number in count():
+        first_line = number * size + 1
+        chunk = list(islice(rows, size))
+        if not chunk:
+            return
+        digest = text_fingerprint([job, first_line, *chunk])
+        yield _Chunk(parts / f"{number:09d}-{digest}", first_line, chunk)
+
+
 def _translate_chunk(
     translator: Translator,
     chunk: _Chunk,
     *,
     column: str | None,
-    names: list[str],
+    codes: list[str],
     **settings: Any,
-) -> tuple[_Chunk, list[str], float, UnknownSymbols]:
-    """The chunk, its lines of output, the seconds that they took, and its unknown symbols."""
-    start = time.perf_counter()
+) -> tuple[_Chunk, list[str], UnknownSymbols]:
+    """The chunk, its lines of output, and its unknown symbols. `codes` names the cells after the first of its rows."""
     translator = copy.copy(translator)
     translator.unknown_symbols = UnknownSymbols()
-    pairs, *codes = map(list, zip(*chunk.rows, strict=True))
+    pairs, *codes_of_rows = map(list, zip(*chunk.rows, strict=True))
     sentences, prefixes = map(list, zip(*pairs, strict=True))
-    settings |= dict(zip(names, codes, strict=True))
+    settings |= dict(zip(codes, codes_of_rows, strict=True))
     settings |= {"prefixes": prefixes if any(prefixes) else None, "first_line": chunk.first_line}
     lines = translated_lines(translator, sentences, one_line=column is None, **settings)
     if column is not None:
@@ -320,8 +281,7 @@ def _translate_chunk(
             for line, (source, translation) in enumerate(pairs_of_text, start=chunk.first_line)
         )
         lines = (json.dumps(row, ensure_ascii=False) for row in rows)
-    written = list(lines)
-    return chunk, written, time.perf_counter() - start, translator.unknown_symbols
+    return chunk, list(lines), translator.unknown_symbols
 
 
 def merge_shards(output: str | Path) -> int:
@@ -350,7 +310,7 @@ def merge_shards(output: str | Path) -> int:
         raise UserError(
             f"output: {parts / foreign[0]} is of other text, model or settings; move it elsewhere"
         )
-    _join([parts / name for name in names], Path(output))
+    _join(names, output)
     return len(names)
 
 
@@ -359,20 +319,30 @@ def _parts_of(output: str | Path) -> Path:
     return target.with_name(f".{target.name}.parts")
 
 
-def _join(parts: list[Path], output: Path) -> None:
+def _join(names: list[str], output: str | Path) -> None:
     """Concatenate the chunks, then delete their folder."""
-    if file_format(output) == ".parquet":
-        rows = (json.loads(line) for part in parts for line in read_lines(part))
-        first = next(rows, _NO_ROW)
-        columns = {name: type(value) for name, value in first.items()}
-        with row_writer(output, **columns) as write:
-            for row in chain([first], rows) if first is not _NO_ROW else ():
-                write(row)
+    folder = _parts_of(output)
+    parts = [folder / name for name in names]
+    if file_format(Path(output)) == ".parquet":
+        _write_parquet(parts, output, json.loads((folder / _JOB).read_text())["table"])
     else:
         with open_to_write(output) as stream:
             for part in parts:
                 stream.write(part.read_bytes())
-    shutil.rmtree(_parts_of(output))
+    shutil.rmtree(folder)
+
+
+def _write_parquet(parts: list[Path], output: str | Path, column: str) -> None:
+    """Write chunks of JSON lines as one table."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    columns = [("line", pa.int64()), ("source", pa.string()), (column, pa.string())]
+    schema = pa.schema(columns)
+    rows = (json.loads(line) for part in parts for line in read_lines(part))
+    with open_to_write(output) as stream, parquet.ParquetWriter(stream, schema) as file:
+        while group := list(islice(rows, _ROWS_PER_GROUP)):
+            file.write_table(pa.Table.from_pylist(group, schema))
 
 
 def claim(note: Path, job: Any, refusal: str) -> None:

@@ -1,10 +1,9 @@
 """Lines of text in and out: files, `.gz` files and pipes, in UTF-8 whatever the locale is."""
 
 import gzip
-import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -85,62 +84,6 @@ def on_one_line(text: str) -> str:
     return " ".join(text.split()) if "\n" in text or "\r" in text else text
 
 
-#: Suffixes of the tables that `row_writer` writes.
-TABLES = (".jsonl", ".parquet")
-_ROWS_PER_GROUP = 50_000
-
-
-@contextmanager
-def row_writer(path: str | Path, **columns: type) -> Iterator[Callable[[dict[str, object]], None]]:
-    """A function that writes one row, a dict, to a file of JSON lines or Parquet, by its suffix. The file is atomic.
-
-    Args:
-        path: the file.
-        columns: name and type, `str` or `int`, of each column.
-    """
-    if readers.file_format(Path(path)) != ".parquet":
-        with line_writer(path) as write:
-            yield lambda row: write(json.dumps(row, ensure_ascii=False))
-        return
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-
-    schema = pa.schema(
-        {name: {str: pa.string(), int: pa.int64()}[kind] for name, kind in columns.items()}
-    )
-    rows: list[dict[str, Any]] = []
-    with open_to_write(path) as stream, parquet.ParquetWriter(stream, schema) as file:
-
-        def flush() -> None:
-            file.write_table(pa.Table.from_pylist(rows, schema))
-            rows.clear()
-
-        def add(row: dict[str, Any]) -> None:
-            rows.append(row)
-            if len(rows) == _ROWS_PER_GROUP:
-                flush()
-
-        yield add
-        flush()
-
-
 def _decode(stream: IO[bytes], name: str) -> Iterator[str]:
     for number, line in enumerate(stream, start=1):
         yield readers.decode_line(line, name, number, "put `iconv -f {} -t utf-8 |` before")
-
-
-def prompt_lines() -> Iterator[str]:
-    """Ask a person for lines at a terminal: arrow keys edit a line and bring back earlier ones.
-
-    Ctrl-C gives the line up, Ctrl-D ends. The history lasts as long as the process, and is never written to disk.
-    """
-    with suppress(ImportError):  # on Windows. Its terminal has a history
-        import readline  # noqa: F401  `input` uses it once it is imported
-    while True:
-        try:
-            yield input("> ")
-        except KeyboardInterrupt:
-            print()
-        except EOFError:
-            print()
-            return

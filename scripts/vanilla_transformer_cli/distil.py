@@ -9,15 +9,14 @@ the source:
   vanilla-transformer distil --teacher runs/de_en --source_file more.de --output_dir back --back_translation
 
 The teacher is any model folder that AutoModelForSeq2SeqLM loads, such as an OPUS-MT model, or several folders of this
-package as an ensemble. A killed command resumes. Several processes can share the work with accelerate launch, the
-workers of a cluster with --ray, several jobs with --shard: when all have finished, the command without it writes the
-pairs. To learn from the teachers' probabilities too, train with --teacher DIR [DIR ...] and the teachers'
-vocabularies.
+package as an ensemble. A killed command resumes. The workers of a cluster share the work with --ray, several jobs with
+--shard: when all have finished, the command without it writes the pairs. To learn from the teachers' probabilities
+too, train with --teacher DIR [DIR ...] and the teachers' vocabularies.
 """
 
 import argparse
 
-from .models import MODEL_CODE, load_translator, ray_pool, shared_work
+from .models import MODEL_CODE, load_translator, ray_pool, resumable
 from .parsing import (
     COLUMNS,
     COLUMNS_TITLE,
@@ -41,17 +40,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
             "F", "text to translate, one sentence per line, or a table", required=True
         ),
         output_dir=Flag("DIR", "folder for train.source.txt and train.target.txt", required=True),
-        reference_file=Flag("F", "translations of the same lines by people, to train on too"),
         back_translation="write the translations as the source, the text as the target",
-        n_best=Flag("N", "translations of each line (default: %(default)s)", int, default=1),
-        mbr="keep the one of --n_best that is most similar to the others (chrF)",
-        tag=Flag("TOKEN", "start of the source of back-translations, such as <BT>", default=""),
-        pairs_format=Flag(
-            None,
-            "write two files of text, or train.jsonl or train.parquet with columns source and target",
-            choices=["text", "jsonl", "parquet"],
-            default="text",
-        ),
     )
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     group = parser.add_argument_group("decoding (defaults: the teacher's generation_config.json)")
@@ -63,29 +52,18 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.inference.distilled_text import distil
-    from hf_vanilla_transformer.utils.errors import check_at_least_one
     from hf_vanilla_transformer.utils.system_info import counted
 
-    check_at_least_one(n_best=arguments.n_best)
-    with shared_work(arguments) as (processes, device, progress):
+    with resumable() as progress:
         count = distil(
-            teacher=load_translator(arguments, arguments.teacher, device),
+            teacher=load_translator(arguments, arguments.teacher),
             source=arguments.source_file,
             output=arguments.output_dir,
-            processes=processes,
-            n_best=arguments.n_best,
             temperature=arguments.temperature,
-            mbr=arguments.mbr,
-            tag=arguments.tag,
-            references=arguments.reference_file,
             back_translation=arguments.back_translation,
-            columns=columns_of(
-                arguments, arguments.teacher[0], arguments.source_file, arguments.reference_file
-            ),
+            columns=columns_of(arguments, arguments.teacher[0], arguments.source_file),
             progress=progress,
             pool=ray_pool(arguments, "teacher"),
-            pairs_format=arguments.pairs_format,
             **given_values(arguments, *SETTINGS),
         )
-    if processes.process_index == 0:
-        print(f"{arguments.output_dir}: {counted(count, 'pair')}")
+    print(f"{arguments.output_dir}: {counted(count, 'pair')}")

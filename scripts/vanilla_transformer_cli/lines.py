@@ -6,19 +6,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .models import MODEL_CODE, codes_of, load_translator, ray_pool, shared_work
+from .models import MODEL_CODE, codes_of, load_translator, ray_pool, resumable
 from .parsing import CANDIDATES, DECODING, Flag, Parser, add_flags, add_shared_flags, given_values
 
-# Flags that have an effect on new outputs alone: arguments of `translated_lines`, and others.
-_SETTINGS = (
-    "n_best",
-    "n_best_format",
-    "spellings",
-    "alignment",
-    "alignment_layer",
-    "probabilities",
-)
-_OF_OUTPUTS = (*_SETTINGS, "normalize", "prefix")
+# Flags that have an effect on new outputs alone.
+OF_OUTPUTS = ("n_best", "n_best_format", "spellings", "alignment", "normalize", "prefix")
 
 
 def add_line_flags(parser: Parser, output: str) -> None:
@@ -32,7 +24,6 @@ def add_line_flags(parser: Parser, output: str) -> None:
             f"file with the start of each {output}, one per line; an empty line forces nothing, and the last word of "
             "a prefix may be continued",
         ),
-        probabilities="write the probability of each token, from 0 to 1",
         score=Flag("F", f"existing {output}s, one per line: write their log-probabilities"),
     )
     add_shared_flags(parser, *CANDIDATES)
@@ -41,18 +32,13 @@ def add_line_flags(parser: Parser, output: str) -> None:
     add_shared_flags(parser, *MODEL_CODE)
 
 
-def flags_of_outputs(arguments: argparse.Namespace) -> list[str]:
-    """The given flags that have an effect on new outputs alone."""
-    return [*given_values(arguments, *_OF_OUTPUTS)]
-
-
 def check_files(arguments: argparse.Namespace) -> None:
     """Refuse flags that would have no effect, and two files from one pipe."""
     from hf_vanilla_transformer.utils.errors import UserError
 
-    requested = flags_of_outputs(arguments)
-    if arguments.score and requested:
-        raise UserError(f"--score is for existing outputs, --{requested[0]} is for new ones")
+    for name in given_values(arguments, *OF_OUTPUTS):
+        if arguments.score:
+            raise UserError(f"--score is for existing outputs, --{name} is for new ones")
     for name in given_values(arguments, "shard", "ray"):
         if arguments.score or arguments.output in (None, "-"):
             raise UserError(f"--{name} shares a file: it needs --output, and cannot have --score")
@@ -78,93 +64,50 @@ def write_lines(
         one_line: whether a line break within a cell becomes a space.
         settings: arguments of `translated_lines`, in addition to those that the flags give.
     """
+    from hf_vanilla_transformer.inference.file_translation import translate_file, translated_lines
+    from hf_vanilla_transformer.inference.text_io import line_writer, read_lines
     from hf_vanilla_transformer.utils.normalization import import_normalizer
 
-    settings |= given_values(arguments, *DECODING, *_SETTINGS)
+    names = (*DECODING, "n_best", "n_best_format", "spellings", "alignment")
+    settings |= given_values(arguments, *names)
     if arguments.normalize is not None:
         settings["normalize"] = import_normalizer(arguments.normalize)
-    if _writes_a_file(arguments):
-        _write_in_chunks(arguments, sentences, settings | {"column": column})
-    elif _is_at_a_prompt(arguments):
-        _answer_at_a_prompt(arguments, settings)
-    else:
-        _write_one_by_one(arguments, sentences, columns, one_line, settings)
-
-
-def _writes_a_file(arguments: argparse.Namespace) -> bool:
-    """Return whether new lines go to a file that a killed job can resume, and not to a pipe."""
-    if arguments.score or arguments.output in (None, "", "-"):
-        return False
-    output = Path(arguments.output)
-    return output.is_file() or not output.exists()
-
-
-def _write_in_chunks(
-    arguments: argparse.Namespace, sentences: Iterable[str], settings: dict[str, Any]
-) -> None:
-    """Write chunks that all processes share, and that a killed job leaves for the next one."""
-    from hf_vanilla_transformer.inference.file_translation import translate_file
-
-    with shared_work(arguments) as (processes, device, progress):
-        translator = load_translator(arguments, arguments.model, device)
-        translate_file(
-            translator,
-            sentences,
-            arguments.output,
-            processes,
-            prefixes=arguments.prefix,
-            codes=codes_of(arguments, translator, arguments.input),
-            shard=arguments.shard,
-            pool=ray_pool(arguments, "model"),
-            progress=progress,
-            **settings,
-        )
-
-
-def _is_at_a_prompt(arguments: argparse.Namespace) -> bool:
-    """Return whether lines are typed at a terminal, and answered there."""
-    files = (arguments.input, arguments.output, arguments.score, arguments.prefix)
-    streams = (sys.stdin, sys.stdout)
-    return not any(files) and all(stream is not None and stream.isatty() for stream in streams)
-
-
-def _answer_at_a_prompt(arguments: argparse.Namespace, settings: dict[str, Any]) -> None:
-    """Print the outputs for the lines that a person types."""
-    from hf_vanilla_transformer.inference.file_translation import translated_lines
-    from hf_vanilla_transformer.inference.text_io import prompt_lines
-    from hf_vanilla_transformer.utils.errors import UserError
-
-    translator = load_translator(arguments, arguments.model)
-    translated_lines(translator, [], **settings)  # checks the arguments before the first prompt
-    for line in prompt_lines():
-        try:
-            for output in translated_lines(translator, [line], **settings):
-                print(output)
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-
-
-def _write_one_by_one(
-    arguments: argparse.Namespace,
-    sentences: Iterable[str],
-    columns: Any,
-    one_line: bool,
-    settings: dict[str, Any],
-) -> None:
-    """Write each line as soon as it is known."""
-    from hf_vanilla_transformer.inference.file_translation import translated_lines
-    from hf_vanilla_transformer.inference.text_io import line_writer, read_lines
-
+    prefixes = None if arguments.prefix is None else read_lines(arguments.prefix)
+    if not arguments.score and _is_file(arguments.output):
+        with resumable() as progress:
+            translator = load_translator(arguments, arguments.model)
+            translate_file(
+                translator,
+                sentences,
+                arguments.output,
+                column=column,
+                prefixes=prefixes,
+                codes=codes_of(arguments, translator, arguments.input),
+                shard=arguments.shard,
+                pool=ray_pool(arguments, "model"),
+                progress=progress,
+                **settings,
+            )
+        return
+    if arguments.input in (None, "-") and sys.stdin is not None and sys.stdin.isatty():
+        settings.setdefault("batch_size", 1)  # each line is answered at once
+        print("type a line, or Ctrl-D to end", file=sys.stderr)
     with line_writer(arguments.output) as write:
         translator = load_translator(arguments, arguments.model)
         codes = codes_of(arguments, translator, arguments.input)
         if arguments.score:
             lines = _scores(arguments, translator, columns, one_line, codes)
         else:
-            prefixes = None if arguments.prefix is None else read_lines(arguments.prefix)
             lines = translated_lines(translator, sentences, prefixes=prefixes, **settings, **codes)
         for line in lines:
             write(line)
+
+
+def _is_file(output: str | None) -> bool:
+    """Return whether an output is a file, which a killed job can resume, and no pipe or device."""
+    if output in (None, "", "-"):
+        return False
+    return Path(output).is_file() or not Path(output).exists()
 
 
 def _scores(

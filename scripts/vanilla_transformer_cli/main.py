@@ -36,9 +36,6 @@ SUBCOMMANDS = {
 # Subcommands in which the warnings and bars of transformers are shown, or that do not need it.
 NOT_SILENT = ("train", "recipes", "merge", "clean")
 
-# Subcommands whose processes share the work, under torchrun or accelerate. The others run in the first process alone.
-SHARED = ("train", "translate", "distil")
-
 # oneDNN compiles kernels for every shape of a product, and almost every batch has a new one. Its default is to keep
 # 1,024: 150 MB after 10,000 sentences of a tiny model. In training they also divide the heap into small pieces.
 KERNELS_KEPT = {
@@ -88,7 +85,7 @@ def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:
     name = prog.split()[-1]
     # parsed before the package is imported: importing torch takes seconds
     parsed = module.parse_arguments(arguments, prog)
-    if name not in SHARED and int(os.environ.get("RANK", "0")) > 0:
+    if name != "train" and int(os.environ.get("RANK", "0")) > 0:  # of torchrun or accelerate
         sys.exit(0)
     if name in KERNELS_KEPT:  # read at the first product, the second variable by torch
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS_KEPT[name]))

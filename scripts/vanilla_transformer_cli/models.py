@@ -1,8 +1,8 @@
-"""The models of the subcommands: their classes, loading them, and work on files that several processes share."""
+"""The models of the subcommands: their classes, loading them, and work on files that may be resumed."""
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -40,19 +40,17 @@ def use_shipped_models(arguments: Any) -> None:
             setattr(arguments, flag, model_folder(names))
 
 
-def load_translator(
-    arguments: argparse.Namespace, models: Sequence[str], device: str | None = None
-) -> Any:
+def load_translator(arguments: argparse.Namespace, models: Sequence[str]) -> Any:
     """The translator of a model, or of several as an ensemble, with the flags of the subcommand.
 
-    A model of many languages translates from --source_lang into --target_lang.
+    A model of many languages translates from --source_lang into --target_lang. With --ray the workers have the device.
     """
     from hf_vanilla_transformer.inference.translator import Translator
 
     first, *others = models
     translator = Translator.from_pretrained(
         first,
-        device or arguments.device,
+        "cpu" if getattr(arguments, "ray", None) else arguments.device,
         arguments.dtype,
         others,
         **given_values(arguments, "workers", "shortlist"),
@@ -85,7 +83,7 @@ def ray_pool(arguments: argparse.Namespace, flag: str) -> Any:
 
     # a worker may have another working directory
     models = [str(Path(name).resolve()) for name in getattr(arguments, flag)]
-    changed: dict[str, Any] = {flag: models}
+    changed: dict[str, Any] = {flag: models, "ray": None}
     if getattr(arguments, "shortlist", None) is not None:
         changed["shortlist"] = str(Path(arguments.shortlist).resolve())
     load = partial(_load_in_worker, argparse.Namespace(**vars(arguments) | changed), models)
@@ -98,24 +96,15 @@ def _load_in_worker(arguments: argparse.Namespace, models: list[str]) -> Any:
 
 
 @contextmanager
-def shared_work(arguments: argparse.Namespace) -> Iterator[tuple[Any, str | None, Any]]:
-    """The processes that share the chunks of a file, the device of this one, and a bar as a callback."""
-    import torch
-    from accelerate import PartialState
+def resumable() -> Iterator[Callable[[int], object]]:
+    """A function that shows how many more lines are finished. An interrupt says that they are kept."""
     from tqdm import tqdm
 
-    from hf_vanilla_transformer.utils.errors import Interrupted, UserError
+    from hf_vanilla_transformer.utils.errors import Interrupted
 
-    # accelerate forms a group of processes on CPUs only if it is told so.
-    processes = PartialState(cpu=arguments.device == "cpu" or not torch.accelerator.is_available())
-    device = arguments.device or (str(processes.device) if processes.num_processes > 1 else None)
-    if arguments.ray is not None:
-        device = "cpu"  # this process only reads and writes
-        if processes.num_processes > 1:
-            raise UserError("--ray starts workers: leave out accelerate launch")
-    with tqdm(unit=" lines", disable=processes.process_index > 0 or not sys.stderr.isatty()) as bar:
+    with tqdm(unit=" lines", disable=not sys.stderr.isatty()) as bar:
         try:
-            yield processes, device, lambda lines, _: bar.update(lines * processes.num_processes)
+            yield bar.update
         except KeyboardInterrupt:
             raise Interrupted(
                 "interrupted: finished chunks are kept, and the same command resumes"

@@ -5,8 +5,6 @@
   vanilla-transformer predict --model runs/reactions --input products.txt --num_beams 50 --n_best 50 > best.txt
   vanilla-transformer predict --model runs/reactions --input products.txt --score reactants.txt > scores.tsv
 
-Without --input in a terminal it prompts for sequences. Arrow keys recall earlier ones, Ctrl-D ends.
-
 The output has as many lines as the input, in the same order. An empty line stays empty. Text is UTF-8, and only a line
 feed ends a line. A line is given to the model as it is. Its symbols that the model does not know are read as <unk>,
 with a warning. A killed prediction into a file resumes with the same command. Jobs of a scheduler take --shard 1/64 to
@@ -20,7 +18,6 @@ writes instead the number of the line and the rank, both from 1, the text, the s
 candidates, --format jsonl a list of these for each line. The same texts are one candidate, also after --normalize.
 With --spellings M, each M lines of the input are spellings of one source and get one list, ranked by the sum of
 1 / rank over their lists.
---probabilities adds " ||| " and each token with its probability.
 --score writes, for each pair of lines, the natural log-probability of the target, a tab, and one log-probability for
 each token, including the token of the end.
 """

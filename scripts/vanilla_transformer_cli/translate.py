@@ -5,15 +5,12 @@
   vanilla-transformer translate --model runs/numbers_en_de --input source.txt --score translation.txt > scores.tsv
   vanilla-transformer translate --model runs/first runs/second --input source.txt --n_best 4 > best.txt
 
-Without --input in a terminal it prompts for sentences. Arrow keys recall earlier ones, Ctrl-D ends.
-
 The output has as many lines as the input, in the same order. An empty line stays empty. Text is UTF-8, and only a line
 feed ends a line. Lines are read some batches ahead and sorted by length. --batch_size 1 answers each line at once.
-A killed translation into a file resumes with the same command. Several processes can share the work:
-accelerate launch --num_processes 4 --module vanilla_transformer_cli translate --model DIR --input F --output F
-Jobs of a scheduler take --shard 1/64 to --shard 64/64, in any order. Then `vanilla-transformer merge --output F`, or
-this command without --shard, joins them. --ray spreads the work over a cluster of Ray, or over local workers.
-An output named .jsonl or .parquet gets rows with line, source and translation.
+A killed translation into a file resumes with the same command. Jobs of a scheduler take --shard 1/64 to --shard 64/64,
+in any order. Then `vanilla-transformer merge --output F`, or this command without --shard, joins them. --ray spreads
+the work over a cluster of Ray, or over local workers. An output named .jsonl or .parquet gets rows with line, source
+and translation.
 
 HTML, Markdown, subtitles (.srt, .vtt), .po, .docx and .odt files, and .xlf and .tmx files with an output of the same
 kind, are translated as a whole. All but their text stays as it is (extra: documents).
@@ -23,21 +20,19 @@ kind, are translated as a whole. All but their text stays as it is (extra: docum
 where i counts the lines of the input from 0 and the score is the log-probability over the length penalty. --format tsv
 writes instead the number of the line and the rank, both from 1, the text, the score and the probability among the
 candidates, --format jsonl a list of these for each line. The same texts are one candidate, also after --normalize.
---alignment
-adds " ||| " and the word alignment in Pharaoh format: 0-0 1-2 links the first word of the source with the first of the
-translation, the second with the third. Words are separated by white space in every language, as in other aligners.
---probabilities adds " ||| " and each token with its probability: Ġhouse:0.9876 </s>:0.9912 (Ġ is a space).
+--alignment adds " ||| " and the word alignment in Pharaoh format: 0-0 1-2 links the first word of the source with the
+first of the translation, the second with the third. Words are separated by white space in every language, as in other
+aligners.
 --score writes, for each pair of lines, the natural log-probability of the translation, a tab, and one log-probability
 for each token, including the end-of-sentence token.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .lines import add_line_flags, check_files, flags_of_outputs, write_lines
+from .lines import OF_OUTPUTS, add_line_flags, check_files, write_lines
 from .models import load_translator
 from .parsing import (
     COLUMNS,
@@ -65,36 +60,13 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add_flags(
         parser,
         alignment="write the word alignment",
-        alignment_layer=Flag("N", "its decoder layer, from 1 (default: the last but one)", int),
         paragraphs="documents: split each line into sentences; blank lines, indentation and list marks stay, and "
         "sentences longer than any in training are cut and named (extra: documents)",
-        unwrap="with --paragraphs: only a blank line or a list mark ends a paragraph",
         raw="give the model every line as it is; by default addresses, placeholders such as {name} and %%s, markup, "
         "emoji, times and lines without a letter, such as numbers, are kept",
     )
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     return parser.parse_args(arguments)
-
-
-def check_combination(arguments: argparse.Namespace, document: bool) -> None:
-    """Refuse flags that would have no effect. `document`: --input is translated as a whole."""
-    from hf_vanilla_transformer.utils.errors import UserError
-
-    requested = flags_of_outputs(arguments)
-    if arguments.paragraphs and (requested or arguments.score):
-        raise UserError(
-            f"--paragraphs translates documents, --{(requested or ['score'])[0]} is for single sentences"
-        )
-    if arguments.unwrap and (document or not arguments.paragraphs):
-        raise UserError("--unwrap is for plain text with --paragraphs: give both, or neither")
-    if arguments.alignment_layer is not None and not arguments.alignment:
-        raise UserError("--alignment_layer needs --alignment: give both, or neither")
-    check_files(arguments)
-    for name in given_values(arguments, "shard", "ray"):
-        if document:
-            raise UserError(
-                f"--{name} is for lines of text, {arguments.input} is translated as a whole"
-            )
 
 
 def languages_of(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
@@ -103,15 +75,6 @@ def languages_of(arguments: argparse.Namespace) -> tuple[str | None, str | None]
 
     source, target = model_languages(arguments.model[0]) or ("en", None)
     return arguments.source_lang or source, arguments.target_lang or target
-
-
-def sentences_to_translate(arguments: argparse.Namespace, columns: Any) -> Iterator[str]:
-    """The sentences of --input."""
-    from hf_vanilla_transformer.documents.documents import unwrapped
-    from hf_vanilla_transformer.inference.sentences import read_sentences
-
-    lines = read_sentences(arguments.input, "source", columns)
-    return unwrapped(lines, languages_of(arguments)[0]) if arguments.unwrap else lines
 
 
 def translate_document_file(arguments: argparse.Namespace) -> None:
@@ -135,17 +98,26 @@ def translate_document_file(arguments: argparse.Namespace) -> None:
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.documents.document_files import check_output, is_document
     from hf_vanilla_transformer.documents.documents import Paragraphs
+    from hf_vanilla_transformer.inference.sentences import read_sentences
+    from hf_vanilla_transformer.utils.errors import UserError
 
     document = False
     if not arguments.score:
         document = is_document(arguments.input, arguments.output)
         check_output(arguments.input, arguments.output)
     arguments.paragraphs |= document
-    check_combination(arguments, document)
+    check_files(arguments)
+    if arguments.paragraphs:
+        for name in given_values(arguments, *OF_OUTPUTS, "score"):
+            raise UserError(f"--paragraphs translates documents, --{name} is for single sentences")
     if document:
+        for name in given_values(arguments, "shard", "ray"):
+            raise UserError(
+                f"--{name} is for lines of text, {arguments.input} is translated as a whole"
+            )
         return translate_document_file(arguments)
     columns = columns_of(arguments, arguments.model[0], arguments.input, arguments.score)
     settings: dict[str, Any] = {"protect": not arguments.raw}
     if arguments.paragraphs:
         settings["paragraphs"] = Paragraphs(*languages_of(arguments))
-    write_lines(arguments, sentences_to_translate(arguments, columns), columns, **settings)
+    write_lines(arguments, read_sentences(arguments.input, "source", columns), columns, **settings)

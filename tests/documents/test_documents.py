@@ -12,7 +12,6 @@ from hf_vanilla_transformer.documents.documents import (
     sentences_of,
     split_text,
     translate_documents,
-    unwrapped,
 )
 from hf_vanilla_transformer.inference.protected import has_words, protect
 from hf_vanilla_transformer.utils.errors import UserError
@@ -267,13 +266,6 @@ def test_limit_is_that_of_training_then_of_the_tokenizer() -> None:
     limits.append(SentenceCutter(translator).limit)
     translator.model.config.trained_source_length = 300
     assert [*limits, SentenceCutter(translator).limit] == [256, 6, 300]
-
-
-def test_hard_wrapped_lines_become_paragraphs() -> None:
-    text = "  One two\nthree. \n four\n\n\n- item\n  goes on\n- next\n---\nlast\n# Head\nx"
-    expected = ["  One two three. four", "", "", "- item goes on", "- next", "---", "last", "# Head", "x"]
-    assert list(unwrapped(text.split("\n"))) == expected
-    assert list(unwrapped(["你好", "世界。"], "zh")) == ["你好世界。"]
 
 
 def test_arguments_are_checked_before_anything_is_read() -> None:

@@ -3,7 +3,6 @@
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,9 +125,8 @@ def test_formats_have_the_same_candidates(translator: Translator, tmp_path: Path
         settings = SETTINGS | {"n_best": 3, "n_best_format": n_best_format, "batch_size": 1} | more
         if not chunked:
             return list(translated_lines(translator, LINES * 5, **settings))
-        process: Any = SimpleNamespace(process_index=0, num_processes=1, wait_for_everyone=lambda: None)
         output = tmp_path / f"out.{n_best_format}"
-        translate_file(translator, LINES * 5, output, process, **settings)
+        translate_file(translator, LINES * 5, output, **settings)
         return output.read_text(encoding="utf-8").splitlines()
 
     for spellings in (1, 2):

@@ -1,7 +1,9 @@
-"""Files are translated in chunks: a stopped job resumes without repeating or losing a chunk."""
+"""Files are translated in chunks: stopped jobs and shards in any order join to the translation of one run."""
 
 import copy
+import gzip
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -10,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,14 +19,21 @@ import torch
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data import train_tokenizer
-from hf_vanilla_transformer.inference.file_translation import BATCHES_PER_CHUNK, translate_file, translated_lines
+from hf_vanilla_transformer.data.readers import read_rows
+from hf_vanilla_transformer.inference.file_translation import (
+    BATCHES_PER_CHUNK,
+    merge_shards,
+    translate_file,
+    translated_lines,
+)
 from hf_vanilla_transformer.inference.fingerprints import translator_fingerprint
+from hf_vanilla_transformer.inference.text_io import read_lines
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of, save_model, tiny_model
 
 TRANSLATE = [sys.executable, "-m", "vanilla_transformer_cli", "translate"]
 LINES = [f"{i} two hundred and {i}" if i % 7 else "" for i in range(28)]
-SETTINGS = {"batch_size": 1, "num_beams": 1, "max_new_tokens": 4}
+SETTINGS: dict[str, Any] = {"batch_size": 1, "num_beams": 1, "max_new_tokens": 4}
 CHUNK = SETTINGS["batch_size"] * BATCHES_PER_CHUNK
 
 
@@ -45,60 +53,18 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def process(number: int = 0, of: int = 1) -> Any:
-    return SimpleNamespace(process_index=number, num_processes=of, wait_for_everyone=lambda: None)
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "out"
 
 
-def expected(translator: Translator) -> str:
-    lines = translator.translate(LINES, **SETTINGS)
-    return "".join(line.replace("\n", " ") + "\n" for line in lines)
+def translate(translator: Translator, source: Path, output: Path, **settings: Any) -> None:
+    translate_file(translator, read_lines(source), output, **SETTINGS | settings)
 
 
-def test_chunks_are_shared_by_processes(translator: Translator, source: Path) -> None:
-    # Rank 0, which joins the chunks, runs last.
-    output, done = source.with_name("out"), {}
-    for number in (2, 1, 0):
-        counts: list[int] = []
-        note = source.with_name(".out.parts")
-        note.mkdir(exist_ok=True)
-        translate_file(
-            translator, source, output, process(number, of=3), progress=lambda n, _, c=counts: c.append(n), **SETTINGS
-        )
-        done[number] = sum(counts)
-    assert sum(done.values()) == len(LINES)
-    assert max(done.values()) - min(done.values()) <= CHUNK
-    assert output.read_text(encoding="utf-8") == expected(translator)
-
-
-def test_errors_name_the_line_of_the_file(folder: Path, source: Path) -> None:
-    model = tiny_model(
-        vocab_size=300, tie_word_embeddings=False, position_encoding_type="learned", max_position_embeddings=64
-    )
-    translator = Translator(model, Translator.from_pretrained(folder, device="cpu").source_tokenizer)
-    source.write_text("\n".join(LINES[:CHUNK] + ["two hundred " * 80]), encoding="utf-8")
-    with pytest.raises(UserError, match=f"line {CHUNK + 1}: .* 64"):
-        translate_file(translator, source, source.with_name("out"), process(), **SETTINGS)
-
-
-def test_n_best_numbers_continue_over_chunks(translator: Translator, source: Path) -> None:
-    output, prefixes = source.with_name("out"), source.with_name("prefixes")
-    begin = ["zwei" if i % 3 else "" for i in range(len(LINES))]
-    prefixes.write_text("\n".join(begin) + "\n", encoding="utf-8")
-    settings = {**SETTINGS, "num_beams": 2, "n_best": 2}
-    translate_file(translator, source, output, process(), prefixes=prefixes, alignment=True, **settings)
-    lines = output.read_text(encoding="utf-8").splitlines()
-    wanted = list(translated_lines(translator, LINES, prefixes=begin, alignment=True, **settings))
-    assert lines == wanted
-    assert sorted({int(line.split(" ||| ")[0]) for line in lines}) == list(range(len(LINES)))
-
-
-def test_chunks_of_another_job_are_refused(translator: Translator, source: Path) -> None:
-    output = source.with_name("out")
-    parts = source.with_name(".out.parts")
-    parts.mkdir()
-    (parts / "job.json").write_text("{}", encoding="utf-8")
-    assert "output" in error_of(lambda: translate_file(translator, source, output, process(), **SETTINGS))
-    assert (parts / "job.json").exists()
+def expected(translator: Translator, lines: list[str] = LINES, **settings: Any) -> str:
+    texts = translator.translate(lines, **SETTINGS | settings)
+    return "".join(text.replace("\n", " ") + "\n" for text in texts)
 
 
 @contextmanager
@@ -118,11 +84,29 @@ def stopped_after(sentences: int) -> Iterator[None]:
         yield
 
 
+def test_errors_name_the_line_of_the_file(folder: Path, source: Path, output: Path) -> None:
+    model = tiny_model(
+        vocab_size=300, tie_word_embeddings=False, position_encoding_type="learned", max_position_embeddings=64
+    )
+    translator = Translator(model, Translator.from_pretrained(folder, device="cpu").source_tokenizer)
+    source.write_text("\n".join(LINES[:CHUNK] + ["two hundred " * 80]), encoding="utf-8")
+    with pytest.raises(UserError, match=f"line {CHUNK + 1}: .* 64"):
+        translate(translator, source, output)
+
+
+def test_n_best_numbers_continue_over_chunks(translator: Translator, output: Path) -> None:
+    settings = {**SETTINGS, "num_beams": 2, "n_best": 2, "alignment": True}
+    settings["prefixes"] = ["zwei" if i % 3 else "" for i in range(len(LINES))]
+    translate_file(translator, LINES, output, **settings)
+    lines = output.read_text(encoding="utf-8").splitlines()
+    assert lines == list(translated_lines(translator, LINES, **settings))
+    assert sorted({int(line.split(" ||| ")[0]) for line in lines}) == list(range(len(LINES)))
+
+
 @pytest.mark.parametrize("change", ["text", "one line", "moved lines", "prefixes", "nothing"])
-def test_chunks_of_other_text_are_not_reused(translator, source, change):
-    output, prefixes = source.with_name("out"), source.with_name("prefixes")
+def test_chunks_of_other_text_are_not_reused(translator: Translator, source: Path, output: Path, change: str) -> None:
     with stopped_after(2 * CHUNK + 1):
-        translate_file(translator, source, output, process(), **SETTINGS)
+        translate(translator, source, output)
     lines, settings = list(LINES), dict(SETTINGS)
     if change == "text":
         lines = ["seven"] * len(LINES)
@@ -131,13 +115,15 @@ def test_chunks_of_other_text_are_not_reused(translator, source, change):
     elif change == "moved lines":
         lines = lines[CHUNK:] + lines[:CHUNK]
     elif change == "prefixes":
-        prefixes.write_text("zwei\n" * len(lines), encoding="utf-8")
-        settings["prefixes"] = prefixes
-    source.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    translate_file(translator, source, output, process(), **settings)
-    begin = ["zwei"] * len(lines) if change == "prefixes" else None
-    expected_lines = list(translated_lines(translator, lines, prefixes=begin, **SETTINGS))
-    assert output.read_text(encoding="utf-8") == "".join(f"{line}\n" for line in expected_lines)
+        settings["prefixes"] = ["zwei"] * len(lines)
+    translate_file(translator, lines, output, **settings)
+    assert output.read_text(encoding="utf-8") == expected(translator, lines, **settings)
+
+
+def test_missing_codes_of_lines_are_an_error(translator: Translator, output: Path) -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        translate_file(translator, LINES, output, codes={"target_lang": iter(["de"] * 5)}, **SETTINGS)
+    assert not output.exists()
 
 
 def changed_weight(translator: Translator) -> Translator:
@@ -166,13 +152,12 @@ def second_model(translator: Translator) -> Translator:
 
 
 @pytest.mark.parametrize("change", [changed_weight, other_dtype, other_search, other_tokenizer, second_model])
-def test_chunks_of_another_model_are_refused(translator, source, change):
+def test_chunks_of_another_model_are_refused(translator: Translator, source: Path, output: Path, change: Any) -> None:
     """Also if the model is in the same folder and has the same name."""
-    output = source.with_name("out")
     with stopped_after(CHUNK + 1):
-        translate_file(translator, source, output, process(), **SETTINGS)
-    assert "output" in error_of(lambda: translate_file(change(translator), source, output, process(), **SETTINGS))
-    translate_file(translator, source, output, process(), **SETTINGS)
+        translate(translator, source, output)
+    assert "output" in error_of(translate, change(translator), source, output)
+    translate(translator, source, output)
     assert output.read_text(encoding="utf-8") == expected(translator)
 
 
@@ -188,25 +173,26 @@ def test_moved_model_resumes(translator: Translator, folder: Path, tmp_path: Pat
     assert translator_fingerprint(Translator.from_pretrained(moved, "cpu")) == translator_fingerprint(translator)
 
 
-def test_error_keeps_only_finished_chunks(translator: Translator, source: Path) -> None:
-    parts, output = source.with_name(".out.parts"), source.with_name("out")
+def test_error_keeps_only_finished_chunks(translator: Translator, source: Path, output: Path) -> None:
+    parts = output.with_name(".out.parts")
     source.write_bytes(b"f\xfcr\n")
-    assert "UTF-8" in error_of(lambda: translate_file(translator, source, output, process(), **SETTINGS))
+    assert "UTF-8" in error_of(translate, translator, source, output)
     assert not parts.exists()
     source.write_bytes(b"one\n" * CHUNK + b"f\xfcr\n")
-    assert "UTF-8" in error_of(lambda: translate_file(translator, source, output, process(), **SETTINGS))
+    assert "UTF-8" in error_of(translate, translator, source, output)
     assert len(list(parts.iterdir())) == 2
 
 
 @pytest.mark.slow
-def test_killed_job_resumes(translator: Translator, folder: Path, source: Path, repository: Path) -> None:
-    output = source.with_name("out")
+def test_killed_job_resumes(
+    translator: Translator, folder: Path, source: Path, output: Path, repository: Path
+) -> None:
     many = LINES * 60
     source.write_text("\n".join(many) + "\n", encoding="utf-8")
     command = [*TRANSLATE, "--model", str(folder), "--input", str(source), "--output", str(output)]
     command += ["--batch_size", "1", "--num_beams", "1", "--max_new_tokens", "4", "--device", "cpu"]
-    environment = {**os.environ, "PYTHONPATH": str(repository)}
-    parts = source.with_name(".out.parts")
+    environment = {**os.environ, "PYTHONPATH": f"{repository}:{repository}/scripts"}
+    parts = output.with_name(".out.parts")
     for wanted in (2, 9):
         running = subprocess.Popen(command, env=environment)
         while len(list(parts.glob("0*"))) < wanted and running.poll() is None:
@@ -215,17 +201,116 @@ def test_killed_job_resumes(translator: Translator, folder: Path, source: Path, 
         assert running.wait() == -signal.SIGKILL
         assert not output.exists()
     assert subprocess.run(command, env=environment, timeout=300).returncode == 0
-    torch.manual_seed(0)
     assert output.read_text(encoding="utf-8") == expected(translator) * 60
 
 
-@pytest.mark.slow
-def test_two_launched_processes_write_one_file(translator, folder, source, repository):
-    output = source.with_name("out")
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
-    command += [*TRANSLATE[1:], "--model", str(folder), "--input", str(source), "--output", str(output)]
-    command += ["--batch_size", "1", "--num_beams", "1", "--max_new_tokens", "4", "--device", "cpu"]
-    environment = {**os.environ, "PYTHONPATH": str(repository)}
-    assert subprocess.run(command, env=environment, timeout=300).returncode == 0
+# Shards
+
+
+@pytest.mark.parametrize("shards", [1, 3, 64])
+def test_shards_in_any_order_are_one_translation(translator: Translator, source: Path, shards: int) -> None:
+    output, order = source.with_name("out.gz"), list(range(1, shards + 1))
+    random.Random(shards).shuffle(order)
+    assert "output" in error_of(merge_shards, output)
+    for shard in order:
+        counts: list[int] = []
+        translate(translator, source, output, shard=(shard, shards), progress=counts.append)
+        assert abs(sum(counts) - len(LINES) / shards) < CHUNK
+    merge_shards(output)
+    assert gzip.decompress(output.read_bytes()).decode() == expected(translator)
+    assert sorted(path.name for path in source.parent.iterdir()) == ["out.gz", "source"]
+
+
+def test_killed_shard_is_repeated_or_left_to_the_whole(
+    translator: Translator, source: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translate(translator, source, output, shard=(2, 2))
+    with stopped_after(1):
+        translate(translator, source, output, shard=(1, 2))
+    assert "2 of 4" in error_of(merge_shards, output)
+    original, translated = Translator.translate, []
+
+    def recorded(self: Translator, lines: list[str], **settings: Any) -> Any:
+        translated.extend(lines)
+        return original(self, lines, **settings)
+
+    monkeypatch.setattr(Translator, "translate", recorded)
+    translate(translator, source, output)
+    assert translated == LINES[:CHUNK] + LINES[2 * CHUNK : 3 * CHUNK], "the finished shard is not translated again"
     assert output.read_text(encoding="utf-8") == expected(translator)
-    assert sorted(os.listdir(source.parent)) == ["out", "source"]
+
+
+@pytest.mark.slow
+def test_many_shards_with_killed_ones_and_one_of_another_model(translator: Translator, tmp_path: Path) -> None:
+    """64 shards in random order, three killed and repeated, one copied from a run of another model."""
+    lines, rng = [f"{i} two hundred and {i}" for i in range(64 * 8 + 3)], random.Random(3)
+    settings = SETTINGS | {"max_new_tokens": 2}
+    shards, output, elsewhere = list(range(1, 65)), tmp_path / "out", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    rng.shuffle(shards)
+    for shard in shards[:3]:
+        with stopped_after(1):
+            translate_file(translator, lines, output, shard=(shard, 64), **settings)
+    for shard in rng.sample(shards[1:], 63):
+        translate_file(translator, lines, output, shard=(shard, 64), **settings)
+    other = Translator(copy.deepcopy(translator.model), translator.source_tokenizer)
+    other.model.lm_head.weight.data.neg_()
+    with pytest.raises(UserError, match="different model"):
+        translate_file(other, lines, output, shard=(shards[0], 64), **settings)
+    translate_file(other, lines, elsewhere / "out", shard=(shards[0], 64), **settings)
+    foreign = [shutil.copy(part, tmp_path / ".out.parts") for part in (elsewhere / ".out.parts").glob("0*")]
+    assert "missing" in error_of(merge_shards, output)
+    translate_file(translator, lines, output, shard=(shards[0], 64), **settings)
+    assert "other text, model or settings" in error_of(merge_shards, output)
+    for part in foreign:
+        os.remove(part)
+    merge_shards(output)
+    assert output.read_text(encoding="utf-8") == expected(translator, lines, **settings)
+
+
+@pytest.mark.parametrize("change", ["text", "settings", "batch_size"])
+@pytest.mark.parametrize("copied", [False, True])
+def test_foreign_shard_is_refused(
+    translator: Translator, source: Path, output: Path, tmp_path: Path, change: str, copied: bool
+) -> None:
+    """In the same folder it is refused at once, copied from a different machine it is refused by `merge_shards`."""
+    translate(translator, source, output, shard=(1, 2))
+    settings: dict[str, Any] = {"text": {}, "settings": {"max_new_tokens": 3}, "batch_size": {"batch_size": 2}}[change]
+    if change == "text":
+        source.write_text("seven\n" * 28, encoding="utf-8")
+    if copied:
+        (tmp_path / "elsewhere").mkdir()
+        translate(translator, source, tmp_path / "elsewhere" / "out", shard=(2, 2), **settings)
+        for part in (tmp_path / "elsewhere" / ".out.parts").glob("0*"):
+            shutil.copy(part, tmp_path / ".out.parts")
+    else:
+        with pytest.raises(UserError, match="output"):
+            translate(translator, source, output, shard=(2, 2), **settings)
+    assert "output" in error_of(merge_shards, output)
+    assert not output.exists()
+
+
+def test_shards_by_command(translator: Translator, folder: Path, source: Path, output: Path, command: Any) -> None:
+    flags = ["--model", folder, "--input", source, "--output", output]
+    flags += ["--batch_size", 1, "--max_new_tokens", 4, "--num_beams", 1, "--device", "cpu"]
+    for shard in ("2/2", "1/2"):
+        status, _, errors = command("translate", *flags, "--shard", shard)
+        assert status == 0, errors
+    assert command("merge", "--output", output)[0] == 0
+    assert output.read_text(encoding="utf-8") == expected(translator)
+    for wrong in ("0/2", "3/2", "1", "a/b", "1/0", "-1/2"):
+        status, _, errors = command("translate", *flags, f"--shard={wrong}")
+        assert status == 2 and wrong in errors
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "parquet"])
+def test_tables_have_a_row_for_each_line(translator: Translator, source: Path, suffix: str) -> None:
+    output = source.with_name(f"out.{suffix}")
+    for shard in (2, 1):
+        translate(translator, source, output, shard=(shard, 2))
+    merge_shards(output)
+    rows = [(row["line"], row["source"], row["translation"]) for _, row in read_rows(output, {})]
+    assert rows == list(zip(range(1, len(LINES) + 1), LINES, expected(translator).split("\n"), strict=False))
+    assert error_of(translate, translator, source, output, alignment=True).startswith("alignment: ")
+    translate_file(translator, [], output, **SETTINGS)
+    assert [row for _, row in read_rows(output, {})] == []

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 
 from hf_vanilla_transformer import BatchTranslator, Translator
-from hf_vanilla_transformer.data.readers import read_rows
+from hf_vanilla_transformer.data.inputs import DISTILLED
 from hf_vanilla_transformer.inference.fingerprints import translator_fingerprint
 from hf_vanilla_transformer.inference.ray_workers import RayPool
-from hf_vanilla_transformer.inference.text_io import row_writer
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import save_model
 
@@ -82,9 +82,7 @@ def test_killed_workers_of_ray_lose_and_repeat_nothing(
     if form == "txt":
         source.write_text("\n".join(TEXT) + "\n", encoding="utf-8")
     else:
-        with row_writer(source, id=int, source=str) as write:
-            for number, text in enumerate(TEXT):
-                write({"id": number, "source": text})
+        datasets.Dataset.from_dict({"id": range(LINES), "source": TEXT}).to_parquet(source)
     command = [sys.executable, "-m", "vanilla_transformer_cli", "translate", "--model", str(folder), "--ray", "local"]
     start = time.perf_counter()
     run_and_kill([*command, "--input", str(source), "--output", str(output), *FLAGS], "_Worker)).submit", kills)
@@ -154,11 +152,11 @@ def test_distil_on_ray_writes_the_pairs_of_one_process(folder: Path, expected: l
     (tmp_path / "in").write_text("\n".join(TEXT[:200]) + "\n", encoding="utf-8")
     command = [sys.executable, "-m", "vanilla_transformer_cli", "distil", "--teacher", str(folder), "--ray", "local"]
     command += ["--source_file", str(tmp_path / "in"), "--output_dir", str(tmp_path / "out"), "--batch_size", "8"]
-    subprocess.run([*command, "--num_beams", "2", "--pairs_format", "parquet", "--device", "cpu"], check=True)
-    rows = [row for _, row in read_rows(tmp_path / "out" / "train.parquet", {})]
+    subprocess.run([*command, "--num_beams", "2", "--device", "cpu"], check=True)
     translations = Translator.from_pretrained(folder, device="cpu").translate(TEXT[:200], batch_size=8, num_beams=2)
     pairs = [(text, one.replace("\n", " ")) for text, one in zip(TEXT, translations, strict=False) if text]
-    assert [(row["source"], row["target"]) for row in rows] == [pair for pair in pairs if pair[1].strip()]
+    written = [(tmp_path / "out" / name).read_text(encoding="utf-8").split("\n")[:-1] for name in DISTILLED]
+    assert list(zip(*written, strict=True)) == [pair for pair in pairs if pair[1].strip()]
 
 
 def test_ray_data_gives_the_translations_of_one_process(folder: Path) -> None:

@@ -19,7 +19,7 @@ def test_each_command_gives_with_a_table_what_it_gives_with_text(command, tmp_pa
             command("translate", *model, *limit, "--input", source, "--output", tmp_path / f"{folder}.out"),
             command("translate", *model, "--input", source, "--score", target),
             command("evaluate", *model, *limit, "--source", source, "--reference", target),
-            command("distil", "--teacher", model_folder, "--source_file", source, "--reference_file", target,
+            command("distil", "--teacher", model_folder, "--source_file", source,
                     "--output_dir", tmp_path / folder, "--num_beams", 1),
             command("tokenizer", *dict.fromkeys([source, target]), "--vocab_size", 270, "--output_dir",
                     tmp_path / folder / "t"),

@@ -1,6 +1,7 @@
 """`vanilla-transformer translate` as users run it: in a pipe, with files, and with wrong arguments."""
 
 import gzip
+import io
 import os
 import signal
 import subprocess
@@ -99,7 +100,6 @@ def test_prints_of_libraries_go_to_standard_error(run, model_folder, tmp_path, m
         ({"--prefix": "out.txt", "--score": "out.txt"}, "--prefix"),
         ({"--paragraphs": "--alignment"}, "--paragraphs"),
         ({"--source_lang": "en"}, "--source_lang"),
-        ({"--alignment_layer": "1"}, "--alignment_layer"),
         ({"--input": "-", "--prefix": "-"}, "--prefix"),
         ({"--input": "out.txt", "--prefix": "two.txt"}, "prefixes: line 2"),
     ],
@@ -142,70 +142,25 @@ def test_paragraphs_keep_the_layout_and_files_equal_pipes(run, model_folder, tmp
     assert (tmp_path / "out").read_bytes() == printed
 
 
-def test_probabilities_and_alignment_are_fields_of_a_line(run, model_folder, tmp_path):
-    (tmp_path / "source").write_text("two hundred and one\n\nseven\n", encoding="utf-8")
-    arguments = ["--model", model_folder, "--input", tmp_path / "source", "--max_new_tokens", 5]
-    status, printed, _ = run(*arguments, "--probabilities", "--alignment", "--n_best", 2)
-    lines = [line.split(" ||| ") for line in printed.decode().split("\n")[:-1]]
-    assert status == 0 and [line[0] for line in lines] == ["0", "0", "1", "2", "2"]
-    assert lines[2] == ["1", "", "0.0000", "", ""]
-    translator = Translator.from_pretrained(model_folder, device="cpu")
-    (expected,) = translator.translate_nbest(["seven"], 2, max_new_tokens=5, probabilities=True, protect=True)
-    assert [line[4] for line in lines[3:]] == [
-        " ".join(f"{token}:{p:.4f}" for token, p in zip(each.tokens, each.probabilities, strict=True))
-        for each in expected
-    ]
+def test_terminal_is_answered_line_by_line(run, model_folder, monkeypatch):
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as typed, os.fdopen(writing, "wb", buffering=0) as keyboard:
+        keyboard.write(b"seven\n")
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(typed))
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+        original = Translator.translate
 
+        def answering(self, sentences, **settings):
+            for text in original(self, sentences, **settings):  # it would wait for more if it read ahead
+                yield text
+                keyboard.close()
 
-def test_terminal_is_asked_for_sentences(run, model_folder, monkeypatch):
-    typed = iter(["seven", KeyboardInterrupt(), "", "two hundred and one", EOFError()])
-    prompts = []
-
-    def answer(prompt):
-        prompts.append(prompt)
-        given = next(typed)
-        if isinstance(given, BaseException):
-            raise given
-        return given
-
-    monkeypatch.setattr("builtins.input", answer)
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    status, printed, errors = run("--model", model_folder, "--device", "cpu", "--num_beams", 1, "--max_new_tokens", 4)
-    translator = Translator.from_pretrained(model_folder, device="cpu")
-    lines = translator.translate(["seven", "", "two hundred and one"], num_beams=1, max_new_tokens=4, protect=True)
-    first, _, second = (line.replace("\n", " ") for line in lines)
-    assert (status, errors) == (0, "") and prompts == ["> "] * 5
-    assert printed.decode() == f"{first}\n\n\n{second}\n\n"
-
-
-@pytest.mark.slow
-def test_prompt_has_a_history(model_folder, repository):
-    pty = pytest.importorskip("pty", reason="needs pseudo-terminals")
-    process, terminal = pty.fork()
-    if process == 0:
-        environment = {**os.environ, "PYTHONPATH": f"{repository}:{repository}/scripts", "TERM": "dumb"}
-        command = [sys.executable, "-m", "vanilla_transformer_cli", "translate", "--model", str(model_folder)]
-        os.execve(sys.executable, [*command, "--device", "cpu", "--max_new_tokens", "4"], environment)
-    shown = b""
-
-    def read_until(prompts):
-        nonlocal shown
-        while shown.count(b"> ") < prompts:
-            shown += os.read(terminal, 1000)
-
-    read_until(1)
-    os.write(terminal, b"seven\n")
-    read_until(2)
-    os.write(terminal, b"\x1b[A\n")  # arrow up
-    read_until(3)
-    os.write(terminal, b"\x04")
-    _, status = os.waitpid(process, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    translator = Translator.from_pretrained(model_folder, device="cpu")
-    (found,) = translator.translate(["seven"], max_new_tokens=4, protect=True)
-    lines = [line.rstrip() for line in shown.decode().replace("\r", "").split("\n")]
-    assert lines == ["> seven", found, "> seven", found, ">"]
+        monkeypatch.setattr(Translator, "translate", answering)
+        flags = ["--device", "cpu", "--num_beams", 1, "--max_new_tokens", 4]
+        status, printed, errors = run("--model", model_folder, *flags)
+    assert status == 0 and "Ctrl-D" in errors
+    (line,) = original(Translator.from_pretrained(model_folder), ["seven"], num_beams=1, max_new_tokens=4)
+    assert printed.decode() == f"{line}\n"
 
 
 def test_score_writes_log_probabilities_of_tokens(run, model_folder, tmp_path):
