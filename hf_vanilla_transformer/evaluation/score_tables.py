@@ -1,15 +1,13 @@
-"""Tables of a comparison as text, Markdown, LaTeX and a page."""
+"""Tables of a comparison as text and a page."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 from ..utils.html_page import html_page, html_table, html_texts
-from ..utils.markdown import markdown_table
 from .comparison import SAMPLES, TRIALS, Comparison
 from .metric_names import title_of
 
-_LATEX = str.maketrans({character: f"\\{character}" for character in "&%$#_{}"})
 Table = tuple[list[str], list[list[str]]]
 
 
@@ -62,20 +60,9 @@ def group_signatures(groups: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def render(table: Table, form: str) -> str:
-    """Render a table as "text", "markdown" or "latex" (with the package booktabs)."""
+def render(table: Table) -> str:
+    """Render a table as text."""
     head, rows = table
-    if form == "markdown":
-        return markdown_table(head, rows)
-    if form == "latex":
-        cells = [
-            [cell.translate(_LATEX).replace("±", r"$\pm$") for cell in row] for row in (head, *rows)
-        ]
-        first, *lines = (" & ".join(row) + r" \\" for row in cells)
-        start = rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
-        return "\n".join(
-            [start, r"\toprule", first, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"]
-        )
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     padded = (map(str.ljust, row, widths) for row in (head, *rows))
     return "\n".join("  ".join(row).rstrip() for row in padded)

@@ -1,19 +1,22 @@
 """Sentences from plain text, from a column of a table or from a language of a translation memory."""
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, tee
 from pathlib import Path
+from typing import Any
 
 from ..data.cleaning_input import cell_text
-from ..data.columns import Columns, RawRow, read_sides
+from ..data.columns import Columns, read_sides
 from ..data.corpora import PairReport, Source, checked_pairs, defect
 from ..data.inputs import Input, has_pairs
 from ..data.language_tokens import CODES
-from ..data.readers import is_readable, read_rows
 from ..utils.errors import UserError
 from .text_io import on_one_line, read_lines
 
 logger = logging.getLogger(__name__)
+
+Cells = Mapping[str, Any]
 
 
 def read_sentences(
@@ -30,66 +33,56 @@ def read_sentences(
         columns: its columns or languages.
         one_line: whether a line break within a cell becomes a space. Models were trained on cells as they are.
     """
+    return (text for text, _ in _sentences_with_cells(path, side, columns, one_line))
+
+
+def _sentences_with_cells(
+    path: str | Path | None, side: str, columns: Columns | None, one_line: bool
+) -> Iterator[tuple[str, Cells]]:
+    """Yield sentences, each with the other cells of its row."""
     if path is None or not has_pairs(Path(path)):
-        yield from read_lines(path)
+        yield from ((line, {}) for line in read_lines(path))
         return
-    for line, (text,), _ in read_sides(Path(path), columns or Columns(), {}, [side]):
+    for line, (text,), cells in read_sides(Path(path), columns or Columns(), {}, [side]):
         reason = defect(side, text)
         if reason and not (isinstance(text, str) and not text.strip()):
             raise UserError(f"{path}, line {line}: {reason}; mend it, or remove the row")
-        yield on_one_line(text) if one_line else text
+        yield on_one_line(text) if one_line else text, cells
 
 
-def read_codes(
-    path: str | Path | None, lines: Collection[int] | None = None
-) -> dict[str, Iterator[str | None]]:
-    """The columns `source_lang` and `target_lang` of a table, those that it has: the direction of each row.
+def read_directed_sentences(
+    path: str | Path | None, columns: Columns | None = None, one_line: bool = True
+) -> tuple[Iterator[str], dict[str, Iterator[str | None]]]:
+    """Read sources as `read_sentences`, and the languages of each: the columns `source_lang` and `target_lang`.
 
-    `lines` are those of the rows to read. None reads all.
+    A file without such a column has no entry for it. The iterators are to be read together.
     """
-    if path is None or not is_readable(Path(path)):
-        return {}
-    first = next((row for _, row in read_rows(Path(path), {})), None)
-    names = [name for name in CODES if isinstance(first, Mapping) and name in first]
-    return {name: _column(Path(path), name, lines) for name in names}
+    rows = _sentences_with_cells(path, "source", columns, one_line)
+    first = next(rows, None)
+    if first is None:
+        return iter(()), {}
+    names = [name for name in CODES if name in first[1]]
+    texts, *copies = tee(chain([first], rows), 1 + len(names))
+    codes = {name: _cells_of(copy, name) for name, copy in zip(names, copies, strict=True)}
+    return (text for text, _ in texts), codes
 
 
-def _column(path: Path, name: str, lines: Collection[int] | None) -> Iterator[str | None]:
-    return (
-        row.get(name) or None if isinstance(row, Mapping) else None
-        for line, row in read_rows(path, {})
-        if lines is None or line in lines
-    )
+def _cells_of(rows: Iterator[tuple[str, Cells]], name: str) -> Iterator[str | None]:
+    return (cells.get(name) or None for _, cells in rows)
 
 
-def read_labels(path: str | Path, column: str, lines: Collection[int] | None = None) -> list[str]:
-    """Read the cells of a column of a table as text. `lines` as of `read_codes`."""
-    if not is_readable(Path(path)):
-        raise UserError(f"{path} is no table, so that it has no column {column!r}")
-    rows = read_sides(Path(path), Columns(source_column=column), {}, ["source"])
-    return [
-        on_one_line(cell_text(value))
-        for line, (value,), _ in rows
-        if lines is None or line in lines
-    ]
+def codes_in(cells: Sequence[Cells]) -> dict[str, list[str | None]]:
+    """The languages of rows, by the names of the columns `source_lang` and `target_lang` that there are."""
+    names = [name for name in CODES if cells and name in cells[0]]
+    return {name: [row.get(name) or None for row in cells] for name in names}
 
 
-def lines_of_pairs(
-    source: str | Path | None, target: str | Path, columns: Columns
-) -> set[int] | None:
-    """The lines of the rows that `read_sentence_pairs` keeps of one file with pairs. None: all lines of two files."""
-    if source is None or not _are_one_file(source, target):
-        return None
-    return {line for line, _, _ in _complete_rows(source, columns, PairReport(str(source)))}
-
-
-def _are_one_file(source: str | Path, target: str | Path) -> bool:
-    return has_pairs(Path(source)) and Path(source).resolve() == Path(target).resolve()
-
-
-def _complete_rows(path: str | Path, columns: Columns, report: PairReport) -> list[RawRow]:
-    source = Source(Input(str(path), (Path(path),)), columns)
-    return [row for defect_of_row, row in checked_pairs(source, report) if defect_of_row is None]
+def labels_in(cells: Sequence[Cells], column: str, path: str | Path) -> list[str]:
+    """The cells of a column as text. `path` is the table, for messages."""
+    if not cells or column not in cells[0]:
+        names = ", ".join(map(repr, cells[0])) if cells and cells[0] else "none"
+        raise UserError(f"{path} has no column {column!r} beside its text; it has {names}")
+    return [on_one_line(cell_text(row.get(column))) for row in cells]
 
 
 def read_sentence_pairs(
@@ -97,8 +90,8 @@ def read_sentence_pairs(
     target: str | Path,
     columns: Columns | None = None,
     one_line: bool = True,
-) -> tuple[list[str], list[str]]:
-    """Read sentences and their translations.
+) -> tuple[list[str], list[str], list[Cells]]:
+    """Read sentences, their translations, and the other cells of the rows of the source.
 
     If both are one file with pairs, its incomplete rows are dropped and counted in a warning, as in training.
 
@@ -109,19 +102,25 @@ def read_sentence_pairs(
     columns = columns or Columns()
     if source is not None and _are_one_file(source, target):
         report = PairReport(str(source))
-        rows = _complete_rows(source, columns, report)
+        checked = checked_pairs(Source(Input(str(source), (Path(source),)), columns), report)
+        rows = [(*texts, cells) for reason, (_, texts, cells) in checked if reason is None]
         if report.dropped:
             logger.warning("%s: %s", source, report.summary())
-        sources, targets = map(list, zip(*(texts for _, texts, _ in rows), strict=True))
+        sources, targets, cells = map(list, zip(*rows, strict=True))
         if one_line:
             sources = list(map(on_one_line, sources))
             targets = list(map(on_one_line, targets))
-    else:
-        sources = list(read_sentences(source, "source", columns, one_line))
-        targets = list(read_sentences(target, "target", columns, one_line))
+        return sources, targets, cells
+    of_source = list(_sentences_with_cells(source, "source", columns, one_line))
+    sources = [text for text, _ in of_source]
+    targets = list(read_sentences(target, "target", columns, one_line))
     if len(sources) != len(targets):
         name = source or "standard input"
         raise UserError(
             f"{name} has {len(sources)} lines, {target} has {len(targets)}: each needs its other"
         )
-    return sources, targets
+    return sources, targets, [cells for _, cells in of_source]
+
+
+def _are_one_file(source: str | Path, target: str | Path) -> bool:
+    return has_pairs(Path(source)) and Path(source).resolve() == Path(target).resolve()

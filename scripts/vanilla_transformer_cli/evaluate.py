@@ -15,7 +15,7 @@ import json
 import os
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +55,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         ),
         output=Flag("F", "JSON file for the scores and the settings"),
         report=Flag("F", "HTML file for tables and the sentences that differ most"),
-        format=Flag(
-            None,
-            "of the tables (default: text)",
-            choices=["text", "markdown", "latex"],
-            default="text",
-        ),
         metrics=Flag(
             "NAME",
             "bleu, chrf, chrf++, ter, exact_match, top_k (with --n_best), token_error_rate, character_error_rate, "
@@ -112,6 +106,68 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     return parsed
 
 
+@dataclass
+class TestSet:
+    """Parallel text, line by line."""
+
+    sources: list[str] | None
+    references: list[list[str]]  #: one list, or several
+    cells: list[Any]  #: the other cells of each row, if --source is a table
+
+
+def read_test_set(arguments: argparse.Namespace) -> TestSet:
+    """Read --source and --reference."""
+    from hf_vanilla_transformer.inference.sentences import read_sentence_pairs, read_sentences
+    from hf_vanilla_transformer.utils.errors import UserError
+
+    model = arguments.model[0] if arguments.model else None
+    columns = columns_of(arguments, model, arguments.source, *arguments.reference)
+    sources = None
+    cells: list[Any] = []
+    first, *others = arguments.reference
+    if arguments.source:
+        sources, references, cells = read_sentence_pairs(
+            arguments.source, first, columns, one_line=False
+        )
+    else:
+        references = list(read_sentences(first, "target", columns, one_line=False))
+    if not references:
+        raise UserError(f"{first}: it is empty, there is nothing to score")
+    lists = [references]
+    for name in others:
+        lists.append(list(read_sentences(name, "target", columns, one_line=False)))
+        check_length(name, lists[-1], first, len(references))
+    return TestSet(sources, lists, cells)
+
+
+def check_length(name: str, lines: list[Any], first: str, count: int) -> None:
+    """Refuse lines that are not as many as those of the first reference."""
+    from hf_vanilla_transformer.utils.errors import UserError
+
+    if len(lines) != count:
+        raise UserError(f"{name} has {len(lines)} lines, {first} has {count}: each needs its other")
+
+
+def labels_of(arguments: argparse.Namespace, test: TestSet) -> list[str]:
+    """The group of each line, by --by."""
+    from hf_vanilla_transformer.evaluation.comparison import length_labels
+    from hf_vanilla_transformer.inference.sentences import labels_in
+
+    if arguments.by == "length":
+        return length_labels(test.sources or test.references[0])
+    return labels_in(test.cells, arguments.by, arguments.source)
+
+
+def task_of_models(arguments: argparse.Namespace) -> str:
+    """The task of the models: "sequence" if that of one is. Without a model it is "language"."""
+    from hf_vanilla_transformer.data import load_tokenizers
+    from hf_vanilla_transformer.data.token_kinds import tokenizer_task
+
+    folders = [*(arguments.model or []), *arguments.compare]
+    tasks = {tokenizer_task(*load_tokenizers(name)) for name in folders if Path(name).is_dir()}
+    return "sequence" if "sequence" in tasks else "language"
+
+
 def load_systems(arguments: argparse.Namespace) -> dict[str, Any]:
     """The translator of each system by its name, the first one before those of --compare. None for a translation."""
     from hf_vanilla_transformer.utils.errors import UserError
@@ -125,119 +181,71 @@ def load_systems(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: models and load_translator(arguments, models) for name, models in folders.items()}
 
 
-def check_length(name: str, lines: list[Any], first: str, count: int) -> None:
-    """Refuse lines that are not as many as those of the first reference."""
-    from hf_vanilla_transformer.utils.errors import UserError
-
-    if len(lines) != count:
-        raise UserError(f"{name} has {len(lines)} lines, {first} has {count}: each needs its other")
-
-
-def read_hypotheses(file: str, first: str, count: int) -> list[list[str]]:
-    """An existing translation, as a list of one text for each of `count` references in the file `first`."""
+def read_outputs(arguments: argparse.Namespace, file: str, count: int) -> list[list[str]]:
+    """The n-best lists of an existing translation, of one text each without --n_best."""
     from hf_vanilla_transformer.data.readers import require_plain_text
+    from hf_vanilla_transformer.inference.candidates import read_n_best
     from hf_vanilla_transformer.inference.sentences import read_sentences
 
+    if arguments.n_best:
+        return [texts[: arguments.n_best] for texts in read_n_best(file, count)]
     require_plain_text(Path(file))
     lines = [[line] for line in read_sentences(file)]
-    check_length(file, lines, first, count)
+    check_length(file, lines, arguments.reference[0], count)
     return lines
 
 
 def translate_source(
-    arguments: argparse.Namespace, translator: Any, sources: list[str], kept: set[int] | None
-) -> tuple[list[list[str]], dict[str, Any]]:
-    """The n-best lists of --source, and the settings that produced them."""
+    arguments: argparse.Namespace, translator: Any, sources: list[str], test: TestSet
+) -> list[list[str]]:
+    """The n-best lists of a model for the sources of the test set, or for perturbed ones."""
+    from hf_vanilla_transformer.inference.sentences import codes_in
+
+    codes = codes_of(arguments, translator, codes_in(test.cells))
     settings = given_values(arguments, *DECODING)
-    start = time.perf_counter()
-    codes = codes_of(arguments, translator, arguments.source, kept)
-    n_best = arguments.n_best or 1
-    found = translator.translate_nbest(sources, n_best, scores=False, **settings, **codes)
-    translations = [[hypothesis.text for hypothesis in hypotheses] for hypotheses in found]
-    seconds = time.perf_counter() - start
-    return translations, {
-        "source": arguments.source,
-        "settings": translator.describe(**settings),
-        "seconds": round(seconds, 3),
-        "sentences_per_second": round(len(sources) / seconds, 3),
-    }
+    lists = translator.translate_nbest(
+        sources, arguments.n_best or 1, scores=False, **settings, **codes
+    )
+    return [[hypothesis.text for hypothesis in hypotheses] for hypotheses in lists]
 
 
 def outputs_of_systems(
-    arguments: argparse.Namespace,
-    systems: dict[str, Any],
-    sources: list[str] | None,
-    count: int,
-    kept: set[int] | None,
+    arguments: argparse.Namespace, systems: dict[str, Any], test: TestSet
 ) -> tuple[dict[str, list[list[str]]], dict[str, Any]]:
     """The n-best lists of each system, and the settings or the file that those of the first system come from.
 
     Files are read before a model translates.
     """
-    from hf_vanilla_transformer.inference.candidates import read_n_best
-
     lists: dict[str, list[list[str]]] = {}
-    for name in (name for name, model in systems.items() if model is None):
-        if arguments.n_best:
-            lists[name] = [texts[: arguments.n_best] for texts in read_n_best(name, count)]
-        else:
-            lists[name] = read_hypotheses(name, arguments.reference[0], count)
+    for name, translator in systems.items():
+        if translator is None:
+            lists[name] = read_outputs(arguments, name, len(test.references[0]))
     origin: dict[str, Any] = {"hypothesis": arguments.hypothesis}
     for number, (name, translator) in enumerate(systems.items()):
         if translator is None:
             continue
-        lists[name], settings = translate_source(arguments, translator, sources or [], kept)
+        start = time.perf_counter()
+        lists[name] = translate_source(arguments, translator, test.sources or [], test)
+        seconds = time.perf_counter() - start
         if number == 0:
             models = arguments.model
-            origin = {"model": models if len(models) > 1 else models[0], **settings}
+            origin = {
+                "model": models if len(models) > 1 else models[0],
+                "source": arguments.source,
+                "settings": translator.describe(**given_values(arguments, *DECODING)),
+                "seconds": round(seconds, 3),
+                "sentences_per_second": round(len(lists[name]) / seconds, 3),
+            }
     return {name: lists[name] for name in systems}, origin
-
-
-def read_texts(
-    arguments: argparse.Namespace,
-) -> tuple[list[str] | None, list[list[str]], list[str] | None, set[int] | None]:
-    """Sources, if there are any, lists of references, the labels of --by, and the lines of `lines_of_pairs`."""
-    from hf_vanilla_transformer.evaluation.comparison import length_labels
-    from hf_vanilla_transformer.inference.sentences import (
-        lines_of_pairs,
-        read_labels,
-        read_sentence_pairs,
-        read_sentences,
-    )
-    from hf_vanilla_transformer.utils.errors import UserError
-
-    model = arguments.model[0] if arguments.model else None
-    columns = columns_of(arguments, model, arguments.source, *arguments.reference)
-    sources = None
-    first, *others = arguments.reference
-    if arguments.source:
-        sources, references = read_sentence_pairs(arguments.source, first, columns, one_line=False)
-    else:
-        references = list(read_sentences(first, "target", columns, one_line=False))
-    if not references:
-        raise UserError(f"{first}: it is empty, there is nothing to score")
-    lists = [references]
-    for name in others:
-        lists.append(list(read_sentences(name, "target", columns, one_line=False)))
-        check_length(name, lists[-1], first, len(references))
-    kept = lines_of_pairs(arguments.source, first, columns)
-    labels = None
-    if arguments.by == "length":
-        labels = length_labels(sources or references)
-    elif arguments.by:
-        labels = read_labels(arguments.source, arguments.by, kept)
-        check_length(f"--by {arguments.by}", labels, first, len(references))
-    return sources, lists, labels, kept
 
 
 def score_perturbed(
     arguments: argparse.Namespace,
     systems: dict[str, Any],
     hypotheses: dict[str, list[str]],
-    references: list[list[str]],
+    test: TestSet,
     perturbations: list[str],
     options: dict[str, Any],
-    kept: set[int] | None,
 ) -> dict[str, Any]:
     """Scores by perturbation and system, as of `scores_by_group`, of each target language if a table has several.
 
@@ -245,40 +253,40 @@ def score_perturbed(
     """
     from hf_vanilla_transformer.data.perturbations import perturb_all
     from hf_vanilla_transformer.evaluation.comparison import scores_by_group
+    from hf_vanilla_transformer.evaluation.metrics import Groups
+    from hf_vanilla_transformer.inference.sentences import codes_in
 
-    pairs = list(zip(options["sources"], references[0], strict=True))
+    pairs = list(zip(test.sources or [], test.references[0], strict=True))
     languages = [(arguments.source_lang, arguments.target_lang)] * len(pairs)
-    codes = codes_of(arguments, next(iter(systems.values())), arguments.source, kept)
+    codes = codes_of(arguments, next(iter(systems.values())), codes_in(test.cells))
     if {"source_lang", "target_lang"} <= codes.keys():
         languages = list(zip(codes["source_lang"], codes["target_lang"], strict=True))
-    settings = given_values(arguments, *DECODING)
-    texts: dict[str, Any] = {"none": (options["sources"], references, hypotheses)}
+    texts: dict[str, Any] = {"none": (test.sources, test.references, hypotheses)}
     for name in perturbations:
         sources, expected = map(list, zip(*perturb_all(name, pairs, languages), strict=True))
         outputs = {}
         for system, translator in systems.items():
-            codes = codes_of(arguments, translator, arguments.source, kept)
-            outputs[system] = list(translator.translate(sources, **settings, **codes))
+            lists = translate_source(arguments, translator, sources, test)
+            outputs[system] = [best for best, *_ in lists]
         texts[name] = sources, [expected], outputs
 
-    rows_of_languages: dict[str, list[int]] = {}
-    for row, (_, target) in enumerate(languages):
-        rows_of_languages.setdefault(target or "", []).append(row)
-    groups: dict[str, Any] = {}
+    rows_of_languages = Groups([target or "" for _, target in languages], False).rows()
+    scores: dict[str, Any] = {}
     for name, (sources, columns, outputs) in texts.items():
         for language, rows in rows_of_languages.items():
             label = f"{name} {language}" if len(rows_of_languages) > 1 else name
+            references = [test.references[0][row] for row in rows]
             of_language = options | {
                 "sources": [sources[row] for row in rows],
-                "metrics": fitting_metrics(options, [references[0][row] for row in rows]),
+                "metrics": fitting_metrics(options, references),
             }
-            groups |= scores_by_group(
+            scores |= scores_by_group(
                 {system: [each[row] for row in rows] for system, each in outputs.items()},
                 [[column[row] for row in rows] for column in columns],
                 [label] * len(rows),
                 **of_language,
             )
-    return groups
+    return scores
 
 
 def fitting_metrics(options: dict[str, Any], references: list[str]) -> dict[str, Any]:
@@ -290,75 +298,6 @@ def fitting_metrics(options: dict[str, Any], references: list[str]) -> dict[str,
     if "bleu" not in metrics or metrics["bleu"].tokenize:
         return metrics
     return metrics | make_metrics(["bleu"], fitting_tokenizer(references), options["lowercase"])
-
-
-def task_of_models(arguments: argparse.Namespace) -> str:
-    """The task of the models: "sequence" if that of one is. Without a model it is "language"."""
-    from hf_vanilla_transformer.data import load_tokenizers
-    from hf_vanilla_transformer.data.token_kinds import tokenizer_task
-
-    folders = [*(arguments.model or []), *arguments.compare]
-    tasks = {tokenizer_task(*load_tokenizers(name)) for name in folders if Path(name).is_dir()}
-    return "sequence" if "sequence" in tasks else "language"
-
-
-@dataclass
-class Report:
-    """The results for --output, and what is printed of them."""
-
-    items: str  #: the name of what is scored, in the plural
-    results: dict[str, Any]
-    tables: list[Any] = field(default_factory=list)
-    signatures: list[str] = field(default_factory=list)  #: of the tables
-
-    def add_groups(self, name: str, title: str, groups: dict[str, Any]) -> None:
-        """Add the result `name` of `scores_by_group`, with its table."""
-        from hf_vanilla_transformer.evaluation import score_tables
-
-        self.results[name] = groups
-        self.tables.append(score_tables.group_table(title, groups, self.items))
-        self.signatures += score_tables.group_signatures(groups)
-
-    def add_comparison(
-        self,
-        hypotheses: dict[str, list[str]],
-        references: list[list[str]],
-        task: str,
-        **options: Any,
-    ) -> None:
-        """Add the comparison of the systems with the first one."""
-        from hf_vanilla_transformer.evaluation import comparison, score_tables
-
-        compared = comparison.compare_systems(hypotheses, references, **options)
-        self.results["comparison"] = compared
-        self.results["differences"] = comparison.largest_differences(
-            hypotheses, references, options["sources"], task=task
-        )
-        self.tables.append(score_tables.comparison_table(compared))
-
-    def print(self, names: list[str], form: str) -> None:
-        """Print the scores with these names and their signatures, then tables with theirs."""
-        from hf_vanilla_transformer.evaluation.metric_names import title_of
-        from hf_vanilla_transformer.evaluation.score_tables import render
-
-        results = self.results
-        compared = results.get("comparison")
-        # A file of hypotheses does not say what they are.
-        items = "lines" if "hypothesis" in results else self.items
-        for name in names if compared is None else ():
-            if name in results and name != "exact_match":
-                print(f"{results.get(f'{name}_signature') or title_of(name)} = {results[name]:.2f}")
-        for table in self.tables:
-            print(render(table, form), end="\n\n")
-        of_systems = compared["signatures"].values() if compared else ()
-        for signature in (*dict.fromkeys(self.signatures), *of_systems):
-            print(signature)
-        for name in ("exact_match", "invalid"):
-            if name in results:
-                print(f"{title_of(name)} = {results[name]:.2f} % of {results['sentences']} {items}")
-        if "seconds" in results:
-            speed = f"{results['sentences_per_second']:.1f} {items} per second"
-            print(f"{results['seconds']:.1f} seconds, {speed}")
 
 
 def scoring_options(arguments: argparse.Namespace, task: str) -> dict[str, Any]:
@@ -376,11 +315,37 @@ def scoring_options(arguments: argparse.Namespace, task: str) -> dict[str, Any]:
     }
 
 
+def print_results(results: dict[str, Any], names: list[str], tables: list[Any]) -> None:
+    """Print the scores with these names and their signatures, then tables with theirs."""
+    from hf_vanilla_transformer.evaluation.metric_names import title_of
+    from hf_vanilla_transformer.evaluation.score_tables import group_signatures, render
+
+    items = "sequences" if "task" in results else "sentences"
+    compared = results.get("comparison")
+    for name in names if compared is None else ():
+        if name in results and name != "exact_match":
+            print(f"{results.get(f'{name}_signature') or title_of(name)} = {results[name]:.2f}")
+    for table in tables:
+        print(render(table), end="\n\n")
+    groups = (results.get("groups"), results.get("perturbations"))
+    signatures = [each for of_tables in groups if of_tables for each in group_signatures(of_tables)]
+    of_systems = compared["signatures"].values() if compared else ()
+    for signature in (*dict.fromkeys(signatures), *of_systems):
+        print(signature)
+    # A file of hypotheses does not say what they are.
+    scored = "lines" if "hypothesis" in results else items
+    for name in ("exact_match", "invalid"):
+        if name in results:
+            print(f"{title_of(name)} = {results[name]:.2f} % of {results['sentences']} {scored}")
+    if "seconds" in results:
+        speed = f"{results['sentences_per_second']:.1f} {items} per second"
+        print(f"{results['seconds']:.1f} seconds, {speed}")
+
+
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.data.perturbations import perturbation_names
-    from hf_vanilla_transformer.evaluation.comparison import scores_by_group
+    from hf_vanilla_transformer.evaluation import comparison, score_tables
     from hf_vanilla_transformer.evaluation.metrics import score_names, score_translations
-    from hf_vanilla_transformer.evaluation.score_tables import comparison_page
     from hf_vanilla_transformer.inference.text_io import line_writer, on_one_line
     from hf_vanilla_transformer.utils.errors import UserError
 
@@ -397,13 +362,13 @@ def main(arguments: argparse.Namespace) -> None:
         line_writer(arguments.output) if arguments.output else nullcontext() as write,
         line_writer(arguments.report) if arguments.report else nullcontext() as write_page,
     ):
-        sources, references, labels, kept = read_texts(arguments)
-        options["sources"] = sources
+        test = read_test_set(arguments)
+        labels = labels_of(arguments, test) if arguments.by else None
+        options["sources"] = test.sources
         systems = load_systems(arguments)
-        count = len(references[0])
-        lists, origin = outputs_of_systems(arguments, systems, sources, count, kept)
+        lists, origin = outputs_of_systems(arguments, systems, test)
         if None in systems.values():  # the lines of a file have no line breaks
-            references = [list(map(on_one_line, texts)) for texts in references]
+            test.references = [list(map(on_one_line, texts)) for texts in test.references]
             lists = {
                 name: [list(map(on_one_line, texts)) for texts in of_system]
                 for name, of_system in lists.items()
@@ -412,28 +377,37 @@ def main(arguments: argparse.Namespace) -> None:
         first = next(iter(systems))
         n_best = lists if arguments.n_best else {}
         results = score_translations(
-            hypotheses[first], references, n_best=n_best.get(first), **options
+            hypotheses[first], test.references, n_best=n_best.get(first), **options
         )
         results |= origin
         if task == "sequence":
             results["task"] = task
-        results["reference"] = (
-            arguments.reference if len(references) > 1 else arguments.reference[0]
-        )
-        report = Report("sentences" if task == "language" else "sequences", results)
+        files = arguments.reference
+        results["reference"] = files if len(files) > 1 else files[0]
+        items = "sentences" if task == "language" else "sequences"
+        tables = []
         if arguments.compare or any(":" in name for name in options["metrics"]):
-            report.add_comparison(hypotheses, references, task, n_best=n_best, **options)
-        if labels is not None:
-            groups = scores_by_group(hypotheses, references, labels, n_best=n_best, **options)
-            report.add_groups("groups", arguments.by, groups)
-        if perturbations:
-            groups = score_perturbed(
-                arguments, systems, hypotheses, references, perturbations, options, kept
+            compared = comparison.compare_systems(
+                hypotheses, test.references, n_best=n_best, **options
             )
-            report.add_groups("perturbations", "perturbation", groups)
-        report.print(names, arguments.format)
+            results["comparison"] = compared
+            results["differences"] = comparison.largest_differences(
+                hypotheses, test.references, test.sources, task=task
+            )
+            tables.append(score_tables.comparison_table(compared))
+        if labels is not None:
+            groups = comparison.scores_by_group(
+                hypotheses, test.references, labels, n_best=n_best, **options
+            )
+            results["groups"] = groups
+            tables.append(score_tables.group_table(arguments.by, groups, items))
+        if perturbations:
+            groups = score_perturbed(arguments, systems, hypotheses, test, perturbations, options)
+            results["perturbations"] = groups
+            tables.append(score_tables.group_table("perturbation", groups, items))
+        print_results(results, names, tables)
         if write:
             write(json.dumps(results, indent=2, ensure_ascii=False))
         if write_page:
             title = f"Scores on {results['reference']}"
-            write_page(comparison_page(title, report.tables, results))
+            write_page(score_tables.comparison_page(title, tables, results))

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,6 @@ def check_files(arguments: argparse.Namespace) -> None:
 
 def write_lines(
     arguments: argparse.Namespace,
-    sentences: Iterable[str],
     columns: Any,
     column: str = "translation",
     one_line: bool = True,
@@ -58,7 +57,6 @@ def write_lines(
     """Write the outputs of the sentences of --input, or the scores of --score, to where the flags say.
 
     Args:
-        sentences: of --input.
         columns: of the tables that are read.
         column: of the outputs, in a table that is written.
         one_line: whether a line break within a cell becomes a space.
@@ -76,13 +74,14 @@ def write_lines(
     if not arguments.score and _is_file(arguments.output):
         with resumable() as progress:
             translator = load_translator(arguments, arguments.model)
+            sentences, codes = _input(arguments, translator, columns, one_line)
             translate_file(
                 translator,
                 sentences,
                 arguments.output,
                 column=column,
                 prefixes=prefixes,
-                codes=codes_of(arguments, translator, arguments.input),
+                codes=codes,
                 shard=arguments.shard,
                 pool=ray_pool(arguments, "model"),
                 progress=progress,
@@ -94,10 +93,10 @@ def write_lines(
         print("type a line, or Ctrl-D to end", file=sys.stderr)
     with line_writer(arguments.output) as write:
         translator = load_translator(arguments, arguments.model)
-        codes = codes_of(arguments, translator, arguments.input)
         if arguments.score:
-            lines = _scores(arguments, translator, columns, one_line, codes)
+            lines = _scores(arguments, translator, columns, one_line)
         else:
+            sentences, codes = _input(arguments, translator, columns, one_line)
             lines = translated_lines(translator, sentences, prefixes=prefixes, **settings, **codes)
         for line in lines:
             write(line)
@@ -110,18 +109,29 @@ def _is_file(output: str | None) -> bool:
     return Path(output).is_file() or not Path(output).exists()
 
 
+def _input(
+    arguments: argparse.Namespace, translator: Any, columns: Any, one_line: bool
+) -> tuple[Iterator[str], dict[str, Any]]:
+    """The sentences of --input, and their languages, for a model of many."""
+    from hf_vanilla_transformer.inference import sentences
+
+    if translator.directions.source is None:
+        return sentences.read_sentences(arguments.input, "source", columns, one_line), {}
+    texts, codes = sentences.read_directed_sentences(arguments.input, columns, one_line)
+    return texts, codes_of(arguments, translator, codes)
+
+
 def _scores(
-    arguments: argparse.Namespace,
-    translator: Any,
-    columns: Any,
-    one_line: bool,
-    codes: dict[str, Any],
+    arguments: argparse.Namespace, translator: Any, columns: Any, one_line: bool
 ) -> Iterator[str]:
     """For each pair of lines its log-probability, a tab, and those of its tokens."""
     from hf_vanilla_transformer.inference.scoring import score_translations_of
-    from hf_vanilla_transformer.inference.sentences import read_sentence_pairs
+    from hf_vanilla_transformer.inference.sentences import codes_in, read_sentence_pairs
 
-    sides = read_sentence_pairs(arguments.input, arguments.score, columns, one_line=one_line)
+    *sides, cells = read_sentence_pairs(
+        arguments.input, arguments.score, columns, one_line=one_line
+    )
+    codes = codes_of(arguments, translator, codes_in(cells))
     settings = given_values(arguments, "batch_size", "max_tokens_per_batch")
     for scored in score_translations_of(translator, zip(*sides, strict=True), **settings, **codes):
         tokens = " ".join(f"{log_p:.4f}" for log_p in scored.log_probabilities)

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -61,18 +61,13 @@ def load_translator(arguments: argparse.Namespace, models: Sequence[str]) -> Any
 
 
 def codes_of(
-    arguments: argparse.Namespace, translator: Any, path: str | None, lines: Any = None
+    arguments: argparse.Namespace, translator: Any, columns: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The columns of a table with the languages of each row, for a model of many languages, without those of flags.
-
-    `lines` are those of the rows to read. None reads all.
-    """
-    from hf_vanilla_transformer.inference.sentences import read_codes
-
+    """The columns with the languages of each row, for a model of many languages, without those of flags."""
     if translator.directions.source is None or getattr(arguments, "paragraphs", False):
         return {}
     flags = given_values(arguments, *_CODES)
-    return {name: codes for name, codes in read_codes(path, lines).items() if name not in flags}
+    return {name: codes for name, codes in columns.items() if name not in flags}
 
 
 def ray_pool(arguments: argparse.Namespace, flag: str) -> Any:

@@ -47,9 +47,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.inference.sentences import read_sentences
-
     check_files(arguments)
     columns = columns_of(arguments, None, arguments.input, arguments.score)
-    sentences = read_sentences(arguments.input, "source", columns, one_line=False)
-    write_lines(arguments, sentences, columns, "prediction", one_line=False, protect=False)
+    write_lines(arguments, columns, "prediction", one_line=False, protect=False)

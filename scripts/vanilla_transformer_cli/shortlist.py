@@ -42,7 +42,8 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.inference.shortlist_files import write_shortlist
 
     translator = load_translator(arguments, [arguments.model])
-    pairs = zip(*read_sentence_pairs(arguments.source, arguments.target), strict=True)
+    sources, targets, _ = read_sentence_pairs(arguments.source, arguments.target)
+    pairs = zip(sources, targets, strict=True)
     settings = {name: getattr(arguments, name) for name in ("alignment", "best", "frequent")}
     print(
         f"{arguments.output}: {write_shortlist(translator, pairs, arguments.output, **settings):,} source tokens"

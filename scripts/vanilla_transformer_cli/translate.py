@@ -98,7 +98,6 @@ def translate_document_file(arguments: argparse.Namespace) -> None:
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.documents.document_files import check_output, is_document
     from hf_vanilla_transformer.documents.documents import Paragraphs
-    from hf_vanilla_transformer.inference.sentences import read_sentences
     from hf_vanilla_transformer.utils.errors import UserError
 
     document = False
@@ -120,4 +119,4 @@ def main(arguments: argparse.Namespace) -> None:
     settings: dict[str, Any] = {"protect": not arguments.raw}
     if arguments.paragraphs:
         settings["paragraphs"] = Paragraphs(*languages_of(arguments))
-    write_lines(arguments, read_sentences(arguments.input, "source", columns), columns, **settings)
+    write_lines(arguments, columns, **settings)

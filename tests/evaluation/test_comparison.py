@@ -141,7 +141,7 @@ def test_groups_and_differences(texts):
     best = differences[0]
     scores = [sacrebleu.sentence_chrf(best[name], [best["reference"]]).score for name in ("hypothesis", "baseline")]
     assert best["difference"] == pytest.approx(scores[0] - scores[1])
-    assert render(group_table("length", groups), "text").count("\n") == len(groups)
+    assert render(group_table("length", groups)).count("\n") == len(groups)
 
 
 def test_each_group_has_the_tokenizer_of_its_language(texts):
@@ -200,12 +200,13 @@ def test_systems_of_other_lengths_are_refused(texts):
         compare_systems(systems | {"short": references[1:]}, references)
 
 
-def test_tables_of_a_paper(texts):
+def test_table_has_a_row_for_each_system(texts):
     references, _, systems = texts
-    table = comparison_table(compare_systems({"a_b & 50 %": references} | systems, references))
-    latex, markdown = render(table, "latex"), render(table, "markdown")
-    assert r"a\_b \& 50 \% & 100.00 $\pm$ 0.00" in latex and latex.count(r"\\") == 5
-    assert markdown.splitlines()[0] == "| system | BLEU | chrF |" and len(markdown.splitlines()) == 6
+    lines = render(comparison_table(compare_systems({"same": references} | systems, references))).splitlines()
+    assert (
+        lines[0].split() == ["system", "BLEU", "chrF"] and lines[1].startswith("same") and "100.00 ± 0.00" in lines[1]
+    )
+    assert [line.startswith(name) for line, name in zip(lines[2:], systems, strict=True)] == [True] * len(systems)
 
 
 @pytest.mark.parametrize("name", PERTURBATIONS)

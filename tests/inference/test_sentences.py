@@ -4,7 +4,13 @@ import pytest
 
 from hf_vanilla_transformer.data import load_pairs
 from hf_vanilla_transformer.data.columns import Columns
-from hf_vanilla_transformer.inference.sentences import read_sentence_pairs, read_sentences
+from hf_vanilla_transformer.inference.sentences import (
+    codes_in,
+    labels_in,
+    read_directed_sentences,
+    read_sentence_pairs,
+    read_sentences,
+)
 from hf_vanilla_transformer.inference.text_io import read_lines
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of
@@ -20,10 +26,10 @@ def test_commands_read_the_sentences_that_training_reads(tmp_path, name):
     assert list(zip(pairs["source"][:], pairs["target"][:], strict=True)) == PAIRS
     sources, targets = map(list, zip(*PAIRS, strict=True))
     assert (list(read_sentences(path)), list(read_sentences(path, "target"))) == (sources, targets)
-    assert read_sentence_pairs(path, path) == (sources, targets)
+    assert read_sentence_pairs(path, path)[:2] == (sources, targets)
     text = tmp_path / "x.txt"
     text.write_text("\n".join(sources) + "\n", encoding="utf-8")
-    assert read_sentence_pairs(text, path) == (sources, targets)
+    assert read_sentence_pairs(text, path) == (sources, targets, [{}] * len(sources))
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.parquet"])
@@ -38,17 +44,36 @@ def test_commands_read_the_sentences_that_training_reads(tmp_path, name):
 )
 def test_columns_are_named_or_those_of_the_languages(tmp_path, name, columns):
     path = write_pairs(tmp_path, name, "en", "de")
-    assert read_sentence_pairs(path, path, columns) == tuple(map(list, zip(*PAIRS, strict=True)))
+    assert read_sentence_pairs(path, path, columns)[:2] == tuple(map(list, zip(*PAIRS, strict=True)))
     with pytest.raises(UserError, match="'number', 'en', 'de'.*source_column"):
         list(read_sentences(path))
 
 
 def test_incomplete_rows_are_dropped_from_pairs_and_refused_alone(tmp_path, caplog):
     (path := tmp_path / "x.csv").write_text('source,target\na,b\n"c\nd",e\nf\n,g\n')
-    assert read_sentence_pairs(path, tmp_path / "x" / ".." / "x.csv") == (["a", "c d"], ["b", "e"])
+    assert read_sentence_pairs(path, tmp_path / "x" / ".." / "x.csv") == (["a", "c d"], ["b", "e"], [{}, {}])
     assert "kept 2 of 4 pairs" in caplog.text and "missing target" in caplog.text
     assert list(read_sentences(path)) == ["a", "c d", "f", ""]
     assert "line 5" in error_of(lambda: list(read_sentences(path, "target")))
+
+
+def test_languages_and_labels_are_those_of_the_rows_that_are_read(tmp_path):
+    (path := tmp_path / "x.tsv").write_text(
+        "source\ttarget\tsource_lang\ttarget_lang\tkind\na\tb\ten\tde\t1\nc\td\tde\tfr\t2\n"
+        "e\t\ten\tfr\t3\ng\th\ten\tfr\t4\n"
+    )
+    columns = Columns(target_lang="fr")
+    sentences, codes = read_directed_sentences(path, columns)
+    rows = list(zip(sentences, codes["source_lang"], codes["target_lang"], strict=True))
+    assert rows == [("c", "de", "fr"), ("e", "en", "fr"), ("g", "en", "fr")]
+    sources, targets, cells = read_sentence_pairs(path, path, columns)
+    assert (sources, targets, labels_in(cells, "kind", path)) == (["c", "g"], ["d", "h"], ["2", "4"])
+    assert codes_in(cells) == {"source_lang": ["de", "en"], "target_lang": ["fr", "fr"]}
+    assert "'kind'" in error_of(labels_in, cells, "sort", path)
+    (text := tmp_path / "x.txt").write_text("a\n")
+    sentences, codes = read_directed_sentences(text)
+    assert (list(sentences), codes) == (["a"], {})
+    assert "'sort'" in error_of(labels_in, [{}], "sort", text)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,9 @@ def test_rows_of_a_table_have_their_own_directions(command: Any, folder: Path, t
     command("evaluate", "--hypothesis", next(texts), "--reference", next(texts), "--output", results)
     assert scores["chrf"] == json.loads(results.read_text(encoding="utf-8"))["chrf"]
 
+    lines = table.read_text(encoding="utf-8").splitlines()
+    lines.insert(2, "nine\t\tfr")  # an incomplete row is left out with its language
+    write(table, lines)
     status, printed, errors = command("translate", *shared, "--input", table, "--score", table)
     assert status == 0, errors
     alone = [next(score_translations_of(translator.directed(None, target), [pair])) for *pair, target in ROWS]
@@ -58,6 +61,18 @@ def test_rows_of_a_table_have_their_own_directions(command: Any, folder: Path, t
     assert found == pytest.approx([scored.log_probability for scored in alone], abs=2e-4)
     scored = list(score_translations_of(translator, zip(SOURCES, REFERENCES, strict=True), target_lang=TARGETS))
     assert [row.tokens for row in scored] == [row.tokens for row in alone]
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+def test_flag_chooses_the_rows_of_a_language(command: Any, folder: Path, tmp_path: Path, to_file: bool) -> None:
+    rows = ["source\ttarget\tsource_lang\ttarget_lang", "seven\tsept\ten\tfr", "eight\tacht\ten\tde"]
+    output = ("--output", tmp_path / "out") if to_file else ()
+    flags = ("--model", folder, "--device", "cpu", "--max_new_tokens", 4, "--target_lang", "de", *output)
+    status, printed, errors = command("translate", *flags, "--input", write(tmp_path / "rows.tsv", rows))
+    assert status == 0, errors
+    translator = Translator.from_pretrained(folder, device="cpu")
+    (text,) = translator.translate(["eight"], source_lang="en", target_lang="de", max_new_tokens=4)
+    assert (output[1].read_text(encoding="utf-8") if to_file else printed) == f"{text}\n"
 
 
 def write(path: Path, lines: list[str]) -> Path:

@@ -80,7 +80,7 @@ def test_systems_are_compared(command, work, model_folder, monkeypatch):
     status, printed, errors = command("evaluate",
         "--model", model_folder, "--source", "table.csv", "--reference", "table.csv", "--compare", "references",
         "--source_lang", "en", "--target_lang", "de", "--by", "kind", "--metrics", "chrf", "ter", "mine:constant",
-        "--output", "results.json", "--report", "page.html", "--format", "markdown", "--max_new_tokens", 3,
+        "--output", "results.json", "--report", "page.html", "--max_new_tokens", 3,
     )  # fmt: skip
     assert status == 0, errors
     results = json.loads((work / "results.json").read_text(encoding="utf-8"))
@@ -88,7 +88,11 @@ def test_systems_are_compared(command, work, model_folder, monkeypatch):
     assert results["comparison"]["systems"]["references"]["mine:constant"]["score"] == 1
     assert [(label, group["sentences"]) for label, group in results["groups"].items()] == [("a", 2), ("b", 1)]
     page = (work / "page.html").read_text(encoding="utf-8")
-    assert "| system | chrF | TER | mine:constant |" in printed and "references" in page and "http" not in page
+    assert (
+        printed.splitlines()[0].split() == ["system", "chrF", "TER", "mine:constant"]
+        and "references" in page
+        and "http" not in page
+    )
 
 
 def test_perturbed_text_is_scored(command, work, model_folder):
@@ -173,7 +177,7 @@ def test_groups_are_cells_of_any_type(command, work, model_folder):
     groups = json.loads((work / "results.json").read_text())["groups"]
     assert {label: group["sentences"] for label, group in groups.items()} == {"2020": 2, "": 1}
     status, _, errors = command("evaluate", *flags, "--source", "hypotheses", "--reference", "references", "--by", "x")
-    assert status == 2 and errors == "error: hypotheses is no table, so that it has no column 'x'\n"
+    assert status == 2 and errors.startswith("error: hypotheses has no column 'x'")
 
 
 def test_cells_with_line_breaks_are_given_to_the_model_as_in_training(command, work, model_folder):
