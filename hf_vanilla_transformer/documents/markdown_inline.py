@@ -29,6 +29,8 @@ _FORMULA_SIGN = r"[\\^_={}]"
 #: Of a formula in brackets. Writers of Markdown escape brackets of text, and its signs.
 _BARE_SIGN = r"(?:(?<!\\)[\^_={}]|\\[A-Za-z]{2})"
 _KEY = r"[a-z0-9]+(?:-[a-z]+)*"
+_NAME = r"(?<=\s)\^[A-Za-z0-9-]+(?=\s*\Z)"
+_CHECKBOX = r"\[[ xX]\](?=[ \t])"
 
 #: Inline text that stays: roles of MyST, attributes, keys of a keyboard, footnote marks, formulas and comments of MDX.
 _FIXED_TEXT = re.compile(
@@ -37,15 +39,14 @@ _FIXED_TEXT = re.compile(
     rf"|\$(?! )(?:\w{{1,2}}|(?=[^$\n]*{_FORMULA_SIGN})[^$\n]+(?<! ))\$(?!\d)"
     rf"|\\\((?=(?:(?!\\\))[^\n])*?{_BARE_SIGN})(?:[^\\\n]|\\(?!\))){{1,80}}\\\)"
     rf"|\\\[(?=(?:(?!\\\])[^\n])*?{_BARE_SIGN})(?:[^\\\n]|\\(?!\])){{1,80}}\\\]"
-    r"|\{/\*(?:(?!\*/\}).)*\*/\}",
+    rf"|\{{/\*(?:(?!\*/\}}).)*\*/\}}|\A{_CHECKBOX}|{_NAME}|\[[^\[\]\n]+\]{_ATTRIBUTES}",
     re.DOTALL,
 )
 _ONLY_ATTRIBUTES = re.compile(_ATTRIBUTES)
-_CHECKBOX = re.compile(r"\[[ xX]\](?=[ \t])")
-#: What stands at the end of a text: attributes of its block, or a name of Obsidian.
-_BLOCK_END = re.compile(rf"(?:{_ATTRIBUTES}|(?<=\s)\^[A-Za-z0-9-]+)(?=\s*\Z)")
-#: Highlighted or inserted text.
-_HIGHLIGHT = re.compile(r"(==|\+\+)(?=[^\s=+]).*?(?<=[^\s=+])(?=\1(?!\w))", re.DOTALL)
+#: Attributes, the box of a task, or a name of Obsidian. At an end of a text they stay there.
+_OUTER = re.compile(rf"{_ATTRIBUTES}|{_CHECKBOX}|{_NAME}")
+#: The tokens of emphasis that is written in tags.
+_TAGS = {"<em>": "em_open", "<strong>": "strong_open", "<del>": "s_open"}
 
 _NO_MARKUP = frozenset(["text", "text_special", "softbreak"])
 _RUNS = frozenset(["emphasis", "strikethrough"])
@@ -106,7 +107,9 @@ def _marked(content: str, references: References) -> Iterator[tuple[int, int, Ev
         elif token.type == "html_inline":
             yield start, end, html_event(next(scan(raw)))
         else:
-            yield start, end, Event("start" if rule == "loose" else "point", "{", raw)
+            is_first_or_last = not content[:start].strip() or not content[end:].strip()
+            is_outer = is_first_or_last and _OUTER.match(content, start) is not None
+            yield start, end, Event("other" if is_outer else "point", "", raw)
 
 
 def inline_tokens(content: str, references: References) -> "list[Token]":
@@ -121,7 +124,11 @@ def inline_markup(tokens: "Iterable[Token]") -> Counter[tuple[str, str]]:
     """The kinds of inline markup among some tokens, with the content or the target of each."""
     found = Counter[tuple[str, str]]()
     for token in tokens:
-        if token.type not in _NO_MARKUP and not token.type.endswith("_close"):
+        name = token.content.replace("/", "")
+        if token.type == "html_inline" and name in _TAGS:
+            if name == token.content:
+                found[_TAGS[name], ""] += 1
+        elif token.type not in _NO_MARKUP and not token.type.endswith("_close"):
             target = token.attrs.get("href") or token.attrs.get("src") or token.content
             found[token.type, " ".join(str(target).split())] += 1
     return found
@@ -129,13 +136,12 @@ def inline_markup(tokens: "Iterable[Token]") -> Counter[tuple[str, str]]:
 
 @cache
 def markdown_parser() -> "MarkdownIt":
-    """CommonMark with tables, strikethrough, definitions, footnotes, admonitions, tabs and formulas."""
+    """CommonMark with tables, strikethrough and the rules of this package."""
     from markdown_it import MarkdownIt
 
     parser = MarkdownIt("commonmark", {"maxNesting": 100}).enable(["table", "strikethrough"])
     add_block_rules(parser)
-    for name, rule in (("loose", _loose), ("fixed_text", _fixed_text), ("span", _span)):
-        parser.inline.ruler.before("escape", name, rule)
+    parser.inline.ruler.before("escape", "fixed_text", _fixed_text)
     active = parser.inline.ruler.get_active_rules()
     rules = parser.inline.ruler.getRules("")
     for name, rule in zip(active, rules, strict=True):
@@ -154,7 +160,7 @@ def _placing(name: str, rule: InlineRule) -> InlineRule:
         if not rule(state, silent):
             return False
         tokens = state.tokens[before:]
-        if silent or not tokens or name == "span":
+        if silent or not tokens:
             return True
         end = state.pos
         if name == "link":
@@ -174,57 +180,11 @@ def _placing(name: str, rule: InlineRule) -> InlineRule:
     return placing
 
 
-def _match_at(pattern: "re.Pattern[str]") -> InlineRule:
-    """An inline rule that keeps text which a pattern matches."""
-
-    def rule(state: "StateInline", silent: bool) -> bool:
-        match = pattern.match(state.src, state.pos, state.posMax)
-        if match is None:
-            return False
-        if not silent:
-            state.push("fixed_text", "", 0).content = match[0]
-        state.pos = match.end()
-        return True
-
-    return rule
-
-
-_fixed_text = _match_at(_FIXED_TEXT)
-_block_end = _match_at(_BLOCK_END)
-_checkbox = _match_at(_CHECKBOX)
-
-
-def _loose(state: "StateInline", silent: bool) -> bool:
-    """Attributes or a name at the end of a text, and the box of a task at its start."""
-    return _block_end(state, silent) or (state.pos == 0 and _checkbox(state, silent))
-
-
-def _span(state: "StateInline", silent: bool) -> bool:
-    """A text with attributes, as in `[text]{.note}`, or a highlighted one, as in `==text==`."""
-    start = state.pos
-    highlight = _HIGHLIGHT.match(state.src, start, state.posMax)
-    if highlight is not None:
-        markup = highlight[1]
-        inner = (start + 2, highlight.end())
-        end = highlight.end() + 2
-    elif state.src[start] == "[":
-        inner = (start + 1, state.md.helpers.parseLinkLabel(state, start))
-        attributes = _ONLY_ATTRIBUTES.match(state.src, inner[1] + 1, state.posMax)
-        if inner[1] < 0 or attributes is None:
-            return False
-        markup = attributes[0]
-        end = attributes.end()
-    else:
+def _fixed_text(state: "StateInline", silent: bool) -> bool:
+    match = _FIXED_TEXT.match(state.src, state.pos, state.posMax)
+    if match is None:
         return False
     if not silent:
-        position_max = state.posMax
-        state.pos, state.posMax = inner
-        opening = state.push("span_open", "", 1)
-        opening.content = markup
-        opening.meta[_PLACE] = ("span", start, inner[0])
-        state.md.inline.tokenize(state)
-        closing = state.push("span_close", "", -1)
-        closing.meta[_PLACE] = ("span", inner[1], end)
-        state.posMax = position_max
-    state.pos = end
+        state.push("fixed_text", "", 0).content = match[0]
+    state.pos = match.end()
     return True

@@ -9,6 +9,7 @@ characters are escaped.
 """
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -57,25 +58,7 @@ _BLOCK_MARK = re.compile(r"\A(?:(?=[-*+>#=~`:|!?])|\d{1,9}(?=[.)](?:\s|\Z)))")
 
 _CELLS = frozenset(["th_open", "td_open"])
 
-_TAG_OF_MARK = {
-    "*": "em",
-    "_": "em",
-    "**": "strong",
-    "__": "strong",
-    "~~": "del",
-    "==": "mark",
-    "++": "ins",
-}
-
-
-#: Tags of emphasis, and the kind and the content of the tokens of its marks.
-_MARK_OF_TAG = {
-    "em": ("em_open", ""),
-    "strong": ("strong_open", ""),
-    "del": ("s_open", ""),
-    "mark": ("span_open", "=="),
-    "ins": ("span_open", "++"),
-}
+_TAG_OF_MARK = {"*": "em", "_": "em", "**": "strong", "__": "strong", "~~": "del"}
 
 
 @dataclass(frozen=True)
@@ -96,7 +79,7 @@ class MarkdownPassage(Passage):
         if all(part.target == part.source for part in parts):
             return self.raw
         tokens = inline_tokens(self.content, self.references)
-        expected = _tags_counted(inline_markup(tokens))
+        expected = inline_markup(tokens)
         escapes = {token.content for token in tokens if token.info == "escape"}
         like_source = partial(_escaped, kept=escapes)
         tagged = [_with_tags(element) for element in self.elements]
@@ -112,7 +95,7 @@ class MarkdownPassage(Passage):
             if escapes_start and self.in_paragraph:
                 text = _start_escaped(text)
             markup = inline_markup(inline_tokens(text, self.references))
-            if self._is_one_block(text) and _tags_counted(markup) == expected:
+            if self._is_one_block(text) and markup == expected:
                 return text.replace("|", r"\|") if self.in_table else text
         raise UserError(f"documents: the translation of {self.text[:60]!r} would lose its Markdown")
 
@@ -163,8 +146,8 @@ def read_markdown(text: str) -> Reading:
             reading.add_text(_shown(tokens))
         elif block.type == "html_block":
             reading.letters += read_html(block.content).letters
-        plain = {key: number for key, number in _tags_counted(inline).items() if key[0] != "image"}
-        is_kept = block.type in ("fence", "code_block", "verbatim", "fixed_line")
+        plain = {key: number for key, number in inline.items() if key[0] != "image"}
+        is_kept = block.type in ("fence", "code_block", "kept")
         kept = block.content if is_kept else ""
         reading.order.append((block.type, block.level, block.info, kept, *sorted(plain.items())))
     return reading
@@ -194,86 +177,86 @@ def _passages(text: str, start: int) -> Iterator[tuple[int, int, Passage]]:
     blocks, lines, references = _blocks(text[start:])
     starts = list(accumulate(map(len, lines), initial=start))
     kept_tag = ""  # of HTML that goes on in the next block
-    cell = 0
+    cells_end = 0  # of the cells of a row before this one
     for number, block in enumerate(blocks):
         if block.type == "tr_open":
-            cell = 0
+            cells_end = 0
         if block.map is None:  # a closing token
             continue
-        first, last = block.map
+        first = block.map[0]
         content = block.content.removesuffix("\n")
         parent = blocks[number - 1].type
         if block.type == "html_block":
             pieces, kept_tag = _html_pieces(content, kept_tag)
-            positions = _positions(content, lines, starts, first)
-        elif block.type != "inline" or kept_tag:
-            continue
-        else:
+        elif block.type == "inline" and content and not kept_tag:
             pieces = _inline_pieces(content, references, parent)
-            if parent in _CELLS:
-                positions = _positions_of_cell(content, lines[first], starts[first], cell)
-                cell += 1
-            else:
-                positions = _positions(content, lines, starts, first)
+        else:
+            continue
+        if parent in _CELLS and block.type == "inline":
+            column, cells_end = _find_cell(content, lines[first], cells_end)
+            place = partial(_place_in_cell, text, content, starts[first] + column)
+        else:
+            place = _places_in_lines(content, lines, starts, first)
         offset = 0
         for piece in pieces:
             raw = piece if isinstance(piece, str) else piece.raw
             if isinstance(piece, Passage):
-                begin = positions[offset]
-                end = positions[offset + len(raw)]
+                begin = place(offset)
+                end = place(offset + len(raw))
                 if isinstance(piece, MarkdownPassage):
                     piece = replace(piece, content=raw)
                 yield begin, end, replace(piece, raw=text[begin:end])
             offset += len(raw)
 
 
-def _positions(content: str, lines: list[str], starts: list[int], first: int) -> list[int]:
-    """Where the characters of a block's content are, and its end. Each row is a part of a line of the file."""
-    positions: list[int] = []
-    for number, row in enumerate(content.split("\n"), start=first):
+def _places_in_lines(
+    content: str, lines: list[str], starts: list[int], first: int
+) -> Callable[[int], int]:
+    """A function for the place of a character of a block in the file. Each row is a part of a line."""
+    rows = content.split("\n")
+    ends = list(accumulate(len(row) + 1 for row in rows))
+
+    def place(offset: int) -> int:
+        number = bisect_right(ends, offset)
+        row = rows[number]
         inner = row.strip(" \t")
-        line = lines[number].replace("\0", "\ufffd") if number < len(lines) else ""
-        column = line.rstrip("\r\n \t").rfind(inner) if inner else len(line.rstrip("\r\n"))
+        line = _shown_line(lines[first + number]) if first + number < len(lines) else ""
+        column = line.rfind(inner)
         if column < 0:
             raise UserError(
-                f"documents: {inner[:60]!r} is not found in line {number + 1} of this Markdown"
+                f"documents: {inner[:60]!r} is not found in line {first + number + 1} of this Markdown"
             )
-        begin = starts[number] + column
-        indent = len(row) - len(row.lstrip(" \t")) if inner else len(row)
-        positions += [begin] * indent
-        positions += range(begin, begin + len(inner))
-        positions += [begin + len(inner)] * (len(row) - indent - len(inner) + 1)
-    return positions
+        indent = len(row) - len(row.lstrip(" \t"))
+        inside = offset - ends[number] + len(row) + 1 - indent
+        return starts[first + number] + column + min(max(inside, 0), len(inner))
+
+    return place
 
 
-def _positions_of_cell(content: str, line: str, start: int, cell: int) -> list[int]:
-    r"""Where the characters of a cell are, and its end. A cell is the text between two "|". "\|" is a character."""
-    text = line.rstrip("\r\n \t").replace("\0", "\ufffd")
-    for column in _columns_before(text, cell):
-        positions: list[int] = []
-        for character in content:
-            positions.append(start + column)
-            if character == "|" and text.startswith(r"\|", column):
-                column += 1
-            if not text.startswith(character, column):
-                break
-            column += 1
-        else:
-            return [*positions, start + column]
-    raise UserError(
-        f"documents: the cell {content[:60]!r} is not found in its row of this Markdown"
-    )
+def _shown_line(line: str) -> str:
+    return line.rstrip("\r\n \t").replace("\0", "\ufffd")
 
 
-def _columns_before(row: str, cell: int) -> Iterator[int]:
-    """The column where the text of a cell starts."""
-    bars = [match.start() for match in re.finditer(r"(?<!\\)\|", row)]
-    lead = len(row) - len(row.lstrip(" \t>"))
-    begins = [lead, *(bar + 1 for bar in bars)]
-    first = 1 if bars and not row[lead : bars[0]].strip() else 0
-    order = begins[first + cell :] + begins[: first + cell]
-    for begin in order:
-        yield begin + len(row[begin:]) - len(row[begin:].lstrip(" \t"))
+def _find_cell(content: str, line: str, position: int) -> tuple[int, int]:
+    """Where a cell of a row is after a position: all the text between two "|"."""
+    pattern = rf"(?:^[^|]*?(?<![^\s>])|(?<!\\)\|[ \t]*)({_in_cell(content)})[ \t]*(?=\||$)"
+    match = re.compile(pattern).search(_shown_line(line), position)
+    if match is None:
+        raise UserError(
+            f"documents: the cell {content[:60]!r} is not found in its row of this Markdown"
+        )
+    return match.span(1)
+
+
+def _place_in_cell(text: str, content: str, start: int, offset: int) -> int:
+    """The place of a character of a cell in the file."""
+    before = re.compile(_in_cell(content[:offset]).replace("\ufffd", "[\0\ufffd]"))
+    return before.match(text, start).end()  # type: ignore[union-attr]
+
+
+def _in_cell(text: str) -> str:
+    r"""A pattern for a text of a cell. "\|" is a character."""
+    return re.escape(text).replace(r"\|", r"\\?\|")
 
 
 def _html_pieces(content: str, kept_tag: str) -> tuple[list[str | Passage], str]:
@@ -319,18 +302,6 @@ def _with_known_ends(events: list[Event]) -> Iterator[Event]:
             yield Event(event.kind, event.tag, event.raw, False, event.block)
         else:
             yield event
-
-
-def _tags_counted(markup: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
-    """The markup with tags of emphasis as emphasis."""
-    found = Counter[tuple[str, str]]()
-    for key, count in markup.items():
-        name = key[1].strip("</>") if key[0] == "html_inline" else ""
-        if name not in _MARK_OF_TAG:
-            found[key] += count
-        elif "/" not in key[1]:
-            found[_MARK_OF_TAG[name]] += count
-    return found
 
 
 def _with_tags(element: Element) -> Element:

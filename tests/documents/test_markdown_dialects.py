@@ -26,7 +26,7 @@ KEPT = {
     "included file": '--8<-- "includes/abbreviations.md"\n',
     "comment of Obsidian": "%% comment text %%\n",
     "target of MyST": "(my-label)=\n",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("translation", TRANSLATIONS)
@@ -35,51 +35,47 @@ def test_block_without_text_stays(kept: str, translation: str) -> None:
     assert translated(f"one\n\n{kept}\ntwo\n", translation) == f"ONE\n\n{kept}\nTWO\n"
 
 
-INLINE = {
-    "attributes of a link": ("See [it](#){ .md-button title='A b' } now\n",
-                             "NOW [IT](#){ .md-button title='A b' } SEE\n"),
-    "attributes of an image": ("See ![it](a.png){ width=\"300\" loading=lazy } now\n",
-                               "![it](a.png){ width=\"300\" loading=lazy } NOW SEE\n"),
-    "attributes of emphasis": ("See *it*{: .note} now\n", "NOW *IT*{: .note} SEE\n"),
-    "attributes of a text": ("See [it all]{.smallcaps} now\n", "NOW [ALL IT]{.smallcaps} SEE\n"),
-    "attributes of code": ("See `<b>it</b>`{=html} now\n", "`<b>it</b>`{=html} NOW SEE\n"),
-    "attributes of a heading": ("# One two { #one-two }\n", "# TWO ONE { #one-two }\n"),
-    "attributes of a paragraph": ("One two\n{ .annotate }\n", "TWO ONE\n{ .annotate }\n"),
-    "name of a paragraph": ("One two ^one-two\n", "TWO ONE ^one-two\n"),
-    "keys": ("Press ++ctrl+alt+del++ now\n", "++ctrl+alt+del++ NOW PRESS\n"),
-    "role of MyST": ("See {doc}`my page` now\n", "{doc}`my page` NOW SEE\n"),
-    "emoji with attributes": ("A :octicons-arrow-24:{ .big } b\n", ":octicons-arrow-24:{ .big } B A\n"),
-    "comment of MDX": ("See {/* it all */} now\n", "{/* it all */} NOW SEE\n"),
-    "formula": ("So \\[x^2 + y\\] holds\n", "\\[x^2 + y\\] HOLDS SO\n"),
-    "escaped brackets": ("One \\[two\\_six\\] \\(a\\)\n", "\\(A\\) \\[TWO\\_SIX\\] ONE\n"),
-    "brackets without a formula": ("One \\[two\\] six\n", "SIX \\[TWO\\] ONE\n"),
-}  # fmt: skip
+INLINE = [
+    ("See [it](#){ .md-button title='A b' } now\n", "NOW [IT](#){ .md-button title='A b' } SEE\n"),
+    ('See ![it](a.png){ width="300" loading=lazy } now\n', '![it](a.png){ width="300" loading=lazy } NOW SEE\n'),
+    ("See *it*{: .note} now\n", "NOW *IT*{: .note} SEE\n"),
+    ("See [it all]{.smallcaps} now\n", "[it all]{.smallcaps} NOW SEE\n"),
+    ("See `<b>it</b>`{=html} now\n", "`<b>it</b>`{=html} NOW SEE\n"),
+    ("# One two { #one-two }\n", "# TWO ONE { #one-two }\n"),
+    ("One two\n{ .annotate }\n", "TWO ONE\n{ .annotate }\n"),
+    ("One two ^one-two\n", "TWO ONE ^one-two\n"),
+    ("- [ ] one two\n- [x] six\n", "- [ ] TWO ONE\n- [x] SIX\n"),
+    ("Press ++ctrl+alt+del++ now\n", "++ctrl+alt+del++ NOW PRESS\n"),
+    ("See {doc}`my page` now\n", "{doc}`my page` NOW SEE\n"),
+    ("A :octicons-arrow-24:{ .big } b\n", ":octicons-arrow-24:{ .big } B A\n"),
+    ("See {/* it all */} now\n", "{/* it all */} NOW SEE\n"),
+    ("So \\[x^2 + y\\] holds\n", "\\[x^2 + y\\] HOLDS SO\n"),
+    ("One \\[two\\_six\\] \\(a\\)\n", "\\(A\\) \\[TWO\\_SIX\\] ONE\n"),
+    ("One \\[two\\] six\n", "SIX \\[TWO\\] ONE\n"),
+]
 
 
-@pytest.mark.parametrize(("document", "expected"), INLINE.values(), ids=INLINE)
+@pytest.mark.parametrize(("document", "expected"), INLINE)
 def test_inline_markup_goes_with_its_words(document: str, expected: str) -> None:
     assert translated(document, "reversed") == expected
 
 
-TITLES = {
-    "callout": ("> [!tip]- My title\n> Two words\n", "> [!tip]- MY TITLE\n> TWO WORDS\n"),
-    "callout in a callout": ("> [!faq] One?\n> > [!todo] Two\n> > six\n", "> [!faq] ONE?\n> > [!todo] TWO\n> > SIX\n"),
-    "classes of an admonition": ('!!! info inline end "My title"\n    Two\n',
-                                 '!!! info inline end "MY TITLE"\n    TWO\n'),
-    "block of pymdownx": ("/// note | My title\nTwo\n///\n", "/// note | My title\nTWO\n///\n"),
-    "shortcode of Hugo": (
-        "{{% notice note %}}\nTwo\n{{% /notice %}}\n", "{{% notice note %}}\nTWO\n{{% /notice %}}\n"),
-    "options of a directive": (":::{figure} a.png\n:alt: one two\nTwo\n:::\n",
-                               ":::{figure} a.png\n:alt: one two\nTWO\n:::\n"),
-    "paragraph in brackets": ("\\[one two\\]\n", "\\[ONE TWO\\]\n"),
-    "escapes in code": ("Use `a\\.b` of http://a.b/c_d or e.\n", "USE `a\\.b` OF http://a.b/c_d OR E.\n"),
-    "escapes next to an address": ("One\\_two. See http://a.b/c_d, e_f.\n",
-                                   "ONE\\_TWO. SEE http://a.b/c_d, E\\_F.\n"),
-    "cell that starts with a bar": ("| a | b |\n|--|--|\n| \\| c | \\|d\\| |\n",
-                                    "| A | B |\n|--|--|\n| \\| C | \\|D\\| |\n"),
-}  # fmt: skip
+BLOCKS = [
+    ("> [!tip]- My title\n> Two words\n", "> [!tip]- My title\n> TWO WORDS\n"),
+    ("> [!faq] One?\n> > [!todo] Two\n> > six\n", "> [!faq] One?\n> > [!todo] Two\n> > SIX\n"),
+    ('!!! info inline end "My title"\n    Two\n', '!!! info inline end "MY TITLE"\n    TWO\n'),
+    ("/// note | My title\nTwo\n///\n", "/// note | My title\nTWO\n///\n"),
+    ("{{% notice note %}}\nTwo\n{{% /notice %}}\n", "{{% notice note %}}\nTWO\n{{% /notice %}}\n"),
+    (":::{figure} a.png\n:alt: one two\nTwo\n:::\n", ":::{figure} a.png\n:alt: one two\nTWO\n:::\n"),
+    ("\\[one two\\]\n", "\\[ONE TWO\\]\n"),
+    ("> $$\n> x\n> $$\n> two\n\n$$a$$ one\n\n$$b$$\n", "> $$\n> x\n> $$\n> TWO\n\n$$a$$ ONE\n\n$$b$$\n"),
+    ("Use `a\\.b` of http://a.b/c_d or e.\n", "USE `a\\.b` OF http://a.b/c_d OR E.\n"),
+    ("One\\_two. See http://a.b/c_d, e_f.\n", "ONE\\_TWO. SEE http://a.b/c_d, E\\_F.\n"),
+    ("| a | b |\n|--|--|\n| \\| c | \\|d\\| |\n", "| A | B |\n|--|--|\n| \\| C | \\|D\\| |\n"),
+    ("> a | b\n> --|--\n> | e\n> e `c\\|d` | e\n", "> A | B\n> --|--\n> | E\n> E `c\\|d` | E\n"),
+]
 
 
-@pytest.mark.parametrize(("document", "expected"), TITLES.values(), ids=TITLES)
+@pytest.mark.parametrize(("document", "expected"), BLOCKS)
 def test_marks_of_a_block_stay_on_their_lines(document: str, expected: str) -> None:
     assert translated(document) == expected
