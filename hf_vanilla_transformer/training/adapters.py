@@ -2,7 +2,6 @@
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedModel, Trainer
 
@@ -14,23 +13,11 @@ ADAPTER_FOLDER = "adapter"  # in the model folder, which contains the merged wei
 TARGETS = ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
 
 
-def adapter_settings(args: RunArguments) -> dict[str, Any]:
-    """The settings of the adapters by the names of their arguments, with the defaults filled in."""
-    if not args.lora_r:
-        return {"lora_r": 0}
-    return {
-        "lora_r": args.lora_r,
-        "lora_alpha": 2 * args.lora_r if args.lora_alpha is None else args.lora_alpha,
-        "lora_dropout": args.lora_dropout,
-        "lora_target_modules": sorted(args.lora_target_modules or TARGETS),
-    }
-
-
 def add_lora(model: PreTrainedModel, args: RunArguments) -> PreTrainedModel:
     """Return the model with adapters, the only weights that are trained.
 
     Raises:
-        UserError: no base model, a setting that needs the whole weights, or a module that does not exist.
+        UserError: no base model, or a setting that needs the whole weights.
     """
     with naming_extras():
         from peft import LoraConfig, get_peft_model
@@ -43,24 +30,15 @@ def add_lora(model: PreTrainedModel, args: RunArguments) -> PreTrainedModel:
             raise UserError(
                 f"{name}: {value}: it needs the whole weights, and lora_r trains adapters: leave one out"
             )
-    settings = adapter_settings(args)
-    targets = settings["lora_target_modules"]
-    config = LoraConfig(
-        r=args.lora_r,
-        lora_alpha=settings["lora_alpha"],
-        lora_dropout=args.lora_dropout,
-        target_modules=targets,
-    )
-    try:
-        with warnings.catch_warnings():
-            # PEFT asks the model by the old name
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-            adapted = get_peft_model(model, config)
-    except ValueError as error:
-        raise UserError(f"lora_target_modules: {' '.join(str(error).split())}") from None
+    # The scale α / r is 2 for every rank.
+    config = LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules=TARGETS)
+    with warnings.catch_warnings():
+        # PEFT asks the model by the old name
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        adapted = get_peft_model(model, config)
     trained, parameters = adapted.get_nb_trainable_parameters()
     print_main(
-        f"LoRA: {trained:,} of {parameters:,} parameters are trained, in {', '.join(targets)}"
+        f"LoRA: {trained:,} of {parameters:,} parameters are trained, in {', '.join(TARGETS)}"
     )
     return adapted
 

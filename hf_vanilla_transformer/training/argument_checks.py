@@ -10,7 +10,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.integrations import get_available_reporting_integrations
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..evaluation.metric_names import LOWER_IS_BETTER, TITLES
+from ..evaluation.metric_names import LOWER_IS_BETTER
 from ..utils.errors import UserError, did_you_mean, missing_extra
 from ..utils.number_ranges import check_ranges
 
@@ -58,7 +58,6 @@ _SHARES = (
     "adam_beta2",
     "label_smoothing_factor",
     "ema_decay",
-    "lora_dropout",
 )
 _FINITE = "test_length_penalty", "num_train_epochs"
 # Larger values would allocate more than a machine has: tables of positions, hypotheses, processes.
@@ -130,22 +129,19 @@ _REQUIRED = {
     "debug": (False, "it cannot read the Boolean masks of this model, or needs a TPU"),
     "remove_unused_columns": (True, "the encoded text has columns of the run itself"),
     "prediction_loss_only": (False, "a run scores generated translations"),
+    "bf16_full_eval": (
+        False,
+        "it rounds the weights that are saved: bf16 evaluates in bfloat16, too",
+    ),
+    "fp16_full_eval": (
+        False,
+        "it rounds the weights that are saved: fp16 evaluates in float16, too",
+    ),
 }
 
 
 def check_run_arguments(arguments: TrainingArguments) -> None:
-    """Refuse arguments that would make the evaluations of a run fail.
-
-    `check_selection` checks the score that selects, when the metrics are known. Here it is refused if it looks like a
-    typo.
-    """
-    metric = str(arguments.metric_for_best_model or "loss").removeprefix("eval_")
-    known = [*TITLES, *_OF_TRAINER]
-    hint = did_you_mean(metric, known, cutoff=0.7)
-    if metric not in known and not metric.startswith(tuple(TITLES)) and hint:
-        raise UserError(
-            f"metric_for_best_model: {arguments.metric_for_best_model!r} is not measured; {hint}"
-        )
+    """Refuse arguments that would make the evaluations of a run fail, or round its weights."""
     for name, (required, reason) in _REQUIRED.items():
         value = getattr(arguments, name)
         if bool(value) is not required:

@@ -192,12 +192,8 @@ class RunArguments(VanillaTransformerTrainingArguments):
     )
     lora_r: int = HfArg(
         default=0,
-        help="Fine-tune with LoRA adapters of this rank, such as 16; 0 trains all weights",
-    )
-    lora_alpha: int | None = optional_argument("Scale α of the adapters (default: 2 · lora_r)")
-    lora_dropout: float = HfArg(default=0.0, help="Dropout before the adapters")
-    lora_target_modules: list[str] | None = optional_argument(
-        "Modules with adapters (default: all projections of the layers)"
+        help="Fine-tune with LoRA adapters of this rank, such as 16, on all projections of the layers; 0 trains all "
+        "weights",
     )
     trust_remote_code: bool = HfArg(
         default=False,
@@ -255,8 +251,6 @@ class RunArguments(VanillaTransformerTrainingArguments):
     )
     #: by the largest number of training pairs
     choices: dict[int, Choice] = field(init=False, default_factory=dict)
-    #: names of the fields of model, data and run that a recipe or a flag gives
-    explicit: frozenset[str] = field(init=False, default_factory=frozenset)
     #: `metric_for_best_model` is a default, to be replaced if it is not measured
     metric_by_default: bool = field(init=False, default=False)
 

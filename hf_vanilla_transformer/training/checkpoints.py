@@ -1,12 +1,11 @@
 """A run's folder and checkpoints: complete ones, atomic writing, checks before a resume, their average (§6.1)."""
 
-import json
 import os
 import re
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from .distributed import (
 from .fingerprint import read_run_state
 
 WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"  # maps each tensor to its shard
 ADAPTER_WEIGHTS = "adapter_model.safetensors"  # of PEFT, which gives further adapters a folder each
 FSDP_WEIGHTS = "pytorch_model_fsdp_0"  # accelerate's folder for SHARDED_STATE_DICT
 TRAINER_STATE = "trainer_state.json"
@@ -77,11 +75,10 @@ def _is_complete(checkpoint: Path) -> bool:
     adapters = [*checkpoint.glob(ADAPTER_WEIGHTS), *checkpoint.glob(f"*/{ADAPTER_WEIGHTS}")]
     try:
         read_json_object(checkpoint / TRAINER_STATE)
-        if adapters or (checkpoint / WEIGHTS).is_file() or (checkpoint / FSDP_WEIGHTS).is_dir():
-            return True
-        return all(file.is_file() for file in _read_index(checkpoint / INDEX).values())
     except (OSError, UserError):
         return False
+    weights = (checkpoint / WEIGHTS).is_file() or (checkpoint / FSDP_WEIGHTS).is_dir()
+    return weights or bool(adapters)
 
 
 # Writing
@@ -202,8 +199,6 @@ def _remedy(checkpoint: Path) -> str:
 
 # Averaging
 
-TensorFiles = Mapping[str, Path]  # tensor name → the file that contains it
-
 
 def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
     """Write the mean of several checkpoints' weights (§6.1 averages the last 5 or 20).
@@ -212,7 +207,7 @@ def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
     dtype of the checkpoints. Tied weights are stored and averaged once.
 
     Args:
-        checkpoints: folders or files with the same tensors. A folder's weights may be sharded, with an index.
+        checkpoints: folders with `model.safetensors`, or files, with the same tensors.
         target: the safetensors file to write.
 
     Raises:
@@ -220,49 +215,17 @@ def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
     """
     if not checkpoints:
         raise UserError("there is no checkpoint to average")
-    files = [_tensor_files(checkpoint) for checkpoint in checkpoints]
-    shapes = [_shapes(each) for each in files]
-    for checkpoint, other in zip(checkpoints, shapes, strict=True):
-        different = sorted(dict(shapes[0].items() ^ other.items()))
+    files = [each / WEIGHTS if each.is_dir() else each for each in checkpoints]
+    headers = [_header(file) for file in files]
+    for checkpoint, other in zip(checkpoints, headers, strict=True):
+        different = sorted(dict(headers[0].items() ^ other.items()))
         if different:
             raise UserError(
                 f"{checkpoint} and {checkpoints[0]} cannot be averaged: they differ in {different[0]}"
             )
-    averaged = {name: _mean([each[name] for each in files], name) for name in shapes[0]}
+    averaged = {name: _mean(files, name) for name in headers[0]}
     with atomic_file(target) as temporary:
         save_file(averaged, temporary, metadata={"format": "pt"})
-
-
-def _tensor_files(checkpoint: Path) -> TensorFiles:
-    if (
-        checkpoint.is_dir()
-        and (checkpoint / INDEX).is_file()
-        and not (checkpoint / WEIGHTS).is_file()
-    ):
-        return _read_index(checkpoint / INDEX)
-    file = checkpoint / WEIGHTS if checkpoint.is_dir() else checkpoint
-    return dict.fromkeys(_header(file), file)
-
-
-def _read_index(index: Path) -> TensorFiles:
-    """Read the tensors and shards of an index. It must not name files of other folders."""
-    try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        if any(Path(name).name != name for name in names.values()):
-            raise ValueError("it names files of other folders")
-    except OSError:
-        raise UserError(f"there is no {index}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index} is damaged or no index: {error}") from None
-    return {tensor: index.parent / name for tensor, name in names.items()}
-
-
-def _shapes(files: TensorFiles) -> dict[str, tuple]:
-    headers = {file: _header(file) for file in set(files.values())}
-    for name, file in files.items():
-        if name not in headers[file]:
-            raise UserError(f"{file} has no {name}, although its index lists it")
-    return {name: headers[file][name] for name, file in files.items()}
 
 
 def _header(file: Path) -> dict[str, tuple]:

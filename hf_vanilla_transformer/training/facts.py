@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from ..data.tokenizer_files import tokenizer_digest
-from .adapters import adapter_settings
 from .arguments import RunArguments
 from .fingerprint import TOKENIZER, content_of, source_digest
 from .run_state import Run
@@ -36,7 +35,7 @@ def model_facts(args: RunArguments, base: Path | None) -> dict[str, object]:
     content = None
     if name is not None:
         content = {"name": name, "digest": content_of(base)["digest"] if base is not None else None}
-    return {"model_name_or_path": content, **adapter_settings(args)}
+    return {"model_name_or_path": content, "lora_r": args.lora_r}
 
 
 def fixed_facts(run: Run) -> dict[str, Any]:

@@ -116,11 +116,8 @@ COMPARED_AS = (
     # the name and the code of the class
     "model_class",
     "trust_remote_code",
-    # with their defaults filled in
+    # with the settings that PEFT records
     "lora_r",
-    "lora_alpha",
-    "lora_dropout",
-    "lora_target_modules",
 )
 
 # Names of earlier versions for what is compared by another name.

@@ -62,9 +62,6 @@ _BEFORE_PAIRS = {field.name for field in fields(DataArguments)} - {
     "model_class",
     "teacher",
     "lora_r",
-    "lora_alpha",
-    "lora_dropout",
-    "lora_target_modules",
 }
 
 # Names in other toolkits that are spelled very differently.
@@ -165,7 +162,6 @@ def parse_recipe(arguments: Sequence[str]) -> ParsedArguments:
         sys.exit(0)
     require_first_rank()
     parsed = _parse(parser, [*from_file, *arguments])
-    parsed[-1].explicit = frozenset(values.keys() | given)
     for pairs, row in sorted(rows.items()):
         where = f"{recipe}: {BY_PAIRS}: {pairs}"
         for name in row.keys() & (_BEFORE_PAIRS | values.keys()):
@@ -177,7 +173,6 @@ def parse_recipe(arguments: Sequence[str]) -> ParsedArguments:
             raise UserError(f"{where}: {name} {reason}")
         why = row.pop(_WHY, "")
         arguments_of_row = _parse(parser, [*from_file, *_as_flags(row, where), *arguments])
-        arguments_of_row[-1].explicit = parsed[-1].explicit | row.keys()
         row_fields = {name: value for name, value in row.items() if name not in given}
         parsed[-1].choices[pairs] = Choice(row_fields, why, arguments_of_row)
     return parsed

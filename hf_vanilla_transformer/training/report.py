@@ -3,7 +3,6 @@
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from datasets import Dataset, disable_progress_bars
@@ -25,7 +24,6 @@ from ..data.token_kinds import tokenizer_task
 from ..evaluation.metric_names import TITLES, title_of
 from ..utils.markdown import isolated
 from ..utils.system_info import counted
-from .callbacks import StopWithCheckpoint
 
 _GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
 _MAX_CHARACTERS = 150  # of a sample sentence
@@ -169,25 +167,7 @@ class TrainingReport(TrainerCallback):
 
 
 class TrainingBar(ProgressCallback):
-    """A bar over the updates. Its total follows the time limit of `stop`, if that allows fewer than `max_steps`."""
-
-    def __init__(self, stop: StopWithCheckpoint):
-        super().__init__()
-        self.stop = stop
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if (
-            state.is_world_process_zero
-            and self.training_bar is not None
-            and self.stop.max_seconds is not None
-        ):
-            in_time = round(
-                state.global_step * self.stop.max_seconds / max(self.stop.seconds(), 1e-9)
-            )
-            self.training_bar.total = max(state.global_step, min(state.max_steps, in_time))
-        super().on_step_end(args, state, control, **kwargs)
+    """A bar over the updates."""
 
     def on_log(self, *_: object, **__: object) -> None:
         """`TrainingReport` prints it."""
@@ -195,7 +175,6 @@ class TrainingBar(ProgressCallback):
 
 def show_progress(
     trainer: Seq2SeqTrainer,
-    stop: StopWithCheckpoint,
     validation: Dataset | None,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
@@ -214,7 +193,7 @@ def show_progress(
         trainer.compute_metrics = samples.taken_from(trainer.compute_metrics, tokenizer)
     trainer.add_callback(TrainingReport(samples, tokenizer_task(tokenizer)))
     if sys.stderr.isatty() and not trainer.args.disable_tqdm:
-        trainer.add_callback(TrainingBar(stop))
+        trainer.add_callback(TrainingBar())
 
 
 def hide_bars_without_terminal() -> None:

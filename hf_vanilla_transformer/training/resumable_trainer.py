@@ -6,8 +6,7 @@ checkpoint keeps the settings, the position in the data and the counters of its 
 
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -416,27 +415,10 @@ class ResumableTrainer(Seq2SeqTrainer):
             super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """Keep the random state as it is, because a resumed run may evaluate at a different time, and the weights."""
+        """Keep the random state as it is, because a resumed run may evaluate at a different time."""
         # A DataLoader draws a seed from the global generator, even if it shuffles nothing.
-        with self._full_precision_afterwards(), kept_random_state(self.args.device):
+        with kept_random_state(self.args.device):
             return super().evaluation_loop(*args, **kwargs)
-
-    @contextmanager
-    def _full_precision_afterwards(self) -> Iterator[None]:
-        """Restore the weights that `bf16_full_eval` and `fp16_full_eval` round outside of training."""
-        rounds = (self.args.bf16_full_eval or self.args.fp16_full_eval) and not self.is_in_train
-        if not rounds or self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            yield
-            return
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        kept = [tensor.data.clone() for tensor in tensors]
-        try:
-            yield
-        finally:
-            for tensor, data in zip(tensors, kept, strict=True):
-                tensor.data = data.to(tensor.device)
-            if isinstance(self.model, VanillaTransformerPreTrainedModel):
-                self.model.inference_engine = None  # packed from the rounded weights
 
     def _finalize_training(
         self, trial: object, num_train_samples: int, start_time: float

@@ -75,7 +75,6 @@ from .precision import resolve_precision
 from .report import duration, show_progress
 from .run_state import Run
 from .trainer import VanillaTransformerTrainer
-from .unread import unread_settings
 
 _CHECKED_REFERENCES = 100  # that a normaliser must not refuse as a whole
 
@@ -113,9 +112,7 @@ def run_training(
             check_positions(run)
             _record_length(run)
             trainer, stop = make_trainer(run, signals)
-            for line in unread_settings(run.model_args, run.data_args, args):
-                print_main(line)
-            show_progress(trainer, stop, run.corpus.pairs.get("validation"), run.tokenizers[1])
+            show_progress(trainer, run.corpus.pairs.get("validation"), run.tokenizers[1])
         before: dict[str, object] = {}
         if args.model_name_or_path is not None:
             print_main(describe_defaults(args))

@@ -38,10 +38,10 @@ PAIRS = [
         ("max_steps", 0, "updates"),
         ("max_steps", -7, "updates"),
         ("report_to", "wandbb", "wandbb"),
-        ("metric_for_best_model", "blue", "bleu"),
         ("predict_with_generate", False, "False"),
         ("deepspeed", "ds.json", "pip install"),
         ("use_liger_kernel", True, "True"),
+        ("bf16_full_eval", True, "rounds the weights"),
         ("dataloader_persistent_workers", True, "dataloader_num_workers"),
     ],
 )

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.training.checkpoints import average_weights, complete_checkpoints, remove_staging_folder
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.model_helpers import TYING_MODES, error_of, tiny_model
+from tests.model_helpers import TYING_MODES, tiny_model
 
 
 def checkpoint(run, name, state='{"global_step": 1}', weights=b"x"):
@@ -91,40 +91,3 @@ def test_average_refuses_different_tensors(tmp_path, tensors, name):
     with pytest.raises(UserError, match=rf"other\.safetensors .*{name}"):
         average_weights([first, other], tmp_path / "mean.safetensors")
     assert not (tmp_path / "mean.safetensors").exists()
-
-
-def sharded_checkpoint(folder, seed):
-    """Save a model as a checkpoint with sharded weights. Return the model."""
-    model = tiny_model(seed)
-    model.save_pretrained(folder, max_shard_size="20KB")
-    assert not (folder / "model.safetensors").exists()
-    (folder / "trainer_state.json").write_text("{}")
-    return model
-
-
-def test_average_reads_sharded_weights(tmp_path):
-    models = [sharded_checkpoint(tmp_path / f"checkpoint-{seed + 1}", seed) for seed in range(2)]
-    tiny_model(2).save_pretrained(tmp_path / "alone")
-    complete = complete_checkpoints(tmp_path)
-    average_weights([*complete, tmp_path / "alone"], tmp_path / "mean.safetensors")
-    found, states = load_file(tmp_path / "mean.safetensors"), [each.state_dict() for each in [*models, tiny_model(2)]]
-    assert found.keys() == load_file(tmp_path / "alone" / "model.safetensors").keys()
-    for name, tensor in found.items():
-        mean = torch.stack([state[name].double() for state in states]).mean(0)
-        torch.testing.assert_close(tensor, mean.float(), rtol=0, atol=0)
-
-
-def test_checkpoint_with_a_missing_shard_is_incomplete(tmp_path):
-    sharded_checkpoint(tmp_path / "checkpoint-1", 0)
-    sharded_checkpoint(tmp_path / "checkpoint-2", 1)
-    lost = sorted((tmp_path / "checkpoint-2").glob("*.safetensors"))[0]
-    lost.unlink()
-    assert complete_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
-    with pytest.raises(UserError, match=lost.name):
-        average_weights([tmp_path / "checkpoint-1", tmp_path / "checkpoint-2"], tmp_path / "mean.safetensors")
-
-
-@pytest.mark.parametrize("index", ["{", '{"weight_map": 1}', '{"weight_map": {"a": "../b"}}'])
-def test_damaged_shard_index_is_refused(tmp_path, index):
-    (tmp_path / "model.safetensors.index.json").write_text(index)
-    assert "index.json" in error_of(average_weights, [tmp_path], tmp_path / "mean.safetensors")

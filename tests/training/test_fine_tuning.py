@@ -21,7 +21,7 @@ from hf_vanilla_transformer.inference.languages import card_languages, model_lan
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.serving.languages import model_folders
-from hf_vanilla_transformer.training.adapters import add_lora
+from hf_vanilla_transformer.training import adapters
 from hf_vanilla_transformer.training.arguments import RunArguments
 from hf_vanilla_transformer.training.fine_tuning import SCORES_BEFORE, load_base_model
 from hf_vanilla_transformer.training.recipes import parse_recipe
@@ -305,14 +305,14 @@ def test_adapters_are_made_without_a_warning_of_libraries(tmp_path: Path) -> Non
     args = RunArguments(str(tmp_path), model_name_or_path="base", lora_r=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        adapted = add_lora(tiny_model(), args)
+        adapted = adapters.add_lora(tiny_model(), args)
     assert any("lora_A" in name for name, _ in adapted.named_parameters())
 
 
 @pytest.mark.slow
 def test_lora_run_ends_with_the_merged_model_and_its_adapter(base: Path, text: dict, tmp_path: Path, capsys) -> None:
     peft = pytest.importorskip("peft", reason="needs PEFT")
-    settings = {"lora_r": 2, "lora_dropout": 0.1, "lora_target_modules": ["q_proj", "fc1"], "learning_rate": 0.01}
+    settings = {"lora_r": 2, "learning_rate": 0.01}
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     results = fine_tune(whole, base, text, **settings, lr_scheduler_type="constant")
     assert "LoRA: " in capsys.readouterr().out and results["before_test_bleu"] >= 0
@@ -321,7 +321,7 @@ def test_lora_run_ends_with_the_merged_model_and_its_adapter(base: Path, text: d
     assert_same_model(whole, resumed)
     merged, start = (load_base_model(str(folder)).model for folder in (whole, base))
     adapted = peft.PeftModel.from_pretrained(start, whole / "adapter").merge_and_unload()
-    changed = {name for name, weight in start.state_dict().items() if name.split(".")[-2] in ("q_proj", "fc1")}
+    changed = {name for name, weight in start.state_dict().items() if name.split(".")[-2] in adapters.TARGETS}
     first = load_base_model(str(base)).model.state_dict()
     for name, weight in merged.state_dict().items():
         torch.testing.assert_close(weight, adapted.state_dict()[name], rtol=0, atol=1e-6)
@@ -334,7 +334,6 @@ def test_lora_run_ends_with_the_merged_model_and_its_adapter(base: Path, text: d
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        ({"lora_target_modules": ["nothing"]}, "lora_target_modules"),
         ({"average_last": 2}, "average_last"),
         ({"ema_decay": 0.9}, "ema_decay"),
         ({"lora_r": -1}, "lora_r"),

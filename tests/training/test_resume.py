@@ -300,10 +300,10 @@ def test_time_limit_survives_restored_callback_states(text_run, tmp_path):
 # 5. LoRA
 
 
-def adapted(folder, resume=None, **settings):
+def adapted(folder, resume=None, alpha=8, **settings):
     peft = pytest.importorskip("peft", reason="needs PEFT")
     torch.manual_seed(3)
-    lora = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.2)
+    lora = peft.LoraConfig(r=2, lora_alpha=alpha, target_modules=["q_proj", "v_proj"], lora_dropout=0.2)
     model = peft.get_peft_model(tiny_model(encoder_layers=1, decoder_layers=1), lora)
     settings |= {"lr_scheduler_type": "constant"}
     return trained(folder, random_pairs(32), model=model, resume=resume, **TOKENS, **settings)
@@ -323,6 +323,12 @@ def test_lora_run_resumes_bit_identically(tmp_path, train):
     assert torch.equal(flat(resumed.model), flat(expected.model))
     for name, average in (expected.ema.average if expected.ema else {}).items():
         assert average.equal(resumed.ema.average[name])
+
+
+def test_adapters_of_another_scale_are_refused(tmp_path):
+    adapted(tmp_path, max_steps=1)
+    message = error_of(adapted, tmp_path, max_steps=2, alpha=16, resume=True)
+    assert message.startswith("lora_alpha of adapter default: 16, but ")
 
 
 def test_lora_run_keeps_to_save_total_limit(tmp_path):

@@ -258,22 +258,6 @@ def test_files_of_a_run_have_the_mode_of_the_umask(parallel, tmp_path):
     assert modes == {(tmp_path / "run" / "config.json").stat().st_mode & 0o777} != {0o600}
 
 
-@pytest.mark.parametrize("flag", ["bf16_full_eval", *slow("fp16_full_eval")])
-def test_full_evaluation_in_half_precision_leaves_the_weights(parallel, tmp_path, flag):
-    """The run with the flag trains and saves the float32 weights of the run without it, also from a base model."""
-    flags = {**parallel, "max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "no"}
-    train(tmp_path / "base", **flags)
-    for name, settings in (("without", {}), ("with", {flag: True})):
-        fine_tuned = {
-            key: value for key, value in flags.items() if key in parallel or key.endswith(("steps", "strategy"))
-        }
-        fine_tuned |= {"model_name_or_path": tmp_path / "base", "disable_tqdm": True, "use_cpu": True}
-        run_training(*parse_recipe(as_flags({**fine_tuned, **settings, "output_dir": tmp_path / name})))
-    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in ("without", "with"))
-    for name, tensor in found.items():
-        assert tensor.dtype == torch.float32 and tensor.equal(expected[name])
-
-
 def test_length_limit_of_the_test_score_is_that_of_the_saved_model(parallel, tmp_path):
     """A base model's limit becomes that of the run. Without one the paper's stays, and the test is scored with it."""
     train(tmp_path / "base", **parallel, max_steps=1)

@@ -202,7 +202,7 @@ def test_resumed_run_is_bit_identical_with_everything_on(pair, tmp_path):
         files += write_pairs(tmp_path, translated(sentences(size, longest=4)), name)[name]
     flags = {"train": files, "train_weights": [1, 2], "held_out_pairs": 3, "tokenizer_name": tmp_path / "pair"}
     flags |= {"simcut_alpha": 3.0, "ema_decay": 0.9, "max_tokens_per_batch": 60, "save_steps": 2, "dropout": 0.3}
-    flags |= {"eval_strategy": "steps", "eval_steps": 2, "bf16_full_eval": True, "max_steps": 4, "vocab_size": 8}
+    flags |= {"eval_strategy": "steps", "eval_steps": 2, "max_steps": 4, "vocab_size": 8}
     run_tiny(tmp_path / "whole", **flags)
     run_tiny(tmp_path / "new", **flags, resume_from_checkpoint=tmp_path / "whole" / "checkpoint-2")
     for name in ("model.safetensors", "checkpoint-4/model.safetensors", "checkpoint-4/ema.safetensors"):
