@@ -33,11 +33,11 @@ def run(capfd, tmp_path, in_tmp_path):
 
 @pytest.mark.slow
 def test_decoding_figures_are_printed_and_written(run, folder, tmp_path):
-    status, printed, errors = run(
-        "--model", folder, "--source", "source", "--reference", "reference", "--bleu_tokenize", "none",
-        "--engines", "ours_fp32", "--batch_sizes", 2, "--num_beams", 1, 4, "--rounds", 1, "--threads", 1,
-        "--output", "found.json",
-    )  # fmt: skip
+    arguments = (
+        f"--model {folder} --source source --reference reference --bleu_tokenize none --engines ours_fp32 "
+        "--batch_sizes 2 --num_beams 1 4 --rounds 1 --threads 1 --output found.json"
+    )
+    status, printed, errors = run(*arguments.split())
     assert status == 0, errors
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert [one["setting"]["beams"] for one in found["measurements"]] == [1, 4]
@@ -89,11 +89,11 @@ def test_wrong_arguments_are_refused_before_an_engine_starts(run, folder, tmp_pa
 
 @pytest.mark.slow
 def test_training_figures_are_printed_and_written(run, tmp_path):
-    status, printed, errors = run(
-        "--source", "source", "--target", "reference", "--preset", "tiny", "--vocab_size", 300, "--tokens", 30,
-        "--engines", "ours_fp32", "marian_bf16", "--updates", 1, "--warm_up", 1, "--rounds", 2, "--threads", 1,
-        "--output", "found.json", command="train",
-    )  # fmt: skip
+    arguments = (
+        "--source source --target reference --preset tiny --vocab_size 300 --tokens 30 "
+        "--engines ours_fp32 marian_bf16 --updates 1 --warm_up 1 --rounds 2 --threads 1 --output found.json"
+    )
+    status, printed, errors = run(*arguments.split(), command="train")
     assert status == 0, errors
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert [one["engine"] for one in found["measurements"]] == ["ours_fp32", "marian_bf16"]

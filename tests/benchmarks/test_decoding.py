@@ -91,9 +91,11 @@ def test_cache_bytes_are_those_of_the_tensors(folder: Path, one_process: None) -
     translator = Translator.from_pretrained(folder, device="cpu")
     source = translator.source_tokenizer(SENTENCES, padding=True, return_tensors="pt")
     longest = source["input_ids"].shape[1]
-    cache = to_marian(translator.model).generate(
-        **source, num_beams=8, length_penalty=1.0, max_new_tokens=longest + 50, return_dict_in_generate=True
-    ).past_key_values  # fmt: skip
+    cache = (
+        to_marian(translator.model)
+        .generate(**source, num_beams=8, length_penalty=1.0, max_new_tokens=longest + 50, return_dict_in_generate=True)
+        .past_key_values
+    )
     layers = cache.self_attention_cache.layers + cache.cross_attention_cache.layers
     assert sizes["marian_fp32"] == sum(layer.keys.numel() + layer.values.numel() for layer in layers) * 4
     bytes_per_token = sum(layer.keys[0, :, 0].numel() * 2 for layer in cache.cross_attention_cache.layers) * 4

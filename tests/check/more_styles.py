@@ -251,8 +251,12 @@ class SequenceFirstLayer(nn.Module):
     def forward(self, x, added, memory=None, memory_added=None):
         x = self.norm_1(x + self.self_attn(x, x, added))
         if memory is not None:
-            x = self.norm_2(x + self.enc_attn(x, x if self.bug == "memory" else memory,
-                                              added if self.bug == "memory" else memory_added))  # fmt: skip
+            x = self.norm_2(
+                x
+                + self.enc_attn(
+                    x, x if self.bug == "memory" else memory, added if self.bug == "memory" else memory_added
+                )
+            )
         return x + self.norm_3(self.ff(x)) if self.bug == "outside" else self.norm_3(x + self.ff(x))
 
 
@@ -376,14 +380,21 @@ class FlashTransformer(nn.Module):
 STYLES = {
     "FusedTransformer": {None: None, "merge": "heads", "scale": "attention scale"},
     "HeadwiseTransformer": {
-        None: None, "width": "attention scale", "softmax": "softmax", "residual": "residual", "base": "positions",
+        None: None,
+        "width": "attention scale",
+        "softmax": "softmax",
+        "residual": "residual",
+        "base": "positions",
         "length": "attention scale",
     },
     "EinsumSeq2Seq": {
-        None: None, "scale": "attention scale", "softmax": "softmax", "embedding": "embedding scale",
+        None: None,
+        "scale": "attention scale",
+        "softmax": "softmax",
+        "embedding": "embedding scale",
         "activation": "activation",
     },
     "SequenceFirst": {None: None, "mean": "norm", "memory": "memory", "outside": "residual"},
     "StackedTransformer": {None: None, "ahead": "causal mask", "input": "inputs", "embeddings": "memory"},
     "FlashTransformer": {None: None, "inverted": "padding", "not projected": "attention output"},
-}  # fmt: skip
+}

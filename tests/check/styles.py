@@ -111,13 +111,28 @@ class Transformer(nn.Module):
         return logits.softmax(-1) if self.bug == "output" else logits
 
 
-CLASSES = {
-    None: None,
-    "exponent": "positions", "swapped": "positions", "split": "heads", "merge": "heads", "scale": "attention scale",
-    "width": "attention scale", "mask": "mask value", "softmax": "softmax", "residual": "residual",
-    "memory": "memory", "padding": "padding", "ahead": "causal mask", "no mask": "causal mask",
-    "embedding": "embedding scale", "input": "inputs", "output": "output", "shared": "layers",
-}  # fmt: skip
+def by_bug(places: dict[str, list[str]]) -> dict[str | None, str | None]:
+    """The part in which each bug is, and none for right code."""
+    return {None: None} | {bug: place for place, bugs in places.items() for bug in bugs}
+
+
+CLASSES = by_bug(
+    {
+        "positions": ["exponent", "swapped"],
+        "heads": ["split", "merge"],
+        "attention scale": ["scale", "width"],
+        "mask value": ["mask"],
+        "softmax": ["softmax"],
+        "residual": ["residual"],
+        "memory": ["memory"],
+        "padding": ["padding"],
+        "causal mask": ["ahead", "no mask"],
+        "embedding scale": ["embedding"],
+        "inputs": ["input"],
+        "output": ["output"],
+        "layers": ["shared"],
+    }
+)
 
 # 2. Masks as arguments, pre-norm with an unbiased norm of its own, log-probabilities, a function that builds it
 
@@ -220,18 +235,30 @@ def make_model(src_vocab, tgt_vocab, N=6, d_model=512, d_ff=2048, h=8, dropout=0
 
 
 FUNCTIONS = {
-    None: None, "norm": "norm", "normed residual": "residual", "activation": "activation", "final norm": "final norm",
+    None: None,
+    "norm": "norm",
+    "normed residual": "residual",
+    "activation": "activation",
+    "final norm": "final norm",
     "output": "output",
-}  # fmt: skip
+}
 
 # 3. nn.Transformer, sequence first
 
 
 class Seq2SeqTransformer(nn.Module):
     def __init__(
-        self, num_encoder_layers, num_decoder_layers, emb_size, nhead, src_vocab_size, tgt_vocab_size,
-        dim_feedforward=512, dropout=0.1, bug=None,
-    ):  # fmt: skip
+        self,
+        num_encoder_layers,
+        num_decoder_layers,
+        emb_size,
+        nhead,
+        src_vocab_size,
+        tgt_vocab_size,
+        dim_feedforward=512,
+        dropout=0.1,
+        bug=None,
+    ):
         super().__init__()
         self.transformer = nn.Transformer(
             emb_size, nhead, num_encoder_layers, num_decoder_layers, dim_feedforward, dropout
@@ -284,9 +311,10 @@ class Block(nn.Module):
         self.attention = SelfAttention(embed_size, heads, bug)
         self.norm1, self.norm2 = nn.LayerNorm(embed_size, eps=1e-12), nn.LayerNorm(embed_size, eps=1e-12)
         self.feed_forward = nn.Sequential(
-            nn.Linear(embed_size, forward_expansion * embed_size), nn.GELU(),
+            nn.Linear(embed_size, forward_expansion * embed_size),
+            nn.GELU(),
             nn.Linear(forward_expansion * embed_size, embed_size),
-        )  # fmt: skip
+        )
 
     def forward(self, value, key, query, mask):
         x = self.norm1(self.attention(value, key, query, mask) + query)
@@ -323,9 +351,20 @@ class Side(nn.Module):
 
 class LearnedTransformer(nn.Module):
     def __init__(
-        self, src_vocab_size, trg_vocab_size, src_pad_idx, trg_pad_idx, embed_size=256, num_layers=6,
-        forward_expansion=4, heads=8, dropout=0, device="cuda", max_length=100, bug=None,
-    ):  # fmt: skip
+        self,
+        src_vocab_size,
+        trg_vocab_size,
+        src_pad_idx,
+        trg_pad_idx,
+        embed_size=256,
+        num_layers=6,
+        forward_expansion=4,
+        heads=8,
+        dropout=0,
+        device="cuda",
+        max_length=100,
+        bug=None,
+    ):
         super().__init__()
         common = embed_size, num_layers, heads, forward_expansion, max_length
         self.encoder, self.decoder = (

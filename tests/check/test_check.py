@@ -38,13 +38,19 @@ def test_mistakes_are_named_and_right_code_passes(name, bug, place):
 
 
 PLACES = {
-    "encoder ignores the source mask": "padding", "cross-attention sees padding": "padding",
-    "causal mask is off by one": "causal mask", "sines and cosines are swapped": "positions",
-    "embeddings are not scaled by sqrt(d_model)": "embedding scale", "attention scores are not scaled":
-    "attention scale", "output layer is tied to the source embedding": "tying", "dropout is active in evaluation":
-    "dropout", "layer norm is inside the residual": "residual", "pre-norm reads the residual": "residual",
-    "cache position is off by one": "cached step", "cross-attention cache is extended at each step": "cached step",
-}  # fmt: skip
+    "encoder ignores the source mask": "padding",
+    "cross-attention sees padding": "padding",
+    "causal mask is off by one": "causal mask",
+    "sines and cosines are swapped": "positions",
+    "embeddings are not scaled by sqrt(d_model)": "embedding scale",
+    "attention scores are not scaled": "attention scale",
+    "output layer is tied to the source embedding": "tying",
+    "dropout is active in evaluation": "dropout",
+    "layer norm is inside the residual": "residual",
+    "pre-norm reads the residual": "residual",
+    "cache position is off by one": "cached step",
+    "cross-attention cache is extended at each step": "cached step",
+}
 PLACES |= {"pre-norm is ignored": "norm position", "padding is counted in positions": "positions", "none": None}
 
 
@@ -64,11 +70,21 @@ def test_faults_planted_in_this_model_are_named(name, own_modules):
 
     def model(vocab_size, d_model, n_heads, n_layers, d_ff, layer_norm_position="post"):
         config = configuration.VanillaTransformerConfig(
-            vocab_size=vocab_size, decoder_vocab_size=vocab_size, share_encoder_decoder_embeddings=False,
-            d_model=d_model, encoder_layers=n_layers, decoder_layers=n_layers, encoder_attention_heads=n_heads,
-            decoder_attention_heads=n_heads, encoder_ffn_dim=d_ff, decoder_ffn_dim=d_ff, pad_token_id=0,
-            bos_token_id=1, decoder_start_token_id=1, layer_norm_position=layer_norm_position,
-        )  # fmt: skip
+            vocab_size=vocab_size,
+            decoder_vocab_size=vocab_size,
+            share_encoder_decoder_embeddings=False,
+            d_model=d_model,
+            encoder_layers=n_layers,
+            decoder_layers=n_layers,
+            encoder_attention_heads=n_heads,
+            decoder_attention_heads=n_heads,
+            encoder_ffn_dim=d_ff,
+            decoder_ffn_dim=d_ff,
+            pad_token_id=0,
+            bos_token_id=1,
+            decoder_start_token_id=1,
+            layer_norm_position=layer_norm_position,
+        )
         return modeling.VanillaTransformerForConditionalGeneration(config)
 
     if PLACES[name] == "dropout":
@@ -96,19 +112,17 @@ def test_unknown_mistake_is_located():
     assert mistake.place.startswith("encoder layer 2")
 
 
-@pytest.mark.parametrize(
-    ("name", "bug", "place"),
-    [
-        ("PositionalEncoding", None, None), ("PositionalEncoding", "exponent", "positions"),
-        ("PositionalEncoding", "swapped", "positions"), ("MultiHeadAttention", None, None),
-        ("MultiHeadAttention", "split", "heads"), ("MultiHeadAttention", "merge", "heads"),
-        ("MultiHeadAttention", "scale", "attention scale"), ("MultiHeadAttention", "softmax", "softmax"),
-        ("MultiHeadAttention", "mask", "mask value"), ("EncoderLayer", None, None),
-        ("EncoderLayer", "residual", "residual"),
-        ("EncoderLayer", "width", "attention scale"), ("Norm", None, None), ("Norm", "norm", "norm"),
-    ],
-)  # fmt: skip
-def test_parts_are_checked_alone(name, bug, place):
+PARTS = {
+    "PositionalEncoding": [None, "exponent", "swapped"],
+    "MultiHeadAttention": [None, "split", "merge", "scale", "softmax", "mask"],
+    "EncoderLayer": [None, "residual", "width"],
+    "Norm": [None, "norm"],
+}
+
+
+@pytest.mark.parametrize(("name", "bug"), [(name, bug) for name, bugs in PARTS.items() for bug in bugs])
+def test_parts_are_checked_alone(name, bug):
+    place = (styles.CLASSES | styles.FUNCTIONS)[bug]
     report = check(getattr(styles, name), {"bug": bug})
     assert [mistake.place for mistake in report.mistakes] == ([place] if place else [])
 

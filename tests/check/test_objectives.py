@@ -16,8 +16,9 @@ def ours(logits, labels, label_smoothing, pad_token_id):
 
 
 def torchs(logits, target, ignore_index, smoothing=0.0):
-    return functional.cross_entropy(logits.flatten(0, -2), target.flatten(), None, None, ignore_index, None, "mean",
-                                    smoothing)  # fmt: skip
+    return functional.cross_entropy(
+        logits.flatten(0, -2), target.flatten(), None, None, ignore_index, None, "mean", smoothing
+    )
 
 
 class LabelSmoothing(nn.Module):
@@ -64,11 +65,16 @@ def named(function):
 @pytest.mark.parametrize(
     ("loss", "place", "note"),
     [
-        (ours, None, None), (torchs, None, None), (LabelSmoothing, None, "V - 2"), (no_mask, "normalisation", None),
-        (all_positions, "normalisation", None), (softmax_twice, "softmax", None),
-        (not_smoothed, "label smoothing", None), (sentences, "normalisation", None),
+        (ours, None, None),
+        (torchs, None, None),
+        (LabelSmoothing, None, "V - 2"),
+        (no_mask, "normalisation", None),
+        (all_positions, "normalisation", None),
+        (softmax_twice, "softmax", None),
+        (not_smoothed, "label smoothing", None),
+        (sentences, "normalisation", None),
     ],
-)  # fmt: skip
+)
 def test_losses_are_told_apart(loss, place, note):
     report = check(loss if loss is LabelSmoothing else named(loss), {})
     assert [mistake.place for mistake in report.mistakes] == ([place] if place else [])

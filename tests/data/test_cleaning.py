@@ -24,7 +24,7 @@ GOOD = [
     for number, (a, x), (b, y), (noun, thing), (other, place) in zip(
         range(10, 400), *[[*ADJECTIVES.items()] * 65] * 2, *[[*NOUNS.items()] * 65] * 2, strict=True
     )
-]  # fmt: skip
+]
 
 DAMAGE = {
     "length": lambda a, b: (a * 30, b * 30),

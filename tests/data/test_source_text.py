@@ -18,10 +18,14 @@ VARIANTS = [
     *(PLAIN.replace(" ", space) for space in "\u00a0\u2003\u2009\u202f\u3000\t\x85"),
     *(PLAIN.replace("-", hyphen) for hyphen in "\u2010\u2011\u2012\u2013\u2212\uff0d\ufe63"),
     *(PLAIN.replace("hund", f"hun{sign}d") for sign in "\u00ad\u200d\u200e\u2060\x00\x9f\u202a"),
-    "\ufeff" + PLAIN, PLAIN + "\u200b", PLAIN.replace("-", "-\u200b"), PLAIN.replace(" ", "\u200b"),
-    PLAIN.replace(" ", " \ufeff"), unicodedata.normalize("NFD", PLAIN),
+    "\ufeff" + PLAIN,
+    PLAIN + "\u200b",
+    PLAIN.replace("-", "-\u200b"),
+    PLAIN.replace(" ", "\u200b"),
+    PLAIN.replace(" ", " \ufeff"),
+    unicodedata.normalize("NFD", PLAIN),
     "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in PLAIN),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")

@@ -23,19 +23,32 @@ VARIANT = '<tuv xml:lang="de"><seg>SEVEN DOGS</seg></tuv>'
 
 #: name -> reader, source, its passages, its translation, whether translations are added
 DOCUMENTS = {
-    "html": (read_html, HTML, ["Seven dogs", "run"],
-             HTML.replace("Seven", "SEVEN").replace("dogs", "DOGS").replace("run", "RUN"), False),
-    "srt": (read_subtitles, SRT, ["Seven dogs run", "Home"],
-            SRT.replace("Seven", "SEVEN").replace("dogs", "DOGS").replace("run", "RUN")
-            .replace("Home", "HOME"), False),
+    "html": (
+        read_html,
+        HTML,
+        ["Seven dogs", "run"],
+        HTML.replace("Seven", "SEVEN").replace("dogs", "DOGS").replace("run", "RUN"),
+        False,
+    ),
+    "srt": (
+        read_subtitles,
+        SRT,
+        ["Seven dogs run", "Home"],
+        SRT.replace("Seven", "SEVEN").replace("dogs", "DOGS").replace("run", "RUN").replace("Home", "HOME"),
+        False,
+    ),
     "vtt": (read_subtitles, VTT, ["Seven dogs"], VTT.replace("Seven dogs", "SEVEN DOGS"), False),
     "po": (read_po, PO, ["Seven dogs"], PO.replace('msgstr ""', 'msgstr "SEVEN DOGS"'), True),
     "xliff": (read_xliff, XLIFF.format(""), ["Seven dogs"], XLIFF.format("SEVEN DOGS"), True),
     "tmx": (lambda text: read_tmx(text, "de"), TMX.format(""), ["Seven dogs"], TMX.format(VARIANT), True),
-    "markdown": (read_markdown, MARKDOWN, ["Seven", "dogs run home"],
-                 MARKDOWN.replace("Seven", "SEVEN").replace("dogs", "DOGS").replace("run", "RUN")
-                 .replace("home", "HOME"), False),
-}  # fmt: skip
+    "markdown": (
+        read_markdown,
+        MARKDOWN,
+        ["Seven", "dogs run home"],
+        MARKDOWN.replace("Seven", "SEVEN").replace("dogs", "DOGS").replace("run", "RUN").replace("home", "HOME"),
+        False,
+    ),
+}
 
 #: Damages as (pattern, replacement), for every document that has the pattern.
 DAMAGES = {

@@ -37,10 +37,14 @@ def in_upper_case(document: str, suffix: str) -> str:
     [
         ("Run:\n\n    make clean\n    make all\n\n\tls -l\n", "RUN:\n\n    make clean\n    make all\n\n\tls -l\n"),
         ("See [it][a].\n\n  [a]: x.md\n  [b c]: y.md#z\n", "SEE [IT][a].\n\n  [a]: x.md\n  [b c]: y.md#z\n"),
-        ('<p align="x">\n  <img src="a">\n</p>\n\n# One\n\n```sh\ntwo\n```\n\n- three\n',
-         '<p align="x">\n  <img src="a">\n</p>\n\n# ONE\n\n```sh\ntwo\n```\n\n- THREE\n'),
-        ("See [the guide][] or [the guide].\n\n[the guide]: http://x\n",
-         "SEE [THE GUIDE][the guide] OR [THE GUIDE][the guide].\n\n[the guide]: http://x\n"),
+        (
+            '<p align="x">\n  <img src="a">\n</p>\n\n# One\n\n```sh\ntwo\n```\n\n- three\n',
+            '<p align="x">\n  <img src="a">\n</p>\n\n# ONE\n\n```sh\ntwo\n```\n\n- THREE\n',
+        ),
+        (
+            "See [the guide][] or [the guide].\n\n[the guide]: http://x\n",
+            "SEE [THE GUIDE][the guide] OR [THE GUIDE][the guide].\n\n[the guide]: http://x\n",
+        ),
         ("## [Unreleased]\n\n[unreleased]: http://x\n", "## [UNRELEASED][Unreleased]\n\n[unreleased]: http://x\n"),
         ("Press <kbd>Enter</kbd> or <code>some code</code>.\n", "PRESS <kbd>Enter</kbd> OR <code>some code</code>.\n"),
         ("> a **b\n> c**\n\nd\n", "> A **B C**\n\nD\n"),
@@ -50,7 +54,7 @@ def in_upper_case(document: str, suffix: str) -> str:
         ("+---+---+\n| a | b |\n+---+---+\n\nc\n", "+---+---+\n| a | b |\n+---+---+\n\nC\n"),
         ("---\ntitle: a\n---\n\nb\n", "---\ntitle: a\n---\n\nB\n"),
     ],
-)  # fmt: skip
+)
 def test_markdown_is_read_as_commonmark_reads_it(document: str, expected: str, newline: str) -> None:
     source, wanted = (text.replace("\n", newline) for text in (document, expected))
     assert in_upper_case(source, ".md") == wanted
@@ -267,7 +271,7 @@ UNIT = "<trans-unit><source{0}>{1}</source>{2}</trans-unit>"
         (' xml:space="preserve"', "  one  two ", "  ONE  TWO "),
         ("", 'one <mrk mtype="protected">two <g>x</g></mrk>', 'ONE <mrk mtype="protected">two <g>x</g></mrk>'),
     ],
-)  # fmt: skip
+)
 def test_targets_have_the_nodes_of_their_sources(attributes: str, source: str, target: str) -> None:
     filled = f"<target{attributes}>{target}</target>"
     assert in_upper_case(UNIT.format(attributes, source, ""), ".xlf") == UNIT.format(attributes, source, filled)
@@ -356,13 +360,15 @@ PO_HEAD = (
         ('msgid"one"\nmsgstr{}\n', ["ONE"]),
         ('msgid "one"\nmsgstr {}\n\nmsgid "two" " six"\nmsgstr {}\n', ["ONE", "TWO SIX"]),
         ('msgid "\\x6fne \\164wo"\nmsgstr {}\n', ["ONE TWO"]),
-        ('msgid "file"\nmsgid_plural "files"\nmsgstr[0] {}\nmsgstr[1] {}\nmsgstr [2] {}\n',
-         ["FILE", "FILES", "FILES"]),
+        (
+            'msgid "file"\nmsgid_plural "files"\nmsgstr[0] {}\nmsgstr[1] {}\nmsgstr [2] {}\n',
+            ["FILE", "FILES", "FILES"],
+        ),
         ('msgid "a\\tb \\"c\\" \\\\ d"\nmsgstr {}\n', ['A\\tB \\"C\\" \\\\ D']),
         ('#~ msgid "old"\n#~ msgstr ""\n\n#~| msgid "was"\n#~ msgid "x"\n#~ msgstr "y"\n', []),
         ('# note\nmsgid "one"\n# inside\nmsgstr {}\n', ["ONE"]),
     ],
-)  # fmt: skip
+)
 def test_messages_of_gettext_are_filled(message: str, expected: list[str], newline: str) -> None:
     empty = PO_HEAD + message.format(*['""'] * len(expected))
     filled = PO_HEAD + message.replace('{}\n""\n""', "{}").format(*(f'"{text}"' for text in expected))

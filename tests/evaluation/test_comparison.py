@@ -180,8 +180,10 @@ def test_rates_are_compared_by_their_sums(texts):
 def test_lists_are_compared_as_single_outputs_are(texts):
     """The first of a list is right exactly if it equals a reference."""
     references, _, systems = texts
-    outputs = {name: [r if n % (len(name) - 8) else h for n, (h, r) in enumerate(zip(each, references, strict=True))]
-               for name, each in systems.items()}  # fmt: skip
+    outputs = {
+        name: [r if n % (len(name) - 8) else h for n, (h, r) in enumerate(zip(each, references, strict=True))]
+        for name, each in systems.items()
+    }
     lists = {name: [[text, "x", text] for text in each] for name, each in outputs.items()}
     compared = compare_systems(outputs, references, metrics=["top_k", "exact_match"], n_best=lists)
     for results in compared["systems"].values():

@@ -182,9 +182,12 @@ def test_n_best_equals_that_of_transformers(translator, batch_size):
             assert hypotheses == [Hypothesis("", 0.0)]
             continue
         output = translator.model.generate(  # transformers' own loop, because of output_scores
-            input_ids=torch.tensor([translator.source_tokenizer(line)["input_ids"]]), num_return_sequences=3,
-            return_dict_in_generate=True, output_scores=True, **settings,
-        )  # fmt: skip
+            input_ids=torch.tensor([translator.source_tokenizer(line)["input_ids"]]),
+            num_return_sequences=3,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **settings,
+        )
         texts = translator.source_tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
         assert [one.text for one in hypotheses] == texts
         assert [one.score for one in hypotheses] == pytest.approx(output.sequences_scores.tolist(), abs=1e-5)

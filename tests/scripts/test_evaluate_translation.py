@@ -23,10 +23,10 @@ def work(tmp_path, in_tmp_path):
 
 
 def test_existing_translation_is_scored(command, work):
-    status, printed, errors = command("evaluate",
-        "--bleu_tokenize", "none", "--bleu_lowercase", "--hypothesis", "hypotheses", "--reference", "references",
-        "--output", "results.json",
-    )  # fmt: skip
+    arguments = (
+        "--bleu_tokenize none --bleu_lowercase --hypothesis hypotheses --reference references --output results.json"
+    )
+    status, printed, errors = command("evaluate", *arguments.split())
     assert status == 0, errors
     scores = score_translations(HYPOTHESES, REFERENCES, tokenize="none", lowercase=True)
     assert printed.splitlines() == [
@@ -40,10 +40,11 @@ def test_existing_translation_is_scored(command, work):
 
 
 def test_model_is_scored_with_its_settings(command, work, model_folder):
-    status, printed, errors = command("evaluate",
-        "--model", model_folder, "--source", "hypotheses", "--reference", "references", "--output", "results.json",
-        "--max_new_tokens", 5, "--num_beams", 2, "--batch_size", 2, "--device", "cpu",
-    )  # fmt: skip
+    arguments = (
+        f"--model {model_folder} --source hypotheses --reference references --output results.json "
+        "--max_new_tokens 5 --num_beams 2 --batch_size 2 --device cpu"
+    )
+    status, printed, errors = command("evaluate", *arguments.split())
     assert status == 0, errors
     translator = Translator.from_pretrained(model_folder, device="cpu")
     translations = list(translator.translate(HYPOTHESES, max_new_tokens=5, num_beams=2))
@@ -77,11 +78,12 @@ def test_systems_are_compared(command, work, model_folder, monkeypatch):
         "kind,en,de\n" + "".join(f"{k},{h},{r}\n" for k, h, r in zip("aab", ["x", "y", "z"], "123", strict=True))
     )
     (work / "mine.py").write_text("def constant(sources, hypotheses, references):\n    return [1.0] * len(sources)\n")
-    status, printed, errors = command("evaluate",
-        "--model", model_folder, "--source", "table.csv", "--reference", "table.csv", "--compare", "references",
-        "--source_lang", "en", "--target_lang", "de", "--by", "kind", "--metrics", "chrf", "ter", "mine:constant",
-        "--output", "results.json", "--report", "page.html", "--max_new_tokens", 3,
-    )  # fmt: skip
+    arguments = (
+        f"--model {model_folder} --source table.csv --reference table.csv --compare references "
+        "--source_lang en --target_lang de --by kind --metrics chrf ter mine:constant --output results.json "
+        "--report page.html --max_new_tokens 3"
+    )
+    status, printed, errors = command("evaluate", *arguments.split())
     assert status == 0, errors
     results = json.loads((work / "results.json").read_text(encoding="utf-8"))
     assert list(results["comparison"]["systems"]) == [str(model_folder), "references"]

@@ -84,9 +84,12 @@ def test_help_imports_neither_torch_nor_the_package_and_takes_less_than_a_second
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.run(
         [sys.executable, "-c", code, *([subcommand] if subcommand else []), "--help"],
-        capture_output=True, text=True, cwd=tmp_path, timeout=60,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
         env={"PYTHONPATH": str(repository / "scripts"), "PYTHONIOENCODING": "ascii"},
-    )  # fmt: skip
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert process.returncode == 0, process.stderr
     if subcommand is not None:
