@@ -1,7 +1,6 @@
-"""The exponential moving average of the weights: its formula, resuming, and its choice at the end of a run."""
+"""The exponential moving average of the weights: its formula, and resuming."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -10,8 +9,7 @@ import torch
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
-from hf_vanilla_transformer.training.callbacks import EMA_WEIGHTS, WeightAverage
-from hf_vanilla_transformer.training.finishing import choose_weights
+from hf_vanilla_transformer.training.callbacks import EMA_WEIGHTS
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import DESCENT, SAVING, trained
@@ -48,32 +46,6 @@ def test_ema_refuses_a_checkpoint_without_it(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-1" / EMA_WEIGHTS).write_bytes(b"cut")
     with pytest.raises(UserError, match=EMA_WEIGHTS):
         run(tmp_path, 2, tmp_path / "checkpoint-1")
-
-
-@pytest.mark.parametrize(("single", "ema"), [(10.0, 20.0), (20.0, 10.0), (10.0, 10.0)])
-def test_choose_weights_keeps_the_ema_where_it_scores_best(tmp_path: Path, single: float, ema: float) -> None:
-    average = WeightAverage(0.9)
-    average.average = {name: each.detach() for name, each in tiny_model(3).named_parameters()}
-    kept = tiny_model(7)
-    trainer: Any = SimpleNamespace(
-        model=kept,
-        eval_dataset=[1],
-        ema=average,
-        scores={},
-        state=SimpleNamespace(global_step=1),
-        evaluate=lambda: {"eval_bleu": single},
-        predict=lambda data, metric_key_prefix: SimpleNamespace(metrics={"eval_bleu": ema}),
-    )
-    arguments: Any = SimpleNamespace(
-        average_last=0, ema_decay=0.9, load_best_model_at_end=False, metric_for_best_model=None
-    )
-    results = choose_weights(trainer, tmp_path, arguments)
-    expected = tiny_model(3 if ema >= single else 7)
-    for name, each in kept.named_parameters():
-        assert torch.equal(each, dict(expected.named_parameters())[name])
-    assert results["eval_bleu"] == max(single, ema)
-    assert results.get("ema_decay") == (0.9 if ema >= single else None)
-    assert kept.lm_head.weight is kept.get_input_embeddings().weight  # still tied
 
 
 def test_ema_with_sharded_weights_of_deepspeed_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,10 +12,9 @@ from transformers import AutoModelForSeq2SeqLM
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer.data.corpus import load_corpus
 from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
-from hf_vanilla_transformer.training.finishing import choose_weights
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
-from tests.model_helpers import error_of, slow, tiny_model
+from tests.model_helpers import error_of, slow
 from tests.trainer_helpers import as_flags, assert_same_model, run_tiny, write_pairs
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "recipes"
@@ -173,63 +171,7 @@ def test_ctrl_c_after_training_keeps_the_checkpoints(tmp_path, parallel, monkeyp
     assert (run / "model.safetensors").is_file()
 
 
-# 3. Selecting the weights
-
-
-def scored_trainer(model, scores):
-    """What `choose_weights` needs of a trainer that has evaluated its last update, 3."""
-    scored = iter(score if isinstance(score, dict) else {"eval_bleu": score} for score in scores)
-    state = SimpleNamespace(global_step=3)
-    return SimpleNamespace(
-        model=model,
-        eval_dataset=[1],
-        ema=None,
-        state=state,
-        scores={3: next(scored)},
-        predict=lambda data, metric_key_prefix: SimpleNamespace(metrics=next(scored)),
-    )
-
-
-@pytest.mark.parametrize(("single", "average"), [(40.0, 30.0), (30.0, 40.0), (30.0, 30.0)])
-def test_choose_weights_keeps_the_better(tmp_path, single, average):
-    for step in (1, 2, 3):
-        tiny_model(step).save_pretrained(tmp_path / f"checkpoint-{step}")
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
-    model, last, before = (tiny_model(seed).state_dict() for seed in (7, 3, 2))
-    kept = tiny_model(7)
-    arguments = SimpleNamespace(average_last=2, load_best_model_at_end=False, metric_for_best_model=None)
-    results = choose_weights(scored_trainer(kept, [single, average]), tmp_path, arguments)
-    averaged = average >= single
-    for name, tensor in kept.state_dict().items():
-        expected = (last[name] + before[name]) / 2 if averaged else model[name]
-        torch.testing.assert_close(tensor, expected, rtol=1e-6, atol=1e-7)
-    assert results == {
-        "eval_bleu": max(single, average),
-        "eval_bleu_single": single,
-        "eval_bleu_averaged": average,
-        "averaged_checkpoints": 2 if averaged else 0,
-    }
-    assert kept.lm_head.weight is kept.get_input_embeddings().weight  # still tied
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
-
-
-@pytest.mark.parametrize(
-    ("metric", "greater", "kept"),
-    [("loss", False, "averaged"), ("eval_perplexity", False, "averaged"), ("chrf", True, "single")],
-)
-def test_choose_weights_goes_by_the_metric_for_the_best_model(tmp_path, metric, greater, kept, capsys):
-    for step in (1, 2):
-        tiny_model(step).save_pretrained(tmp_path / f"checkpoint-{step}")
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
-    name = f"eval_{metric.removeprefix('eval_')}"
-    scores = [{name: 3.0, "eval_bleu": 0.0}, {name: 2.0, "eval_bleu": 0.0}]
-    arguments = SimpleNamespace(
-        average_last=3, load_best_model_at_end=False, metric_for_best_model=metric, greater_is_better=greater
-    )
-    results = choose_weights(scored_trainer(tiny_model(7), scores), tmp_path, arguments)
-    assert "average_last=3" in capsys.readouterr().out, "there are fewer"
-    assert results["averaged_checkpoints"] == (2 if kept == "averaged" else 0)
-    assert {f"{name}_single", f"{name}_averaged"} <= results.keys()
+# 3. The saved weights
 
 
 @pytest.mark.parametrize("average", ["average_last", "ema_decay", None])

@@ -1,0 +1,70 @@
+"""The weights that a run keeps: the last ones, the average of its checkpoints or its moving average."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vanilla_transformer.training.callbacks import WeightAverage
+from hf_vanilla_transformer.training.finishing import choose_weights
+from tests.model_helpers import tiny_model
+
+
+def chosen(folder: Path, scores: list[dict[str, float]], ema: Any = None, **settings: Any) -> tuple[Any, dict]:
+    """The model and results of a run of three updates, from the scores of its last weights and of the average."""
+    for step in (1, 2, 3):
+        tiny_model(step).save_pretrained(folder / f"checkpoint-{step}")
+        (folder / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    single, average = scores
+    trainer: Any = SimpleNamespace(
+        model=tiny_model(7),
+        eval_dataset=[1],
+        ema=ema,
+        state=SimpleNamespace(global_step=3),
+        scores={} if ema else {3: single},
+        evaluate=lambda: single,
+        predict=lambda data, metric_key_prefix: SimpleNamespace(metrics=average),
+    )
+    arguments: Any = {"average_last": 0, "load_best_model_at_end": False, "metric_for_best_model": None} | settings
+    results = choose_weights(trainer, folder, SimpleNamespace(**arguments))
+    assert trainer.model.lm_head.weight is trainer.model.get_input_embeddings().weight  # still tied
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    return trainer.model, results
+
+
+@pytest.mark.parametrize(("single", "average"), [(40.0, 30.0), (30.0, 40.0), (30.0, 30.0)])
+@pytest.mark.parametrize("kind", ["averaged", "ema"])
+def test_better_weights_are_kept(tmp_path: Path, kind: str, single: float, average: float) -> None:
+    own, last, before = (tiny_model(seed).state_dict() for seed in (7, 3, 2))
+    ema = WeightAverage(0.9)
+    ema.average = {name: each.detach() for name, each in tiny_model(5).named_parameters()}
+    settings = {"average_last": 2} if kind == "averaged" else {"ema": ema, "ema_decay": 0.9}
+    model, results = chosen(tmp_path, [{"eval_bleu": single}, {"eval_bleu": average}], **settings)
+    is_average = average >= single
+    for name, found in model.named_parameters():
+        expected = own[name]
+        if is_average:
+            expected = (last[name] + before[name]) / 2 if kind == "averaged" else ema.average[name]
+        torch.testing.assert_close(found.detach(), expected, rtol=1e-6, atol=1e-7)
+    scores = {"eval_bleu": max(single, average), "eval_bleu_single": single, f"eval_bleu_{kind}": average}
+    facts: dict[str, float] = {"averaged_checkpoints": 0}
+    if is_average:
+        facts |= {"averaged_checkpoints": 2} if kind == "averaged" else {"ema_decay": 0.9}
+    assert results == scores | facts
+
+
+@pytest.mark.parametrize(
+    ("metric", "greater", "averaged"), [("loss", False, 3), ("eval_perplexity", False, 3), ("chrf", True, 0)]
+)
+def test_weights_are_chosen_by_the_metric_for_the_best_model(
+    tmp_path: Path, metric: str, greater: bool, averaged: int, capsys: pytest.CaptureFixture
+) -> None:
+    name = f"eval_{metric.removeprefix('eval_')}"
+    scores = [{name: 3.0, "eval_bleu": 0.0}, {name: 2.0, "eval_bleu": 0.0}]
+    settings = {"average_last": 4, "metric_for_best_model": metric, "greater_is_better": greater}
+    _, results = chosen(tmp_path, scores, **settings)
+    assert "average_last=4" in capsys.readouterr().out, "there are fewer"
+    assert results["averaged_checkpoints"] == averaged
+    assert {f"{name}_single", f"{name}_averaged"} <= results.keys()
