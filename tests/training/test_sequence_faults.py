@@ -1,19 +1,15 @@
 """Faults of sequences, normalisers and symbols: one clear line or a count, and nothing is lost."""
 
-import gzip
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data import encode_pairs, load_pairs, save_tokenizers
 from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.evaluation import score_translations
 from hf_vanilla_transformer.utils.errors import UserError
 from hf_vanilla_transformer.utils.normalization import import_normalizer
-from tests.model_helpers import randomise, tiny_model
 from tests.trainer_helpers import run_tiny
 
 PAIRS = [("CCO", "CC=O"), ("c1ccccc1", "C1CCCCC1"), ("CC(=O)O", "CCO"), ("[Na+].[OH-]", "O")] * 3
@@ -104,12 +100,6 @@ def nothing(text):
     return None
 
 
-def sometimes(text):
-    if "=" in text:
-        raise ValueError("no molecule")
-    return text
-
-
 number = 5
 """
 
@@ -131,14 +121,6 @@ def test_normaliser_that_always_fails_is_refused_before_training(tmp_path: Path)
             score_translations(["a", "b"], ["a", "c"], normalize=import_normalizer(f"normalizers_of_faults:{name}"))
     with pytest.raises(UserError, match="normalize: normalizers_of_faults:number is no function"):
         import_normalizer("normalizers_of_faults:number")
-
-
-@pytest.mark.usefixtures("normalizers")
-def test_texts_that_a_normaliser_refuses_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    sometimes = import_normalizer("normalizers_of_faults:sometimes")
-    scores = score_translations(["A", "B=", "C", "D="], ["A", "B", "C=", "D"], normalize=sometimes)
-    assert scores["exact_match"] == 25 and scores["invalid"] == 50
-    assert "1 references are invalid and stay as they are" in caplog.text
 
 
 def test_equal_forms_of_a_list_take_one_place() -> None:
@@ -164,31 +146,3 @@ def test_invalid_smiles_are_counted() -> None:
     scores = score_translations(predicted, references, normalize=normalize)
     assert scores["exact_match"] == pytest.approx(50)
     assert scores["invalid"] == pytest.approx(50)  # an open ring, an open branch, nothing at all
-
-
-def test_pairs_of_512_tokens_decode_within_token_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = train_symbol_tokenizer([("CNO", 1)], "chars")
-    model = randomise(tiny_model(vocab_size=len(tokenizer)))
-    model.generation_config.max_new_tokens = 512
-    translator = Translator(model, tokenizer, workers=1)
-    padded: list[int] = []
-    generate = type(model).generate
-
-    def counting(self: Any, **settings: Any) -> Any:
-        padded.append(settings["input_ids"].numel())
-        return generate(self, **settings)
-
-    monkeypatch.setattr(type(model), "generate", counting)
-    sources = ["CNO" * 170 + "C"] * 6
-    with torch.no_grad():
-        found = list(translator.translate(sources, max_tokens_per_batch=1024, num_beams=1, max_new_tokens=4))
-    assert len(found) == 6 and max(padded) <= 1024
-
-
-def test_gzipped_sides(tmp_path: Path) -> None:
-    names = write_sides(tmp_path, PAIRS)
-    for name in names:
-        with gzip.open(f"{name}.gz", "wb") as file:
-            file.write(Path(name).read_bytes())
-    loaded, _ = load_pairs([f"{name}.gz" for name in names])
-    assert list(loaded["source"]) == [source for source, _ in PAIRS]
