@@ -253,26 +253,6 @@ def translate_documents(
     )
 
 
-@dataclass(frozen=True)
-class Paragraphs:
-    """`translate_documents` for given languages, as `inference.file_translation.translated_lines` takes it."""
-
-    language: str | None = None  #: of the text
-    target_language: str | None = None  #: of the translations
-
-    def __call__(
-        self, translator: Translator, lines: Iterable[str], *, first_line: int = 1, **settings: Any
-    ) -> Iterator[str]:
-        return translate_documents(
-            translator,
-            lines,
-            self.language,
-            first_line,
-            target_language=self.target_language,
-            **settings,
-        )
-
-
 def _translate_windows(
     translator: Translator,
     windows: Iterator[list[str]],

@@ -27,7 +27,6 @@ class Reading:
     order: list[Hashable] = field(default_factory=list)  #: blocks, and what stays in its place
     markup: Counter[Hashable] = field(default_factory=Counter)  #: what may move with its words
     letters: Counter[str] = field(default_factory=Counter)  #: of the text that may change
-    sources: Counter[str] = field(default_factory=Counter)  #: of text with a translation next to it
 
     def add_text(self, text: str) -> None:
         self.letters.update(letters_of(text))
@@ -63,9 +62,8 @@ def guarded(
 
     def recorded(texts: Sequence[str]) -> list[list[TranslatedPart]]:
         sources.extend(texts)
-        # a source can have several translations, such as the forms of a plural
-        for text in texts if fills else ["".join(texts)]:
-            _check_passage(before.sources if fills else before.letters, text)
+        if not fills:
+            _check_passages(before, texts)
         answers = translate(texts)
         targets.extend("".join(part.target for part in parts) for parts in answers)
         _check_targets(sources, targets)
@@ -77,9 +75,9 @@ def guarded(
     return result
 
 
-def _check_passage(read: Counter[str], text: str) -> None:
-    """Before anything is translated: the second reader has found all that a text has."""
-    missing = letters_of(text) - read
+def _check_passages(before: Reading, texts: Sequence[str]) -> None:
+    """Before anything is translated: the second reader has found all that the passages have."""
+    missing = letters_of("".join(texts)) - before.letters
     if missing:
         raise _refusal(f"two readers disagree on its text, by {_named(missing)}")
 

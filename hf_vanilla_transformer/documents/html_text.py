@@ -4,14 +4,13 @@ Translations are escaped, so that none of their text becomes a tag.
 """
 
 import re
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from ..data.words import UNSPACED
 from ..inference.placement import TranslateTexts
 from .html_scanner import Token, scan
-from .passages import Event, Passage, names, passage_of, split_events, translate_pieces
+from .passages import Event, Passage, names, passage_of, raw_of, split_events, translate_pieces
 
 #: Elements that end a passage. Every other element is inline, as in HTML, also an unknown one.
 _BLOCK = names(
@@ -42,6 +41,7 @@ _LETTERS = re.compile(rf"[^\W{UNSPACED}]+")
 _NO_LETTER = re.compile(rf"[\W{UNSPACED}]")
 _TWO_WORDS = re.compile(r"[^\W\d_]{3,}\s+[^\W\d_]{3,}")
 
+_SCRIPTS = names("sub sup")
 _MAX_SCRIPT = 8  # events of a subscript or superscript. A longer one is an ordinary element
 
 
@@ -57,7 +57,7 @@ def _is_kept(tag: str, attributes: Mapping[str, str]) -> bool:
 def split_html(document: str) -> list["str | Passage"]:
     """Split a document into verbatim markup and passages to translate."""
     events = whole_elements(html_event(token) for token in scan(document))
-    return split_events(with_scripts_whole(events), passage_of)
+    return split_events(events, passage_of)
 
 
 def translate_html(document: str, translate: TranslateTexts) -> str:
@@ -76,19 +76,47 @@ def html_event(token: Token) -> Event:
     )
 
 
-def whole_elements(found: Iterable[Event]) -> Iterator[Event]:
-    """The events, with each element that is not translated as one of them: a point if it is inline."""
+def whole_elements(found: Iterable[Event]) -> list[Event]:
+    """The events, with each element that is not translated as one of them: a point if it is inline.
+
+    So is a short `sub` or `sup` directly after text, such as a footnote's mark. If the word goes on after it, as in
+    H<sub>2</sub>O, the word is part of the point.
+    """
     events = list(found)
+    whole: list[Event] = []
     index = 0
     while index < len(events):
         event = events[index]
-        stop = index + 1
+        stop = index
         if event.kept:
             stop = _end_of_element(events, index)
-            raw = "".join(inner.raw for inner in events[index:stop])
+        elif event.kind == "start" and event.tag in _SCRIPTS:
+            stop = _end_of_script(events, index)
+        if stop > index:
+            raw = raw_of(events[index:stop])
             event = Event("other" if event.block else "point", event.tag, raw)
-        yield event
-        index = stop
+        _add_event(whole, event)
+        index = max(stop, index + 1)
+    return [event for event in whole if event.raw]
+
+
+def _add_event(whole: list[Event], event: Event) -> None:
+    """Add an event to others. A script belongs to the point before it, and to the word around it."""
+    before = whole[-1] if whole else event
+    if before.kind == "point" and event.kind == "point" and event.tag in _SCRIPTS:
+        whole[-1] = replace(event, raw=before.raw + event.raw)
+        return
+    follows_script = before.kind == "point" and before.tag in _SCRIPTS
+    letters = _LETTERS.match(event.raw) if follows_script and event.kind == "text" else None
+    if letters:
+        text = whole[-2].raw if len(whole) > 1 and whole[-2].kind == "text" else ""
+        word = _NO_LETTER.split(text)[-1]
+        if word:
+            whole[-2] = replace(whole[-2], raw=text.removesuffix(word))
+        whole[-1] = replace(before, raw=word + before.raw + letters[0])
+        event = replace(event, raw=event.raw[letters.end() :])
+    if event.raw:
+        whole.append(event)
 
 
 def _end_of_element(events: list[Event], start: int) -> int:
@@ -117,52 +145,15 @@ def _end_of_element(events: list[Event], start: int) -> int:
     return len(events)
 
 
-def with_scripts_whole(events: Iterable[Event]) -> list[Event]:
-    """The events, with each `sub` and `sup` directly after text as a point, such as a footnote's mark.
-
-    If the word goes on after it, as in H<sub>2</sub>O, the word is part of the point.
-    """
-    queue = deque(events)
-    whole = list[Event]()
-    while queue:
-        event = queue.popleft()
-        before = whole[-1] if whole else None
-        length = (
-            _script_length(queue, event.tag)
-            if event.kind == "start" and event.tag in ("sub", "sup")
-            else 0
-        )
-        if (
-            not length
-            or not before
-            or before.kind not in ("text", "point")
-            or before.raw[-1:].isspace()
-        ):
-            whole.append(event)
-            continue
-        raw = event.raw + "".join(queue.popleft().raw for _ in range(length))
-        rest = _LETTERS.match(queue[0].raw) if queue and queue[0].kind == "text" else None
-        word = ""
-        if before.kind == "point":
-            word = whole.pop().raw
-        elif rest:
-            word = _NO_LETTER.split(before.raw)[-1]
-            whole[-1] = Event("text", "", before.raw.removesuffix(word))
-        if rest:
-            queue[0] = Event("text", "", queue[0].raw[rest.end() :])
-        whole.append(Event("point", event.tag, word + raw + (rest[0] if rest else "")))
-        if rest and not queue[0].raw:
-            queue.popleft()
-    return [event for event in whole if event.raw]
-
-
-def _script_length(following: "deque[Event]", tag: str) -> int:
-    """The number of events up to the end tag of a short element, or 0 if it has several words."""
+def _end_of_script(events: list[Event], start: int) -> int:
+    """The index after a short `sub` or `sup` directly after text, or `start` if it is none or has several words."""
+    before = events[start - 1].raw if start else " "
     text = ""
-    for index, event in enumerate(islice(following, _MAX_SCRIPT)):
-        if event.kind == "end" and event.tag == tag:
-            return 0 if _TWO_WORDS.search(text) else index + 1
-        if event.kind == "other" or event.block:
+    for index in range(start + 1, min(start + _MAX_SCRIPT, len(events))):
+        event = events[index]
+        if event.block or event.kind == "other" or before[-1:].isspace():
             break
+        if event.kind == "end" and event.tag == events[start].tag:
+            return start if _TWO_WORDS.search(text) else index + 1
         text += event.raw if event.kind == "text" else ""
-    return 0
+    return start

@@ -105,7 +105,9 @@ def _marked(content: str, references: References) -> Iterator[tuple[int, int, Ev
             start = len(content[:start].rstrip(" "))
             yield start, end, Event("other", "", content[start:end])
         elif token.type == "html_inline":
-            yield start, end, html_event(next(scan(raw)))
+            event = html_event(next(scan(raw)))
+            has_end = content.find(f"</{event.tag}", end) >= 0
+            yield start, end, replace(event, kept=event.kept and has_end)
         else:
             is_first_or_last = not content[:start].strip() or not content[end:].strip()
             is_outer = is_first_or_last and _OUTER.match(content, start) is not None

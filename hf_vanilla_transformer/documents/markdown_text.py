@@ -21,7 +21,7 @@ from ..inference.placement import Element, TranslatedPart, TranslateTexts
 from ..utils.errors import UserError, naming_extras
 from .guard import Reading
 from .html_scanner import scan
-from .html_text import split_html, whole_elements, with_scripts_whole
+from .html_text import split_html, whole_elements
 from .markdown_inline import (
     References,
     inline_events,
@@ -30,7 +30,6 @@ from .markdown_inline import (
     markdown_parser,
 )
 from .passages import (
-    Event,
     Passage,
     passage_of,
     split_events,
@@ -288,20 +287,8 @@ def _inline_pieces(content: str, references: References, parent: str) -> list[st
         in_paragraph=parent == "paragraph_open",
         in_table=parent in _CELLS,
     )
-    events = with_scripts_whole(
-        whole_elements(_with_known_ends(inline_events(content, references)))
-    )
+    events = whole_elements(inline_events(content, references))
     return split_events(events, partial(passage_of, unescape=unescapeAll, passage=make))
-
-
-def _with_known_ends(events: list[Event]) -> Iterator[Event]:
-    """The events. A start tag of code without an end tag is no code."""
-    ends = Counter(event.tag for event in events if event.kind == "end")
-    for event in events:
-        if event.kept and not ends[event.tag]:
-            yield Event(event.kind, event.tag, event.raw, False, event.block)
-        else:
-            yield event
 
 
 def _with_tags(element: Element) -> Element:

@@ -9,7 +9,7 @@ from ..data.language_codes import language_match
 from ..data.translation_memories import MARKUP, untranslated_state, xml_language
 from ..utils.errors import UserError
 from ..utils.safe_xml import SAFE, XmlElement, local_name, memory_errors, parse_xml, root_name
-from .guard import Reading, letters_of
+from .guard import Reading
 from .passages import names
 from .po_files import po_lines, without_numbers
 from .translation_files import is_protected
@@ -159,7 +159,6 @@ def read_po(document: str) -> Reading:
             continue
         has_numbers = has_numbers or without_numbers(line.text) != line.text
         reading.order.append((keyword, line.text))
-        reading.sources.update(letters_of(line.text))
     return reading
 
 
@@ -215,7 +214,6 @@ def _add_rest(root: XmlElement, filled: set[XmlElement], reading: Reading) -> No
         if element not in filled:
             attributes = sorted(item for item in element.attrib.items() if item[0] != "state")
             reading.order.append((str(element.tag), *texts, tuple(attributes)))
-            reading.sources.update(letters_of("".join(texts)))
 
 
 def read_office(data: bytes) -> Reading:

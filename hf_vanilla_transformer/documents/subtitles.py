@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape, unescape
-from itertools import pairwise
+from itertools import accumulate
 
 from ..data.words import break_points
 from ..inference.placement import TranslatedPart, TranslateTexts
@@ -199,23 +199,15 @@ def _cut(text: str, lengths: Sequence[int]) -> list[str]:
         breaks = [
             place for place in breaks if place - 1 not in inside and text[place - 1].isspace()
         ]
-    words = [text[start:end] for start, end in pairwise([0, *breaks, len(text)])]
-    shown = [len(_TAG.sub("", word)) for word in words]
-    whole = sum(shown)
+    shown = {place: len(_TAG.sub("", text[:place])) for place in [*breaks, len(text)]}
     pieces = []
     start = 0
-    size = 0
-    total = 0
-    for number, length in enumerate(lengths):
-        total += length
-        end = start
-        # Pieces after this one, each with a word if there are enough.
-        spare = len(lengths) - number - 1
-        while end < len(words) - spare and (
-            end == start or size + shown[end] / 2 < whole * total / sum(lengths)
-        ):
-            size += shown[end]
-            end += 1
-        pieces.append("".join(words[start : end if spare else None]).strip())
+    for number, length in enumerate(accumulate(lengths[:-1]), start=1):
+        goal = shown[len(text)] * length / sum(lengths)
+        free = [place for place in breaks if place > start]
+        # Places for the pieces after this one, if there are enough.
+        free = free[: max(1, len(free) - len(lengths) + number + 1)]
+        end = min(free, key=lambda place: abs(shown[place] - goal), default=len(text))
+        pieces.append(text[start:end].strip())
         start = end
-    return pieces
+    return [*pieces, text[start:].strip()]

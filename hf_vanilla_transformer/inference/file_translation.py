@@ -66,8 +66,8 @@ def translated_lines(
         n_best_format: of n-best lists, one of `candidates.FORMATS`. "tsv" and "jsonl" have candidates with
             probabilities, see `candidates.candidate_lines`.
         normalize, spellings: of these candidates, see `candidates.translate_candidates`.
-        paragraphs: translates lines that are paragraphs, such as `documents.documents.Paragraphs`. None takes each
-            line as one sentence.
+        paragraphs: translates lines that are paragraphs, such as `documents.documents.translate_documents`.
+            None takes each line as one sentence.
         one_line: whether a line break in a translation becomes a space.
         others: as in `Translator.translate_nbest`.
 

@@ -29,6 +29,7 @@ for each token, including the end-of-sentence token.
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def translate_document_file(arguments: argparse.Namespace) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.documents.document_files import check_output, is_document
-    from hf_vanilla_transformer.documents.documents import Paragraphs
+    from hf_vanilla_transformer.documents.documents import translate_documents
     from hf_vanilla_transformer.utils.errors import UserError
 
     document = False
@@ -118,5 +119,8 @@ def main(arguments: argparse.Namespace) -> None:
     columns = columns_of(arguments, arguments.model[0], arguments.input, arguments.score)
     settings: dict[str, Any] = {"protect": not arguments.raw}
     if arguments.paragraphs:
-        settings["paragraphs"] = Paragraphs(*languages_of(arguments))
+        source, target = languages_of(arguments)
+        settings["paragraphs"] = partial(
+            translate_documents, language=source, target_language=target
+        )
     write_lines(arguments, columns, **settings)
