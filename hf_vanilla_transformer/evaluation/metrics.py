@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 #: Names (`metric_names.TITLES`, MODULE:FUNCTION, or whatever `evaluate.load` takes) or metrics of `evaluate`. A
 #: mapping names the metrics.
 Metrics: TypeAlias = "Sequence[str | EvaluationModule] | Mapping[str, EvaluationModule]"
-#: Token ids (N, T), or a tuple of outputs that starts with them.
-TokenIds: TypeAlias = "np.ndarray | Sequence[Sequence[int]] | tuple[np.ndarray, ...]"
 #: What a metric tells besides its score: a signature, a count, the precisions of n-grams.
 Detail: TypeAlias = str | float | list[float]
 

@@ -7,7 +7,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from tokenizers import decoders
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -22,7 +21,6 @@ from .metric_names import LOWER_IS_BETTER, TITLES, title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Printable characters for the space at the start of a token, line breaks and tabs.
 _PRINTABLE = str.maketrans({" ": "▁", "\n": "↵", "\r": "↵", "\t": "⇥"})
@@ -110,19 +108,20 @@ def plot_attention(
     # inches: a cell of 0.22 fits its token's label in the smallest legible type
     width = max(1.8, 0.22 * len(source_tokens))
     height = max(1.8, 0.22 * len(target_tokens))
-    with figure_file(
-        path, figsize=(columns * width + 1.8, rows * height + 2.2), layout="constrained"
-    ) as figure:
-        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for spare in axes[len(panels) :]:
-            spare.remove()
-        for index, (title, panel) in enumerate(panels):
-            axis = axes[index]
+    size = (columns * width + 1.8, rows * height + 2.2)
+    with figure_file(path, figsize=size, layout="constrained") as figure:
+        grid = figure.subplots(rows, columns, squeeze=False)
+        for axis, (title, panel) in zip(grid.flat, panels, strict=False):
             image = axis.imshow(panel.numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
-            axis.set_title(title, fontsize=10, fontweight="bold" if index == 0 else "normal")
-            _label(
-                axis, source_tokens, target_tokens, top=index < columns, left=index % columns == 0
-            )
+            axis.set_title(title, fontsize=10)
+            # a "$" in a token must not start math mode
+            style = {"fontsize": 8, "parse_math": False}
+            axis.set_xticks(range(len(source_tokens)), source_tokens, rotation=90, **style)
+            axis.set_yticks(range(len(target_tokens)), target_tokens, **style)
+            axis.tick_params(labeltop=True, labelbottom=False, length=0)
+            axis.label_outer()
+        for spare in grid.flat[len(panels) :]:
+            spare.remove()
         figure.colorbar(image, ax=figure.axes, label="attention weight", shrink=0.6, pad=0.02)
         figure.suptitle(f"Cross-attention, decoder layer {layer} of {len(weights)}", fontsize=13)
     return Path(path)
@@ -134,31 +133,6 @@ def checked_layer(weights: torch.Tensor, layer: int | None) -> int:
     if not 1 <= layer <= len(weights):
         raise UserError(f"layer: the model has decoder layers 1 to {len(weights)}, not {layer}")
     return layer
-
-
-def _label(
-    axis: "Axes",
-    source_tokens: Sequence[str],
-    target_tokens: Sequence[str],
-    *,
-    top: bool,
-    left: bool,
-) -> None:
-    columns = len(source_tokens)
-    rows = len(target_tokens)
-    column_labels = source_tokens if top else [""] * columns
-    row_labels = target_tokens if left else [""] * rows
-    # a "$" in a token must not start math mode
-    axis.set_xticks(range(columns), column_labels, rotation=90, fontsize=8, parse_math=False)
-    axis.set_yticks(range(rows), row_labels, fontsize=8, parse_math=False)
-    axis.tick_params(top=top, labeltop=top, bottom=False, labelbottom=False, length=0)
-    # white lines between the cells
-    axis.set_xticks([column - 0.5 for column in range(1, columns)], minor=True)
-    axis.set_yticks([row - 0.5 for row in range(1, rows)], minor=True)
-    axis.grid(which="minor", color="white", linewidth=0.6)
-    axis.tick_params(which="minor", length=0)
-    for side in axis.spines.values():
-        side.set_color("0.8")
 
 
 def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int], side: Side) -> list[str]:
@@ -202,18 +176,32 @@ def plot_curve(log_history: Sequence[Mapping[str, float]], path: Path) -> Path:
         )
     panels = 1 + bool(score)
     with figure_file(path, figsize=(8, 1.2 + 2.7 * panels), layout="constrained") as figure:
-        axes = _axes(figure, panels)
-        _draw_loss(axes[0], train, evaluation)
+        axes = figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0]
+        for axis in axes:
+            axis.grid(color="0.9", linewidth=0.8)
+            axis.spines[["top", "right"]].set_visible(False)
+        # a line needs two points to be visible
+        _draw(axes[0], train, TRAIN_COLOR, "training", marker="o" if len(train) == 1 else "")
+        _draw(axes[0], evaluation, EVAL_COLOR, "validation")
+        axes[0].set_ylabel("Loss")
+        if train or evaluation:
+            axes[0].legend(frameon=False)
         if score:
-            _plot_marked(axes[1], score, SCORE_COLOR)
+            _draw(axes[1], score, SCORE_COLOR, title_of(name))
             choose = min if name in LOWER_IS_BETTER else max
             step, best = choose(score, key=lambda point: point[1])
-            axes[1].plot(step, best, marker="o", ms=9, markerfacecolor="none", color=SCORE_COLOR)
-            axes[1].set_title(
-                f"best {best:.2f} at update {step:,}", loc="right", fontsize=10, color=SCORE_COLOR
-            )
+            axes[1].set_title(f"best {best:.2f} at update {step:,}", loc="right", fontsize=10)
             axes[1].set_ylabel(title_of(name))
+        axes[-1].xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+        axes[-1].xaxis.set_major_formatter("{x:,.0f}")
+        axes[-1].set_xlabel("Updates")
     return Path(path)
+
+
+def _draw(axis: "Axes", points: Points, color: str, label: str, marker: str = "o") -> None:
+    if points:
+        steps, values = zip(*points, strict=True)
+        axis.plot(steps, values, color=color, label=label, marker=marker, markersize=4)
 
 
 def _points(entries: Iterable[Mapping[str, float]], name: str) -> Points:
@@ -231,41 +219,3 @@ def _during_training(log_history: Sequence[Mapping[str, float]], name: str) -> P
     of their step, so they are plotted only if there are no other points."""
     before_end = takewhile(lambda entry: "train_runtime" not in entry, log_history)
     return _points(before_end, name) or _points(log_history, name)
-
-
-def _axes(figure: "Figure", panels: int) -> np.ndarray:
-    """The panels, one below the other: an array of `Axes`."""
-    axes = figure.subplots(panels, 1, sharex=True, squeeze=False)[:, 0]
-    for axis in axes:
-        axis.grid(color="0.9", linewidth=0.8)
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.margins(x=0.02, y=0.08)
-    figure.align_ylabels(axes)
-    axes[-1].xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    axes[-1].xaxis.set_major_formatter("{x:,.0f}")
-    axes[-1].set_xlabel("Updates")
-    return axes
-
-
-def _plot_marked(axis: "Axes", points: Points, color: str, *, label: str | None = None) -> None:
-    """Plot a line with a mark at each point."""
-    steps, values = zip(*points, strict=True)
-    axis.plot(steps, values, color=color, label=label, linewidth=1.6, marker="o", markersize=4)
-
-
-def _draw_loss(axis: "Axes", train: Points, evaluation: Points) -> None:
-    if train:
-        marker = "o" if len(train) == 1 else ""  # a line needs two points to be visible
-        axis.plot(
-            *zip(*train, strict=True),
-            color=TRAIN_COLOR,
-            linewidth=1.6,
-            marker=marker,
-            label="training",
-        )
-    if evaluation:
-        _plot_marked(axis, evaluation, EVAL_COLOR, label="validation")
-    if train or evaluation:
-        axis.legend(frameon=False)
-    axis.set_ylabel("Loss")
