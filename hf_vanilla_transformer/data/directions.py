@@ -122,6 +122,8 @@ def _merged(name: str, report: PairReport | MixtureReport) -> PairReport:
     for part in report.parts:
         merged.seen = merged.seen + part.seen
         merged.kept = merged.kept + part.kept
+        for repair, count in part.repaired.items():
+            merged.repaired[repair] = merged.repaired.get(repair, 0) + count
         for reason, count in part.dropped.items():
             merged.dropped[reason] = merged.dropped.get(reason, 0) + count
             merged.first_lines.setdefault(reason, part.first_lines[reason])

@@ -9,13 +9,16 @@ import regex
 #: A function from a text to a number that texts have in common if they count as the same.
 TextKey: TypeAlias = Callable[[str], int]
 
-# Vowel signs, tones and points belong to the words of their script.
-_NO_WORDS = regex.compile(r"[^\w\p{M}]+")
+# Words, with the vowel signs, tones and points of their script, and signs that change what a sentence says: C++ is no
+# C#, $5 is not 5 €, and -5 is not 5.
+_COMPARED = regex.compile(r"[\w\p{M}]+|(?<!\S)-(?=\d)|[\p{Sm}\p{Sc}\p{So}#%&@]")
+_MINUS = "\u2212"
 
 
 def sentence_key(text: str) -> int:
     """A number that is the same for sentences that differ in case, composition, spaces and punctuation alone."""
-    return hash(_NO_WORDS.sub(" ", unicodedata.normalize("NFKC", text).casefold()).strip())
+    text = unicodedata.normalize("NFKC", text).casefold().replace(_MINUS, "-")
+    return hash(" ".join(_COMPARED.findall(text)))
 
 
 def text_key(task: str) -> TextKey:

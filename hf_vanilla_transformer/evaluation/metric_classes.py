@@ -102,6 +102,8 @@ class FunctionMetric(TextMetric):
             raise UserError(
                 f"{self.key}: it returned shape {numbers.shape}; one number for each of {len(first)} is needed"
             )
+        if wrong := np.flatnonzero(~np.isfinite(numbers)).tolist():
+            raise UserError(f"{self.key}: it returned {numbers[wrong[0]]} for line {wrong[0] + 1}")
         return numbers
 
     def _compute(

@@ -235,6 +235,23 @@ def test_vowel_signs_and_tones_belong_to_words(first, second):
     assert judge([("a", first)], "overlap", excluded=[second])[0] == [None]
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("He codes in C++.", "He codes in C#."),
+        ("It costs $5.", "It costs €5."),
+        ("50% off", "50 off"),
+        ("It is -5 °C.", "It is 5 °C."),
+        ("5 + 3", "5 − 3"),
+        ("Great 😀", "Great 😡"),
+    ],
+)
+def test_signs_that_change_a_sentence_are_compared(first, second):
+    assert sentence_key(first) != sentence_key(second) and sentence_key(first) == sentence_key(f" {first.upper()}!")
+    assert judge([("a", first)], "overlap", excluded=[second])[0] == [None]
+    assert sentence_key("R&D at −5 °C") == sentence_key("r & d – at -5°C …")
+
+
 def test_limits_are_those_of_a_direction():
     """Scripts and lengths of one language are none of another, also in a text that is sorted by language."""
     languages = {

@@ -79,3 +79,11 @@ def test_columns_with_codes_choose_the_rows_of_a_direction(tmp_path: Path, form:
         pairs, report = load_pairs(file, source_lang="en", target_lang=target)
         assert list(pairs["source"]) == expected
         assert report.seen == len(expected)  # type: ignore[union-attr]
+
+
+def test_repairs_of_all_inputs_of_a_direction_are_reported(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.tsv").write_bytes(f"source\ttarget\n{name}\tx\r\n".encode())
+    inputs = {("en", "de"): [str(tmp_path / "a.tsv"), str(tmp_path / "b.tsv")]}
+    _, report = load_directions(inputs, lambda values, _: load_pairs(values))
+    assert report.parts[0].repaired == {"carriage return at the line end": 2}

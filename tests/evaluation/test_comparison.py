@@ -97,6 +97,12 @@ def test_metric_of_ones_own_is_tested_like_the_others(texts):
     assert equal["p_bootstrap"] > 0.05 and equal["p_randomization"] > 0.05
     with pytest.raises(UserError, match="m:one"):
         compare_systems(systems, references, metrics=[FunctionMetric("m:one", lambda *_: [1.0])])
+    # comparisons with NaN would find every difference significant
+    undefined = FunctionMetric(
+        "m:nan", lambda _, texts, __: [float("nan") if n == 6 else 1.0 for n in range(len(texts))]
+    )
+    with pytest.raises(UserError, match="m:nan: it returned nan for line 7"):
+        compare_systems(systems, references, metrics=[undefined])
 
 
 def test_comet_of_the_guide_scores_each_sentence(texts, tmp_path, in_tmp_path):
