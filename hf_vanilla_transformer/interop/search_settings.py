@@ -6,8 +6,6 @@ that chooses between hypotheses is named in the line about the export (`OF_HYPOT
 
 from typing import Any
 
-import numpy as np
-
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
@@ -174,30 +172,6 @@ def flat(value: Any) -> list[int]:
     if not isinstance(value, list):
         return [value]
     return [token for part in value for token in flat(part)]
-
-
-def best_token(scores: np.ndarray, tokens: list[int], limit: int, settings: Fields) -> int:
-    """The best next token, as `generate` chooses it with the settings that `ONNX` applies.
-
-    Args:
-        scores: logits (V), which are changed.
-        tokens: of the translation until now.
-        limit: its maximum length.
-        settings: of generation_config.json.
-    """
-    first = settings.get("forced_bos_token_id")
-    last = settings.get("forced_eos_token_id")
-    if len(tokens) + 1 == limit and last is not None:
-        return flat(last)[0]
-    if not tokens and first is not None:
-        return first
-    banned = banned_tokens(settings)
-    if len(tokens) == int(first is not None):
-        banned += settings.get("begin_suppress_tokens") or []
-    if len(tokens) < shortest(settings):
-        banned += ends(settings)
-    scores[banned] = -np.inf
-    return int(scores.argmax())
 
 
 def ends(settings: Fields) -> list[int]:

@@ -1,140 +1,86 @@
-"""The test at the end of an export: its engine translates two lines from the written files as this package does."""
+"""The test at the end of an export: its engine computes this package's log-probabilities from the written files.
 
-import copy
-import json
+Shapes: T tokens of a target and its end, V target vocabulary.
+"""
+
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import MarianMTModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.side_tokens import AS_TEXT, side_decoder, side_tokens
+from ..data.side_tokens import side_decoder, side_tokens
 from ..data.tokenizer_files import load_tokenizers
-from ..inference.directions import Directions
 from ..utils.errors import UserError
-from . import ctranslate2
-from .converted import Fields
 from .marian_npz import from_marian_npz
-from .search_settings import best_token, ends, longest, shortest
+from .search_settings import banned_tokens, flat, longest
 from .transformers_js import DTYPES, GRAPHS
 
-_TOKENS = 12  # of a translation
-_WORDS = 5  # of a line
-_UNLIMITED = 10**9
+_WORDS = 8  # of the source
+_TOKENS = 8  # of the target and its end
+_TOLERANCE = 1e-3  # of a log-probability in float32
 
 
-class Translation(NamedTuple):
-    """The tokens of a translation, without start and end, and its text."""
+class Probe:
+    """A model on the CPU, and a pair of a source and a target that it has to score."""
 
-    tokens: list[str]
-    text: str
-
-
-class Reference:
-    """A model on the CPU, its tokenizers of source and target, and the lines of the test."""
-
-    def __init__(self, model: PreTrainedModel, tokenizers: Sequence[PreTrainedTokenizerBase]):
+    def __init__(
+        self, model: PreTrainedModel, tokenizers: Sequence[PreTrainedTokenizerBase], exact: bool
+    ):
         self.model = model
-        self.source, self.target = tokenizers
-        self.settings = model.generation_config.to_diff_dict()
-        self.directions = Directions(
-            self.source, self.target, self.settings.get("forced_bos_token_id")
-        )
-        self.direction = self.directions.chosen
-        self.prefix = self.directions.prefix(self.direction)  # ids
-        self.ends = {
-            *ends(self.settings),
-            *ends({"eos_token_id": model.config.target_eos_token_id}),
-        }
-        self.names = side_tokens(self.target, model.config.target_vocab_size, "target")
-        is_learned = model.config.position_encoding_type == "learned"
-        self.positions = model.config.max_position_embeddings if is_learned else _UNLIMITED
-        self.length = min(
-            max(_TOKENS, shortest(self.settings) + 2),
-            self.positions,
-            longest(self.settings) or _UNLIMITED,
-        )
-        words = self._words()
-        self.lines = [self._fitting(words[:_WORDS]), self._fitting(words[_WORDS:])]
-
-    def _words(self) -> list[str]:
-        """Words of the vocabulary, because the text has to be of the model's languages."""
-        decode = side_decoder(self.source, "source")
-        size = len(self.source)
-        special = self.source.all_special_ids
-        numbers = range(size - 1, 0, -max(1, size // 300))
-        words = (decode([number]).strip() for number in numbers if number not in special)
-        found = list(islice(filter(str.isalpha, words), 2 * _WORDS))
-        return found if len(found) > _WORDS else list("abcdefgh")
-
-    def _fitting(self, words: list[str]) -> str:
-        """As many of these words as the model has positions for."""
-        while words and len(self.ids(" ".join(words))) > self.positions:
-            words = words[:-1]
-        return " ".join(words)
-
-    def ids(self, line: str) -> list[int]:
-        """The ids of a line, with the mark of the direction."""
-        return self.directions.mark(self.source(line)["input_ids"], self.direction, 1)
-
-    def marked(self, line: str) -> str:
-        """A line for an engine that reads the mark of its target in the text."""
-        languages = self.directions.source
-        target = self.direction[1]
-        return line if languages is None or target is None else f">>{target}<< {line}"
-
-    def pieces(self, line: str) -> list[str]:
-        """The source tokens, by the tokenizer itself: names made by id would hide a wrong vocabulary."""
-        ids = self.ids(line)
-        pieces = self.source.tokenize(line)
-        known = self.source.convert_tokens_to_ids(pieces)
-        start = next((i for i in range(len(ids)) if ids[i : i + len(known)] == known), 0)
-        tokens = side_tokens(self.source, self.model.config.vocab_size, "source")
-        named = [tokens[i] for i in ids]
-        named[start : start + len(pieces)] = pieces
-        return named
-
-    def named(self, ids: Sequence[int], decode: Callable[..., str]) -> Translation:
-        return Translation([self.names[i] for i in ids if i not in self.ends], decode(ids).strip())
+        self.exact = exact
+        source, target = tokenizers
+        config = model.config
+        settings = model.generation_config.to_diff_dict()
+        positions = config.max_position_embeddings
+        self.text = _text(source, positions)
+        self.ids: list[int] = source(self.text)["input_ids"]
+        self.names = side_tokens(source, config.vocab_size, "source")
+        self.target_names = side_tokens(target, config.target_vocab_size, "target")
+        self.banned = banned_tokens(settings)
+        size = len(target)
+        unused = {*target.all_special_ids, *self.banned}
+        numbers = range(size - 1, 0, -max(1, size // 50))
+        length = min(_TOKENS, positions, longest(settings) or _TOKENS) - 1
+        self.target = [number for number in numbers if number not in unused][:length]
+        end = settings.get("eos_token_id")
+        self.end = flat(config.target_eos_token_id if end is None else end)[0]
 
     @torch.inference_mode()
-    def translations(self, **settings: Any) -> list[Translation]:
-        """The model's greedy translations of the lines."""
-        start = [self.model.config.decoder_start_token_id, *self.prefix]
-        if self.prefix:
-            settings["decoder_input_ids"] = torch.tensor([start])
-        translations = []
-        for line in self.lines:
-            rows = self.model.generate(
-                torch.tensor([self.ids(line)]),
-                num_beams=1,
-                num_return_sequences=1,
-                do_sample=False,
-                max_new_tokens=self.length,
-                max_length=None,
-                **settings,
-            )
-            ids = rows[0, len(start) :].tolist()
-            translations.append(self.named(ids, partial(self.target.decode, **AS_TEXT)))
-        return translations
+    def scores_of(self, model: PreTrainedModel, ids: list[int]) -> Tensor:
+        """The log-probabilities (T) that a model computes for the target after a source."""
+        tokens = torch.tensor([[_start(model), *self.target]])
+        return self.scores(model(torch.tensor([ids]), decoder_input_ids=tokens).logits[0])
 
-    def of_another(
-        self, model: PreTrainedModel, tokenizers: Sequence[PreTrainedTokenizerBase]
-    ) -> list[Translation]:
-        """The translations of a model that was read back."""
-        exported = copy.copy(self)
-        exported.model = model.eval()
-        exported.source, exported.target = tokenizers
-        exported.directions = Directions(*tokenizers)
-        exported.names = side_tokens(exported.target, len(self.names), "target")
-        return exported.translations()
+    def scores(self, logits: Tensor) -> Tensor:
+        """The log-probabilities (T) from logits (T, V), without the tokens that are never chosen."""
+        allowed = logits.float().clone()
+        allowed[:, [token for token in self.banned if token < logits.shape[1]]] = -torch.inf
+        labels = torch.tensor([*self.target, self.end])
+        return allowed.log_softmax(dim=-1).gather(1, labels[:, None])[:, 0]
+
+
+def _start(model: PreTrainedModel) -> int:
+    """The first token of the decoder in a search."""
+    start = model.generation_config.decoder_start_token_id
+    return model.config.decoder_start_token_id if start is None else start
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, positions: int) -> str:
+    """Words of the vocabulary, because a text has to be of the model's language, with at most `positions` tokens."""
+    decode = side_decoder(tokenizer, "source")
+    numbers = range(len(tokenizer) - 1, 0, -max(1, len(tokenizer) // 300))
+    decoded = (decode([number]).strip() for number in numbers)
+    words = list(islice(filter(str.isalpha, decoded), _WORDS)) or ["a", "b"]
+    while words and len(tokenizer(" ".join(words))["input_ids"]) > positions:
+        words.pop()
+    return " ".join(words)
 
 
 def self_test(
@@ -148,58 +94,36 @@ def self_test(
 
     A difference is a UserError if the export is `exact`, as without quantised weights.
     """
-    library, translate, minimum = _ENGINES[target_format]
-    reference = Reference(model.to(torch.float32) if exact else model, tokenizers)
-    least = max(minimum, shortest(reference.settings))
-    expected = reference.translations(**({"min_new_tokens": least} if least else {}))
+    library, scores_of_engine = _ENGINES[target_format]
+    probe = Probe(model.to(torch.float32) if exact else model, tokenizers, exact)
+    expected = probe.scores_of(model, probe.ids)
     try:
-        translations = translate(reference, written)
+        scores = scores_of_engine(probe, written)
     except ImportError as error:
         return f"; not checked, because {error.name or library} is not installed"
-    differing = [
-        triple
-        for triple in zip(reference.lines, expected, translations, strict=True)
-        if triple[1] != triple[2]
-    ]
-    if differing and exact:
-        line, *pair = differing[0]
-        ours, theirs = (f"{text!r} ({' '.join(tokens)})" for tokens, text in pair)
-        reason = f"{library} translates {line!r} as {theirs}, and the model as {ours}"
+    known = expected.isfinite()  # an end may be among the tokens that are never chosen
+    difference = float((scores - expected)[known].abs().max())
+    if exact and not difference <= _TOLERANCE:
+        reason = f"{library} computes log-probabilities that differ by {difference:.2g}"
         raise UserError(f"{target_format}: the export is not used, because {reason}")
-    lines = len(reference.lines)
-    same = f"{lines - len(differing)} of {lines} lines as here"
-    return f"; checked with {library} {version(library)}: {same}"
+    checked = f"; checked with {library} {version(library)}"
+    return f"{checked}: log-probabilities differ by at most {difference:.0e}"
 
 
-def _ctranslate2(reference: Reference, folder: Path) -> list[Translation]:
-    arguments = ctranslate2.search_arguments(reference.model, reference.names)
-    special = set(reference.target.all_special_tokens)
-    join = reference.target.convert_tokens_to_string
-    translations = []
-    for line in reference.lines:
-        row = _ctranslate2_row(reference, folder, reference.pieces(line), arguments)
-        text = join([token for token in row if token not in special])
-        translations.append(Translation(row, text.strip()))
-    return translations
+def _ctranslate2(probe: Probe, folder: Path) -> Tensor:
+    return _scores_of_ctranslate2(probe, folder, [probe.names[i] for i in probe.ids])
 
 
-def _ctranslate2_row(
-    reference: Reference, folder: Path, pieces: list[str], arguments: Fields
-) -> list[str]:
-    import ctranslate2 as library
+def _scores_of_ctranslate2(probe: Probe, folder: Path, pieces: list[str]) -> Tensor:
+    import ctranslate2
 
-    prefix = [reference.names[i] for i in reference.prefix]
-    length = len(prefix) + reference.length
-    if reference.settings.get("forced_eos_token_id") is not None:
-        length -= 1
-    arguments |= {"beam_size": 1, "length_penalty": 1, "max_decoding_length": length}
-    if prefix and reference.settings.get("forced_bos_token_id") is None:
-        arguments["target_prefix"] = [prefix]
-    engine = library.Translator(str(folder), "cpu", intra_threads=1)
-    return engine.translate_batch([pieces], **arguments)[0].hypotheses[0][len(prefix) :]
+    precision = "float32" if probe.exact else "default"
+    engine = ctranslate2.Translator(str(folder), "cpu", compute_type=precision, intra_threads=1)
+    names = [probe.target_names[i] for i in probe.target]
+    return torch.tensor(engine.score_batch([pieces], [names])[0].log_probs)
 
 
-def _argos(reference: Reference, file: Path) -> list[Translation]:
+def _argos(probe: Probe, file: Path) -> Tensor:
     import sentencepiece
 
     with tempfile.TemporaryDirectory() as temporary:
@@ -208,15 +132,11 @@ def _argos(reference: Reference, file: Path) -> list[Translation]:
         (package,) = Path(temporary).iterdir()
         model = str(package / "sentencepiece.model")
         processor = sentencepiece.SentencePieceProcessor(model_file=model)
-        translations = []
-        for line in reference.lines:
-            pieces = processor.encode(line, out_type=str)
-            row = _ctranslate2_row(reference, package / "model", pieces, {})
-            translations.append(Translation(row, processor.decode_pieces(row).strip()))
-        return translations
+        pieces = processor.encode(probe.text, out_type=str)
+        return _scores_of_ctranslate2(probe, package / "model", pieces)
 
 
-def _onnx(reference: Reference, folder: Path) -> list[Translation]:
+def _onnx(probe: Probe, folder: Path) -> Tensor:
     import onnxruntime
     from tokenizers import Tokenizer
 
@@ -227,56 +147,45 @@ def _onnx(reference: Reference, folder: Path) -> list[Translation]:
         onnxruntime.InferenceSession(str(folder / "onnx" / f"{name}{suffix}.onnx"))
         for name in GRAPHS
     )
-    settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    shapes = {value.name: value.shape for value in decoder.get_inputs()}
-    outputs = [value.name for value in decoder.get_outputs()]
-    translations = []
-    for line in reference.lines:
-        ids = np.array([tokenizer.encode(reference.marked(line)).ids])
-        mask = np.ones_like(ids)
-        (states,) = encoder.run(["last_hidden_state"], {"input_ids": ids, "attention_mask": mask})
-        feeds = {
-            name: np.zeros([1, shape[1], 0, shape[3]], np.float32)
-            for name, shape in shapes.items()
-            if name.startswith("past_key_values")
-        }
-        feeds |= {"encoder_hidden_states": states, "encoder_attention_mask": mask}
-        tokens: list[int] = []
-        while len(tokens) < reference.length and not reference.ends & set(tokens):
-            last = tokens[-1] if tokens else settings["decoder_start_token_id"]
-            feeds["input_ids"] = np.array([[last]])
-            feeds["use_cache_branch"] = np.array([bool(tokens)])
-            results = dict(zip(outputs, decoder.run(None, feeds), strict=True))
-            tokens.append(best_token(results["logits"][0, -1], tokens, reference.length, settings))
-            for name, value in results.items():
-                past = name.replace("present", "past_key_values")
-                if past in shapes:
-                    feeds[past] = value
-        translations.append(reference.named(tokens, tokenizer.decode))
-    return translations
+    ids = np.array([Tokenizer.from_file(str(folder / "tokenizer.json")).encode(probe.text).ids])
+    mask = np.ones_like(ids)
+    (states,) = encoder.run(["last_hidden_state"], {"input_ids": ids, "attention_mask": mask})
+    feeds = {
+        value.name: np.zeros([1, value.shape[1], 0, value.shape[3]], np.float32)
+        for value in decoder.get_inputs()
+        if value.name.startswith("past_key_values")
+    }
+    past_names = list(feeds)
+    feeds |= {"encoder_hidden_states": states, "encoder_attention_mask": mask}
+    logits: list[np.ndarray] = []
+    # the first step, and the others from its cache
+    for tokens in ([_start(probe.model)], probe.target):
+        feeds["input_ids"] = np.array([tokens])
+        feeds["use_cache_branch"] = np.array([bool(logits)])
+        present = [name.replace("past_key_values", "present") for name in past_names]
+        step, *caches = decoder.run(["logits", *present], feeds)
+        logits.append(step[0])
+        feeds |= zip(past_names, caches, strict=True)
+    return probe.scores(torch.from_numpy(np.concatenate(logits)))
 
 
-def _marian(reference: Reference, folder: Path) -> list[Translation]:
-    model = MarianMTModel.from_pretrained(folder, dtype=torch.float32)
-    return reference.of_another(model, load_tokenizers(folder))
+def _marian(probe: Probe, folder: Path) -> Tensor:
+    model = MarianMTModel.from_pretrained(folder, dtype=torch.float32).eval()
+    return probe.scores_of(model, load_tokenizers(folder)[0](probe.text)["input_ids"])
 
 
-def _marian_npz(reference: Reference, folder: Path) -> list[Translation]:
+def _marian_npz(probe: Probe, folder: Path) -> Tensor:
     """Read the files back, because pymarian does not come with this package."""
     back = from_marian_npz(folder)
-    return reference.of_another(
-        back.model, (back.tokenizer, back.target_tokenizer or back.tokenizer)
-    )
+    assert back.tokenizer is not None
+    return probe.scores_of(back.model, back.tokenizer(probe.text)["input_ids"])
 
 
-_Engine = Callable[[Reference, Path], list[Translation]]
-
-# The engine's library, its function, and the least number of tokens that it generates.
-_ENGINES: dict[str, tuple[str, _Engine, int]] = {
-    "argos": ("ctranslate2", _argos, 1),
-    "ctranslate2": ("ctranslate2", _ctranslate2, 0),
-    "marian": ("transformers", _marian, 0),
-    "onnx": ("onnxruntime", _onnx, 0),
-    "marian-npz": ("hf_vanilla_transformer", _marian_npz, 0),
+# The engine's library, and the function that computes its log-probabilities.
+_ENGINES: dict[str, tuple[str, Callable[[Probe, Path], Tensor]]] = {
+    "argos": ("ctranslate2", _argos),
+    "ctranslate2": ("ctranslate2", _ctranslate2),
+    "marian": ("transformers", _marian),
+    "onnx": ("onnxruntime", _onnx),
+    "marian-npz": ("hf_vanilla_transformer", _marian_npz),
 }

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.interop.search_settings import best_token, ends
+from hf_vanilla_transformer.interop.search_settings import banned_tokens, ends, flat, shortest
 from hf_vanilla_transformer.interop.transformers_js import DTYPES, GRAPHS
 from tests.model_helpers import tiny_model
 
@@ -121,3 +121,22 @@ class OnnxTranslator:
             past |= {name.replace("present", "past_key_values"): value for name, value in outputs.items()}
             tokens.append(best_token(outputs["logits"][0, -1], tokens, limit, self.settings))
         return tokens
+
+
+def best_token(scores: np.ndarray, tokens: list[int], limit: int, settings: dict[str, Any]) -> int:
+    """The best next token, as transformers.js chooses it with the settings of generation_config.json.
+
+    `scores` (V) are changed, `tokens` are those of the translation until now, at most `limit`.
+    """
+    first, last = settings.get("forced_bos_token_id"), settings.get("forced_eos_token_id")
+    if len(tokens) + 1 == limit and last is not None:
+        return flat(last)[0]
+    if not tokens and first is not None:
+        return first
+    banned = banned_tokens(settings)
+    if len(tokens) == int(first is not None):
+        banned += settings.get("begin_suppress_tokens") or []
+    if len(tokens) < shortest(settings):
+        banned += ends(settings)
+    scores[banned] = -np.inf
+    return int(scores.argmax())

@@ -79,7 +79,7 @@ def test_ctranslate2_export_translates_with_the_settings_of_the_search(settings,
         setattr(model.generation_config, name, value)
     model.save_pretrained(tmp_path / "model")
     save_tokenizers(tmp_path / "model", tokenizer)
-    assert "2 of 2 lines" in export("ctranslate2", tmp_path / "model", tmp_path / "ct2")
+    assert "; checked with" in export("ctranslate2", tmp_path / "model", tmp_path / "ct2")
 
 
 def test_export_of_a_tokenizer_with_more_tokens_than_the_model_is_refused(tokenizer, tmp_path: Path) -> None:

@@ -26,13 +26,12 @@ from hf_vanilla_transformer.interop.search_settings import (
     ONNX,
     PAGE,
     TRANSFORMERS,
-    best_token,
     check_search,
     ends,
     search_differences,
 )
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.interop.exports import LINES, write_model
+from tests.interop.exports import LINES, best_token, write_model
 from tests.model_helpers import EOS, tiny_model
 
 # Tokens that the model of these tests writes: the settings change its translations.
