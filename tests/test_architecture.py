@@ -148,9 +148,11 @@ def test_command_imports_the_package_inside_functions_only() -> None:
 #: Modules that `serving.serve` imports inside a function, and the libraries of the extra `serve`.
 SERVING = {
     f"hf_vanilla_transformer.serving.{name}"
-    for name in ("app", "http_rules", "interface", "request_body", "schemas", "server")
+    for name in ("app", "http_rules", "interface", "metrics", "request_body", "schemas", "server")
 }
-OF_SERVING = {"fastapi", "pydantic", "pydantic_core", "python_multipart", "starlette", "uvicorn"}
+OF_SERVING = {
+    *("fastapi", "prometheus_client", "pydantic", "pydantic_core", "python_multipart", "starlette", "uvicorn")
+}
 
 
 def test_optional_libraries_are_imported_inside_functions() -> None:

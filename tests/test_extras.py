@@ -51,6 +51,7 @@ COMMANDS = [
 # What needs each library. onnxruntime only checks exports, and transformers reads some files without protobuf.
 ALONE = {
     **dict.fromkeys(("fastapi", "uvicorn", "pydantic", "python_multipart"), "serve --model en-de={0}/model"),
+    "prometheus_client": "serve --model en-de={0}/model",
     **{"sentencepiece": "convert --from marian {0}/opus {0}/m", "sacremoses": "convert --from fsmt {0}/fsmt {0}/f"},
     **{"sentencex": "translate --model {0}/model --input {0}/a.en --paragraphs"},
     **{"markdown_it": "translate --model {0}/model --input {0}/a.md --output {0}/b.md"},

@@ -1,4 +1,4 @@
-"""The HTTP interface: LibreTranslate's `/translate` and `/languages`, the page, `/health`, `/metrics` and `/docs`."""
+"""The HTTP interface: LibreTranslate's `/translate` and `/languages`, `/predict`, the page, `/health`, `/metrics`."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,14 +8,9 @@ from urllib.parse import quote
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import (
-    HTMLResponse,
-    JSONResponse,
-    PlainTextResponse,
-    RedirectResponse,
-    Response,
-)
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
@@ -23,12 +18,12 @@ from starlette.requests import ClientDisconnect
 from ..utils.errors import UserError
 from ..web import CONTENT_TYPES, page_files
 from . import schemas
-from .api_page import api_page
 from .engine import QueueFull
 from .http_rules import HttpRules
 from .interface import Server
 from .options import Limits
 from .request_body import check_key, is_multipart, parse_fields, read_body, validate
+from .sequences import SequenceModel
 from .service import LanguagePair, TooLong
 
 _CONTENT_TYPES = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
@@ -62,7 +57,7 @@ def create_app(server: Server) -> FastAPI:
 
     app = FastAPI(
         title="vanilla-transformer serve",
-        description=_description(server),
+        description="The interface of a server with models of hf_vanilla_transformer.",
         lifespan=lifespan,
         exception_handlers=dict.fromkeys(
             (StarletteHTTPException, ClientDisconnect, QueueFull, UserError, Exception), _failed
@@ -73,14 +68,20 @@ def create_app(server: Server) -> FastAPI:
         redoc_url=None,
     )
     app.state.limits = server.limits
-    if server.language_pairs:
-        _add_interface(app, server)
-    if server.sequences:
-        _add_predictions(app, server)
-    _add_index(app, server)
+    match server.pairs:
+        case [SequenceModel() as model]:
+            _add_predictions(app, server, model)
+        case _:
+            _add_interface(app, server)
     _add_probes(app, server)
     for pair in server.pairs:
         _add_page(app, server, pair, f"/{pair.name}" if len(server.pairs) > 1 else "")
+    if len(server.pairs) > 1:
+
+        @app.get("/", include_in_schema=False)
+        async def index() -> RedirectResponse:
+            return RedirectResponse(f"{server.pairs[0].name}/")
+
     paths = {getattr(route, "path", "") for route in app.routes}
     app.add_middleware(HttpRules, server.limits.allowed_hosts, server.limits.cors_origins, paths)
     if server.limits.cors_origins:
@@ -98,13 +99,12 @@ def _add_interface(app: FastAPI, server: Server) -> None:
     @app.post(
         "/translate",
         openapi_extra=_body(schemas.TranslateRequest),
-        response_model=schemas.TranslateAnswer,
+        response_model_exclude_unset=True,
     )
-    async def translate(request: Request, fields: _Fields) -> Response:
+    async def translate(request: Request, fields: _Fields) -> schemas.TranslateAnswer:
         """Translate a text, or a list of texts."""
         work = server.translate(validate(schemas.TranslateRequest, fields))
-        answer = await _in_time(request, work)
-        return Response(answer.model_dump_json(exclude_none=True), media_type="application/json")
+        return await _in_time(request, work)
 
     @app.post("/detect", openapi_extra=_body(schemas.DetectRequest))
     async def detect(request: Request, fields: _Fields) -> list[schemas.DetectedLanguage]:
@@ -133,42 +133,16 @@ def _add_interface(app: FastAPI, server: Server) -> None:
         return server.languages()
 
 
-def _description(server: Server) -> str:
-    parts = []
-    if server.language_pairs:
-        parts.append("Translates like LibreTranslate")
-    if server.sequences:
-        parts.append("Predicts sequences" if not parts else "and predicts sequences")
-    return f"{' '.join(parts)}, with models of hf_vanilla_transformer."
-
-
-def _add_predictions(app: FastAPI, server: Server) -> None:
+def _add_predictions(app: FastAPI, server: Server, model: SequenceModel) -> None:
     @app.post(
         "/predict",
         openapi_extra=_body(schemas.PredictRequest),
-        response_model=schemas.PredictAnswer,
+        response_model_exclude_unset=True,
     )
-    async def predict(request: Request, fields: _Fields) -> Response:
+    async def predict(request: Request, fields: _Fields) -> schemas.PredictAnswer:
         """Predict the target of a sequence, or of a list of sequences, with scores."""
-        work = server.predict(validate(schemas.PredictRequest, fields))
-        answer = await _in_time(request, work)
-        exclude = None if answer.warnings else {"warnings"}
-        return Response(answer.model_dump_json(exclude=exclude), media_type="application/json")
-
-
-def _add_index(app: FastAPI, server: Server) -> None:
-    """The description of the interface, and the way to the first page."""
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        files = f"{server.pairs[0].name}/" if len(server.pairs) > 1 else ""
-        return HTMLResponse(api_page(app.openapi(), files), headers=_PAGE_HEADERS)
-
-    if len(server.pairs) > 1:
-
-        @app.get("/", include_in_schema=False)
-        async def index() -> Response:
-            return RedirectResponse(f"{server.pairs[0].name}/")
+        work = server.predict(model, validate(schemas.PredictRequest, fields))
+        return await _in_time(request, work)
 
 
 def _add_probes(app: FastAPI, server: Server) -> None:
@@ -194,7 +168,8 @@ def _add_probes(app: FastAPI, server: Server) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Requests by status, their seconds, and inputs waiting, running and done, for Prometheus."""
-        return PlainTextResponse(server.metrics_text(), media_type="text/plain; version=0.0.4")
+        text = generate_latest(server.metrics.registry)
+        return PlainTextResponse(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _add_disabled(app: FastAPI, path: str, message: str) -> None:
@@ -210,12 +185,11 @@ def _add_disabled(app: FastAPI, path: str, message: str) -> None:
 
 def _add_files(app: FastAPI, server: Server) -> None:
     @app.post("/translate_file", include_in_schema=False)
-    async def translate_file(request: Request, fields: _Fields) -> dict[str, str]:
+    async def translate_file(request: Request, fields: _Fields) -> dict[str, Any]:
         work = server.translate_file(validate(schemas.FileRequest, fields))
-        name = await _in_time(request, work)
-        return {
-            "translatedFileUrl": str(request.url_for("download_file", name=quote(name, safe="")))
-        }
+        name, warnings = await _in_time(request, work)
+        url = str(request.url_for("download_file", name=quote(name, safe="")))
+        return {"translatedFileUrl": url} | ({"warnings": warnings} if warnings else {})
 
     @app.get("/download_file/{name}", include_in_schema=False)
     async def download_file(name: str) -> Response:
@@ -229,12 +203,12 @@ def _add_files(app: FastAPI, server: Server) -> None:
 def _add_page(app: FastAPI, server: Server, pair: LanguagePair, prefix: str) -> None:
     pages = [
         {"source": other.source, "target": other.target, "path": f"../{other.name}/"}
-        for other in server.language_pairs
+        for other in server.pairs
     ]
     facts = {
         "key_required": server.limits.api_key is not None,
         "max_characters": server.limits.max_characters,
-        "pages": pages if len(pages) > 1 and pair in server.language_pairs else [],
+        "pages": pages if len(pages) > 1 else [],
         "search": {"num_beams": pair.engine.num_beams},
     }
     files = page_files({**pair.site, **facts})

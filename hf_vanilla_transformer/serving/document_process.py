@@ -63,7 +63,7 @@ class DocumentProcesses:
             "forkserver" if "forkserver" in methods else "spawn"
         )
         self._context.set_forkserver_preload([__name__])
-        self._free: asyncio.Semaphore | None = None
+        self._free = asyncio.Semaphore(_AT_ONCE)
         self._tasks: set[asyncio.Task[bytes]] = set()
         self._has_ended = False
 
@@ -105,8 +105,6 @@ class DocumentProcesses:
             raise
 
     async def _translate(self, upload: Upload, translate: TranslateInServer) -> bytes:
-        if self._free is None:  # in Python 3.10 it belongs to the loop that creates it
-            self._free = asyncio.Semaphore(_AT_ONCE)
         async with self._free:
             return await self._in_process(upload, translate)
 

@@ -126,12 +126,6 @@ class Engine:
         return sum(self._running)
 
     @property
-    def saturation(self) -> float:
-        """Sentences in the batches and in the queue, as a share of those that fit into the batches."""
-        room = sum(search.batch_size for search in self._searches)
-        return round((self.running + self.waiting) / room, 4)
-
-    @property
     def alive(self) -> bool:
         """Whether every thread can translate."""
         return all(thread.is_alive() for thread in self._threads)

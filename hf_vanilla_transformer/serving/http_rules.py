@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # A client of a proxy sends the whole address of a page.
@@ -48,15 +48,9 @@ class HttpRules:
             return await JSONResponse({"error": refused}, 403)(scope, receive, send)
         path = _NOT_OF_PATH.sub("/", scope["path"])
         scope = {**scope, "path": path.rstrip("/") if path.rstrip("/") in self.paths else path}
-        if scope["method"] != "HEAD":
-            return await self.app(scope, receive, send)
-
-        async def send_head(message: "Message") -> None:
-            await send(
-                {**message, "body": b""} if message["type"] == "http.response.body" else message
-            )
-
-        await self.app({**scope, "method": "GET"}, receive, send_head)
+        if scope["method"] == "HEAD":  # a server sends no body after it
+            scope["method"] = "GET"
+        await self.app(scope, receive, send)
 
     def _refusal(self, method: str, headers: Headers) -> str | None:
         """The reason why a request is refused."""

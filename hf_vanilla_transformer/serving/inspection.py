@@ -8,7 +8,6 @@ Shapes: S source tokens, T target tokens, L layers, H heads, V target vocabulary
 
 import asyncio
 import copy
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -22,7 +21,6 @@ from ..data.source_text import source_text
 from ..data.words import words
 from ..inference.alignment import Link, align, decoder_inputs
 from ..inference.inside_view import INSIDE, copy_with_scores, norms_and_positions
-from ..inference.token_probabilities import token_log_probabilities
 from ..inference.translator import Translator
 from ..search_vanilla_transformer import is_hypothesis
 from ..utils.errors import UserError
@@ -48,24 +46,12 @@ class Inspector:
         self.copy = copy_with_scores(self.model)
         tokenizers = translator.source_tokenizer, translator.target_tokenizer
         self.source_tokenizer, self.target_tokenizer = copy.deepcopy(tokenizers)
-        self._set_direction(translator)
+        self.marks = translator.directions.marks(None, None)
         self._source_texts = _TokenTexts(self.source_tokenizer, "source")
         self._target_texts = _TokenTexts(self.target_tokenizer, "target")
         self.max_queue = max_queue
         self.pending = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="inspect")
-
-    def _set_direction(self, translator: Translator) -> None:
-        self.translator = translator
-        self.marks = translator.directions.marks(None, None)
-        # The first ids of a translation.
-        self.mark = translator.directions.prefix(translator.directions.default)
-
-    def directed(self, translator: Translator) -> "Inspector":
-        """An inspector of another direction of the model, in the same thread."""
-        other = copy.copy(self)
-        other._set_direction(translator)
-        return other
 
     async def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call a method of this object in its thread.
@@ -92,24 +78,10 @@ class Inspector:
         tokenizers = self.source_tokenizer, self.target_tokenizer
         return align(self.model, *tokenizers, sources, targets, words=words, marks=self.marks)
 
-    def token_probabilities(
-        self, sources: Sequence[list[int]], targets: Sequence[list[int]]
-    ) -> list[list[dict]]:
-        """For each pair {"text", "probability"} of every target token."""
-        rows = token_log_probabilities([self.model], self.source_tokenizer, sources, targets)
-        start = len(self.mark)
-        return [
-            [
-                {"text": token["text"], "probability": round(math.exp(log_p), 4)}
-                for token, log_p in zip(
-                    self._target_texts.of(target[start:]), row[start:], strict=True
-                )
-            ]
-            for target, row in zip(targets, rows, strict=True)
-        ]
-
     @torch.inference_mode()
-    def picture(self, sentence: str, num_beams: int, request: PageRequest) -> dict[str, Any]:
+    def picture(
+        self, translator: Translator, sentence: str, num_beams: int, request: PageRequest
+    ) -> dict[str, Any]:
         """A `Translation` of the page for one sentence, as web/README.md defines it. It is empty if that is too long.
 
         `prefix` has the token ids that the translation starts with. After an end token nothing follows. `inside` adds
@@ -120,7 +92,8 @@ class Inspector:
         if not sentence:
             return empty
         source = self.source_tokenizer(source_text(sentence, self.source_tokenizer))["input_ids"]
-        source = self.translator.directions.mark(source, self.translator.directions.default, 1)
+        directions = translator.directions
+        source = directions.mark(source, directions.default, 1)
         size = self.model.config.target_vocab_size
         prefix = request.prefix
         if not all(0 <= token < size for token in prefix) or len(prefix) > MAX_TOKENS:
@@ -128,7 +101,11 @@ class Inspector:
         if len(source) > MAX_TOKENS:
             note = f"This source has {len(source)} tokens. Only sources of up to {MAX_TOKENS} are shown in detail."
             return empty | {"note": note}
-        hypotheses = self._search(source, num_beams, prefix)
+        mark = directions.prefix(directions.default)
+        if not self.marks.intersection(prefix[:1]):
+            prefix = [*mark, *prefix]
+        found = self._search(translator, source, num_beams, prefix)
+        hypotheses = [self._hypothesis(*pair, skipped=len(mark)) for pair in found]
         best = hypotheses[0]["tokens"]
         ids = torch.tensor([source], device=self.copy.device)
         target = decoder_inputs(self.copy, [best])
@@ -156,13 +133,13 @@ class Inspector:
             **shown,
         }
 
-    def _search(self, source: list[int], beams: int, prefix: list[int]) -> list[dict[str, Any]]:
-        """The hypotheses of one sentence by `generate`, the best first, with the mark of their language."""
+    def _search(
+        self, translator: Translator, source: list[int], beams: int, prefix: list[int]
+    ) -> list[tuple[list[int], float | None]]:
+        """Tokens and scores of the hypotheses of one sentence by `generate`, the best first."""
+        if prefix and prefix[-1] in translator.end_tokens:
+            return [(prefix, None)]
         start = self.model.generation_config.decoder_start_token_id
-        ends = self.translator.end_tokens
-        prefix = prefix if self.marks.intersection(prefix[:1]) else [*self.mark, *prefix]
-        if prefix and prefix[-1] in ends:
-            return [self._hypothesis(prefix, None)]
         device = self.model.device
         output = self.model.generate(
             torch.tensor([source], device=device),
@@ -172,14 +149,14 @@ class Inspector:
             return_dict_in_generate=True,
         )
         scores = output.sequences_scores.tolist() if beams > 1 else [None]
-        targets = self.translator.targets(output.sequences.tolist(), 1 + len(prefix))
+        targets = translator.targets(output.sequences.tolist(), 1 + len(prefix))
         pairs = zip(targets, scores, strict=True)
-        return [self._hypothesis(tokens, score) for tokens, score in pairs if is_hypothesis(score)]
+        return [(tokens, score) for tokens, score in pairs if is_hypothesis(score)]
 
-    def _hypothesis(self, tokens: list[int], score: float | None) -> dict[str, object]:
-        text = self.target_tokenizer.decode(tokens[len(self.mark) :], **AS_TEXT)
+    def _hypothesis(self, tokens: list[int], score: float | None, skipped: int) -> dict[str, Any]:
+        """A hypothesis of the page. The text has none of the first `skipped` tokens."""
         return {
-            "text": text,
+            "text": self.target_tokenizer.decode(tokens[skipped:], **AS_TEXT),
             "score": score,
             "tokens": tokens,
             "token_texts": [token["text"] for token in self._target_texts.of(tokens)],

@@ -4,7 +4,6 @@ import asyncio
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import PurePath
@@ -20,12 +19,11 @@ from ..inference.placement import TranslatedPart
 from ..utils.errors import shown
 from . import schemas
 from .document_process import DocumentProcesses, ServerEnds, Upload
-from .engine import Engine
 from .metrics import Metrics
 from .options import Limits
 from .request_body import UploadedFile
 from .sequences import SequenceModel
-from .service import LanguagePair, Notes
+from .service import LanguagePair
 
 #: A shorter text is not taken for one in the target language.
 _SURE_CHARACTERS = 40
@@ -35,36 +33,26 @@ _KEPT_BYTES = 100_000_000  # of them, if there is more than one
 
 
 class Server:
-    """The models of a server, and their answers: language pairs, and models of sequences.
+    """The models of a server, and their answers: language pairs, or one model of sequences.
 
     With a language as `pivot` two pairs serve a third: de to en and en to fr translate de to fr.
     """
 
     def __init__(self, pairs: Iterable[LanguagePair], limits: Limits, pivot: str | None = None):
         self.pairs = list(pairs)
-        self.sequences = {pair.name: pair for pair in self.pairs if isinstance(pair, SequenceModel)}
-        self.language_pairs = [pair for pair in self.pairs if pair.name not in self.sequences]
-        self.routes = {(pair.source, pair.target): [pair] for pair in self.language_pairs}
-        for first, second in product(self.language_pairs, repeat=2):
+        self.routes = {(pair.source, pair.target): [pair] for pair in self.pairs}
+        for first, second in product(self.pairs, repeat=2):
             if first.target == second.source == pivot and first.source != second.target:
                 self.routes.setdefault((first.source, second.target), [first, second])
         self.limits = limits
-        self.metrics = Metrics()
+        engines = {pair.engine: pair for pair in reversed(self.pairs)}
+        self.models = list(engines.values())[::-1]  # the first pair of each model
+        self.metrics = Metrics({pair.name: pair.engine for pair in self.models})
         self.documents = DocumentProcesses()
         self.files: dict[str, bytes] = {}  # translated documents, the oldest first
         self.codes = list(
-            dict.fromkeys(
-                code for pair in self.language_pairs for code in (pair.source, pair.target)
-            )
+            dict.fromkeys(code for pair in self.pairs for code in (pair.source, pair.target))
         )
-
-    @property
-    def models(self) -> list[LanguagePair]:
-        """The first pair of each model."""
-        first: dict[Engine, LanguagePair] = {}
-        for pair in self.pairs:
-            first.setdefault(pair.engine, pair)
-        return list(first.values())
 
     def close(self) -> None:
         """Translate the sentences in the queues, then end the threads."""
@@ -76,79 +64,48 @@ class Server:
         texts = [request.q] if isinstance(request.q, str) else request.q
         self._check_characters("q", sum(map(len, texts)))
         target = self._known(request.target)
-        answer: dict[str, Any] = {"translatedText": list(texts)}
-        for name in ("alternatives", "probabilities"):
-            if getattr(request, name):
-                answer[name] = [[] for _ in texts]
-        sources = [request.source] * len(texts)
+        answer: dict[str, Any] = {}
         if request.source == "auto":
-            answer["detectedLanguage"] = await self._detected(texts, target)
-            sources = [language.language for language in answer["detectedLanguage"]]
-        elif not texts:
-            self._route(request.source, request.target)  # refuses an unknown pair
+            detected = await self._detected(texts, target)
+            answer["detectedLanguage"] = detected
+            sources = [language.language for language in detected]
+        else:
+            self._route(request.source, request.target)  # refuses an unknown pair without a text
+            sources = [request.source] * len(texts)
+        ranked: list[list[str]] = [[]] * len(texts)
         warnings = list[str]()
         for source in dict.fromkeys(sources):
-            route = self._route(source, request.target)
-            if not route:
-                continue
             rows = [row for row, other in enumerate(sources) if other == source]
-            notes = Notes([] if request.probabilities else None)
-            found = await self._translate_along(route, [texts[row] for row in rows], request, notes)
-            warnings += notes.warnings
-            for row, (best, *others) in zip(rows, found, strict=True):
-                answer["translatedText"][row] = best
-                if request.alternatives:
-                    answer["alternatives"][row] = others[: request.alternatives]
-            if request.probabilities:
-                for row, of_sentences in zip(rows, notes.by_text(), strict=True):
-                    answer["probabilities"][row] = of_sentences
+            route = self._route(source, request.target)
+            chosen = [texts[row] for row in rows]
+            found = await _translate_along(route, chosen, request, warnings)
+            for row, translations in zip(rows, found, strict=True):
+                ranked[row] = translations
+        answer["translatedText"] = [best for best, *_ in ranked]
+        if request.alternatives:
+            answer["alternatives"] = [others[: request.alternatives] for _, *others in ranked]
         if isinstance(request.q, str):
             answer = {name: values[0] for name, values in answer.items()}
-        return schemas.TranslateAnswer(**answer, warnings=warnings or None)
+        if warnings:
+            answer["warnings"] = warnings
+        return schemas.TranslateAnswer(**answer)
 
-    async def _translate_along(
-        self,
-        route: Sequence[LanguagePair],
-        texts: list[str],
-        request: schemas.TranslateRequest,
-        notes: Notes,
-    ) -> list[list[str]]:
-        """The translations of texts by one pair, or by two through the pivot.
-
-        `notes` receives the warnings of both, and the probabilities of the last one.
-        """
-        *before, pair = route
-        html = request.format == "html"
-        for other in before:
-            to_pivot = replace(notes, probabilities=None)
-            found = await other.translate(texts, notes=to_pivot, html=html)
-            texts = [best for best, *_ in found]
-        n_best = pair.engine.num_beams if request.alternatives else 1
-        return await pair.translate(texts, notes=notes, html=html, n_best=n_best)
-
-    async def predict(self, request: schemas.PredictRequest) -> schemas.PredictAnswer:
+    async def predict(
+        self, model: SequenceModel, request: schemas.PredictRequest
+    ) -> schemas.PredictAnswer:
         """Predict the targets of the texts of a request."""
         texts = [request.q] if isinstance(request.q, str) else request.q
         self._check_characters("q", sum(map(len, texts)))
-        model = self._sequence_model(request.model)
         if request.n_best > (beams := model.engine.num_beams):
             raise HTTPException(
                 400, f"n_best: at most {beams}, the beams of the server (serve --num_beams)"
             )
-        notes = Notes()
-        lists = await model.predict(texts, request.n_best, notes)
-        return schemas.PredictAnswer(
-            predictions=lists[0] if isinstance(request.q, str) else lists,
-            warnings=notes.warnings or None,
-        )
-
-    def _sequence_model(self, name: str | None) -> SequenceModel:
-        if name is None and len(self.sequences) == 1:
-            return next(iter(self.sequences.values()))
-        if name is None or name not in self.sequences:
-            listed = ", ".join(self.sequences)
-            raise HTTPException(400, f"model: {name}: choose from {listed}")
-        return self.sequences[name]
+        warnings = list[str]()
+        lists = await model.predict(texts, request.n_best, warnings)
+        answer: dict[str, Any] = {"predictions": lists[0] if isinstance(request.q, str) else lists}
+        if warnings:
+            answer["warnings"] = warnings
+        return schemas.PredictAnswer(**answer)
 
     def _route(self, source: str, target: str) -> list[LanguagePair]:
         """The pairs to go through for these codes or their variants. Empty if source and target are one language."""
@@ -216,8 +173,12 @@ class Server:
             for code, share in ranked
         ]
 
-    async def translate_file(self, request: schemas.FileRequest) -> str:
-        """Translate a document, keep it for some time, and return its name for `GET /download_file`."""
+    async def translate_file(self, request: schemas.FileRequest) -> tuple[str, list[str]]:
+        """Translate a document, and keep it for some time.
+
+        Returns:
+            Its name for `GET /download_file`, and warnings.
+        """
         file = request.file
         name = PurePath(file.name).name if isinstance(file, UploadedFile) else ""
         suffix = PurePath(name).suffix
@@ -240,13 +201,16 @@ class Server:
             (found,) = await self._detected([re.sub(r"<[^<>]*>", " ", text)], target)
             request = request.model_copy(update={"source": found.language})
         content = file.content
+        warnings = list[str]()
         for pair in self._route(request.source, request.target):
-            content = await self._translated_file(pair, content, suffix)
-        return self._keep(name, content)
+            content = await self._translated_file(pair, content, suffix, warnings)
+        return self._keep(name, content), warnings
 
-    async def _translated_file(self, pair: LanguagePair, content: bytes, suffix: str) -> bytes:
+    async def _translated_file(
+        self, pair: LanguagePair, content: bytes, suffix: str, warnings: list[str]
+    ) -> bytes:
         async def translate(texts: Sequence[str]) -> list[list[TranslatedPart]]:
-            return await pair.translate_aligned(texts, Notes(), range(len(texts)))
+            return await pair.translate_aligned(texts, warnings, range(len(texts)))
 
         upload = Upload(
             content=content,
@@ -294,7 +258,7 @@ class Server:
 
     def settings(self) -> dict[str, Any]:
         """The settings that LibreTranslate's own page and some clients read."""
-        first = self.language_pairs[0]
+        first = self.pairs[0]
         has_key = self.limits.api_key is not None
         return {
             "apiKeys": has_key,
@@ -310,17 +274,20 @@ class Server:
             "supportedFilesFormat": list(SUFFIXES) if self.limits.translate_files else [],
         }
 
-    def metrics_text(self) -> str:
-        counts = {
-            "sentences_waiting": "waiting",
-            "sentences_running": "running",
-            "queue_capacity": "max_queue",
-            "saturation": "saturation",
-            "sentences_translated_total": "translated",
-        }
-        return self.metrics.text(
-            {
-                name: {pair.name: getattr(pair.engine, attribute) for pair in self.models}
-                for name, attribute in counts.items()
-            }
+
+async def _translate_along(
+    route: Sequence[LanguagePair],
+    texts: Sequence[str],
+    request: schemas.TranslateRequest,
+    warnings: list[str],
+) -> list[list[str]]:
+    """The translations of texts by the pairs of a route, one after the other."""
+    ranked = [[text] for text in texts]
+    for pair in route:
+        ranked = await pair.translate(
+            [best for best, *_ in ranked],
+            warnings,
+            html=request.format == "html",
+            n_best=pair.engine.num_beams if request.alternatives else 1,
         )
+    return ranked

@@ -14,6 +14,8 @@ from pydantic_core import from_json
 from python_multipart import parse_form
 from python_multipart.multipart import File
 
+from ..utils.errors import shown
+
 Model = TypeVar("Model", bound=BaseModel)
 
 _MOST_FIELDS = 100
@@ -151,7 +153,7 @@ def validate(model: type[Model], fields: dict[str, object]) -> Model:
     if first["type"] == "missing":
         problem = f"Invalid request: missing {name} parameter"
     elif name == "format":
-        problem = f"{name}: {fields[name]} format is not supported"
+        problem = f"{name}: {shown(fields[name])} format is not supported"
     else:
         problem = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}"
     raise HTTPException(400, f"{problem} ({model.model_fields[name].description})")

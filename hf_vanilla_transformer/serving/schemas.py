@@ -22,9 +22,6 @@ class TranslateRequest(_Request):
     alternatives: int = Field(
         0, ge=0, description="most further translations. The server's beams may give fewer"
     )
-    probabilities: bool = Field(
-        False, description="whether to return the probability of every token"
-    )
 
 
 class DetectedLanguage(BaseModel):
@@ -32,13 +29,6 @@ class DetectedLanguage(BaseModel):
 
     confidence: float
     language: str
-
-
-class TokenProbability(BaseModel):
-    """A token of a translation, and its probability after the tokens before it."""
-
-    text: str
-    probability: float
 
 
 class TranslateAnswer(BaseModel):
@@ -51,9 +41,6 @@ class TranslateAnswer(BaseModel):
     detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = Field(
         None, description="if source is auto"
     )
-    probabilities: list[list[TokenProbability]] | list[list[list[TokenProbability]]] | None = Field(
-        None, description="the tokens of each sentence, if asked"
-    )
     warnings: list[str] | None = Field(
         None,
         description="sentences that were cut, unknown symbols, and translations without an end",
@@ -64,9 +51,6 @@ class PredictRequest(_Request):
     """The body of `POST /predict`. Unknown fields are ignored."""
 
     q: str | list[str] = Field(description="a sequence, or in JSON a list of sequences")
-    model: str | None = Field(
-        None, description="the name of a model, which a server with several needs"
-    )
     n_best: int = Field(
         1, ge=1, description="most predictions of each sequence, at most the server's beams"
     )

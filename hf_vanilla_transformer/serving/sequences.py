@@ -1,61 +1,24 @@
 """A model of sequences that are no language: reactions, phonemes, code, formulas. One line is one sequence."""
 
-import asyncio
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from ..data.token_kinds import tokenizer_task
-from ..data.tokenizer_files import load_tokenizers
 from ..documents.documents import Part
 from ..engine.continuous import FoundHypothesis
 from ..inference.candidates import Merger
 from ..inference.hypothesis import Hypothesis
 from ..inference.translator import Translator
 from ..inference.unknown import UnknownSymbols
-from ..utils.errors import UserError
 from .schemas import PageRequest, Prediction
-from .service import LanguagePair, Notes, Prepared
-
-_NAMES = "give each a name of its own, as in NAME="
-# The other characters have a meaning in addresses, routes or metrics.
-_NAME = re.compile(r'[^/\\{}?#%"\x00-\x1f]+')
-
-
-def sequence_folders(arguments: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
-    """The folders of models of sequences by name, and the other arguments.
-
-    Args:
-        arguments: `FOLDER`, whose name is that of the model, or `NAME=FOLDER`.
-    """
-    folders: dict[str, Path] = {}
-    others: list[str] = []
-    for argument in arguments:
-        name, _, rest = argument.partition("=")
-        whole = Path(argument)
-        folder = whole if whole.is_dir() or not rest else Path(rest)
-        if not folder.is_dir() or tokenizer_task(*load_tokenizers(folder)) == "language":
-            others.append(argument)
-            continue
-        if folder is whole:
-            name = folder.resolve().name
-        if not _NAME.fullmatch(name):
-            raise UserError(f"--model: {name!r} cannot be part of an address: {_NAMES}{folder}")
-        if name in folders:
-            raise UserError(
-                f"--model: {folders[name]} and {folder} are both {name}: {_NAMES}{folder}"
-            )
-        folders[name] = folder
-    return folders, others
+from .service import LanguagePair, Prepared
 
 
 class SequenceModel(LanguagePair):
     """Predicts targets of sequences, with the page and the engine of a language pair.
 
     Args:
-        name: in addresses and requests.
+        name: in messages and metrics.
         translator: of the model.
         site: content of `site.json`.
         engine: arguments of `Engine`.
@@ -74,24 +37,21 @@ class SequenceModel(LanguagePair):
         self.name = name
 
     async def predict(
-        self, texts: Sequence[str], n_best: int, notes: Notes
+        self, texts: Sequence[str], n_best: int, warnings: list[str]
     ) -> list[list[Prediction]]:
         """The predictions of each text, best first. All texts wait in the queue together.
 
         Args:
             texts: each goes to the model as it is. A blank one has one prediction, an empty text.
             n_best: hypotheses of each text, at most `engine.num_beams`. The same texts are one prediction.
-            notes: receives the warnings.
+            warnings: receives a line for unknown symbols, and one for each prediction without an end.
 
         Raises:
             UserError, TooLong, QueueFull: as in `translate`.
         """
-        filled = [text for text in texts if text.strip()]
-        ids = await self._encoded(filled, notes)
-        self.check_queue(len(ids))
-        futures = self.engine.submit(ids, n_best, self.inspector.mark)
-        hypotheses = await asyncio.gather(*map(asyncio.wrap_future, futures))
-        self._note_unended(filled, hypotheses, notes)
+        filled = [(number, text) for number, text in enumerate(texts, start=1) if text.strip()]
+        ids = await self._encoded(filled, warnings)
+        hypotheses = await self._hypotheses([text for _, text in filled], ids, n_best, warnings)
         following = iter(await self._map(self._predictions, hypotheses))
         blank = [Prediction(text="", score=0.0, probability=1.0)]
         return [next(following) if text.strip() else blank for text in texts]
@@ -105,19 +65,21 @@ class SequenceModel(LanguagePair):
         answer["predictions"] = [one.model_dump() for of_line in lists for one in of_line]
         return answer
 
-    async def _encoded(self, texts: Sequence[str], notes: Notes) -> list[list[int]]:
-        """The token ids of texts, with a warning of unknown symbols."""
+    async def _encoded(
+        self, numbered: Sequence[tuple[int, str]], warnings: list[str]
+    ) -> list[list[int]]:
+        """The token ids of texts with their line numbers, and a warning of unknown symbols."""
         unknown = UnknownSymbols()
         tokenizer = self.translator.source_tokenizer
 
-        def encode(numbered: tuple[int, str]) -> list[int]:
-            line, text = numbered
+        def encode(line: tuple[int, str]) -> list[int]:
+            number, text = line
             ids = self._encode(text)
-            unknown.check("source", tokenizer, text, ids, line)
+            unknown.check("source", tokenizer, text, ids, number)
             return ids
 
-        ids = await self._map(encode, list(enumerate(texts, start=1)))
-        notes.warnings += unknown.warnings()
+        ids = await self._map(encode, numbered)
+        warnings += unknown.warnings()
         return ids
 
     def _predictions(
@@ -138,19 +100,20 @@ class SequenceModel(LanguagePair):
             for one in Merger().merge([found])
         ]
 
-    async def _split(self, texts: Sequence[str], notes: Notes) -> tuple[list[list[Part]], Prepared]:
+    async def _split(
+        self, texts: Sequence[str], warnings: list[str]
+    ) -> tuple[list[list[Part]], Prepared]:
         """The lines of each text. Nothing in a line is layout."""
-        parts = [_lines(text) for text in texts]
-        lines = [part.text for of_text in parts for part in of_text if part.is_sentence]
-        ids = await self._encoded(lines, notes)
-        rows = zip(lines, ids, strict=True)
-        return parts, {line: (None, numbers) for line, numbers in rows}
+        lines = [line for text in texts for line in text.splitlines() or [""]]
+        filled = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+        ids = await self._encoded(filled, warnings)
+        rows = zip(filled, ids, strict=True)
+        return [_lines(text) for text in texts], {line: (None, row) for (_, line), row in rows}
 
 
 def _lines(text: str) -> list[Part]:
     parts: list[Part] = []
-    for line in text.splitlines(keepends=True):
-        content = line.rstrip("\r\n")
+    for content, line in zip(text.splitlines(), text.splitlines(keepends=True), strict=True):
         parts.append(Part(content, bool(content.strip())))
         parts.append(Part(line[len(content) :], False))
     return [part for part in parts if part.text]

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ..data.token_kinds import tokenizer_task
+from ..data.tokenizer_files import load_tokenizers
 from ..documents.documents import sentence_splitter
 from ..inference.translator import Translator
 from ..utils.errors import UserError, check_at_least_one
@@ -22,8 +25,8 @@ from .app import create_app
 from .http_rules import LOOPBACK
 from .interface import Server
 from .languages import model_folders
-from .options import ServeOptions
-from .sequences import SequenceModel, sequence_folders
+from .options import Limits, ServeOptions
+from .sequences import SequenceModel
 from .service import LanguagePair
 
 _HEAD_SECONDS = 10.0  # until a connection has sent the head of a request
@@ -45,12 +48,11 @@ def load_server(options: ServeOptions) -> Server:
         raise UserError(
             f"shortlist: {options.shortlist} is for one model, not for {len(options.models)}"
         )
+    if (sequences := _sequence_folder(options.models)) is not None:
+        return Server([_sequence_model(sequences, options)], _named_hosts(options))
     first: dict[Path, LanguagePair] = {}  # of each model
-    sequences, others = sequence_folders(options.models)
-    pairs: list[LanguagePair] = [
-        _sequence_model(name, folder, options) for name, folder in sequences.items()
-    ]
-    for (source, target), folder in model_folders(others).items():
+    pairs: list[LanguagePair] = []
+    for (source, target), folder in model_folders(options.models).items():
         split = sentence_splitter(source) if options.split_sentences else None
         if folder in first:
             site = _site(folder, source, target, first[folder].translator)
@@ -62,12 +64,31 @@ def load_server(options: ServeOptions) -> Server:
         site = _site(folder, source, target, translator)
         first[folder] = LanguagePair(source, target, translator, split, site, **options.engine)
         pairs.append(first[folder])
-    limits = options.limits
-    if options.host in LOOPBACK or limits.allowed_hosts:
-        limits = replace(limits, allowed_hosts=(*LOOPBACK, *map(str.lower, limits.allowed_hosts)))
     if options.pivot is not None and options.pivot not in {pair.target for pair in pairs}:
         raise UserError(f"pivot: {options.pivot}: no model translates into it")
-    return Server(pairs, limits, options.pivot)
+    return Server(pairs, _named_hosts(options), options.pivot)
+
+
+def _sequence_folder(models: Sequence[str]) -> Path | None:
+    """The folder of a model of sequences, which is served alone. None if the models are of languages."""
+    for model in models:
+        folder = Path(model)
+        if not folder.is_dir() or tokenizer_task(*load_tokenizers(folder)) == "language":
+            continue
+        if len(models) > 1:
+            raise UserError(
+                f"--model: {model} is of sequences: serve it alone, at a port of its own"
+            )
+        return folder
+    return None
+
+
+def _named_hosts(options: ServeOptions) -> Limits:
+    """The limits, with the names of this machine if only some names are allowed."""
+    limits = options.limits
+    if options.host not in LOOPBACK and not limits.allowed_hosts:
+        return limits
+    return replace(limits, allowed_hosts=(*LOOPBACK, *map(str.lower, limits.allowed_hosts)))
 
 
 def _load_translator(folder: Path, options: ServeOptions) -> Translator:
@@ -80,9 +101,10 @@ def _load_translator(folder: Path, options: ServeOptions) -> Translator:
     )
 
 
-def _sequence_model(name: str, folder: Path, options: ServeOptions) -> SequenceModel:
+def _sequence_model(folder: Path, options: ServeOptions) -> SequenceModel:
     translator = _load_translator(folder, options)
-    return SequenceModel(name, translator, _site(folder, None, None, translator), **options.engine)
+    site = _site(folder, None, None, translator)
+    return SequenceModel(folder.resolve().name, translator, site, **options.engine)
 
 
 def _site(

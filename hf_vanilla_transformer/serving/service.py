@@ -8,9 +8,8 @@ import asyncio
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from textwrap import shorten
 from typing import Any, TypeVar
 
@@ -53,23 +52,6 @@ Translated = list[list[tuple[str, list[Link]]]]
 
 #: For each sentence its protected spans, and the token ids of the rest.
 Prepared = dict[str, tuple[Protected | None, list[int]]]
-
-
-@dataclass
-class Notes:
-    """Facts about translations, in addition to their texts."""
-
-    #: For each sentence the tokens of its translation, as `Inspector.token_probabilities` returns them.
-    probabilities: list[list[dict[str, object]]] | None = None
-    #: for each text the number of its sentences
-    sentences: list[int] = field(default_factory=list)
-    #: sentences that were cut, and translations without an end
-    warnings: list[str] = field(default_factory=list)
-
-    def by_text(self) -> list[list[list[dict[str, object]]]]:
-        """The probabilities of each text."""
-        following = iter(self.probabilities or [])
-        return [list(islice(following, count)) for count in self.sentences]
 
 
 class TooLong(UserError):
@@ -126,8 +108,13 @@ class LanguagePair:
         other.translator = self.translator.directed(source, target)
         other.split = split or (lambda line: [line])
         other.site = site
-        other.inspector = self.inspector.directed(other.translator)
         return other
+
+    @property
+    def mark(self) -> list[int]:
+        """The first ids of a translation."""
+        directions = self.translator.directions
+        return directions.prefix(directions.default)
 
     def close(self) -> None:
         """Translate the sentences in the queue, then end the threads."""
@@ -137,13 +124,14 @@ class LanguagePair:
         self._html_thread.shutdown()
 
     async def translate(
-        self, texts: Sequence[str], notes: Notes, *, html: bool = False, n_best: int = 1
+        self, texts: Sequence[str], warnings: list[str], *, html: bool = False, n_best: int = 1
     ) -> list[list[str]]:
         """Translate texts. All their sentences wait in the queue together.
 
         Args:
             texts: their line feeds, blank lines and list marks stay.
-            notes: receives the warnings and, if it has a list for them, the probabilities.
+            warnings: receives a line for each sentence that was cut or whose translation did not end, and one for
+                unknown symbols.
             html: the texts are HTML, and their tags stay.
             n_best: translations of each text, at most `engine.num_beams`. An HTML text has one.
 
@@ -156,9 +144,9 @@ class LanguagePair:
             QueueFull: the sentences do not fit into the queue at present.
         """
         if html:
-            return await self._translate_html(texts, notes)
-        parts, prepared = await self._split(texts, notes)
-        found = await self._search(parts, prepared, notes, n_best=n_best)
+            return await self._translate_html(texts, warnings)
+        parts, prepared = await self._split(texts, warnings)
+        found = await self._search(parts, prepared, warnings, n_best=n_best)
         return await self._map(self._ranked, list(zip(parts, found, strict=True)))
 
     def _ranked(self, text: tuple[list[Part], Translated]) -> list[str]:
@@ -170,28 +158,25 @@ class LanguagePair:
             joined.append(join_text(parts, texts, self.source, self.target))
         return list(dict.fromkeys(joined))
 
-    async def _translate_html(self, texts: Sequence[str], notes: Notes) -> list[list[str]]:
+    async def _translate_html(self, texts: Sequence[str], warnings: list[str]) -> list[list[str]]:
         documents = await self._map(split_html, texts, self._html_thread)
         passages = passages_of(documents)
         linked = {number for number, passage in enumerate(passages) if passage.elements}
         sources = [passage.text for passage in passages]
-        filled = await self.translate_aligned(sources, notes, linked)
-        counts = iter(notes.sentences)
-        passages_each = [len(passages_of([document])) for document in documents]
-        notes.sentences = [sum(islice(counts, number)) for number in passages_each]
+        filled = await self.translate_aligned(sources, warnings, linked)
         join = partial(join_pieces, translated=iter(filled))
         return [[text] for text in await self._map(join, documents, self._html_thread)]
 
     async def translate_aligned(
-        self, texts: Sequence[str], notes: Notes, linked: Collection[int]
+        self, texts: Sequence[str], warnings: list[str], linked: Collection[int]
     ) -> list[list[TranslatedPart]]:
         """The parts of each text with their translations.
 
         Args:
             linked: the numbers of the texts whose words are linked with those of their translations.
         """
-        parts, prepared = await self._split(texts, notes)
-        found = await self._search(parts, prepared, notes, linked)
+        parts, prepared = await self._split(texts, warnings)
+        found = await self._search(parts, prepared, warnings, linked)
         return await self._map(self._filled, list(zip(parts, found, strict=True)))
 
     def _filled(self, text: tuple[list[Part], Translated]) -> list[TranslatedPart]:
@@ -205,19 +190,20 @@ class LanguagePair:
 
         The picture is of the sentence at position `caret`, None for the end.
         """
-        notes = Notes()
-        (parts,), prepared = await self._split([request.text], notes)
+        warnings = list[str]()
+        (parts,), prepared = await self._split([request.text], warnings)
         sentences = sentences_of(parts)
         number = _sentence_at(parts, request.caret)
         sentence = "" if number is None else sentences[number]
         protected = prepared[sentence][0] if sentence else None
         beams = request.num_beams or self.engine.num_beams
+        text = protected.text if protected else sentence
         picture = await self.inspector.run(
-            self.inspector.picture, protected.text if protected else sentence, beams, request
+            self.inspector.picture, self.translator, text, beams, request
         )
         shown = number if picture["tokens"] else None
         others = [Part(text, True) for n, text in enumerate(sentences) if n != shown]
-        (translated,) = await self._search([others], prepared, notes)
+        (translated,) = await self._search([others], prepared, warnings)
         if shown is not None:
             translated.insert(shown, [(await self._restored(picture, protected), [])])
         pairs = [
@@ -230,7 +216,7 @@ class LanguagePair:
         ]
         places = [place for place, pair in enumerate(pairs) if pair["is_sentence"]]
         remarks = [picture["note"]] if "note" in picture else []
-        if lines := [*remarks, *dict.fromkeys(notes.warnings)]:
+        if lines := [*remarks, *dict.fromkeys(warnings)]:
             picture["note"] = "\n".join(lines)
         return picture | {
             "parts": pairs,
@@ -243,10 +229,12 @@ class LanguagePair:
         if protected is None:
             return text
         source, target = ([token["id"] for token in picture[side]] for side in ("source", "tokens"))
-        (links,) = await self.inspector.run(self.inspector.align, [source], [target])
+        (links,) = await self._align([source], [target])
         return protected.restore(text, links)[0]
 
-    async def _split(self, texts: Sequence[str], notes: Notes) -> tuple[list[list[Part]], Prepared]:
+    async def _split(
+        self, texts: Sequence[str], warnings: list[str]
+    ) -> tuple[list[list[Part]], Prepared]:
         """The sentences and the layout of each text, and the sentences as the engine takes them.
 
         One call in the text thread does both, because each call costs as much as a short sentence.
@@ -256,36 +244,33 @@ class LanguagePair:
         unknown = UnknownSymbols()
         tokenizer = self.translator.source_tokenizer
 
-        def split(line: tuple[int, str]) -> list[Part]:
-            parts = split_text(line[1], self.split, self.source, cut)
+        def split(numbered: tuple[int, str]) -> list[Part]:
+            number, line = numbered
+            parts = split_text(line, self.split, self.source, cut)
             for sentence in sentences_of(parts):
                 protected = protect(sentence, self.translator.escaped)
                 text = sentence if protected is None else protected.text
                 ids = self._encode(text)
-                unknown.check("source", tokenizer, text, ids, line[0] + 1)
+                unknown.check("source", tokenizer, text, ids, number)
                 prepared[sentence] = protected, ids
             return parts
 
-        lines = [
-            (number, line)
-            for number, text in enumerate(texts)
-            for line in text.splitlines(keepends=True)
+        lines = [text.splitlines(keepends=True) or [""] for text in texts]
+        numbered = list(enumerate(chain.from_iterable(lines), start=1))
+        following = iter(await self._map(split, numbered))
+        parts = [list(chain.from_iterable(islice(following, len(each)))) for each in lines]
+        warnings += unknown.warnings()
+        warnings += [
+            f"a sentence of {tokens} tokens is longer than any in training: cut"
+            for tokens in cut.lengths
         ]
-        parts: list[list[Part]] = [[] for _ in texts]
-        for (number, _), of_line in zip(lines, await self._map(split, lines), strict=True):
-            parts[number] += of_line
-        notes.warnings += unknown.warnings()
-        for tokens in cut.lengths:
-            notes.warnings.append(
-                f"a sentence of {tokens} tokens is longer than any in training: cut"
-            )
         return parts, prepared
 
     async def _search(
         self,
         texts: list[list[Part]],
         prepared: Prepared,
-        notes: Notes,
+        warnings: list[str],
         linked: Collection[int] = (),
         n_best: int = 1,
     ) -> list[Translated]:
@@ -294,21 +279,15 @@ class LanguagePair:
         The words of the texts with the numbers `linked` are linked, and those of sentences with protected spans.
         """
         rows = [(n, sentence) for n, parts in enumerate(texts) for sentence in sentences_of(parts)]
-        self.check_queue(len(rows))
         sentences = [sentence for _, sentence in rows]
         spans = [prepared[sentence][0] for sentence in sentences]
         sources = [prepared[sentence][1] for sentence in sentences]
-        futures = self.engine.submit(sources, n_best, self.inspector.mark)
-        # cancelled with this coroutine, when the time is up or the client has disconnected
-        hypotheses = await asyncio.gather(*map(asyncio.wrap_future, futures))
-        self._note_unended(sentences, hypotheses, notes)
-        if notes.probabilities is not None:
-            best = [ranked[0].tokens for ranked in hypotheses]
-            notes.probabilities += await self._inspect(
-                self.inspector.token_probabilities, sources, best
-            )
+        hypotheses = await self._hypotheses(sentences, sources, n_best, warnings)
         needed = [row for row, (text, _) in enumerate(rows) if spans[row] or text in linked]
-        links_of = await self._links(needed, sources, hypotheses)
+        targets = [one.tokens for row in needed for one in hypotheses[row]]
+        repeated = [sources[row] for row in needed for _ in hypotheses[row]]
+        links = iter(await self._align(repeated, targets))
+        links_of = {row: list(islice(links, len(hypotheses[row]))) for row in needed}
 
         def restored(row: int) -> list[tuple[str, list[Link]]]:
             protected = spans[row]
@@ -317,49 +296,39 @@ class LanguagePair:
             return pairs if protected is None else [protected.restore(*pair) for pair in pairs]
 
         following = iter(await self._map(restored, range(len(rows))))
-        notes.sentences = [len(sentences_of(parts)) for parts in texts]
-        return [list(islice(following, count)) for count in notes.sentences]
+        return [list(islice(following, len(sentences_of(parts)))) for parts in texts]
 
-    async def _links(
+    async def _hypotheses(
         self,
-        numbers: Sequence[int],
+        texts: Sequence[str],
         sources: Sequence[list[int]],
-        hypotheses: Sequence[list[FoundHypothesis]],
-    ) -> dict[int, list[list[Link]]]:
-        """The links of the words of each hypothesis, for the sentences with these numbers."""
-        targets = [one.tokens for number in numbers for one in hypotheses[number]]
-        repeated = [sources[number] for number in numbers for _ in hypotheses[number]]
-        found = iter(await self._inspect(self.inspector.align, repeated, targets))
-        return {number: list(islice(found, len(hypotheses[number]))) for number in numbers}
+        n_best: int,
+        warnings: list[str],
+    ) -> list[list[FoundHypothesis]]:
+        """Search for translations of encoded texts, with a warning of each best one that has no end token."""
+        if len(texts) > self.engine.max_queue:
+            raise TooLong(f"q: {len(texts)} {self.item}s, but the limit is {self.engine.max_queue}")
+        futures = self.engine.submit(sources, n_best, self.mark)
+        # cancelled with this coroutine, when the time is up or the client has disconnected
+        found = await asyncio.gather(*map(asyncio.wrap_future, futures))
+        if not self._limited:
+            ends = self.translator.end_tokens
+            warnings += [
+                f"{ENDLESS}: {shorten(text, _SHOWN_CHARACTERS)}"
+                for text, hypotheses in zip(texts, found, strict=True)
+                if not ends.intersection(hypotheses[0].tokens[-1:])
+            ]
+        return found
 
-    async def _inspect(
-        self,
-        function: Callable[..., list[Result]],
-        sources: Sequence[list[int]],
-        targets: Sequence[list[int]],
-    ) -> list[Result]:
-        """Call a method of the inspector for some pairs at a time. Other requests have their turn between them."""
-        results = list[Result]()
+    async def _align(
+        self, sources: Sequence[list[int]], targets: Sequence[list[int]]
+    ) -> list[list[Link]]:
+        """The links of the words of each pair. Other requests have their turn between some pairs."""
+        links = list[list[Link]]()
         for start in range(0, len(sources), _ITEMS_AT_ONCE):
-            end = start + _ITEMS_AT_ONCE
-            results += await self.inspector.run(function, sources[start:end], targets[start:end])
-        return results
-
-    def check_queue(self, count: int) -> None:
-        """Refuse more sentences than ever fit into the queue."""
-        if count > self.engine.max_queue:
-            raise TooLong(f"q: {count} {self.item}s, but the limit is {self.engine.max_queue}")
-
-    def _note_unended(
-        self, texts: Sequence[str], hypotheses: Sequence[list[FoundHypothesis]], notes: Notes
-    ) -> None:
-        """Warn of best hypotheses without an end token."""
-        if self._limited:
-            return
-        ends = self.translator.end_tokens
-        for text, ranked in zip(texts, hypotheses, strict=True):
-            if not ends.intersection(ranked[0].tokens[-1:]):
-                notes.warnings.append(f"{ENDLESS}: {shorten(text, _SHOWN_CHARACTERS)}")
+            rows = slice(start, start + _ITEMS_AT_ONCE)
+            links += await self.inspector.run(self.inspector.align, sources[rows], targets[rows])
+        return links
 
     def _encode(self, sentence: str) -> list[int]:
         try:
@@ -375,7 +344,7 @@ class LanguagePair:
         return ids
 
     def _decode_all(self, hypotheses: Sequence[FoundHypothesis]) -> list[str]:
-        rows = [hypothesis.tokens[len(self.inspector.mark) :] for hypothesis in hypotheses]
+        rows = [hypothesis.tokens[len(self.mark) :] for hypothesis in hypotheses]
         texts = self.translator.target_tokenizer.batch_decode(rows, **AS_TEXT)
         return [text.replace("\n", " ") for text in texts]  # a model can generate any character
 

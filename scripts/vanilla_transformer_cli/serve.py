@@ -29,7 +29,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         model=Flag(
             "DIR",
             "model folder, or SOURCE-TARGET=DIR if neither its card nor its name has the languages; several serve "
-            "several pairs, and so does a model of many languages; of sequences a folder, NAME=DIR, or g2p_en",
+            "several pairs, and so does a model of many languages; of sequences one folder, or g2p_en",
             required=True,
             nargs="+",
         ),

@@ -17,7 +17,6 @@ from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.documents.documents import sentence_splitter
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.serving import interface, service
-from hf_vanilla_transformer.serving.service import Notes
 from tests.paper_inside import assert_is_inside
 from tests.serving_helpers import CORPUS, client_of, echo_translator, language_pair
 
@@ -78,19 +77,6 @@ def test_alternatives_are_the_next_hypotheses(client: Any, translator: Translato
     assert found["alternatives"] == [[expected[1].text], []]
     found = client.post("/translate", json=GOOD | {"alternatives": 1000}).json()
     assert found["alternatives"] == [each.text for each in expected[1:]]  # as many as there are beams
-
-
-def test_probabilities_are_those_of_the_translator(client: Any, translator: Translator) -> None:
-    fields = GOOD | {"q": [f"{CORPUS[0]}\n{CORPUS[1]}", "", CORPUS[2]], "probabilities": True}
-    found = client.post("/translate", json=fields).json()
-    expected = [one for (one,) in translator.translate_nbest(CORPUS[:3], 1, probabilities=True)]
-    assert found["translatedText"] == [f"{expected[0].text}\n{expected[1].text}", "", expected[2].text]
-    assert [len(sentences) for sentences in found["probabilities"]] == [2, 0, 1]
-    for sentence, one in zip([s for of_text in found["probabilities"] for s in of_text], expected, strict=True):
-        assert [token["probability"] for token in sentence] == pytest.approx(one.probabilities, abs=1e-4)
-        assert "".join(token["text"] for token in sentence).removesuffix("</s>").strip() == one.text
-    html = client.post("/translate", json=GOOD | {"q": "<b>seven</b>", "format": "html", "probabilities": True}).json()
-    assert len(html["probabilities"]) == 1 and html["translatedText"].startswith("<b>")
 
 
 @pytest.mark.parametrize("q", ["a b " * 200, ["a", "a b " * 200]])
@@ -159,7 +145,7 @@ def test_variants_of_languages_are_matched(translator: Translator, source: str, 
     pairs = [language_pair(translator, "en", code) for code in ("de", "pt", "pt-BR", "zh")]
     for each in pairs:
 
-        async def translate(texts: list[str], name: str = each.name, **_: Any) -> list[list[str]]:
+        async def translate(texts: list[str], _: list[str], name: str = each.name, **__: Any) -> list[list[str]]:
             return [[name] for _ in texts]
 
         each.translate = translate
@@ -204,6 +190,7 @@ def test_language_of_a_text_is_detected(translator: Translator) -> None:
         ("/translate", GOOD | {"source": ""}, 400, "Invalid request: missing source parameter"),
         ("/translate", {"source": "en", "target": "de"}, 400, "Invalid request: missing q parameter"),
         ("/translate", GOOD | {"format": "pdf"}, 400, "format: pdf format is not supported"),
+        ("/translate", GOOD | {"format": "a\nb"}, 400, "format: a\\nb format is not supported"),
         ("/translate", GOOD | {"q": 7}, 400, "q: "),
         *[("/translate", GOOD | {"alternatives": n}, 400, "alternatives: ") for n in (-1, 1.5, "²", "9" * 5000, [])],
         ("/translate", GOOD | {"q": "\ud800"}, 400, "the request"),
@@ -256,7 +243,7 @@ def test_language_of_short_texts_is_detected_once(translator: Translator, monkey
         ("POST", "/page.js", 405, "GET"),
         ("POST", "/unknown", 404, None),
         ("GET", "/../etc/passwd", 404, None),
-        ("GET", "/redoc", 404, None),
+        ("GET", "/docs", 404, None),
         ("GET", "/page/none", 404, None),
     ],
 )
@@ -266,7 +253,7 @@ def test_unknown_paths_and_methods_are_refused(client, method, path, status, all
     assert (allow is None) == ("allow" not in answer.headers) and (allow or "") in answer.headers.get("allow", "")
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/languages", "/page.js", "/spec", "/metrics", "/docs"])
+@pytest.mark.parametrize("path", ["/", "/health", "/languages", "/page.js", "/spec", "/metrics"])
 def test_head_has_the_headers_of_get(client: Any, path: str) -> None:
     head, get = client.head(path), client.get(path)
     assert head.status_code == get.status_code == 200 and head.content == b""
@@ -290,14 +277,6 @@ def test_interface_is_described(client: Any) -> None:
     assert {"200", "4XX", "5XX"} <= set(translate["responses"])
 
 
-def test_documentation_loads_nothing_from_other_hosts(client: Any) -> None:
-    answer = client.get("/docs")
-    assert "<code>POST /translate</code>" in answer.text and "<code>alternatives</code>" in answer.text
-    assert not re.search(r"<script|https?://", answer.text)
-    assert all(client.get(f"/{name}").status_code == 200 for name in re.findall(r'href="(.*?)"', answer.text))
-    assert "default-src 'self'" in answer.headers["content-security-policy"]
-
-
 def test_long_sentences_and_many_are_refused(translator: Translator) -> None:
     pair = language_pair(translator, max_queue=2)
     with client_of(pair, max_characters=100_000) as client:
@@ -309,39 +288,12 @@ def test_long_sentences_and_many_are_refused(translator: Translator) -> None:
 
 def test_nothing_is_translated_for_a_request_that_is_refused(translator: Translator, held: threading.Event) -> None:
     pair = language_pair(translator, max_queue=2, batch_size=1)
-    fields = GOOD | {"probabilities": True}
     with client_of(pair) as client:
-        answer = client.post("/translate", json=fields | {"q": ["a", "b", "c"]})
+        answer = client.post("/translate", json=GOOD | {"q": ["a", "b", "c"]})
         assert answer.status_code == 413 and "limit is 2" in answer.json()["error"]
-        pair.check_queue = lambda count: None
-        answer = client.post("/translate", json=fields | {"q": list("abcdef")})
-        assert answer.status_code == 503
         assert pair.engine.waiting == 0
         held.set()
     assert pair.engine.translated <= 1
-
-
-@pytest.mark.parametrize("form", ["text", "html"])
-def test_each_of_many_texts_has_its_probabilities(client: Any, form: str) -> None:
-    texts = [CORPUS[1], "", f"{CORPUS[0]}. {CORPUS[1]}.", "7"] * 12
-    if form == "html":
-        texts = [f"<p>{text}</p><p>{text}</p>" for text in texts[:8]]
-    fields = {"source": "en", "target": "de", "format": form, "probabilities": True}
-    alone = [client.post("/translate", json=fields | {"q": text}).json()["probabilities"] for text in texts[:4]]
-    together = client.post("/translate", json=fields | {"q": texts}).json()["probabilities"]
-    assert [len(each) for each in alone] == [n * (1 + (form == "html")) for n in (1, 0, 2, 0)]
-    for text, of_text in enumerate(together):
-        expected = alone[text % 4]
-        assert [[token["text"] for token in each] for each in of_text] == [
-            [token["text"] for token in each] for each in expected
-        ]
-
-
-def test_blank_texts_have_no_probabilities(client: Any) -> None:
-    fields = GOOD | {"q": ["", " ", "seven"], "probabilities": True}
-    answer = client.post("/translate", json=fields).json()
-    assert answer["translatedText"][:2] == ["", " "]
-    assert list(map(bool, answer["probabilities"])) == [False, False, True]
 
 
 def test_full_queue_is_503_with_retry_after(translator: Translator, held: threading.Event) -> None:
@@ -357,8 +309,6 @@ def test_full_queue_is_503_with_retry_after(translator: Translator, held: thread
             thread.start()
             time.sleep(0.2)
         assert client.get("/health/ready").status_code == 503 and client.get("/health/live").status_code == 200
-        workers = len(pair.engine._threads)
-        assert f'saturation{{pair="en-de"}} {(workers + 1) / workers:.4g}' in client.get("/metrics").text
         refused = [answer for answer in answers if answer.status_code == 503]
         assert len(refused) == 3 - 1 - len(pair.engine._threads)
         assert refused[0].headers["retry-after"] == "1" and set(refused[0].json()) == {"error"}
@@ -513,7 +463,7 @@ def test_small_request_does_not_wait_for_all_of_a_large_one(translator: Translat
     pair = language_pair(translator, split=lambda line: order.append(line) or [line])
 
     async def both() -> None:
-        await asyncio.gather(pair.translate(["seven\n" * 300], Notes()), pair.translate(["one"], Notes()))
+        await asyncio.gather(pair.translate(["seven\n" * 300], []), pair.translate(["one"], []))
 
     asyncio.run(both())
     pair.close()
@@ -532,18 +482,14 @@ def test_metrics_are_prometheus_text(translator: Translator) -> None:
         assert client.get("/health/ready").status_code == 503  # while connections end
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
-    assert lines['vanilla_transformer_requests_total{path="/translate",status="200"}'] == "2"
-    assert lines['vanilla_transformer_requests_total{path="/translate",status="400"}'] == "1"
-    assert lines['vanilla_transformer_requests_total{path="other",status="404"}'] == "1"
-    assert lines['vanilla_transformer_sentences_translated_total{pair="en-de"}'] == "3"
-    assert lines['vanilla_transformer_sentences_waiting{pair="en-de"}'] == "0"
-    assert float(lines['vanilla_transformer_saturation{pair="en-de"}']) == 0
-    assert lines['vanilla_transformer_queue_capacity{pair="en-de"}'] == "1024"
-    assert lines["vanilla_transformer_translate_seconds_count"] == "3"
-    assert lines['vanilla_transformer_translate_seconds_bucket{le="+Inf"}'] == "3"
-    assert client.server.metrics.seconds == pytest.approx(
-        float(lines["vanilla_transformer_translate_seconds_sum"]), abs=1e-5
-    )
+    requests = "vanilla_transformer_request_seconds_count"
+    assert lines[f'{requests}{{path="/translate",status="200"}}'] == "2.0"
+    assert lines[f'{requests}{{path="/translate",status="400"}}'] == "1.0"
+    assert lines[f'{requests}{{path="other",status="404"}}'] == "1.0"
+    assert lines['vanilla_transformer_sentences_translated_total{pair="en-de"}'] == "3.0"
+    assert lines['vanilla_transformer_sentences_waiting{pair="en-de"}'] == "0.0"
+    assert lines['vanilla_transformer_sentences_running{pair="en-de"}'] == "0.0"
+    assert lines['vanilla_transformer_queue_capacity{pair="en-de"}'] == "1024.0"
 
 
 def test_page_and_what_it_loads_are_sent_with_a_policy(client: Any) -> None:

@@ -17,11 +17,11 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 from fastapi import HTTPException
 
 from hf_vanilla_transformer.inference.placement import TranslatedPart
-from hf_vanilla_transformer.serving import document_process, interface
+from hf_vanilla_transformer.serving import Limits, document_process, interface
 from hf_vanilla_transformer.serving.document_process import DocumentProcesses, ServerEnds, Upload
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of
-from tests.serving_helpers import client_of, language_pair
+from tests.serving_helpers import client_of, echo_translator, language_pair
 
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 HTML = b"<p>one <b>two</b></p>"
@@ -140,6 +140,14 @@ def test_unpacked_uploads_are_limited() -> None:
         content = docx_of(b"<w:p><w:r><w:t>seven</w:t></w:r></w:p>")
         answer = client.post("/translate_file", data=fields, files={"file": ("a.docx", content)})
         assert answer.status_code == 200
+        assert answer.json().keys() == {"translatedFileUrl"}
+
+
+def test_sentences_of_documents_that_are_cut_are_reported() -> None:
+    files = {"file": ("a.html", b"<p>" + b"a b " * 100 + b"</p>")}
+    with client_of(language_pair(echo_translator(trained_source_length=16)), translate_files=True) as client:
+        answer = client.post("/translate_file", data={"source": "en", "target": "de"}, files=files)
+        assert "longer than any in training" in answer.json()["warnings"][0]
 
 
 def test_only_forms_may_be_as_large_as_a_file() -> None:
@@ -162,7 +170,7 @@ def test_failed_process_is_500_without_details(capfd: pytest.CaptureFixture) -> 
 
 def test_kept_documents_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interface, "_KEPT_BYTES", 10)
-    server = interface.Server([], interface.Limits())
+    server = interface.Server([], Limits())
     keys = [server._keep(name, bytes(4)) for name in "abc"]
     assert list(server.files) == keys[1:]
     large = server._keep("d", bytes(100))
