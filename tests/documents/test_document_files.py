@@ -121,34 +121,78 @@ ODT = """<office:text><text:h>Head</text:h><text:p>Hello <text:span text:style-n
 
 #: document, its texts, and the document with each text in upper case
 DOCUMENTS = {
-    ".html": (HTML, ["One", "Hello big world!", "Two."],
-              HTML.replace("One", "ONE").replace("Hello <b>big</b> world", "HELLO <b>BIG</b> WORLD")
-              .replace("Two", "TWO")),
-    ".srt": (SRT, ["Hello my dear friend, how are you?", "- Fine.", "- And you?"],
-             SRT.replace("Hello my dear", "HELLO MY DEAR").replace("friend, how\nare", "FRIEND, HOW\nARE")
-             .replace("you", "YOU").replace("Fine", "FINE").replace("And", "AND")),
-    ".vtt": (VTT, ["Never drink it.", "It will hurt"],
-             VTT.replace("Never drink it", "NEVER DRINK IT").replace("It will\nhurt", "IT WILL\nHURT")),
-    ".md": (MARKDOWN, ["Head one", "Para bold and , a link snake_case 2 * 3 that goes on.", "break", "item goes on",
-                       "first", "quote ends", "A b", "C", "Set text & x"],
-            MARKDOWN.replace("Head *one", "HEAD *ONE").replace("Para **bold** and", "PARA **BOLD** AND")
-            .replace(", a [link]", ", A [LINK]").replace("snake_case 2 * 3\nthat", "SNAKE_CASE 2 * 3 THAT")
-            .replace("goes on.", "GOES ON.")
-            .replace("break !", "BREAK !").replace("item\n  goes on", "ITEM GOES ON").replace("first", "FIRST")
-            .replace("quote\n> ends", "QUOTE ENDS").replace("A b", "A B").replace("Set [text]", "SET [TEXT]")
-            .replace("&amp; <b>x", "& <b>X")),
-    ".po": (PO, ['One %s\n"two"', "{n} dog", "{n} dogs"],
-            PO.replace('two\\""\nmsgstr ""', 'two\\""\nmsgstr "ONE %S\\n\\"TWO\\""')
-            .replace('[0] ""', '[0] "{N} DOG"').replace('[1] ""', '[1] "{N} DOGS"')),
-    ".xlf": (XLIFF, ["Hi big dog & end", "new", "two"],
-             XLIFF.replace("end</source>\n", "end</source>\n    <target>HI <g id=\"1\">BIG</g> <x id=\"2\"/>DOG &amp; "
-                           "<ph id=\"3\">code</ph> END</target>\n")
-             .replace('"new">new</target>', '"translated">NEW</target>')
-             .replace("<target/>", "<target>TWO</target>")),
-    ".tmx": (TMX, ["One two"],
-             TMX.replace("</tuv>\n</tu>\n<tu>", "</tuv>\n  <tuv xml:lang=\"de\"><seg>ONE <bpt i=\"1\">&lt;b></bpt>TWO"
-                         "<ept i=\"1\">&lt;/b></ept></seg></tuv>\n</tu>\n<tu>")),
-}  # fmt: skip
+    ".html": (
+        HTML,
+        ["One", "Hello big world!", "Two."],
+        HTML.replace("One", "ONE").replace("Hello <b>big</b> world", "HELLO <b>BIG</b> WORLD").replace("Two", "TWO"),
+    ),
+    ".srt": (
+        SRT,
+        ["Hello my dear friend, how are you?", "- Fine.", "- And you?"],
+        SRT.replace("Hello my dear", "HELLO MY DEAR")
+        .replace("friend, how\nare", "FRIEND, HOW\nARE")
+        .replace("you", "YOU")
+        .replace("Fine", "FINE")
+        .replace("And", "AND"),
+    ),
+    ".vtt": (
+        VTT,
+        ["Never drink it.", "It will hurt"],
+        VTT.replace("Never drink it", "NEVER DRINK IT").replace("It will\nhurt", "IT WILL\nHURT"),
+    ),
+    ".md": (
+        MARKDOWN,
+        [
+            "Head one",
+            "Para bold and , a link snake_case 2 * 3 that goes on.",
+            "break",
+            "item goes on",
+            "first",
+            "quote ends",
+            "A b",
+            "C",
+            "Set text & x",
+        ],
+        MARKDOWN.replace("Head *one", "HEAD *ONE")
+        .replace("Para **bold** and", "PARA **BOLD** AND")
+        .replace(", a [link]", ", A [LINK]")
+        .replace("snake_case 2 * 3\nthat", "SNAKE_CASE 2 * 3 THAT")
+        .replace("goes on.", "GOES ON.")
+        .replace("break !", "BREAK !")
+        .replace("item\n  goes on", "ITEM GOES ON")
+        .replace("first", "FIRST")
+        .replace("quote\n> ends", "QUOTE ENDS")
+        .replace("A b", "A B")
+        .replace("Set [text]", "SET [TEXT]")
+        .replace("&amp; <b>x", "& <b>X"),
+    ),
+    ".po": (
+        PO,
+        ['One %s\n"two"', "{n} dog", "{n} dogs"],
+        PO.replace('two\\""\nmsgstr ""', 'two\\""\nmsgstr "ONE %S\\n\\"TWO\\""')
+        .replace('[0] ""', '[0] "{N} DOG"')
+        .replace('[1] ""', '[1] "{N} DOGS"'),
+    ),
+    ".xlf": (
+        XLIFF,
+        ["Hi big dog & end", "new", "two"],
+        XLIFF.replace(
+            "end</source>\n",
+            'end</source>\n    <target>HI <g id="1">BIG</g> <x id="2"/>DOG &amp; <ph id="3">code</ph> END</target>\n',
+        )
+        .replace('"new">new</target>', '"translated">NEW</target>')
+        .replace("<target/>", "<target>TWO</target>"),
+    ),
+    ".tmx": (
+        TMX,
+        ["One two"],
+        TMX.replace(
+            "</tuv>\n</tu>\n<tu>",
+            '</tuv>\n  <tuv xml:lang="de"><seg>ONE <bpt i="1">&lt;b></bpt>TWO'
+            '<ept i="1">&lt;/b></ept></seg></tuv>\n</tu>\n<tu>',
+        ),
+    ),
+}
 
 
 #: Elements that bind the prefixes of XML in these tests.
@@ -312,19 +356,35 @@ def test_long_markdown_is_split_in_linear_time(line: str) -> None:
         (".po", 'msgid "a"\nmsgid_plural "b"\nmsgstr[0] "x"\nmsgstr[1] ""\nmsgstr[2] ""\n"y"\n', ["b"], '[1] "B"'),
         (".po", 'msgctxt "c"\nmsgid ""\n"a "\n"b"\nmsgstr ""\n', ["a b"], 'msgstr "A B"'),
         (".po", 'msgid "a \\033[1mb\\a c"\nmsgstr ""\n', ["a \x1b[1mb\a c"], 'msgstr "A \\033[1MB\\a C"'),
-        (".xlf", "<trans-unit><source><![CDATA[a <b>b</b>]]></source></trans-unit>", ["a <b>b</b>"],
-         "<target>A &lt;B&gt;B&lt;/B&gt;</target>"),
-        (".xlf", '<xliff><unit translate="no"><segment><source>a</source></segment><segment translate="yes"><source>b'
-         '</source></segment></unit><group translate="yes"/><unit><segment><source>c'
-         '</source></segment></unit></xliff>',
-         ["b", "c"],
-         "<target>C</target>"),
-        (".xlf", '<x><trans-unit/><trans-unit id="2"><source>a</source></trans-unit></x>', ["a"],
-         "<target>A</target>"),
-        (".tmx", '<x><tu><tuv xml:lang="fr"><seg>x</seg></tuv><tuv xml:lang="en"><seg/></tuv></tu>\n<tu>'
-         '<tuv lang="en"><seg>a</seg></tuv></tu></x>', ["a"], '<tuv xml:lang="de"><seg>A</seg></tuv>'),
+        (
+            ".xlf",
+            "<trans-unit><source><![CDATA[a <b>b</b>]]></source></trans-unit>",
+            ["a <b>b</b>"],
+            "<target>A &lt;B&gt;B&lt;/B&gt;</target>",
+        ),
+        (
+            ".xlf",
+            '<xliff><unit translate="no"><segment><source>a</source></segment><segment translate="yes"><source>b'
+            '</source></segment></unit><group translate="yes"/><unit><segment><source>c'
+            "</source></segment></unit></xliff>",
+            ["b", "c"],
+            "<target>C</target>",
+        ),
+        (
+            ".xlf",
+            '<x><trans-unit/><trans-unit id="2"><source>a</source></trans-unit></x>',
+            ["a"],
+            "<target>A</target>",
+        ),
+        (
+            ".tmx",
+            '<x><tu><tuv xml:lang="fr"><seg>x</seg></tuv><tuv xml:lang="en"><seg/></tuv></tu>\n<tu>'
+            '<tuv lang="en"><seg>a</seg></tuv></tu></x>',
+            ["a"],
+            '<tuv xml:lang="de"><seg>A</seg></tuv>',
+        ),
     ],
-)  # fmt: skip
+)
 def test_translation_files_are_filled_where_they_are_empty(suffix, document, texts, added) -> None:
     seen: list[str] = []
     filled = translate_document(document.encode(), suffix, translator_by(str.upper, seen), "en", "de").decode()
@@ -406,63 +466,92 @@ STRONG = '<w:rStyle w:val="Strong"/>'
 CODE = run("x_y", '<w:rStyle w:val="VerbatimChar"/>')
 
 #: paragraphs of a DOCX file, and with their words backwards
-PARAGRAPHS = [
-    ("a link of several runs keeps their formats",
-     f"{run('See ')}<w:hyperlink r:id='1'>{run('the ', '<w:u/>')}{run('bold', '<w:b/>')}</w:hyperlink>{run(' end')}",
-     f"{run('END ')}<w:hyperlink r:id='1'>{run('BOLD ', '<w:b/>')}{run('THE', '<w:u/>')}</w:hyperlink>{run(' SEE')}"),
-    ("a word of two formats keeps both", f"{run('Al', '<w:b/>')}{run('phabet now')}",
-     f"{run('NOW ')}{run('AL', '<w:b/>')}{run('PHABET')}"),
-    ("a field stays whole", f"{run('On ')}{FIELD}{run(' we go')}", f"{run('GO ')}{FIELD}{run(' WE ON')}"),
-    ("the text of a link field is translated",
-     f"{run('a ')}{LINK_FIELD}{run('b c')}{mark('end')}", f"{LINK_FIELD}{run('C B')}{mark('end')}{run(' A')}"),
-    ("marks of a bookmark enclose its words",
-     f"<w:bookmarkStart w:id='1'/>{run('a')}<w:bookmarkEnd w:id='1'/>{run(' b')}",
-     f"{run('B ')}<w:bookmarkStart w:id='1'/>{run('A')}<w:bookmarkEnd w:id='1'/>"),
-    ("a mark without a partner stays at its end", f"<w:bookmarkStart w:id='1'/>{run('a b')}",
-     f"<w:bookmarkStart w:id='1'/>{run('B A')}"),
-    ("a text box does not end a sentence", f"{run('a ')}{BOX.format(run('c d'))}{run('b')}",
-     f"{BOX.format(run('D C'))}{run('B A')}"),
-    ("a text box before the text stays there", f"{BOX.format(run('c d'))}{run('a b')}",
-     f"{BOX.format(run('D C'))}{run('B A')}"),
-    ("lines and tabs of a style are apart",
-     f"{run('a b', STRONG)}<w:r><w:rPr>{STRONG}</w:rPr><w:ptab/></w:r>{run('c d', STRONG)}",
-     f"{run('B A', STRONG)}<w:r><w:rPr>{STRONG}</w:rPr><w:ptab/></w:r>{run('D C', STRONG)}"),
-    ("lines of a run are apart", "<w:r><w:t>a b</w:t><w:br/><w:t>c d</w:t></w:r>",
-     f"{run('B A')}<w:r><w:br/></w:r>{run('D C')}"),
-    ("code stays", f"{run('a ')}{CODE}{run(' b')}", f"{CODE}{run(' B A')}"),
-    ("paragraphs of code stay", f'<w:pPr><w:pStyle w:val="SourceCode"/></w:pPr>{run("a b")}', None),
-    ("deleted text stays", f"<w:del><w:r><w:delText>a b</w:delText></w:r></w:del>{run('c d')}",
-     f"{run('D ')}<w:del><w:r><w:delText>a b</w:delText></w:r></w:del>{run('C')}"),
-    ("a ruby annotation stays around its word",
-     f"{run('a ')}<w:r><w:ruby><w:rt>{run('x')}</w:rt><w:rubyBase>{run('b')}</w:rubyBase></w:ruby></w:r>{run(' c')}",
-     f"{run('C ')}<w:r><w:ruby><w:rt>{run('x')}</w:rt><w:rubyBase>{run('B')}</w:rubyBase></w:ruby></w:r>{run(' A')}"),
-    ("ranges that cross start before they end",
-     f"<w:commentRangeStart w:id='1'/>{run('a ')}<w:bookmarkStart w:id='2'/>{run('b')}<w:commentRangeEnd w:id='1'/>"
-     f"{run(' c')}<w:bookmarkEnd w:id='2'/>{run(' d')}",
-     f"{run('D C')}<w:bookmarkStart w:id='2'/>{run(' ')}<w:commentRangeStart w:id='1'/><w:bookmarkEnd w:id='2'/>"
-     f"{run('B A')}<w:commentRangeEnd w:id='1'/>"),
-    ("a range that starts before a link and ends in it leaves the link whole",
-     f"<w:bookmarkStart w:id='1'/>{run('a ')}<w:hyperlink w:anchor='x'>{run('b ')}<w:bookmarkEnd w:id='1'/>{run('c')}"
-     f"</w:hyperlink>{run(' d')}",
-     f"<w:bookmarkStart w:id='1'/>{run('D ')}<w:hyperlink w:anchor='x'><w:bookmarkEnd w:id='1'/>{run('C B')}"
-     f"</w:hyperlink>{run(' A')}"),
-    ("no word crosses an insertion or a link with a line break in it",
-     f"{run('a ')}<w:ins w:id='1'>{run('b')}<w:r><w:br/></w:r>{run('c')}</w:ins>{run(' d e')}",
-     f"{run('A ')}<w:ins w:id='1'>{run('B')}<w:r><w:br/></w:r>{run('C')}</w:ins>{run(' E D')}"),
-    ("no word crosses a link field with a line break in it",
-     f"{run('a ')}{LINK_FIELD}{run('b')}<w:r><w:br/></w:r>{run('c')}{mark('end')}{run(' d e')}",
-     f"{run('A ')}{LINK_FIELD}{run('B')}<w:r><w:br/></w:r>{run('C')}{mark('end')}{run(' E D')}"),
-    ("no word crosses the start of a link that ends in another paragraph",
-     f"{run('a b ')}{LINK_FIELD}{run('c d')}</w:p><w:p>{run('e f')}{mark('end')}{run(' g h')}",
-     f"{run('B A ')}{LINK_FIELD}{run('D C')}</w:p><w:p>{run('F E')}{mark('end')}{run(' H G')}"),
-    ("a comment of XML in a text is dropped", "<w:r><w:t>a<!-- x --> b</w:t></w:r>", run("B A")),
-    ("tracked formats are part of a format",
-     f"{run('a', '<w:b/><w:rPrChange><w:rPr><w:i/></w:rPr></w:rPrChange>')}{run(' b c')}",
-     f"{run('C B ')}{run('A', '<w:b/><w:rPrChange><w:rPr><w:i/></w:rPr></w:rPrChange>')}"),
-]  # fmt: skip
+PARAGRAPHS = {
+    "a link of several runs keeps their formats": (
+        f"{run('See ')}<w:hyperlink r:id='1'>{run('the ', '<w:u/>')}{run('bold', '<w:b/>')}"
+        f"</w:hyperlink>{run(' end')}",
+        f"{run('END ')}<w:hyperlink r:id='1'>{run('BOLD ', '<w:b/>')}{run('THE', '<w:u/>')}"
+        f"</w:hyperlink>{run(' SEE')}",
+    ),
+    "a word of two formats keeps both": (
+        f"{run('Al', '<w:b/>')}{run('phabet now')}",
+        f"{run('NOW ')}{run('AL', '<w:b/>')}{run('PHABET')}",
+    ),
+    "a field stays whole": (f"{run('On ')}{FIELD}{run(' we go')}", f"{run('GO ')}{FIELD}{run(' WE ON')}"),
+    "the text of a link field is translated": (
+        f"{run('a ')}{LINK_FIELD}{run('b c')}{mark('end')}",
+        f"{LINK_FIELD}{run('C B')}{mark('end')}{run(' A')}",
+    ),
+    "marks of a bookmark enclose its words": (
+        f"<w:bookmarkStart w:id='1'/>{run('a')}<w:bookmarkEnd w:id='1'/>{run(' b')}",
+        f"{run('B ')}<w:bookmarkStart w:id='1'/>{run('A')}<w:bookmarkEnd w:id='1'/>",
+    ),
+    "a mark without a partner stays at its end": (
+        f"<w:bookmarkStart w:id='1'/>{run('a b')}",
+        f"<w:bookmarkStart w:id='1'/>{run('B A')}",
+    ),
+    "a text box does not end a sentence": (
+        f"{run('a ')}{BOX.format(run('c d'))}{run('b')}",
+        f"{BOX.format(run('D C'))}{run('B A')}",
+    ),
+    "a text box before the text stays there": (
+        f"{BOX.format(run('c d'))}{run('a b')}",
+        f"{BOX.format(run('D C'))}{run('B A')}",
+    ),
+    "lines and tabs of a style are apart": (
+        f"{run('a b', STRONG)}<w:r><w:rPr>{STRONG}</w:rPr><w:ptab/></w:r>{run('c d', STRONG)}",
+        f"{run('B A', STRONG)}<w:r><w:rPr>{STRONG}</w:rPr><w:ptab/></w:r>{run('D C', STRONG)}",
+    ),
+    "lines of a run are apart": (
+        "<w:r><w:t>a b</w:t><w:br/><w:t>c d</w:t></w:r>",
+        f"{run('B A')}<w:r><w:br/></w:r>{run('D C')}",
+    ),
+    "code stays": (f"{run('a ')}{CODE}{run(' b')}", f"{CODE}{run(' B A')}"),
+    "paragraphs of code stay": (f'<w:pPr><w:pStyle w:val="SourceCode"/></w:pPr>{run("a b")}', None),
+    "deleted text stays": (
+        f"<w:del><w:r><w:delText>a b</w:delText></w:r></w:del>{run('c d')}",
+        f"{run('D ')}<w:del><w:r><w:delText>a b</w:delText></w:r></w:del>{run('C')}",
+    ),
+    "a ruby annotation stays around its word": (
+        f"{run('a ')}<w:r><w:ruby><w:rt>{run('x')}</w:rt><w:rubyBase>{run('b')}</w:rubyBase>"
+        f"</w:ruby></w:r>{run(' c')}",
+        f"{run('C ')}<w:r><w:ruby><w:rt>{run('x')}</w:rt><w:rubyBase>{run('B')}</w:rubyBase>"
+        f"</w:ruby></w:r>{run(' A')}",
+    ),
+    "ranges that cross start before they end": (
+        f"<w:commentRangeStart w:id='1'/>{run('a ')}<w:bookmarkStart w:id='2'/>{run('b')}<w:commentRangeEnd w:id='1'/>"
+        f"{run(' c')}<w:bookmarkEnd w:id='2'/>{run(' d')}",
+        f"{run('D C')}<w:bookmarkStart w:id='2'/>{run(' ')}<w:commentRangeStart w:id='1'/><w:bookmarkEnd w:id='2'/>"
+        f"{run('B A')}<w:commentRangeEnd w:id='1'/>",
+    ),
+    "a range that starts before a link and ends in it leaves the link whole": (
+        f"<w:bookmarkStart w:id='1'/>{run('a ')}<w:hyperlink w:anchor='x'>{run('b ')}"
+        f"<w:bookmarkEnd w:id='1'/>{run('c')}"
+        f"</w:hyperlink>{run(' d')}",
+        f"<w:bookmarkStart w:id='1'/>{run('D ')}<w:hyperlink w:anchor='x'><w:bookmarkEnd w:id='1'/>{run('C B')}"
+        f"</w:hyperlink>{run(' A')}",
+    ),
+    "no word crosses an insertion or a link with a line break in it": (
+        f"{run('a ')}<w:ins w:id='1'>{run('b')}<w:r><w:br/></w:r>{run('c')}</w:ins>{run(' d e')}",
+        f"{run('A ')}<w:ins w:id='1'>{run('B')}<w:r><w:br/></w:r>{run('C')}</w:ins>{run(' E D')}",
+    ),
+    "no word crosses a link field with a line break in it": (
+        f"{run('a ')}{LINK_FIELD}{run('b')}<w:r><w:br/></w:r>{run('c')}{mark('end')}{run(' d e')}",
+        f"{run('A ')}{LINK_FIELD}{run('B')}<w:r><w:br/></w:r>{run('C')}{mark('end')}{run(' E D')}",
+    ),
+    "no word crosses the start of a link that ends in another paragraph": (
+        f"{run('a b ')}{LINK_FIELD}{run('c d')}</w:p><w:p>{run('e f')}{mark('end')}{run(' g h')}",
+        f"{run('B A ')}{LINK_FIELD}{run('D C')}</w:p><w:p>{run('F E')}{mark('end')}{run(' H G')}",
+    ),
+    "a comment of XML in a text is dropped": ("<w:r><w:t>a<!-- x --> b</w:t></w:r>", run("B A")),
+    "tracked formats are part of a format": (
+        f"{run('a', '<w:b/><w:rPrChange><w:rPr><w:i/></w:rPr></w:rPrChange>')}{run(' b c')}",
+        f"{run('C B ')}{run('A', '<w:b/><w:rPrChange><w:rPr><w:i/></w:rPr></w:rPrChange>')}",
+    ),
+}
 
 
-@pytest.mark.parametrize(("paragraph", "expected"), [pytest.param(*case[1:], id=case[0]) for case in PARAGRAPHS])
+@pytest.mark.parametrize(("paragraph", "expected"), PARAGRAPHS.values(), ids=PARAGRAPHS)
 def test_formats_of_word_documents_go_with_their_words(paragraph: str, expected: str | None) -> None:
     document, translated = (
         f'<w:document xmlns:w="{W}" xmlns:r="urn:r"><w:body><w:p>{text}</w:p></w:body></w:document>'
@@ -473,30 +562,46 @@ def test_formats_of_word_documents_go_with_their_words(paragraph: str, expected:
 
 
 ODT_CASES = [
-    ('a <text:bookmark-start text:name="x"/>b<text:bookmark-end text:name="x"/>',
-     '<text:bookmark-start text:name="x"/>B<text:bookmark-end text:name="x"/> A'),
-    ('a <text:span text:style-name="Source_20_Text">x_y</text:span> b',
-     '<text:span text:style-name="Source_20_Text">x_y</text:span> B A'),
+    (
+        'a <text:bookmark-start text:name="x"/>b<text:bookmark-end text:name="x"/>',
+        '<text:bookmark-start text:name="x"/>B<text:bookmark-end text:name="x"/> A',
+    ),
+    (
+        'a <text:span text:style-name="Source_20_Text">x_y</text:span> b',
+        '<text:span text:style-name="Source_20_Text">x_y</text:span> B A',
+    ),
     ("a<text:s/>b", "B A"),
-    ('a <text:toc-mark-start text:key1="A" text:id="x"/>b c<text:toc-mark-end text:id="x"/>',
-     '<text:toc-mark-start text:key1="A" text:id="x"/>C B<text:toc-mark-end text:id="x"/> A'),
-    ('a <office:annotation office:name="x"><text:p>e f</text:p></office:annotation>b c<office:annotation-end '
-     'office:name="x"/> d',
-     'D <office:annotation office:name="x"><text:p>F E</text:p></office:annotation>C B<office:annotation-end '
-     'office:name="x"/> A'),
-    ('a <text:a text:name="x">b<text:line-break/>c</text:a> d e',
-     'A <text:a text:name="x">B<text:line-break/>C</text:a> E D'),
-    ("a <text:ruby><text:ruby-base>b</text:ruby-base><text:ruby-text>x</text:ruby-text></text:ruby> c",
-     "C <text:ruby><text:ruby-base>B</text:ruby-base><text:ruby-text>x</text:ruby-text></text:ruby> A"),
-    ("a <text:a>b <text:ruby><text:ruby-base>c</text:ruby-base></text:ruby></text:a>",
-     "<text:a><text:ruby><text:ruby-base>C</text:ruby-base></text:ruby> B</text:a> A"),
+    (
+        'a <text:toc-mark-start text:key1="A" text:id="x"/>b c<text:toc-mark-end text:id="x"/>',
+        '<text:toc-mark-start text:key1="A" text:id="x"/>C B<text:toc-mark-end text:id="x"/> A',
+    ),
+    (
+        'a <office:annotation office:name="x"><text:p>e f</text:p></office:annotation>b c<office:annotation-end '
+        'office:name="x"/> d',
+        'D <office:annotation office:name="x"><text:p>F E</text:p></office:annotation>C B<office:annotation-end '
+        'office:name="x"/> A',
+    ),
+    (
+        'a <text:a text:name="x">b<text:line-break/>c</text:a> d e',
+        'A <text:a text:name="x">B<text:line-break/>C</text:a> E D',
+    ),
+    (
+        "a <text:ruby><text:ruby-base>b</text:ruby-base><text:ruby-text>x</text:ruby-text></text:ruby> c",
+        "C <text:ruby><text:ruby-base>B</text:ruby-base><text:ruby-text>x</text:ruby-text></text:ruby> A",
+    ),
+    (
+        "a <text:a>b <text:ruby><text:ruby-base>c</text:ruby-base></text:ruby></text:a>",
+        "<text:a><text:ruby><text:ruby-base>C</text:ruby-base></text:ruby> B</text:a> A",
+    ),
     ('a b<text:s text:c="3"/>c d', 'B A<text:s text:c="3"/>D C'),
     ("<draw:frame/>a b", "<draw:frame/>B A"),
     ("a b<draw:frame/><draw:g/>", "B A<draw:frame/><draw:g/>"),
     ("<text:span>a</text:span> <draw:frame/> b", "<draw:frame/> B <text:span>A</text:span>"),
-    ("a <draw:frame><draw:text-box><text:p>c d</text:p></draw:text-box></draw:frame> b",
-     "<draw:frame><draw:text-box><text:p>D C</text:p></draw:text-box></draw:frame> B A"),
-]  # fmt: skip
+    (
+        "a <draw:frame><draw:text-box><text:p>c d</text:p></draw:text-box></draw:frame> b",
+        "<draw:frame><draw:text-box><text:p>D C</text:p></draw:text-box></draw:frame> B A",
+    ),
+]
 
 #: Markdown, and with its words backwards
 MARKDOWN_CASES = [
@@ -519,32 +624,48 @@ HTML_CASES = [
     ("<p>of H<sub>2</sub>O and x<sup>2</sup> is", "<p>IS X<sup>2</sup> H<sub>2</sub>O AND OF"),
 ]
 XLIFF_CASES = [
-    ("<x:segment xmlns:x='urn:x'><!-- <source>no</source> --><x:source>a b</x:source></x:segment>",
-     "<x:segment xmlns:x='urn:x'><!-- <source>no</source> --><x:source>a b</x:source><x:target>B A</x:target>"
-     "</x:segment>"),
+    (
+        "<x:segment xmlns:x='urn:x'><!-- <source>no</source> --><x:source>a b</x:source></x:segment>",
+        "<x:segment xmlns:x='urn:x'><!-- <source>no</source> --><x:source>a b</x:source><x:target>B A</x:target>"
+        "</x:segment>",
+    ),
     ("<group translate='no'><segment><source>a b</source></segment></group>", None),
-    ("<segment><source><![CDATA[a <b>]]> c</source></segment>",
-     "<segment><source><![CDATA[a <b>]]> c</source><target>C &lt;B&gt; A</target></segment>"),
-    ('<trans-unit><source>a <mrk mtype="protected">b</mrk></source><target/></trans-unit>',
-     '<trans-unit><source>a <mrk mtype="protected">b</mrk></source><target>A <mrk mtype="protected">b</mrk></target>'
-     "</trans-unit>"),
-    ('<segment state="initial"><source>a b</source><target>x</target></segment>',
-     '<segment state="translated"><source>a b</source><target>B A</target></segment>'),
-]  # fmt: skip
+    (
+        "<segment><source><![CDATA[a <b>]]> c</source></segment>",
+        "<segment><source><![CDATA[a <b>]]> c</source><target>C &lt;B&gt; A</target></segment>",
+    ),
+    (
+        '<trans-unit><source>a <mrk mtype="protected">b</mrk></source><target/></trans-unit>',
+        '<trans-unit><source>a <mrk mtype="protected">b</mrk></source>'
+        '<target>A <mrk mtype="protected">b</mrk></target>'
+        "</trans-unit>",
+    ),
+    (
+        '<segment state="initial"><source>a b</source><target>x</target></segment>',
+        '<segment state="translated"><source>a b</source><target>B A</target></segment>',
+    ),
+]
 XLIFF_CASES += [
-    (f"<segment><source>{source}</source></segment>",
-     f"<segment><source>{source}</source><target>{target}</target></segment>")
+    (
+        f"<segment><source>{source}</source></segment>",
+        f"<segment><source>{source}</source><target>{target}</target></segment>",
+    )
     for source, target in [
         ('a <bpt id="1"/>b c<ept id="1"/> d', 'D <bpt id="1"/>C B<ept id="1"/> A'),
         ('a <bx id="1" rid="7"/>b c<ex id="2" rid="7"/> d', 'D <bx id="1" rid="7"/>C B<ex id="2" rid="7"/> A'),
         ('a <sc id="1"/>b c<ec startRef="1"/> d', 'D <sc id="1"/>C B<ec startRef="1"/> A'),
         ('a <sm id="1"/>b c<em startRef="1"/> d', 'D <sm id="1"/>C B<em startRef="1"/> A'),
     ]
-]  # fmt: skip
+]
 BREAKS = [
-    '<x id="1" ctype="lb"/>', '<ph id="1" ctype="x-br">&lt;br/></ph>', '<ph type="fmt" subType="xlf:lb"/>',
-    '<x id="1" equiv-text="&#10;"/>', '<ph equiv="\\n"/>', '<ph x="1">\\t</ph>', "<ph>&lt;br&gt;</ph>",
-]  # fmt: skip
+    '<x id="1" ctype="lb"/>',
+    '<ph id="1" ctype="x-br">&lt;br/></ph>',
+    '<ph type="fmt" subType="xlf:lb"/>',
+    '<x id="1" equiv-text="&#10;"/>',
+    '<ph equiv="\\n"/>',
+    '<ph x="1">\\t</ph>',
+    "<ph>&lt;br&gt;</ph>",
+]
 XLIFF_CASES += [
     (unit.format(f"a b{code}c d", ""), unit.format(f"a b{code}c d", f"<target>B A{code}D C</target>"))
     for code in BREAKS
@@ -628,12 +749,19 @@ def test_damaged_part_is_refused_by_name(start: str) -> None:
 @pytest.mark.parametrize(
     ("source", "output", "flags"),
     [
-        ("page.html", "page.docx", []), ("page.html", "page.md.srt", []), ("text.txt", "page.odt", []),
-        (None, "page.po", []), ("memory.tmx", "memory.xlf", []), ("page.html", "none/page.html", []),
-        ("text.txt", "none/text.txt", []), ("page.html", None, ["--unwrap"]), ("notes.ass", None, []),
-        ("texts.yaml", None, []), ("folder", None, []),
+        ("page.html", "page.docx", []),
+        ("page.html", "page.md.srt", []),
+        ("text.txt", "page.odt", []),
+        (None, "page.po", []),
+        ("memory.tmx", "memory.xlf", []),
+        ("page.html", "none/page.html", []),
+        ("text.txt", "none/text.txt", []),
+        ("page.html", None, ["--unwrap"]),
+        ("notes.ass", None, []),
+        ("texts.yaml", None, []),
+        ("folder", None, []),
     ],
-)  # fmt: skip
+)
 def test_files_that_would_mislead_are_refused(source, output, flags, tmp_path: Path, capfd) -> None:
     from vanilla_transformer_cli.main import main
 

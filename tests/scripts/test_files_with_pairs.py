@@ -14,16 +14,16 @@ def test_each_command_gives_with_a_table_what_it_gives_with_text(command, tmp_pa
     model, limit = ("--model", model_folder), ("--max_new_tokens", 3)
 
     def results(source, target, folder):
+        output = tmp_path / folder
+        out = ("--output_dir", output)
         run = [
             command("translate", *model, *limit, "--input", source),
             command("translate", *model, *limit, "--input", source, "--output", tmp_path / f"{folder}.out"),
             command("translate", *model, "--input", source, "--score", target),
             command("evaluate", *model, *limit, "--source", source, "--reference", target),
-            command("distil", "--teacher", model_folder, "--source_file", source,
-                    "--output_dir", tmp_path / folder, "--num_beams", 1),
-            command("tokenizer", *dict.fromkeys([source, target]), "--vocab_size", 270, "--output_dir",
-                    tmp_path / folder / "t"),
-        ]  # fmt: skip
+            command("distil", "--teacher", model_folder, *out, "--source_file", source, "--num_beams", 1),
+            command("tokenizer", *dict.fromkeys([source, target]), "--vocab_size", 270, "--output_dir", output / "t"),
+        ]
         assert all(status == 0 for status, *_ in run), run
         texts = [path.read_text() for path in sorted((tmp_path / folder).glob("train.*"))]
         texts += [(tmp_path / f"{folder}.out").read_text(), (tmp_path / folder / "t/tokenizer.json").read_text()]

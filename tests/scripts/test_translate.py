@@ -54,10 +54,11 @@ def expected(model_folder, **settings):
 def test_file_is_translated_into_a_file(run, model_folder, tmp_path, name):
     (tmp_path / "in.gz").write_bytes(gzip.compress("\n".join(LINES).encode() + b"\n"))
     output = tmp_path / name
-    status, printed, _ = run(
-        "--model", model_folder, "--input", tmp_path / "in.gz", "--output", output, "--num_beams", 1,
-        "--max_new_tokens", 6, "--batch_size", 2, "--length_penalty", 1, "--device", "cpu", "--dtype", "float32",
-    )  # fmt: skip
+    arguments = (
+        f"--model {model_folder} --input {tmp_path}/in.gz --output {output} --num_beams 1 --max_new_tokens 6 "
+        "--batch_size 2 --length_penalty 1 --device cpu --dtype float32"
+    )
+    status, printed, _ = run(*arguments.split())
     assert status == 0 and printed == b""
     text = gzip.decompress(output.read_bytes()) if name.endswith(".gz") else output.read_bytes()
     found = text.decode().split("\n")
@@ -189,11 +190,9 @@ def source(tmp_path):
 @pytest.mark.parametrize("to_file", [False, True])
 def test_n_best_and_alignment_are_written(run, model_folder, source, to_file):
     output = source.with_name("best")
+    arguments = f"--model {model_folder} --input {source} --n_best 3 --num_beams 4 --max_new_tokens 5 --batch_size 1"
     destination = ("--output", output) if to_file else ()
-    status, printed, errors = run(
-        "--model", model_folder, "--input", source, "--n_best", 3, "--num_beams", 4, "--max_new_tokens", 5,
-        "--alignment", "--batch_size", 1, *destination,
-    )  # fmt: skip
+    status, printed, errors = run("--alignment", *arguments.split(), *destination)
     assert status == 0, errors
     lines = (output.read_bytes() if to_file else printed).decode("utf-8").split("\n")[:-1]
     found = {}
