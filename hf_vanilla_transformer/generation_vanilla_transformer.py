@@ -504,6 +504,21 @@ class ModuleDecoder(Decoder):
 # The loop of `generate`
 
 
+def new_search(
+    model: PreTrainedModel,
+    processors: LogitsProcessorList,
+    generation_config: GenerationConfig,
+    penalty: LengthPenalty,
+    over: int | None,
+) -> BeamSearch:
+    """The search of these settings, without sentences. For the arguments see `beam_search`."""
+    limit = position_limit(model.config)
+    if over is None:
+        limit = min(generation_config.max_length, limit)
+    config = SearchConfig.of(generation_config, penalty)
+    return BeamSearch(config, penalty, max_length=limit, over=over, processors=processors)
+
+
 def beam_search(
     model: PreTrainedModel,
     input_ids: Tensor,
@@ -534,14 +549,8 @@ def beam_search(
     rows = len(prefix)
     # Processors may know a sentence by its row. New sentences then join when all are done.
     fixed_rows = bool(logits_processor)
-    search = BeamSearch(
-        SearchConfig.of(generation_config, penalty),
-        penalty,
-        max_length=generation_config.max_length if over is None else position_limit(model.config),
-        over=over,
-        processors=logits_processor,
-        fixed_rows=fixed_rows,
-    )
+    search = new_search(model, logits_processor, generation_config, penalty, over)
+    search.fixed_rows = fixed_rows
     results: dict[int, Hypotheses] = {}
 
     def join(source: EncodedSource, prefix: Tensor) -> None:
@@ -549,8 +558,7 @@ def beam_search(
         batch = SearchBatch(
             decoder=model.make_decoder(source, beams, rows),
             prefix=prefix,
-            source_lengths=source.mask.long().sum(dim=1).to(prefix.device),
-            longest_source=source.mask.shape[1],
+            source_mask=source.mask.to(prefix.device),
             keys=range(first, first + len(prefix)),
             wanted=[generation_config.num_return_sequences or 1] * len(prefix),
         )

@@ -524,8 +524,7 @@ class SearchBatch(NamedTuple):
 
     decoder: Decoder
     prefix: Tensor  # (n, P), the first tokens of their translations
-    source_lengths: Tensor  # (n,)
-    longest_source: int  # no source has more tokens. Known without waiting for the device
+    source_mask: Tensor  # (n, S), 0 for padding
     keys: Sequence[Any]  # returned with their translations
     wanted: Sequence[int]  # hypotheses to return, K at most
 
@@ -619,9 +618,11 @@ class BeamSearch:
         limits = torch.full_like(prefix[:, 0], self.max_length)
         longest = self.max_length
         if self.over is not None:
-            own = (batch.source_lengths + self.over).clamp(min=1)
+            own = (batch.source_mask.long().sum(dim=1) + self.over).clamp(min=1)
             limits = (given + own).clamp(max=self.max_length)
-            longest = min(given + max(batch.longest_source + self.over, 1), self.max_length)
+            # No source has more tokens than S, which the host knows without waiting for the device.
+            width = batch.source_mask.shape[1]
+            longest = min(given + max(width + self.over, 1), self.max_length)
         running = batch.decoder.initial_beams
         if self.state is not None:
             running = self.state.parents.shape[1]

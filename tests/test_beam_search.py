@@ -477,6 +477,8 @@ def test_learned_positions_bound_prefix_and_continuation(length: int, beams: int
     expected = {"max_length": 13, "num_beams": beams, "length_penalty": 1.0}
     assert tokens.equal(by_transformers(model, **source([4]), decoder_input_ids=prefix, **expected))
     assert tokens.shape[1] == 13
+    longer = {**expected, "max_length": 40}
+    assert model.generate(**source([4]), decoder_input_ids=prefix, **longer).equal(tokens)
 
 
 # Batches: ensembles, sentences that come later, sentences that end

@@ -16,13 +16,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
 
-from ..generation_vanilla_transformer import plan_search, position_limit
+from ..generation_vanilla_transformer import new_search, plan_search
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import (
     REFILL_SHARE,
     BeamSearch,
     SearchBatch,
-    SearchConfig,
     is_hypothesis,
 )
 from ..utils.errors import UserError
@@ -69,17 +68,7 @@ class ContinuousSearch:
         self.model = model
         self.batch_size = batch_size
         self.max_tokens = max_tokens
-        generation_config, processors, planned = _prepared(model, prefix_length, settings)
-        penalty = planned["penalty"]
-        over = planned["over"]
-        limit = position_limit(model.config)
-        self.search = BeamSearch(
-            SearchConfig.of(generation_config, penalty),
-            penalty,
-            max_length=min(generation_config.max_length, limit) if over is None else limit,
-            over=over,
-            processors=processors,
-        )
+        self.search = _search_of(model, prefix_length, settings)
         self.source_lengths: dict[object, int] = {}  # of the sentences with these keys
         self.steps_since_join = 0
 
@@ -127,15 +116,13 @@ class ContinuousSearch:
         rows = [torch.tensor(source) for source in sources]
         pad = self.model.config.pad_token_id or 0
         ids = pad_sequence(rows, batch_first=True, padding_value=pad).to(device)  # (n, S)
-        longest = ids.shape[1]
         lengths = torch.tensor([len(source) for source in sources], device=device)
-        mask = (torch.arange(longest, device=device) < lengths[:, None]).long()  # (n, S)
+        mask = (torch.arange(ids.shape[1], device=device) < lengths[:, None]).long()  # (n, S)
         source = self.model.encode(ids, mask)
         return SearchBatch(
             decoder=self.model.make_decoder(source, self.search.config.num_beams, self.batch_size),
             prefix=torch.tensor([[start, *prefix] for prefix in prefixes], device=device),  # (n, P)
-            source_lengths=lengths,
-            longest_source=longest,
+            source_mask=mask,
             keys=keys,
             wanted=wanted,
         )
@@ -169,10 +156,10 @@ class ContinuousSearch:
         self.search.clear()
 
 
-def _prepared(
+def _search_of(
     model: VanillaTransformerForConditionalGeneration, prefix_length: int, settings: dict[str, Any]
-) -> tuple[GenerationConfig, LogitsProcessorList, dict[str, Any]]:
-    """The config with all defaults, the logits processors, and the keywords of `beam_search`, from `generate`."""
+) -> BeamSearch:
+    """The search of `generate` with these settings. transformers fills in defaults and makes logits processors."""
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
         raise UserError(
             f"model: {type(model).__name__} is none of this package's; convert it first"
@@ -185,19 +172,16 @@ def _prepared(
             f"model: its generation_config.json sets {', '.join(uncovered)}; a shared search has none"
         )
 
-    def keep(
+    def started(
         model: PreTrainedModel,
         input_ids: Tensor,
         logits_processor: LogitsProcessorList,
         generation_config: GenerationConfig,
         **_: object,
-    ) -> Any:
-        return generation_config, logits_processor
+    ) -> BeamSearch:
+        return new_search(model, logits_processor, generation_config, **search.keywords)
 
     generate: Any = GenerationMixin.generate  # not this package's `generate`, which searches
     with torch.inference_mode():
         prefix = {"decoder_input_ids": ids.expand(1, 1 + prefix_length)}  # only its length counts
-        generation_config, processors = generate(
-            model, ids, custom_generate=keep, **(limits | settings | prefix)
-        )
-    return generation_config, processors, search.keywords
+        return generate(model, ids, custom_generate=started, **(limits | settings | prefix))

@@ -89,6 +89,8 @@ class ShortlistDecoder(Decoder):
         self.engine = engine
         self.decoder = decoder
         self.initial_beams = decoder.initial_beams
+        is_large = engine.model.lm_head.weight.numel() >= _LEAST_SELECTED
+        self.selects = is_large and isinstance(decoder, PackedDecoder)
         self._allow(allowed)
 
     def _allow(self, allowed: Tensor) -> None:
@@ -98,11 +100,7 @@ class ShortlistDecoder(Decoder):
     def _rows(self) -> OutputRows:
         """The rows of the output layer for the candidates of all sentences of the batch."""
         allowed = self.allowed
-        size = allowed.shape[1]
         lm_head = self.engine.model.lm_head
-        if lm_head.weight.numel() < _LEAST_SELECTED:
-            whole = torch.arange(size, device=allowed.device)
-            return OutputRows(self.decoder.weights.lm_head, whole, ~allowed[:, None], size)
         ids = allowed.any(dim=0).nonzero()[:, 0]
         padded = torch.cat([ids, ids.new_zeros(-len(ids) % _ROW_UNIT)])  # (n,)
         hidden = ~allowed[:, None, padded]  # (B, 1, n)
@@ -113,20 +111,20 @@ class ShortlistDecoder(Decoder):
             torch.float32 if isinstance(self.decoder, Int8Decoder) else self.decoder.weights.dtype
         )
         return OutputRows(
-            packed_linear([rows], dtype, self.engine.quantization), padded, hidden, size
+            packed_linear([rows], dtype, self.engine.quantization), padded, hidden, allowed.shape[1]
         )
 
     def prefill(self, tokens: Tensor) -> None:
         self.decoder.prefill(tokens)
 
     def logits(self, state: BeamState) -> Tensor:
-        if isinstance(self.decoder, PackedDecoder):
+        if self.selects:
             self._select_rows()
             return self.decoder.logits(state)
         return self.decoder.logits(state).masked_fill(~self.allowed[:, None], -torch.inf)
 
     def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
-        if not isinstance(self.decoder, PackedDecoder):
+        if not self.selects:
             return super().step(state, config, penalties)
         self._select_rows()
         return self.decoder.step(state, config, penalties)

@@ -449,7 +449,7 @@ def test_captured_step_launches_few_kernels_and_waits_for_none(beams: int, lengt
         config = SearchConfig(beams, False, (NO_END,), None, True)
         search = BeamSearch(config, LengthPenalty(0.6, "gnmt"), max_length=100, over=50)
         prefix = on_gpu(torch.full((rows, 1), START))
-        search.join(SearchBatch(decoder, prefix, on_gpu(mask.sum(1)), 12, range(rows), [1] * rows))
+        search.join(SearchBatch(decoder, prefix, on_gpu(mask), range(rows), [1] * rows))
         search.step()
         assert decoder.captured is not None
         with counted() as count:
