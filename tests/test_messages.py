@@ -39,7 +39,6 @@ COMMANDS = [
     ("merge --output none", "none"),
     ("clean no.en no.de --output a b", "no.en"),
     ("clean text text --output a b --skip nothing", "skip"),
-    ("clean text text --output a b --max_ratio 0.5", "max_ratio"),
     ("clean text text --output a", "--output"),
     ("distil --teacher none --source_file text --output_dir out", "none"),
     ("evaluate --hypothesis text --reference short", "short"),

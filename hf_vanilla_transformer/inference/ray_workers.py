@@ -4,8 +4,6 @@ import logging
 import os
 import pickle
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,7 +82,6 @@ def _cluster(address: str) -> Iterator[Any]:
         host, _, port = address.rpartition(":")
         if port.isdecimal():  # ray.init tries for minutes
             socket.create_connection((host.rpartition("/")[2], int(port)), timeout=10).close()
-            _check_token(address)
         ray.init(
             address,
             include_dashboard=False if address == "local" else None,
@@ -95,7 +92,6 @@ def _cluster(address: str) -> Iterator[Any]:
         OSError,
         ValueError,
         RuntimeError,
-        subprocess.TimeoutExpired,
         ray.exceptions.RayError,
     ) as error:
         raise UserError(
@@ -109,16 +105,6 @@ def _cluster(address: str) -> Iterator[Any]:
         raise UserError(f"ray: {one_line(error)}; finished chunks are kept") from error
     finally:
         ray.shutdown()
-
-
-def _check_token(address: str) -> None:
-    """Raise ConnectionError for a cluster with another token. `ray.init` only logs it, for 20 s."""
-    command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
-    status = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    if status.returncode and "authentication token" in status.stderr.lower():
-        raise ConnectionError(
-            "it has a token: set RAY_AUTH_MODE=token, with RAY_AUTH_TOKEN or ~/.ray/auth_token"
-        )
 
 
 class _Worker:

@@ -8,7 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import islice, product, zip_longest
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,15 @@ import torch
 
 from ..data.side_tokens import tokens_of_sides
 from ..data.source_text import source_text
-from ..data.words import white_space_words, words
+from ..data.words import words
 from ..engine.shortlist import Shortlist
-from ..utils.atomic_write import atomic_file
 from ..utils.errors import UserError, check_at_least_one
 from ..utils.untrusted import require_file
-from .alignment import align, word_ranges
-from .text_io import read_lines
+from .alignment import Link, align, word_ranges
+from .text_io import line_writer, read_lines
 
 _WINDOW = 4096  # pairs that are aligned together
 _WRITABLE = re.compile(r"[^ \t\r\n]+")
-_LINKS = re.compile(r"\s*(\d+-\d+\s*)*")
 
 
 def read_shortlist(path: str | os.PathLike, translator: Any) -> Shortlist:
@@ -75,35 +73,31 @@ def write_shortlist(
     translator: Any,
     pairs: Iterable[tuple[str, str]],
     path: str | os.PathLike,
-    alignment: str | os.PathLike | None = None,
     best: int = 100,
     frequent: int = 1000,
 ) -> int:
     """Count which target tokens are aligned with each source token, write a shortlist, and return its source tokens.
 
     Args:
-        translator: its tokenizers split the text, and its model aligns it if there is no file of alignments.
+        translator: its tokenizers split the text, and its model aligns it.
         pairs: sentences with their translations, such as the training data.
         path: the file. It appears when it is complete.
-        alignment: a file with a line for each pair, as fast_align, eflomal and awesome-align write it: `0-0 1-2` links
-            words between white space, counted from 0.
         best: candidates of each source token, at most.
         frequent: the most frequent target tokens, which are candidates of every sentence.
 
     Raises:
-        UserError: a number below 1, or a file of alignments that does not fit the pairs.
+        UserError: a number below 1.
     """
     check_at_least_one(best=best, frequent=frequent)
     counts: dict[int, Counter[int]] = {}
     totals: Counter[int] = Counter()
     tokenizers = translator.source_tokenizer, translator.target_tokenizer
-    split = words if alignment is None else white_space_words
-    for source, target, links in _aligned(translator, pairs, alignment):
+    for source, target, links in _aligned(translator, pairs):
         totals.update(target)
-        sources = word_ranges(tokenizers[0], source, "source", split)
-        targets = word_ranges(tokenizers[1], target, "target", split)
+        source_words = word_ranges(tokenizers[0], source, "source", words)
+        target_words = word_ranges(tokenizers[1], target, "target", words)
         for i, j in product(range(len(source)), range(len(target))):
-            if not links.isdisjoint(product(sources[i], targets[j])):
+            if not links.isdisjoint(product(source_words[i], target_words[j])):
                 counts.setdefault(source[i], Counter())[target[j]] += 1
     names = tokens_of_sides(translator.model.config, *tokenizers)
     writable = [
@@ -116,40 +110,27 @@ def write_shortlist(
         names[0][token]: counts[token].most_common(best)
         for token in sorted(writable[0] & counts.keys())
     }
-    with (
-        atomic_file(Path(path)) as temporary,
-        open(temporary, "w", encoding="utf-8", newline="\n") as stream,
-    ):
+    with line_writer(path) as write:
         for name, candidates in ranked.items():
-            stream.write(
-                f"{name}\t{' '.join(names[1][token] for token, _ in candidates if token in writable[1])}\n"
-            )
+            targets = [names[1][token] for token, _ in candidates if token in writable[1]]
+            write(f"{name}\t{' '.join(targets)}")
     return len(ranked) - 1
 
 
 def _aligned(
-    translator: Any, pairs: Iterable[tuple[str, str]], alignment: str | os.PathLike | None
-) -> Iterator[tuple[list[int], list[int], set[Any]]]:
+    translator: Any, pairs: Iterable[tuple[str, str]]
+) -> Iterator[tuple[list[int], list[int], set[Link]]]:
     """Token ids of each pair, and the links of its words."""
-    tokenizers = translator.source_tokenizer, translator.target_tokenizer
-    encoded = (
-        (
-            tokenizers[0](source_text(source, tokenizers[0]), truncation=True)["input_ids"],
-            tokenizers[1](text_target=target, truncation=True)["input_ids"],
-        )
-        for source, target in pairs
-    )
-    if alignment is not None:
-        for number, (pair, line) in enumerate(
-            zip_longest(encoded, read_lines(require_file(Path(alignment)))), start=1
-        ):
-            if pair is None or line is None or not _LINKS.fullmatch(line):
-                raise UserError(
-                    f"alignment: {alignment}, line {number}: each pair needs a line such as 0-0 1-2"
-                )
-            yield *pair, {tuple(map(int, link.split("-"))) for link in line.split()}
-        return
-    while window := list(islice(encoded, _WINDOW)):
-        sources, targets = zip(*window, strict=True)
-        links = align(translator.model, *tokenizers, sources, targets, words=words)
+    of_source = translator.source_tokenizer
+    of_target = translator.target_tokenizer
+    pairs = iter(pairs)
+    while window := list(islice(pairs, _WINDOW)):
+        sources = [
+            of_source(source_text(source, of_source), truncation=True)["input_ids"]
+            for source, _ in window
+        ]
+        targets = [
+            of_target(text_target=target, truncation=True)["input_ids"] for _, target in window
+        ]
+        links = align(translator.model, of_source, of_target, sources, targets, words=words)
         yield from zip(sources, targets, map(set, links), strict=True)

@@ -30,7 +30,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "input",
         nargs="+",
         metavar="INPUT",
-        help="as of `train --train`: train.en train.de, a CSV …",
+        help="as of `train --train`: train.en train.de, a CSV ...",
     )
     add_flags(
         parser,
@@ -47,8 +47,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
             default="language",
         ),
         skip=Flag("RULE", "rules that are not applied", nargs="+", default=[]),
-        max_characters=Flag("N", "of a side (default: 1000)", int),
-        max_ratio=Flag("R", "of the lengths in characters (default: fits the text)", float),
         detect="drop other languages (extra detect); needs --source_lang and --target_lang, or their columns",
     )
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
@@ -60,22 +58,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
             f"--output {' '.join(parsed.output)}: give two text files, source first, or one .tsv"
         )
     return parsed
-
-
-def _limits(arguments: argparse.Namespace) -> dict[str, Any]:
-    import math
-
-    from hf_vanilla_transformer.utils.errors import UserError, check_at_least_one
-
-    limits = given_values(arguments, "max_characters")
-    check_at_least_one(**limits)
-    if arguments.max_ratio is not None:
-        if not arguments.max_ratio > 1:
-            raise UserError(f"max_ratio: {arguments.max_ratio}: must be above 1")
-        limits["ratio"] = (0.0, math.log(arguments.max_ratio))
-    if arguments.detect and arguments.source_lang and arguments.target_lang:
-        limits["languages"] = (arguments.source_lang, arguments.target_lang)
-    return limits
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -127,8 +109,10 @@ def main(arguments: argparse.Namespace) -> None:
         excluded = [*held_out["source"], *held_out["target"]]
     of_task = RULES if arguments.task == "language" else SEQUENCE_RULES
     rules = [rule for rule in of_task if rule not in arguments.skip]
-    limits = _limits(arguments)
-    if arguments.detect and "languages" not in limits:
+    limits: dict[str, Any] = {}
+    if arguments.detect and arguments.source_lang and arguments.target_lang:
+        limits["languages"] = (arguments.source_lang, arguments.target_lang)
+    elif arguments.detect:
         next(iter(rows), None)
         if not set(CODES) <= set(rows.names):
             raise UserError(

@@ -82,7 +82,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         ),
         bleu_tokenize=Flag(
             "NAME",
-            "sacreBLEU's tokenizer for BLEU: 13a, none for tokenised text, intl, char, zh … (default: fits the "
+            "sacreBLEU's tokenizer for BLEU: 13a, none for tokenised text, intl, char, zh ... (default: fits the "
             "script of the references)",
         ),
         bleu_lowercase="case-insensitive scores",

@@ -133,12 +133,13 @@ SHARED: dict[str, Flag | str] = {
 
 
 def add_flags(parser: argparse._ActionsContainer, **flags: Flag | str) -> None:
-    """Add flags by name. A text is the help of a switch."""
+    """Add flags by name. A text is the help of a switch. A repeated flag of several values keeps all of them."""
     for name, flag in flags.items():
         if isinstance(flag, str):
             parser.add_argument(f"--{name}", action="store_true", help=flag)
         else:
-            parser.add_argument(f"--{name}", **flag._asdict())
+            action = "extend" if flag.nargs == "+" else "store"
+            parser.add_argument(f"--{name}", action=action, **flag._asdict())
 
 
 def add_shared_flags(parser: argparse._ActionsContainer, *names: str) -> None:
@@ -191,28 +192,15 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=36, width=119)
 
 
-class _StoreAll(argparse.Action):
-    """Store the value of a flag. A repeated flag of several values keeps the values of every occurrence."""
-
-    def __call__(
-        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
-    ) -> None:
-        earlier = getattr(namespace, self.dest, self.default)
-        repeated = isinstance(values, list) and earlier is not self.default
-        setattr(namespace, self.dest, [*earlier, *values] if repeated else values)
-
-
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` with one-line errors. It names an unknown flag before a missing one.
 
-    A flag may be spelt with dashes or with underscores, and a flag of several values may be repeated. Line breaks of
-    the description are kept.
+    A flag may be spelt with dashes or with underscores. Line breaks of the description are kept.
     """
 
     def __init__(self, prog: str | None = None, description: str | None = None, **settings: Any):
         defaults: dict[str, Any] = {"formatter_class": HelpFormatter, "allow_abbrev": False}
         super().__init__(prog=prog, description=description, **(defaults | settings))
-        self.register("action", None, _StoreAll)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         arguments = list(sys.argv[1:] if args is None else args)
@@ -235,12 +223,6 @@ class Parser(argparse.ArgumentParser):
                 hint = did_you_mean(usual if usual in known.values() else name, known.values())
                 self.error(f"{name}: unknown flag" + (f"; {hint}" if hint else ""))
             yield flag + equals + value
-
-    def print_help(self, file: Any = None) -> None:
-        """As `ArgumentParser`. Characters that the encoding of the output lacks become question marks."""
-        file = file or sys.stdout
-        encoding = getattr(file, "encoding", None) or "utf-8"
-        file.write(self.format_help().encode(encoding, "replace").decode(encoding))
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message} ({self.prog} --help lists the flags)\n")

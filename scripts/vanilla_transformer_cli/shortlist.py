@@ -4,8 +4,7 @@
   vanilla-transformer translate --model runs/mine --shortlist mine.shortlist --input input.en
   vanilla-transformer export --to ctranslate2 runs/mine ct2 --vmap mine.shortlist
 
-The model aligns the pairs by its attention, unless --alignment names a file of fast_align, eflomal or awesome-align.
-The shortlist is a vocabulary mapping of CTranslate2.
+The model aligns the pairs by its attention. The shortlist is a vocabulary mapping of CTranslate2.
 """
 
 import argparse
@@ -24,14 +23,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         ),
         target=Flag("F", "their translations", required=True),
         output=Flag("F", "file for the shortlist", required=True),
-        alignment=Flag("F", "links of the words of each pair, as in 0-0 1-2"),
-        best=Flag("N", "candidates of a source token (default: %(default)s)", int, default=100),
-        frequent=Flag(
-            "N",
-            "frequent target tokens, candidates of every sentence (default: %(default)s)",
-            int,
-            default=1000,
-        ),
     )
     add_shared_flags(parser, "device", "dtype", *MODEL_CODE)
     return parser.parse_args(arguments)
@@ -44,7 +35,5 @@ def main(arguments: argparse.Namespace) -> None:
     translator = load_translator(arguments, [arguments.model])
     sources, targets, _ = read_sentence_pairs(arguments.source, arguments.target)
     pairs = zip(sources, targets, strict=True)
-    settings = {name: getattr(arguments, name) for name in ("alignment", "best", "frequent")}
-    print(
-        f"{arguments.output}: {write_shortlist(translator, pairs, arguments.output, **settings):,} source tokens"
-    )
+    count = write_shortlist(translator, pairs, arguments.output)
+    print(f"{arguments.output}: {count:,} source tokens")

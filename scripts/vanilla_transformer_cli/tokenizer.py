@@ -24,7 +24,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
             int,
             default=37000,
         ),
-        min_frequency=Flag("N", "least frequency of a merged pair (default 2)", int, default=2),
         sentencepiece="a SentencePiece vocabulary, for models to be used in Argos Translate",
         normalization=Flag(
             None,
@@ -32,7 +31,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
             "(default nmt_nfkc)",
             choices=("nmt_nfkc", "nfkc", "identity"),
         ),
-        lowercase="lower-case all text",
     )
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
     return parser.parse_args(arguments)
@@ -55,8 +53,6 @@ def main(arguments: argparse.Namespace) -> None:
         for side in SIDES[: 2 if has_pairs(Path(file)) else 1]
     ]
     lines = chain.from_iterable(read_sentences(file, side, columns) for file, side in sides)
-    if arguments.sentencepiece and (arguments.lowercase or arguments.min_frequency != 2):
-        raise UserError("sentencepiece: it has neither --lowercase nor --min_frequency")
     if arguments.normalization and not arguments.sentencepiece:
         raise UserError(
             "normalization: the BPE keeps all text, and its source is NFKC; add --sentencepiece"
@@ -67,14 +63,10 @@ def main(arguments: argparse.Namespace) -> None:
             lines, arguments.vocab_size, normalization=normalization
         )
     else:
-        tokenizer = train_tokenizer(
-            lines, arguments.vocab_size, arguments.min_frequency, arguments.lowercase
-        )
+        tokenizer = train_tokenizer(lines, arguments.vocab_size)
     save_tokenizers(arguments.output_dir, tokenizer)
     print(
         f"{len(tokenizer):,} tokens learned from {', '.join(arguments.files)}; saved in {arguments.output_dir}"
     )
     if len(tokenizer) < arguments.vocab_size:
-        print(
-            f"below --vocab_size {arguments.vocab_size:,}: no other pair occurs {arguments.min_frequency} times"
-        )
+        print(f"below --vocab_size {arguments.vocab_size:,}: no other pair occurs twice")
