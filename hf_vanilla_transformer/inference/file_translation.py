@@ -20,7 +20,7 @@ from ..data.readers import file_format
 from ..utils.atomic_write import atomic_file
 from ..utils.errors import UserError, check_at_least_one
 from ..utils.normalization import Normalizer
-from .batching import MAX_TOKENS, with_prefixes
+from .batching import MAX_TOKENS
 from .candidates import FORMATS, candidate_lines, translate_candidates
 from .fingerprints import text_fingerprint, translator_fingerprint
 from .ray_workers import RayPool
@@ -147,7 +147,6 @@ def translate_file(
     output: str | Path,
     *,
     column: str = "translation",
-    prefixes: Iterable[str] | None = None,
     codes: Mapping[str, Iterator[str | None]] | None = None,
     batch_size: int = 64,
     max_tokens_per_batch: int = MAX_TOKENS,
@@ -162,7 +161,6 @@ def translate_file(
         output: gets the lines of `translated_lines`, compressed if its name ends in `.gz`, when they are complete.
             A `.jsonl` or `.parquet` file gets rows of `line` (from 1), `source` and the `column`.
         column: the name of the translations in a table.
-        prefixes: a target prefix for each sentence.
         codes: the languages of each line, `source_lang` and `target_lang`, for a model of many.
         batch_size, max_tokens_per_batch, settings: as in `translated_lines`. The limits may change on a resume.
         progress: called with the number of lines of each chunk, also of one that an earlier call finished.
@@ -186,7 +184,7 @@ def translate_file(
     claim(parts / _JOB, job, f"output: {parts} contains parts of {_OTHER_JOB}")
 
     codes = codes or {}
-    rows = zip(with_prefixes(sentences, prefixes), *codes.values(), strict=True)
+    rows = zip(sentences, *codes.values(), strict=True)
     spellings = settings.get("spellings", 1)
     inputs_per_chunk = -(-batch_size * BATCHES_PER_CHUNK // spellings)  # a chunk has whole inputs
     names: list[str] = []
@@ -244,7 +242,7 @@ def _check_columns(settings: Mapping[str, Any], output: Path) -> None:
 class _Chunk(NamedTuple):
     part: Path
     first_line: int
-    rows: list[tuple[Any, ...]]  # sentences with prefixes, and the codes of their languages
+    rows: list[tuple[Any, ...]]  # sentences, and the codes of their languages
 
 
 def _chunks(rows: Iterator[tuple[Any, ...]], size: int, parts: Path, job: str) -> Iterator[_Chunk]:
@@ -269,10 +267,9 @@ def _translate_chunk(
     """The chunk, its lines of output, and its unknown symbols. `codes` names the cells after the first of its rows."""
     translator = copy.copy(translator)
     translator.unknown_symbols = UnknownSymbols()
-    pairs, *codes_of_rows = map(list, zip(*chunk.rows, strict=True))
-    sentences, prefixes = map(list, zip(*pairs, strict=True))
+    sentences, *codes_of_rows = map(list, zip(*chunk.rows, strict=True))
     settings |= dict(zip(codes, codes_of_rows, strict=True))
-    settings |= {"prefixes": prefixes if any(prefixes) else None, "first_line": chunk.first_line}
+    settings["first_line"] = chunk.first_line
     lines = translated_lines(translator, sentences, one_line=column is None, **settings)
     if column is not None:
         pairs_of_text = zip(sentences, lines, strict=True)

@@ -1,8 +1,8 @@
 """Lines with symbols that a tokenizer does not know, and one warning for all of them."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
@@ -11,24 +11,13 @@ from ..data.token_kinds import has_closed_vocabulary, unknown_symbols
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class _Lines:
-    """The lines of one side that have an unknown symbol."""
-
-    number: int
-    first: int  # line, from 1
-    symbol: str  # the first one of this line
-
-    def __add__(self, other: "_Lines") -> "_Lines":
-        earliest = min(self, other, key=lambda lines: lines.first)
-        return _Lines(self.number + other.number, earliest.first, earliest.symbol)
-
-
 class UnknownSymbols:
     """Counts lines with symbols that tokenizers with closed vocabularies read as `<unk>`, and invalid hypotheses."""
 
     def __init__(self) -> None:
-        self._sides: dict[str, _Lines] = {}
+        # by side: the first line, from 1, and its first symbol
+        self._first: dict[str, tuple[int, str]] = {}
+        self._lines: Counter[str] = Counter()
         self.hypotheses = 0  # that a normaliser has read
         self.invalid = 0  # of them
 
@@ -53,27 +42,28 @@ class UnknownSymbols:
             return
         symbols = unknown_symbols(tokenizer, text)
         if symbols:
-            self._add(side, _Lines(1, line, symbols[0]))
+            self._lines[side] += 1
+            self._see(side, (line, symbols[0]))
 
     def add(self, other: "UnknownSymbols") -> None:
         """Add the lines of another count."""
-        for side, lines in other._sides.items():
-            self._add(side, lines)
+        self._lines += other._lines
+        for side, first in other._first.items():
+            self._see(side, first)
         self.hypotheses += other.hypotheses
         self.invalid += other.invalid
 
-    def _add(self, side: str, lines: _Lines) -> None:
-        known = self._sides.get(side)
-        self._sides[side] = lines if known is None else known + lines
+    def _see(self, side: str, first: tuple[int, str]) -> None:
+        self._first[side] = min(first, self._first.get(side, first))
 
     def warnings(self) -> list[str]:
         """A line for each side that has unknown symbols, and one for invalid hypotheses."""
         warnings = []
-        for side, lines in self._sides.items():
-            have = "line has" if lines.number == 1 else "lines have"
+        for side, (line, symbol) in self._first.items():
+            have = "line has" if self._lines[side] == 1 else "lines have"
             warnings.append(
-                f"{side}: {lines.number:,} {have} symbols that the model does not know, read as <unk>; the first is "
-                f"{lines.symbol!r} in line {lines.first:,}"
+                f"{side}: {self._lines[side]:,} {have} symbols that the model does not know, read as <unk>; the first "
+                f"is {symbol!r} in line {line:,}"
             )
         if self.invalid:
             warnings.append(

@@ -10,7 +10,7 @@ from .models import MODEL_CODE, codes_of, load_translator, ray_pool, resumable
 from .parsing import CANDIDATES, DECODING, Flag, Parser, add_flags, add_shared_flags, given_values
 
 # Flags that have an effect on new outputs alone.
-OF_OUTPUTS = ("n_best", "n_best_format", "spellings", "alignment", "normalize", "prefix")
+OF_OUTPUTS = ("n_best", "n_best_format", "spellings", "alignment", "normalize")
 
 
 def add_line_flags(parser: Parser, output: str) -> None:
@@ -19,11 +19,6 @@ def add_line_flags(parser: Parser, output: str) -> None:
         parser,
         output=Flag("F", f"file for the {output}s (default: standard output)"),
         n_best=Flag("N", f"write N {output}s of each line, with their scores", int),
-        prefix=Flag(
-            "F",
-            f"file with the start of each {output}, one per line; an empty line forces nothing, and the last word of "
-            "a prefix may be continued",
-        ),
         score=Flag("F", f"existing {output}s, one per line: write their log-probabilities"),
     )
     add_shared_flags(parser, *CANDIDATES)
@@ -42,9 +37,8 @@ def check_files(arguments: argparse.Namespace) -> None:
     for name in given_values(arguments, "shard", "ray"):
         if arguments.score or arguments.output in (None, "-"):
             raise UserError(f"--{name} shares a file: it needs --output, and cannot have --score")
-    for name in ("prefix", "score"):
-        if getattr(arguments, name) == "-" and arguments.input in (None, "-"):
-            raise UserError(f"--{name} and --input cannot both be standard input: name a file")
+    if arguments.score == "-" and arguments.input in (None, "-"):
+        raise UserError("--score and --input cannot both be standard input: name a file")
 
 
 def write_lines(
@@ -63,14 +57,13 @@ def write_lines(
         settings: arguments of `translated_lines`, in addition to those that the flags give.
     """
     from hf_vanilla_transformer.inference.file_translation import translate_file, translated_lines
-    from hf_vanilla_transformer.inference.text_io import line_writer, read_lines
+    from hf_vanilla_transformer.inference.text_io import line_writer
     from hf_vanilla_transformer.utils.normalization import import_normalizer
 
     names = (*DECODING, "n_best", "n_best_format", "spellings", "alignment")
     settings |= given_values(arguments, *names)
     if arguments.normalize is not None:
         settings["normalize"] = import_normalizer(arguments.normalize)
-    prefixes = None if arguments.prefix is None else read_lines(arguments.prefix)
     if not arguments.score and _is_file(arguments.output):
         with resumable() as progress:
             translator = load_translator(arguments, arguments.model)
@@ -80,7 +73,6 @@ def write_lines(
                 sentences,
                 arguments.output,
                 column=column,
-                prefixes=prefixes,
                 codes=codes,
                 shard=arguments.shard,
                 pool=ray_pool(arguments, "model"),
@@ -97,7 +89,7 @@ def write_lines(
             lines = _scores(arguments, translator, columns, one_line)
         else:
             sentences, codes = _input(arguments, translator, columns, one_line)
-            lines = translated_lines(translator, sentences, prefixes=prefixes, **settings, **codes)
+            lines = translated_lines(translator, sentences, **settings, **codes)
         for line in lines:
             write(line)
 

@@ -96,28 +96,25 @@ def test_errors_name_the_line_of_the_file(folder: Path, source: Path, output: Pa
 
 def test_n_best_numbers_continue_over_chunks(translator: Translator, output: Path) -> None:
     settings = {**SETTINGS, "num_beams": 2, "n_best": 2, "alignment": True}
-    settings["prefixes"] = ["zwei" if i % 3 else "" for i in range(len(LINES))]
     translate_file(translator, LINES, output, **settings)
     lines = output.read_text(encoding="utf-8").splitlines()
     assert lines == list(translated_lines(translator, LINES, **settings))
     assert sorted({int(line.split(" ||| ")[0]) for line in lines}) == list(range(len(LINES)))
 
 
-@pytest.mark.parametrize("change", ["text", "one line", "moved lines", "prefixes", "nothing"])
+@pytest.mark.parametrize("change", ["text", "one line", "moved lines", "nothing"])
 def test_chunks_of_other_text_are_not_reused(translator: Translator, source: Path, output: Path, change: str) -> None:
     with stopped_after(2 * CHUNK + 1):
         translate(translator, source, output)
-    lines, settings = list(LINES), dict(SETTINGS)
+    lines = list(LINES)
     if change == "text":
         lines = ["seven"] * len(LINES)
     elif change == "one line":
         lines[CHUNK] = "eight"
     elif change == "moved lines":
         lines = lines[CHUNK:] + lines[:CHUNK]
-    elif change == "prefixes":
-        settings["prefixes"] = ["zwei"] * len(lines)
-    translate_file(translator, lines, output, **settings)
-    assert output.read_text(encoding="utf-8") == expected(translator, lines, **settings)
+    translate_file(translator, lines, output, **SETTINGS)
+    assert output.read_text(encoding="utf-8") == expected(translator, lines)
 
 
 def test_missing_codes_of_lines_are_an_error(translator: Translator, output: Path) -> None:

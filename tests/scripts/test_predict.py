@@ -155,9 +155,8 @@ def test_unknown_symbols_of_scores_and_prefixes_are_warnings(capsys, caplog, wor
     assert predict(capsys, "--input", words, "--score", str(targets))[0] == 0
     assert "target: 1 line" in caplog.text and "'QQ' in line 2" in caplog.text
     caplog.clear()
-    prefixes = tmp_path / "prefixes.txt"
-    prefixes.write_text("K\n\nQQ\n")
-    assert predict(capsys, "--input", words, "--prefix", str(prefixes), "--num_beams", "1")[0] == 0
+    translator = Translator.from_pretrained(model_folder("g2p_en"), "cpu")
+    list(translator.translate(WORDS, prefixes=["K", "", "QQ"], num_beams=1))
     assert "prefix: 1 line" in caplog.text and "'QQ' in line 3" in caplog.text
     caplog.clear()
     assert predict(capsys, "--input", words)[0] == 0

@@ -98,11 +98,9 @@ def test_prints_of_libraries_go_to_standard_error(run, model_folder, tmp_path, m
         ({"--n_best": "5"}, "num_beams"),
         ({"--n_best": "1", "--num_beams": "1"}, "n_best: "),
         ({"--n_best": "2", "--score": "out.txt"}, "--score"),
-        ({"--prefix": "out.txt", "--score": "out.txt"}, "--prefix"),
         ({"--paragraphs": "--alignment"}, "--paragraphs"),
         ({"--source_lang": "en"}, "--source_lang"),
-        ({"--input": "-", "--prefix": "-"}, "--prefix"),
-        ({"--input": "out.txt", "--prefix": "two.txt"}, "prefixes: line 2"),
+        ({"--input": "-", "--score": "-"}, "--score"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line_and_leave_no_file(
@@ -110,7 +108,6 @@ def test_wrong_arguments_are_refused_in_one_line_and_leave_no_file(
 ):
     (tmp_path / "latin1.txt").write_bytes("gut\nfür\n".encode("latin-1"))
     (tmp_path / "out.txt").write_text("old\n")
-    (tmp_path / "two.txt").write_text("a\nb\n")
     arguments = {
         "--model": model_folder,
         "--input": "latin1.txt",
@@ -121,7 +118,7 @@ def test_wrong_arguments_are_refused_in_one_line_and_leave_no_file(
     assert status == 2 and printed == b""
     assert errors.startswith("error: ") and message in errors
     assert (tmp_path / "out.txt").read_text() == "old\n"
-    assert sorted(os.listdir(tmp_path)) == ["latin1.txt", "out.txt", "two.txt"]
+    assert sorted(os.listdir(tmp_path)) == ["latin1.txt", "out.txt"]
 
 
 def test_paragraphs_keep_the_layout_and_files_equal_pipes(run, model_folder, tmp_path):
@@ -205,22 +202,6 @@ def test_n_best_and_alignment_are_written(run, model_folder, source, to_file):
         number: [(one.text.replace("\n", " "), f"{one.score:.4f}", one.pharaoh) for one in hypotheses]
         for number, hypotheses in enumerate(wanted)
     }
-
-
-@pytest.mark.parametrize("to_file", [False, True])
-def test_prefixes_are_forced(run, model_folder, source, to_file):
-    output, prefixes = source.with_name("out"), source.with_name("prefixes")
-    beginnings = ["zwei", "x", "", "fünf", "", "日"]
-    prefixes.write_text("".join(f"{line}\n" for line in beginnings), encoding="utf-8")
-    destination = ("--output", output) if to_file else ()
-    status, printed, errors = run(
-        "--model", model_folder, "--input", source, "--prefix", prefixes, "--max_new_tokens", 5, *destination
-    )
-    assert status == 0, errors
-    lines = (output.read_bytes() if to_file else printed).decode("utf-8").split("\n")[:-1]
-    assert lines == expected(model_folder, prefixes=beginnings, max_new_tokens=5)
-    assert all(line.startswith(beginning) for line, beginning in zip(lines, beginnings, strict=True))
-    assert lines != expected(model_folder, max_new_tokens=5)
 
 
 def test_several_models_form_an_ensemble(run, model_folder, source, tmp_path):
