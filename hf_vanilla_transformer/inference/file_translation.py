@@ -80,7 +80,15 @@ def translated_lines(
             raise UserError("paragraphs: n_best, alignment and prefixes belong to single sentences")
         settings.pop("prefixes", None)
         return paragraphs(translator, sentences, first_line=first_line, **settings)
-    _check_n_best_format(n_best_format, n_best, normalize, spellings, alignment)
+    check_at_least_one(spellings=spellings)
+    if n_best_format not in FORMATS:
+        raise UserError(
+            f"n_best_format: {n_best_format!r} is unknown; choose from {', '.join(FORMATS)}"
+        )
+    if n_best_format == "moses" and (normalize is not None or spellings > 1):
+        raise UserError("n_best_format: moses: normalize and spellings need tsv or jsonl")
+    if n_best_format != "moses" and (n_best is None or alignment):
+        raise UserError(f"n_best_format: {n_best_format}: it is for n_best, and has no alignment")
     settings["first_line"] = first_line
     if n_best is None:
         if alignment:
@@ -104,29 +112,6 @@ def translated_lines(
         for number, candidates in enumerate(merged, start=first_input)
         for line in candidate_lines(candidates, number, n_best_format)
     )
-
-
-def _check_n_best_format(
-    n_best_format: str,
-    n_best: int | None,
-    normalize: Normalizer | None,
-    spellings: int,
-    alignment: bool,
-) -> None:
-    check_at_least_one(spellings=spellings)
-    if n_best_format not in FORMATS:
-        raise UserError(
-            f"n_best_format: {n_best_format!r} is unknown; choose from {', '.join(FORMATS)}"
-        )
-    if n_best_format == "moses":
-        if normalize is not None or spellings > 1:
-            name = "spellings" if normalize is None else "normalize"
-            raise UserError(f"{name}: it merges n-best lists; choose the format tsv or jsonl")
-        return
-    if n_best is None:
-        raise UserError(f"n_best_format: {n_best_format} is for n-best lists; give n_best")
-    if alignment:
-        raise UserError(f"n_best_format: {n_best_format} has no alignment")
 
 
 def _moses_lines(number: int, hypotheses: Iterable[Hypothesis]) -> Iterator[str]:

@@ -153,8 +153,8 @@ def test_formats_have_the_same_candidates(translator: Translator, tmp_path: Path
     [
         ({"n_best": 2, "n_best_format": "csv"}, "n_best_format"),
         ({"n_best_format": "tsv"}, "n_best_format"),
-        ({"n_best": 2, "spellings": 2}, "spellings"),
-        ({"n_best": 2, "normalize": str.lower}, "normalize"),
+        ({"n_best": 2, "spellings": 2}, "n_best_format"),
+        ({"n_best": 2, "normalize": str.lower}, "n_best_format"),
         ({"n_best": 2, "n_best_format": "tsv", "spellings": 0}, "spellings"),
         ({"n_best": 2, "n_best_format": "tsv", "alignment": True}, "n_best_format"),
         ({"n_best": 9, "n_best_format": "tsv"}, "n_best"),
