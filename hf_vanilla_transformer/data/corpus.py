@@ -104,19 +104,20 @@ def load_corpus(
             continue
         _load_split(corpus, split, data_args, seed, languages)
         say(f"{split}: {corpus.reports[split].summary()}")
-        if split == "train" and task == "language":
-            for warning in sample_warnings(corpus.pairs["train"]):
-                say(warning)
         if split.endswith("test") and data_args.max_test_samples:
             pairs = corpus.pairs[split]
             corpus.select(split, pairs, first_rows(pairs, data_args.max_test_samples))
     if data_args.held_out_pairs and "validation" not in corpus.pairs:
         say(_hold_out(corpus, data_args, data_args.held_out_pairs, seed))
+    train = corpus.pairs["train"]
     if data_args.bidirectional:
         for split in corpus.pairs.keys() & {"train", "validation"}:
             corpus.pairs[split] = corpus.pairs[split].map(both_directions, batched=True)
     for warning in _overlaps(corpus, text_key(task)):
         say(warning)
+    if task == "language":
+        for warning in sample_warnings(train):
+            say(warning)
     return corpus
 
 

@@ -24,11 +24,22 @@ Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  # of sourc
 
 def loaded_tokenizers(data_args: DataArguments, checkpoint: Path | None) -> Tokenizers | None:
     """The tokenizers of the checkpoint that a run resumes from, or of `tokenizer_name`. None if it trains them."""
+    name = data_args.tokenizer_name
     if checkpoint is not None:
-        return load_tokenizers(checkpoint)
-    if data_args.tokenizer_name:
-        return load_tokenizers(data_args.tokenizer_name)
-    return None
+        tokenizers = load_tokenizers(checkpoint)
+        if name and tokenizer_digest(load_tokenizers(name)) != tokenizer_digest(tokenizers):
+            raise UserError(
+                f"tokenizer_name: {name} is not the tokenizer of {checkpoint} that a resumed run keeps: "
+                "leave it out, or start a new run"
+            )
+        return tokenizers
+    if name is None:
+        return None
+    source, target = load_tokenizers(name)
+    name_end_token(target, name)
+    if source is not target:
+        name_end_token(source, name, required=False)
+    return source, target
 
 
 def take_task(data_args: DataArguments, tokenizers: Tokenizers | None) -> None:
@@ -39,45 +50,7 @@ def take_task(data_args: DataArguments, tokenizers: Tokenizers | None) -> None:
         data_args.task = "sequence"
 
 
-def choose_tokenizers(
-    corpus: Corpus,
-    vocab_size: int,
-    data_args: DataArguments,
-    checkpoint: Path | None = None,
-    say: Callable[[str], None] = print,
-) -> Tokenizers:
-    """Load the tokenizers, or train them on the training split. A resumed run loads them from its checkpoint.
-
-    `say` gets a line about their sizes.
-    """
-    if checkpoint is not None:
-        tokenizers = load_tokenizers(checkpoint)
-        name = data_args.tokenizer_name
-        if name and tokenizer_digest(load_tokenizers(name)) != tokenizer_digest(tokenizers):
-            raise UserError(
-                f"tokenizer_name: {name} is not the tokenizer of {checkpoint} that a resumed run keeps: "
-                "leave it out, or start a new run"
-            )
-        return tokenizers
-    if data_args.tokenizer_name:
-        tokenizers = load_tokenizers(data_args.tokenizer_name)
-        source, target = tokenizers
-        name_end_token(target, data_args.tokenizer_name)
-        if source is not target:
-            name_end_token(source, data_args.tokenizer_name, required=False)
-    else:
-        tokenizers = _train_tokenizers(corpus, vocab_size, data_args)
-        if corpus.directions:
-            for tokenizer in dict.fromkeys(tokenizers):
-                add_language_tokens(
-                    tokenizer, corpus.directions["train"], data_args.language_token == "source"
-                )
-    described = " and ".join(f"{len(each):,}" for each in dict.fromkeys(tokenizers))
-    say(f"tokenizer: {described} tokens{_missed(tokenizers, vocab_size, data_args)}")
-    return tokenizers
-
-
-def _train_tokenizers(corpus: Corpus, vocab_size: int, data_args: DataArguments) -> Tokenizers:
+def train_tokenizers(corpus: Corpus, vocab_size: int, data_args: DataArguments) -> Tokenizers:
     """Train the tokenizers on the training split: a joint one, or one for each side."""
     kinds = side_tokens(data_args)
     task = run_task(data_args)
@@ -98,18 +71,27 @@ def _train_tokenizers(corpus: Corpus, vocab_size: int, data_args: DataArguments)
         return tokenizer
 
     lowercase = data_args.lowercase
-    if not has_two_tokenizers(data_args):
-        return (learn(kinds[0], "source", "target", lowercase=lowercase),) * 2
-    source = learn(kinds[0], "source", lowercase=lowercase or data_args.source_lowercase)
-    return source, learn(kinds[1], "target", lowercase=lowercase)
+    if has_two_tokenizers(data_args):
+        source = learn(kinds[0], "source", lowercase=lowercase or data_args.source_lowercase)
+        tokenizers = source, learn(kinds[1], "target", lowercase=lowercase)
+    else:
+        tokenizers = (learn(kinds[0], "source", "target", lowercase=lowercase),) * 2
+    if corpus.directions:
+        for tokenizer in dict.fromkeys(tokenizers):
+            add_language_tokens(
+                tokenizer, corpus.directions["train"], data_args.language_token == "source"
+            )
+    return tokenizers
 
 
-def _missed(tokenizers: Tokenizers, vocab_size: int, data_args: DataArguments) -> str:
-    """The end of the line on the tokenizers, if the text has too few words for `vocab_size`."""
-    if data_args.tokenizer_name or set(side_tokens(data_args)) - set(LANGUAGE_TOKENS):
-        return ""
-    too_few = min(map(len, tokenizers)) < vocab_size
-    return f"; vocab_size={vocab_size:,} needs more text" if too_few else ""
+def describe_sizes(tokenizers: Tokenizers, vocab_size: int, data_args: DataArguments) -> str:
+    """One line on the sizes of tokenizers. It says if the text had too few words for `vocab_size`."""
+    sizes = [len(each) for each in dict.fromkeys(tokenizers)]
+    line = f"tokenizer: {' and '.join(f'{size:,}' for size in sizes)} tokens"
+    of_languages = set(side_tokens(data_args)) <= set(LANGUAGE_TOKENS)
+    if data_args.tokenizer_name or not of_languages or min(sizes) >= vocab_size:
+        return line
+    return f"{line}; vocab_size={vocab_size:,} needs more text"
 
 
 def match_case(

@@ -1,13 +1,11 @@
 """A wrong value of an argument is refused at once, not in the middle of training."""
 
-import importlib.util
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from transformers import Trainer, TrainingArguments
-from transformers.integrations import get_available_reporting_integrations
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..evaluation.metric_names import LOWER_IS_BETTER
@@ -97,10 +95,6 @@ def check_training_arguments(arguments: TrainingArguments) -> None:
         raise UserError(
             "dataloader_persistent_workers: True: there are no workers: set dataloader_num_workers"
         )
-    if arguments.deepspeed and importlib.util.find_spec("deepspeed") is None:
-        raise UserError(
-            "deepspeed: the package is not installed: pip install deepspeed, or leave the field out"
-        )
     optim = getattr(arguments.optim, "value", arguments.optim)
     if arguments.muon and optim not in ("adamw_torch", "adamw_torch_fused"):
         raise UserError(
@@ -110,16 +104,6 @@ def check_training_arguments(arguments: TrainingArguments) -> None:
         raise UserError(
             "fp16: True: muon averages gradients over updates, and fp16 scales each differently: use bf16"
         )
-    requested = (
-        [arguments.report_to] if isinstance(arguments.report_to, str) else arguments.report_to or []
-    )
-    available = [*get_available_reporting_integrations(), "none", "all"]
-    for name in requested:
-        if name not in available:
-            error = UserError(
-                f"report_to: {name!r} is not installed: choose among {', '.join(sorted(available))}"
-            )
-            raise missing_extra(error) or error
 
 
 # Arguments that a run needs as they are by default, with the reason.

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
@@ -21,6 +20,7 @@ from transformers.trainer_callback import ExportableState
 
 from ..utils.cpu_time import fitting_threads
 from ..utils.errors import Interrupted, UserError
+from ..utils.untrusted import reading_weights
 from .distributed import StopSignals, print_main
 
 IN_TRAINING = "the current update is finished and a checkpoint saved first"
@@ -206,15 +206,13 @@ class WeightAverage(TrainerCallback):
         Raises:
             UserError: it has none, or a damaged one.
         """
-        try:
-            self.average = load_file(checkpoint / EMA_WEIGHTS)
-        except OSError:
-            message = (
-                f"{checkpoint} has no {EMA_WEIGHTS}: resume with ema_decay 0, as it was trained"
+        file = checkpoint / EMA_WEIGHTS
+        if not file.is_file():
+            raise UserError(
+                f"{checkpoint} has no {file.name}: resume with ema_decay 0, as it was trained"
             )
-            raise UserError(message) from None
-        except SafetensorError as error:
-            raise UserError(f"{checkpoint / EMA_WEIGHTS} is damaged: {error}") from None
+        with reading_weights(file):
+            self.average = load_file(file)
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:

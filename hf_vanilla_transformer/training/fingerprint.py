@@ -123,46 +123,64 @@ COMPARED_AS = (
 # Names of earlier versions for what is compared by another name.
 _FORMER = ("fine-tuning",)
 
-# Arguments that do not change the trained weights, with the reason.
-IRRELEVANT = {
-    "output_dir": "the place of the run",
-    "resume_from_checkpoint": "says that a run is resumed",
-    "ignore_data_skip": "says how a run is resumed, and prints that the epoch starts again",
-    "restore_callback_states_from_checkpoint": "says how a run is resumed, and the trainer restores them itself",
-    "logging_strategy": "logging",
-    "logging_steps": "logging",
-    "logging_first_step": "logging",
-    "logging_nan_inf_filter": "logging",
-    "log_on_each_node": "logging",
-    "log_level": "logging",
-    "log_level_replica": "logging",
-    "disable_tqdm": "logging",
-    "report_to": "logging",
-    "run_name": "logging",
-    "project": "logging",
-    "trackio_space_id": "logging",
-    "trackio_bucket_id": "logging",
-    "trackio_static_space_id": "logging",
-    "include_num_input_tokens_seen": "a count for the log",
-    "skip_memory_metrics": "a measurement for the log",
-    "push_to_hub": "publishing",
-    "hub_token": "a secret, which a checkpoint must not contain",
-    "hub_private_repo": "publishing",
-    "hub_model_id": "publishing",
-    "hub_strategy": "publishing",
-    "hub_always_push": "publishing",
-    "hub_revision": "publishing",
-    "dataloader_num_workers": "reads the same batches in other processes",
-    "dataloader_pin_memory": "copies the same batches",
-    "dataloader_persistent_workers": "reads the same batches in other processes",
-    "dataloader_prefetch_factor": "reads the same batches earlier",
-    "dataloader_multiprocessing_context": "reads the same batches in other processes",
-    "do_train": "not read",
-    "do_eval": "not read",
-    "do_predict": "not read",
-    "local_rank": "set by the launcher",
-    "ddp_timeout": "how long a rank waits",
-}
+# Arguments that do not change the trained weights.
+IRRELEVANT = (
+    # the place of the run
+    "output_dir",
+    # says that a run is resumed
+    "resume_from_checkpoint",
+    # says how a run is resumed, and prints that the epoch starts again
+    "ignore_data_skip",
+    # says how a run is resumed, and the trainer restores them itself
+    "restore_callback_states_from_checkpoint",
+    # logging
+    "logging_strategy",
+    "logging_steps",
+    "logging_first_step",
+    "logging_nan_inf_filter",
+    "log_on_each_node",
+    "log_level",
+    "log_level_replica",
+    "disable_tqdm",
+    "report_to",
+    "run_name",
+    "project",
+    "trackio_space_id",
+    "trackio_bucket_id",
+    "trackio_static_space_id",
+    # a count for the log
+    "include_num_input_tokens_seen",
+    # a measurement for the log
+    "skip_memory_metrics",
+    # publishing
+    "push_to_hub",
+    # a secret, which a checkpoint must not contain
+    "hub_token",
+    # publishing
+    "hub_private_repo",
+    "hub_model_id",
+    "hub_strategy",
+    "hub_always_push",
+    "hub_revision",
+    # reads the same batches in other processes
+    "dataloader_num_workers",
+    # copies the same batches
+    "dataloader_pin_memory",
+    # reads the same batches in other processes
+    "dataloader_persistent_workers",
+    # reads the same batches earlier
+    "dataloader_prefetch_factor",
+    # reads the same batches in other processes
+    "dataloader_multiprocessing_context",
+    # not read
+    "do_train",
+    "do_eval",
+    "do_predict",
+    # set by the launcher
+    "local_rank",
+    # how long a rank waits
+    "ddp_timeout",
+)
 
 
 # What a checkpoint keeps

@@ -47,101 +47,93 @@ class ReadAheadLoader(DataLoader):
                 yield item
 
 
-class UpdateLoaders:
-    """Makes the loader of training with `max_tokens_per_batch`. Each item is the list of batches of an update.
+# The loaders of training with `max_tokens_per_batch`
 
-    Args:
-        args: of the run.
+
+def packed_row_loader(
+    args: TrainingArguments, dataset: Dataset, config: PreTrainedConfig, batches_per_update: int
+) -> DataLoader:
+    """The loader of packed rows.
+
+    Pairs that never change are packed in a microsecond each. Sending them from a worker process would cost the
+    main process more than that. On a GPU a thread packs them while the main thread launches kernels.
     """
+    sampler = PackedBatchSampler(*_lengths(dataset), **_plan(args, batches_per_update))
+    _warn_of_long_pairs(args, max(sampler.places))
+    pairs = PackedPairs(dataset, PackedLayout.of(config, sampler.places), sampler)
+    if pairs.flat is None and args.dataloader_num_workers:
+        return _with_workers(args, pairs, sampler, list)
+    kind = ReadAheadLoader if args.device.type == "cuda" else DataLoader
+    return kind(pairs, batch_sampler=sampler, collate_fn=list, **_options(args))
 
-    def __init__(self, args: TrainingArguments):
-        self.args = args
-        self._warned = False
 
-    def of_packed_rows(
-        self, dataset: Dataset, config: PreTrainedConfig, batches_per_update: int
-    ) -> DataLoader:
-        """The loader of packed rows.
+def token_batch_loader(
+    args: TrainingArguments,
+    dataset: Dataset,
+    batches_per_update: int,
+    collate: Callable[[list[Rows]], list[Batch]],
+) -> DataLoader:
+    """The loader of padded batches of similar lengths."""
+    plan = _plan(args, batches_per_update)
+    if getattr(dataset, "grows", False):
+        plan |= {"world_size": 1, "rank": 0}  # the dataset shards the batches
+    sampler = TokenBatchSampler(*_lengths(dataset), **plan)
+    too_long = int((sampler.lengths > args.max_tokens_per_batch).sum())
+    _warn_of_long_pairs(args, int(sampler.lengths.max()), f"{too_long:,}")
+    updates = TokenBatchDataset(dataset, sampler.limit, args.world_size, args.process_index)
+    return _with_workers(args, updates, sampler, collate)
 
-        Pairs that never change are packed in a microsecond each. Sending them from a worker process would cost the
-        main process more than that. On a GPU a thread packs them while the main thread launches kernels.
-        """
-        args = self.args
-        sampler = PackedBatchSampler(*_lengths(dataset), **self._plan(batches_per_update))
-        self.warn_of_long_pairs(max(sampler.places))
-        pairs = PackedPairs(dataset, PackedLayout.of(config, sampler.places), sampler)
-        if pairs.flat is None and args.dataloader_num_workers:
-            return self._with_workers(pairs, sampler, list)
-        kind = ReadAheadLoader if args.device.type == "cuda" else DataLoader
-        return kind(pairs, batch_sampler=sampler, collate_fn=list, **self._options())
 
-    def of_token_batches(
-        self,
-        dataset: Dataset,
-        batches_per_update: int,
-        collate: Callable[[list[Rows]], list[Batch]],
-    ) -> DataLoader:
-        """The loader of padded batches of similar lengths."""
-        args = self.args
-        plan = self._plan(batches_per_update)
-        if getattr(dataset, "grows", False):
-            plan |= {"world_size": 1, "rank": 0}  # the dataset shards the batches
-        sampler = TokenBatchSampler(*_lengths(dataset), **plan)
-        too_long = int((sampler.lengths > args.max_tokens_per_batch).sum())
-        self.warn_of_long_pairs(int(sampler.lengths.max()), f"{too_long:,}")
-        updates = TokenBatchDataset(dataset, sampler.limit, args.world_size, args.process_index)
-        return self._with_workers(updates, sampler, collate)
+def _with_workers(
+    args: TrainingArguments,
+    updates: torch.utils.data.Dataset,
+    sampler: TokenBatchSampler,
+    collate: Callable[[list[Any]], list[Batch]],
+) -> DataLoader:
+    """The loader of a dataset of updates, with the worker processes that the arguments ask for."""
+    loader = DataLoader(
+        updates,
+        batch_sampler=sampler,
+        collate_fn=collate,
+        num_workers=args.dataloader_num_workers,
+        persistent_workers=args.dataloader_persistent_workers,
+        prefetch_factor=args.dataloader_prefetch_factor,
+        **_options(args),
+    )
+    return leave_signals_to_main_process(loader)
 
-    def _with_workers(
-        self,
-        updates: torch.utils.data.Dataset,
-        sampler: TokenBatchSampler,
-        collate: Callable[[list[Any]], list[Batch]],
-    ) -> DataLoader:
-        """The loader of a dataset of updates, with the worker processes that the arguments ask for."""
-        args = self.args
-        loader = DataLoader(
-            updates,
-            batch_sampler=sampler,
-            collate_fn=collate,
-            num_workers=args.dataloader_num_workers,
-            persistent_workers=args.dataloader_persistent_workers,
-            prefetch_factor=args.dataloader_prefetch_factor,
-            **self._options(),
+
+def _plan(args: TrainingArguments, batches_per_update: int) -> dict[str, Any]:
+    """The arguments of a sampler of updates."""
+    return {
+        "max_tokens": args.max_tokens_per_batch,
+        "tokens_per_update": args.tokens_per_update,
+        "batches_per_update": batches_per_update,
+        "seed": args.seed if args.data_seed is None else args.data_seed,
+        "world_size": args.world_size,
+        "rank": args.process_index,
+    }
+
+
+def _options(args: TrainingArguments) -> dict[str, Any]:
+    """The arguments that all loaders share.
+
+    A loader draws a seed in each epoch. From the global generator this would change dropout after a resume.
+    """
+    return {
+        "generator": torch.Generator().manual_seed(args.seed),
+        "pin_memory": args.dataloader_pin_memory,
+    }
+
+
+def _warn_of_long_pairs(args: TrainingArguments, longest: int, count: str = "some") -> None:
+    """Say that pairs are longer than a batch. `longest` is their largest number of tokens."""
+    limit = args.max_tokens_per_batch
+    if longest > limit:
+        print_main(
+            f"warning: {count} pairs are longer than max_tokens_per_batch={limit} "
+            f"(the longest: {longest:,} tokens); each is a batch by itself"
         )
-        return leave_signals_to_main_process(loader)
-
-    def _plan(self, batches_per_update: int) -> dict[str, Any]:
-        """The arguments of a sampler of updates."""
-        args = self.args
-        return {
-            "max_tokens": args.max_tokens_per_batch,
-            "tokens_per_update": args.tokens_per_update,
-            "batches_per_update": batches_per_update,
-            "seed": args.seed if args.data_seed is None else args.data_seed,
-            "world_size": args.world_size,
-            "rank": args.process_index,
-        }
-
-    def _options(self) -> dict[str, Any]:
-        """The arguments that all loaders share.
-
-        A loader draws a seed in each epoch. From the global generator this would change dropout after a resume.
-        """
-        return {
-            "generator": torch.Generator().manual_seed(self.args.seed),
-            "pin_memory": self.args.dataloader_pin_memory,
-        }
-
-    def warn_of_long_pairs(self, longest: int, count: str = "some") -> None:
-        """Say once that pairs are longer than a batch. `longest` is their largest number of tokens."""
-        limit = self.args.max_tokens_per_batch
-        if longest > limit and not self._warned:
-            self._warned = True
-            print_main(
-                f"warning: {count} pairs are longer than max_tokens_per_batch={limit} "
-                f"(the longest: {longest:,} tokens); each is a batch by itself"
-            )
 
 
 def padded_batches(

@@ -60,6 +60,7 @@ class SampleTranslations:
     ):
         self.pairs = pairs
         self.evaluated = evaluated
+        self._evaluations = 0
         self._shown: set[int] = set()
         self._sample: tuple[int, str] | None = None  # row and translation, from the last evaluation
         self._answer = "translation"  # the name of what the model wrote
@@ -81,20 +82,14 @@ class SampleTranslations:
                 return compute_metrics(prediction)
             rows = self.evaluated()
             rows = range(len(ids)) if rows is None else rows
-            place = self._next_place(rows)
-            if place is not None:
+            # Multiples of the golden ratio spread the samples over all places.
+            place = int((self._evaluations + 0.5) * _GOLDEN_RATIO % 1 * len(rows))
+            if int(rows[place]) not in self._shown:
                 self._sample = int(rows[place]), decode_targets(tokenizer, ids[[place]])[0]
+            self._evaluations += 1
             return compute_metrics(prediction)
 
         return compute
-
-    def _next_place(self, rows: Sequence[int]) -> int | None:
-        """The place in `rows` of the next sample. Multiples of the golden ratio spread them over all places."""
-        for number in range(len(self._shown), len(self._shown) + 2 * len(rows)):
-            place = int((number + 0.5) * _GOLDEN_RATIO % 1 * len(rows))
-            if int(rows[place]) not in self._shown:
-                return place
-        return None
 
     def lines(self) -> list[str]:
         """Source, reference and translation of the sample, after an evaluation."""

@@ -1,7 +1,7 @@
 """A training run from arguments to a model folder: load data, train, select weights, save, test."""
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +20,11 @@ from ..data.corpus import load_corpus
 from ..data.corpus_encoding import encode_corpus
 from ..data.corpus_tokenizers import (
     Tokenizers,
-    choose_tokenizers,
+    describe_sizes,
     loaded_tokenizers,
     match_case,
     take_task,
+    train_tokenizers,
 )
 from ..data.token_kinds import set_task, tokenizer_task
 from ..evaluation.metrics import make_metrics, score_names
@@ -149,14 +150,14 @@ def load_run(
         (model_args, data_args, args), corpus, checkpoint
     )
     take_task(data_args, loaded)  # the chosen arguments may be others
+    vocab_size = model_args.vocab_size or VanillaTransformerConfig.vocab_size
     if base is not None:
         prepare_model(base, model_args, data_args)
-        tokenizers = base.tokenizers
-    else:
-        vocab_size = model_args.vocab_size or VanillaTransformerConfig.vocab_size
-        tokenizers = broadcast_from_main(
-            lambda: choose_tokenizers(corpus, vocab_size, data_args, checkpoint, print_main)
-        )
+    tokenizers = loaded or broadcast_from_main(
+        lambda: train_tokenizers(corpus, vocab_size, data_args)
+    )
+    if base is None:
+        print_main(describe_sizes(tokenizers, vocab_size, data_args))
     if data_args.task is not None:
         set_task(tokenizers, data_args.task, new=not fine_tuned)
     match_case(tokenizers, data_args, print_main)
@@ -298,12 +299,8 @@ def resolve_arguments(
     resolve_precision(model, args, checkpoint)
 
 
-def check_arguments(encoded: Mapping[str, object], args: RunArguments) -> None:
+def check_arguments(args: RunArguments) -> None:
     """Refuse arguments that would fail in the middle of training."""
-    if args.eval_strategy != "no" and "validation" not in encoded:
-        raise UserError(
-            f"eval_strategy={args.eval_strategy.value} needs validation data: give some, or set it to no"
-        )
     if args.early_stopping_patience is not None and args.eval_strategy == "no":
         raise UserError("early_stopping_patience needs eval_strategy: steps or epoch")
     if args.average_last > 1 and args.save_strategy == "no":
@@ -319,7 +316,7 @@ def make_trainer(
     args = run.args
     encoded = run.encoded
     tokenizers = run.tokenizers
-    check_arguments(encoded, args)
+    check_arguments(args)
     check_optimizer(args)
     check_schedule(args)
     stop = StopWithCheckpoint(args.max_minutes, signals)

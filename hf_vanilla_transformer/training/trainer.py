@@ -27,7 +27,13 @@ from .callbacks import WeightAverage
 from .distributed import leave_signals_to_main_process, print_main, shard_tied_modules
 from .forward import CompiledForward, ForwardChoice, forward_pass_of
 from .forward_choice import choose_forward
-from .loaders import UpdateLoaders, grouped_sampler, padded_batches, plain_dataset
+from .loaders import (
+    grouped_sampler,
+    packed_row_loader,
+    padded_batches,
+    plain_dataset,
+    token_batch_loader,
+)
 from .log_metrics import ThroughputMeter, perplexities
 from .loss_check import LossCheck
 from .muon import MuonAdamW, muon_groups
@@ -75,7 +81,6 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             self.args.logging_nan_inf_filter = False
         self.meter = ThroughputMeter()
         self.losses = LossCheck()
-        self.loaders = UpdateLoaders(self.args)
         self.forwards = ForwardChoice()  # chosen when training starts
         self.simcut = self._make_simcut()
         self.teacher = self._load_teacher()
@@ -164,9 +169,9 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         count = self.batches_per_update
         config = self._base_model().config
         if self.args.pack:
-            return self.loaders.of_packed_rows(dataset, config, count)
+            return packed_row_loader(self.args, dataset, config, count)
         collate = padded_batches(self.args, config, collator)
-        return self.loaders.of_token_batches(dataset, count, collate)
+        return token_batch_loader(self.args, dataset, count, collate)
 
     def set_initial_training_values(self, args: TrainingArguments, dataloader: DataLoader) -> tuple:
         """Remember the plan of the loader that trains, and choose the forward pass.

@@ -27,7 +27,7 @@ from hf_vanilla_transformer.data.batching import pair_lengths
 from hf_vanilla_transformer.data.readers import read_lines
 from hf_vanilla_transformer.loss_vanilla_transformer import IGNORED
 from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.training.loaders import UpdateLoaders
+from hf_vanilla_transformer.training.loaders import packed_row_loader
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from hf_vanilla_transformer.utils.atomic_write import atomic_file
@@ -244,18 +244,18 @@ def load(check: Check) -> Iterator[Figures]:
             dataloader_pin_memory=False,
         )
         config = training.config_of("tiny", check.sizes["vocab_size"])
-        yield from _figures(measure_loader(UpdateLoaders(args), data, config))
+        yield from _figures(measure_loader(args, data, config))
 
 
 def measure_loader(
-    loaders: UpdateLoaders, data: Dataset, config: VanillaTransformerConfig
+    args: VanillaTransformerTrainingArguments, data: Dataset, config: VanillaTransformerConfig
 ) -> Iterator[Measurement]:
     """Measure the first epoch, with the plan of its rows and the reading of the table, and the epochs after it."""
     target_tokens = int(pair_lengths(data)[1].sum())
     first = Measurement("loader, first epoch with its plan", {})
     later = Measurement("loader", {})
     start = time.process_time()
-    loader: Any = loaders.of_packed_rows(data, config, batches_per_update=1)
+    loader: Any = packed_row_loader(args, data, config, batches_per_update=1)
     for epoch in range(1 + LOADER_EPOCHS):
         loader.batch_sampler.set_epoch(epoch)
         labels = sum(

@@ -37,9 +37,8 @@ PAIRS = [
         ("num_train_epochs", "nan", "finite"),
         ("max_steps", 0, "updates"),
         ("max_steps", -7, "updates"),
-        ("report_to", "wandbb", "wandbb"),
         ("predict_with_generate", False, "False"),
-        ("deepspeed", "ds.json", "pip install"),
+        ("deepspeed", "ds.json", "was not found"),
         ("use_liger_kernel", True, "True"),
         ("bf16_full_eval", True, "rounds the weights"),
         ("dataloader_persistent_workers", True, "dataloader_num_workers"),
@@ -68,6 +67,11 @@ def test_optimizer_that_cannot_be_made_is_refused(tmp_path, fields):
 def test_model_beyond_the_memory_is_refused(tmp_path):
     for field in ("d_model", "encoder_layers", "value_head_dim"):
         assert "parameters" in error_of(train, tmp_path, **{field: 2**31})
+
+
+def test_unknown_logger_is_refused_before_training(tmp_path):
+    assert "wandbb" in error_of(train, tmp_path, report_to="wandbb")
+    assert not (tmp_path / "run").exists()
 
 
 def test_vocabulary_that_cannot_be_allocated_is_refused(tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hf_vanilla_transformer.data.corpus import load_corpus
-from hf_vanilla_transformer.data.corpus_tokenizers import choose_tokenizers
+from hf_vanilla_transformer.data.corpus_tokenizers import train_tokenizers
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
@@ -109,7 +109,7 @@ def test_tokenizer_is_trained_on_the_split_that_is_trained_on(tmp_path):
     files, vocabularies = write(tmp_path, "a", pairs), []
     for seed in (1, 2, 1, 3):
         corpus, data_args = load(train=files, held_out_pairs=2, seed=seed, min_frequency=1)
-        (tokenizer, _) = choose_tokenizers(corpus, 600, data_args)
+        (tokenizer, _) = train_tokenizers(corpus, 600, data_args)
         vocabularies.append(tokenizer.get_vocab())
         for row in corpus.pairs["validation"]:
             assert "Ġ" + row["source"].split()[0] not in tokenizer.get_vocab()

