@@ -34,12 +34,6 @@ class EncodingReport:
     unknown: int = 0  #: pairs with symbols that a tokenizer lacks. In training they are an error
     first_unknown: list[int] = field(default_factory=list)  #: their first few line numbers
 
-    def count(self, lines: Any, too_long: np.ndarray, unknown: np.ndarray) -> None:
-        """Count pairs, given their line numbers and what is true of each, (number of pairs,)."""
-        self.seen += len(too_long)
-        self.too_long += _count(lines, too_long, self.first_lines)
-        self.unknown += _count(lines, unknown, self.first_unknown)
-
     def describe_unknown(self) -> str:
         """One line on the pairs with unknown symbols."""
         lines = describe_dropped(
@@ -55,13 +49,6 @@ class EncodingReport:
             return text
         lines = describe_dropped("too long", self.too_long, self.first_lines)
         return f"{text}; {'dropped' if self.dropped else 'kept all the same'} {self.too_long:,}: {lines}"
-
-
-def _count(lines: Any, chosen: np.ndarray, first_lines: list[int]) -> int:
-    """The number of chosen lines, of which the first few are added to `first_lines`."""
-    numbers = np.asarray(lines)[chosen]
-    first_lines += numbers[: REPORTED_LINES - len(first_lines)].tolist()
-    return len(numbers)
 
 
 # The empty text has the tokens of every sentence alone. The others show that these are at its end.
@@ -143,8 +130,6 @@ def encode_pairs(
     """
     source, target = map(recognising_added_tokens, (tokenizer, target_tokenizer or tokenizer))
     encode = _Encode(source, target, directions, refuse_unknown=drop_too_long)
-    report = EncodingReport(dropped=drop_too_long)
-
     encoded = pairs.map(
         encode, batched=True, with_indices=True, remove_columns=pairs.column_names, desc="Encoding"
     )
@@ -153,9 +138,18 @@ def encode_pairs(
     long_source = lengths["source_length"] > (max_source_length or np.inf)
     long_target = lengths["target_length"] > (max_target_length or np.inf)
     too_long = long_source | long_target
-    report.count(lengths["line"], too_long, lengths["unknown"])
+    lines = lengths["line"]
+    unknown = lengths["unknown"]
     kept = lengths["source_length"][~too_long] if drop_too_long else lengths["source_length"]
-    report.longest_source = int(kept.max()) if len(kept) else None
+    report = EncodingReport(
+        dropped=drop_too_long,
+        seen=len(lines),
+        too_long=int(too_long.sum()),
+        longest_source=int(kept.max()) if len(kept) else None,
+        first_lines=lines[too_long][:REPORTED_LINES].tolist(),
+        unknown=int(unknown.sum()),
+        first_unknown=lines[unknown][:REPORTED_LINES].tolist(),
+    )
     if drop_too_long and too_long.any():
         if too_long.all():
             raise UserError(f"every pair is longer than the limits: {report.summary()}")

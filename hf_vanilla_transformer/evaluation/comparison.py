@@ -1,7 +1,6 @@
 """Comparison of systems on one test set: significance, groups of sentences, and the largest differences."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
 import numpy as np
@@ -76,17 +75,12 @@ def compare_systems(
     """
     columns = reference_lists(references)
     lists = _lists_of_systems(n_best)
-    of_systems = {
-        system: Texts(text_list(texts, "systems"), columns, sources, lists.get(system))
-        for system, texts in systems.items()
-    }
-    for texts in of_systems.values():
+    of_systems: dict[str, Texts] = {}
+    for system, hypotheses in systems.items():
+        texts = Texts(text_list(hypotheses, "systems"), columns, sources, lists.get(system))
         texts.check_lengths()
+        of_systems[system], _ = texts.normalized(normalize)
     columns = normalized_references(columns, normalize)
-    of_systems = {
-        system: replace(texts.normalized_outputs(normalize)[0], references=columns)
-        for system, texts in of_systems.items()
-    }
     results: Results = {system: {} for system in systems}
     signatures: dict[str, str] = {}
     for name, metric in make_metrics(metrics, tokenize, lowercase).items():

@@ -1,7 +1,7 @@
 """Scores of translations: built-in ones with the signatures of sacreBLEU, and every metric of `evaluate.load`."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -101,17 +101,12 @@ class Texts:
 
     def normalized(self, normalize: Normalizer | None) -> tuple["Texts", int]:
         """The texts in the forms of `normalize`, and the number of invalid hypotheses."""
-        outputs, invalid = self.normalized_outputs(normalize)
-        references = normalized_references(self.references, normalize)
-        return replace(outputs, references=references), invalid
-
-    def normalized_outputs(self, normalize: Normalizer | None) -> tuple["Texts", int]:
-        """As `normalized`, with the references as they are."""
         hypotheses, invalid = normalized_hypotheses(self.hypotheses, normalize)
+        references = normalized_references(self.references, normalize)
         n_best = self.n_best
         if n_best is not None:
             n_best = [_ranked_forms(texts, normalize) for texts in n_best]
-        return replace(self, hypotheses=hypotheses, n_best=n_best), invalid
+        return Texts(hypotheses, references, self.sources, n_best), invalid
 
     def check_lengths(self, labels: Sequence[str] | None = None) -> None:
         """Raise a UserError if there is no sentence, or if a list does not have one item for each of them."""
