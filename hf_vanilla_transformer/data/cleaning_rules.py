@@ -45,6 +45,7 @@ _ADDRESS = re.compile(
     rf"(?:https?://|www\.)[^\s<>\"{UNSPACED}\u3000-\u303f\uff00-\uffef]+"
     r"|[A-Za-z0-9_.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+"
 )
+_SCHEME = re.compile("^https?://")
 _SIGNS_OF_ADDRESS = ("@", "://", "www.")
 # Endings that Korean, Turkish and other languages attach to an address
 _ENDING = re.compile("['\u2019]|[^!-~]")
@@ -264,10 +265,14 @@ def _addresses(pair: Pair, limits: Limits) -> bool:
 
 
 def _addresses_of(text: str) -> set[str]:
-    """The addresses of a text without what follows them. Letters that are not ASCII end them, too."""
+    """The addresses of a text in lower case, without http(s) and what follows them.
+
+    Letters that are not ASCII end them, too.
+    """
     if not _may_have_address(text):
         return set()
-    return {_ENDING.split(address)[0].rstrip(_AFTER_ADDRESS) for address in _ADDRESS.findall(text)}
+    addresses = (_ENDING.split(address)[0].lower() for address in _ADDRESS.findall(text))
+    return {_SCHEME.sub("", address).rstrip(_AFTER_ADDRESS) for address in addresses}
 
 
 def without_addresses(text: str) -> str:

@@ -67,6 +67,7 @@ def test_good_pairs_are_kept():
         (("go to www.a.org.", "www.a.org'a gidin."), None),
         (("it is at www.a.org.", "यह www.a.org। पर है"), None),
         (("“https://a.org/”", "« https://a.org »"), None),
+        (("see http://www.A.org/b", "siehe https://www.a.org/b"), None),
         (("https://de.b.org/wiki/Öl", "https://de.b.org/wiki/Öl ist"), None),
         (("mail a@b.org", "发邮件到a@c.org"), "addresses"),
         (("see https://a.org/b.", "https://a.org/c를 보세요."), "addresses"),
