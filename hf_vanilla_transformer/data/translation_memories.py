@@ -5,13 +5,12 @@ It is read as a stream, one unit at a time, so that its size does not matter.
 """
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
 from ..utils.errors import UserError
-from ..utils.safe_xml import SAFE, XmlElement, is_xml, local_name, refuse_entities
+from ..utils.safe_xml import SAFE, XmlElement, local_name, refuse_entities
 from ..utils.untrusted import one_line
 from .language_codes import base_language, language_match
 from .readers import BadRow, open_binary
@@ -26,9 +25,6 @@ MARKUP = frozenset(["bpt", "ept", "ph", "it", "ut", "x", "bx", "ex", "sc", "ec"]
 # Such as a line break. All the rest is in pairs, also within a word.
 _STANDALONE = {"ph", "x", "it", "ut"}
 UNTRANSLATED = frozenset(["new", "needs-translation", "initial"])  # states of XLIFF 1.2 and 2.x
-_REFERENCE = re.compile(rb"&#(x[0-9a-fA-F]{1,6}|[0-9]{1,7});")
-_CUT_REFERENCE = re.compile(rb"&(?:#[0-9a-fA-FxX]{0,7})?\Z")
-_NOT_ALLOWED = "\U0010fffd"  # for private use: represents a character that XML does not allow
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 Segment: TypeAlias = str | BadRow
@@ -109,7 +105,7 @@ def _units(path: Path, header: dict[str, str] | None = None) -> Iterator[list[tu
     with open_binary(path) as handle:
         tags = [f"{{*}}{name}" for name in _ELEMENTS]
         events = etree.iterparse(
-            _AllowedCharacters(handle),
+            handle,
             events=("start", "end"),
             tag=tags,
             remove_comments=True,
@@ -142,30 +138,6 @@ def _units(path: Path, header: dict[str, str] | None = None) -> Iterator[list[tu
             if getattr(error, "errno", None):
                 raise
             raise UserError(f"{path} is no well-formed XML: {one_line(error)}") from None
-
-
-class _AllowedCharacters:
-    """A file of XML in which references to characters that XML does not allow are replaced, not to lose the file."""
-
-    def __init__(self, handle: IO[bytes]):
-        self.handle = handle
-        self.is_wide = False
-
-    def read(self, size: int = -1) -> bytes:
-        """The next bytes, and more if a reference goes on."""
-        data = self.handle.read(size)
-        # UTF-16 has two-byte characters
-        self.is_wide = self.is_wide or data[:1] in (b"\xff", b"\xfe") or b"\0" in data[:4]
-        while not self.is_wide and _CUT_REFERENCE.search(data) and (more := self.handle.read(1)):
-            data += more
-        return data if self.is_wide else _REFERENCE.sub(_allowed, data)
-
-
-def _allowed(reference: re.Match[bytes]) -> bytes:
-    code = reference[1].decode()
-    number = int(code[1:], 16) if code[0] in "xX" else int(code)
-    is_allowed = number > sys.maxunicode or is_xml(chr(number))
-    return reference[0] if is_allowed else f"&#{ord(_NOT_ALLOWED)};".encode()
 
 
 def _checked_root(path: Path, root: XmlElement) -> str:
@@ -232,13 +204,10 @@ def untranslated_state(unit: XmlElement) -> str | None:
 
 
 def _segment(element: XmlElement) -> Segment:
-    """The text of a segment, or a `BadRow` for a character that XML does not allow, or an entity that is declared
-    nowhere, or only in a DTD."""
+    """The text of a segment, or a `BadRow` for an entity that is declared nowhere, or only in a DTD."""
     if any(not isinstance(child.tag, str) for child in element.iter()):
         return BadRow("an entity stands for a part of the text")
     text = re.sub(r"(?<=\w)\0+(?=\w)", " ", _text(element)).replace("\0", "")
-    if _NOT_ALLOWED in text:
-        return BadRow("a character that XML does not allow")
     # The layout of the file.
     return re.sub(r"[ \t\r\n]+", " ", text).strip() if "\n" in text else text
 

@@ -35,7 +35,7 @@ _KEPT_BLOCKS = (
     # marks of containers with their options, tables of contents, included files, callouts, and targets
     r":{3,}(?:\{.*(?:\n[ \t]*:[\w-]+:.*)*|.*)",
     r"/{3}(?:[ \t].*)?",
-    r"\[\[?_?TOC_?\]?\][ \t]*",
+    r"\[\[?_?(?i:TOC)_?\]?\][ \t]*",
     r"-+8<-+[ \t]*\n(?:.*\n)*?.*-+8<-+[ \t]*",
     r"-+8<-+.*",
     r"\[!\w+\].*",
@@ -46,7 +46,7 @@ _KEPT_BLOCKS = (
     r"import\s*\{[^}\n]*(?:\n.*\S.*)*",
     rf"export\s(?:.*\sfrom\s+{_STRING};?[ \t]*|{_EXPORTED}.*(?:\n.*\S.*)*)",
 )
-_KEPT = re.compile(rf"(?:{'|'.join(_KEPT_BLOCKS)})$", re.MULTILINE | re.IGNORECASE)
+_KEPT = re.compile(rf"(?:{'|'.join(_KEPT_BLOCKS)})$", re.MULTILINE)
 
 _CONTAINER = re.compile(
     r"(?:(?:!!!|\?\?\?\+?)[ \t]*[\w-]+(?:[ \t]+[\w-]+)*|===[!+]*(?=[ \t]+\"))(?:[ \t]+\"(?P<title>.*)\")?[ \t]*$"

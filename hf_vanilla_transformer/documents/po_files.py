@@ -1,12 +1,11 @@
 """Fill the translations of PO and POT files (gettext). Translations that are there stay."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from gettext import c2py
 from itertools import count
-from typing import NamedTuple
 
 from ..inference.placement import Element, Placement, TranslatedPart, TranslateTexts
 from ..inference.protected import has_words, spans_in
@@ -69,33 +68,23 @@ _FORMATS: dict[str, tuple[re.Pattern[str], str, int]] = {
 _NUMBERED_WIDTHS = names("c gcc-internal objc")
 
 
-class PoLine(NamedTuple):
-    """A line of PO."""
+@dataclass
+class PoField:
+    """A keyword of PO and its strings, or a comment or an empty line."""
 
-    keyword: str  #: "" for strings that go on, "#" for a comment or an empty line
+    keyword: str  #: "#" for a comment or an empty line
     form: int | None  #: of a plural
     text: str
     start: int  #: of its strings in the file
     end: int
-
-
-@dataclass
-class _PoField:
-    """A keyword of PO and its strings."""
-
-    formats: frozenset[str]  # of its message, such as "c"
-    keyword: str
-    form: int | None  # of a plural
-    text: str
-    start: int  # of its strings in the file
-    end: int
+    formats: frozenset[str] = frozenset()  #: of its message, such as "c"
 
 
 def translate_po(text: str, translate: TranslateTexts) -> str:
     """Fill the empty `msgstr` of a PO or POT file. The form of a plural that is for one thing gets the singular."""
     pieces: list[str | Passage] = []
     position = 0
-    fields = _po_fields(text)
+    fields = [field for field in po_fields(text) if field.keyword != "#"]
     forms = _forms_of_numbers(fields)
     singular = ""
     plural = ""
@@ -119,7 +108,7 @@ def translate_po(text: str, translate: TranslateTexts) -> str:
     return translate_pieces([*pieces, text[position:]], translate)
 
 
-def _forms_of_numbers(fields: list[_PoField]) -> list[int]:
+def _forms_of_numbers(fields: list[PoField]) -> list[int]:
     """The form of a plural for each number, by the header. Without one, the first form is for 1 only."""
     header = fields[1].text if len(fields) > 1 and not fields[0].text else ""
     formula = _PLURAL.search(header)
@@ -144,57 +133,51 @@ def _placeholders(text: str) -> list[str]:
     return sorted(text[start:end] for start, end in spans_in(text))
 
 
-def po_lines(text: str) -> Iterator[PoLine]:
-    """The lines of a file. Obsolete messages are comments.
+def po_fields(text: str) -> list[PoField]:
+    """The keywords of a file with their strings, and the lines between them. Obsolete messages are comments.
 
     Raises:
         UserError: a line is none of PO, or none at its place.
     """
-    keyword = ""
+    fields: list[PoField] = []
+    last = PoField("", None, "", 0, 0)
+    formats: set[str] = set()  # of the next message
     number = 0
     for number, line in enumerate(_LINE.finditer(text), start=1):
         start = line.start() + line[1].startswith("\ufeff")
         content = text[start : line.end(1)].strip()
         if not content or content.startswith("#"):
-            yield PoLine("#", None, content, start, line.end(1))
+            fields.append(PoField("#", None, content, start, line.end(1)))
+            if content.startswith("#,"):
+                flags = content.removeprefix("#,").replace(",", " ").split()
+                formats.update(flag.removesuffix("-format") for flag in flags)
             continue
         match = _PO_LINE.match(text, start, line.end(1))
-        if match is None or keyword not in _BEFORE[match[1] or ""]:
+        if match is None or last.keyword not in _BEFORE[match[1] or ""]:
             raise _no_po(number, content)
-        keyword = match[1] or keyword
-        form = None if match[2] is None else int(match[2])
         strings = match[3].rstrip()
         start = match.start(3)
-        yield PoLine(match[1] or "", form, _po_text(strings), start, start + len(strings))
-    if keyword not in ("", "msgstr"):
+        end = start + len(strings)
+        if not match[1]:
+            last.text += _po_text(strings)
+            last.end = end
+            continue
+        own = last.formats
+        if last.keyword in ("", "msgstr") and match[1] != "msgstr":
+            own = frozenset(formats)
+            formats = set()
+        form = None if match[2] is None else int(match[2])
+        last = PoField(match[1], form, _po_text(strings), start, end, own)
+        fields.append(last)
+    if last.keyword not in ("", "msgstr"):
         raise _no_po(number, "the end of the file")
+    return fields
 
 
 def _no_po(number: int, line: str) -> UserError:
     return UserError(
         f"documents: line {number} is no line of PO at this place: {line[:60]!r}; msgfmt says more"
     )
-
-
-def _po_fields(text: str) -> list[_PoField]:
-    """The keywords of a file with their strings."""
-    fields: list[_PoField] = []
-    formats: set[str] = set()  # of the next message
-    for line in po_lines(text):
-        if line.keyword == "#":
-            if line.text.startswith("#,"):
-                flags = line.text.removeprefix("#,").replace(",", " ").split()
-                formats.update(flag.removesuffix("-format") for flag in flags)
-        elif line.keyword:
-            after_message = not fields or fields[-1].keyword == "msgstr"
-            is_first = after_message and line.keyword != "msgstr"
-            own = frozenset(formats) if is_first else fields[-1].formats
-            formats = set() if is_first else formats
-            fields.append(_PoField(own, *line))
-        else:
-            fields[-1].text += line.text
-            fields[-1].end = line.end
-    return fields
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ..utils.errors import UserError
 from ..utils.safe_xml import SAFE, XmlElement, local_name, memory_errors, parse_xml, root_name
 from .guard import Reading
 from .passages import names
-from .po_files import po_lines, without_numbers
+from .po_files import po_fields, without_numbers
 from .translation_files import is_protected
 
 #: Elements that end a line of text, as browsers show them.
@@ -141,24 +141,20 @@ def _read_subtitle(line: str, reading: Reading) -> str:
 
 
 def read_po(document: str) -> Reading:
-    """Read PO line by line. A translation is text, and all the rest must stay."""
+    """Read PO. A translation is text, and all the rest must stay."""
     reading = Reading()
-    keyword = ""
     # Whether the directives of the message have numbers. Otherwise those of a translation are no text.
     has_numbers = False
-    for line in po_lines(document):
-        if line.keyword == "#":
-            reading.order.append(("line", line.text))
+    for field in po_fields(document):
+        plain = without_numbers(field.text)
+        if field.keyword == "msgstr":
+            reading.order.append((field.keyword, field.form))
+            reading.add_text(field.text if has_numbers else plain)
             continue
-        if line.keyword:
-            keyword = line.keyword
-            reading.order.append(("keyword", keyword, line.form))
-            has_numbers = has_numbers and keyword != "msgid"
-        if keyword == "msgstr":
-            reading.add_text(line.text if has_numbers else without_numbers(line.text))
-            continue
-        has_numbers = has_numbers or without_numbers(line.text) != line.text
-        reading.order.append((keyword, line.text))
+        reading.order.append((field.keyword, field.text))
+        if field.keyword != "#":
+            is_first = field.keyword == "msgid"
+            has_numbers = plain != field.text or (has_numbers and not is_first)
     return reading
 
 

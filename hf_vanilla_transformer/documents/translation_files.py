@@ -41,18 +41,17 @@ def translate_xliff(text: str, translate: TranslateTexts) -> str:
         source = child_of(unit, "source")
         if source is None or not _has_text(source) or is_kept(unit):
             continue
-        if is_choice_only("".join(source.itertext())):
-            continue
-        target = child_of(unit, "target")
-        segments = child_of(unit, "seg-source")
-        if segments is not None:
-            document.add_segments(unit, segments, target)
-        elif untranslated_state(unit) or not _has_text(target):
-            document.add_target(unit, source, target)
+        if not is_choice_only("".join(source.itertext())):
+            document.add_target(unit, source)
     return document.translated(translate)
 
 
-def _segments_of(element: XmlElement) -> dict[str, XmlElement]:
+def _segments_of(element: "XmlElement | None", are_marked: bool) -> dict[str, XmlElement]:
+    """The segments of an element by their number, or the element alone if it has none."""
+    if element is None:
+        return {}
+    if not are_marked:
+        return {"": element}
     return {
         mark.get("mid", ""): mark for mark in element.iter("{*}mrk") if mark.get("mtype") == "seg"
     }
@@ -104,37 +103,33 @@ class _Document:
         self.has_crlf = "\r\n" in text and "\n" not in text.replace("\r\n", "")
         self._fillings: list[Filling] = []
 
-    def add_target(self, unit: XmlElement, source: XmlElement, target: "XmlElement | None") -> None:
-        """Fill the target of a unit, which is made if it is missing."""
-        _set_translated(unit)
-        if target is None:
-            target = _new_after(source, source, "target")
-            if source.get(_SPACE):
-                target.set(_SPACE, source.get(_SPACE))
-        _set_translated(target)
-        self.fill(target, source)
-
-    def add_segments(
-        self, unit: XmlElement, segments: XmlElement, target: "XmlElement | None"
-    ) -> None:
-        """Fill the segments of a unit that have no translation."""
-        sources = _segments_of(segments)
-        filled = {} if target is None or untranslated_state(unit) else _segments_of(target)
+    def add_target(self, unit: XmlElement, source: XmlElement) -> None:
+        """Fill the target of a unit, or those of its segments that have no translation."""
+        target = child_of(unit, "target")
+        segments = child_of(unit, "seg-source")
+        are_marked = segments is not None
+        origin = source if segments is None else segments
+        sources = _segments_of(origin, are_marked)
+        filled = {} if untranslated_state(unit) else _segments_of(target, are_marked)
         missing = [
             number
-            for number, source in sources.items()
-            if _has_text(source) and not _has_text(filled.get(number))
+            for number, segment in sources.items()
+            if _has_text(segment) and not _has_text(filled.get(number))
         ]
         if not missing:
             return
-        _set_translated(unit)
-        if target is None or len(missing) == len(sources):
-            content = copy.deepcopy(segments)
-            target = _new_after(segments, segments, "target") if target is None else target
-            target[:] = list(content)
-            target.text = content.text
-        _set_translated(target)
-        places = _segments_of(target)
+        is_copied = are_marked and (target is None or len(missing) == len(sources))
+        if target is None:
+            target = _new_after(origin, "target")
+            if source.get(_SPACE):
+                target.set(_SPACE, source.get(_SPACE))
+        if is_copied:
+            target[:] = list(copy.deepcopy(origin))
+            target.text = origin.text
+        for element in (unit, target):
+            if element.get("state") in UNTRANSLATED:
+                element.set("state", "translated")
+        places = _segments_of(target, are_marked)
         for number in missing:
             if number not in places:
                 raise UserError(
@@ -144,7 +139,7 @@ class _Document:
 
     def add_variant(self, last: XmlElement, segment: XmlElement, language: str) -> None:
         """Add a variant after the last one."""
-        variant = _new_after(last, last, "tuv")
+        variant = _new_after(last, "tuv")
         variant.set(LANGUAGE, language)
         filled = variant.makeelement(segment.tag, nsmap=segment.nsmap)
         variant.append(filled)
@@ -171,21 +166,16 @@ class _Document:
         return self.prolog + body + self.epilog
 
 
-def _new_after(element: XmlElement, like: XmlElement, name: str) -> XmlElement:
+def _new_after(element: XmlElement, name: str) -> XmlElement:
     """A new element after another one, indented as that is."""
-    namespace = like.tag.rpartition("}")[0] + "}" if "}" in like.tag else ""
-    new = element.makeelement(namespace + name, nsmap=like.nsmap)
+    namespace = element.tag.rpartition("}")[0] + "}" if "}" in element.tag else ""
+    new = element.makeelement(namespace + name, nsmap=element.nsmap)
     previous = element.getprevious()
     indent = element.getparent().text if previous is None else previous.tail
     element.addnext(new)  # takes the tail of the element with it
     new.tail = new.tail or element.tail
     element.tail = indent if indent and not indent.strip() else None
     return new
-
-
-def _set_translated(element: XmlElement) -> None:
-    if element.get("state") in UNTRANSLATED:
-        element.set("state", "translated")
 
 
 def _is_break(element: XmlElement) -> bool:

@@ -83,11 +83,6 @@ def refuse_entities(root: XmlElement, name: object) -> None:
         )
 
 
-def is_xml(text: str) -> bool:
-    """Return whether XML allows the characters of a text."""
-    return _NOT_XML.search(text) is None
-
-
 def xml_characters(text: str) -> str:
     """A text without the characters that XML does not allow."""
     return _NOT_XML.sub("", text)

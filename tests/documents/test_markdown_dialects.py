@@ -68,6 +68,7 @@ BLOCKS = [
     ("{{% notice note %}}\nTwo\n{{% /notice %}}\n", "{{% notice note %}}\nTWO\n{{% /notice %}}\n"),
     (":::{figure} a.png\n:alt: one two\nTwo\n:::\n", ":::{figure} a.png\n:alt: one two\nTWO\n:::\n"),
     ("\\[one two\\]\n", "\\[ONE TWO\\]\n"),
+    ("- Import the list from 'one'\n", "- IMPORT THE LIST FROM 'ONE'\n"),  # no module
     ("> $$\n> x\n> $$\n> two\n\n$$a$$ one\n\n$$b$$\n", "> $$\n> x\n> $$\n> TWO\n\n$$a$$ ONE\n\n$$b$$\n"),
     ("Use `a\\.b` of http://a.b/c_d or e.\n", "USE `a\\.b` OF http://a.b/c_d OR E.\n"),
     ("One\\_two. See http://a.b/c_d, e_f.\n", "ONE\\_TWO. SEE http://a.b/c_d, E\\_F.\n"),
