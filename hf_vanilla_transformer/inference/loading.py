@@ -258,11 +258,7 @@ def _device(device: str | torch.device | None) -> torch.device:
         chosen = torch.device(device or accelerator or "cpu")
         torch.zeros(1, device=chosen).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        known = ["cpu"]
-        if accelerator:
-            count = torch.accelerator.device_count()
-            known += [f"{accelerator.type}:{index}" for index in range(count)]
         raise UserError(
-            f"device: {str(device)!r} cannot be used here; there is {', '.join(known)}"
+            f"device: {str(device)!r} cannot be used here ({one_line(error)}); take cpu"
         ) from error
     return chosen

@@ -27,7 +27,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..search_vanilla_transformer import LengthPenalty, is_hypothesis
 from ..utils.cpu_time import on_fitting_threads
 from ..utils.errors import UserError, check_at_least_one
-from .alignment import Link, align, chosen_layer, source_inputs
+from .alignment import align, chosen_layer, source_inputs
 from .batching import (
     BATCHES_AHEAD,
     MAX_TOKENS,
@@ -598,45 +598,34 @@ class Translator:
         scores: list[Any] = [None] * len(texts)
         if getattr(output, "sequences_scores", None) is not None:
             scores = output.sequences_scores.tolist()
-        hypotheses = [
-            self._hypothesis(*row, given=given, penalty=request.penalty)
-            for row in zip(texts, targets, scores, alignments, of_tokens, strict=True)
-        ]
+        hypotheses = []
+        for i, target in enumerate(targets):
+            tokens = None
+            probabilities = None
+            log_probability = None
+            if of_tokens[i] is not None:
+                tokens = readable_tokens(self.target_tokenizer, target)
+                probabilities = [math.exp(log_p) for log_p in of_tokens[i]]
+                log_probability = sum(of_tokens[i])
+            if scores[i] is not None:
+                length = len(target) + 1 - given
+                log_probability = request.penalty.log_probability(scores[i], length)
+            hypotheses.append(
+                Hypothesis(
+                    text=texts[i],
+                    score=scores[i],
+                    alignment=alignments[i],
+                    tokens=tokens,
+                    probabilities=probabilities,
+                    log_probability=log_probability,
+                    ended=len(target) >= given and target[-1] in self.end_tokens,
+                )
+            )
         grouped = [hypotheses[start : start + n_best] for start in range(0, len(texts), n_best)]
         return [
             [one for rank, one in enumerate(group) if not rank or is_hypothesis(one.score)]
             for group in grouped
         ]
-
-    def _hypothesis(
-        self,
-        text: str,
-        target: list[int],
-        score: float | None,
-        alignment: list[Link] | None,
-        log_probabilities: list[float] | None,
-        given: int,
-        penalty: LengthPenalty,
-    ) -> Hypothesis:
-        """The translation with the tokens `target`, whose log-probabilities are known if they were requested."""
-        tokens = None
-        probabilities = None
-        log_probability = None
-        if log_probabilities is not None:
-            tokens = readable_tokens(self.target_tokenizer, target)
-            probabilities = [math.exp(log_p) for log_p in log_probabilities]
-            log_probability = sum(log_probabilities)
-        if score is not None:
-            log_probability = penalty.log_probability(score, len(target) + 1 - given)
-        return Hypothesis(
-            text=text,
-            score=score,
-            alignment=alignment,
-            tokens=tokens,
-            probabilities=probabilities,
-            log_probability=log_probability,
-            ended=len(target) >= given and target[-1] in self.end_tokens,
-        )
 
     @property
     def end_tokens(self) -> set[int]:

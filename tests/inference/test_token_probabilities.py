@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.inference import token_probabilities
@@ -38,21 +37,6 @@ def test_greedy_and_forced_translations_have_probabilities_too(translator: Trans
     assert forced[0].probabilities[0] < plain[0].probabilities[0]
     (without,) = translator.translate_nbest([CORPUS[0]])
     assert without[0].tokens is without[0].probabilities is None
-
-
-def test_ensemble_averages_probabilities(translator: Translator) -> None:
-    other = echo_translator().model
-    with torch.no_grad():
-        other.lm_head.weight.copy_(other.lm_head.weight.roll(1, dims=1))
-    letters = translator.target_tokenizer("seven")["input_ids"]  # a token of bytes has no probability in this model
-    sources, targets = [translator.encode(CORPUS[0], 1)], [letters]
-    single = [
-        token_log_probabilities([model], translator.source_tokenizer, sources, targets)[0]
-        for model in (translator.model, other)
-    ]
-    (both,) = token_log_probabilities([translator.model, other], translator.source_tokenizer, sources, targets)
-    expected = [math.log((math.exp(a) + math.exp(b)) / 2) for a, b in zip(*single, strict=True)]
-    assert both == pytest.approx(expected, abs=1e-4) and single[0] != single[1]
 
 
 def test_memory_limit_does_not_change_probabilities(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:

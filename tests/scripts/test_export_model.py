@@ -22,19 +22,6 @@ def test_exported_folder_is_complete(command, target_format, tmp_path):
     assert own[target_format] <= names
 
 
-def test_export_overwrites_only_when_asked(command, tmp_path):
-    pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
-    write_model(tmp_path / "model")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.tex").write_text("years of work")
-    flags = ("--to", "ctranslate2", tmp_path / "model", tmp_path / "out")
-    status, out, err = command("export", *flags)
-    assert (status, out, err.count("\n")) == (2, "", 1) and "--overwrite" in err
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
-    assert command("export", *flags, "--overwrite")[0] == 0
-    assert not (tmp_path / "out" / "thesis.tex").exists() and (tmp_path / "out" / "model.bin").is_file()
-
-
 def test_export_does_not_replace_the_model(command, tmp_path):
     write_model(tmp_path / "runs" / "model")
     for output in (tmp_path / "runs" / "model", tmp_path / "runs"):
