@@ -451,11 +451,6 @@ def _topk_of_rows(
         scores = rows.float()
     if count == 1:
         return scores.max(dim=1, keepdim=True)  # faster than `topk`
-    return topk(scores, count)
-
-
-def topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`scores.topk(count)` of (N, V), faster in a large vocabulary."""
     likely, tokens = likely_tokens(scores, count)
     values, index = likely.topk(count)
     return values, index if tokens is None else tokens.gather(1, index)

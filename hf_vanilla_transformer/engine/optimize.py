@@ -205,10 +205,7 @@ class InferenceEngine:
         weights = None
         if (packed or compiled) and mask.shape == ids.shape and bool(mask.any()):
             weights = self.weights(model, compiled, for_encoder=True)
-        if weights is None or weights.encoder is None:
-            encode: Any = model.get_encoder()
-        else:
-            encode = weights.encode
+        encode: Any = getattr(weights, "encode", None) or model.get_encoder()
         return EncodedSource(encode(ids, mask).last_hidden_state, mask, ids)
 
     def read_ahead(

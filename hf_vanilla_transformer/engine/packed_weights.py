@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from ..layers_vanilla_transformer import VanillaTransformerDecoderLayer, attention_kernels
@@ -275,12 +274,9 @@ class PackedWeights(nn.Module):
         self.lm_head = packed_linear([model.lm_head], dtype, quantization, compiled)
         self.cross_kv = CrossKV(model, dtype, quantization)
         self.position_encodings = PositionEncodings(decoder)
-        self.encoder: Any = None if compiled or quantization else packed_encoder(model, dtype)
+        # The source (B, S) as states (B, S, D). None: the model's own encoder is as fast.
+        self.encode: Any = None if compiled or quantization else packed_encoder(model, dtype)
         self.steps: Any = None  # see `engine.captured`
-
-    def encode(self, ids: Tensor, mask: Tensor) -> BaseModelOutput:
-        """The source (B, S) as states (B, S, D)."""
-        return self.encoder(ids, mask)
 
     def forward(
         self,

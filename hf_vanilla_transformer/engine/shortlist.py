@@ -97,8 +97,10 @@ class ShortlistDecoder(Decoder):
         self.allowed = allowed
         self.decoder.output = None
 
-    def _rows(self) -> OutputRows:
-        """The rows of the output layer for the candidates of all sentences of the batch."""
+    def _select_rows(self) -> None:
+        """Let the decoder compute the output layer for the candidates of all sentences of the batch."""
+        if self.decoder.output is not None:
+            return
         allowed = self.allowed
         lm_head = self.engine.model.lm_head
         ids = allowed.any(dim=0).nonzero()[:, 0]
@@ -110,9 +112,8 @@ class ShortlistDecoder(Decoder):
         dtype = (
             torch.float32 if isinstance(self.decoder, Int8Decoder) else self.decoder.weights.dtype
         )
-        return OutputRows(
-            packed_linear([rows], dtype, self.engine.quantization), padded, hidden, allowed.shape[1]
-        )
+        head = packed_linear([rows], dtype, self.engine.quantization)
+        self.decoder.output = OutputRows(head, padded, hidden, allowed.shape[1])
 
     def prefill(self, tokens: Tensor) -> None:
         self.decoder.prefill(tokens)
@@ -128,10 +129,6 @@ class ShortlistDecoder(Decoder):
             return super().step(state, config, penalties)
         self._select_rows()
         return self.decoder.step(state, config, penalties)
-
-    def _select_rows(self) -> None:
-        if self.decoder.output is None:
-            self.decoder.output = self._rows()
 
     def select(self, rows: Tensor) -> None:
         self.decoder.select(rows)

@@ -50,8 +50,8 @@ def test_packed_encoder_computes_the_modules_states(monkeypatch: pytest.MonkeyPa
         states = model.encode(ids, ids.ne(PAD).long()).states
         assert_near(states, model.get_encoder()(ids, ids.ne(PAD).long()).last_hidden_state, 1e-5)
         weights = model.inference_engine.weights(model, compiled=False)
-        assert isinstance(weights.encoder.layers[0].fc1, linear.PrepackedLinear)
-        assert weights.encoder.embed_tokens is model.get_encoder().embed_tokens
+        assert isinstance(weights.encode.layers[0].fc1, linear.PrepackedLinear)
+        assert weights.encode.embed_tokens is model.get_encoder().embed_tokens
         model.model.encoder.layers[1].fc2.weight[3] += 1.0  # packed anew
 
 
