@@ -24,10 +24,10 @@ import yaml
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.state_dicts import read_torch_file
-from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import fairseq, joeynmt, marian_npz
 from tests.interop.exports import write_model
 from tests.interop.foreign import write_fsmt_folder, write_opus_folder
+from tests.model_helpers import error_of
 
 SECONDS, BYTES = 60, 2**30
 ALIASES = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -55,10 +55,8 @@ def limited() -> Iterator[None]:
 def refused(source_format: str, source: Path, **options: Any) -> str:
     """The one-line error. Nothing is written."""
     output = source.parent / "converted" / "model"
-    with pytest.raises(UserError) as raised:
-        convert(source_format, source, output, **options)
-    message = str(raised.value)
-    assert message and "\n" not in message and len(message) < 600
+    message = error_of(convert, source_format, source, output, **options)
+    assert message and len(message) < 600
     assert not output.exists()
     return message
 
@@ -325,10 +323,9 @@ def test_malicious_files_of_an_opus_folder(file: str, content: str, good: dict[s
 def not_exported(to: str, good: Path, folder: Path, change: Callable[[Path], object]) -> str:
     """The one-line error of the export of a changed copy of a model folder. Nothing is written."""
     change(shutil.copytree(good, folder / "model"))
-    with pytest.raises(UserError) as raised:
-        export(to, folder / "model", folder / "out")
-    assert "\n" not in str(raised.value) and not (folder / "out").exists()
-    return str(raised.value)
+    error = error_of(export, to, folder / "model", folder / "out")
+    assert not (folder / "out").exists()
+    return error
 
 
 def set_fields(folder: Path, fields: dict[str, Any]) -> None:

@@ -204,9 +204,7 @@ def test_field_that_contradicts_the_base_model_is_refused(base, text, tmp_path, 
 def test_folder_of_another_model_is_refused(content: str | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content, encoding="utf-8")
-    with pytest.raises(UserError, match=str(tmp_path)) as refusal:
-        load_base_model(str(tmp_path))
-    assert "\n" not in str(refusal.value)
+    assert str(tmp_path) in error_of(load_base_model, str(tmp_path))
 
 
 def test_opus_folder_is_fine_tuned_with_its_tokenizer_and_search(opus: Path, text: dict, tmp_path: Path) -> None:
