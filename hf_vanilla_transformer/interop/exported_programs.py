@@ -105,11 +105,7 @@ def export_module(module: nn.Module, arguments: tuple, dynamic_shapes: tuple) ->
 
 
 def refuse(model: nn.Module) -> None:
-    """Raise a UserError for quantised weights and adapters."""
-    if getattr(model.config, "quantization_config", None) is not None:
-        raise UserError(
-            "quantization_config: quantised weights cannot be exported; export the unquantised model"
-        )
+    """Raise a UserError for adapters."""
     for name, module in model.named_modules():
         if name.endswith("_proj") and type(module) is not nn.Linear:
             raise UserError(

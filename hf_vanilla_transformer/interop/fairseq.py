@@ -276,6 +276,8 @@ def _fields(options: Options) -> Fields:
     }
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         fields[name] = options.number(name, 0.0, 0.0)
+    if not fields["activation_dropout"]:  # its name before version 0.7
+        fields["activation_dropout"] = options.number("relu_dropout", 0.0, 0.0)
     for stack in STACKS:
         name = f"{stack}_attention_heads"
         fields[name] = options.integer(name, None, 1)

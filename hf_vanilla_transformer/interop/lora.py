@@ -102,7 +102,6 @@ def merged_adapter(folder: Path) -> Iterator[Path]:
     if file is None:
         raise UserError(f"{folder}: there is none of {', '.join(_WEIGHTS)}")
     weights = require_tensors(read_torch_file(file), str(file))
-    _check_numbers(options, weights)
     base = _base_folder(options)
     model = _load_base(base)
     dtype = model.dtype
@@ -134,24 +133,6 @@ def _check_fields(options: Options) -> None:
     if initialisation not in INITIALISATIONS:
         known = ", ".join(map(str, INITIALISATIONS))
         raise options.error("init_lora_weights", f"only {known} are merged here; {_REMEDY}")
-
-
-def _check_numbers(options: Options, weights: Tensors) -> None:
-    """Refuse ranks and factors that are none, and a rank above every size in the file.
-
-    PEFT would allocate the matrices before it reads the file.
-    """
-    largest = max((max(weight.shape, default=0) for weight in weights.values()), default=0)
-    patterns = options.section("rank_pattern").values
-    ranks = Options({**patterns, "r": options.values.get("r")}, options.where)
-    for name in ranks.values:
-        if (ranks.integer(name, least=1) or 0) > largest:
-            reason = f"the weights have no matrix with more than {largest} rows or columns"
-            raise ranks.error(name, reason)
-    patterns = options.section("alpha_pattern").values
-    factors = Options({**patterns, "lora_alpha": options.values.get("lora_alpha")}, options.where)
-    for name in factors.values:
-        factors.number(name)
 
 
 def _base_folder(options: Options) -> Path:

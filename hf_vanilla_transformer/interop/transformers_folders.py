@@ -3,14 +3,12 @@
 The weights are read from the files without the class, because it may tie matrices that differ in the files.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import transformers
-from safetensors import safe_open
 from transformers import (
     FSMTForConditionalGeneration,
     GenerationConfig,
@@ -59,17 +57,6 @@ MODEL_CLASSES: dict[str, type[PreTrainedModel]] = {
 POSITION_TABLES = {f"model.{stack}.embed_positions.weight" for stack in STACKS}
 
 _SHARED, *_EMBEDDINGS = EMBEDDINGS
-_MAX_LAYERS = 1000
-_MAX_POSITIONS = 100_000
-# The numbers of rows of matrices with d_model columns, as these classes and this package's name them.
-_ROWS = (
-    "vocab_size",
-    "decoder_vocab_size",
-    "src_vocab_size",
-    "tgt_vocab_size",
-    "encoder_ffn_dim",
-    "decoder_ffn_dim",
-)
 # Settings that `generate` uses without checking them.
 _WHOLE_NUMBERS = (
     "num_beams",
@@ -190,44 +177,9 @@ def _untied(peer: PeerFolder, output: str) -> tuple[Tensors, list[str]]:
 def load_peer(model_class: type[PreTrainedModel], source: str | Path) -> Any:
     """The model in a folder, complete and on the CPU. No code of the folder is run."""
     folder = Path(source)
-    values = _read_config(folder, model_class.config_class.model_type)
+    _read_config(folder, model_class.config_class.model_type)
     with reading_weights(folder):
-        _check_sizes(model_class.config_class(**values), folder)
         return load_whole(model_class, folder, dtype="auto").eval()
-
-
-def _check_sizes(config: PreTrainedConfig, folder: Path) -> None:
-    """Refuse sizes in config.json that the weights cannot have: transformers would allocate them first."""
-    for name in (f"{stack}_layers" for stack in STACKS):
-        if (value := getattr(config, name)) > _MAX_LAYERS:
-            raise UserError(
-                f"{folder / 'config.json'}: {name}={shown(value)}: {_MAX_LAYERS} is the most"
-            )
-    rows = [getattr(config, name, None) or 0 for name in _ROWS]
-    positions = config.max_position_embeddings
-    if getattr(config, "position_encoding_type", "") == "learned":
-        rows.append(positions)
-    elif type(config).model_type in MODEL_CLASSES and positions > _MAX_POSITIONS:
-        # Their classes make a table.
-        reason = f"{_MAX_POSITIONS} is the most"
-        raise UserError(
-            f"{folder / 'config.json'}: max_position_embeddings={shown(positions)}: {reason}"
-        )
-    largest = config.d_model * max(rows)
-    available = max(map(_numbers, weight_files(folder)))
-    if largest > available:
-        reason = (
-            f"its sizes need a matrix of {shown(largest)} numbers, and the weights have {available}"
-        )
-        raise UserError(f"{folder / 'config.json'}: {reason}")
-
-
-def _numbers(file: Path) -> int:
-    """The largest possible number of numbers in a file of weights."""
-    if file.suffix != ".safetensors":
-        return file.stat().st_size
-    with safe_open(file, "pt") as tensors:
-        return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118 no mapping
 
 
 def load_tokenizer(

@@ -141,7 +141,7 @@ ENGINES: dict[str, tuple[str, Callable[[Path, Path], Engine]]] = {
 
 # The tests of refusals.
 REFUSALS = {
-    "ONNX": "test_exported_programs.py::test_export_refuses_adapters_and_quantised_weights",
+    "ONNX": "test_exported_programs.py::test_export_refuses_adapters",
     "CTranslate2": "test_ctranslate2.py::test_ctranslate2_export_names_unsupported_options",
     "MarianMTModel": "test_marian.py::test_marian_export_names_unsupported_options",
 }

@@ -114,14 +114,21 @@ def test_dropouts_of_the_training_are_kept(tmp_path: Path) -> None:
     marian = {"transformer_dropout": 0.1, "transformer_dropout_attention": 0.2, "transformer_dropout_ffn": 0.3}
     marian_npz.save(tmp_path / "model.npz", marian_npz.weights((9, 9)), **marian)
     opennmt.save(tmp_path / "model.pt", *opennmt.weights((9, 8)), dropout=[0.1], attention_dropout=[0.2])
+    fairseq.save(tmp_path / "fairseq.pt", fairseq.weights(23, 29), dropout=0.1, relu_dropout=0.3)
     words = [*"abcde"], [*"vwxy"]
     joeynmt.save(tmp_path / "joeynmt", joeynmt.weights((9, 8)), words)
     found = {
         "marian": from_marian_npz(tmp_path / "model.npz"),
         "opennmt": from_opennmt(tmp_path / "model.pt"),
         "joeynmt": from_joeynmt(tmp_path / "joeynmt"),
+        "fairseq": from_fairseq(tmp_path / "fairseq.pt"),
     }
-    expected = {"marian": (0.1, 0.2, 0.3), "opennmt": (0.1, 0.2, 0.1), "joeynmt": (0.1, 0.1, 0.1)}
+    expected = {
+        "marian": (0.1, 0.2, 0.3),
+        "opennmt": (0.1, 0.2, 0.1),
+        "joeynmt": (0.1, 0.1, 0.1),
+        "fairseq": (0.1, 0.0, 0.3),  # by the old name of the option
+    }
     for name, converted_model in found.items():
         config = converted_model.model.config
         assert (config.dropout, config.attention_dropout, config.activation_dropout) == expected[name], name
