@@ -177,6 +177,7 @@ def _passages(text: str, start: int) -> Iterator[tuple[int, int, Passage]]:
     starts = list(accumulate(map(len, lines), initial=start))
     kept_tag = ""  # of HTML that goes on in the next block
     cells_end = 0  # of the cells of a row before this one
+    place: Callable[[int], int]
     for number, block in enumerate(blocks):
         if block.type == "tr_open":
             cells_end = 0
