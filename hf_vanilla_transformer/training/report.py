@@ -45,6 +45,8 @@ _EVALUATION = {
     "eval_exact_match": "exact match {:.1f} %",
     "eval_runtime": "{:.1f} s",
 }
+# Starts of the names of other entries. Scores of directions have the names of scores at their start.
+_UNSHOWN = ("gen_len", "samples", "steps", "runtime", "model_preparation_time", *TITLES)
 
 
 class SampleTranslations:
@@ -222,18 +224,10 @@ def log_line(logs: dict[str, float], state: TrainerState, items: str = "sentence
 
 def _other_scores(logs: dict[str, float]) -> dict[str, str]:
     """The formats of scores that `metrics` adds."""
-    names = [
-        name.removeprefix("eval_")
-        for name in logs
-        if name.startswith("eval_") and name not in _EVALUATION
-    ]
-    shown = [
-        name
-        for name in names
-        if name in TITLES or not name.startswith((*TITLES, "gen_len", "samples", "steps"))
-    ]
-    unshown = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-    return {f"eval_{name}": f"{title_of(name)} {{:.2f}}" for name in shown if name not in unshown}
+    names = [name.removeprefix("eval_") for name in logs if name.startswith("eval_")]
+    shown = [name for name in names if name in TITLES or not name.startswith(_UNSHOWN)]
+    formats = {f"eval_{name}": f"{title_of(name)} {{:.2f}}" for name in shown}
+    return formats | _EVALUATION  # some of them have formats of their own
 
 
 def duration(seconds: float) -> str:
