@@ -77,23 +77,6 @@ def test_kubernetes_files_fit_the_published_schemas(path: Path) -> None:
             validation.validate(broken, "1.34", strict=True)
 
 
-def test_skypilot_file_is_a_task() -> None:
-    sky: Any = pytest.importorskip("sky", reason="pip install skypilot")
-    task = sky.Task.from_yaml(str(FILES / "skypilot_train.yaml"))
-    assert task.num_nodes == 2 and task.run
-
-
-def test_hf_jobs_file_is_a_dry_run(tmp_path: Path) -> None:
-    hf, wrapper = tool("hf"), tmp_path / "hf"
-    wrapper.write_text(f'#!/bin/sh\nshift 2\nexec {hf} jobs run --dry-run "$@"\n')
-    wrapper.chmod(0o755)
-    command = ["bash", str(FILES / "hf_jobs_train.sh"), "image", "me/runs", "small_corpus", "--train", "/runs/a.tsv"]
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HF_TOKEN": "hf_none"}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert "hf://buckets/me/runs:/runs" in result.stdout and "--train /runs/a.tsv" in result.stdout
-
-
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of a cluster of Slurm on this machine, with two nodes of four CPUs."""
