@@ -49,7 +49,7 @@ COMMANDS = [
     ("export --to ctranslate2 model out --quantization int3", "quantization"),
     ("publish none --repo-id me/x", "none"),
     ("publish model --repo-id a/b/c", "repo_id"),
-    ("average none.safetensors --output out", "none.safetensors"),
+    ("average --run none --last 1 --output out", "none"),
     ("average --run run --last 0 --output out", "last"),
     ("attention --model model --sentence one --layer 3 --output a.png", "layer"),
     ("shortlist --model model --source text --target short --output out", "short"),

@@ -44,7 +44,6 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.data.tokenizer_files import TARGET_FOLDER
     from hf_vanilla_transformer.inference.loading import check_model_folder
     from hf_vanilla_transformer.training.checkpoints import (
-        INDEX,
         WEIGHTS,
         average_weights,
         complete_checkpoints,
@@ -68,6 +67,6 @@ def main(arguments: argparse.Namespace) -> None:
         # Checkpoints of `Seq2SeqTrainer` lack the target tokenizer of the run.
         if (run / TARGET_FOLDER).is_dir():
             shutil.copytree(run / TARGET_FOLDER, folder / TARGET_FOLDER)
-        unwanted = shutil.ignore_patterns(*TRAINING_STATE, *RESULTS, "*.safetensors", INDEX)
+        unwanted = shutil.ignore_patterns(*TRAINING_STATE, *RESULTS, "*.safetensors")
         shutil.copytree(checkpoints[-1], folder, ignore=unwanted, dirs_exist_ok=True)
     print(f"{arguments.output}: mean of {', '.join(map(str, checkpoints))}")
