@@ -1,8 +1,10 @@
 """Average the weights of several checkpoints of a run (section 6.1) into one model.
 
   vanilla-transformer average --output runs/averaged --run runs/multi30k_en_de_tiny --last 10
+  vanilla-transformer average --output runs/averaged runs/mine/checkpoint-2000 runs/mine/checkpoint-2500
 
-The output is a model folder with the configuration, tokenizers and generation config of the last checkpoint.
+The output is a model folder with the configuration, tokenizers and generation config of the last checkpoint. If its
+name ends in .safetensors, it is a file with the weights only.
 """
 
 import argparse
@@ -29,44 +31,79 @@ TRAINING_STATE = (
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
+    parser.add_argument(
+        "checkpoints", nargs="*", metavar="CHECKPOINT", help="folders or .safetensors files"
+    )
     add_flags(
         parser,
-        run=Flag("DIR", "average the checkpoints of this run", required=True),
-        last=Flag("K", "its last K checkpoints (the paper: 5 or 20)", int, required=True),
-        output=Flag("DIR", "new model folder", required=True),
-        overwrite="replace a folder that exists already",
+        run=Flag("DIR", "average the checkpoints of this run"),
+        last=Flag("K", "with --run: its last K checkpoints (the paper: 5 or 20)", int),
+        output=Flag("DIR", "new folder, or a file.safetensors", required=True),
     )
     add_shared_flags(parser, *MODEL_CODE)
-    return parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
+    if bool(parsed.checkpoints) == bool(parsed.run):
+        parser.error("name the checkpoints, or give --run DIR --last K")
+    if (parsed.run is None) != (parsed.last is None):
+        parser.error("--run and --last go together")
+    return parsed
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.data.tokenizer_files import TARGET_FOLDER
-    from hf_vanilla_transformer.inference.loading import check_model_folder
-    from hf_vanilla_transformer.training.checkpoints import (
-        WEIGHTS,
-        average_weights,
-        complete_checkpoints,
-    )
-    from hf_vanilla_transformer.utils.atomic_write import new_folder
+    from hf_vanilla_transformer.training.checkpoints import average_weights
+    from hf_vanilla_transformer.utils.errors import UserError
+
+    checkpoints = chosen_checkpoints(arguments)
+    output = Path(arguments.output)
+    if output.is_file() or (output.is_dir() and any(output.iterdir())):
+        raise UserError(f"output {output} exists already: name a new one")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if output.suffix == ".safetensors":
+        average_weights(checkpoints, output)
+    else:
+        write_model_folder(checkpoints, output)
+    print(f"{output}: mean of {', '.join(map(str, checkpoints))}")
+
+
+def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
+    """The named checkpoints, or the last ones of the run, oldest first."""
+    from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
     from hf_vanilla_transformer.utils.errors import UserError, check_at_least_one
 
+    if arguments.run is None:
+        return [Path(name) for name in arguments.checkpoints]
     check_at_least_one(last=arguments.last)
-    run = Path(arguments.run)
-    complete = complete_checkpoints(run)
-    if len(complete) < arguments.last:
+    checkpoints = complete_checkpoints(Path(arguments.run))
+    if len(checkpoints) < arguments.last:
         raise UserError(
-            f"last: {arguments.last}: run {run} has {len(complete)} complete checkpoints"
+            f"last: {arguments.last}: run {arguments.run} has {len(checkpoints)} complete checkpoints"
         )
-    checkpoints = complete[-arguments.last :]
+    return checkpoints[-arguments.last :]
+
+
+def write_model_folder(checkpoints: list[Path], output: Path) -> None:
+    """Write the average as a model folder, atomically."""
+    from hf_vanilla_transformer.data.tokenizer_files import TARGET_FOLDER
+    from hf_vanilla_transformer.inference.loading import check_model_folder
+    from hf_vanilla_transformer.training.checkpoints import WEIGHTS, average_weights
+    from hf_vanilla_transformer.utils.atomic_write import new_folder
+    from hf_vanilla_transformer.utils.errors import UserError
+
+    last = checkpoints[-1]
     for checkpoint in checkpoints:
         check_model_folder(checkpoint)
-    with new_folder(Path(arguments.output), arguments.overwrite) as folder:
+    with new_folder(output) as folder:
         folder.mkdir()
         average_weights(checkpoints, folder / WEIGHTS)
+        if not last.is_dir():
+            raise UserError(
+                f"{last} has no configuration next to it: name folders, or end output with .safetensors"
+            )
         # Checkpoints of `Seq2SeqTrainer` lack the target tokenizer of the run.
-        if (run / TARGET_FOLDER).is_dir():
-            shutil.copytree(run / TARGET_FOLDER, folder / TARGET_FOLDER)
-        unwanted = shutil.ignore_patterns(*TRAINING_STATE, *RESULTS, "*.safetensors")
-        shutil.copytree(checkpoints[-1], folder, ignore=unwanted, dirs_exist_ok=True)
-    print(f"{arguments.output}: mean of {', '.join(map(str, checkpoints))}")
+        target_tokenizer = last.parent / TARGET_FOLDER
+        if last.name.startswith("checkpoint-") and target_tokenizer.is_dir():
+            shutil.copytree(target_tokenizer, folder / TARGET_FOLDER)
+        unwanted = shutil.ignore_patterns(
+            *TRAINING_STATE, *RESULTS, "*.safetensors", "checkpoint-*"
+        )
+        shutil.copytree(last, folder, ignore=unwanted, dirs_exist_ok=True)

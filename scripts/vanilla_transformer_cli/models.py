@@ -22,7 +22,7 @@ def use_model_code(arguments: argparse.Namespace) -> None:
         register_class(import_class(arguments.model_class))
     if not arguments.trust_remote_code:
         return
-    for folders in given_values(arguments, "teacher", "run", "model").values():
+    for folders in given_values(arguments, "teacher", "checkpoints", "run", "model").values():
         for name in [folders] if isinstance(folders, str) else folders:
             # SOURCE-TARGET=DIR.
             trust_code(Path(name if Path(name).is_dir() else name.partition("=")[2] or name))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from hf_vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
@@ -53,21 +53,35 @@ def test_average_of_a_run_is_a_model_that_translates(command, finished, tmp_path
     assert [path.name for path in output.parent.iterdir()] == ["averaged"]
 
 
+def test_average_of_named_checkpoints_into_a_file(command, finished, tmp_path):
+    named = [finished / "checkpoint-2" / "model.safetensors", finished / "checkpoint-10"]
+    assert command("average", *named, "--output", tmp_path / "mean.safetensors")[0] == 0
+    first, second = weights(finished / "checkpoint-2"), weights(finished / "checkpoint-10")
+    for name, tensor in load_file(tmp_path / "mean.safetensors").items():
+        torch.testing.assert_close(tensor, (first[name] + second[name]) / 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["mean.safetensors"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--run", "RUN", "--last", "4"], "last"),
         (["--run", "RUN", "--last", "0"], "last: "),
         (["--run", "nowhere", "--last", "1"], "nowhere"),
+        (["nowhere/checkpoint-1"], "nowhere/checkpoint-1"),
+        (["RUN/checkpoint-2", "other.safetensors"], "other.safetensors"),
+        (["RUN/checkpoint-2", "broken.safetensors"], "broken.safetensors"),
     ],
 )
 def test_user_errors_are_one_line_and_leave_no_files(command, finished, tmp_path, in_tmp_path, arguments, message):
+    save_file({"a": torch.ones(2)}, tmp_path / "other.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes(b"\x10\x00")
     status, printed, errors = command(
         "average", *(each.replace("RUN", str(finished)) for each in arguments), "--output", "out"
     )
     assert (status, printed) == (2, "")
     assert errors.startswith("error: ") and message in errors
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.safetensors", "other.safetensors"]
 
 
 @pytest.mark.parametrize("name", ["model", "model.safetensors"])
@@ -78,6 +92,3 @@ def test_output_is_never_overwritten(command, finished, tmp_path, name):
     status, _, errors = command("average", "--run", finished, "--last", 2, "--output", tmp_path / name)
     assert status == 2 and str(tmp_path / name) in errors
     assert there.read_text() == "mine" and len(list(there.parent.iterdir())) == 1
-    if name == "model":
-        flags = ["--last", 2, "--output", tmp_path / name, "--overwrite"]
-        assert command("average", "--run", finished, *flags)[0] == 0 and there.read_text() != "mine"
