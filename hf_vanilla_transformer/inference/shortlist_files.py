@@ -110,7 +110,7 @@ def write_shortlist(
         names[0][token]: counts[token].most_common(best)
         for token in sorted(writable[0] & counts.keys())
     }
-    with line_writer(path) as write:
+    with line_writer(Path(path)) as write:
         for name, candidates in ranked.items():
             targets = [names[1][token] for token, _ in candidates if token in writable[1]]
             write(f"{name}\t{' '.join(targets)}")
