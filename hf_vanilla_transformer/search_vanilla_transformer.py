@@ -39,7 +39,7 @@ _NO_HYPOTHESIS = -1e9
 BEAM_SEARCH_RULES = ("opennmt2", "opennmt3", "joeynmt")
 # Logits that `topk_log_probs` reads at a time on a CPU: two megabytes stay in the cores' caches.
 _CHUNK = 2**19
-_BLOCK = 64  # `topk` searches blocks of so many tokens,
+_BLOCK = 64  # `likely_tokens` searches blocks of so many tokens,
 _LARGE = 2**14  # in a vocabulary from this size on,
 _LARGE_ON_GPU = 2**12  # or this one: there torch's own reads all scores five times
 

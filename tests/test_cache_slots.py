@@ -78,7 +78,7 @@ def test_topk_finds_what_stands_in_one_block_and_behind_all_blocks() -> None:
     scores[:, highest] += torch.arange(1, 9)
     scores[1] = -torch.inf  # as of a constraint that allows one token
     scores[1, 20002] = 0.0
-    values, tokens = search.topk(scores, 8)
+    values, tokens = topk_log_probs(scores, 8, normalize=False)
     assert values.equal(scores.topk(8).values)
     assert sorted(tokens[0].tolist()) == highest
     assert tokens[1, 0] == 20002

@@ -48,6 +48,7 @@ EXTRAS = {
     "torchao": "int8",
     "fastapi": "serve",
     "uvicorn": "serve",
+    "prometheus_client": "serve",
     "uvloop": "serve",
     "pydantic": "serve",
     "peft": "lora",
