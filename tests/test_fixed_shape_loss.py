@@ -14,8 +14,8 @@ from torch._dynamo.backends.common import aot_autograd
 
 from hf_vanilla_transformer import loss_vanilla_transformer as losses
 from hf_vanilla_transformer.loss_vanilla_transformer import fused_objective, fused_translation_loss
+from hf_vanilla_transformer.training.objectives.consistency import r_drop, simcut
 from hf_vanilla_transformer.training.objectives.distillation import DistillationObjective, TopDistributions
-from hf_vanilla_transformer.training.objectives.simcut import SimCut
 from tests.model_helpers import assert_near, gradients, tiny_model, translation_batch
 from tests.pretended_gpu import counted, on_cpu, on_gpu
 
@@ -45,7 +45,7 @@ def of_objective(objective: Any, hidden: Tensor, weight: Tensor, bias: Tensor, l
     return fused_objective(hidden, weight, bias, labels, differentiate, objective.uniform(SMOOTHING))
 
 
-def simcut(objective: Any, device: str, *tensors: Tensor) -> Any:
+def consistent(objective: Any, device: str, *tensors: Tensor) -> Any:
     return of_objective(objective, *tensors)
 
 
@@ -59,7 +59,8 @@ def taught(device: str, *tensors: Tensor) -> Any:
 
 LOSSES = {
     "plain": (1, plain),
-    "SimCut": (2, partial(simcut, SimCut())),
+    "R-Drop": (2, partial(consistent, r_drop())),
+    "SimCut": (2, partial(consistent, simcut())),
     "distillation": (1, taught),
 }
 
@@ -87,7 +88,7 @@ def test_loss_of_all_positions_is_that_of_labelled_ones(name: str, monkeypatch: 
     assert not count.waits
 
 
-@pytest.mark.parametrize("name", ["plain", "SimCut"])
+@pytest.mark.parametrize("name", ["plain", "R-Drop"])
 def test_loss_is_traced_as_a_whole(name: str) -> None:
     passes, loss_of = LOSSES[name]
     tensors = inputs(passes)

@@ -9,7 +9,7 @@ from torch import nn
 
 from hf_vanilla_transformer.modeling_vanilla_transformer import check_labels
 from hf_vanilla_transformer.training.forward import CastForward
-from hf_vanilla_transformer.training.objectives.simcut import SimCut
+from hf_vanilla_transformer.training.objectives.consistency import simcut
 from tests.model_helpers import gradients, six_layers, tiny_model, translation_batch
 from tests.pretended_gpu import DEVICE, Count, autocast, counted, held_memory, on_cpu, on_gpu
 
@@ -58,7 +58,7 @@ def test_second_pass_of_simcut_is_made_without_a_copy(ends: int | list[int]) -> 
     batch = on_gpu(translation_batch([9, 4], [5, 3]))
     batch["decoder_input_ids"] = batch["labels"].clamp(min=1)
     with counted() as count:
-        twice = SimCut(3.0, probability=1.0).inputs(model, batch)
+        twice = simcut(3.0, probability=1.0).inputs(model, batch)
     assert not count.copies and not count.waits
     zeroed = on_cpu(twice["inputs_embeds"][2:]).abs().sum(-1) == 0  # (B, S), of the second pass
     source = on_cpu(batch["input_ids"])

@@ -8,7 +8,7 @@ import torch
 
 from tests import two_process_worker as worker
 from tests.model_helpers import TYING_MODES
-from tests.trainer_helpers import TORCHRUN, launch, relative_error, simcut_update
+from tests.trainer_helpers import TORCHRUN, consistency_update, launch, relative_error
 
 pytestmark = pytest.mark.slow
 
@@ -35,10 +35,11 @@ def test_update_of_two_processes_equals_that_of_one(smoothing: float, two_proces
         assert other_losses == pytest.approx(losses, rel=1e-4)
 
 
-def test_simcut_update_of_two_processes_equals_that_of_one(two_processes, tmp_path):
-    expected = simcut_update(worker.SENTENCES, 1, tmp_path)
+@pytest.mark.parametrize("method", worker.CONSISTENCY)
+def test_consistency_update_of_two_processes_equals_that_of_one(method, two_processes, tmp_path):
+    expected = consistency_update(method, worker.SENTENCES, 1, tmp_path)
     assert expected.norm() > 0.1
-    assert relative_error(two_processes["simcut"], expected) <= 1e-5
+    assert relative_error(two_processes["consistency", method], expected) <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["everything", "documented"])

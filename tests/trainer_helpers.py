@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.training.objectives import simcut
+from hf_vanilla_transformer.training.objectives import consistency
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.training.run import run_training
 from tests.model_helpers import PAD, SMALL_SIZES, SPECIAL_TOKENS, padded, sentences, tiny_model, word_tokenizer
@@ -161,22 +161,33 @@ def flat(model: nn.Module) -> Tensor:
 
 
 @contextmanager
-def fixed_second_pass() -> Iterator[None]:
-    """Let SimCut zero certain tokens, not random ones, so that updates can be compared however a batch is split."""
-    random_mask = simcut.random_mask
-    simcut.random_mask = lambda ids, probability: ids % 7 != 3
+def fixed_second_pass(model: Any, method: str) -> Iterator[None]:
+    """Make the second pass of SimCut or R-Drop differ from the first one by no random number, so that updates can be
+    compared however a batch is split: SimCut zeroes certain tokens, and in place of dropout R-Drop's is scaled."""
+    random_mask, hook = consistency.random_mask, None
+    if method == "simcut":
+        consistency.random_mask = lambda ids, probability: ids % 7 != 3
+    else:
+
+        def scale(module: Any, ids: Any, embeddings: Tensor) -> Tensor:
+            first, second = embeddings.chunk(2)
+            return torch.cat([first, 0.8 * second])
+
+        hook = model.model.encoder.embed_tokens.register_forward_hook(scale)
     try:
         yield
     finally:
-        simcut.random_mask = random_mask
+        consistency.random_mask = random_mask
+        if hook is not None:
+            hook.remove()
 
 
-def simcut_update(size: int, steps: int, folder: Path, **settings: Any) -> Tensor:
-    """The change of the weights in two updates of gradient descent with SimCut, from 32 pairs each."""
+def consistency_update(method: str, size: int, steps: int, folder: Path, **settings: Any) -> Tensor:
+    """The change of the weights in two updates of gradient descent with SimCut or R-Drop, from 32 pairs each."""
     model = tiny_model(label_smoothing=0.1)
     before = flat(model)
-    settings |= {"simcut_alpha": 3.0, "per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
-    with fixed_second_pass():
+    settings |= {f"{method}_alpha": 3.0, "per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+    with fixed_second_pass(model, method):
         trained(folder, None, model, **DESCENT | {"learning_rate": 0.2, "max_steps": 2} | settings)
     return flat(model) - before
 

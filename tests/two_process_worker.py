@@ -17,13 +17,14 @@ from transformers import Seq2SeqTrainer
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from tests.model_helpers import TYING_MODES, tiny_model
-from tests.trainer_helpers import DESCENT, collate, everything_on, flat, random_pairs, simcut_update, trained
+from tests.trainer_helpers import DESCENT, collate, consistency_update, everything_on, flat, random_pairs, trained
 
 SENTENCES = 32
 PROCESSES = 2
 # Batch size per process and accumulation steps: two ways to split the 32 sentences of an update.
 SPLITS = [(16, 1), (4, 4)]
 SMOOTHINGS = [0.0, 0.1]
+CONSISTENCY = ["simcut", "r_drop"]
 STEPS = 3
 
 FORMATS: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
@@ -95,7 +96,8 @@ def main(folder: Path) -> None:
     for smoothing in SMOOTHINGS:
         for size, steps in SPLITS:
             results["trainer", smoothing, size] = trained_update(smoothing, size, steps, folder, **settings)
-    results["simcut"] = simcut_update(16, 1, folder, **settings)
+    for method in CONSISTENCY:
+        results["consistency", method] = consistency_update(method, 16, 1, folder, **settings)
     for size, steps in SPLITS:
         results["everything", size] = everything_update(size, steps, folder, **settings)
         results["documented", size] = documented_update(size, steps, folder, **settings)

@@ -41,6 +41,8 @@ _AT_LEAST_0 = (
     "seed",
     "data_seed",
     "simcut_alpha",
+    "r_drop_alpha",
+    "crossconst_alpha",
     "consistency_start",
     "teacher_top",
     "lora_r",

@@ -97,9 +97,17 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
     simcut_alpha: float = HfArg(
         default=0.0, help="SimCut (Gao et al. 2022): weight α of its divergence (in the paper 3)"
     )
+    r_drop_alpha: float = HfArg(
+        default=0.0, help="R-Drop (Liang et al. 2021): weight α of its divergence (in the paper 5)"
+    )
+    crossconst_alpha: float = HfArg(
+        default=0.0,
+        help="CrossConST (Gao et al. 2023): weight α of the divergence from a translation of the target itself, for "
+        "directions without training text",
+    )
     consistency_start: int = HfArg(
         default=0,
-        help="Updates with the plain loss, which take half the time or less, before SimCut starts",
+        help="Updates with the plain loss, which take half the time or less, before consistency starts",
     )
     teacher: list[str] | None = optional_argument(
         "Word-level distillation: folder of a model with the same vocabularies to learn from; several form an ensemble"
@@ -152,21 +160,27 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
             self.accelerator_config.dispatch_batches = False
 
     def _check_objectives(self) -> None:
-        if self.consistency_start and not self.simcut_alpha:
-            raise ValueError(f"consistency_start={self.consistency_start} needs simcut_alpha")
+        alphas = {
+            name: getattr(self, name)
+            for name in ("simcut_alpha", "r_drop_alpha", "crossconst_alpha")
+        }
+        if self.consistency_start and not any(alphas.values()):
+            raise ValueError(
+                f"consistency_start={self.consistency_start} needs one of {', '.join(alphas)}"
+            )
         if not 0 <= self.teacher_weight <= 1:
             raise ValueError(f"teacher_weight={self.teacher_weight}: must be from 0 to 1")
         if self.teacher_top and not self.teacher:
             raise ValueError(f"teacher_top={self.teacher_top} needs a teacher")
-        if self.simcut_alpha and self.teacher:
+        chosen = [f"{name}={value}" for name, value in alphas.items() if value]
+        if self.teacher:
+            chosen.append(f"teacher={' '.join(self.teacher)}")
+        if len(chosen) > 1:
+            raise ValueError(f"{' and '.join(chosen)} are different objectives: choose one")
+        if chosen and self.label_smoothing_factor:
             raise ValueError(
-                f"simcut_alpha={self.simcut_alpha} and teacher={' '.join(self.teacher)} are different objectives: "
-                "choose one"
-            )
-        if (self.simcut_alpha or self.teacher) and self.label_smoothing_factor:
-            raise ValueError(
-                f"label_smoothing_factor={self.label_smoothing_factor} replaces the model's loss: with simcut_alpha "
-                "or a teacher use the label_smoothing of the configuration"
+                f"label_smoothing_factor={self.label_smoothing_factor} replaces the model's loss: with {chosen[0]} "
+                "use the label_smoothing of the configuration"
             )
 
 

@@ -78,6 +78,8 @@ PLAN = ("max_tokens_per_batch", "tokens_per_update", "pack", "seed", "data_seed"
 # Objective: a run may change it at a checkpoint, as Bi-SimCut does.
 OBJECTIVE = (
     "simcut_alpha",
+    "r_drop_alpha",
+    "crossconst_alpha",
     "consistency_start",
     "teacher_weight",
     "teacher_top",

@@ -37,8 +37,8 @@ from .loaders import (
 from .log_metrics import ThroughputMeter, perplexities
 from .loss_check import LossCheck
 from .muon import MuonAdamW, muon_groups
+from .objectives.consistency import ConsistencyObjective, consistency_objective, halves
 from .objectives.distillation import Teacher
-from .objectives.simcut import SimCut, halves
 from .trainer_checks import (
     check_collator,
     check_objective,
@@ -47,6 +47,8 @@ from .trainer_checks import (
     why_not_packed,
 )
 from .translating_trainer import TranslatingTrainer
+
+_CONSISTENCY = ("simcut_alpha", "r_drop_alpha", "crossconst_alpha")
 
 
 class VanillaTransformerTrainer(TranslatingTrainer):
@@ -82,7 +84,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         self.meter = ThroughputMeter()
         self.losses = LossCheck()
         self.forwards = ForwardChoice()  # chosen when training starts
-        self.simcut = self._make_simcut()
+        self.consistency = self._make_consistency()
         self.teacher = self._load_teacher()
         self.ema: WeightAverage | None = None
         if decay := getattr(self.args, "ema_decay", 0):
@@ -102,13 +104,22 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             # accelerate would compile the model for every shape of an evaluation, too
             self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
 
-    def _make_simcut(self) -> SimCut | None:
-        """Make the objective with two passes over a batch, if `simcut_alpha` is set."""
-        alpha = getattr(self.args, "simcut_alpha", 0)
-        if not alpha:
+    def _make_consistency(self) -> ConsistencyObjective | None:
+        """Make the objective with two passes over a batch, if the arguments have one."""
+        mark = "target" if self.starts_with_language else "source"
+        objective = consistency_objective(self.args, mark)
+        if objective is None:
             return None
-        check_objective(self, self._base_model(), f"simcut_alpha={alpha}")
-        return SimCut(alpha)
+        name = next(name for name in _CONSISTENCY if getattr(self.args, name))
+        setting = f"{name}={objective.alpha}"
+        check_objective(self, self._base_model(), setting)
+        is_joint = self.target_tokenizer in (None, self.processing_class)
+        has_mark = self.languages is not None and self.languages.source_mark != "source"
+        if name == "crossconst_alpha" and not (is_joint and has_mark):
+            raise UserError(
+                f"{setting} needs directions with a joint vocabulary and the token of the target language alone"
+            )
+        return objective
 
     def _load_teacher(self) -> Teacher | None:
         """Load the models of word-level distillation, if the arguments name some."""
@@ -220,10 +231,10 @@ class VanillaTransformerTrainer(TranslatingTrainer):
     ) -> torch.Tensor:
         """Forward and backward pass of one batch, or of all batches of an update with one gradient all-reduce.
 
-        With SimCut each batch in two halves: see `halves`.
+        With SimCut or R-Drop each batch in two halves: see `halves`.
         """
         batches = list(enumerate(_batches(inputs)))
-        if self._due_simcut() and num_items_in_batch is not None:
+        if self._due_consistency() and num_items_in_batch is not None:
             batches = [(index, half) for index, batch in batches for half in halves(batch)]
         self._compile_if_due(batches[0][1], num_items_in_batch)
         total = torch.zeros((), device=self.args.device)
@@ -262,8 +273,8 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         forward = self.forwards.of(inputs) if model.training else None
         if "segment_ids" in inputs and not isinstance(forward, CompiledForward):
             inputs = packed_inputs(inputs, base.config, self.model.dtype)
-        if model.training and (simcut := self._due_simcut()):
-            inputs = simcut.inputs(base, inputs)
+        if model.training and (consistency := self._due_consistency()):
+            inputs = consistency.inputs(base, inputs)
         elif model.training and self.teacher is not None:
             inputs = self.teacher.inputs(inputs)
         with nullcontext() if forward is None else forward_pass_of(base, forward):
@@ -278,15 +289,15 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             )
         return (loss, outputs) if return_outputs else loss
 
-    def _due_simcut(self) -> SimCut | None:
+    def _due_consistency(self) -> ConsistencyObjective | None:
         """The objective with two passes, after the updates with the plain loss."""
         if self.state.global_step < getattr(self.args, "consistency_start", 0):
             return None
-        return self.simcut
+        return self.consistency
 
     def _special_loss(self) -> str | None:
         """What the loss does that a compiled update does not, or None."""
-        if self.simcut is not None:
+        if self.consistency is not None:
             return "computes two passes over a batch"
         if self.teacher is not None:
             return "asks a teacher"

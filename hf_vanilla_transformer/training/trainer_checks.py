@@ -55,8 +55,9 @@ def why_not_packed(trainer: Seq2SeqTrainer, model: PreTrainedModel) -> str | Non
         return (
             f"does not go with attn_implementation={backend!r}: choose one of {', '.join(BACKENDS)}"
         )
-    if args.teacher_top:
-        return f"does not go with teacher_top={args.teacher_top}, which reads pairs one by one"
+    for name in ("crossconst_alpha", "teacher_top"):
+        if value := getattr(args, name):
+            return f"does not go with {name}={value}, which reads pairs one by one"
     return None
 
 

@@ -132,7 +132,7 @@ def test_run_compiled_by_inductor_resumes_to_the_same_bytes(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"simcut_alpha": 3.0}, "because the run computes two passes over a batch"),
+        ({"r_drop_alpha": 3.0}, "because the run computes two passes over a batch"),
         ({"kind": EntropyLoss}, "because the run has a loss of its own"),
         ({"gradient_checkpointing": True}, "because the run computes activations again"),
     ],

@@ -118,6 +118,13 @@ def test_new_language_leaves_the_others_alone(finished: tuple[Path, dict[str, An
     assert "add_languages" in error_of(run_tiny, tmp_path / "wrong", **NUMBERS | wrong)
 
 
+@pytest.mark.slow
+def test_crossconst_needs_directions(tmp_path: Path) -> None:
+    run_tiny(tmp_path / "run", **NUMBERS | {"crossconst_alpha": 0.3, "max_steps": 1, "eval_strategy": "no"})
+    one = NUMBERS | {"directions": "null", "source_lang": "en", "target_lang": "de", "crossconst_alpha": 0.3}
+    assert "crossconst_alpha" in error_of(run_tiny, tmp_path / "one", **one)
+
+
 @pytest.mark.parametrize(
     ("values", "name"),
     [

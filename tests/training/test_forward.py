@@ -76,7 +76,7 @@ def test_pass_looks_up_no_weight_by_name(monkeypatch: pytest.MonkeyPatch) -> Non
 
 SETTINGS: list[dict[str, Any]] = [
     {"pack": True, "tokens_per_update": 150, "ema_decay": 0.9, "max_grad_norm": 0.1},
-    {"muon": True, "simcut_alpha": 3.0},
+    {"muon": True, "r_drop_alpha": 3.0},
     {"kind": EntropyLoss},  # which reads the logits
 ]
 

@@ -340,6 +340,7 @@ def test_lora_run_keeps_to_save_total_limit(tmp_path):
     ("before", "after", "lines"),
     [
         ({"simcut_alpha": 3.0}, {}, ["simcut_alpha was 3.0, is now 0.0"]),
+        ({"simcut_alpha": 3.0}, {"r_drop_alpha": 5.0}, ["simcut_alpha was 3.0", "r_drop_alpha was 0.0, is now 5.0"]),
         ({"ema_decay": 0.9}, {"ema_decay": 0.5}, ["ema_decay was 0.9, is now 0.5"]),
         ({"ema_decay": 0.9}, {}, ["ema_decay was 0.9, is now 0.0"]),
         ({}, {"max_grad_norm": 5.0}, ["max_grad_norm was 1.0, is now 5.0"]),

@@ -1,4 +1,4 @@
-"""Training objectives beyond cross-entropy: SimCut and word-level distillation, and the interface they share."""
+"""Training objectives beyond cross-entropy: consistency and word-level distillation, and the interface they share."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
