@@ -1,6 +1,7 @@
 """Every way to load a model refuses weights that are missing, unexpected or of another shape, and foreign classes."""
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -124,10 +125,12 @@ DAMAGES = {
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("loader", LOADERS)
-def test_loading_refuses_other_weights_in_one_line(good, loader, damage, tmp_path, capsys):
+def test_loading_refuses_other_weights_in_one_line(good, loader, damage, tmp_path, capsys, caplog, monkeypatch):
     folder = damaged(good, damage)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     with pytest.raises((UserError, SystemExit)) as caught:
         LOADERS[loader](folder, good, tmp_path)
+    assert "LOAD REPORT" not in caplog.text
     message = str(caught.value) if isinstance(caught.value, UserError) else capsys.readouterr().err + str(caught.value)
     assert str(folder) in message and any(part in message for part in DAMAGES[damage].split("|")), message
     assert "Traceback" not in message

@@ -2,7 +2,9 @@
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from logging import LogRecord
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +107,27 @@ def load_whole(model_class: Any, folder: Path, **settings: Any) -> PreTrainedMod
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,
     }
-    model, info = model_class.from_pretrained(folder, **settings)
+    with _without_load_report():
+        model, info = model_class.from_pretrained(folder, **settings)
     check_weights(folder, info)
     _check_dtypes(folder, model)
     _check_architecture(folder, model)
     return model
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """Keep transformers from logging its table of weights that do not fit: `check_weights` names them in one line."""
+
+    def is_other(record: LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    loading_logger = logging.get_logger("transformers.modeling_utils")
+    loading_logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        loading_logger.removeFilter(is_other)
 
 
 # Classes of the user
