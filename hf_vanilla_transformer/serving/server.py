@@ -49,7 +49,7 @@ def load_server(options: ServeOptions) -> Server:
             f"shortlist: {options.shortlist} is for one model, not for {len(options.models)}"
         )
     if (sequences := _sequence_folder(options.models)) is not None:
-        return Server([_sequence_model(sequences, options)], _named_hosts(options))
+        return Server([_sequence_model(*sequences, options)], _named_hosts(options))
     first: dict[Path, LanguagePair] = {}  # of each model
     pairs: list[LanguagePair] = []
     for (source, target), folder in model_folders(options.models).items():
@@ -69,17 +69,26 @@ def load_server(options: ServeOptions) -> Server:
     return Server(pairs, _named_hosts(options), options.pivot)
 
 
-def _sequence_folder(models: Sequence[str]) -> Path | None:
-    """The folder of a model of sequences, which is served alone. None if the models are of languages."""
+def _sequence_folder(models: Sequence[str]) -> tuple[str, Path] | None:
+    """The name and the folder of a model of sequences, which is served alone. None if the models are of languages.
+
+    Args:
+        models: `FOLDER`, whose name is that of the model, or `NAME=FOLDER`.
+    """
     for model in models:
+        name, _, rest = model.partition("=")
         folder = Path(model)
+        if folder.is_dir() or not rest:
+            name = folder.resolve().name
+        else:
+            folder = Path(rest)
         if not folder.is_dir() or tokenizer_task(*load_tokenizers(folder)) == "language":
             continue
         if len(models) > 1:
             raise UserError(
                 f"--model: {model} is of sequences: serve it alone, at a port of its own"
             )
-        return folder
+        return name, folder
     return None
 
 
@@ -101,10 +110,10 @@ def _load_translator(folder: Path, options: ServeOptions) -> Translator:
     )
 
 
-def _sequence_model(folder: Path, options: ServeOptions) -> SequenceModel:
+def _sequence_model(name: str, folder: Path, options: ServeOptions) -> SequenceModel:
     translator = _load_translator(folder, options)
     site = _site(folder, None, None, translator)
-    return SequenceModel(folder.resolve().name, translator, site, **options.engine)
+    return SequenceModel(name, translator, site, **options.engine)
 
 
 def _site(

@@ -162,9 +162,10 @@ def test_page_lists_predictions_after_a_chosen_start(client: Any) -> None:
 
 
 def test_server_takes_one_model_of_sequences(tmp_path: Path) -> None:
-    server = load_server(ServeOptions(models=[SHIPPED], device="cpu", dtype="float32"))
-    server.close()
-    assert [pair.name for pair in server.pairs] == ["g2p_en"]
+    for model, name in ((SHIPPED, "g2p_en"), (f"phonemes={SHIPPED}", "phonemes")):
+        server = load_server(ServeOptions(models=[model], device="cpu", dtype="float32"))
+        server.close()
+        assert [(type(pair), pair.name) for pair in server.pairs] == [(SequenceModel, name)]
     languages = f"en-de={echo_folder(tmp_path / 'echo')}"
     for others in ([languages, SHIPPED], [SHIPPED, SHIPPED]):
         assert f"{SHIPPED} is of sequences: serve it alone" in error_of(load_server, ServeOptions(others))
