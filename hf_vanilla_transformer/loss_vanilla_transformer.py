@@ -172,7 +172,14 @@ class _FusedObjective(torch.autograd.Function):
         )
         with torch.autocast(device_type, enabled=False):
             return _losses_and_gradients(
-                hidden, weight, bias, labels, differentiate, uniform, grad, dtype
+                hidden=hidden,
+                weight=weight,
+                bias=bias,
+                labels=labels,
+                differentiate=differentiate,
+                uniform=uniform,
+                grad=grad,
+                dtype=dtype,
             )
 
     @staticmethod
@@ -224,9 +231,9 @@ def _losses_and_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Compute the outputs of `_FusedObjective`: two sums, the positions that have gradients, and the gradients.
 
-    On a CPU these are the N' positions with a label, and memory is used again. Elsewhere and under torch.compile they
-    are all positions, None, and those without a label have the weight 0. Then all shapes follow from those of the
-    arguments, and nothing is read by the host nor made there.
+    On a CPU, only the N' positions with a label are computed, in one buffer for all chunks. On other devices and under
+    torch.compile, all positions are computed, and those without a label have the weight 0. All shapes then follow from
+    those of the arguments, without a wait of the host. The positions returned are None.
     """
     passes = len(hidden)
     vocab_size = len(weight)
@@ -283,12 +290,13 @@ def _losses_and_gradients(
         else:
             flat = torch.addmm(cast_bias, states, cast_weight.T, out=out)
         logits = flat.unflatten(0, (passes, -1))  # (P, n, V)
-        some = targets[chunk]  # (n, 1), without those of the rounding
+        chunk_targets = targets[chunk]  # (n, 1), without those of the rounding
         positions = chunk if counted is None else counted[chunk]
-        counts = None if weights is None else weights[chunk]
-        sums = sums + differentiate(logits[:, : len(some)], some, positions, counts)
+        chunk_weights = None if weights is None else weights[chunk]
+        chunk_logits = logits[:, : len(chunk_targets)]
+        sums = sums + differentiate(chunk_logits, chunk_targets, positions, chunk_weights)
         if counted is not None:
-            logits[:, len(some) :] = 0
+            logits[:, len(chunk_targets) :] = 0
         if not grad:
             continue
         grad_tokens[:, chunk] = logits @ cast_weight  # (P, n, D)

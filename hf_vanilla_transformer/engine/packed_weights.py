@@ -108,7 +108,13 @@ class PackedLayer(nn.Module):
     ) -> Tensor:
         """Eq. 1 for the beams (R, H · d_k) of each sentence over the keys and values (B, N, ·) that they share."""
         if isinstance(mask, View):
-            output = c_kernels.attend(query.float(), self.widths, scaling, kv, mask)
+            output = c_kernels.attend(
+                query=query.float(),
+                widths=self.widths,
+                scaling=scaling,
+                cache=kv,
+                view=mask,
+            )
             return output.to(query.dtype)
         return self.attend_all(query, kv, mask, self.widths[0], self.key_width, scaling)
 
