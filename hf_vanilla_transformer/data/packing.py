@@ -222,8 +222,7 @@ class FlatIds:
         for table in column.iter(batch_size=ROWS_PER_READ):
             for chunk in table[name].chunks:
                 part = chunk.flatten().to_numpy(zero_copy_only=False)
-                fits = not len(part) or int(part.max()) < 2**16
-                ids.append(part.astype(np.uint16 if fits else np.int32))
+                ids.append(part.astype(_smallest_dtype(part)))
                 lengths.append(chunk.value_lengths().to_numpy(zero_copy_only=False))
         return cls.of_parts(ids, lengths)
 
@@ -231,6 +230,19 @@ class FlatIds:
     def lengths(self) -> np.ndarray:
         """The number of tokens of each sentence, (N,)."""
         return np.diff(self.starts)
+
+
+def _smallest_dtype(ids: np.ndarray) -> type[np.integer]:
+    """The smallest of three dtypes that holds ids, of which -100 is one."""
+    if not len(ids):
+        return np.uint16
+    low, high = int(ids.min()), int(ids.max())
+    fitting = (
+        dtype
+        for dtype in (np.uint16, np.int32)
+        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max
+    )
+    return next(fitting, np.int64)
 
 
 @dataclass
@@ -285,9 +297,10 @@ class PackedLayout:
         """
         source = _RowsOfSide.of(pairs.source, rows, self.source_places)
         target = _RowsOfSide.of(pairs.target, rows, self.target_places)
-        # shifted right within each pair (§3.1)
+        # shifted right within each pair (§3.1), as in `shift_right`
         previous = np.roll(target.ids, 1)
         inputs = np.where(target.position == 0, self.decoder_start_token_id, previous)
+        inputs[inputs == IGNORED] = self.decoder_pad_token_id
         return {
             "input_ids": source.laid_out(source.ids, free=self.pad_token_id),
             "segment_ids": source.laid_out(source.segment, free=0),

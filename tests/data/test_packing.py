@@ -12,6 +12,7 @@ from transformers import BartConfig, BartForConditionalGeneration, MarianConfig,
 from hf_vanilla_transformer.data import PackedCollator, packed_forward
 from hf_vanilla_transformer.data.batching import pair_lengths
 from hf_vanilla_transformer.data.packing import (
+    FlatIds,
     FlatPairs,
     PackedBatchSampler,
     PackedLayout,
@@ -76,6 +77,37 @@ def test_packed_rows_have_the_gradients_of_padded_pairs(fields: dict[str, Any]) 
     assert found == pytest.approx(loss, rel=1e-9)
     for name, gradient in expected.items():
         torch.testing.assert_close(actual[name], gradient, rtol=1e-9, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("vocab_size", [65_436, 70_000])
+def test_unlabelled_tokens_and_large_ids_are_those_of_padded_pairs(vocab_size: int) -> None:
+    """-100 is in the first place, inside and at the end of targets, and stands for the pad token in the decoder."""
+    model = tiny_model(vocab_size=vocab_size, d_model=16).train()
+    rng = np.random.default_rng(2)
+    rows: list[dict[str, list[int]]] = []
+    for number in range(12):
+        source, labels = (rng.integers(vocab_size - 200, vocab_size, size).tolist() for size in (4, 5))
+        for place in ((), (0,), (2, 3), (4,))[number % 4]:
+            labels[place] = -100
+        rows.append({"input_ids": source, "labels": labels})
+    expected = model(**padded_batch(rows)).loss
+    expected.backward()
+    wanted = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    layout = PackedLayout.of(model.config, (16, 20))
+    parts = np.split(np.arange(len(rows)), 4)
+    for pairs in (FlatPairs.of_table(Dataset.from_list(rows)), FlatPairs.of_rows(rows)):
+        model.zero_grad()
+        loss = model(**packed_inputs(layout.pack(pairs, parts), model.config, torch.float32)).loss
+        loss.backward()
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(model.get_parameter(name).grad, gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_ids_of_a_column_are_kept_whatever_their_size() -> None:
+    for extremes in ([0, 65_535], [-100, 5], [0, 65_536], [2**33, 1]):
+        column = FlatIds.of_column(Dataset.from_list([{"labels": extremes}]), "labels")
+        assert column.ids.tolist() == extremes
 
 
 OTHERS = {

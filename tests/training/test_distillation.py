@@ -129,6 +129,9 @@ def test_distillation_update_is_the_same_in_1_or_8_batches(tmp_path: Path, top: 
 
 def test_teacher_top_finds_the_distributions_of_each_pair() -> None:
     model, pairs = tiny_model(5), random_pairs(300)
+    for number, place in ((41, 0), (42, 1), (43, 0)):
+        pairs[number]["labels"] = [5, 6, 7, 2]
+        pairs[number]["labels"][place] = -100
     teacher = Teacher.__new__(Teacher)
     teacher.models = [model]
     kept = TopOfCorpus(3, pairs, collate, teacher._distributions)

@@ -150,8 +150,9 @@ class TopOfCorpus:
         for first in range(0, len(order), PAIRS_AT_ONCE):
             rows = [pairs[int(number)] for number in order[first : first + PAIRS_AT_ONCE]]
             for row in rows:
-                self.start[_key(row["input_ids"], row["labels"])] = end
-                end += len(row["labels"])
+                labels = _without_padding(np.asarray(row["labels"]))
+                self.start[_key(row["input_ids"], labels)] = end
+                end += int((labels != IGNORED).sum())
             batch = collator(
                 [{name: row[name] for name in ("input_ids", "labels")} for row in rows]
             )
@@ -175,17 +176,22 @@ class TopOfCorpus:
         sources, real = (batch[name].cpu().numpy() for name in ("input_ids", "attention_mask"))
         index = np.zeros(labels.shape, dtype=np.int64)
         for row, (source, mask, label) in enumerate(zip(sources, real, labels, strict=True)):
-            target = label[label != IGNORED]
-            if len(target):
-                index[row, : len(target)] = self.start[_key(source[mask != 0], target)] + np.arange(
-                    len(target)
-                )
+            counted = np.flatnonzero(label != IGNORED)
+            if len(counted):
+                first = self.start[_key(source[mask != 0], _without_padding(label))]
+                index[row, counted] = first + np.arange(len(counted))
         chosen = torch.from_numpy(index.ravel())
         device = batch["labels"].device  # (B T,)
         probabilities = self.probabilities[chosen].to(device).float()  # (B T, K)
         return TopDistributions(
             self.tokens[chosen].to(device).long(), F.normalize(probabilities, p=1, dim=1)
         )
+
+
+def _without_padding(labels: np.ndarray) -> np.ndarray:
+    """Labels without -100 at their end. Those before it are a part of the target."""
+    counted = np.flatnonzero(labels != IGNORED)
+    return labels[: counted[-1] + 1] if len(counted) else labels[:0]
 
 
 def _key(source: Sequence[int] | np.ndarray, target: Sequence[int] | np.ndarray) -> bytes:
