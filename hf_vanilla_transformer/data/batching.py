@@ -72,14 +72,13 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
         bucket = (self.source_lengths + rng.integers(BUCKET)) // BUCKET
         # The last key counts first.
         order = np.lexsort((rng.random(len(self)), self.target_lengths, bucket))
-        starts = np.arange(0, len(order), self.batch_size)
-        if len(order) % self.batch_size:
-            # The loader splits after every `batch_size` pairs, so the incomplete batch must stay last.
-            starts = np.append(rng.permutation(starts[:-1]), starts[-1])
-        else:
-            starts = rng.permutation(starts)
-        for start in starts:
-            yield from order[start : start + self.batch_size].tolist()
+        rest = len(order) % self.batch_size
+        # The loader splits after every `batch_size` pairs, so the incomplete batch must stay last. It is from a random
+        # place: `dataloader_drop_last` would leave out the longest pairs in every epoch.
+        place = rng.integers(len(order) - rest + 1)
+        last = order[place : place + rest]
+        whole = np.delete(order, np.s_[place : place + rest]).reshape(-1, self.batch_size)
+        yield from np.append(rng.permutation(whole).flatten(), last).tolist()
 
 
 # Batches by number of tokens (§5.1)

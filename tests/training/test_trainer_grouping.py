@@ -56,6 +56,26 @@ def test_length_groups_pad_less_than_grouping_by_source(lengths):
     assert ours < 0.1
 
 
+@pytest.mark.parametrize("count", [5, 1000])
+def test_incomplete_batch_is_from_all_lengths(lengths, count):
+    """`dataloader_drop_last` leaves it out."""
+    sides = [side[:count] for side in lengths]
+    sampler = LengthGroupedSampler(*sides, BATCH, seed=1)
+    rest = count % BATCH
+    left_out = []
+    for epoch in range(60):
+        sampler.set_epoch(epoch)
+        order = list(sampler)
+        assert order == list(sampler) and sorted(order) == list(range(count))
+        left_out.append(order[count - rest :])
+    if count > BATCH:
+        means = [sides[0][last].mean() for last in left_out]
+        quarters = np.quantile(sides[0], [0.25, 0.75])
+        assert min(means) < quarters[0] and max(means) > quarters[1]
+        times = np.bincount(np.concatenate(left_out), minlength=count)
+        assert times.max() <= 6  # 60 · 8 / 1,000 is 0.5 on average
+
+
 def trainer(folder, count=26, collator=None, **settings):
     rng = np.random.default_rng(1)
 
