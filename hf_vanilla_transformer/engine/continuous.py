@@ -166,7 +166,9 @@ def _search_of(
         )
     start = model.generation_config.decoder_start_token_id
     ids = torch.tensor([[start]], device=model.device)  # only its batch size counts
-    search, limits, uncovered = plan_search(model, ids, None, settings, refill=True)
+    # Only its length counts, also in the limit of a translation.
+    prefix = {"decoder_input_ids": ids.expand(1, 1 + prefix_length)}
+    search, limits, uncovered = plan_search(model, ids, None, settings | prefix, refill=True)
     if search is None:
         raise UserError(
             f"model: its generation_config.json sets {', '.join(uncovered)}; a shared search has none"
@@ -183,5 +185,4 @@ def _search_of(
 
     generate: Any = GenerationMixin.generate  # not this package's `generate`, which searches
     with torch.inference_mode():
-        prefix = {"decoder_input_ids": ids.expand(1, 1 + prefix_length)}  # only its length counts
         return generate(model, ids, custom_generate=started, **(limits | settings | prefix))

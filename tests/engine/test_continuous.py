@@ -117,3 +117,24 @@ def test_translations_of_a_step_are_copied_to_the_host_together(monkeypatch: pyt
         found = search.step()
     assert [len(hypotheses) for _, hypotheses in found] == [2] * 6
     assert len(copied) <= 5
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+@pytest.mark.parametrize("over", [-5, 0, 1])
+@pytest.mark.parametrize("prefix", [[], [7], [7, 9, 11]], ids=len)
+def test_limit_of_the_source_does_not_count_a_prefix(prefix: list[int], over: int, optimized: bool) -> None:
+    model = varied_model(end=-1e4)  # every translation is as long as it may be
+    if optimized:
+        optimize_for_inference(model)
+    settings = {"max_length_over_source": over}
+    search = ContinuousSearch(model, prefix_length=len(prefix), num_beams=3, **settings)
+    search.join([(i, source, 1, prefix) for i, source in enumerate(SOURCES)])
+    found: dict[int, Any] = {}
+    while search:
+        found |= dict(search.step())
+    start = model.generation_config.decoder_start_token_id
+    for i, source in enumerate(SOURCES):
+        given = torch.tensor([[start, *prefix]])
+        tokens, _ = alone(model, source, 3, 1, decoder_input_ids=given, **settings)[0]
+        assert found[i][0].tokens == tokens
+        assert len(tokens) == len(prefix) + max(len(source) + over, 1)
