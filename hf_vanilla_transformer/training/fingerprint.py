@@ -37,6 +37,10 @@ from .distributed import print_main
 RUN_STATE = "run_state.json"
 CHECKED = (".json", ".safetensors")
 REMEDY = "optimizer and model continue with that; set it again, or start a run in a new output_dir"
+_NEW_OPTIMIZER = (
+    "the saved optimizer and schedule continue with that; set it again, or start a new optimizer and schedule from "
+    "these weights, in a new output_dir, with model_name_or_path={checkpoint}"
+)
 _NEW_EPOCH = "restart the epoch with ignore_data_skip=True"
 DATA_REMEDY = f"resume with that, or {_NEW_EPOCH}"
 _SAME_CODE = "resume with the version of the code that trained it"
@@ -238,6 +242,8 @@ def compare(checkpoint: Path, saved: RunState, now: RunState, new_epoch: bool) -
     """
     known = {*now.fixed, *now.data, *now.objective, *now.settings}
     known |= {*SELECTION, CHOICE, UPDATES, *TOKENIZER, *COMPARED_AS, *IRRELEVANT, *_FORMER}
+    chosen = {name: now.fixed[name] for name in (*OPTIMIZATION, "precision") if name in now.fixed}
+    require_same(checkpoint, saved.fixed, chosen, _NEW_OPTIMIZER.format(checkpoint=checkpoint))
     require_same(checkpoint, saved.fixed, now.fixed, REMEDY)
     new_run = "start a run in a new output_dir"
     _require_known(checkpoint, _unknown(saved.fixed, known), f"{_SAME_CODE}, or {new_run}")

@@ -115,7 +115,7 @@ class TrainingReport(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        if state.is_world_process_zero:
+        if state.is_world_process_zero and state.global_step < state.max_steps:
             limit = (
                 f", at most {args.max_minutes:g} minutes"
                 if getattr(args, "max_minutes", None)

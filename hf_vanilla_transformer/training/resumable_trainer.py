@@ -109,6 +109,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         self._epoch = 0
         self._epoch_start = 0  # the number of updates before this epoch
         self._resumed_from: Path | None = None
+        self._resumed_step = 0
         self._resume_position: dict[str, Any] = {}  # `RunState.position` of that checkpoint
         self._staging: Path | None = None  # the folder that a checkpoint is being written to
 
@@ -174,7 +175,25 @@ class ResumableTrainer(Seq2SeqTrainer):
         )
         if self.state.global_step == 0:
             raise UserError("no update was trained: the training data has no batch")
+        if self.has_nothing_left:
+            print_main(
+                f"nothing left to train: {self._end_of_run()}; model_name_or_path={checkpoint} starts a new run from it"
+            )
         return outcome
+
+    @property
+    def has_nothing_left(self) -> bool:
+        """True after `train` if the run had ended before it was resumed."""
+        return self._resumed_from is not None and self.state.global_step == self._resumed_step
+
+    def _end_of_run(self) -> str:
+        """Why a resumed run trained no update."""
+        step = self.state.global_step
+        if step >= self.state.max_steps:
+            return f"update {step:,} of {self.state.max_steps:,} is done, set a higher max_steps"
+        if self._minutes_left() == 0:
+            return "its max_minutes are over, and include the time before the resume"
+        return "it had stopped early"
 
     def _start_or_resume(self, checkpoint: Path | None) -> None:
         """Refuse a checkpoint that is damaged or of a different run, and read its position in the data."""
@@ -192,7 +211,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         self._code = {f"code of {name}": code_digest(part) for name, part in parts.items()}
         if checkpoint is None:
             return
-        read_json_object(checkpoint / TRAINER_STATE)
+        self._resumed_step = read_json_object(checkpoint / TRAINER_STATE).get("global_step", 0)
         if not self.is_deepspeed_enabled:
             require_training_state(checkpoint, self.args.world_size)
         saved = read_run_state(checkpoint)

@@ -401,7 +401,8 @@ def train(
                 f"interrupted at step {step}; {resume_hint(run)}",
                 stop.signals.received or signal.SIGINT,
             )
-    print_main(f"trained {counted(step, 'update')} in {duration(seconds)}")
+    if not trainer.has_nothing_left:
+        print_main(f"trained {counted(step, 'update')} in {duration(seconds)}")
     # After a resume they cover only the part since then.
     metrics = outcome.metrics if checkpoint is None else {}
     return metrics | {"train_updates": step, "train_seconds": seconds, "epoch": trainer.state.epoch}

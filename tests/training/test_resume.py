@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
+from safetensors.torch import load_file
 from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
@@ -131,6 +132,8 @@ def test_resume_with_another_setting_is_refused(run, changed, value):
     message = error_of(trained, run, max_steps=3, resume=True, **TOKENS | {changed: value})
     name = "precision" if changed == "bf16" else changed
     assert message.startswith(f"{name}: ") and "checkpoint-2" in message
+    of_data = changed in ("seed", "tokens_per_update", "max_tokens_per_batch")
+    assert (f"model_name_or_path={run / 'checkpoint-2'}" in message) is not of_data
 
 
 @pytest.mark.slow
@@ -237,10 +240,13 @@ def test_stream_by_pairs_resumes_within_a_later_pass(whole_stream, tmp_path, ste
 
 
 @pytest.mark.parametrize("settings", [TOKENS, {"per_device_train_batch_size": 8}], ids=["tokens", "pairs"])
-def test_finished_run_is_not_trained_further(tmp_path, settings):
+def test_finished_run_is_not_trained_further(tmp_path, capsys, settings):
     expected = trained(tmp_path, max_steps=6, **settings)  # not at the end of an epoch
     before = (tmp_path / "checkpoint-6" / "model.safetensors").read_bytes()
+    assert "nothing left" not in capsys.readouterr().out
     resumed = trained(tmp_path, max_steps=6, resume=True, **settings)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "nothing left to train" in line]
+    assert "update 6 of 6" in line and f"model_name_or_path={tmp_path / 'checkpoint-6'}" in line
     assert resumed.state.global_step == 6 and not (tmp_path / "checkpoint-7").exists()
     assert torch.equal(flat(resumed.model), flat(expected.model))
     assert (tmp_path / "checkpoint-6" / "model.safetensors").read_bytes() == before
@@ -263,14 +269,16 @@ def judged(folder, scores, resume=None, patience=2, **settings):
     return trained(folder, kind=Judged, resume=resume, **settings)
 
 
-def test_early_stopping_counts_evaluations_before_a_resume(tmp_path):
+def test_early_stopping_counts_evaluations_before_a_resume(tmp_path, capsys):
     scores = {1: 5.0, 2: 4.0, 3: 3.0, 4: 9.0, 5: 1.0, 6: 1.0, 7: 1.0, 8: 1.0, 9: 1.0}
     assert judged(tmp_path / "whole", scores, max_steps=9).state.global_step == 3
     judged(tmp_path / "resumed", scores, max_steps=2)
     resumed = judged(tmp_path / "resumed", scores, max_steps=9, resume=True)
     assert resumed.state.global_step == 3
     # stopped early: nothing is trained further, unless with more patience
+    assert "nothing left" not in capsys.readouterr().out
     assert judged(tmp_path / "resumed", scores, max_steps=9, resume=True).state.global_step == 3
+    assert "nothing left to train: it had stopped early" in capsys.readouterr().out
     patient = judged(tmp_path / "resumed", scores, max_steps=9, resume=True, patience=3)
     assert patient.state.global_step == 7
 
@@ -290,11 +298,23 @@ def test_early_stopping_can_be_added_by_a_resume(tmp_path):
     assert judged(tmp_path, scores, resume=True, max_steps=9).state.global_step == 5
 
 
-def test_time_limit_survives_restored_callback_states(text_run, tmp_path):
+def test_time_limit_survives_restored_callback_states(text_run, tmp_path, capsys):
     run, files = shutil.copytree(text_run[0], tmp_path / "run"), text_run[1]
     settings = {"resume_from_checkpoint": True, "restore_callback_states_from_checkpoint": True, "max_steps": 40}
     results = train(run, **files, **settings, max_minutes=1e-6)
     assert results["train_updates"] == 2  # the time had been spent before
+    printed = capsys.readouterr().out
+    assert "nothing left to train: its max_minutes are over" in printed and "trained 2 updates" not in printed
+
+
+def test_new_optimizer_starts_from_a_checkpoint(text_run, tmp_path):
+    run, files = text_run
+    settings = {"vocab_size": None, "learning_rate": 0.0, "lr_scheduler_type": "constant", "optim": "sgd", "seed": 5}
+    results = train(tmp_path / "run", **files, **settings, model_name_or_path=run / "checkpoint-1", max_steps=3)
+    assert results["train_updates"] == 3
+    for other, equal in (("checkpoint-1", True), ("checkpoint-2", False)):
+        first, second = (load_file(each / "model.safetensors") for each in (run / other, tmp_path / "run"))
+        assert all(first[name].equal(second[name]) for name in first) is equal
 
 
 # 5. LoRA
