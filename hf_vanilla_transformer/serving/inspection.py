@@ -176,7 +176,7 @@ class Inspector:
 
 
 def _rounded(numbers: Tensor, decimals: int) -> list:
-    return numbers.double().round(decimals=decimals).tolist()
+    return numbers.cpu().double().round(decimals=decimals).tolist()
 
 
 class _TokenTexts:
