@@ -306,7 +306,9 @@ def _join(names: list[str], output: str | Path) -> None:
     folder = _parts_of(output)
     parts = [folder / name for name in names]
     if file_format(Path(output)) == ".parquet":
-        _write_parquet(parts, output, json.loads((folder / _JOB).read_text())["table"])
+        _write_parquet(
+            parts, output, json.loads((folder / _JOB).read_text(encoding="utf-8"))["table"]
+        )
     else:
         with open_to_write(output) as stream:
             for part in parts:

@@ -6,6 +6,7 @@ nor transformers. The second returns the exit status or None.
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from types import ModuleType
@@ -46,6 +47,7 @@ KERNELS_KEPT = {
 
 def main(arguments: list[str] | None = None) -> None:
     """The console command. Always raises SystemExit, with the status of the subcommand, or 2 if there is none."""
+    _escape_output()
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in SUBCOMMANDS:
         name, *own = arguments
@@ -72,6 +74,15 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(0)
     hint = did_you_mean(parsed.subcommand, SUBCOMMANDS) or f"choose from {', '.join(SUBCOMMANDS)}"
     parser.exit(2, f"error: {parsed.subcommand}: no such subcommand; {hint}\n")
+
+
+def _escape_output() -> None:
+    """Let standard output escape the characters that its encoding lacks, as standard error does.
+
+    The code pages of Windows and the locale C have few characters, and a report must not end the work it reports.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:
