@@ -234,8 +234,8 @@ LOADED = {
     "data.language_tokens": 12,
     "inference.languages": 20,
     "evaluation.metrics": 25,
-    "inference.translator": 35,
-    "training.trainer": 46,
+    "inference.translator": 36,
+    "training.trainer": 47,
 }
 
 

@@ -6,20 +6,16 @@ the time of its request is up, and it may take only so much memory. The sentence
 
 import asyncio
 import json
-import multiprocessing
-import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import ceil
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any
 
 from ..documents.document_files import translate_document
 from ..inference.placement import TranslatedPart
 from ..utils.errors import UserError
+from ..utils.system_calls import limit_process, process_context
 
 _AT_ONCE = 1  # documents: each takes the memory of its own process
 _MOST_MEMORY = 350_000_000  # bytes that a document may take in its process
@@ -30,8 +26,6 @@ _SECONDS_TO_END = 2.0  # that documents have when the server ends
 _FAILED = 1  # exit status of a process after an error of its own, which it has printed
 
 _NO_MEMORY: dict[str, object] = {"error": "file: reading this document takes too much memory"}
-
-_PROC_MEMORY = Path("/proc/self/statm")  # of Linux
 
 #: Translates the texts of a document in the server.
 TranslateInServer = Callable[[Sequence[str]], Awaitable[list[list[TranslatedPart]]]]
@@ -58,11 +52,7 @@ class DocumentProcesses:
     """Translates uploaded documents, some at a time, each in a process of its own."""
 
     def __init__(self) -> None:
-        methods = multiprocessing.get_all_start_methods()
-        self._context: Any = multiprocessing.get_context(
-            "forkserver" if "forkserver" in methods else "spawn"
-        )
-        self._context.set_forkserver_preload([__name__])
+        self._context = process_context(preload=__name__)
         self._free = asyncio.Semaphore(_AT_ONCE)
         self._tasks: set[asyncio.Task[bytes]] = set()
         self._has_ended = False
@@ -144,7 +134,7 @@ def _read_document(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, OSError):  # the server has ended the work
         upload: Upload = connection.recv()
-        _limit_resources(upload.seconds, upload.memory)
+        limit_process(upload.seconds, upload.memory, _NICENESS)
         content = b""
         answer = _NO_MEMORY
         try:
@@ -180,18 +170,3 @@ def _translated(upload: Upload, connection: Connection) -> bytes:
 def _send(connection: Connection, message: dict[str, object]) -> None:
     """Send a message as JSON: a process that reads documents of strangers sends no pickles."""
     connection.send_bytes(json.dumps(message).encode())
-
-
-def _limit_resources(seconds: float, memory: int) -> None:
-    """Limit the memory and the computing of this process, where the system has such limits."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return
-    os.nice(_NICENESS)
-    most = ceil(seconds)
-    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
-    if _PROC_MEMORY.exists():
-        used = int(_PROC_MEMORY.read_text().split()[0]) * resource.getpagesize()
-        limit = used + memory
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

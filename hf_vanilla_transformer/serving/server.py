@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import math
-import os
 import signal
 import socket
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from ..data.tokenizer_files import load_tokenizers
 from ..documents.documents import sentence_splitter
 from ..inference.translator import Translator
 from ..utils.errors import UserError, check_at_least_one
+from ..utils.system_calls import encodable, open_files, raise_open_files
 from ..web.page import model_facts
 from .app import create_app
 from .http_rules import LOOPBACK
@@ -138,15 +138,11 @@ def run(options: ServeOptions) -> None:
         gc.freeze()  # a collection looks at all loaded modules otherwise, and stops every thread for a second
         host, port = listening.getsockname()[:2]
         pairs = ", ".join(pair.name for pair in server.pairs)
-        print(
-            f"serving {pairs} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends it)",
-            flush=True,
-        )
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        print(encodable(f"serving {pairs} on {address} (Ctrl-C ends it)"), flush=True)
         for pair in server.models:
-            print(
-                f"{pair.name} computes in {pair.translator.describe()['dtype']} (--dtype changes it)",
-                flush=True,
-            )
+            dtype = pair.translator.describe()["dtype"]
+            print(encodable(f"{pair.name} computes in {dtype} (--dtype changes it)"), flush=True)
         if options.host not in LOOPBACK and options.limits.api_key is None:
             print(
                 "anyone who reaches this address can use the models; --api_key_file restricts that",
@@ -199,16 +195,8 @@ def _bound_socket(host: str, port: int) -> socket.socket:
 
 def _connection_limit() -> int:
     """The number of files that the process may open for connections, after raising its limit."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return 1024
-    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if resource.RLIM_INFINITY != limit < _OPEN_FILES:
-        limit = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    opened = len(os.listdir("/dev/fd")) if os.path.isdir("/dev/fd") else _SPARE_FILES
-    return max(16, limit - opened - _SPARE_FILES)
+    limit = raise_open_files(_OPEN_FILES)
+    return max(16, limit - open_files() - _SPARE_FILES)
 
 
 def _protocol(max_connections: int) -> Any:

@@ -1,6 +1,5 @@
 """A wrong value of an argument is refused at once, not in the middle of training."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,6 +10,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..evaluation.metric_names import LOWER_IS_BETTER
 from ..utils.errors import UserError, did_you_mean, missing_extra
 from ..utils.number_ranges import check_ranges
+from ..utils.system_calls import memory_size
 
 _AT_LEAST_1 = (
     "max_tokens_per_batch",
@@ -179,8 +179,8 @@ def check_size(config: VanillaTransformerConfig) -> None:
     )
     if config.position_encoding_type == "learned":
         parameters += 2 * config.max_position_embeddings * d
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if 4 * parameters > memory:
+    memory = memory_size()
+    if memory is not None and 4 * parameters > memory:
         raise UserError(
             f"the model would have {parameters:,} parameters, {4 * parameters / 1e9:,.0f} GB, and this machine has "
             f"{memory / 1e9:,.0f} GB: make its fields smaller (d_model={d}, …)"

@@ -1,8 +1,6 @@
 """Callbacks of a run: a stop with a complete checkpoint, an average of the weights, memory and threads of a CPU."""
 
-import ctypes
 import math
-import sys
 import time
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from transformers.trainer_callback import ExportableState
 
 from ..utils.cpu_time import fitting_threads
 from ..utils.errors import Interrupted, UserError
+from ..utils.system_calls import release_free_memory
 from ..utils.untrusted import reading_weights
 from .distributed import StopSignals, print_main
 
@@ -237,15 +236,6 @@ class ReleaseFreeMemory(TrainerCallback):
     ) -> None:
         if args.device.type == "cpu" and state.global_step % UPDATES == 0:
             release_free_memory()
-
-
-def release_free_memory() -> bool:
-    """Return the free pages of the C library's heap to the system, and whether the library can do so (glibc)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is None:
-        return False
-    trim(0)
-    return True
 
 
 class FitThreads(TrainerCallback):

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from ..utils.atomic_write import atomic_file, replace_folder, report_full_disk, share_files
 from ..utils.errors import DiskFull, UserError
+from ..utils.system_calls import release_and_remove, replace, sync_to_disk
 from ..utils.untrusted import one_line, read_json_object
 from .distributed import (
     broadcast_from_main,
@@ -87,11 +88,7 @@ def _is_complete(checkpoint: Path) -> bool:
 def move_into_place(staged: Path, target: Path) -> None:
     """Sync a finished folder to disk, then rename it to `target`."""
     for path in (*staged.rglob("*"), staged):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_to_disk(path)
     replace_folder(staged, target)
 
 
@@ -284,8 +281,7 @@ def one_run_at_a_time(run: Path) -> Iterator[None]:
         yield
     finally:
         if lock.is_locked:
-            (run / LOCK).unlink(missing_ok=True)
-            lock.release()
+            release_and_remove(lock)
         for folder in created:
             with suppress(OSError):  # not empty
                 folder.rmdir()
@@ -341,6 +337,6 @@ def staged(run: Path, consequence: str) -> Iterator[Path]:
             for path in sorted(path for path in staging.rglob("*") if path.is_file()):
                 target = run / path.relative_to(staging)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(path, target)
+                replace(path, target)
     finally:
         remove_staging_folder(run)

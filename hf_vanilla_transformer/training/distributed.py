@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from transformers.utils import logging
 
 from ..utils.errors import Interrupted, UserError
+from ..utils.system_calls import encodable, end_later
 from ..utils.system_info import versions
 from ..utils.untrusted import one_line
 
@@ -47,7 +48,7 @@ def silence_other_ranks() -> None:
 def print_main(message: str) -> None:
     """Print to standard output on the main rank only."""
     if is_main_rank():
-        print(message, flush=True)
+        print(encodable(message), flush=True)
 
 
 def broadcast_from_main(make: Callable[[], Value]) -> Value:
@@ -314,7 +315,7 @@ class StopSignals:
             # Python refuses in the middle of a print, and the terminal may be closed.
             again = "Ctrl-C" if self.received == signal.SIGINT else "the signal"
             with suppress(RuntimeError, OSError, ValueError):
-                print(f"\nstopping: {self.message} ({again} again stops at once)", flush=True)
+                print_main(f"\nstopping: {self.message} ({again} again stops at once)")
 
 
 def leave_signals_to_main_process(loader: DataLoader) -> DataLoader:
@@ -334,5 +335,4 @@ def _init_worker(then: Callable[[int], None] | None, worker: int) -> None:
 
 
 def _end_later(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(_WORKER_SECONDS)
+    end_later(_WORKER_SECONDS)

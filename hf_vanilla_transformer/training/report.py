@@ -23,6 +23,7 @@ from ..data.language_tokens import decode_targets
 from ..data.token_kinds import tokenizer_task
 from ..evaluation.metric_names import TITLES, title_of
 from ..utils.markdown import isolated
+from ..utils.system_calls import encodable
 from ..utils.system_info import counted
 
 _GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
@@ -235,7 +236,7 @@ def duration(seconds: float) -> str:
 
 
 def _write(line: str) -> None:
-    tqdm.write(line)  # above the bar, if there is one
+    tqdm.write(encodable(line))  # above the bar, if there is one
     sys.stdout.flush()  # a log file is read while it grows
 
 

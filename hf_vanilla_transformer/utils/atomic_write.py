@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import DiskFull, UserError
+from .system_calls import replace
 
 _FULL = {
     errno.ENOSPC: "no space left on the disk",
@@ -78,7 +79,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         with report_full_disk(target.parent):
             yield temporary
             share_files(temporary)
-            os.replace(temporary, target)
+            replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -117,13 +118,13 @@ def replace_folder(folder: Path, target: Path) -> None:
     """Rename `folder` to `target`. An old `target` is deleted afterwards, or restored if renaming fails."""
     share_files(folder)
     if not target.exists():
-        os.replace(folder, target)
+        replace(folder, target)
         return
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         old = Path(temporary) / "old"
-        os.replace(target, old)
+        replace(target, old)
         try:
-            os.replace(folder, target)
+            replace(folder, target)
         except BaseException:
-            os.replace(old, target)
+            replace(old, target)
             raise

@@ -15,19 +15,14 @@ from pathlib import Path
 
 import torch
 
+from .system_calls import has_low_priority, ticks_per_second, usable_cores
+
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _PROCESS = Path("/proc/self/cgroup")
 _STATISTICS = Path("/proc/stat")
 
 _WINDOW = 1.0  # seconds of a measurement
 _MEMORY = 3  # measurements that a core has to be idle for before it gets a thread
-
-
-def usable_cores() -> set[int]:
-    """Indices of the cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
 
 
 def available_cpus() -> float:
@@ -109,11 +104,11 @@ class CpuTime:
                     + interrupts
                     + soft_interrupts
                     + steal
-                    + (nice if os.nice(0) > 0 else 0)
+                    + (nice if has_low_priority() else 0)
                 )
         return (
             time.monotonic(),
-            busy / os.sysconf("SC_CLK_TCK") if busy else 0.0,
+            busy / ticks_per_second() if busy else 0.0,
             time.process_time(),
         )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from .cpu_time import usable_cores
+from .system_calls import usable_cores
 
 PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
 
