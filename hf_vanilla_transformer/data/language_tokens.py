@@ -3,6 +3,11 @@
 With `>>deu<<` (OPUS-MT; Johnson et al. 2017, arXiv 1611.04558) the source starts with the token of the target
 language. With `__de__` (M2M-100) or `deu_Latn` (NLLB-200) the translation starts with it, and the source has the token
 of its own language. Models that are trained here have one token, on either side.
+
+A token is that of a language if the tokenizer's class says so (Marian, M2M-100, NLLB, mBART), or its
+tokenizer_config.json: `language_tokens` has the token of each code, and `language_marks` the language that a source is
+marked with, "source", "target" or null, and whether a translation starts with the token of its language. A token that
+only looks like one, such as `__end__` or `[Ring1]`, is text.
 """
 
 import re
@@ -12,7 +17,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
-from transformers import AddedToken, PreTrainedTokenizerBase
+from transformers import AddedToken, MarianTokenizer, NllbTokenizer, PreTrainedTokenizerBase
 
 from ..loss_vanilla_transformer import IGNORED
 from ..utils.errors import UserError, did_you_mean, shown
@@ -27,21 +32,15 @@ TokenIds: TypeAlias = "np.ndarray | Sequence[Sequence[int]] | tuple[np.ndarray, 
 CODES = "source_lang", "target_lang"
 
 #: Entries of tokenizer_config.json: the pairs of the training, the languages that the sides are marked with, and the
-#: tokens by code, if their form does not tell.
+#: tokens by code.
 DIRECTIONS = "directions"
 MARKS = "language_marks"
 TOKENS = "language_tokens"
 
-_TOKEN = re.compile(
-    r">>(?P<target>[^\s<>]+)<<|__(?P<both>[a-z]{2,3}(?:[-_]\w+)?)__|(?P<nllb>[a-z]{3}_[A-Z][a-z]{3})|\[(?P<bart>\w{5})\]"
-)
-#: Group of `_TOKEN` -> the language that the source is marked with, and whether the translation has a mark.
-_MARKS_OF_FORMS = {
-    "target": ("target", False),
-    "both": ("source", True),
-    "nllb": ("source", True),
-    "bart": ("source", True),
-}
+# Tokens that are added here, before a source and at the start of a translation.
+_ON_SOURCE = ">>{}<<"
+_ON_TARGET = "__{}__"
+_NLLB_CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")  # of FLORES-200
 _WRITTEN_MARK = re.compile(r"\s*>>([^\s<>]+)<<")
 _SHOWN = 8  # codes in an error
 
@@ -56,7 +55,7 @@ class LanguageTokens:
         target_mark: whether a translation starts with the token of its language.
         at_end: whether the mark of a source follows its end token.
         directions: pairs of codes that the model translates. Empty: all, or unknown.
-        by_name: whether the tokens have names that tokenizer_config.json lists.
+        in_text: whether the tokenizer recognises the tokens in a text.
     """
 
     ids: Mapping[str, int]
@@ -64,7 +63,7 @@ class LanguageTokens:
     target_mark: bool
     at_end: bool = False
     directions: tuple[tuple[str, str], ...] = ()
-    by_name: bool = False
+    in_text: bool = True
 
     @cached_property
     def marks(self) -> frozenset[int]:
@@ -152,52 +151,80 @@ def _spelling(code: str) -> str:
 def language_tokens(
     tokenizer: PreTrainedTokenizerBase, side: Side = "source"
 ) -> LanguageTokens | None:
-    """The language tokens of a tokenizer, or None if it has none. `side` is of one with two vocabularies."""
+    """The language tokens of a tokenizer, or None if it has none. `side` is of one with two vocabularies.
+
+    Raises:
+        UserError: tokenizer_config.json names a token that is missing or has another role, or no `language_marks`.
+    """
     settings = tokenizer.init_kwargs
-    names = settings.get(TOKENS)
-    if names:
-        ids = _ids_of_names(tokenizer, names, side)
-        form = "both"
-    else:
-        ids, form = _ids_of_form(tokenizer)
+    marks = settings.get(MARKS)
+    tokens = tokens_by_language(tokenizer)
+    ids = _ids_of(tokenizer, tokens, side)
+    for code, token in recorded_tokens(settings).items():
+        if code not in ids:
+            raise UserError(
+                f"tokenizer_config.json: {TOKENS}: {code}: {shown(token)} is no token, or has another role"
+            )
+        if marks is None and not _tokens_of_class(tokenizer):
+            raise UserError(
+                f'tokenizer_config.json: {TOKENS} needs {MARKS}, such as ["target", false] for >>de<< before a source'
+            )
     if not ids:
         return None
-    source_mark, target_mark = settings.get(MARKS) or _MARKS_OF_FORMS[form]
+    is_marian = isinstance(tokenizer, MarianTokenizer)
+    source_mark, target_mark = marks or (("target", False) if is_marian else ("source", True))
     return LanguageTokens(
         ids,
         source_mark,
         target_mark,
-        at_end=form == "bart" or getattr(tokenizer, "legacy_behaviour", False),
+        # mBART's class, and NLLB's in its legacy way
+        at_end=len(getattr(tokenizer, "suffix_tokens", None) or ()) > 1,
         directions=tuple((source, target) for source, target in settings.get(DIRECTIONS) or ()),
-        by_name=bool(names),
+        in_text=is_marian or tokenizer.get_added_vocab().keys() >= {*tokens.values()},
     )
 
 
-def _ids_of_names(
-    tokenizer: PreTrainedTokenizerBase, names: Mapping[str, str], side: Side
+def tokens_by_language(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """The token of each language that the class of the tokenizer knows, or its tokenizer_config.json."""
+    return _tokens_of_class(tokenizer) | recorded_tokens(tokenizer.init_kwargs)
+
+
+def recorded_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The token of each language that tokenizer_config.json has a record of."""
+    if TOKENS in settings or MARKS not in settings:
+        return dict(settings.get(TOKENS) or {})
+    # Models that were trained here before the tokens were recorded have one form each.
+    form = _ON_TARGET if settings[MARKS][1] else _ON_SOURCE
+    return {target: form.format(target) for _, target in settings.get(DIRECTIONS) or ()}
+
+
+def _tokens_of_class(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """The token of each language that the class of the tokenizer knows."""
+    if isinstance(tokenizer, MarianTokenizer):
+        # As its `supported_language_codes`, which is empty if source and target have a vocabulary each.
+        tokens = tokenizer.get_vocab()
+        return {token[2:-2]: token for token in tokens if token[:2] == ">>" and token[-2:] == "<<"}
+    if isinstance(tokenizer, NllbTokenizer):
+        special = [str(each) for each in tokenizer.added_tokens_decoder.values() if each.special]
+        return {token: token for token in special if _NLLB_CODE.fullmatch(token)}
+    # M2M-100 has tokens of other names than mBART's.
+    tokens = getattr(tokenizer, "lang_code_to_token", {})
+    return {code: tokens.get(code, code) for code in getattr(tokenizer, "lang_code_to_id", ())}
+
+
+def _ids_of(
+    tokenizer: PreTrainedTokenizerBase, tokens: Mapping[str, str], side: Side
 ) -> dict[str, int]:
-    """The token of each language, by the names in tokenizer_config.json."""
-    vocabulary = target_vocabulary(tokenizer) if side == "target" else None
+    """The token id of each language, without tokens that are missing or have another role."""
+    vocabulary = target_vocabulary(tokenizer) if tokens and side == "target" else None
     numbers = {token: number for number, token in (vocabulary or {}).items()}
-    return {
+    ids = {
         code: numbers.get(name, tokenizer.convert_tokens_to_ids(name))
-        for code, name in names.items()
+        for code, name in tokens.items()
     }
-
-
-def _ids_of_form(tokenizer: PreTrainedTokenizerBase) -> tuple[dict[str, int], str]:
-    """The token of each language, by the form of the tokens, and the group of `_TOKEN` that it is."""
-    ids = dict(getattr(tokenizer, "lang_code_to_id", None) or {})  # M2M-100
-    tokens = list(tokenizer.get_added_vocab())
-    # MarianTokenizer.supported_language_codes is empty if source and target have a vocabulary each
-    if hasattr(tokenizer, "supported_language_codes"):
-        tokens = [token for token in tokenizer.get_vocab() if token.startswith(">>")] + tokens
-    matches = [match for match in map(_TOKEN.fullmatch, dict.fromkeys(tokens)) if match]
-    form = "both" if ids or not matches else str(matches[0].lastgroup)
-    for match in matches:
-        if match.lastgroup == form:
-            ids[match[form]] = tokenizer.convert_tokens_to_ids(match[0])
-    return ids, form
+    roles = {getattr(tokenizer, name) for name in tokenizer.SPECIAL_TOKENS_ATTRIBUTES} - {None}
+    taken = {None, *tokenizer.convert_tokens_to_ids(sorted(map(str, roles)))}
+    return {code: number for code, number in ids.items() if number not in taken}
 
 
 def encode_targets(
@@ -249,24 +276,25 @@ def add_language_tokens(
     settings = tokenizer.init_kwargs
     codes = {target for _, target in directions}
     if known is None:
-        form = ">>{}<<" if on_source else "__{}__"
+        form = _ON_SOURCE if on_source else _ON_TARGET
         recorded = directions
         settings[MARKS] = ["target", False] if on_source else [None, True]
     else:
-        code, number = next(iter(known.ids.items()))
-        form = str(tokenizer.convert_ids_to_tokens(number)).replace(code, "{}")
+        code = next(iter(known.ids))
+        form = tokens_by_language(tokenizer)[code].replace(code, "{}")
         codes |= {source for source, _ in directions if known.source_mark == "source"}
         on_source = not known.target_mark
         recorded = known.directions and (*known.directions, *directions)
-    new = sorted(codes - (known.ids.keys() if known else set()))
+    new = {
+        code: form.format(code) for code in sorted(codes - (known.ids.keys() if known else set()))
+    }
     # special tokens are left out of decoded text, but not recognised in a text
-    tokens = [
-        AddedToken(form.format(code), rstrip=on_source, normalized=False, special=not on_source)
-        for code in new
+    added = [
+        AddedToken(token, rstrip=on_source, normalized=False, special=not on_source)
+        for token in new.values()
     ]
-    tokenizer.add_tokens(tokens, special_tokens=not on_source)
-    if TOKENS in settings:
-        settings[TOKENS] = settings[TOKENS] | {code: form.format(code) for code in new}
+    tokenizer.add_tokens(added, special_tokens=not on_source)
+    settings[TOKENS] = recorded_tokens(settings) | new
     if recorded:
         settings[DIRECTIONS] = [list(pair) for pair in dict.fromkeys(map(tuple, recorded))]
-    return new
+    return [*new]

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from ..data.language_tokens import DIRECTIONS, MARKS
+from ..data.language_tokens import DIRECTIONS, MARKS, recorded_tokens
 from ..data.tokenizer_files import TARGET_FOLDER
 from ..evaluation.metric_names import TITLES
 from ..utils.atomic_write import atomic_file
@@ -299,11 +299,14 @@ def _model_section(directory: Path, facts: CardFacts) -> dict[str, Any]:
     # the usage code gives the target language at the start of the text, or as an argument of `generate`
     mark = forced = ""
     if directions := settings.get(DIRECTIONS):
-        target = directions[0][1]
-        if settings[MARKS][1]:
-            forced = f', forced_bos_token_id=tokenizer.convert_tokens_to_ids("__{target}__")'
-        else:
-            mark = f">>{target}<< "
+        tokens = recorded_tokens(settings)
+        direction = dict(zip(("source", "target"), directions[0], strict=True))
+        source_mark, target_mark = settings[MARKS]
+        if source_mark:
+            mark = f"{tokens[direction[source_mark]]} "
+        if target_mark:
+            token = tokens[direction["target"]]
+            forced = f', forced_bos_token_id=tokenizer.convert_tokens_to_ids("{token}")'
     kind = settings.get("tokenizer_class")
     return {
         "name": _public_value("model_name", facts.model_name),

@@ -102,7 +102,8 @@ class Directions:
             for name, code, known in zip(CODES, direction, self._names, strict=True):
                 if code is not None and code != known:
                     raise UserError(
-                        f"{name}: {code}: this model has one direction, and no tokens of languages"
+                        f"{name}: {code}: this model has one direction, and its tokenizer_config.json names no "
+                        "language_tokens"
                     )
             return direction
         if direction[1] is not None:

@@ -136,7 +136,7 @@ def refuse_languages(target_format: str, tokenizers: Sequence[PreTrainedTokenize
         return
     source = languages.source_mark
     target = languages.target_mark
-    in_text = not target and source != "source" and not languages.by_name
+    in_text = not target and source != "source" and languages.in_text
     reasons = {
         "argos": source and "Argos puts no token of a language before a source",
         "marian-npz": target and "Marian's search has no first token of a translation",

@@ -7,7 +7,7 @@ the same tokens, and pieces that its vocabulary lacks get ids after all others.
 """
 
 import json
-import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import MarianTokenizer, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..data.language_tokens import tokens_by_language
 from ..data.side_tokens import Side, side_tokens, target_vocabulary
 from ..data.source_text import normalizing
 from ..utils.errors import UserError
@@ -26,7 +27,6 @@ from .converted import Fields
 from .vocabularies import sentencepiece_backend
 
 _TARGET_PREFIX = "\ue000"
-_LANGUAGE = re.compile(">>.+<<")  # before the source of a multilingual `MarianTokenizer`
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ def joint_tokenizer(
     ids = SourceIds(size + missing, 0, source.unk_token_id or 0, missing)
     if target is not source or target_vocabulary(source) is not None:
         offset = max(config.target_vocab_size, len(target))
-        content = _join(content, _content(target, "target", offset)[0], offset)
+        languages = {*tokens_by_language(source).values()}
+        content = _join(content, _content(target, "target", offset)[0], offset, languages)
         ids = replace(ids, vocab_size=offset + config.vocab_size + missing, offset=offset)
     settings: Fields = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -102,7 +103,8 @@ def _marian_backend(
 ) -> tuple[Tokenizer, int]:
     """A tokenizer with the tokens of a `MarianTokenizer`, and the number of pieces without an id."""
     tokens = side_tokens(tokenizer, size, side)
-    codes = list(filter(_LANGUAGE.fullmatch, tokens))
+    languages = {*tokens_by_language(tokenizer).values()}
+    codes = [token for token in tokens if token in languages]
     special = tokenizer.special_tokens_map | dict(zip(codes, codes, strict=True))
     model = getattr(tokenizer, f"spm_{side}").serialized_model_proto()
     try:
@@ -124,15 +126,18 @@ def _marian_backend(
     return backend, len(missing)
 
 
-def _join(source: Fields, target: Fields, offset: int) -> Fields:
-    """The source's tokenizer with the target's tokens and decoder, as the head of this file describes."""
+def _join(source: Fields, target: Fields, offset: int, languages: Collection[str]) -> Fields:
+    """The source's tokenizer with the target's tokens and decoder, as the head of this file describes.
+
+    `languages` are the tokens of the source that are those of languages.
+    """
     kinds = [content["model"]["type"] for content in (source, target)]
     if kinds != ["Unigram"] * 2 and not {"BPE", "WordLevel", "WordPiece"}.issuperset(kinds):
         raise UserError(
             f"tokenizers: two vocabularies of type {' and '.join(kinds)} cannot be joined for the web"
         )
-    codes, special = _added_tokens(source)
-    _, special_of_target = _added_tokens(target)
+    codes, special = _added_tokens(source, languages)
+    _, special_of_target = _added_tokens(target, languages)
     for name, token in sorted(special.items()):
         if name not in special_of_target or special_of_target[name]["id"] != token["id"]:
             raise UserError(f"tokenizers: {name!r} has different ids; the ONNX export needs one id")
@@ -167,8 +172,10 @@ def _join(source: Fields, target: Fields, offset: int) -> Fields:
     }
 
 
-def _added_tokens(content: Fields) -> tuple[dict[str, Fields], dict[str, Fields]]:
+def _added_tokens(
+    content: Fields, languages: Collection[str]
+) -> tuple[dict[str, Fields], dict[str, Fields]]:
     """The tokens of languages and the others that tokenizer.json lists apart, by name."""
     added = {token["content"]: token for token in content["added_tokens"]}
-    codes = {name: token for name, token in added.items() if _LANGUAGE.fullmatch(name)}
+    codes = {name: token for name, token in added.items() if name in languages}
     return codes, {name: token for name, token in added.items() if name not in codes}
