@@ -234,7 +234,7 @@ LOADED = {
     "data.language_tokens": 12,
     "inference.languages": 20,
     "evaluation.metrics": 25,
-    "inference.translator": 36,
+    "inference.translator": 37,
     "training.trainer": 47,
 }
 

@@ -27,6 +27,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..search_vanilla_transformer import LengthPenalty, is_hypothesis
 from ..utils.cpu_time import on_fitting_threads
 from ..utils.errors import UserError, check_at_least_one
+from ..utils.shipped_models import model_folder
 from .alignment import align, chosen_layer, source_inputs
 from .batching import (
     BATCHES_AHEAD,
@@ -118,7 +119,8 @@ class Translator:
         """Load a model folder: the model, its generation config and its tokenizers.
 
         Args:
-            directory: a folder that `save_pretrained` or a training run has written.
+            directory: a folder that `save_pretrained` or a training run has written, or the name of a model of this
+                package, such as `g2p_en`.
             device, dtype, trust_remote_code: as in `load_model`.
             ensemble: folders of more models with the same tokenizers. The first model's generation config is used.
             workers, shortlist: as above.
@@ -126,10 +128,11 @@ class Translator:
         Raises:
             UserError: as in `load_model`, or for tokenizers that differ.
         """
+        directory, *others = (model_folder(os.fspath(name)) for name in (directory, *ensemble))
         model = load_model(directory, device, dtype, trust_remote_code)
         source, target = load_tokenizers(Path(directory))
         members = []
-        for other in ensemble:
+        for other in others:
             if tokenizer_digest(load_tokenizers(Path(other))) != tokenizer_digest((source, target)):
                 raise UserError(
                     f"{other}: its tokenizer differs from that of {directory}; an ensemble shares one"

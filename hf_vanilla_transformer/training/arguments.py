@@ -199,7 +199,8 @@ class RunArguments(VanillaTransformerTrainingArguments):
     arguments of a whole run (`run_training`)."""
 
     model_name_or_path: str | None = optional_argument(
-        "Fine-tune this model: a model folder, a folder of a MarianMTModel (OPUS-MT), or a name on the Hub"
+        "Fine-tune this model: a model folder, a folder of a MarianMTModel (OPUS-MT), or a name on the Hub or of "
+        "a model of this package"
     )
     model_class: str | None = optional_argument(
         "Train this subclass of VanillaTransformerForConditionalGeneration: MODULE:CLASS (gated:GatedTranslator)"

@@ -21,6 +21,7 @@ from ..interop.sources import from_hub
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.atomic_write import atomic_file
 from ..utils.errors import UserError
+from ..utils.shipped_models import model_folder
 from ..utils.untrusted import read_json_object
 from .arguments import DataArguments, ModelArguments, RunArguments, score_options, set_decoding
 from .checkpoints import SCORES_BEFORE
@@ -49,13 +50,14 @@ class PretrainedTranslator:
 def base_folder(args: RunArguments, fetch: bool) -> Path | None:
     """The folder of the base model, or None without one. `fetch` gets it from the Hub if it is not a folder."""
     name = args.model_name_or_path
-    if name is None or not (fetch or Path(name).exists()):
+    if name is None or not (fetch or Path(model_folder(name)).exists()):
         return None
     return _folder_of(name)
 
 
 def _folder_of(name: str) -> Path:
-    return Path(name) if Path(name).exists() else from_hub(name, "model_name_or_path: ")
+    folder = Path(model_folder(name))
+    return folder if folder.exists() else from_hub(name, "model_name_or_path: ")
 
 
 def load_base_model(name: str, model_class: ModelClass | None = None) -> PretrainedTranslator:

@@ -13,6 +13,8 @@ from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.data.readers import read_rows
 from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.inference import file_translation
+from hf_vanilla_transformer.training.arguments import RunArguments
+from hf_vanilla_transformer.training.fine_tuning import base_folder, load_base_model
 from hf_vanilla_transformer.utils.shipped_models import model_folder, shipped_models
 from tests.model_helpers import randomise, tiny_model
 from vanilla_transformer_cli.main import main
@@ -189,6 +191,16 @@ def test_names_of_shipped_models(tmp_path, in_tmp_path):
     assert model_folder("runs/other") == "runs/other"
     (tmp_path / "g2p_en").mkdir()
     assert model_folder("g2p_en") == "g2p_en"  # a folder of the user wins
+
+
+def test_translator_and_fine_tuning_know_the_shipped_models(tmp_path):
+    folder = model_folder("g2p_en")
+    expected = list(Translator.from_pretrained(folder, "cpu").translate(WORDS))
+    assert list(Translator.from_pretrained("g2p_en", "cpu", ensemble=["g2p_en"]).translate(WORDS)) == expected
+    args = RunArguments(str(tmp_path), model_name_or_path="g2p_en")
+    assert base_folder(args, fetch=False) == Path(folder)
+    sizes = json.loads(Path(folder, "config.json").read_text("utf-8"))
+    assert load_base_model("g2p_en").model.config.vocab_size == sizes["vocab_size"]
 
 
 @pytest.mark.slow
