@@ -82,13 +82,13 @@ def test_recipe_values_reach_the_arguments(path):
             assert parsed[name] in (expected, [expected]), name  # a list of one may be written without brackets
     assert values["output_dir"] == f"runs/{path.stem}"
     own_data = path.stem.endswith("_corpus")  # of the user, who names files and languages
-    named = {"source_lang", "target_lang", "train"} & values.keys()
+    named = {"source_lang", "target_lang", "directions", "train"} & values.keys()
     if run_task(outcome[1]) == "sequence":
-        assert not {"source_lang", "target_lang"} & named
+        assert not {"source_lang", "target_lang", "directions"} & named
     elif own_data:
         assert not named
     else:
-        assert {"source_lang", "target_lang"} <= named
+        assert {"source_lang", "target_lang"} <= named or "directions" in named
 
 
 def test_flags_override_the_recipe(recipe):
