@@ -26,6 +26,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
+from .arguments_vanilla_transformer import CACHE, one_cache
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .layers_vanilla_transformer import check_ids
 from .search_vanilla_transformer import (
@@ -745,6 +746,9 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             Other arguments: as in `GenerationMixin.generate`.
         """
         kwargs.pop("labels", None)  # `Seq2SeqTrainer` hands over whole batches
+        cache = one_cache(kwargs.pop("past_key_values", None), kwargs.pop("cache", None))
+        if cache is not None:
+            kwargs[CACHE] = cache
         input_ids = inputs if inputs is not None else kwargs.get("input_ids")
         kwargs["attention_mask"] = self.source_mask(input_ids, kwargs.get("attention_mask"))
         search, settings, uncovered = plan_search(

@@ -18,7 +18,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
@@ -27,28 +26,16 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .arguments_vanilla_transformer import CACHE, check_unread, one_cache
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-
-
-def token_positions(
-    inputs: Tensor, attention_mask: Any, past: int = 0, prepared: bool = False
-) -> Tensor:
-    """Positions (B or 1, T) that count tokens only. Padding gets the position of the token before it, or 0.
-
-    Args:
-        inputs: ids (B, T) or embeddings (B, T, D).
-        attention_mask: (B, P + T), 1 for a token, 0 for padding on any side. Without it positions are P, P + 1 …
-        past: P.
-        prepared: for a static cache `generate` makes a mask (B, 1, T, K), where True or 0.0 marks a visible key.
-    """
-    length = inputs.shape[1]
-    dimensions = attention_mask.ndim if isinstance(attention_mask, Tensor) else 0
-    if dimensions == 4 and prepared:
-        visible = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
-        return (visible[:, 0].sum(dim=-1) - 1).clamp(min=0)[:, -length:]
-    if dimensions == 2:
-        return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -length:]
-    return (torch.arange(length, device=inputs.device) + past)[None]
+from .masks_vanilla_transformer import (
+    bidirectional_mask,
+    causal_mask,
+    segment_mask,
+    segment_positions,
+    token_positions,
+    without_hidden,
+)
 
 
 def sinusoidal_positions(position_ids: Tensor, d_model: int, layout: str = "sinusoidal") -> Tensor:
@@ -218,24 +205,27 @@ class VanillaTransformerAttention(nn.Module):
         key_value_states: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Output (B, T, D) and weights (B, H, T, K or S), None from some backends, of attention of `hidden_states`
         (B, T, D) to themselves, or to `key_value_states` (B, S, D)."""
+        backend = self.config._attn_implementation
+        check_unread(kwargs, backend)
+        past_key_values = one_cache(past_key_values, cache)
         hidden_states = cast_once(hidden_states)
         if key_value_states is None:
             projections = (self.q_proj, self.k_proj, self.v_proj)
             query, key, value = self.project(hidden_states, projections)
             key, value = self.split_keys_and_values(key, value)
-            cache = getattr(past_key_values, "self_attention_cache", past_key_values)
-            if cache is not None:
-                key, value = cache.update(key, value, self.layer_idx)  # (B, H, K, ·)
+            self_cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+            if self_cache is not None:
+                key, value = self_cache.update(key, value, self.layer_idx)  # (B, H, K, ·)
         else:
             query = self.q_proj(hidden_states)
             key, value = self._project_source(key_value_states, past_key_values)  # (B, H, S, ·)
         query = split_heads(query, self.head_dim)  # (B, H, T, d_k)
 
-        backend = self.config._attn_implementation
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(backend, eager_attention_forward)
         if self.training and query.device.type == "cpu" and query.dtype == torch.bfloat16:
             attend = partial(attend_in_float32, attend)
@@ -496,30 +486,23 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
             training=self.training,
         )
 
-    def bidirectional_mask(
-        self,
-        inputs_embeds: Tensor,
-        attention_mask: Tensor | None,
-        encoder_hidden_states: Tensor | None = None,
-    ) -> Any:
-        """The mask (B, 1, T, S) of attention to a whole source, or to all of the inputs. None masks nothing."""
-        # On a CPU a mask without padding is left out. On a GPU the host would wait to learn that.
-        left_out = attention_mask is None or attention_mask.device.type == "cpu"
-        return create_bidirectional_mask(
-            self.config,
-            inputs_embeds,
-            attention_mask,
-            encoder_hidden_states,
-            allow_is_bidirectional_skip=left_out,
-        )
-
     def check_mask(
-        self, attention_mask: Tensor | None, expected: tuple[int, int], name: str
+        self,
+        attention_mask: Tensor | None,
+        expected: tuple[int, int],
+        name: str,
+        keys: int | None = None,
     ) -> None:
-        """Raise a ValueError for a 2-d mask with a different shape than `expected`. 4-d masks are not checked."""
+        """Raise a ValueError for a 2-d mask of another shape than `expected`, or a 4-d one not of `keys` keys."""
         shape = tuple(getattr(attention_mask, "shape", ()))
-        if len(shape) == 2 and shape != expected and not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return
+        if len(shape) == 2 and shape != expected:
             raise ValueError(f"{name} has shape {shape}, but must have {expected}")
+        if len(shape) == 4 and keys is not None and shape[-1] not in (1, keys):
+            raise ValueError(
+                f"{name} of shape {shape} is for {shape[-1]} keys, but there are {keys}: is a cache missing?"
+            )
 
 
 class VanillaTransformerEncoder(VanillaTransformerStack):
@@ -544,6 +527,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         position_ids: Tensor | None = None,
+        segment_ids: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encode the source: `last_hidden_state` (B, S, D), `hidden_states` and `attentions` on request.
@@ -553,16 +537,23 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
             attention_mask: (B, S), 1 for tokens and 0 for padding on any side. By default from `pad_token_id`. Or
                 (B, 1, S, S), in the form that the attention's backend takes.
             inputs_embeds: (B, S, D), before scaling, instead of ids.
-            position_ids: (B or 1, S), if they are not those of the tokens of `attention_mask`.
+            position_ids: (B or 1, S), if they are not those of the tokens of `attention_mask`, or of each segment.
+            segment_ids: (B, S), the number of the sentence to which each token of a packed row belongs, and 0 for
+                free places. Tokens see their own segment.
         """
         inputs_embeds = self.look_up(input_ids, inputs_embeds)
         batch, length = inputs_embeds.shape[:2]
         self.check_mask(attention_mask, (batch, length), "attention_mask")
-        attention_mask = self.source_mask(input_ids, attention_mask)
-        if position_ids is None:
-            position_ids = token_positions(inputs_embeds, attention_mask)  # (B or 1, S)
-        x = self.embed(inputs_embeds, position_ids)
-        mask = self.bidirectional_mask(inputs_embeds, attention_mask)  # (B, 1, S, S)
+        if segment_ids is None:
+            attention_mask = self.source_mask(input_ids, attention_mask)
+            mask = bidirectional_mask(self.config, inputs_embeds, attention_mask)  # (B, 1, S, S)
+            positions = token_positions(inputs_embeds, attention_mask)  # (B or 1, S)
+        else:
+            self.check_mask(segment_ids, (batch, length), "segment_ids")
+            segments = without_hidden(segment_ids, attention_mask, "attention_mask")
+            mask = segment_mask(self.config, segments, segments, inputs_embeds.dtype)
+            positions = segment_positions(segment_ids, attention_mask)  # (B, S)
+        x = self.embed(inputs_embeds, positions if position_ids is None else position_ids)
         for layer in self.layers:
             x = layer(x, mask, **kwargs)
         x = self.layer_norm(x) if self.config.final_layer_norm else x
@@ -591,6 +582,22 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
     ):
         super().__init__(config, config.target_vocab_size, layer, config.decoder_layers)
 
+    def check_segments(self, segment_ids: Tensor, expected: tuple[int, int], past: int) -> None:
+        """Raise a ValueError for segments of a different shape than `expected`, or after tokens in a cache."""
+        self.check_mask(segment_ids, expected, "decoder_segment_ids")
+        if past:
+            raise ValueError(
+                f"decoder_segment_ids: packed rows are for training, not for decoding after {past} tokens in a cache"
+            )
+
+    def source_segments(self, segment_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
+        """Segments (B, S) of the source's tokens for cross-attention, 0 for hidden ones."""
+        if segment_ids is None:
+            raise ValueError(
+                "decoder_segment_ids without segment_ids: give those of the source too"
+            )
+        return without_hidden(segment_ids, attention_mask, "attention_mask")
+
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -603,6 +610,9 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         inputs_embeds: Tensor | None = None,
         position_ids: Tensor | None = None,
         use_cache: bool | None = None,
+        segment_ids: Tensor | None = None,
+        encoder_segment_ids: Tensor | None = None,
+        cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode the target: `last_hidden_state` (B, T, D), `past_key_values`, states and attentions on request.
@@ -616,9 +626,13 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             encoder_attention_mask: (B, S) or (B, 1, T, S).
             past_key_values: keys and values of P earlier tokens.
             inputs_embeds: (B, T, D), before scaling, instead of ids.
-            position_ids: (B or 1, T), if they are not P, P + 1 …
+            position_ids: (B or 1, T), if they are not P, P + 1 …, or those of each segment.
             use_cache: return `past_key_values` with these T tokens added.
+            segment_ids, encoder_segment_ids: (B, T) and (B, S), the number of the sentence to which each token of a
+                packed row belongs, and 0 for free places. Tokens see their own segment on both sides.
+            cache: `past_key_values` under its name in transformers 5.24 and later.
         """
+        past_key_values = one_cache(past_key_values, cache)
         inputs_embeds = self.look_up(input_ids, inputs_embeds, "decoder_")
         if self.config.is_encoder_decoder and encoder_hidden_states is None:
             raise ValueError(
@@ -629,27 +643,46 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             self.check_mask(
                 encoder_attention_mask, (batch, encoder_hidden_states.shape[1]), "attention_mask"
             )
+        recomputes = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
+        if recomputes and past_key_values is not None:
+            raise ValueError(
+                "past_key_values does not go with gradient checkpointing: a layer that runs twice adds its keys twice"
+            )
+        keys = length if past_key_values is None else None
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
             if encoder_hidden_states is not None:
                 past_key_values = EncoderDecoderCache(past_key_values, DynamicCache())
         past = past_key_values.get_seq_length() if past_key_values is not None else 0  # P
-        self.check_mask(attention_mask, (batch, past + length), "decoder_attention_mask")
+        self.check_mask(attention_mask, (batch, past + length), "decoder_attention_mask", keys)
 
-        if position_ids is None:
+        if segment_ids is None and encoder_segment_ids is not None:
+            raise ValueError(
+                "segment_ids without decoder_segment_ids: give those of the target too"
+            )
+        source_mask = None
+        if segment_ids is None:
+            self_cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+            # (B, 1, T, P + T)
+            mask = causal_mask(self.config, inputs_embeds, attention_mask, self_cache)
+            if encoder_hidden_states is not None:
+                # (B, 1, T, S)
+                source_mask = bidirectional_mask(
+                    self.config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
+                )
             static = getattr(past_key_values, "is_compileable", False)
             # (B or 1, T)
-            position_ids = token_positions(inputs_embeds, attention_mask, past, static)
-        x = self.embed(inputs_embeds, position_ids)
-        cache = getattr(past_key_values, "self_attention_cache", past_key_values)
-        # (B, 1, T, P + T)
-        mask = create_causal_mask(self.config, inputs_embeds, attention_mask, cache)
-        source_mask = None
-        if encoder_hidden_states is not None:
-            # (B, 1, T, S)
-            source_mask = self.bidirectional_mask(
-                inputs_embeds, encoder_attention_mask, encoder_hidden_states
-            )
+            positions = token_positions(inputs_embeds, attention_mask, past, static)
+        else:
+            self.check_segments(segment_ids, (batch, length), past)
+            segments = without_hidden(segment_ids, attention_mask, "decoder_attention_mask")
+            dtype = inputs_embeds.dtype
+            mask = segment_mask(self.config, segments, segments, dtype, causal=True)
+            if encoder_hidden_states is not None:
+                sources = self.source_segments(encoder_segment_ids, encoder_attention_mask)
+                source_mask = segment_mask(self.config, segments, sources, dtype)
+            positions = segment_positions(segment_ids, attention_mask)  # (B, T)
+        x = self.embed(inputs_embeds, positions if position_ids is None else position_ids)
         for layer in self.layers:
             x = layer(
                 x,
@@ -660,9 +693,8 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
                 **kwargs,
             )
         x = self.layer_norm(x) if self.config.final_layer_norm else x
-        return BaseModelOutputWithPastAndCrossAttentions(
-            x, past_key_values=past_key_values if use_cache else None
-        )
+        returned = {CACHE: past_key_values if use_cache else None}
+        return BaseModelOutputWithPastAndCrossAttentions(x, **returned)
 
 
 # Faster training on a CPU

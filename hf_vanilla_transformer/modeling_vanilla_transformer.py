@@ -23,6 +23,7 @@ from transformers.modeling_outputs import (
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
+from .arguments_vanilla_transformer import CACHE, one_cache
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import (
     VanillaTransformerGenerationMixin,
@@ -45,6 +46,7 @@ from .loss_vanilla_transformer import (
     translation_loss,
     translation_losses,
 )
+from .masks_vanilla_transformer import segment_starts
 
 
 def check_labels(labels: Tensor, size: int) -> None:
@@ -100,18 +102,31 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         position_ids: Tensor | None = None,
         cross_attention_mask: Tensor | None = None,
         use_cache: bool | None = None,
+        segment_ids: Tensor | None = None,
+        decoder_segment_ids: Tensor | None = None,
+        cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput | BaseModelOutput:
         """Encode the source, or take its `encoder_outputs`, and decode the target.
 
         Args and returns: as in the two stacks. `attention_mask` (B, S) serves both, unless `cross_attention_mask`
-        (B, S) or (B, 1, T, S) says what the decoder sees of the source. A call with a source alone returns the
-        encoder's states, as embedders expect.
+        (B, S) or (B, 1, T, S) says what the decoder sees of the source. `segment_ids` (B, S) and
+        `decoder_segment_ids` (B, T) are those of packed rows. A call with a source alone returns the encoder's
+        states, as embedders expect.
         """
-        attention_mask = self.source_mask(input_ids, attention_mask)
+        past_key_values = one_cache(past_key_values, cache)
+        if segment_ids is None:
+            attention_mask = self.source_mask(input_ids, attention_mask)
         source: Any = encoder_outputs
         if source is None:
-            source = self.encoder(input_ids, attention_mask, inputs_embeds, position_ids, **kwargs)
+            source = self.encoder(
+                input_ids,
+                attention_mask,
+                inputs_embeds,
+                position_ids,
+                segment_ids=segment_ids,
+                **kwargs,
+            )
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 return source
         source = source if isinstance(source, BaseModelOutput) else BaseModelOutput(*source)
@@ -124,11 +139,13 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             inputs_embeds=decoder_inputs_embeds,
             position_ids=decoder_position_ids,
             use_cache=use_cache,
+            segment_ids=decoder_segment_ids,
+            encoder_segment_ids=segment_ids,
             **kwargs,
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
+            **{CACHE: decoder_outputs.get(CACHE)},
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
@@ -234,6 +251,8 @@ class VanillaTransformerForConditionalGeneration(
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
         objective: Any = None,
+        decoder_segment_ids: Tensor | None = None,
+        cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> VanillaTransformerOutput:
         """Logits of every target token, and their loss against `labels`.
@@ -252,17 +271,20 @@ class VanillaTransformerForConditionalGeneration(
             while training `nll_loss`, the loss without smoothing.
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(
+                labels, decoder_segment_ids
+            )
         outputs = self.model(
             input_ids,
             attention_mask,
             decoder_input_ids,
             decoder_attention_mask,
             encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
+            past_key_values=one_cache(past_key_values, cache),
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=False if labels is not None else use_cache,
+            decoder_segment_ids=decoder_segment_ids,
             **kwargs,
         )
         states = outputs.last_hidden_state  # (B, T, D)
@@ -302,8 +324,13 @@ class VanillaTransformerForConditionalGeneration(
             and torch.get_autocast_dtype(device_type) == torch.float16
         )
 
-    def prepare_decoder_input_ids_from_labels(self, labels: Tensor | None) -> Tensor:
-        """`labels` (B, T) shifted right. `DataCollatorForSeq2Seq(tokenizer, model=model)` calls this."""
+    def prepare_decoder_input_ids_from_labels(
+        self, labels: Tensor | None, segment_ids: Tensor | None = None
+    ) -> Tensor:
+        """`labels` (B, T) shifted right, in packed rows within each segment of `segment_ids` (B, T).
+
+        `DataCollatorForSeq2Seq(tokenizer, model=model)` calls this.
+        """
         if labels is None:
             raise ValueError(
                 "the decoder has nothing to read: give labels, decoder_input_ids or decoder_inputs_embeds; Trainer's "
@@ -316,7 +343,12 @@ class VanillaTransformerForConditionalGeneration(
             raise ValueError(
                 f"decoder_start_token_id={start} and pad_token_id={pad}: labels need both"
             )
-        return shift_right(labels, start, pad)
+        shifted = shift_right(labels, start, pad)
+        return (
+            shifted
+            if segment_ids is None
+            else shifted.masked_fill(segment_starts(segment_ids), start)
+        )
 
 
 class VanillaTransformerSharedEmbedding(nn.Module):
@@ -393,6 +425,7 @@ class VanillaTransformerForCausalLM(GenerationMixin, VanillaTransformerLanguageM
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
+        cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithCrossAttentions:
         """Logits of the token after each of `input_ids`, and their loss against `labels`.
@@ -413,7 +446,7 @@ class VanillaTransformerForCausalLM(GenerationMixin, VanillaTransformerLanguageM
             attention_mask,
             encoder_hidden_states,
             encoder_attention_mask,
-            past_key_values=past_key_values,
+            past_key_values=one_cache(past_key_values, cache),
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             **kwargs,
@@ -429,7 +462,7 @@ class VanillaTransformerForCausalLM(GenerationMixin, VanillaTransformerLanguageM
         return CausalLMOutputWithCrossAttentions(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
+            **{CACHE: outputs.get(CACHE)},
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,
@@ -502,6 +535,10 @@ class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedMo
         Returns:
             `loss` if labels are given, `logits` (B, L).
         """
+        if "segment_ids" in kwargs:
+            raise ValueError(
+                "segment_ids: a row is one sentence here, because its states are averaged"
+            )
         mask = self.source_mask(input_ids, attention_mask)
         outputs = self.model(input_ids, mask, inputs_embeds, **kwargs)
         states = outputs.last_hidden_state  # (B, S, D)

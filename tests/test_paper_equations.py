@@ -15,9 +15,9 @@ from hf_vanilla_transformer.layers_vanilla_transformer import (
     dropout,
     eager_attention_forward,
     sinusoidal_positions,
-    token_positions,
 )
 from hf_vanilla_transformer.loss_vanilla_transformer import shift_right
+from hf_vanilla_transformer.masks_vanilla_transformer import token_positions
 from tests.model_helpers import assert_near, gradients, padded, randomise, sentences, tiny_config, tiny_model
 from tests.paper import (
     paper_add_and_norm,

@@ -3,15 +3,16 @@
 A batch is R rows with S source places and T target places. Each pair of a row is a segment: it has a number, and its
 positions start at 0. Attention sees the places of its own segment only, so that loss and gradients are those of
 padded pairs. Decoder-only models are packed with `DataCollatorWithFlattening` of transformers, whose kernels have no
-place for a cross-attention. Here three masks come from the numbers of the segments, and the layers do not change:
+place for a cross-attention. Here the model makes three masks from the numbers of the segments, and the layers do not
+change:
 
   ┌ source ──────────────┐   ┌ target ─────────────┐
   │ a a a a b b c c c · · │   │ a a a b b b c c · · │      segments 1 1 1 1 2 2 3 3 3 0 0
   └──────────────────────┘   └─────────────────────┘      positions 0 1 2 3 0 1 0 1 2 0 1
 
 Free places are a segment of their own, 0, so that no row of a mask is empty.
-`PackedBatchSampler` plans the rows of an epoch, `PackedPairs` makes their tensors, and `packed_inputs` the arguments
-of a `VanillaTransformer` model. `PackedCollator` and `packed_forward` serve other encoder-decoders with tables of
+`PackedBatchSampler` plans the rows of an epoch, and `PackedPairs` makes their tensors, the arguments of a
+`VanillaTransformer` model. `PackedCollator` and `packed_forward` serve other encoder-decoders with tables of
 positions, such as `MarianMTModel` and `BartForConditionalGeneration`.
 
 Shapes: N pairs, R rows, S and T places of a row.
@@ -32,7 +33,7 @@ from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..loss_vanilla_transformer import IGNORED
-from ..utils.errors import UserError
+from ..masks_vanilla_transformer import segment_mask
 from .batching import ROWS_PER_READ, Row, TokenBatchSampler, runs_of_equals, shuffled_runs
 
 ROW = 128  # places of a row, if no pair is longer
@@ -421,66 +422,6 @@ class PackedPairs(torch.utils.data.Dataset):
         return batches
 
 
-# Masks and arguments of the models
-
-
-def packed_masks(
-    batch: Mapping[str, Tensor], backend: str, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The masks of the encoder (R, 1, S, S), the decoder (R, 1, T, T) and its attention to the source (R, 1, T, S).
-
-    Args:
-        batch: with `segment_ids` (R, S) and `decoder_segment_ids` (R, T).
-        backend: of attention. "sdpa" gets Boolean masks, "eager" 0 and the lowest number of `dtype`.
-        dtype: of the hidden states.
-
-    Raises:
-        UserError: the backend takes no such masks.
-    """
-    if backend not in BACKENDS:
-        raise UserError(
-            f"attn_implementation={backend!r} takes no packed rows: choose one of {', '.join(BACKENDS)}"
-        )
-    source = batch["segment_ids"]
-    target = batch["decoder_segment_ids"]
-    encoder = source[:, None, :, None] == source[:, None, None, :]
-    same = target[:, None, :, None] == target[:, None, None, :]
-    place = torch.arange(target.shape[1], device=target.device)
-    decoder = same & (place[:, None] >= place)
-    cross = target[:, None, :, None] == source[:, None, None, :]
-    # A free target place of a row without a free source place looks at everything. Nothing depends on it.
-    cross = cross | (target == 0)[:, None, :, None]
-    masks = encoder, decoder, cross
-    if backend == "sdpa":
-        return masks
-    lowest = torch.finfo(dtype).min
-    added = [torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, lowest) for mask in masks]
-    return added[0], added[1], added[2]
-
-
-def packed_inputs(
-    batch: Mapping[str, Any], config: VanillaTransformerConfig, dtype: torch.dtype
-) -> dict[str, Any]:
-    """The arguments of a `VanillaTransformerForConditionalGeneration` for packed rows, with other fields of the batch.
-
-    Args:
-        batch: of `PackedPairs` or `PackedCollator`.
-        config: the model's configuration.
-        dtype: of its weights.
-    """
-    encoder, decoder, cross = packed_masks(batch, config._attn_implementation, dtype)
-    others = {
-        name: each
-        for name, each in batch.items()
-        if name not in ("segment_ids", "decoder_segment_ids")
-    }
-    return others | {
-        "attention_mask": encoder,
-        "decoder_attention_mask": decoder,
-        "cross_attention_mask": cross,
-    }
-
-
 # Other encoder-decoders
 
 
@@ -547,7 +488,12 @@ def packed_forward(
         batch: of `PackedCollator`.
         kwargs: further arguments of the model.
     """
-    encoder, decoder, cross = packed_masks(batch, model.config._attn_implementation, model.dtype)
+    source_segments = batch["segment_ids"]
+    target_segments = batch["decoder_segment_ids"]
+    masks = partial(segment_mask, model.config, dtype=model.dtype)
+    encoder = masks(source_segments, source_segments)
+    decoder = masks(target_segments, target_segments, causal=True)
+    cross = masks(target_segments, source_segments)
     with packed_positions(model, batch):
         source = model.get_encoder()(input_ids=batch["input_ids"], attention_mask=encoder)
         return model(

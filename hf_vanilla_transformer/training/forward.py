@@ -18,7 +18,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..data.packing import packed_inputs
 from ..layers_vanilla_transformer import is_plain_linear
 from ..loss_vanilla_transformer import VanillaTransformerOutput
 from ..utils.random_state import kept_random_state
@@ -148,8 +147,7 @@ class CompiledForward:
         return VanillaTransformerOutput(loss=loss, nll_loss=nll_loss)
 
     def _losses(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        inputs = packed_inputs(batch, self.model.config, self.model.dtype)
-        outputs = self.forward(**inputs, skip_logits=True)
+        outputs = self.forward(**batch, skip_logits=True)
         return outputs.loss, outputs.nll_loss
 
     def compile(self, batch: Mapping[str, Any]) -> None:

@@ -177,7 +177,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             raise UserError("no update was trained: the training data has no batch")
         if self.has_nothing_left:
             print_main(
-                f"nothing left to train: {self._end_of_run()}; model_name_or_path={checkpoint} starts a new run from it"
+                f"nothing left to train: {self._end_of_run()}; model_name_or_path={checkpoint} starts a new run"
             )
         return outcome
 

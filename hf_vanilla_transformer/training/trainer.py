@@ -18,14 +18,14 @@ from transformers.trainer_utils import TrainOutput
 from transformers.utils import ModelOutput
 
 from ..data.batching import Batch, LengthGroupedSampler, TokenBatchSampler
-from ..data.packing import PackedBatchSampler, packed_inputs
+from ..data.packing import PackedBatchSampler
 from ..data.redrawing import RedrawnDataset
 from ..loss_vanilla_transformer import IGNORED
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
 from .callbacks import WeightAverage
 from .distributed import leave_signals_to_main_process, print_main, shard_tied_modules
-from .forward import CompiledForward, ForwardChoice, forward_pass_of
+from .forward import ForwardChoice, forward_pass_of
 from .forward_choice import choose_forward
 from .loaders import (
     grouped_sampler,
@@ -271,8 +271,6 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         """Compute the loss of the objective, and log the loss without label smoothing if the model returns it."""
         base = self._base_model()
         forward = self.forwards.of(inputs) if model.training else None
-        if "segment_ids" in inputs and not isinstance(forward, CompiledForward):
-            inputs = packed_inputs(inputs, base.config, self.model.dtype)
         if model.training and (consistency := self._due_consistency()):
             inputs = consistency.inputs(base, inputs)
         elif model.training and self.teacher is not None:

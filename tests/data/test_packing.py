@@ -1,14 +1,25 @@
 """Packed rows: the loss and gradients of padded pairs, in one shape, with every pair once."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from datasets import Dataset
 from torch.nn import functional as F
-from transformers import BartConfig, BartForConditionalGeneration, MarianConfig, MarianMTModel
+from torch.utils.data import DataLoader
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
 
+from hf_vanilla_transformer import VanillaTransformerForSequenceClassification
 from hf_vanilla_transformer.data import PackedCollator, packed_forward
 from hf_vanilla_transformer.data.batching import pair_lengths
 from hf_vanilla_transformer.data.packing import (
@@ -18,9 +29,9 @@ from hf_vanilla_transformer.data.packing import (
     PackedLayout,
     PackedPairs,
     fill_rows,
-    packed_inputs,
 )
 from tests.model_helpers import PAD, START, padded, tiny_model
+from tests.trainer_helpers import QUIET
 
 ROWS: list[dict[str, list[int]]] = []
 _rng = np.random.default_rng(1)
@@ -72,7 +83,7 @@ def test_packed_rows_have_the_gradients_of_padded_pairs(fields: dict[str, Any]) 
     batch = PackedCollator(model.config, 32, 40, rows=16)(rows)
     assert batch["input_ids"].shape == (16, 32)
     assert batch["labels"].shape == (16, 40)
-    found, actual = exact_gradients(model, packed_inputs(batch, model.config, torch.float64))
+    found, actual = exact_gradients(model, batch)
     # Sinusoids are float32, and equal in both.
     assert found == pytest.approx(loss, rel=1e-9)
     for name, gradient in expected.items():
@@ -97,7 +108,7 @@ def test_unlabelled_tokens_and_large_ids_are_those_of_padded_pairs(vocab_size: i
     parts = np.split(np.arange(len(rows)), 4)
     for pairs in (FlatPairs.of_table(Dataset.from_list(rows)), FlatPairs.of_rows(rows)):
         model.zero_grad()
-        loss = model(**packed_inputs(layout.pack(pairs, parts), model.config, torch.float32)).loss
+        loss = model(**layout.pack(pairs, parts)).loss
         loss.backward()
         assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
         for name, gradient in wanted.items():
@@ -108,6 +119,114 @@ def test_ids_of_a_column_are_kept_whatever_their_size() -> None:
     for extremes in ([0, 65_535], [-100, 5], [0, 65_536], [2**33, 1]):
         column = FlatIds.of_column(Dataset.from_list([{"labels": extremes}]), "labels")
         assert column.ids.tolist() == extremes
+
+
+# Packed batches in other people's code
+
+
+def padded_collator(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    return padded_batch(rows)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_positions_and_decoder_inputs_follow_from_segments(backend: str) -> None:
+    """Ids, labels and segments are enough: positions, the shift of labels and masks are made for each segment."""
+    model = tiny_model(attn_implementation=backend).train().double()
+    rows = ROWS[:23]
+    loss, expected = exact_gradients(model, padded_batch(rows))
+    packed = PackedCollator(model.config, 32, 40)(rows)
+    batch = {name: packed[name] for name in ("input_ids", "labels", "segment_ids", "decoder_segment_ids")}
+    shifted = model.prepare_decoder_input_ids_from_labels(batch["labels"], batch["decoder_segment_ids"])
+    places = packed["decoder_segment_ids"] != 0
+    assert shifted[places].equal(packed["decoder_input_ids"][places])
+    found, actual = exact_gradients(model, batch | {"decoder_input_ids": shifted})
+    assert found == pytest.approx(loss, rel=1e-9)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-9, atol=1e-9, msg=name)
+    assert model(**batch).loss.item() == pytest.approx(model(**padded_batch(rows)).loss.item(), rel=1e-6)
+
+
+def test_mask_hides_tokens_of_packed_rows() -> None:
+    """A mask (B, S) hides tokens in the middle of packed sentences as it does in padded ones."""
+    model = tiny_model().double()
+    rows = [row for row in ROWS if len(row["input_ids"]) > 4][:8]
+    padded_rows = padded_batch(rows)
+    padded_rows["attention_mask"][:, [0, 2]] = 0
+    packed = PackedCollator(model.config, 32, 40)(rows)
+    mask = packed["segment_ids"].ne(0) & ~torch.isin(packed.pop("position_ids"), torch.tensor([0, 2]))
+    loss, expected = exact_gradients(model, padded_rows)
+    found, actual = exact_gradients(model, packed | {"attention_mask": mask.long()})
+    assert found == pytest.approx(loss, rel=1e-9)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def _focal(outputs: Any, labels: torch.Tensor, num_items: Any = None) -> torch.Tensor:
+    log_p = outputs.logits.log_softmax(dim=-1).gather(2, labels.clamp(min=0)[..., None])[..., 0]
+    losses = -((1 - log_p.exp()) ** 2) * log_p
+    count = (labels != -100).sum() if num_items is None else num_items
+    return losses[labels != -100].sum() / count
+
+
+class OwnLoss(Seq2SeqTrainer):
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        outputs = model(**inputs)
+        loss = _focal(outputs, inputs["labels"], num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+
+class OwnStep(Seq2SeqTrainer):
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        loss = _focal(model(**inputs), inputs["labels"], num_items_in_batch)
+        loss.backward()
+        return loss.detach()
+
+
+@pytest.mark.parametrize("trainer_class", [Seq2SeqTrainer, OwnLoss, OwnStep], ids=lambda each: each.__name__)
+def test_stock_trainer_packs_with_the_collator(trainer_class: type[Seq2SeqTrainer], tmp_path: Path) -> None:
+    """The updates of packed rows are those of padded pairs, also with the user's own loss or step."""
+    weights = []
+    for collator in (padded_collator, PackedCollator(tiny_model().config, 64, 64)):
+        model = tiny_model()
+        settings = {"max_steps": 2, "per_device_train_batch_size": 16, "optim": "sgd", "learning_rate": 0.1}
+        args = Seq2SeqTrainingArguments(str(tmp_path), **settings, **QUIET)
+        trainer_class(model=model, args=args, train_dataset=ROWS, data_collator=collator).train()
+        weights.append(dict(model.named_parameters()))
+    for name, expected in weights[0].items():
+        torch.testing.assert_close(weights[1][name], expected, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_plain_loop_packs_with_accelerate() -> None:
+    accelerator = Accelerator(cpu=True)
+    losses = []
+    for collator in (padded_collator, PackedCollator(tiny_model().config, 64, 64)):
+        model, loader = accelerator.prepare(tiny_model().train(), DataLoader(ROWS[:24], 24, collate_fn=collator))
+        for batch in loader:
+            outputs = model(**batch)
+            accelerator.backward(outputs.loss)
+            losses.append(outputs.loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
+def test_segments_that_cannot_be_masked_are_refused() -> None:
+    model = tiny_model()
+    batch = PackedCollator(model.config, 32, 40)(ROWS[:4])
+    one_side = {name: each for name, each in batch.items() if name != "segment_ids"}
+    with pytest.raises(ValueError, match="segment_ids"):
+        model(**one_side)
+    with pytest.raises(ValueError, match="segment_ids"):
+        model(**batch | {"segment_ids": batch["segment_ids"][:, :-1]})
+    other = {name: each for name, each in batch.items() if name != "decoder_segment_ids"}
+    with pytest.raises(ValueError, match="decoder_segment_ids"):
+        model(**other)
+    classifier = VanillaTransformerForSequenceClassification(model.config)
+    with pytest.raises(ValueError, match="segment_ids"):
+        classifier(batch["input_ids"], segment_ids=batch["segment_ids"])
+    model.set_attn_implementation("flex_attention")
+    with pytest.raises(ValueError, match="flex_attention"):
+        model(**batch)
 
 
 OTHERS = {

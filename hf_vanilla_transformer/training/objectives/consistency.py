@@ -65,13 +65,14 @@ class ConsistencyObjective(Objective):
         The batch has `input_ids` (B, S), `labels` (B, T), and perhaps `attention_mask` (B, S) and `decoder_input_ids`
         (B, T).
         """
-        batch = {
-            **batch,
-            "attention_mask": model.source_mask(batch["input_ids"], batch.get("attention_mask")),
-        }
+        batch = dict(batch)
+        if "segment_ids" not in batch:
+            batch["attention_mask"] = model.source_mask(
+                batch["input_ids"], batch.get("attention_mask")
+            )
         if batch.get("decoder_input_ids") is None:
             batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(
-                batch["labels"]
+                batch["labels"], batch.get("decoder_segment_ids")
             )
         twice = {
             name: torch.cat([each, each])

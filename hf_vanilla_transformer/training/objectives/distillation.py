@@ -212,6 +212,8 @@ TEACHER_ARGUMENTS = (
     "decoder_attention_mask",
     "decoder_position_ids",
     "cross_attention_mask",
+    "segment_ids",
+    "decoder_segment_ids",
 )
 
 
@@ -248,7 +250,7 @@ class Teacher:
         batch = {name: each.to(device) for name, each in batch.items() if isinstance(each, Tensor)}
         if batch.get("decoder_input_ids") is None:
             batch["decoder_input_ids"] = self.models[0].prepare_decoder_input_ids_from_labels(
-                batch["labels"]
+                batch["labels"], batch.get("decoder_segment_ids")
             )
         arguments = {name: each for name, each in batch.items() if name in TEACHER_ARGUMENTS}
         return FullDistributions(
