@@ -109,10 +109,29 @@ def load_whole(model_class: Any, folder: Path, **settings: Any) -> PreTrainedMod
     }
     with _without_load_report():
         model, info = model_class.from_pretrained(folder, **settings)
+    own_weights(model)
     check_weights(folder, info)
     _check_dtypes(folder, model)
     _check_architecture(folder, model)
     return model
+
+
+def own_weights(model: torch.nn.Module) -> None:
+    """Copy the weights that are still in a mapped file, so that nothing that happens to the file reaches them.
+
+    `from_pretrained` maps files. A write into one changes the weights of the process, and the signal SIGBUS ends the
+    process if the file becomes shorter. One weight is copied at a time. Tied weights stay tied.
+    """
+    for weight in (*model.parameters(), *model.buffers()):
+        _own(weight)
+
+
+def _own(tensor: Any) -> None:
+    if hasattr(tensor, "__tensor_flatten__"):  # a quantised weight consists of several
+        for name in tensor.__tensor_flatten__()[0]:
+            _own(getattr(tensor, name))
+    elif tensor.is_cpu and not tensor.untyped_storage().resizable():  # torch did not allocate it
+        tensor.data = tensor.data.clone()
 
 
 @contextmanager

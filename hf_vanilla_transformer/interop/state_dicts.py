@@ -123,7 +123,7 @@ def read_torch_file(path: str | Path) -> Any:
     path = require_file(Path(path))
     with reading_weights(path):
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return load_file(path, backend="pread")
         placeholders: dict[str, type] = {}
         if zipfile.is_zipfile(path):
             _check_archive(path)

@@ -211,7 +211,7 @@ class WeightAverage(TrainerCallback):
                 f"{checkpoint} has no {file.name}: resume with ema_decay 0, as it was trained"
             )
         with reading_weights(file):
-            self.average = load_file(file)
+            self.average = load_file(file, backend="pread")
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -229,7 +229,7 @@ def averaged_weights(checkpoints: list[Path], run: Path) -> dict[str, torch.Tens
             file.parent.mkdir(exist_ok=True)
             average_weights(checkpoints, file)
     wait_for_everyone()
-    weights = load_file(file)
+    weights = load_file(file, backend="pread")
     wait_for_everyone()
     if is_main_rank():
         remove_staging_folder(run)

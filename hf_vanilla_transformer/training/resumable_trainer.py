@@ -23,7 +23,7 @@ from transformers.utils import CONFIG_NAME
 
 from ..data.batching import TokenBatchSampler
 from ..data.tokenizer_files import save_tokenizers, unrecognised_tokens
-from ..inference.loading import check_weights
+from ..inference.loading import check_weights, own_weights
 from ..modeling_vanilla_transformer import VanillaTransformerPreTrainedModel
 from ..utils.errors import Interrupted, UserError
 from ..utils.random_state import kept_random_state
@@ -83,6 +83,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
+        own_weights(self.model)
         self.target_tokenizer = target_tokenizer
         if target_tokenizer is not None and target_tokenizer is not self.processing_class:
             self._set_target_tokens(target_tokenizer)
