@@ -27,6 +27,7 @@ from .modeling_vanilla_transformer import (
     VanillaTransformerModel,
     VanillaTransformerPreTrainedModel,
 )
+from .utils.version import warn_of_untested_versions
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
@@ -73,6 +74,7 @@ def _register() -> None:
 
 
 _register()
+warn_of_untested_versions()
 
 __all__ = [
     "BatchTranslator",

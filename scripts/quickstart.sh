@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Train, score, save, reload and use a translator of number words: bash scripts/quickstart.sh [--FIELD VALUE …]
 #
-# Creates .venv if it is missing, installs the dependencies, and trains the recipe numbers_en_de into runs/quickstart,
-# replacing an earlier quickstart. Arguments go to `vanilla-transformer train`. Fails if the model has not learnt the task.
+# Does what the README's quick start does: creates .venv if it is missing, installs the same extras, and trains the
+# recipe numbers_en_de into runs/quickstart. An earlier model there is kept. Arguments go to `vanilla-transformer train`.
+# Fails if the model has not learnt the task.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
@@ -12,13 +13,17 @@ arguments=("$@")
 for ((i = 0; i < $#; i++)); do
   case ${arguments[i]} in
     --output_dir=*) model=${arguments[i]#*=} target=() ;;
-    --output_dir) model=${arguments[i + 1]-} target=() ;; # only the default folder is replaced
+    --output_dir) model=${arguments[i + 1]-} target=() ;;
   esac
 done
 started=$SECONDS
 
-ensure_environment plot,onnx
-((${#target[@]} == 0)) || rm -rf -- "$model"
+# `train` checks the folder, too, but after the installation. It knows --resume_from_checkpoint.
+if ((${#target[@]})) && [ -n "$(ls -A -- "$model" 2>/dev/null)" ]; then
+  die "$model is kept, with the run in it: move it away, or name another folder: bash $0 --output_dir runs/another"
+fi
+use_own_environment_beside_an_installed_package
+ensure_environment "$readme_extras"
 "$python" -m vanilla_transformer_cli train numbers_en_de ${target[@]+"${target[@]}"} "$@"
 
 # New processes load the model from its folder.
@@ -63,10 +68,9 @@ Load the model in Python ({sys.executable}):
     inputs = tokenizer(["two hundred and thirty-four"], return_tensors="pt")
     print(tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True))
 
-Open your translator in a browser, at http://127.0.0.1:8000/:
+Open your translator in a browser, at http://127.0.0.1:5000/:
 
-    {sys.executable} -m vanilla_transformer_cli export --to web --overwrite {model} {model}_web && \\
-      {sys.executable} -m http.server --bind 127.0.0.1 --directory {model}_web 8000
+    {sys.executable} -m vanilla_transformer_cli serve --model {model}
 """)
 if exact < 98 or bleu < 99:
     sys.exit("error: the model has not learnt the task: exact match should be at least 98 % and BLEU at least 99")

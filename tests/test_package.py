@@ -2,12 +2,15 @@
 
 import importlib.metadata
 import importlib.resources
+import multiprocessing
 import re
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
 import hf_vanilla_transformer
+from hf_vanilla_transformer.utils.version import TESTED, numbers, warn_of_untested_versions
 
 
 def test_py_typed_is_in_the_package() -> None:
@@ -33,6 +36,46 @@ def test_pinned_versions_are_within_declared_ranges(repository: Path) -> None:
     assert len(ours) >= 15
     outside = [str(wanted) for wanted in ours if tested.get(_normal(wanted.name), "") not in wanted.specifier]
     assert outside == []
+
+
+# Versions that were not tested
+
+
+def test_tested_versions_are_the_declared_ranges(repository: Path) -> None:
+    text = (repository / "pyproject.toml").read_text(encoding="utf-8")
+    declared = {wanted.name: wanted for wanted in map(Requirement, re.findall(r'"([a-z_]+>=[^";\]]+)"', text))}
+    assert {"transformers", "torch", "peft"} < TESTED.keys() < declared.keys()
+    for name, (oldest, newest) in TESTED.items():
+        major, minor = numbers(newest)[:2]
+        bounds = {f">={oldest}"} if name == "torch" else {f">={oldest}", f"<{major}.{minor + 1}"}
+        assert {str(bound) for bound in declared[name].specifier if bound.operator != "!="} == bounds
+    constraints = (repository / "scripts" / "constraints.txt").read_text(encoding="utf-8")
+    assert f"\ntorch=={TESTED['torch'][1]}." in constraints
+
+
+@pytest.mark.parametrize(
+    ("installed", "named"),
+    [
+        ({"transformers": "5.24.0", "torch": "2.13.0+cpu", "peft": "0.21.9"}, []),
+        ({"transformers": "5.17.0", "torch": "2.9.1", "tokenizers": "0.23.3"}, []),
+        ({"transformers": "6.0.0.dev0"}, ["transformers 6.0.0.dev0"]),
+        ({"tokenizers": "0.23.2", "torch": "2.100.0"}, ["tokenizers 0.23.2", "torch 2.100.0"]),
+    ],
+)
+def test_untested_versions_are_named_in_one_line(installed, named, monkeypatch, caplog):
+    def version(name: str) -> str:
+        if name in installed:
+            return installed[name]
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    warn_of_untested_versions()
+    assert len(caplog.messages) == bool(named)
+    assert all(each in caplog.text for each in named) and "\n" not in "".join(caplog.messages)
+    caplog.clear()
+    monkeypatch.setattr(multiprocessing, "parent_process", object)
+    warn_of_untested_versions()
+    assert caplog.messages == [], "a worker repeats what the main process said"
 
 
 def _normal(name: str) -> str:
