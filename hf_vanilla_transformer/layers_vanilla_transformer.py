@@ -547,13 +547,15 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         if segment_ids is None:
             attention_mask = self.source_mask(input_ids, attention_mask)
             mask = bidirectional_mask(self.config, inputs_embeds, attention_mask)  # (B, 1, S, S)
-            positions = token_positions(inputs_embeds, attention_mask)  # (B or 1, S)
+            if position_ids is None:
+                position_ids = token_positions(inputs_embeds, attention_mask)  # (B or 1, S)
         else:
             self.check_mask(segment_ids, (batch, length), "segment_ids")
             segments = without_hidden(segment_ids, attention_mask, "attention_mask")
             mask = segment_mask(self.config, segments, segments, inputs_embeds.dtype)
-            positions = segment_positions(segment_ids, attention_mask)  # (B, S)
-        x = self.embed(inputs_embeds, positions if position_ids is None else position_ids)
+            if position_ids is None:
+                position_ids = segment_positions(segment_ids, attention_mask)  # (B, S)
+        x = self.embed(inputs_embeds, position_ids)
         for layer in self.layers:
             x = layer(x, mask, **kwargs)
         x = self.layer_norm(x) if self.config.final_layer_norm else x
@@ -582,21 +584,55 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
     ):
         super().__init__(config, config.target_vocab_size, layer, config.decoder_layers)
 
-    def check_segments(self, segment_ids: Tensor, expected: tuple[int, int], past: int) -> None:
-        """Raise a ValueError for segments of a different shape than `expected`, or after tokens in a cache."""
+    def masks(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None,
+        encoder_hidden_states: Tensor | None,
+        encoder_attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+    ) -> tuple[Any, Any]:
+        """The masks of self-attention (B, 1, T, P + T) and of attention to the source (B, 1, T, S)."""
+        self_cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+        mask = causal_mask(self.config, inputs_embeds, attention_mask, self_cache)
+        if encoder_hidden_states is None:
+            return mask, None
+        return mask, bidirectional_mask(
+            self.config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
+        )
+
+    def packed_masks(
+        self,
+        segment_ids: Tensor,
+        attention_mask: Tensor | None,
+        encoder_hidden_states: Tensor | None,
+        encoder_attention_mask: Tensor | None,
+        encoder_segment_ids: Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`masks` of packed rows."""
+        segments = without_hidden(segment_ids, attention_mask, "decoder_attention_mask")
+        mask = segment_mask(self.config, segments, segments, dtype, causal=True)
+        if encoder_hidden_states is None or encoder_segment_ids is None:
+            return mask, None
+        sources = without_hidden(encoder_segment_ids, encoder_attention_mask, "attention_mask")
+        return mask, segment_mask(self.config, segments, sources, dtype)
+
+    def check_segments(
+        self,
+        segment_ids: Tensor | None,
+        encoder_segment_ids: Tensor | None,
+        expected: tuple[int, int],
+        past: int,
+    ) -> None:
+        """Raise a ValueError for segments of one side, of a different shape than `expected`, or after P tokens."""
+        if segment_ids is None or (encoder_segment_ids is None and self.config.is_encoder_decoder):
+            raise ValueError("segment_ids and decoder_segment_ids: give both or neither")
         self.check_mask(segment_ids, expected, "decoder_segment_ids")
         if past:
             raise ValueError(
                 f"decoder_segment_ids: packed rows are for training, not for decoding after {past} tokens in a cache"
             )
-
-    def source_segments(self, segment_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
-        """Segments (B, S) of the source's tokens for cross-attention, 0 for hidden ones."""
-        if segment_ids is None:
-            raise ValueError(
-                "decoder_segment_ids without segment_ids: give those of the source too"
-            )
-        return without_hidden(segment_ids, attention_mask, "attention_mask")
 
     @merge_with_config_defaults
     @capture_outputs
@@ -656,33 +692,22 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         past = past_key_values.get_seq_length() if past_key_values is not None else 0  # P
         self.check_mask(attention_mask, (batch, past + length), "decoder_attention_mask", keys)
 
-        if segment_ids is None and encoder_segment_ids is not None:
-            raise ValueError(
-                "segment_ids without decoder_segment_ids: give those of the target too"
+        sources = encoder_hidden_states, encoder_attention_mask
+        if segment_ids is None and encoder_segment_ids is None:
+            # (B, 1, T, P + T) and (B, 1, T, S)
+            mask, source_mask = self.masks(inputs_embeds, attention_mask, *sources, past_key_values)
+        else:
+            self.check_segments(segment_ids, encoder_segment_ids, (batch, length), past)
+            mask, source_mask = self.packed_masks(
+                segment_ids, attention_mask, *sources, encoder_segment_ids, inputs_embeds.dtype
             )
-        source_mask = None
-        if segment_ids is None:
-            self_cache = getattr(past_key_values, "self_attention_cache", past_key_values)
-            # (B, 1, T, P + T)
-            mask = causal_mask(self.config, inputs_embeds, attention_mask, self_cache)
-            if encoder_hidden_states is not None:
-                # (B, 1, T, S)
-                source_mask = bidirectional_mask(
-                    self.config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
-                )
+        if position_ids is None and segment_ids is not None:
+            position_ids = segment_positions(segment_ids, attention_mask)  # (B, T)
+        elif position_ids is None:
             static = getattr(past_key_values, "is_compileable", False)
             # (B or 1, T)
-            positions = token_positions(inputs_embeds, attention_mask, past, static)
-        else:
-            self.check_segments(segment_ids, (batch, length), past)
-            segments = without_hidden(segment_ids, attention_mask, "decoder_attention_mask")
-            dtype = inputs_embeds.dtype
-            mask = segment_mask(self.config, segments, segments, dtype, causal=True)
-            if encoder_hidden_states is not None:
-                sources = self.source_segments(encoder_segment_ids, encoder_attention_mask)
-                source_mask = segment_mask(self.config, segments, sources, dtype)
-            positions = segment_positions(segment_ids, attention_mask)  # (B, T)
-        x = self.embed(inputs_embeds, positions if position_ids is None else position_ids)
+            position_ids = token_positions(inputs_embeds, attention_mask, past, static)
+        x = self.embed(inputs_embeds, position_ids)
         for layer in self.layers:
             x = layer(
                 x,

@@ -149,7 +149,8 @@ def segment_mask(
     if causal:
         place = torch.arange(keys.shape[1], device=keys.device)
         visible = visible & (place[:, None] >= place)
-    visible = visible | ~visible.any(dim=-1, keepdim=True)
+    if queries is not keys:  # otherwise each place sees itself
+        visible = visible | ~visible.any(dim=-1, keepdim=True)
     if backend == "sdpa":
         return visible
     return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
