@@ -18,6 +18,7 @@ from transformers.masking_utils import (
     create_causal_mask,
 )
 
+from .arguments_vanilla_transformer import BACKENDS
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 
 
@@ -28,7 +29,9 @@ def mask_backend(config: VanillaTransformerConfig) -> str:
     under the same name. Such a function gets the masks of eager attention.
     """
     backend = config._attn_implementation
-    return backend if backend in ALL_MASK_ATTENTION_FUNCTIONS else "eager"
+    # torch.compile cannot look into the registry on Python 3.10
+    known = backend in BACKENDS or backend in ALL_MASK_ATTENTION_FUNCTIONS
+    return backend if known else "eager"
 
 
 def _with_mask_backend(config: VanillaTransformerConfig) -> VanillaTransformerConfig:
