@@ -1,6 +1,7 @@
 """SMILES of molecules and reactions, with RDKit: one canonical form, and spellings for `train --rewrite`."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from random import Random
@@ -8,17 +9,41 @@ from typing import Any
 
 from ..utils.errors import naming_extras
 
+# An atom of the organic subset, which needs no brackets.
+_BRACKETS = re.compile(r"\[(Br|Cl|[BCNOPSFI]|[cnops](?!H))(?:H\d?)?\]")
+_ANY_BRACKETS = re.compile(r"\[[^\]]*\]")
+_RING = re.compile(r"(?=(\d)(.*?)\1)")
+_DOUBLE_BOND = re.compile(r"=[CN*]")
 _RADIUS = 8  # bonds around an atom that its environment covers
 
 
 def canonical(smiles: str) -> str:
-    """The canonical SMILES, by which two spellings of a molecule are equal.
+    """The canonical SMILES, by which two spellings of a molecule are equal. Atom numbers (`[CH3:1]`) are left out.
 
     Raises:
         ValueError: the text is no SMILES.
     """
-    chem = _rdkit()
-    return chem.MolToSmiles(_molecule(smiles))
+    write = _rdkit().MolToSmiles
+    molecule = _molecule(smiles)
+    if any(atom.GetAtomMapNum() for atom in molecule.GetAtoms()):
+        for atom in molecule.GetAtoms():
+            atom.SetAtomMapNum(0)
+        molecule = _molecule(write(molecule))  # the numbers took part in the order of the atoms
+    spelled: str = write(molecule)
+    # Some versions of RDKit put atoms next to a metal into brackets: [CH3][Sn]. Training text has none of these.
+    plain = _BRACKETS.sub(r"\1", spelled)
+    return plain if plain == spelled or write(_molecule(plain)) == spelled else spelled
+
+
+def looks_kekule(smiles: str) -> bool:
+    """Return whether a SMILES looks like Kekulé's spelling, which canonical SMILES do not have: `C1=CC=CC=C1`.
+
+    That is three double bonds within a ring, and no aromatic atom. It needs no RDKit, and takes some trienes for one.
+    """
+    atoms = _ANY_BRACKETS.sub("*", smiles)
+    if re.search("[bcnops]", atoms):
+        return False
+    return any(len(_DOUBLE_BOND.findall(ring[2])) >= 3 for ring in _RING.finditer(atoms))
 
 
 def random_root(source: str, target: str, draw: Random) -> tuple[str, str]:
