@@ -181,10 +181,13 @@ def choose_weights(
     )
     sign = 1 if is_better else -1
     scores = {name: scored[name][f"eval_{metric}"] for name in _WEIGHTS if name in scored}
-    # Of equals an average: it generalises better.
-    chosen = max(reversed(scores), key=lambda name: sign * scores[name])
+    # The loss decides between equals, then an average: it generalises better.
+    losses = {name: scored[name].get("eval_loss", 0.0) for name in scores}
+    chosen = max(reversed(scores), key=lambda name: (sign * scores[name], -losses[name]))
     shown = ", ".join(f"{score:.2f} {name}" for name, score in scores.items())
-    print_main(f"validation {title_of(metric)}: {shown}; kept: {_WEIGHTS[chosen]}")
+    is_tie = list(scores.values()).count(scores[chosen]) > 1 and "eval_loss" in scored[chosen]
+    by_loss = f", of equal ones that of the lowest loss, {losses[chosen]:.4f}" if is_tie else ""
+    print_main(f"validation {title_of(metric)}: {shown}; kept: {_WEIGHTS[chosen]}{by_loss}")
     load_full_state_dict(trainer.model, candidates[chosen])
     named_scores = {f"eval_{metric}_{name}": score for name, score in scores.items()}
     return scored[chosen] | named_scores | facts[chosen]

@@ -56,6 +56,19 @@ def test_better_weights_are_kept(tmp_path: Path, kind: str, single: float, avera
 
 
 @pytest.mark.parametrize(
+    ("losses", "kept"), [((2.0, 3.0), "single"), ((3.0, 2.0), "averaged"), ((2.0, 2.0), "averaged")]
+)
+def test_loss_decides_between_equal_scores(
+    tmp_path: Path, losses: tuple[float, float], kept: str, capsys: pytest.CaptureFixture
+) -> None:
+    scores = [{"eval_bleu": 0.0, "eval_loss": loss} for loss in losses]
+    _, results = chosen(tmp_path, scores, average_last=2)
+    assert results["averaged_checkpoints"] == (2 if kept == "averaged" else 0)
+    assert results["eval_loss"] == min(losses)
+    assert f"of equal ones that of the lowest loss, {min(losses):.4f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("metric", "greater", "averaged"), [("loss", False, 3), ("eval_perplexity", False, 3), ("chrf", True, 0)]
 )
 def test_weights_are_chosen_by_the_metric_for_the_best_model(
