@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Pipeline, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 TARGET_FOLDER = "target_tokenizer"  # in a checkpoint with separate vocabularies
 
@@ -33,7 +36,8 @@ class TranslationPipeline(Pipeline):
     tokenizer, or a target tokenizer with more tokens than the model, is a ValueError.
 
     The text goes to the tokenizer as it is. `vanilla-transformer translate` and `serve` also normalise characters that
-    look the same, keep placeholders and addresses verbatim, and cut long sentences. This file needs no package.
+    look the same, keep placeholders and addresses verbatim, and cut long sentences. A tokenizer whose text has a form,
+    such as canonical SMILES, is a warning that names it. This file needs no package.
     """
 
     _load_processor = _load_image_processor = _load_video_processor = _load_feature_extractor = (
@@ -48,6 +52,11 @@ class TranslationPipeline(Pipeline):
         if self.tokenizer is None:
             raise ValueError(
                 "tokenizer=None: the model reads ids; give the tokenizer that it was trained with"
+            )
+        form = self.tokenizer.init_kwargs.get("source_form")
+        if form is not None:
+            logger.warning(
+                "source_form: the text must have the form of %.80r, which is not applied here", form
             )
         self.target_tokenizer = target_tokenizer or self._find_target_tokenizer()
         # `pipeline()` replaces class names in the loaded configuration by classes, and JSON has none.

@@ -105,6 +105,10 @@ class DataArguments:
         "language or sequence (default: as the tokens suggest): a sequence is not normalised, and its scores and card "
         "are not about languages"
     )
+    source_form: str | None = optional_argument(
+        "A function that brings each source to one form, such as canonical SMILES, in training and whenever the model "
+        "is used: MODULE:FUNCTION. A source that it refuses stays as it is"
+    )
     rewrite: str | None = optional_argument(
         "Train on other spellings of each pair, drawn anew in every epoch, by a function (source, target, random "
         "numbers) -> (source, target): MODULE:FUNCTION"

@@ -18,6 +18,7 @@ from .corpora import PairReport
 from .directions import Pair, inputs_of, load_directions, parse_directions, part_names
 from .inputs import DISTILLED, Input, parse_inputs
 from .mixtures import PART, MixtureReport, load_pairs
+from .source_form import SourceForm
 from .text_keys import TextKey, text_key
 
 SPLITS = ("train", "validation", "test", "base_test")
@@ -37,6 +38,8 @@ class Corpus:
     directions: dict[str, list[Pair]] = field(default_factory=dict)
     #: names of directions or inputs that are scored apart
     parts: dict[str, list[str]] = field(default_factory=dict)
+    #: digests of the sources of splits that `source_form` has changed
+    forms: dict[str, str] = field(default_factory=dict)
 
     def select(self, split: str, pairs: Dataset, rows: np.ndarray) -> None:
         """Let a split consist of some rows of `pairs`."""
@@ -54,9 +57,10 @@ class Corpus:
     def fingerprint(self, split: str) -> str:
         """Hash of the pairs of a split."""
         fingerprint = self.reports.get(split, self.reports["train"]).fingerprint
-        if split not in self.selected:
+        form = self.forms.get(split if split in self.reports else "train", "")
+        if split not in self.selected and not form:
             return fingerprint
-        content = f"{fingerprint} {self.selected[split]}"
+        content = f"{fingerprint} {self.selected.get(split, '')}{form}"
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     def summary(self, split: str) -> str:
@@ -97,13 +101,22 @@ def load_corpus(
             "bidirectional=True needs a joint vocabulary: leave out separate_vocabularies, source_lowercase and "
             "tokens of one side"
         )
+    if data_args.bidirectional and data_args.source_form:
+        raise UserError(
+            f"source_form: {data_args.source_form}: with bidirectional=True a target is a source too; leave one out"
+        )
     corpus = Corpus()
+    form = SourceForm(data_args.source_form, trusted=True)
+    if form.problem:
+        raise UserError(form.problem)
     task = run_task(data_args)
     for split in SPLITS:
         if not getattr(data_args, split):
             continue
         _load_split(corpus, split, data_args, seed, languages)
         say(f"{split}: {corpus.reports[split].summary()}")
+        if form.function is not None:
+            say(_bring_to_form(corpus, split, form))
         if split.endswith("test") and data_args.max_test_samples:
             pairs = corpus.pairs[split]
             corpus.select(split, pairs, first_rows(pairs, data_args.max_test_samples))
@@ -163,6 +176,27 @@ def _load_split(
             corpus.parts[split] = part_names(report.parts)
     corpus.pairs[split] = pairs
     corpus.reports[split] = report
+
+
+def _bring_to_form(corpus: Corpus, split: str, form: SourceForm) -> str:
+    """Bring the sources of a split to a form. Return a line about them."""
+    before = corpus.pairs[split]
+    after = before.map(
+        lambda source: {"source": form(source)[0]},
+        input_columns="source",
+        load_from_cache_file=False,  # the code of the function may have changed
+        desc="Source form",
+    )
+    corpus.pairs[split] = after
+    digest = hashlib.blake2b(digest_size=16)
+    changed = 0
+    columns = [data.select_columns("source").iter(ROWS_READ) for data in (before, after)]
+    for old, new in zip(*columns, strict=True):
+        changed += sum(map(str.__ne__, old["source"], new["source"]))
+        digest.update("\0".join(new["source"]).encode())
+    if changed:
+        corpus.forms[split] = f" {digest.hexdigest()}"
+    return f"{split}: {form.name} has changed {changed:,} of {len(after):,} sources"
 
 
 def part_numbers(data: Dataset) -> np.ndarray:

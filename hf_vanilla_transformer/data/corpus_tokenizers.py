@@ -5,11 +5,12 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from ..utils.errors import UserError
+from ..utils.errors import UserError, shown
 from .arguments import DataArguments, has_two_tokenizers, run_task, side_tokens
 from .corpus import Corpus
 from .encoding import name_end_token
 from .language_tokens import add_language_tokens
+from .source_form import FORMS, recorded_form
 from .symbol_tokenizers import train_any_tokenizer
 from .token_kinds import (
     LANGUAGE_TOKENS,
@@ -48,6 +49,25 @@ def take_task(data_args: DataArguments, tokenizers: Tokenizers | None) -> None:
         return
     if tokenizer_task(*tokenizers) == "sequence":
         data_args.task = "sequence"
+
+
+def take_source_form(
+    data_args: DataArguments, tokenizers: Tokenizers | None, trusted: bool
+) -> None:
+    """Let a run have the form of the source that its loaded tokenizers name, unless `source_form` is set.
+
+    Args:
+        trusted: whether code that is not of this package runs because a folder names it.
+    """
+    if tokenizers is None or data_args.source_form is not None:
+        return
+    name = recorded_form(tokenizers[0])
+    if name is not None and name not in FORMS and not trusted:
+        raise UserError(
+            f"source_form: the tokenizer names {shown(name)}, code that is not of this package: permit it with "
+            "--source_form or --trust_remote_code"
+        )
+    data_args.source_form = name
 
 
 def train_tokenizers(corpus: Corpus, vocab_size: int, data_args: DataArguments) -> Tokenizers:

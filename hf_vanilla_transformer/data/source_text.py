@@ -54,6 +54,15 @@ def normalize(text: str) -> str:
     return text
 
 
+#: Apostrophes, accents and primes that people type for "'".
+_APOSTROPHES = re.compile("[\u2018\u2019\u201b\u02bc\u2032`\xb4]")
+
+
+def spelling(text: str) -> str:
+    """The spelling of a word for models of phonemes: `normalize`, "'" for other apostrophes, no surrounding space."""
+    return _APOSTROPHES.sub("'", normalize(text)).strip()
+
+
 def source_text(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """The text to tokenize: normalised if the tokenizer says so (`normalizes_source`)."""
     if text.isascii() and text.isprintable():

@@ -97,3 +97,14 @@ def unknown_symbols(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     encoded = backend.encode(text, add_special_tokens=False)
     pieces = zip(encoded.ids, encoded.offsets, strict=True)
     return [text[start:end] for number, (start, end) in pieces if number == tokenizer.unk_token_id]
+
+
+def without_margins(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """A text without surrounding white space, if a closed vocabulary does not have that as a symbol."""
+    core = text.strip()
+    if core == text or not has_closed_vocabulary(tokenizer):
+        return text
+    before, _, after = text.partition(core)
+    if not unknown_symbols(tokenizer, before):
+        core = before + core
+    return core if unknown_symbols(tokenizer, after) else core + after

@@ -70,7 +70,7 @@ class TextMetric(evaluate.Metric):
         return text.lower() if self.lowercase else text
 
     def normal(self, text: str) -> str:
-        """The text as it is compared as a whole. Spaces at the ends do not count, as in sacreBLEU."""
+        """The text as it is compared as a whole. White space at the ends does not count, as in sacreBLEU."""
         return self.cased(text).strip()
 
 

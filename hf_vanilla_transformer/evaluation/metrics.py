@@ -126,7 +126,8 @@ class Texts:
 
 def _ranked_forms(texts: Sequence[str], normalize: Normalizer | None) -> list[str]:
     """The places of an n-best list, filled up to its length, so that a list of 10 has a top 10."""
-    forms = [text if valid else INVALID for text, valid in n_best_places(texts, normalize)]
+    places = n_best_places(texts, normalize)
+    forms = [INVALID if valid is False else text for text, valid in places]
     return [*forms, *[INVALID] * (len(texts) - len(forms))]
 
 

@@ -45,6 +45,7 @@ class TranslationRequest:
     settings: dict[str, object]  # for `generate`
     refill: bool  # whether this package's search runs: it can replace finished sentences
     protect: bool
+    in_form: bool  # whether sentences are brought to the form of the model's source
     words: WordSplitter  # for the alignment
     marks: frozenset[int]  # ids of a source that are not in its text
     has_codes: bool  # whether each sentence has its own languages

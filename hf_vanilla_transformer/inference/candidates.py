@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.readers import lines_of
 from ..utils.errors import UserError, check_at_least_one
-from ..utils.normalization import Normalizer, n_best_places
+from ..utils.normalization import Normalizer, Place, n_best_places
 from .hypothesis import Hypothesis
+from .line_warnings import LineWarnings
 from .text_io import on_one_line
-from .unknown import UnknownSymbols
 
 if TYPE_CHECKING:
     from .translator import Translator
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Formats of n-best lists. "moses" is `i ||| text ||| score` of Moses, Marian and fairseq.
 FORMATS = ("moses", "tsv", "jsonl")
 _MOSES_LINE = re.compile(r"\s*(\d+) \|\|\| (.*?)(?: \|\|\| .*)?")
-_TSV_LINE = re.compile(r"(\d+)\t\d+\t([^\t]*)\t[^\t]*\t[^\t]*")
+_TSV_LINE = re.compile(r"(\d+)\t\d+\t([^\t]*)\t[^\t]*\t[^\t]*(?:\t[^\t]*)?")
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,10 @@ class Candidate:
     score: float | None
     #: its share of the probability of all candidates of the input. The shares add up to 1
     probability: float
-    #: whether the normaliser took it
-    valid: bool = True
+    #: whether the normaliser took it. None without one: nobody has checked it
+    valid: bool | None = None
+    #: symbols of the input that the model does not know. None if its vocabulary is not closed
+    unknown: tuple[str, ...] | None = None
 
 
 class Merger:
@@ -72,21 +74,24 @@ class Merger:
         """
         searched = [each for each in lists if each[0].log_probability is not None]
         lists = searched or lists
-        weights: dict[tuple[str, bool], Fraction] = defaultdict(Fraction)
-        members: dict[tuple[str, bool], list[tuple[float | None, float]]] = defaultdict(list)
+        weights: dict[Place, Fraction] = defaultdict(Fraction)
+        members: dict[Place, list[tuple[float | None, float]]] = defaultdict(list)
         for hypotheses in lists:
             shares = probability_shares(hypotheses)
             places = n_best_places([one.text for one in hypotheses], self.normalize)
             for place, (key, rows) in enumerate(places.items(), start=1):
                 weights[key] += Fraction(1, place)
                 members[key] += [(hypotheses[row].score, shares[row]) for row in rows]
+        symbols = [each for one, *_ in lists for each in one.unknown or ()]
+        unknown = None if lists[0][0].unknown is None else tuple(dict.fromkeys(symbols))
         candidates = []
         for (text, valid), joined in members.items():
             scores = [score for score, _ in joined if score is not None]
             probability = sum(share for _, share in joined) / len(lists)
-            candidates.append(Candidate(text, max(scores, default=None), probability, valid))
+            score = max(scores, default=None)
+            candidates.append(Candidate(text, score, probability, valid, unknown))
             self.texts += len(joined)
-            if not valid:
+            if valid is False:
                 self.invalid += len(joined)
         return sorted(
             candidates,
@@ -124,24 +129,30 @@ def translate_candidates(
     Args:
         translator: searches with its model.
         sentences: inputs. With `spellings` = M, M lines in turn are spellings of one input.
-        n_best: hypotheses of each line, at most as many as beams. An input has at most as many candidates.
+        n_best: candidates of an input, at most, and hypotheses of its line, at most as many as beams. With
+            `spellings` each line has as many hypotheses as beams.
         normalize: makes texts of the same meaning equal. See `Merger`.
-        spellings: lines of each input (test-time augmentation).
+        spellings: lines of each input (test-time augmentation). They are read as they are written.
         settings: as in `Translator.translate_nbest`.
 
     Raises:
         UserError: what that raises, and as early, or an input with fewer lines than `spellings`.
     """
-    check_at_least_one(spellings=spellings)
+    check_at_least_one(spellings=spellings, n_best=n_best)
     results: Iterator[list[Hypothesis]]
+    of_line = n_best
+    if spellings > 1:
+        settings["in_form"] = False
+        if not settings.get("do_sample"):
+            of_line = settings.get("num_beams") or translator.model.generation_config.num_beams or 1
     if settings.get("do_sample"):
         # Sampling gives neither scores nor an order.
         settings["probabilities"] = True
-        sampled = translator.translate_nbest(sentences, n_best, **settings)
+        sampled = translator.translate_nbest(sentences, of_line, **settings)
         results = (sorted(each, key=_log_probability, reverse=True) for each in sampled)
     else:
-        results = translator.translate_nbest(sentences, n_best, **settings)
-    return _grouped(results, Merger(normalize), n_best, spellings, translator.unknown_symbols)
+        results = translator.translate_nbest(sentences, of_line, **settings)
+    return _grouped(results, Merger(normalize), n_best, spellings, translator.line_warnings)
 
 
 def _log_probability(hypothesis: Hypothesis) -> float:
@@ -153,7 +164,7 @@ def _grouped(
     merger: Merger,
     n_best: int,
     spellings: int,
-    counts: UnknownSymbols | None,
+    counts: LineWarnings | None,
 ) -> Iterator[list[Candidate]]:
     while lists := list(islice(results, spellings)):
         if len(lists) < spellings:
@@ -161,7 +172,7 @@ def _grouped(
                 f"spellings: the last input has {len(lists)} lines of {spellings}; give as many for each"
             )
         yield merger.merge(lists)[:n_best]
-    found = UnknownSymbols()
+    found = LineWarnings()
     found.hypotheses = merger.texts
     found.invalid = merger.invalid
     if counts is None:
@@ -179,8 +190,11 @@ def candidate_lines(
         candidates: of `translate_candidates`.
         number: of the input, from 1.
         file_format: "tsv" gives a line for each candidate: the number of the input, the rank from 1, the text, the
-            score and the probability. "jsonl" gives one line for the input, with a list of candidates.
+            score and the probability. "jsonl" gives one line for the input, with a list of candidates. Both have the
+            symbols of the input that the model does not know, if its vocabulary is closed: between spaces as the last
+            column, as a list `unknown`.
     """
+    unknown = candidates[0].unknown
     if file_format == "jsonl":
         rows = [
             {
@@ -191,12 +205,18 @@ def candidate_lines(
             }
             for one in candidates
         ]
-        yield json.dumps({"line": number, "candidates": rows}, ensure_ascii=False)
+        of_input = {} if unknown is None else {"unknown": unknown}
+        row = {"line": number, **of_input, "candidates": rows}
+        yield json.dumps(row, ensure_ascii=False)
         return
+    last = "" if unknown is None else "\t" + _cell(" ".join(unknown))
     for rank, one in enumerate(candidates, start=1):
-        text = on_one_line(one.text).replace("\t", " ")  # a model can generate any character
         score = "" if one.score is None else f"{one.score:.4f}"
-        yield f"{number}\t{rank}\t{text}\t{score}\t{one.probability:.5f}"
+        yield f"{number}\t{rank}\t{_cell(one.text)}\t{score}\t{one.probability:.5f}{last}"
+
+
+def _cell(text: str) -> str:
+    return on_one_line(text).replace("\t", " ")  # a model can generate any character
 
 
 def read_n_best(path: str | Path, inputs: int) -> list[list[str]]:

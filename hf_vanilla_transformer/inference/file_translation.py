@@ -17,16 +17,17 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from ..data.readers import file_format
+from ..data.token_kinds import has_closed_vocabulary
 from ..utils.atomic_write import atomic_file
 from ..utils.errors import UserError, check_at_least_one
 from ..utils.normalization import Normalizer
 from .batching import MAX_TOKENS
 from .candidates import FORMATS, candidate_lines, translate_candidates
 from .fingerprints import text_fingerprint, translator_fingerprint
+from .line_warnings import LineWarnings
 from .ray_workers import RayPool
 from .text_io import line_writer, on_one_line, open_to_write, read_lines
 from .translator import Hypothesis, Translator
-from .unknown import UnknownSymbols
 
 BATCHES_PER_CHUNK = 8
 
@@ -144,7 +145,8 @@ def translate_file(
 
     Args:
         output: gets the lines of `translated_lines`, compressed if its name ends in `.gz`, when they are complete.
-            A `.jsonl` or `.parquet` file gets rows of `line` (from 1), `source` and the `column`.
+            A `.jsonl` or `.parquet` file gets rows of `line` (from 1), `source`, the `column`, and the list `unknown`:
+            the symbols of the source that the model does not know, if its vocabulary is closed.
         column: the name of the translations in a table.
         codes: the languages of each line, `source_lang` and `target_lang`, for a model of many.
         batch_size, max_tokens_per_batch, settings: as in `translated_lines`. The limits may change on a resume.
@@ -164,6 +166,7 @@ def translate_file(
     job = {"translator": fingerprint} | settings
     if is_table:
         job["table"] = column
+        job["unknown"] = has_closed_vocabulary(translator.source_tokenizer)
     settings |= {"batch_size": batch_size, "max_tokens_per_batch": max_tokens_per_batch}
     translated_lines(translator, [], **settings)  # checks the arguments before anything is read
     claim(parts / _JOB, job, f"output: {parts} contains parts of {_OTHER_JOB}")
@@ -187,26 +190,26 @@ def translate_file(
     translate = partial(
         _translate_chunk, column=column if is_table else None, codes=list(codes), **settings
     )
-    unknown = UnknownSymbols()
+    warnings = LineWarnings()
     try:
-        results: Iterator[tuple[_Chunk, list[str], UnknownSymbols]]
+        results: Iterator[tuple[_Chunk, list[str], LineWarnings]]
         if pool is None:
             results = map(partial(translate, translator), missing())
         else:
             results = pool.map(translate, missing(), fingerprint)
-        for chunk, lines, unknown_of_chunk in results:
+        for chunk, lines, warnings_of_chunk in results:
             with line_writer(chunk.part) as write:
                 for line in lines:
                     write(line)
             progress(len(chunk.rows))
-            unknown.add(unknown_of_chunk)
+            warnings.add(warnings_of_chunk)
     except UserError:
         has_chunks = any(path.name != _JOB for path in parts.glob("*"))
         if shard is None and not has_chunks:
             shutil.rmtree(parts, ignore_errors=True)
         raise
     finally:  # one warning for all chunks
-        unknown.warn()
+        warnings.warn()
     if shard is None:
         _join(names, output)
     else:
@@ -248,22 +251,28 @@ def _translate_chunk(
     column: str | None,
     codes: list[str],
     **settings: Any,
-) -> tuple[_Chunk, list[str], UnknownSymbols]:
-    """The chunk, its lines of output, and its unknown symbols. `codes` names the cells after the first of its rows."""
+) -> tuple[_Chunk, list[str], LineWarnings]:
+    """The chunk, its lines of output, and its warnings. `codes` names the cells after the first of its rows."""
     translator = copy.copy(translator)
-    translator.unknown_symbols = UnknownSymbols()
+    translator.line_warnings = LineWarnings()
     sentences, *codes_of_rows = map(list, zip(*chunk.rows, strict=True))
     settings |= dict(zip(codes, codes_of_rows, strict=True))
     settings["first_line"] = chunk.first_line
     lines = translated_lines(translator, sentences, one_line=column is None, **settings)
     if column is not None:
         pairs_of_text = zip(sentences, lines, strict=True)
-        rows = (
-            {"line": line, "source": source, column: translation}
-            for line, (source, translation) in enumerate(pairs_of_text, start=chunk.first_line)
-        )
-        lines = (json.dumps(row, ensure_ascii=False) for row in rows)
-    return chunk, list(lines), translator.unknown_symbols
+        numbered = enumerate(pairs_of_text, start=chunk.first_line)
+        lines = (_table_row(translator, column, line, *pair) for line, pair in numbered)
+    return chunk, list(lines), translator.line_warnings
+
+
+def _table_row(
+    translator: Translator, column: str, line: int, source: str, translation: str
+) -> str:
+    row: dict[str, object] = {"line": line, "source": source, column: translation}
+    if has_closed_vocabulary(translator.source_tokenizer):
+        row["unknown"] = translator.unknown_in(source)
+    return json.dumps(row, ensure_ascii=False)
 
 
 def merge_shards(output: str | Path) -> int:
@@ -306,9 +315,8 @@ def _join(names: list[str], output: str | Path) -> None:
     folder = _parts_of(output)
     parts = [folder / name for name in names]
     if file_format(Path(output)) == ".parquet":
-        _write_parquet(
-            parts, output, json.loads((folder / _JOB).read_text(encoding="utf-8"))["table"]
-        )
+        job = json.loads((folder / _JOB).read_text(encoding="utf-8"))
+        _write_parquet(parts, output, job["table"], job["unknown"])
     else:
         with open_to_write(output) as stream:
             for part in parts:
@@ -316,12 +324,14 @@ def _join(names: list[str], output: str | Path) -> None:
     shutil.rmtree(folder)
 
 
-def _write_parquet(parts: list[Path], output: str | Path, column: str) -> None:
-    """Write chunks of JSON lines as one table."""
+def _write_parquet(parts: list[Path], output: str | Path, column: str, unknown: bool) -> None:
+    """Write chunks of JSON lines as one table. `unknown` says whether it has the column of that name."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
     columns = [("line", pa.int64()), ("source", pa.string()), (column, pa.string())]
+    if unknown:
+        columns.append(("unknown", pa.list_(pa.string())))
     schema = pa.schema(columns)
     rows = (json.loads(line) for part in parts for line in read_lines(part))
     with open_to_write(output) as stream, parquet.ParquetWriter(stream, schema) as file:

@@ -25,6 +25,8 @@ class Hypothesis:
     log_probability: float | None = field(default=None, repr=False, compare=False)
     #: whether it ends by itself and not at the length limit
     ended: bool = field(default=True, repr=False, compare=False)
+    #: symbols of the source that a closed vocabulary lacks. None for other vocabularies
+    unknown: tuple[str, ...] | None = field(default=None, repr=False, compare=False)
 
     @property
     def pharaoh(self) -> str:

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ..data.side_tokens import readable_tokens
+from ..data.token_kinds import without_margins
 from ..utils.errors import check_at_least_one
 from .batching import BATCHES_AHEAD, MAX_TOKENS, length_batches
 from .directions import Codes, next_places
+from .line_warnings import LineWarnings
 from .token_probabilities import token_log_probabilities
 from .translator import TOKENIZER_LOCK, Translator
-from .unknown import UnknownSymbols
 
 
 @dataclass
@@ -52,23 +53,21 @@ def score_translations_of(
     pairs = iter(pairs)
     directions = translator.directions
     tokenizer = translator.target_tokenizer
-    unknown = UnknownSymbols()
+    warnings = LineWarnings()
     try:
         while window := list(islice(pairs, batch_size * BATCHES_AHEAD)):
             placed = next_places(places, len(window))
             with TOKENIZER_LOCK:
-                texts = [target for _, target in window]
+                texts = [without_margins(tokenizer, target) for _, target in window]
                 targets = directions.encode_targets(
                     tokenizer, texts, [direction for _, direction in placed]
                 )
             sources = [
-                translator.encode(source, *place)
+                translator.encode(source, *place, warnings=warnings)
                 for (source, _), place in zip(window, placed, strict=True)
             ]
-            for i, (source, target) in enumerate(window):
-                line, _ = placed[i]
-                unknown.check("source", translator.source_tokenizer, source, sources[i], line)
-                unknown.check("target", tokenizer, target, targets[i], line)
+            for i, text in enumerate(texts):
+                warnings.check("target", tokenizer, text, targets[i], placed[i][0])
             lengths = {i: max(len(targets[i]), len(sources[i])) for i in range(len(window))}
             scored: dict[int, ScoredTranslation] = {}
             for batch in length_batches(lengths, batch_size, max_tokens_per_batch):
@@ -80,4 +79,4 @@ def score_translations_of(
                     scored[i] = ScoredTranslation(tokens[mark:], row[mark:])
             yield from (scored[i] for i in range(len(window)))
     finally:  # also of a stream that is not read to its end
-        unknown.warn()
+        warnings.warn()

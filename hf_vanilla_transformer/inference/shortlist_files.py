@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from ..data.side_tokens import tokens_of_sides
-from ..data.source_text import source_text
 from ..data.words import words
 from ..engine.shortlist import Shortlist
 from ..utils.errors import UserError, check_at_least_one
@@ -126,7 +125,7 @@ def _aligned(
     pairs = iter(pairs)
     while window := list(islice(pairs, _WINDOW)):
         sources = [
-            of_source(source_text(source, of_source), truncation=True)["input_ids"]
+            of_source(translator.source_line(source), truncation=True)["input_ids"]
             for source, _ in window
         ]
         targets = [

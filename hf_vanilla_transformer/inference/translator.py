@@ -17,8 +17,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.language_tokens import Direction
 from ..data.side_tokens import AS_TEXT, readable_tokens
+from ..data.source_form import SourceForm, recorded_form
 from ..data.source_text import source_text
-from ..data.token_kinds import tokenizer_task
+from ..data.token_kinds import (
+    has_closed_vocabulary,
+    tokenizer_task,
+    unknown_symbols,
+    without_margins,
+)
 from ..data.tokenizer_files import load_tokenizers, recognising_added_tokens, tokenizer_digest
 from ..data.words import WordSplitter, white_space_words, words
 from ..engine.shared_copy import in_evaluation_mode, shared_copy
@@ -40,15 +46,19 @@ from .batching import (
 )
 from .directions import Codes, Directions, Place, next_places
 from .hypothesis import Hypothesis
+from .line_warnings import LineWarnings
 from .loading import load_model
 from .protected import Protected, has_words, knows_escapes, protect, white_space_links
 from .token_probabilities import token_log_probabilities
-from .unknown import UnknownSymbols
 from .workers import map_in_threads, worker_count
 
 logger = logging.getLogger(__name__)
 
-ENDLESS = "the output did not end before the length limit; no_repeat_ngram_size or repetition_penalty may help"
+#: A fault of an output, by the task of its model. Sequences such as SMILES repeat their n-grams by nature.
+ENDLESS = {
+    "language": "the output did not end before the length limit; no_repeat_ngram_size or repetition_penalty may help",
+    "sequence": "the output did not end before the length limit; max_new_tokens raises it",
+}
 
 #: Encoding a target switches some tokenizers, such as Marian's, to a different vocabulary and back.
 TOKENIZER_LOCK = threading.Lock()
@@ -65,6 +75,8 @@ class Translator:
         workers: searches that run in parallel threads, each with `batch_size` sentences and its share of torch's
             threads. None is one per torch thread on a CPU, up to 8.
         shortlist: a file of `vanilla-transformer shortlist`. The output layer computes its candidates only.
+        trust_remote_code: import the function that the tokenizer names as the form of its source (`source_form`), if
+            it is not one of this package.
     """
 
     def __init__(
@@ -75,6 +87,7 @@ class Translator:
         ensemble: Sequence[PreTrainedModel] = (),
         workers: int | None = None,
         shortlist: str | os.PathLike | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
         check_at_least_one(workers=workers)
         if ensemble and shortlist is not None:
@@ -88,8 +101,12 @@ class Translator:
         self.target_tokenizer = target_tokenizer or self.source_tokenizer
         #: whether the model reads text that Moses has escaped
         self.escaped = knows_escapes(source_tokenizer.get_vocab())
-        #: counts the lines with unknown symbols of all calls. None: each call warns of its own at its end
-        self.unknown_symbols: UnknownSymbols | None = None
+        #: the form of the source text, which `encode` makes
+        self.source_form = SourceForm(recorded_form(source_tokenizer), trust_remote_code)
+        if self.source_form.problem:
+            logger.warning("%s", self.source_form.problem)
+        #: counts the lines with faults of all calls. None: each call warns of its own at its end
+        self.line_warnings: LineWarnings | None = None
         self.shortlist = None
         if shortlist is not None:
             from .shortlist_files import read_shortlist
@@ -121,7 +138,7 @@ class Translator:
         Args:
             directory: a folder that `save_pretrained` or a training run has written, or the name of a model of this
                 package, such as `g2p_en`.
-            device, dtype, trust_remote_code: as in `load_model`.
+            device, dtype, trust_remote_code: as in `load_model`, and the latter as above.
             ensemble: folders of more models with the same tokenizers. The first model's generation config is used.
             workers, shortlist: as above.
 
@@ -138,7 +155,7 @@ class Translator:
                     f"{other}: its tokenizer differs from that of {directory}; an ensemble shares one"
                 )
             members.append(load_model(other, model.device, model.dtype, trust_remote_code))
-        return cls(model, source, target, members, workers, shortlist)
+        return cls(model, source, target, members, workers, shortlist, trust_remote_code)
 
     @property
     def task(self) -> str:
@@ -190,6 +207,7 @@ class Translator:
         max_tokens_per_batch: int = MAX_TOKENS,
         first_line: int | Sequence[int] = 1,
         protect: bool = False,
+        in_form: bool = True,
         **generate_kwargs: Any,
     ) -> Iterator[list[Hypothesis]]:
         """Translate sentences, and return the best hypotheses of each, with their scores.
@@ -212,6 +230,7 @@ class Translator:
             first_line: the line number of the first sentence, or of every sentence, for messages.
             protect: keep sentences without letters, and addresses, placeholders, markup, emoji and times, as they are.
                 A sequence that is no language has none of these.
+            in_form: bring each sentence to the form of the model's source text, if the model folder names one.
             **generate_kwargs: arguments of `model.generate`, such as `num_beams`. None takes the value of the
                 checkpoint's `generation_config.json`. Without `max_new_tokens` there, a translation has at most as
                 many tokens as the longest source of the batch, and 50 more (§6.1).
@@ -239,6 +258,7 @@ class Translator:
             settings=settings,
             refill=penalty is not None,
             protect=protect and self.task == "language",
+            in_form=in_form,
             words=alignment_words,
             marks=self.directions.marks(source_lang, target_lang),
             has_codes=not isinstance(source_lang, str | None)
@@ -324,16 +344,16 @@ class Translator:
         self, pairs: Iterator[tuple[str, str]], places: Iterator[Place], request: TranslationRequest
     ) -> Iterator[list[Hypothesis]]:
         ahead = request.batch_size * BATCHES_AHEAD if request.batch_size > 1 else 1
-        unknown = UnknownSymbols()
+        warnings = LineWarnings()
         translate = self._translate_protected if request.protect else self._translate_window
         try:
             while window := list(islice(pairs, ahead)):
-                yield from translate(window, next_places(places, len(window)), request, unknown)
+                yield from translate(window, next_places(places, len(window)), request, warnings)
         finally:  # also of a stream that is not read to its end
-            if self.unknown_symbols is None:
-                unknown.warn()
+            if self.line_warnings is None:
+                warnings.warn()
             else:
-                self.unknown_symbols.add(unknown)
+                self.line_warnings.add(warnings)
         if request.has_codes and next(places, None) is not None:
             raise UserError("source_lang, target_lang: there are more codes than sentences")
 
@@ -342,7 +362,7 @@ class Translator:
         window: list[tuple[str, str]],
         places: list[Place],
         request: TranslationRequest,
-        unknown: UnknownSymbols,
+        warnings: LineWarnings,
     ) -> list[list[Hypothesis]]:
         """Translate the sentences without their protected spans, and put the spans back."""
         plain: list[tuple[str, str]] = []
@@ -359,7 +379,7 @@ class Translator:
             kept = i not in spans and i not in verbatim
             plain.append((line if kept else "", prefix))
             shortened.append((protected.text if protected else "", prefix))
-        results = self._translate_window(plain, places, request, unknown)
+        results = self._translate_window(plain, places, request, warnings)
         for i in verbatim:
             line, prefix = window[i]
             links = None
@@ -373,7 +393,7 @@ class Translator:
         except UserError:  # not a model of this package
             layer = None
         aligning = replace(request, alignment_layer=layer, words=words)
-        aligned = self._translate_window(shortened, places, aligning, unknown)
+        aligned = self._translate_window(shortened, places, aligning, warnings)
         for i, sentence in spans.items():
             results[i] = []
             for one in aligned[i]:
@@ -390,7 +410,7 @@ class Translator:
         window: list[tuple[str, str]],
         places: list[Place],
         request: TranslationRequest,
-        unknown: UnknownSymbols,
+        warnings: LineWarnings,
     ) -> list[list[Hypothesis]]:
         no_alignment: list[Any] | None = None if request.alignment_layer is None else []
         no_tokens: list[Any] | None = [] if request.probabilities else None
@@ -398,15 +418,16 @@ class Translator:
             [Hypothesis(prefix, 0.0, no_alignment, no_tokens, no_tokens)] for _, prefix in window
         ]
         sentences = {
-            i: EncodedSentence(self.encode(line, *place), self.encode_prefix(prefix, *place))
+            i: EncodedSentence(
+                self.encode(line, *place, in_form=request.in_form, warnings=warnings),
+                self.encode_prefix(prefix, *place),
+            )
             for i, ((line, prefix), place) in enumerate(zip(window, places, strict=True))
             if not _blank(line)
         }
         for i, sentence in sentences.items():
-            line, prefix = window[i]
-            number = places[i][0]
-            unknown.check("source", self.source_tokenizer, line, sentence.source, number)
-            unknown.check("prefix", self.target_tokenizer, prefix, sentence.prefix, number)
+            prefix = window[i][1]
+            warnings.check("prefix", self.target_tokenizer, prefix, sentence.prefix, places[i][0])
         workers = 1 if not request.refill else self.workers or worker_count(self.model)
         jobs = search_jobs(
             sentences, request.batch_size, request.max_tokens, request.refill, workers
@@ -423,12 +444,18 @@ class Translator:
         for job, translations in zip(jobs, found, strict=True):
             for i, hypotheses in zip(job.indices, translations, strict=True):
                 results[i] = hypotheses
+        if has_closed_vocabulary(self.source_tokenizer):
+            unk = self.source_tokenizer.unk_token_id
+            for i, hypotheses in enumerate(results):
+                is_known = i not in sentences or unk not in sentences[i].source
+                unknown = () if is_known else self.unknown_in(window[i][0], request.in_form)
+                results[i] = [replace(one, unknown=tuple(unknown)) for one in hypotheses]
         set_here = {"max_new_tokens", "max_length"} & request.settings.keys()
         if set_here or self.model.generation_config.max_new_tokens:
             return results
         for i in sentences:
             if not results[i][0].ended:
-                logger.warning("line %d: %s", places[i][0], ENDLESS)
+                warnings.add_fault(ENDLESS[self.task], places[i][0])
         return results
 
     def _searched_models(self) -> list[PreTrainedModel]:
@@ -451,14 +478,51 @@ class Translator:
             models[0] = with_shortlist(models[0], self.shortlist)
         return models
 
+    def source_line(
+        self,
+        line: str,
+        line_number: int = 1,
+        in_form: bool = True,
+        warnings: LineWarnings | None = None,
+    ) -> str:
+        """The text of a line that is tokenized: in the form of the model's source, if it has one, and normalised.
+
+        `warnings` counts texts that cannot be brought to that form and are taken as they are.
+        """
+        if in_form:
+            form, fault = self.source_form(line)
+            if fault and warnings is not None:
+                warnings.add_fault(fault, line_number)
+            line = form
+        return without_margins(self.source_tokenizer, source_text(line, self.source_tokenizer))
+
+    def unknown_in(self, line: str, in_form: bool = True) -> list[str]:
+        """The symbols of a source line that the model reads as `<unk>`. Only a closed vocabulary has such symbols."""
+        if not has_closed_vocabulary(self.source_tokenizer):
+            return []
+        text = self.source_line(line, in_form=in_form)
+        return unknown_symbols(self.source_tokenizer, text) if text.strip() else []
+
     def encode(
-        self, line: str, line_number: int = 1, direction: Direction | None = None
+        self,
+        line: str,
+        line_number: int = 1,
+        direction: Direction | None = None,
+        *,
+        in_form: bool = True,
+        warnings: LineWarnings | None = None,
     ) -> list[int]:
-        """Token ids of a source sentence, with the mark of its direction. `line_number` is for errors."""
+        """Token ids of a source sentence, with the mark of its direction.
+
+        `line_number` is for errors and `warnings`, which counts unknown symbols and what `source_line` says.
+        """
         if self.directions.source is not None:
             self.directions.source.check_text(line, line_number)
+        text = self.source_line(line, line_number, in_form, warnings)
         with TOKENIZER_LOCK:
-            ids = self.source_tokenizer(source_text(line, self.source_tokenizer))["input_ids"]
+            ids = self.source_tokenizer(text)["input_ids"]
+        if warnings is not None:
+            warnings.check("source", self.source_tokenizer, text, ids, line_number)
         ids = self.directions.mark(ids, direction or self.directions.default, line_number)
         if len(ids) > (limit := self.position_limit() or math.inf):
             raise UserError(

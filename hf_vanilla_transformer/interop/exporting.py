@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from ..data.source_form import form_note
 from ..data.source_text import normalizing
 from ..data.tokenizer_files import load_tokenizers, save_tokenizers
 from ..inference.directions import Directions
@@ -91,6 +92,7 @@ def export(
             case "onnx":
                 module.write(model.to(torch.float32), source, written, dtypes)
         exact = quantization in (None, "float32") and vmap is None and "fp32" in dtypes
+        note += form_note(tokenizers[0])
         note += search_differences(model, LIBRARIES[target_format])
         note += self_test(target_format, model, tokenizers, written, exact)
         size = sum(path.stat().st_size for path in (written, *written.rglob("*")) if path.is_file())

@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..data.side_tokens import AS_TEXT, Side, side_decoder
-from ..data.source_text import source_text
 from ..data.words import words
 from ..inference.alignment import Link, align, decoder_inputs
 from ..inference.inside_view import INSIDE, copy_with_scores, norms_and_positions
@@ -91,7 +90,7 @@ class Inspector:
         empty = {"text": "", **{name: [] for name in names}}
         if not sentence:
             return empty
-        source = self.source_tokenizer(source_text(sentence, self.source_tokenizer))["input_ids"]
+        source = self.source_tokenizer(translator.source_line(sentence))["input_ids"]
         directions = translator.directions
         source = directions.mark(source, directions.default, 1)
         size = self.model.config.target_vocab_size

@@ -102,7 +102,11 @@ class Server:
             )
         warnings = list[str]()
         lists = await model.predict(texts, request.n_best, warnings)
-        answer: dict[str, Any] = {"predictions": lists[0] if isinstance(request.q, str) else lists}
+        unknown = await model.unknown(texts)
+        is_one = isinstance(request.q, str)
+        answer: dict[str, Any] = {"predictions": lists[0] if is_one else lists}
+        if unknown is not None:
+            answer["unknown"] = unknown[0] if is_one else unknown
         if warnings:
             answer["warnings"] = warnings
         return schemas.PredictAnswer(**answer)

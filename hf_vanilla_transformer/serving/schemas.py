@@ -70,8 +70,13 @@ class PredictAnswer(BaseModel):
     """Predictions, best first: a list if `q` is a string, a list of lists if it is a list."""
 
     predictions: list[Prediction] | list[list[Prediction]]
+    unknown: list[str] | list[list[str]] | None = Field(
+        None,
+        description="the symbols of each sequence that the model does not know, if its vocabulary is closed",
+    )
     warnings: list[str] | None = Field(
-        None, description="unknown symbols, and predictions without an end"
+        None,
+        description="unknown symbols, sequences not in the model's form, and predictions without an end",
     )
 
 

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ..data.token_kinds import has_closed_vocabulary
 from ..documents.documents import Part
 from ..engine.continuous import FoundHypothesis
 from ..inference.candidates import Merger
 from ..inference.hypothesis import Hypothesis
+from ..inference.line_warnings import LineWarnings
 from ..inference.translator import Translator
-from ..inference.unknown import UnknownSymbols
 from .schemas import PageRequest, Prediction
 from .service import LanguagePair, Prepared
 
@@ -42,9 +43,10 @@ class SequenceModel(LanguagePair):
         """The predictions of each text, best first. All texts wait in the queue together.
 
         Args:
-            texts: each goes to the model as it is. A blank one has one prediction, an empty text.
+            texts: each is brought to the form of the model's source. A blank one has one prediction, an empty text.
             n_best: hypotheses of each text, at most `engine.num_beams`. The same texts are one prediction.
-            warnings: receives a line for unknown symbols, and one for each prediction without an end.
+            warnings: receives a line for unknown symbols, one for texts that cannot be brought to the form, and one
+                for predictions without an end.
 
         Raises:
             UserError, TooLong, QueueFull: as in `translate`.
@@ -68,19 +70,22 @@ class SequenceModel(LanguagePair):
     async def _encoded(
         self, numbered: Sequence[tuple[int, str]], warnings: list[str]
     ) -> list[list[int]]:
-        """The token ids of texts with their line numbers, and a warning of unknown symbols."""
-        unknown = UnknownSymbols()
-        tokenizer = self.translator.source_tokenizer
+        """The token ids of texts with their line numbers, and warnings about the texts."""
+        of_lines = LineWarnings()
 
         def encode(line: tuple[int, str]) -> list[int]:
             number, text = line
-            ids = self._encode(text)
-            unknown.check("source", tokenizer, text, ids, number)
-            return ids
+            return self._encode(text, number, of_lines)
 
         ids = await self._map(encode, numbered)
-        warnings += unknown.warnings()
+        warnings += of_lines.warnings()
         return ids
+
+    async def unknown(self, texts: Sequence[str]) -> list[list[str]] | None:
+        """The symbols of each text that the model does not know. None if its vocabulary is not closed."""
+        if not has_closed_vocabulary(self.translator.source_tokenizer):
+            return None
+        return await self._map(self.translator.unknown_in, texts)
 
     def _predictions(
         self, hypotheses: Sequence[FoundHypothesis], given: int = 0

@@ -27,10 +27,10 @@ from ..documents.html_text import split_html
 from ..documents.passages import join_pieces, passages_of
 from ..engine.continuous import FoundHypothesis
 from ..inference.alignment import Link
+from ..inference.line_warnings import LineWarnings
 from ..inference.placement import TranslatedPart
 from ..inference.protected import Protected, protect
 from ..inference.translator import ENDLESS, Translator
-from ..inference.unknown import UnknownSymbols
 from ..utils.errors import UserError
 from .engine import Engine
 from .inspection import Inspector
@@ -130,8 +130,8 @@ class LanguagePair:
 
         Args:
             texts: their line feeds, blank lines and list marks stay.
-            warnings: receives a line for each sentence that was cut or whose translation did not end, and one for
-                unknown symbols.
+            warnings: receives a line for each sentence that was cut, one for translations that did not end, and one
+                for unknown symbols.
             html: the texts are HTML, and their tags stay.
             n_best: translations of each text, at most `engine.num_beams`. An HTML text has one.
 
@@ -241,8 +241,7 @@ class LanguagePair:
         """
         cut = SentenceCutter(self.translator)
         prepared = Prepared()
-        unknown = UnknownSymbols()
-        tokenizer = self.translator.source_tokenizer
+        of_lines = LineWarnings()
 
         def split(numbered: tuple[int, str]) -> list[Part]:
             number, line = numbered
@@ -250,8 +249,7 @@ class LanguagePair:
             for sentence in sentences_of(parts):
                 protected = protect(sentence, self.translator.escaped)
                 text = sentence if protected is None else protected.text
-                ids = self._encode(text)
-                unknown.check("source", tokenizer, text, ids, number)
+                ids = self._encode(text, number, of_lines)
                 prepared[sentence] = protected, ids
             return parts
 
@@ -259,7 +257,7 @@ class LanguagePair:
         numbered = list(enumerate(chain.from_iterable(lines), start=1))
         following = iter(await self._map(split, numbered))
         parts = [list(chain.from_iterable(islice(following, len(each)))) for each in lines]
-        warnings += unknown.warnings()
+        warnings += of_lines.warnings()
         warnings += [
             f"a sentence of {tokens} tokens is longer than any in training: cut"
             for tokens in cut.lengths
@@ -305,7 +303,7 @@ class LanguagePair:
         n_best: int,
         warnings: list[str],
     ) -> list[list[FoundHypothesis]]:
-        """Search for translations of encoded texts, with a warning of each best one that has no end token."""
+        """Search for translations of encoded texts, with a warning of best ones that have no end token."""
         if len(texts) > self.engine.max_queue:
             raise TooLong(f"q: {len(texts)} {self.item}s, but the limit is {self.engine.max_queue}")
         futures = self.engine.submit(sources, n_best, self.mark)
@@ -313,11 +311,14 @@ class LanguagePair:
         found = await asyncio.gather(*map(asyncio.wrap_future, futures))
         if not self._limited:
             ends = self.translator.end_tokens
-            warnings += [
-                f"{ENDLESS}: {shorten(text, _SHOWN_CHARACTERS)}"
+            endless = [
+                shorten(text, _SHOWN_CHARACTERS)
                 for text, hypotheses in zip(texts, found, strict=True)
                 if not ends.intersection(hypotheses[0].tokens[-1:])
             ]
+            if endless:
+                others = f" and {len(endless) - 1:,} more {self.item}s" if endless[1:] else ""
+                warnings.append(f"{ENDLESS[self.translator.task]}: {endless[0]}{others}")
         return found
 
     async def _align(
@@ -330,13 +331,12 @@ class LanguagePair:
             links += await self.inspector.run(self.inspector.align, sources[rows], targets[rows])
         return links
 
-    def _encode(self, sentence: str) -> list[int]:
+    def _encode(self, sentence: str, number: int, warnings: LineWarnings) -> list[int]:
         try:
-            ids = self.translator.encode(sentence, 1)
+            ids = self.translator.encode(sentence, number, warnings=warnings)
         except UserError as error:
-            raise UserError(
-                "q: " + str(error).removeprefix("line 1: ").replace("the line", f"the {self.item}")
-            ) from error
+            message = str(error).removeprefix(f"line {number}: ")
+            raise UserError("q: " + message.replace("the line", f"the {self.item}")) from error
         if len(ids) > MAX_SENTENCE_TOKENS:
             raise TooLong(
                 f"q: a {self.item} of {len(ids)} tokens, but the limit is {MAX_SENTENCE_TOKENS}: split it"

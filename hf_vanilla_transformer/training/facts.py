@@ -17,6 +17,7 @@ _OF_DATA = (
     "max_target_length",
     "augment",
     "rewrite",
+    "source_form",
 )
 _OF_DIRECTIONS = ("directions", "language_token", "add_languages")
 # Those that determine the scores that select the weights.
@@ -26,7 +27,7 @@ SCORED = ("test", "base_test")
 # Those that change nothing that is trained.
 _OTHER = ("source_lang", "target_lang")
 # Those that may name functions of the user.
-_CODE = ("rewrite", "normalize", "metrics")
+_CODE = ("rewrite", "source_form", "normalize", "metrics")
 
 
 def model_facts(args: RunArguments, base: Path | None) -> dict[str, object]:

@@ -23,9 +23,11 @@ from ..data.corpus_tokenizers import (
     describe_sizes,
     loaded_tokenizers,
     match_case,
+    take_source_form,
     take_task,
     train_tokenizers,
 )
+from ..data.source_form import record_form
 from ..data.token_kinds import set_task, tokenizer_task
 from ..evaluation.metrics import make_metrics, score_names
 from ..evaluation.trainer_metrics import translation_metrics
@@ -142,6 +144,7 @@ def load_run(
     fine_tuned = args.model_name_or_path is not None
     loaded = base.tokenizers if base is not None else loaded_tokenizers(data_args, checkpoint)
     take_task(data_args, loaded)
+    take_source_form(data_args, loaded, args.trust_remote_code)
     base_name = args.model_name_or_path
     languages = None if base_name is None else model_languages(base_name)
     with args.main_process_first(desc="reading"):  # the other ranks read the cache
@@ -150,6 +153,7 @@ def load_run(
         (model_args, data_args, args), corpus, checkpoint
     )
     take_task(data_args, loaded)  # the chosen arguments may be others
+    take_source_form(data_args, loaded, args.trust_remote_code)
     vocab_size = model_args.vocab_size or VanillaTransformerConfig.vocab_size
     if base is not None:
         prepare_model(base, model_args, data_args)
@@ -160,6 +164,7 @@ def load_run(
         print_main(describe_sizes(tokenizers, vocab_size, data_args))
     if data_args.task is not None:
         set_task(tokenizers, data_args.task, new=not fine_tuned)
+    record_form(tokenizers[0], data_args.source_form)
     match_case(tokenizers, data_args, print_main)
     if tokenizer_task(*tokenizers) == "language":
         name_languages(tokenizers, run_languages(data_args, args))

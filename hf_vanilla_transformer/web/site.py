@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..data.source_form import form_note
 from ..data.token_kinds import tokenizer_task
 from ..data.tokenizer_files import load_tokenizers
 from ..generation_vanilla_transformer import ALPHA, BEAMS, MAX_LENGTH_OVER_SOURCE
@@ -90,7 +91,7 @@ def write_site(
         tokenizers = load_tokenizers(source)
         refuse_languages("onnx", tokenizers)
         sizes = write(model, source, folder / "model", dtypes)
-        note = search_differences(model, PAGE)
+        note = form_note(tokenizers[0]) + search_differences(model, PAGE)
         note += self_test("onnx", model, tokenizers, folder / "model", exact="fp32" in dtypes)
         site = describe(model, source, sizes, list(examples), local=files is not None)
         for name, content in page_files(site).items():

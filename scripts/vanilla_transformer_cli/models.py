@@ -53,7 +53,7 @@ def load_translator(arguments: argparse.Namespace, models: Sequence[str]) -> Any
         "cpu" if getattr(arguments, "ray", None) else arguments.device,
         arguments.dtype,
         others,
-        **given_values(arguments, "workers", "shortlist"),
+        **given_values(arguments, "workers", "shortlist", "trust_remote_code"),
     )
     if translator.directions.source is None:
         return translator

@@ -96,7 +96,9 @@ SHARED: dict[str, Flag | str] = {
         "with tsv and jsonl: makes texts of the same meaning equal, whose probabilities are then added; None "
         "or an exception means an invalid text",
     ),
-    "spellings": Flag("M", "with tsv and jsonl: M lines in turn are spellings of one input", int),
+    "spellings": Flag(
+        "M", "with tsv and jsonl: M lines in turn are spellings of one input, read as they are", int
+    ),
     "source_lang": Flag("CODE", "source language, such as en (default: the model's)"),
     "target_lang": Flag("CODE", "target language, such as de (default: the model's)"),
     "source_column": Flag(
@@ -120,7 +122,8 @@ SHARED: dict[str, Flag | str] = {
     "shortlist": Flag(
         "F", "file of `vanilla-transformer shortlist`: compute its candidate tokens only"
     ),
-    "trust_remote_code": "run the code that the folder of a subclass contains, to load its model",
+    "trust_remote_code": "run the code that the folder of a subclass contains, to load its model, and import the "
+    "function that a folder names as its source_form",
     "model_class": Flag("MODULE:CLASS", "the class of the model, if it is a subclass of one's own"),
     "device": Flag(None, 'such as "cpu" or "cuda:1" (default: the accelerator if there is one)'),
     "dtype": Flag(

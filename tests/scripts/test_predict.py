@@ -251,7 +251,8 @@ def test_table_of_predictions(capsys, words, tmp_path, suffix):
     assert status == 0, errors
     rows = [row for _, row in read_rows(output, {})]
     assert rows == [
-        {"line": number, "source": word, "prediction": WORDS[word]} for number, word in enumerate(WORDS, start=1)
+        {"line": number, "source": word, "prediction": WORDS[word], "unknown": []}
+        for number, word in enumerate(WORDS, start=1)
     ]
 
 

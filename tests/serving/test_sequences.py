@@ -40,7 +40,7 @@ def test_predictions_are_the_candidates_of_the_translator(client: Any, translato
     beams = client.server.pairs[0].engine.num_beams
     words = ["world", "", "record"]
     found = client.post("/predict", json={"q": words, "n_best": beams}).json()
-    assert found.keys() == {"predictions"}
+    assert found.keys() == {"predictions", "unknown"} and found["unknown"] == [[], [], []]
     expected = list(translate_candidates(translator, words, beams))
     assert [[one["text"] for one in each] for each in found["predictions"]] == [
         [one.text for one in candidates] for candidates in expected
@@ -59,7 +59,7 @@ def test_seconds_of_predictions_are_counted(client: Any) -> None:
 
 
 def test_lines_are_given_as_they_are(translator: Translator) -> None:
-    texts = ["- cat", "1. cat", "cat. dog.", "https://cat.a", "{cat}", " cat"]
+    texts = ["- cat", "1. cat", "cat. dog.", "https://cat.a", "{cat}", " cat"]  # the space is a symbol of this model
     tokenizer = train_symbol_tokenizer([(text, 1) for text in texts], "chars")
     model = Translator(randomise(tiny_model(vocab_size=len(tokenizer))), tokenizer)
     model.model.generation_config.max_new_tokens = 6
@@ -74,9 +74,18 @@ def test_lines_are_given_as_they_are(translator: Translator) -> None:
 
 def test_unknown_symbols_are_a_warning(client: Any) -> None:
     found = client.post("/predict", json={"q": ["cat", "c日t", "本"]}).json()
-    assert len(found["predictions"]) == 3
+    assert len(found["predictions"]) == 3 and found["unknown"] == [[], ["日"], ["本"]]
+    assert client.post("/predict", json={"q": "c日t"}).json()["unknown"] == ["日"]
     (warning,) = found["warnings"]
     assert warning.startswith("source: 2 lines have symbols") and "'日' in line 2" in warning
+
+
+def test_form_of_the_source_belongs_to_the_model(client: Any) -> None:
+    found = client.post("/predict", json={"q": ["don’t", "don't", " don't "]}).json()
+    assert found["unknown"] == [[], [], []] and "warnings" not in found
+    assert found["predictions"][0] == found["predictions"][1] == found["predictions"][2]
+    pages = [client.post("/page/translate", json={"text": text}).json()["tokens"] for text in ("don’t", "don't")]
+    assert pages[0] == pages[1]
 
 
 def test_unknown_symbols_are_in_lines_with_their_numbers(client: Any) -> None:
