@@ -46,7 +46,7 @@ def translate_document(
 
     Args:
         data: the content of a file.
-        suffix: of its name, such as ".html". It decides the format, one of `SUFFIXES`.
+        suffix: of its name, such as ".html". It decides the format, one of `UPLOADS`.
         translate: translates texts, for example a function of `text_translator`.
         source, target: languages, for a translation memory (.tmx).
         max_unpacked: bytes of all parts of an archive, such as a .docx file.
@@ -59,10 +59,12 @@ def translate_document(
         return translate_office(data, translate, max_unpacked)
     if name == ".tmx":
         return _memory_format(source, target).translated(data, translate)
+    if name == _PLAIN:
+        return _TextFormat(_translate_plain, _read_plain).translated(data, translate)
     if name in _TEXTS:
         return _TEXTS[name].translated(data, translate)
     raise UserError(
-        f"documents: {suffix or 'a name without a suffix'} is none of {', '.join(SUFFIXES)}"
+        f"documents: {suffix or 'a name without a suffix'} is none of {', '.join(UPLOADS)}"
     )
 
 
@@ -172,6 +174,19 @@ def decode(data: bytes, encoding: str = "utf-8") -> tuple[str, str]:
         ) from error
 
 
+def _translate_plain(text: str, translate: TranslateTexts) -> str:
+    if not text.strip():
+        return text
+    (parts,) = translate([text])
+    return "".join(part.target for part in parts)
+
+
+def _read_plain(text: str) -> Reading:
+    reading = Reading()
+    reading.add_text(text)
+    return reading
+
+
 _HTML = _TextFormat(translate_html, read_html, _CHARSET)
 _MARKDOWN = _TextFormat(translate_markdown, read_markdown)  # plain text may be named so
 _SUBTITLES = _TextFormat(translate_subtitles, read_subtitles)
@@ -193,5 +208,9 @@ _TEXTS = {
 }
 _ARCHIVES = (".docx", ".odt")
 
-#: Suffixes of the formats that `translate_document` knows.
+_PLAIN = ".txt"
+
+#: Suffixes of the formats that are documents by their name.
 SUFFIXES = (*_TEXTS, *_ARCHIVES, ".tmx")
+#: Those that `translate_document` knows. Plain text on the command line is translated line by line.
+UPLOADS = (*SUFFIXES, _PLAIN)

@@ -13,7 +13,7 @@ from fastapi import HTTPException
 
 from ..data.language_codes import language_match
 from ..data.language_detection import detect_languages
-from ..documents.document_files import SUFFIXES
+from ..documents.document_files import UPLOADS
 from ..inference.languages import NAMES
 from ..inference.placement import TranslatedPart
 from ..utils.errors import shown
@@ -186,9 +186,9 @@ class Server:
         file = request.file
         name = PurePath(file.name).name if isinstance(file, UploadedFile) else ""
         suffix = PurePath(name).suffix
-        if suffix.lower() not in SUFFIXES:
+        if suffix.lower() not in UPLOADS:
             raise HTTPException(
-                400, f"Invalid request: file format not supported ({', '.join(SUFFIXES)})"
+                400, f"Invalid request: file format not supported ({', '.join(UPLOADS)})"
             )
         if request.source == "auto":
             target = self._known(request.target)
@@ -275,7 +275,7 @@ class Server:
                 for side, code in (("source", first.source), ("target", first.target))
             },
             "suggestions": False,
-            "supportedFilesFormat": list(SUFFIXES) if self.limits.translate_files else [],
+            "supportedFilesFormat": list(UPLOADS) if self.limits.translate_files else [],
         }
 
 

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 from lxml import etree
 
-from hf_vanilla_transformer.documents.document_files import SUFFIXES, text_translator, translate_document
+from hf_vanilla_transformer.documents.document_files import (
+    SUFFIXES,
+    is_document,
+    text_translator,
+    translate_document,
+)
 from hf_vanilla_transformer.inference.placement import TranslatedPart
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.documents.translators import backwards, translator_by
@@ -210,6 +215,18 @@ def same_xml(first: str | bytes, second: str | bytes) -> bool:
     """Whether two documents have the same elements, attributes and texts."""
     texts = [text.decode() if isinstance(text, bytes) else text for text in (first, second)]
     return etree.canonicalize(texts[0]) == etree.canonicalize(texts[1])
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_plain_text_keeps_its_lines(newline: str) -> None:
+    lines = ["One man. Two dogs!", "", "- three", "", "  four  ", ""]
+    data = newline.join(lines).encode()
+    assert translate_document(data, ".txt", translator_by(str.upper)) == data.upper()
+    assert translate_document(b"\xef\xbb\xbf" + data, ".TXT", translator_by(str)) == b"\xef\xbb\xbf" + data
+    assert translate_document(b" \n", ".txt", translator_by(str)) == b" \n"
+    assert "UTF-8" in error_of(lambda: translate_document("ü".encode("latin1"), ".txt", translator_by(str)))
+    # on the command line it is translated line by line
+    assert ".txt" not in SUFFIXES and not is_document("a.txt", "b.txt")
 
 
 @pytest.mark.parametrize("suffix", DOCUMENTS)

@@ -424,7 +424,15 @@ def test_files_are_translated_if_asked(translator: Translator, source: str, kept
         assert found.content.decode() == expected and found.headers["content-disposition"].endswith(
             "50%25%23b%C3%BC%20x.html"
         )
-        assert client.get("/frontend/settings").json()["filesTranslation"] is True
+        settings = client.get("/frontend/settings").json()
+        assert settings["filesTranslation"] is True and ".txt" in settings["supportedFilesFormat"]
+        text = f"{CORPUS[0]}\n\n- {CORPUS[1]}\n"
+        plain = text
+        if not kept:
+            fields = GOOD | {"q": text, "source": "en", "api_key": "sesame"}
+            plain = client.post("/translate", json=fields).json()["translatedText"]
+        answer = client.post("/translate_file", data=form, files={"file": ("a.txt", text.encode())}).json()
+        assert client.get(answer["translatedFileUrl"]).content.decode() == plain
         assert client.post("/translate_file", data={**form, "api_key": ""}).status_code == 403
         for files, message in (({}, "missing file"), ({"file": ("x.exe", b"MZ")}, "file format not supported")):
             answer = client.post("/translate_file", data=form, files=files)
