@@ -106,8 +106,8 @@ def load_corpus(
             f"source_form: {data_args.source_form}: with bidirectional=True a target is a source too; leave one out"
         )
     corpus = Corpus()
-    form = SourceForm(data_args.source_form, trusted=True)
-    if form.problem:
+    form = SourceForm(data_args.source_form, trusted=True) if data_args.source_form else None
+    if form is not None and form.problem:
         raise UserError(form.problem)
     task = run_task(data_args)
     for split in SPLITS:
@@ -115,7 +115,7 @@ def load_corpus(
             continue
         _load_split(corpus, split, data_args, seed, languages)
         say(f"{split}: {corpus.reports[split].summary()}")
-        if form.function is not None:
+        if form is not None:
             say(_bring_to_form(corpus, split, form))
         if split.endswith("test") and data_args.max_test_samples:
             pairs = corpus.pairs[split]

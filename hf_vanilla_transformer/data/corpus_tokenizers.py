@@ -10,12 +10,13 @@ from .arguments import DataArguments, has_two_tokenizers, run_task, side_tokens
 from .corpus import Corpus
 from .encoding import name_end_token
 from .language_tokens import add_language_tokens
-from .source_form import FORMS, recorded_form
+from .source_form import FORMS
 from .symbol_tokenizers import train_any_tokenizer
 from .token_kinds import (
     LANGUAGE_TOKENS,
     describe_tokenizer,
     has_closed_vocabulary,
+    recorded_form,
     tokenizer_task,
 )
 from .tokenizer_files import load_tokenizers, tokenizer_digest

@@ -11,6 +11,7 @@ from ..utils.errors import UserError, shown
 from ..utils.normalization import Normalizer, normal_form
 from ..utils.user_code import import_function
 from . import smiles, source_text
+from .token_kinds import recorded_form
 
 _FORMS: tuple[Normalizer, ...] = (smiles.canonical, source_text.spelling, source_text.normalize)
 #: The functions of this package that a model folder may name.
@@ -22,20 +23,18 @@ class SourceForm:
     """The form of one model's source text.
 
     Args:
-        name: MODULE:FUNCTION, or None for text that is used as it is.
+        name: MODULE:FUNCTION.
         trusted: whether a function that is not of this package is imported.
 
     Raises:
         UserError: such a function cannot be imported.
     """
 
-    def __init__(self, name: str | None, trusted: bool = False) -> None:
+    def __init__(self, name: str, trusted: bool = False) -> None:
         self.name = name
         self.function: Normalizer | None = None
         #: one line that says why the form is not applied, or None
         self.problem: str | None = None
-        if name is None:
-            return
         if name not in FORMS and not trusted:
             self.problem = (
                 f"source_form: the model reads texts in the form that {shown(name)} makes, code that is not of this "
@@ -63,26 +62,6 @@ class SourceForm:
         if self.name == _CANONICAL and smiles.looks_kekule(text):
             return text, "source_form: Kekulé's spelling of a ring, which the model does not read"
         return text, None
-
-
-def recorded_form(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The `source_form` of tokenizer_config.json, None without one.
-
-    Raises:
-        UserError: it is no name.
-    """
-    name = getattr(tokenizer, "init_kwargs", {}).get("source_form")
-    if name is not None and not isinstance(name, str):
-        raise UserError(
-            f"source_form: {shown(name)} in tokenizer_config.json; give MODULE:FUNCTION"
-        )
-    return name
-
-
-def record_form(tokenizer: PreTrainedTokenizerBase, name: str | None) -> None:
-    """Store the form of the source, if there is one, in its tokenizer."""
-    if name is not None:
-        tokenizer.init_kwargs["source_form"] = name
 
 
 def form_note(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -1,7 +1,8 @@
 """The values of `tokens`, and the fields of tokenizer_config.json that say what a model's tokens are.
 
 `tokens` is the name. `task` is "language" or "sequence": log, card, page and metrics speak of translations and
-languages, or of sequences alone. `normalize_source` says whether `data.source_text` normalises the source.
+languages, or of sequences alone. `normalize_source` says whether `data.source_text` normalises the source, and
+`source_form` names the function that brings it to the form of the training text (`data.source_form`).
 """
 
 import re
@@ -11,7 +12,7 @@ from typing import Any
 from tokenizers import Regex
 from transformers import PreTrainedTokenizerBase
 
-from ..utils.errors import UserError, did_you_mean
+from ..utils.errors import UserError, did_you_mean, shown
 from ..utils.untrusted import one_line
 
 #: Regular expressions that have a name. `smiles` has the atoms, bonds, branches and rings of Schwaller et al. 2019
@@ -108,3 +109,23 @@ def without_margins(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
     if not unknown_symbols(tokenizer, before):
         core = before + core
     return core if unknown_symbols(tokenizer, after) else core + after
+
+
+def recorded_form(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The `source_form` of tokenizer_config.json, None without one.
+
+    Raises:
+        UserError: it is no name.
+    """
+    name = getattr(tokenizer, "init_kwargs", {}).get("source_form")
+    if name is not None and not isinstance(name, str):
+        raise UserError(
+            f"source_form: {shown(name)} in tokenizer_config.json; give MODULE:FUNCTION"
+        )
+    return name
+
+
+def record_form(tokenizer: PreTrainedTokenizerBase, name: str | None) -> None:
+    """Store the form of the source, if there is one, in its tokenizer."""
+    if name is not None:
+        tokenizer.init_kwargs["source_form"] = name

@@ -41,8 +41,8 @@ def translator_fingerprint(translator: Translator) -> str:
     tokenizers = translator.source_tokenizer, translator.target_tokenizer
     special_ids = [tokenizer.all_special_ids for tokenizer in tokenizers]
     digest.update(json.dumps([tokenizer_digest(tokenizers), special_ids]).encode())
-    if translator.source_form.function is not None:
-        digest.update(str(translator.source_form.name).encode())
+    if translator.source_form is not None and translator.source_form.function is not None:
+        digest.update(translator.source_form.name.encode())
     if any(translator.directions.default):
         digest.update(json.dumps(translator.directions.default).encode())
     if translator.shortlist is not None:

@@ -10,17 +10,17 @@ from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.language_tokens import Direction
 from ..data.side_tokens import AS_TEXT, readable_tokens
-from ..data.source_form import SourceForm, recorded_form
 from ..data.source_text import source_text
 from ..data.token_kinds import (
     has_closed_vocabulary,
+    recorded_form,
     tokenizer_task,
     unknown_symbols,
     without_margins,
@@ -51,6 +51,9 @@ from .loading import load_model
 from .protected import Protected, has_words, knows_escapes, protect, white_space_links
 from .token_probabilities import token_log_probabilities
 from .workers import map_in_threads, worker_count
+
+if TYPE_CHECKING:
+    from ..data.source_form import SourceForm
 
 logger = logging.getLogger(__name__)
 
@@ -102,9 +105,7 @@ class Translator:
         #: whether the model reads text that Moses has escaped
         self.escaped = knows_escapes(source_tokenizer.get_vocab())
         #: the form of the source text, which `encode` makes
-        self.source_form = SourceForm(recorded_form(source_tokenizer), trust_remote_code)
-        if self.source_form.problem:
-            logger.warning("%s", self.source_form.problem)
+        self.source_form = _source_form(source_tokenizer, trust_remote_code)
         #: counts the lines with faults of all calls. None: each call warns of its own at its end
         self.line_warnings: LineWarnings | None = None
         self.shortlist = None
@@ -489,7 +490,7 @@ class Translator:
 
         `warnings` counts texts that cannot be brought to that form and are taken as they are.
         """
-        if in_form:
+        if in_form and self.source_form is not None:
             form, fault = self.source_form(line)
             if fault and warnings is not None:
                 warnings.add_fault(fault, line_number)
@@ -708,6 +709,19 @@ class Translator:
             length = next((i + 1 for i in range(given, len(row)) if row[i] in ends), len(row))
             targets.append(row[1:length])  # without the start token
         return targets
+
+
+def _source_form(tokenizer: PreTrainedTokenizerBase, trusted: bool) -> "SourceForm | None":
+    """The form that a tokenizer names, if it names one. A warning says why it cannot be applied."""
+    name = recorded_form(tokenizer)
+    if name is None:
+        return None
+    from ..data.source_form import SourceForm  # few models have one
+
+    form = SourceForm(name, trusted)
+    if form.problem:
+        logger.warning("%s", form.problem)
+    return form
 
 
 #: More would need more memory than a machine has.

@@ -27,8 +27,7 @@ from ..data.corpus_tokenizers import (
     take_task,
     train_tokenizers,
 )
-from ..data.source_form import record_form
-from ..data.token_kinds import set_task, tokenizer_task
+from ..data.token_kinds import record_form, set_task, tokenizer_task
 from ..evaluation.metrics import make_metrics, score_names
 from ..evaluation.trainer_metrics import translation_metrics
 from ..hub.publishing import destination, publish_run

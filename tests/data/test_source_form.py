@@ -10,9 +10,10 @@ import pytest
 from hf_vanilla_transformer import Translator, pipeline_vanilla_transformer
 from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.data.smiles import canonical
-from hf_vanilla_transformer.data.source_form import FORMS, SourceForm, form_note, recorded_form
+from hf_vanilla_transformer.data.source_form import FORMS, SourceForm, form_note
 from hf_vanilla_transformer.data.source_text import spelling
 from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
+from hf_vanilla_transformer.data.token_kinds import recorded_form
 from hf_vanilla_transformer.inference.candidates import translate_candidates
 from hf_vanilla_transformer.inference.file_translation import translated_lines
 from hf_vanilla_transformer.inference.line_warnings import LineWarnings
