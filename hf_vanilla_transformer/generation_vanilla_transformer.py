@@ -39,6 +39,7 @@ from .search_vanilla_transformer import (
     SearchBatch,
     SearchConfig,
     replace_rows,
+    require_numbers,
     resized,
     steps_at_once,
 )
@@ -631,7 +632,8 @@ def _output(hypotheses: list[Hypotheses], generation_config: GenerationConfig) -
     """The output of `generate` for the translations of all sentences."""
     lengths = torch.cat([each.lengths for each in hypotheses])  # (N · R,)
     scores = torch.cat([each.scores for each in hypotheses])
-    width = int(lengths.max())
+    width, has_nan = torch.stack([lengths.max(), scores.isnan().any()]).tolist()  # in one copy
+    require_numbers(bool(has_nan))
     # (N · R, T). Slices first: to cut each would be a kernel for each.
     tokens = torch.cat([resized(each.tokens[:, :width], width, 1) for each in hypotheses])
     padding = torch.arange(width, device=tokens.device) >= lengths[:, None]
@@ -744,6 +746,9 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
                 sentences, or None, and perhaps a third tensor, the prefixes of their translations, as wide as
                 `decoder_input_ids`. The translations are appended.
             Other arguments: as in `GenerationMixin.generate`.
+
+        Raises:
+            ValueError: settings that do not go together, or a model whose logits are not finite.
         """
         kwargs.pop("labels", None)  # `Seq2SeqTrainer` hands over whole batches
         cache = one_cache(kwargs.pop("past_key_values", None), kwargs.pop("cache", None))

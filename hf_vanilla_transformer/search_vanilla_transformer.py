@@ -253,7 +253,7 @@ class SearchConfig:
         """
         if self.num_beams == 1:
             assert tokens is not None
-            return self._extend_greedily(state, tokens[:, :, 0])
+            return self._extend_greedily(state, log_probs[:, :, 0], tokens[:, :, 0])
         beams = self.num_beams
         length = state.lengths + 1  # (B,)
         log_probs, parents, tokens = self._best(state, log_probs, tokens)  # (B, N) each
@@ -349,8 +349,11 @@ class SearchConfig:
         tokens = index % each if tokens is None else tokens.flatten(1).gather(1, index)
         return total, index // each, tokens
 
-    def _extend_greedily(self, state: BeamState, tokens: Tensor) -> BeamState:
-        """Append the most probable tokens (B, 1). Tokens after the end of a hypothesis do not count."""
+    def _extend_greedily(self, state: BeamState, scores: Tensor, tokens: Tensor) -> BeamState:
+        """Append the most probable tokens (B, 1), of these scores. Tokens after the end of a hypothesis do not count.
+
+        The state keeps the last score of a row alone, which shows whether the model computes numbers.
+        """
         lengths = torch.where(state.done, state.lengths, state.lengths + 1)
         ends = [tokens[:, 0] == eos for eos in self.eos_token_ids]
         done = torch.stack([state.done, lengths == state.limits, *ends]).any(dim=0)
@@ -359,6 +362,7 @@ class SearchConfig:
         return state._replace(
             tokens=written,
             next_tokens=tokens,
+            log_probs=scores.to(state.log_probs.dtype),
             lengths=lengths,
             ended_tokens=written,
             ended_lengths=lengths[:, None],
@@ -529,7 +533,7 @@ class Hypotheses(NamedTuple):
 
     tokens: Tensor  # (R, T), the prefix and the end token included
     lengths: Tensor  # (R,)
-    scores: Tensor  # (R,), -1e9 in the other rows
+    scores: Tensor  # (R,), -1e9 in the other rows. NaN if the logits are no numbers
 
 
 def is_hypothesis(score: float | None) -> bool:
@@ -538,6 +542,15 @@ def is_hypothesis(score: float | None) -> bool:
     transformers divides the score of a row without one by the length penalty.
     """
     return score is None or score > _NO_HYPOTHESIS / 10
+
+
+def require_numbers(has_nan: bool) -> None:
+    """Raise a ValueError if `Hypotheses` with a score of NaN are among the results: their tokens mean nothing."""
+    if has_nan:
+        raise ValueError(
+            "generate: the logits are not finite: the weights are not, or numbers exceed the range of the dtype; "
+            "load a checkpoint from before its training diverged, or in float32"
+        )
 
 
 def steps_at_once(device: torch.device) -> int:
@@ -733,7 +746,11 @@ class BeamSearch:
         places = places.masked_fill(scores.isneginf(), 0)  # of the best where none has ended
         tokens = state.ended_tokens[index[:, None], places]  # (n, K, T)
         lengths = state.ended_lengths[index].gather(1, places)
+        # Without a hypothesis that has ended, the best that runs shows whether the model computes numbers.
+        last = torch.where(scores[:, 0].isneginf(), state.log_probs[index, 0], scores[:, 0])
+        is_number = last < torch.inf  # (n,), False for NaN
         scores = scores.clamp(min=_NO_HYPOTHESIS)
+        scores = scores.masked_fill(~is_number[:, None], torch.nan)
         results = []
         for place, row in enumerate(rows):
             best = slice(self.wanted[row])

@@ -234,7 +234,7 @@ LOADED = {
     "data.language_tokens": 15,
     "inference.languages": 21,
     "evaluation.metrics": 26,
-    "inference.translator": 40,
+    "inference.translator": 41,
     "training.trainer": 51,
 }
 

@@ -216,14 +216,15 @@ def test_one_of_several_forced_ends_is_the_last_token(optimized: bool) -> None:
 @pytest.mark.parametrize("rule", [None, "opennmt2", "opennmt3"])
 @pytest.mark.parametrize("beams", [1, 3])
 def test_search_ends_at_the_limit_whatever_the_scores_are(beams: int, rule: str | None) -> None:
-    """A penalty that is too large for float32 gives infinite scores, broken weights give no numbers."""
+    """A penalty that is too large for float32 gives infinite scores. Logits that are no numbers are refused."""
     model = varied_model()
     model.generation_config.beam_search_rule = rule
     settings = {"num_beams": beams, "max_new_tokens": 40}
     assert model.generate(**source(LENGTHS), **settings, length_penalty=300.0).shape[1] <= 41
     with torch.no_grad():
         model.lm_head.weight.fill_(torch.nan)
-    assert model.generate(**source(LENGTHS), **settings).shape[1] <= 41
+    with pytest.raises(ValueError, match="logits are not finite"):
+        model.generate(**source(LENGTHS), **settings)
 
 
 @pytest.mark.parametrize("rule", ["opennmt2", "opennmt3"])

@@ -6,6 +6,7 @@ as soon as it is final.
 Shapes: n sentences that join, S source length, P first tokens of a translation.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -23,6 +24,7 @@ from ..search_vanilla_transformer import (
     BeamSearch,
     SearchBatch,
     is_hypothesis,
+    require_numbers,
 )
 from ..utils.errors import UserError
 
@@ -143,6 +145,7 @@ class ContinuousSearch:
         greedy = self.search.config.num_beams == 1
         found: list[FoundHypothesis] = []
         for tokens, length, score in rows:
+            require_numbers(math.isnan(score))
             if not found or is_hypothesis(score):
                 found.append(FoundHypothesis(tokens[1:length], None if greedy else score))
         return found

@@ -19,6 +19,7 @@ from transformers.utils import logging
 from ..generation_vanilla_transformer import EncodedSource, ModuleDecoder
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import Decoder
+from ..utils.finite import require_finite
 from . import captured, read_ahead
 from .c_kernels import library
 from .compiled import CompiledDecoder, CompiledWeights, compile_error
@@ -64,7 +65,8 @@ def optimize_for_inference(
             sentence takes a minute or two. Torch caches most of the work on disk.
 
     Raises:
-        ValueError: for a setting that is not available here. The model then translates as before.
+        ValueError: for a setting that is not available here. The model then translates as before. Also, then and at
+            later requests, for weights that are not finite.
     """
     reason = not_optimizable(model)
     if reason is not None:
@@ -169,6 +171,8 @@ class InferenceEngine:
                         f"optimize_for_inference: decoding through the modules, since {reason}"
                     )
                     return None
+                # int8 would make ordinary translations of them.
+                require_finite(model.named_parameters(), "model", "load it again")
                 self.packed = {}
                 self.states = {part: _state(model, part) for part in (False, True)}
                 self.held = [weight.detach() for weight in model.parameters()]

@@ -25,6 +25,7 @@ from .. import modeling_vanilla_transformer
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..utils.cpu_time import measured_cpu_time
 from ..utils.errors import UserError
+from ..utils.finite import require_finite
 from ..utils.untrusted import one_line, read_json_object, reading_weights
 from .dtypes import FASTEST, INT8, fastest_dtype, torch_dtype
 
@@ -77,6 +78,8 @@ def load_model(
 
         try:
             optimize_for_inference(model.eval(), quantization=INT8)
+        except UserError:
+            raise
         except ValueError as error:
             raise UserError(
                 f"dtype: {INT8!r} is not available here ({error}); take bfloat16"
@@ -113,6 +116,7 @@ def load_whole(model_class: Any, folder: Path, **settings: Any) -> PreTrainedMod
     check_weights(folder, info)
     _check_dtypes(folder, model)
     _check_architecture(folder, model)
+    _check_numbers(folder, model)
     return model
 
 
@@ -273,6 +277,14 @@ def _check_dtypes(folder: Path, model: PreTrainedModel) -> None:
                     raise UserError(
                         f"{folder}: {name} is {dtype}, not F32, F16 or BF16; save the model again"
                     )
+
+
+def _check_numbers(folder: Path, model: PreTrainedModel) -> None:
+    """Refuse weights that are not finite, in the file or after the conversion to the dtype of the model."""
+    remedy = "take a checkpoint from before its training diverged"
+    if model.dtype == torch.float16:
+        remedy += ", or load it in float32: float16 ends at 65,504"
+    require_finite(model.named_parameters(), folder, remedy)
 
 
 def _check_architecture(folder: Path, model: PreTrainedModel) -> None:

@@ -24,6 +24,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..layers_vanilla_transformer import sinusoidal_positions
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError, shown
+from ..utils.finite import require_finite
 from ..utils.untrusted import one_line, reading_weights, require_file, unsafe_name
 from .converted import Fields, Tensors
 
@@ -204,17 +205,17 @@ def require_tensors(state: object, where: str, *known: str) -> Tensors:
     }
     for name, tensor in tensors.items():
         _check_tensor(tensor, f"{where}: {shown(name)}")
+    named = ((shown(name), tensor) for name, tensor in tensors.items())
+    require_finite(named, where, "convert an earlier checkpoint")
     return without_prefix(tensors, known)
 
 
 def _check_tensor(tensor: object, where: str) -> None:
-    """Refuse anything but a tensor of finite numbers that are all in the file."""
+    """Refuse anything but a tensor of numbers that are all in the file."""
     if not isinstance(tensor, Tensor):
         raise UserError(f"{where} is {type(tensor).__name__}, not a tensor")
     if tensor.layout != torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
         raise UserError(f"{where} {list(tensor.shape)} is larger than its data in the file")
-    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-        raise UserError(f"{where} contains numbers that are not finite")
 
 
 def without_prefix(tensors: Tensors, known: Iterable[str]) -> Tensors:
