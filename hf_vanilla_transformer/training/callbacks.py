@@ -18,6 +18,7 @@ from transformers.trainer_callback import ExportableState
 
 from ..utils.cpu_time import fitting_threads
 from ..utils.errors import Interrupted, UserError
+from ..utils.finite import require_finite
 from ..utils.system_calls import release_free_memory
 from ..utils.untrusted import reading_weights
 from .distributed import StopSignals, print_main
@@ -212,6 +213,7 @@ class WeightAverage(TrainerCallback):
             )
         with reading_weights(file):
             self.average = load_file(file, backend="pread")
+        require_finite(self.average.items(), file, "resume from the checkpoint before it")
 
 
 def trained_weights(model: nn.Module) -> dict[str, Tensor]:

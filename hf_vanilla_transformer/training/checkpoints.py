@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from ..utils.atomic_write import atomic_file, replace_folder, report_full_disk, share_files
 from ..utils.errors import DiskFull, UserError
+from ..utils.finite import require_finite
 from ..utils.system_calls import release_and_remove, replace, sync_to_disk
 from ..utils.untrusted import one_line, read_json_object
 from .distributed import (
@@ -243,6 +244,7 @@ def _mean(files: Sequence[Path], name: str) -> torch.Tensor:
     for file in files:
         with safe_open(file, framework="pt") as tensors:
             tensor = tensors.get_tensor(name)
+        require_finite([(name, tensor)], file, "average other checkpoints")
         total = total + tensor.to(torch.float64)
     return (total / len(files)).to(tensor.dtype)
 

@@ -48,6 +48,7 @@ from .distributed import is_main_rank, original_class, print_main
 from .facts import SCORED
 from .languages import run_languages
 from .log_metrics import perplexities
+from .loss_check import require_finite_on_all_ranks
 from .run_state import Run
 from .trainer import VanillaTransformerTrainer
 
@@ -272,6 +273,9 @@ def save_model_folder(
 ) -> None:
     """Write model and tokenizers into the run's folder, each file atomically, and delete results of old weights."""
     model = trainer.model
+    require_finite_on_all_ranks(
+        model.named_parameters(), "model", f"it was not saved; {resume_hint(run)}"
+    )
     weights = full_state_dict(model) if trainer.is_fsdp_enabled else None
     if not is_main_rank():
         return

@@ -58,6 +58,7 @@ from .fingerprint import (
     read_run_state,
 )
 from .kept_code import KeptCode
+from .loss_check import require_finite_on_all_ranks
 
 
 class ResumableTrainer(Seq2SeqTrainer):
@@ -171,6 +172,8 @@ class ResumableTrainer(Seq2SeqTrainer):
         if self.is_world_process_zero():
             remove_staging_folder(run)
         self._start_or_resume(checkpoint)
+        if checkpoint is None and self.model is not None:
+            self._require_finite_weights("model")
         outcome = super().train(
             resume_from_checkpoint=str(checkpoint) if checkpoint else None, **kwargs
         )
@@ -336,10 +339,18 @@ class ResumableTrainer(Seq2SeqTrainer):
     ) -> None:
         with reading_weights(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self._require_finite_weights(resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
-        with reading_weights(self.state.best_model_checkpoint):
+        best = self.state.best_model_checkpoint
+        with reading_weights(best):
             super()._load_best_model()
+        self._require_finite_weights(best)
+
+    def _require_finite_weights(self, source: object) -> None:
+        """Refuse the weights of the model, which come from `source`, if they are not finite."""
+        remedy = "take a checkpoint from before the training diverged"
+        require_finite_on_all_ranks(self.model.named_parameters(), source, remedy)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with reading_weights(f"optimizer and schedule of {checkpoint}"):

@@ -1,6 +1,7 @@
 """`Seq2SeqTrainer` for sentence pairs: token batches, exact updates, atomic checkpoints."""
 
 import inspect
+import math
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate.utils import DynamoBackend
+from accelerate.utils import DynamoBackend, gather_object
 from datasets import Dataset
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import DataLoader
@@ -23,7 +24,9 @@ from ..data.redrawing import RedrawnDataset
 from ..loss_vanilla_transformer import IGNORED
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
+from ..utils.finite import first_not_finite
 from .callbacks import WeightAverage
+from .checkpoints import resume_hint
 from .distributed import leave_signals_to_main_process, print_main, shard_tied_modules
 from .forward import ForwardChoice, forward_pass_of
 from .forward_choice import choose_forward
@@ -35,7 +38,12 @@ from .loaders import (
     token_batch_loader,
 )
 from .log_metrics import ThroughputMeter, perplexities
-from .loss_check import LossCheck
+from .loss_check import (
+    LossCheck,
+    gradient_error,
+    leave_out_on_device,
+    require_finite_on_all_ranks,
+)
 from .muon import MuonAdamW, muon_groups
 from .objectives.consistency import ConsistencyObjective, consistency_objective, halves
 from .objectives.distillation import Teacher
@@ -60,7 +68,9 @@ class VanillaTransformerTrainer(TranslatingTrainer):
     for this. Without `max_tokens_per_batch` this is `Seq2SeqTrainer`, except that `group_by_length` considers both
     sides of a pair and shuffles the batches.
 
-    A loss that is not finite stops training. Evaluation keeps the order of the dataset.
+    A loss or a gradient that is not finite stops training before it reaches a checkpoint. On a CPU, and on a GPU with
+    one of torch's fused optimizers, the default, the gradient does not reach the weights either. Evaluation keeps the
+    order of the dataset.
 
     Args:
         args, kwargs: the arguments of `ResumableTrainer`.
@@ -83,6 +93,8 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             self.args.logging_nan_inf_filter = False
         self.meter = ThroughputMeter()
         self.losses = LossCheck()
+        # Of the update: its number, and for each pass the number of the batch, the batch, and the number of tokens.
+        self._passes: list[tuple[int, int, Batch, torch.Tensor | int | None]] = []
         self.forwards = ForwardChoice()  # chosen when training starts
         self.consistency = self._make_consistency()
         self.teacher = self._load_teacher()
@@ -237,6 +249,9 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         if self._due_consistency() and num_items_in_batch is not None:
             batches = [(index, half) for index, batch in batches for half in halves(batch)]
         self._compile_if_due(batches[0][1], num_items_in_batch)
+        step = self.state.global_step
+        self._passes = [each for each in self._passes if each[0] == step]
+        self._passes += [(step, index, batch, num_items_in_batch) for index, batch in batches]
         total = torch.zeros((), device=self.args.device)
         for part, (index, batch) in enumerate(batches):
             last = part == len(batches) - 1
@@ -245,7 +260,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
                 nullcontext() if last else self.accelerator.no_sync(model),
             ):
                 loss = super().training_step(model, batch, num_items_in_batch)
-            self.losses.add(self.state.global_step, index, loss)
+            self.losses.add(step, index, loss)
             if loss.device.type == "cpu" or self.losses.is_full:
                 self._require_finite_losses()
             total += loss
@@ -310,10 +325,64 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         A GPU is waited for. This is called when a loss is logged or saved, at the end of training, and after many
         batches.
         """
-        self.losses.require_finite(self._lines_of_batch)
+        self.losses.require_finite(self._lines_of_batch, self._skips_gradients)
 
-    def _lines_of_batch(self, update: int, batch: int) -> list[int] | None:
-        """The lines of the training data in a batch of an update of this epoch, or None if they are unknown."""
+    def _get_grad_norm(
+        self, model: PreTrainedModel, grad_norm: torch.Tensor | float | None = None
+    ) -> torch.Tensor | float | None:
+        """The norm of the gradient, which `Trainer` asks for before the optimizer's step, after a check."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        if norm is not None and self.accelerator.mixed_precision != "fp16":
+            self._check_gradient(model, norm)
+        return norm
+
+    def _check_gradient(self, model: PreTrainedModel, norm: torch.Tensor | float) -> None:
+        """Stop the run if the gradient of the update is not finite, or leave the update out if the user asks for that.
+
+        A GPU is not waited for if a fused optimizer can leave it out by itself, or if the run stops before the weights
+        are used or saved. The norm is then read together with the losses.
+        """
+        step = self.state.global_step
+        if (
+            isinstance(norm, torch.Tensor)
+            and norm.device.type != "cpu"
+            and (leave_out_on_device(self.optimizer, norm) or not self._skips_gradients)
+        ):
+            self.losses.add(step, None, norm)
+            return
+        if math.isfinite(norm):
+            return
+        if not self._skips_gradients:
+            raise gradient_error(step, float(norm), self._lines_of_gradient(model))
+        self.losses.skipped += 1
+        model.zero_grad()  # a parameter without a gradient is not updated
+
+    @property
+    def _skips_gradients(self) -> bool:
+        return getattr(self.args, "skip_nonfinite_gradients", False)
+
+    def _lines_of_gradient(self, model: PreTrainedModel) -> list[int] | None:
+        """The lines of the batches of this update, of all ranks, whose own gradients are not finite.
+
+        Their passes are repeated one by one. If each gradient alone is finite, these are the lines of the update.
+        """
+        update = self.state.global_step
+        lines: list[int] = []
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        for _, index, batch, target_tokens in [] if is_sharded else self._passes:
+            model.zero_grad()
+            with self._attention_kernels(), self.accelerator.no_sync(model):
+                super().training_step(model, batch, target_tokens)
+            gradients = ((name, each.grad) for name, each in model.named_parameters())
+            if first_not_finite((name, each) for name, each in gradients if each is not None):
+                lines += self._lines_of_batch(update, index) or []
+        return gather_object(lines) or gather_object(self._lines_of_batch(update, None) or [])
+
+    def _lines_of_batch(self, update: int, batch: int | None) -> list[int] | None:
+        """The lines of the training data in a batch of an update of this epoch, or without `batch` in all of them.
+
+        They are None if they are unknown.
+        """
         number = update - self._epoch_start
         rows = self._rows_of_batch(number, batch) if number >= 0 else None
         data = plain_dataset(self.train_dataset)
@@ -324,10 +393,11 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         lines = data.with_format(None).select_columns(["line"])[rows]["line"]
         return [int(line) for line in lines]
 
-    def _rows_of_batch(self, update: int, batch: int) -> list[int] | None:
+    def _rows_of_batch(self, update: int, batch: int | None) -> list[int] | None:
         """The rows of a batch of an update of this epoch. Without token batches, those of the whole update."""
         if isinstance(self._updates, TokenBatchSampler):
-            return self._pairs.numbers(self._updates.batches(update))[batch]
+            batches = self._pairs.numbers(self._updates.batches(update))
+            return [row for rows in batches for row in rows] if batch is None else batches[batch]
         sampler = None if self.by_tokens else self._get_train_sampler()
         if not isinstance(sampler, LengthGroupedSampler):
             return None
@@ -396,6 +466,11 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         perplexity to each unsmoothed loss."""
         if "loss" in logs:
             self._require_finite_losses()
+            if not math.isfinite(logs.get("grad_norm", 0.0)):
+                del logs["grad_norm"]  # of an update that was left out. JSON has no such number
+            if self.losses.skipped:
+                logs["skipped_updates"] = self.losses.skipped
+                self.losses.skipped = 0
             limit = self._minutes_left()
             logs.update(
                 self.meter.read(
@@ -407,8 +482,18 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             logs.update(perplexities(logs, exclude="loss" if smoothed else None))
         super().log(logs, *args, **kwargs)
 
+    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        self._require_finite_losses()
+        return super()._evaluate(*args, **kwargs)
+
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         self._require_finite_losses()
+        averages = {} if self.ema is None else self.ema.average
+        require_finite_on_all_ranks(
+            [*self.model.named_parameters(), *averages.items()],
+            f"update {self.state.global_step}",
+            f"it was not saved, and {resume_hint(Path(self.args.output_dir))}",
+        )
         super()._save_checkpoint(*args, **kwargs)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
