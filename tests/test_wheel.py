@@ -1,6 +1,7 @@
 """The wheel: the files it installs, seen from an empty folder."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -58,6 +59,23 @@ def test_wheel_has_the_command_and_its_recipes(wheel: Path, tmp_path: Path) -> N
     run = installed(tmp_path, "-m", "vanilla_transformer_cli", "train", "numbers_en_de", "--numbers_size", "0")
     assert run.returncode == 2, run.stderr
     assert "numbers_size" in run.stderr and "at least 1" in run.stderr
+
+
+@pytest.mark.slow
+def test_wheel_has_the_c_functions_for_every_processor(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+        libraries = [name for name in archive.namelist() if name.endswith(".so")]
+    if not any(map(shutil.which, ("gcc", "clang", "cc"))):
+        assert not libraries and wheel.name.endswith("-py3-none-any.whl")
+        return
+    assert len(libraries) == 1 and "-py3-none-" in wheel.name and not wheel.name.endswith("-any.whl")
+    script = (
+        "import os; os.environ['PATH'] = ''; from hf_vanilla_transformer.engine import c_kernels as c; "
+        "[c._opened(c.SOURCE.with_name(c.library_name()), name) for name in c.instruction_sets()]; assert c.library()"
+    )
+    run = installed(tmp_path, "-c", script)
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.slow

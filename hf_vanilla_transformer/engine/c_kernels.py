@@ -1,8 +1,12 @@
-"""The passes between products (`c_kernels.c`), compiled once per process by the machine's C compiler.
+"""The passes between products (`c_kernels.c`), from the library that the installation has built.
 
 torch's operators read and write a matrix of rows ten times between two int8 products. These functions do it once.
 Attention reads only the slots that are visible to a beam. torch's reads all slots of the sentence, and is slow for few
-queries. The functions take a second to compile. Without a compiler torch's operators compute the same.
+queries. In a source tree without the library each process compiles the functions for its processor, which takes two
+seconds of processor time. Without a compiler torch's operators compute the same.
+
+On x86 the functions are compiled for AVX-512, AVX2 and SSE2, and torch names the set that the processor has. On ARM64
+the compiler makes NEON instructions of them.
 
 All tensors are contiguous and on the CPU. The calls release the GIL, and run in the calling thread.
 
@@ -10,13 +14,12 @@ Shapes: R rows, D width, O outputs, N keys of a sentence, H heads.
 """
 
 import ctypes
-import os
-import shutil
-import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,15 +27,10 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from ..utils.untrusted import one_line
+from .c_compiler import DEFAULT, SOURCE, BuildError, build, instruction_sets, library_name
 
 logger = logging.get_logger(__name__)
 
-_SOURCE = Path(__file__).with_name("c_kernels.c")
-_FLAGS = "-O3 -shared -fPIC -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math -ffinite-math-only"
-_PROCESSORS = {
-    "AVX512": "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mprefer-vector-width=512",
-    "AVX2": "-mavx2 -mfma",
-}
 _P = ctypes.c_void_p
 _I = ctypes.c_int64
 _F = ctypes.c_float
@@ -44,41 +42,43 @@ _ARGUMENTS = {
 }
 
 
+_loading = threading.Lock()
+
+
 @cache
 def library() -> Any:
-    """The compiled functions, or None if this machine has no C compiler."""
-    names = [os.environ.get("CC"), "gcc", "clang", "cc"]
-    compiler = next(filter(None, (shutil.which(name) for name in names if name)), None)
-    if compiler is None:
+    """The functions for this processor, or None if there is neither a built library nor a C compiler."""
+    with _loading:
+        return _functions()
+
+
+@cache
+def _functions() -> Any:
+    capability = torch.backends.cpu.get_cpu_capability()
+    instruction_set = capability if capability in instruction_sets() else DEFAULT
+    try:
+        return _opened(SOURCE.with_name(library_name()), instruction_set)
+    except OSError:  # a source tree, or no compiler at installation
+        pass
+    try:
+        # Windows does not delete a library that is in use
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            return _opened(build(Path(folder), [instruction_set]), instruction_set)
+    except (OSError, BuildError) as error:
         logger.warning_once(
-            "without a C compiler decoding on a CPU takes up to twice the time; install gcc, or name one in CC"
+            f"decoding on a CPU takes up to twice the time, because the C functions are not built: {one_line(error)}"
         )
         return None
-    processor = _PROCESSORS.get(torch.backends.cpu.get_cpu_capability(), "")
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "c_kernels.so"
-        command = [
-            compiler,
-            *_FLAGS.split(),
-            *processor.split(),
-            str(_SOURCE),
-            "-o",
-            str(output),
-            "-lm",
-        ]
-        try:
-            subprocess.run(command, check=True, capture_output=True, text=True)
-            functions = ctypes.CDLL(str(output))
-        except (OSError, subprocess.CalledProcessError) as error:
-            reason = one_line(getattr(error, "stderr", None) or error)
-            logger.warning_once(
-                f"decoding on a CPU takes up to twice the time, because {compiler} fails: {reason}"
-            )
-            return None
+
+
+def _opened(file: Path, instruction_set: str) -> Any:
+    opened = ctypes.CDLL(str(file))
+    functions = SimpleNamespace()
     for name, types in _ARGUMENTS.items():
-        function = getattr(functions, name)
+        function: Any = opened[f"{name}_{instruction_set}"]
         function.argtypes = types
         function.restype = None
+        setattr(functions, name, function)
     return functions
 
 

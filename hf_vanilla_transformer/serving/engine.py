@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ..engine.c_kernels import library
 from ..engine.continuous import ContinuousSearch, FoundHypothesis
 from ..engine.optimize import optimize_if_possible
 from ..engine.shortlist import with_shortlist
@@ -71,6 +72,8 @@ class Engine:
         self.model = translator.model.eval()
         self.max_queue = max_queue
         optimize_if_possible(self.model)
+        if self.model.device.type == "cpu":
+            library()  # the first request should not wait for a compiler
         workers = translator.workers or worker_count(self.model)
         model = (
             self.model

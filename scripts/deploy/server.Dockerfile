@@ -3,15 +3,16 @@
 #   docker run -p 5000:5000 -v "$PWD/runs/mine:/model:ro" vanilla-transformer-server --model en-de=/model
 FROM python:3.11-slim
 
-# the compiler is for --dtype int8
-# hadolint ignore=DL3008
-RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /app
 COPY pyproject.toml README.md LICENSE ./
 COPY hf_vanilla_transformer hf_vanilla_transformer
 COPY scripts scripts
-RUN pip install --no-cache-dir -c scripts/constraints.txt ".[serve,convert]" \
+# the installation builds the C functions for --dtype int8, and the server needs no compiler
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && pip install --no-cache-dir -c scripts/constraints.txt ".[serve,convert]" \
       --extra-index-url https://download.pytorch.org/whl/cpu \
+    && apt-get purge -y --auto-remove gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1000 translator
 USER 1000
 ENV HF_HUB_OFFLINE=1

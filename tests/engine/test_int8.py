@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_vanilla_transformer.engine import c_kernels
+from hf_vanilla_transformer.engine import c_compiler, c_kernels
 from hf_vanilla_transformer.engine.c_kernels import Rows, View, attend, best, finish, write_cache
 from hf_vanilla_transformer.engine.int8_model import Int8Decoder, Int8Weights
 from hf_vanilla_transformer.engine.linear import INT8, int8_error, packed_linear
@@ -170,6 +170,11 @@ def test_int8_searches_with_more_candidates_than_tokens() -> None:
     assert_near(all_tokens.sequences_scores, sorted_first.sequences_scores, 1e-6)
 
 
+def forget_library() -> None:
+    c_kernels.library.cache_clear()
+    c_kernels._functions.cache_clear()
+
+
 @pytest.mark.parametrize("lack", ["no compiler", "a compiler that fails"])
 @torch.no_grad()
 def test_int8_without_a_compiler_computes_with_torch(
@@ -181,13 +186,14 @@ def test_int8_without_a_compiler_computes_with_torch(
     settings = {"max_new_tokens": 8, "num_beams": 2, **AS_DICT}
     compiled = optimize_for_inference(varied_model(), "int8").generate(**source([5, 3]), **settings)
     with monkeypatch.context() as patch:
-        c_kernels.library.cache_clear()
+        forget_library()
+        patch.setattr(c_kernels, "library_name", lambda: "none.so")
         if lack == "no compiler":
-            patch.setattr(c_kernels.shutil, "which", lambda name: None)
+            patch.setattr(c_compiler.shutil, "which", lambda name: None)
         else:
-            patch.setattr(c_kernels.subprocess, "run", fail)
+            patch.setattr(c_compiler.subprocess, "run", fail)
         plain = optimize_for_inference(varied_model(), "int8").generate(**source([5, 3]), **settings)
-    c_kernels.library.cache_clear()
+    forget_library()
     assert decoders == [Int8Decoder, PackedDecoder]
     assert_near(compiled.sequences_scores, plain.sequences_scores, 0.1)
 

@@ -10,6 +10,7 @@ import torch
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
+from hf_vanilla_transformer.serving import engine as engine_module
 from hf_vanilla_transformer.serving.engine import Engine, QueueFull
 from tests.serving_helpers import CORPUS, echo_translator
 
@@ -182,3 +183,10 @@ def test_error_fails_its_batch_and_not_the_next(translator, sources, monkeypatch
     assert texts(translator, engine.submit(sources[:3])) == list(translator.translate(LINES[:3]))
     engine.close()
     assert "translation failed" in caplog.text and engine.translated == 3
+
+
+def test_c_functions_are_loaded_before_the_first_sentence(translator: Translator, monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(engine_module, "library", lambda: asked.append(threading.current_thread()))
+    engine_of(translator).close()
+    assert asked == [threading.current_thread()]
