@@ -11,7 +11,7 @@ import torch
 from tokenizers import decoders
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.side_tokens import Side, side_tokens
+from ..data.side_tokens import Side, is_byte_level, side_tokens
 from ..engine.shared_copy import shared_copy
 from ..inference.alignment import decoder_inputs
 from ..inference.translator import TOKENIZER_LOCK, Translator
@@ -139,7 +139,7 @@ def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int], side: Side) ->
     """Tokens as readable text: byte-level "ĠfÃ¼r" becomes "▁für", an incomplete character becomes "�"."""
     by_id = side_tokens(tokenizer, 1 + max(ids, default=0), side)
     tokens = [by_id[i] for i in ids]
-    if "Ġ" in tokenizer.get_vocab():
+    if is_byte_level(tokenizer):
         special = set(tokenizer.all_special_tokens)
         byte_level = decoders.ByteLevel()
         tokens = [token if token in special else byte_level.decode([token]) for token in tokens]
