@@ -339,7 +339,7 @@ def around_layers(
     unordered = []
     for names in (norms, tables):
         places = {name: bool(_TARGET.search(name)) - bool(_SOURCE.search(name)) for name in names}
-        names.sort(key=lambda name, places=places: places[name])
+        names.sort(key=places.__getitem__)
         unordered += names if len(names) > len({*places.values()}) else []
     chosen = {option: names[0] for option, names in found.items()}
     return Around(
