@@ -42,7 +42,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     for name, add_arguments, text in (
         ("decode", add_decode, "translate the same sentences with every engine"),
         ("train", add_train, "train the same model with every engine"),
-        ("gpu", add_gpu, "all measurements that need a GPU, in eight minutes"),
+        ("gpu", add_gpu, "all measurements that need a GPU, in nine minutes"),
     ):
         form = argparse.RawDescriptionHelpFormatter
         add_arguments(

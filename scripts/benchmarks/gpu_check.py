@@ -1,4 +1,4 @@
-"""All measurements on one GPU, in eight minutes at most: `python -m scripts.benchmarks gpu OUT`.
+"""All measurements on one GPU, in nine minutes at most: `python -m scripts.benchmarks gpu OUT`.
 
 Each section writes its figures to a JSON file, each figure as soon as it exists. A command that is killed leaves them
 there, and the same command continues with the sections that are missing or unfinished. A section that cannot run, or
@@ -46,7 +46,7 @@ Figures = dict[str, Any]
 #: Yields its figures until then, each time that there is one more.
 Section = Callable[[], Iterator[Figures]]
 
-MINUTES = 8  # of the whole command
+MINUTES = 9  # of the whole command
 # seconds of each section
 LIMITS = {
     "machine": 20,
@@ -54,6 +54,7 @@ LIMITS = {
     "training": 170,
     "model": 60,
     "decoding": 110,
+    "ctranslate2": 100,
     "kernels": 120,
     "loader": 300,  # of a busy machine, because the figure is one of processor time
     "graphs": 120,
@@ -176,7 +177,8 @@ def sections(check: Check) -> dict[str, Section]:
         "fixed": partial(train_on_random_pairs, check, sizes),
         "training": partial(train_on_text, check, sizes, TRAINERS),
         "model": partial(train_model, check, sizes[0]),
-        "decoding": partial(decode, check, sizes[0]),
+        "decoding": partial(decode, check, sizes[0], ENGINES[check.device]),
+        "ctranslate2": partial(decode, check, sizes[0], AGAINST_CTRANSLATE2[check.device]),
         "kernels": partial(train_on_text, check, sizes[:1], OTHER_TRAINERS),
         "loader": partial(load, check),
         "graphs": partial(train_on_text, check, sizes[:1], GRAPH_TRAINERS),
@@ -200,6 +202,14 @@ OTHER_TRAINERS = (
 )
 # what CUDA graphs of the passes give. The first one is compiled already, by the sections above
 GRAPH_TRAINERS = ("ours_bf16", "ours_graphs_bf16")
+
+
+# in the precision that each device has
+ENGINES = {"cuda": ("ours_bf16", "ours_fp16", "marian_bf16"), "cpu": ("ours_fp32", "marian_fp32")}
+AGAINST_CTRANSLATE2 = {
+    "cuda": ("ours_bf16", "ctranslate2_fp16"),
+    "cpu": ("ours_fp32", "ctranslate2_fp32"),
+}
 
 
 def train_on_text(
@@ -298,13 +308,10 @@ def train_model(check: Check, preset: str) -> Iterator[Figures]:
     yield {name: results[name] for name in names if name in results}
 
 
-def decode(check: Check, preset: str) -> Iterator[Figures]:
+def decode(check: Check, preset: str, engines: Sequence[str]) -> Iterator[Figures]:
     """Target tokens per second with 4 beams and greedy, of batches and of one sentence."""
     source, _ = check.text()
     sentences = list(islice(read_lines(source), 8 if check.quick else 512))
-    engines = ["ours_bf16", "ours_fp16", "marian_bf16", "ctranslate2_fp16"]
-    if check.device == "cpu":
-        engines = ["ours_fp32", "marian_fp32"]
     return _figures(
         decoding.compare(
             check.output / preset,
