@@ -113,7 +113,8 @@ def encode_pairs(
     """Tokenize sentence pairs, without truncation.
 
     Args:
-        pairs: columns `source` and `target`, and optionally `line`, the line numbers for the report.
+        pairs: columns `source` and `target`, and optionally `line`, the line numbers for the report. The sources have
+            the form that the tokenizer names (`data.source_form`), if it names one.
         tokenizer: of the source.
         target_tokenizer: of the target, or None for a joint vocabulary.
         max_source_length, max_target_length: limits in tokens, `</s>` included, or None for no limit.

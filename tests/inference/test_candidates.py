@@ -119,6 +119,16 @@ def test_candidates_of_a_translator_are_its_n_best_list(translator: Translator) 
     assert [one.text for one in candidates[2]] == [""]  # a blank line
 
 
+def test_lists_of_spellings_are_joined_before_they_are_cut(translator: Translator) -> None:
+    lists = list(translator.translate_nbest(LINES[:2], 4, **SETTINGS))
+    joined = Merger().merge(lists)
+    assert len(joined) > 4  # beams
+    for most in (1, 3, len(joined), 20):
+        (found,) = translate_candidates(translator, LINES[:2], most, spellings=2, **SETTINGS)
+        assert [one.text for one in found] == [one.text for one in joined[:most]]
+    assert error_of(translate_candidates, translator, LINES, 0, spellings=2).startswith("n_best: ")
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_formats_have_the_same_candidates(translator: Translator, tmp_path: Path, chunked: bool) -> None:
     def written(n_best_format: str, **more: Any) -> list[str]:
