@@ -22,7 +22,7 @@ ROWS_PER_READ = 50_000
 def pair_lengths(dataset: "Dataset | Rows") -> tuple[np.ndarray, np.ndarray]:
     """Source and target lengths in tokens, each (number of pairs,), of the rows of a dataset without augmentation."""
     dataset = getattr(dataset, "encoded", dataset)
-    if not isinstance(dataset, Dataset):
+    if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":  # `set_transform`
         sizes = [
             (len(row["input_ids"]), len(row["labels"]))
             for row in (dataset[i] for i in range(len(dataset)))
@@ -267,6 +267,12 @@ Rows: TypeAlias = list[Row]
 Batch: TypeAlias = dict[str, torch.Tensor]
 
 
+def read_rows(dataset: Any, numbers: Sequence[int]) -> Rows:
+    """The rows of a dataset with these numbers, at once if it can."""
+    read = getattr(dataset, "__getitems__", None)
+    return [dataset[row] for row in numbers] if read is None else read(list(numbers))
+
+
 def select_rows(row_of: Callable[[int], Row], batches: list[list[int]]) -> list[Rows]:
     """The rows of each batch, by their numbers. `~row` is a dummy pair: its labels become -100."""
     return [
@@ -335,11 +341,8 @@ class TokenBatchDataset(torch.utils.data.Dataset):
 
     def _read(self, batches: list[list[int]]) -> tuple[dict[int, Row], list[list[int]]]:
         """The rows by their numbers, and this rank's batches of them."""
-        read = getattr(
-            self.dataset, "__getitems__", lambda numbers: [self.dataset[row] for row in numbers]
-        )
         numbers = sorted({max(row, ~row) for batch in batches for row in batch})
-        rows = dict(zip(numbers, read(numbers), strict=True))
+        rows = dict(zip(numbers, read_rows(self.dataset, numbers), strict=True))
         if not getattr(self.dataset, "grows", False):
             return rows, batches
         # below, a row is its place in `numbers`
@@ -380,17 +383,18 @@ def _collate_rounded(
         len(batch), longest["input_ids"], longest["labels"], row_unit
     )
     collated = collator(batch + [_without_labels(batch[-1])] * (pairs - len(batch)))
-    for name, length, value in (
-        ("input_ids", source, pads[0]),
-        ("attention_mask", source, 0),
-        ("labels", target, IGNORED),
-        ("decoder_input_ids", target, pads[1]),
-    ):
-        if name in collated:
-            collated[name] = F.pad(
-                collated[name], (0, length - collated[name].shape[1]), value=value
-            )
-    return collated
+    lengths = {
+        "input_ids": (source, pads[0]),
+        "attention_mask": (source, 0),
+        "labels": (target, IGNORED),
+        "decoder_input_ids": (target, pads[1]),
+    }
+    if any(name not in lengths for name in collated):
+        return collator(batch)  # has tensors of its own, whose padding is not known
+    return {
+        name: F.pad(tensor, (0, lengths[name][0] - tensor.shape[1]), value=lengths[name][1])
+        for name, tensor in collated.items()
+    }
 
 
 def rounded_shape(pairs: int, source: int, target: int, row_unit: int) -> tuple[int, int, int]:

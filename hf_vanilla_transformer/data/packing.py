@@ -18,7 +18,7 @@ positions, such as `MarianMTModel` and `BartForConditionalGeneration`.
 Shapes: N pairs, R rows, S and T places of a row.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,13 +28,21 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, Subset
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..loss_vanilla_transformer import IGNORED
 from ..masks_vanilla_transformer import segment_mask
-from .batching import ROWS_PER_READ, Row, TokenBatchSampler, runs_of_equals, shuffled_runs
+from .batching import (
+    ROWS_PER_READ,
+    Row,
+    TokenBatchSampler,
+    read_rows,
+    runs_of_equals,
+    shuffled_runs,
+)
 
 ROW = 128  # places of a row, if no pair is longer
 UNIT = 8  # places are a multiple of it, for the kernels of products
@@ -42,6 +50,9 @@ WINDOW = 10_000  # pairs that are fitted into rows together
 BALANCE = 2.0  # weight of the difference of the free shares of both sides, when a pair is chosen for a row
 ROUNDING = 1e-9  # of shares of a row, each at least 1 / places
 BACKENDS = ("sdpa", "eager")  # of attention, which take such masks
+# Columns of pairs that are the same in each epoch, so that they are read once
+TABLE_COLUMNS = "input_ids", "attention_mask", "labels"
+PAIR_COLUMNS = *TABLE_COLUMNS, "decoder_input_ids"  # for which packed rows have a place
 
 
 # Which pairs share a row
@@ -121,7 +132,11 @@ class PackedBatchSampler(TokenBatchSampler):
         places: S and T.
         batches_of_update: of all ranks.
         rows_of_batch: R.
+        whole: yield the batches of all ranks. `PackedPairs` asks for them where only the pairs of this epoch decide
+            how they are dealt.
     """
+
+    whole = False
 
     def _plan(self, source: np.ndarray, target: np.ndarray) -> int:
         """Fit all pairs into rows, in windows of random pairs, and choose the shape of an update."""
@@ -166,10 +181,9 @@ class PackedBatchSampler(TokenBatchSampler):
         return [self.pairs[self.row_starts[row] : self.row_starts[row + 1]] for row in chosen]
 
     def batches(self, number: int) -> list[list[np.ndarray]]:  # type: ignore[override]
-        """This rank's batches of an update: rows of the numbers of pairs."""
-        return deal(self.update(number), self.rows_of_batch, self.batches_of_update)[
-            self.rank :: self.world_size
-        ]
+        """This rank's batches of an update, or the `whole`: rows of the numbers of pairs."""
+        dealt = deal(self.update(number), self.rows_of_batch, self.batches_of_update)
+        return dealt if self.whole else dealt[self.rank :: self.world_size]
 
 
 def even_updates(rows: int, requested: int, most_rows: int) -> int:
@@ -227,10 +241,24 @@ class FlatIds:
                 lengths.append(chunk.value_lengths().to_numpy(zero_copy_only=False))
         return cls.of_parts(ids, lengths)
 
+    @classmethod
+    def of_lists(cls, sentences: Sequence[Sequence[int]]) -> "FlatIds":
+        """Lists of ids."""
+        ids = [np.asarray(sentence, dtype=np.int64) for sentence in sentences]
+        return cls.of_parts(ids, [np.array([len(each) for each in ids], dtype=np.int64)])
+
     @property
     def lengths(self) -> np.ndarray:
         """The number of tokens of each sentence, (N,)."""
         return np.diff(self.starts)
+
+    def visible(self, mask: "FlatIds") -> "FlatIds":
+        """The tokens whose `mask` is not 0. Nothing attends to the others, and they have no position."""
+        if not np.array_equal(mask.starts, self.starts):
+            raise ValueError("attention_mask has other lengths than input_ids")
+        chosen = mask.ids != 0
+        before = np.concatenate([[0], np.cumsum(chosen)])
+        return FlatIds(self.ids[chosen], before[self.starts])
 
 
 def _smallest_dtype(ids: np.ndarray) -> type[np.integer]:
@@ -252,25 +280,81 @@ class FlatPairs:
 
     source: FlatIds
     target: FlatIds
+    inputs: np.ndarray | None = (
+        None  #: of the decoder, as `target.ids`. None: the labels shifted right
+    )
 
     @classmethod
     def of_rows(cls, rows: Sequence[Row]) -> "FlatPairs":
-        """The pairs of rows with `input_ids` and `labels`."""
-        sides = []
-        for name in ("input_ids", "labels"):
-            ids = [np.asarray(row[name], dtype=np.int64) for row in rows]
-            sides.append(FlatIds.of_parts(ids, [np.array([len(each) for each in ids])]))
-        return cls(*sides)
+        """The pairs of rows with `PAIR_COLUMNS`, the two masks and inputs left out or not.
+
+        Raises:
+            ValueError: the rows have another column, or one is missing.
+        """
+        names: set[str] = set().union(*rows)
+        if rows:
+            _check_columns(names)
+        columns = {
+            name: FlatIds.of_lists([row[name] for row in rows])
+            for name in PAIR_COLUMNS
+            if name in names or not rows
+        }
+        source = columns["input_ids"]
+        if "attention_mask" in columns:
+            source = source.visible(columns["attention_mask"])
+        inputs = columns.get("decoder_input_ids")
+        return cls(source, columns["labels"], None if inputs is None else inputs.ids)
+
+    @classmethod
+    def of_batch(cls, batch: Mapping[str, Any], pad_token_id: int) -> "FlatPairs":
+        """The pairs of a padded batch of a data collator, without the padding."""
+        tensors = {name: np.asarray(each) for name, each in batch.items() if each is not None}
+        _check_columns(set(tensors))
+        source = tensors["input_ids"]
+        mask = tensors.pop("attention_mask", source != pad_token_id) != 0
+        counted = tensors["labels"] != IGNORED
+        place = np.arange(counted.shape[1])
+        lengths = (counted * (place + 1)).max(axis=1, initial=0)  # up to the last label
+        rows = [
+            {name: each[number, : lengths[number]] for name, each in tensors.items()}
+            | {"input_ids": source[number, mask[number]]}
+            for number in range(len(source))
+        ]
+        return cls.of_rows(rows)
 
     @classmethod
     def of_table(cls, dataset: Dataset) -> "FlatPairs":
-        """The pairs of a dataset with the columns `input_ids` and `labels`."""
-        return cls(FlatIds.of_column(dataset, "input_ids"), FlatIds.of_column(dataset, "labels"))
+        """The pairs of a dataset with the columns `input_ids` and `labels`, and perhaps `attention_mask`."""
+        source = FlatIds.of_column(dataset, "input_ids")
+        if "attention_mask" in dataset.format["columns"]:
+            source = source.visible(FlatIds.of_column(dataset, "attention_mask"))
+        return cls(source, FlatIds.of_column(dataset, "labels"))
 
     @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
         """Source and target lengths, each (N,)."""
         return self.source.lengths, self.target.lengths
+
+
+def _check_columns(names: set[str]) -> None:
+    """Raise a ValueError for a column without a place in packed rows, and for a missing one."""
+    if unknown := sorted(names.difference(PAIR_COLUMNS)):
+        raise ValueError(
+            f"packed rows have no place for {', '.join(unknown)}, only for {', '.join(PAIR_COLUMNS)}"
+        )
+    if not {"input_ids", "labels"} <= names:
+        raise ValueError(f"packed rows need input_ids and labels, not {', '.join(sorted(names))}")
+
+
+def is_fixed(dataset: Any) -> bool:
+    """True if the rows of a dataset are the same in each epoch, because no code of the caller makes them."""
+    if type(dataset) is Dataset:
+        return dataset.format["type"] != "custom"  # of `set_transform`
+    if type(dataset) is Subset:
+        return is_fixed(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(map(is_fixed, dataset.datasets))
+    return type(dataset) in (list, tuple) and all(type(row) is dict for row in dataset)
 
 
 @dataclass(frozen=True)
@@ -298,10 +382,12 @@ class PackedLayout:
         """
         source = _RowsOfSide.of(pairs.source, rows, self.source_places)
         target = _RowsOfSide.of(pairs.target, rows, self.target_places)
-        # shifted right within each pair (§3.1), as in `shift_right`
-        previous = np.roll(target.ids, 1)
-        inputs = np.where(target.position == 0, self.decoder_start_token_id, previous)
-        inputs[inputs == IGNORED] = self.decoder_pad_token_id
+        if pairs.inputs is None:  # shifted right within each pair (§3.1), as in `shift_right`
+            previous = np.roll(target.ids, 1)
+            inputs = np.where(target.position == 0, self.decoder_start_token_id, previous)
+            inputs[inputs == IGNORED] = self.decoder_pad_token_id
+        else:
+            inputs = pairs.inputs[target.index]
         return {
             "input_ids": source.laid_out(source.ids, free=self.pad_token_id),
             "segment_ids": source.laid_out(source.segment, free=0),
@@ -318,6 +404,7 @@ class _RowsOfSide:
     """The tokens of one side of packed rows. All arrays are (tokens,)."""
 
     shape: tuple[int, int]  #: rows, and places of a row
+    index: np.ndarray  #: among the tokens of all sentences
     ids: np.ndarray
     position: np.ndarray  #: in its sentence
     segment: np.ndarray  #: 1 for the first pair of a row
@@ -339,9 +426,11 @@ class _RowsOfSide:
         token = np.arange(len(pair))
         position = token - (np.cumsum(lengths) - lengths)[pair]
         before_row = np.cumsum(used) - used  # (rows,), tokens
+        index = side.starts[pairs][pair] + position
         return cls(
             shape=(len(rows), places),
-            ids=side.ids[side.starts[pairs][pair] + position].astype(np.int64),
+            index=index,
+            ids=side.ids[index].astype(np.int64),
             position=position,
             segment=number_in_row[pair] + 1,
             place=token + (np.arange(len(rows)) * places - before_row)[row[pair]],
@@ -365,17 +454,27 @@ class PackedPairs(torch.utils.data.Dataset):
         dataset: of pairs.
         layout: of the rows.
         sampler: the plan of the rows.
+        collator: of the caller. In each epoch it makes a padded batch of the pairs of each planned batch, and that is
+            packed. None: the dataset has the ids themselves.
     """
 
-    def __init__(self, dataset: Dataset, layout: PackedLayout, sampler: PackedBatchSampler):
+    def __init__(
+        self,
+        dataset: Dataset,
+        layout: PackedLayout,
+        sampler: PackedBatchSampler,
+        collator: Callable[[list[Row]], Mapping[str, Any]] | None = None,
+    ):
         self.dataset = dataset
         self.layout = layout
         self.sampler = sampler
+        self.collator = collator
         self.flat: FlatPairs | None = None  # the pairs, if they are the same in each epoch
-        if isinstance(dataset, Dataset):
+        if collator is None and isinstance(dataset, Dataset):
             self.flat = FlatPairs.of_table(dataset)
-        elif not hasattr(dataset, "encoded"):
-            self.flat = FlatPairs.of_rows([dataset[row] for row in range(len(dataset))])
+        elif collator is None and not hasattr(dataset, "encoded"):
+            self.flat = FlatPairs.of_rows(self._rows(range(len(dataset))))
+        sampler.whole = self.flat is None and collator is None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -383,12 +482,14 @@ class PackedPairs(torch.utils.data.Dataset):
     def __getitems__(self, batches: list[list[np.ndarray]]) -> list[dict[str, Tensor]]:
         if self.flat is not None:
             return [self.layout.pack(self.flat, rows) for rows in batches]
+        if self.collator is not None:
+            return [self.collated(rows, self.collator) for rows in batches]
         _, pairs = self._read(batches)
         return [layout.pack(pairs, rows) for layout, rows in self._packed_again(pairs)]
 
     def numbers(self, batches: list[list[np.ndarray]]) -> list[list[int]]:
         """The numbers of the pairs of each of this rank's batches."""
-        if self.flat is not None:
+        if not self.sampler.whole:
             return [np.concatenate(rows).tolist() for rows in batches]
         numbers, pairs = self._read(batches)
         return [
@@ -396,10 +497,43 @@ class PackedPairs(torch.utils.data.Dataset):
             for _, rows in self._packed_again(pairs)
         ]
 
+    def collated(
+        self, rows: Sequence[np.ndarray], collator: Callable[[list[Row]], Mapping[str, Any]]
+    ) -> dict[str, Tensor]:
+        """A planned batch, with the pairs as a collator makes them now. Rows that do not fit any more are filled anew.
+
+        The number of batches stays as it is, because other processes wait for each.
+        """
+        numbers = np.concatenate(rows)
+        if not len(numbers):
+            return self.layout.pack(FlatPairs.of_rows([]), rows)
+        pairs = FlatPairs.of_batch(
+            collator(read_rows(self.dataset, numbers.tolist())), self.layout.pad_token_id
+        )
+        source, target = pairs.lengths
+        layout = self.layout
+        planned = np.split(np.arange(len(numbers)), np.cumsum([len(row) for row in rows])[:-1])
+        if len(source) == len(numbers) and all(
+            source[row].sum() <= layout.source_places and target[row].sum() <= layout.target_places
+            for row in planned
+        ):
+            return layout.pack(pairs, planned)
+        places = (
+            max(layout.source_places, source.max(initial=0)),
+            max(layout.target_places, target.max(initial=0)),
+        )
+        layout = replace(layout, source_places=int(places[0]), target_places=int(places[1]))
+        filled = fill_rows(source, target, places)
+        return layout.pack(pairs, deal(filled, max(len(filled), len(rows)), 1)[0])
+
+    def _rows(self, numbers: Sequence[int]) -> list[Row]:
+        rows = read_rows(self.dataset, numbers)
+        return [{name: row[name] for name in TABLE_COLUMNS if name in row} for row in rows]
+
     def _read(self, batches: list[list[np.ndarray]]) -> tuple[list[int], FlatPairs]:
         """The numbers of the pairs of some batches, and the pairs."""
         numbers = [int(number) for rows in batches for row in rows for number in row]
-        return numbers, FlatPairs.of_rows(self.dataset.__getitems__(numbers))
+        return numbers, FlatPairs.of_rows(self._rows(numbers))
 
     def _packed_again(self, pairs: FlatPairs) -> list[tuple[PackedLayout, list[np.ndarray]]]:
         """This rank's batches: layout and rows of places in `pairs`."""
@@ -465,6 +599,13 @@ def packed_positions(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Ite
     encoder = model.get_encoder()
     decoder = model.get_decoder()
     positions = ((encoder, batch["position_ids"]), (decoder, batch["decoder_position_ids"]))
+    for stack, _ in positions:
+        table = getattr(stack, "embed_positions", None)
+        if not isinstance(table, nn.Embedding) or not model._supports_sdpa:
+            raise ValueError(
+                f"packed_forward: {type(model).__name__} has no table of positions, as Marian, BART, mBART, Pegasus, "
+                "Blenderbot and PLBart have"
+            )
 
     def look_up(position_ids: Tensor, module: nn.Embedding, args: tuple, output: Tensor) -> Tensor:
         # BART's offset.

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader
@@ -25,6 +26,7 @@ from ..data.batching import (
 from ..data.packing import PackedBatchSampler, PackedLayout, PackedPairs
 from ..loss_vanilla_transformer import ROW_UNIT
 from ..utils.errors import UserError
+from ..utils.random_state import kept_random_state
 from .distributed import leave_signals_to_main_process, print_main
 
 _END = object()
@@ -51,20 +53,37 @@ class ReadAheadLoader(DataLoader):
 
 
 def packed_row_loader(
-    args: TrainingArguments, dataset: Dataset, config: PreTrainedConfig, batches_per_update: int
+    args: TrainingArguments,
+    dataset: Dataset,
+    config: PreTrainedConfig,
+    batches_per_update: int,
+    collator: Callable[[Rows], Batch] | None = None,
 ) -> DataLoader:
-    """The loader of packed rows.
+    """The loader of packed rows, of a `collator` that makes padded batches or of the ids themselves.
 
     Pairs that never change are packed in a microsecond each. Sending them from a worker process would cost the
-    main process more than that. On a GPU a thread packs them while the main thread launches kernels.
+    main process more than that. On a GPU a thread packs them while the main thread launches kernels. The caller's code
+    does not run in that thread, where it would draw random numbers at any time.
     """
     sampler = PackedBatchSampler(*_lengths(dataset), **_plan(args, batches_per_update))
     _warn_of_long_pairs(args, max(sampler.places))
-    pairs = PackedPairs(dataset, PackedLayout.of(config, sampler.places), sampler)
+    pairs = PackedPairs(dataset, PackedLayout.of(config, sampler.places), sampler, collator)
+    if collator is not None:
+        _check_collator(pairs, collator)
     if pairs.flat is None and args.dataloader_num_workers:
         return _with_workers(args, pairs, sampler, list)
-    kind = ReadAheadLoader if args.device.type == "cuda" else DataLoader
+    ahead = args.device.type == "cuda" and collator is None
+    kind = ReadAheadLoader if ahead else DataLoader
     return kind(pairs, batch_sampler=sampler, collate_fn=list, **_options(args))
+
+
+def _check_collator(pairs: PackedPairs, collator: Callable[[Rows], Batch]) -> None:
+    """Refuse a collator whose batches cannot be packed, at the start."""
+    with kept_random_state(torch.device("cpu")):
+        try:
+            pairs.collated([np.zeros(1, dtype=np.int64)], collator)
+        except ValueError as error:
+            raise UserError(f"pack=True: data_collator: {error}: set pack=False") from None
 
 
 def token_batch_loader(
@@ -137,15 +156,13 @@ def _warn_of_long_pairs(args: TrainingArguments, longest: int, count: str = "som
 
 
 def padded_batches(
-    args: TrainingArguments, config: PreTrainedConfig, collator: Callable[[Rows], Batch]
+    config: PreTrainedConfig, collator: Callable[[Rows], Batch], rounds: bool
 ) -> Callable[[list[Rows]], list[Batch]]:
     """The collator of an update, from the collator of a batch.
 
-    In bfloat16 on a CPU it rounds the shapes of batches, see `ReleaseFreeMemory`.
+    If it `rounds`, in bfloat16 on a CPU, the shapes of batches are rounded, see `ReleaseFreeMemory`.
     """
-    # Padding must not pass the end of a table of positions. Models of transformers have one.
-    has_limit = getattr(config, "position_encoding_type", "learned") == "learned"
-    if has_limit or not args.bf16 or args.device.type != "cpu":
+    if not rounds:
         return partial(collate_batches, collator=collator)
     pads = config.pad_token_id, getattr(config, "target_pad_token_id", config.pad_token_id)
     return partial(collate_batches, collator=collator, row_unit=ROW_UNIT, pad_token_ids=pads)
@@ -172,4 +189,9 @@ def plain_dataset(dataset: Any) -> Any:
 def _lengths(dataset: Dataset) -> tuple[Any, Any]:
     if len(dataset) == 0:
         raise UserError("there is no pair to train on")
-    return pair_lengths(dataset)
+    try:
+        return pair_lengths(dataset)
+    except (KeyError, TypeError):
+        raise UserError(
+            "train_dataset: max_tokens_per_batch needs rows with lists of ids, input_ids and labels"
+        ) from None

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from accelerate import Accelerator
 from datasets import Dataset
 from torch.nn import functional as F
@@ -310,6 +311,63 @@ def test_table_and_rows_make_the_same_tensors() -> None:
         assert batch["input_ids"][row].tolist() == ids + [PAD] * (places - len(ids))
         inputs = [token for pair in pairs for token in [START, *table[int(pair)]["labels"][:-1]]]
         assert batch["decoder_input_ids"][row].tolist() == inputs + [PAD] * (target_places - len(inputs))
+
+
+class Changing:
+    """Pairs that are twice as long when they are read."""
+
+    def __init__(self, **attributes: Any):
+        vars(self).update(attributes)
+
+    def __len__(self) -> int:
+        return len(ROWS)
+
+    def __getitem__(self, number: int) -> dict[str, list[int]]:
+        return ROWS[number]
+
+    def __getitems__(self, numbers: list[int]) -> list[dict[str, list[int]]]:
+        return [{name: ids * 2 for name, ids in ROWS[number].items()} for number in numbers]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("collator", [None, padded_batch])
+def test_pairs_that_change_are_packed_once_over_all_ranks(world_size: int, collator: Any) -> None:
+    """Augmented ones are dealt anew, and those of an own collator stay in their batches."""
+    data: Any = Changing() if collator else Changing(encoded=ROWS)
+    targets: list[tuple[int, ...]] = []
+    batches = []
+    for rank in range(world_size):
+        sampler = PackedBatchSampler(*LENGTHS, 64, batches_per_update=4, world_size=world_size, rank=rank)
+        layout = PackedLayout(*sampler.places, PAD, PAD, START)
+        updates = PackedPairs(data, layout, sampler, collator)
+        made = [updates.__getitems__(planned) for planned in sampler]
+        batches.append([len(update) for update in made])
+        for batch in (batch for update in made for batch in update):
+            for row, segments in zip(batch["labels"], batch["decoder_segment_ids"], strict=True):
+                targets += [tuple(row[segments == segment].tolist()) for segment in segments.unique() if segment]
+    assert sorted(targets) == sorted(tuple(row["labels"] * 2) for row in ROWS)
+    assert all(each == batches[0] for each in batches), "all ranks make the same number of batches"
+
+
+def test_collator_refuses_columns_without_a_place() -> None:
+    collator = PackedCollator(tiny_model().config, 32, 40)
+    hidden = [{**row, "attention_mask": [0, *[1] * (len(row["input_ids"]) - 1)]} for row in ROWS]
+    batch = collator(hidden)
+    visible = sorted(token for row in ROWS for token in row["input_ids"][1:])
+    assert sorted(batch["input_ids"][batch["segment_ids"] != 0].tolist()) == visible
+    with pytest.raises(ValueError, match="^packed rows have no place for weight, only for input_ids, "):
+        collator([{**ROWS[0], "weight": 1}])
+
+
+@pytest.mark.parametrize("name", ["M2M100", "T5", "FSMT"])
+def test_model_without_a_table_of_positions_is_refused(name: str) -> None:
+    kind = getattr(transformers, f"{name}ForConditionalGeneration")
+    vocabulary = {"src_vocab_size": 40, "tgt_vocab_size": 40} if name == "FSMT" else {"vocab_size": 40}
+    sizes = {f"{stack}_{size}": 1 for stack in ("encoder", "decoder") for size in ("layers", "attention_heads")}
+    config = kind.config_class(**vocabulary, **sizes, d_model=16, decoder_start_token_id=START, pad_token_id=PAD)
+    batch = PackedCollator(config, 32, 40)(ROWS[:3])
+    with pytest.raises(ValueError, match=f"^packed_forward: {name}ForConditionalGeneration has no table of positions"):
+        packed_forward(kind(config), batch)
 
 
 # mean, standard deviation of the logarithm, longest sentence, standard deviation of the ratio of both sides
