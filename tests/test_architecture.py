@@ -235,7 +235,7 @@ LOADED = {
     "inference.languages": 22,
     "evaluation.metrics": 26,
     "inference.translator": 41,
-    "training.trainer": 51,
+    "training.trainer": 53,
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
 from hf_vanilla_transformer.training.objectives import consistency
@@ -91,6 +91,12 @@ def collate(rows: Rows) -> dict[str, Tensor]:
     source = padded([row["input_ids"] for row in rows])
     labels = padded([row["labels"] for row in rows], value=-100)
     return {"input_ids": source, "attention_mask": source.ne(PAD).long(), "labels": labels}
+
+
+def padding_collator(model: Any) -> DataCollatorForSeq2Seq:
+    """transformers' own collator, with a tokenizer of forty tokens."""
+    words = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{number}" for number in range(4, 40))]
+    return DataCollatorForSeq2Seq(word_tokenizer(words, **SPECIAL_TOKENS), model=model)
 
 
 def make_trainer(

@@ -100,14 +100,13 @@ def cast_together(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]
 class CompiledForward:
     """The forward pass for packed rows, as one graph compiled with the first batch (`compile`).
 
-    Batches of another shape run without it.
+    Batches of another shape run without it. Embeddings are looked up before the graph. Inductor adds up the gradients
+    of a token's places in any order, so that a resumed run would have other bits.
 
     Args:
         forward: returns the model's outputs for the arguments of its forward pass.
         model: of `forward`.
         shapes: of `input_ids` and `labels`, the planned ones.
-        looks_up: look up the embeddings before the graph. Inductor adds up the gradients of a token's places in any
-            order, so that a resumed run would have other bits. A subclass with a forward pass of its own may read ids.
         settings: `backend` and `mode` of `torch.compile`.
     """
 
@@ -116,13 +115,11 @@ class CompiledForward:
         forward: Callable[..., Any],
         model: Any,
         shapes: tuple[tuple[int, int], tuple[int, int]],
-        looks_up: bool,
         **settings: Any,
     ):
         self.forward = forward
         self.model = model
         self.shapes = shapes
-        self.looks_up = looks_up
         self.is_due = True  # nothing is compiled yet
         self.failed = False
         self._compiled = torch.compile(self._losses, fullgraph=True, dynamic=False, **settings)
@@ -138,11 +135,10 @@ class CompiledForward:
         items = batch.get("num_items_in_batch")
         if items is not None:  # a number would be a constant of the graph
             batch["num_items_in_batch"] = torch.as_tensor(items, device=batch["labels"].device)
-        if self.looks_up:
-            source = self.model.get_encoder().embed_tokens
-            target = self.model.get_decoder().embed_tokens
-            batch["inputs_embeds"] = source(batch.pop("input_ids"))
-            batch["decoder_inputs_embeds"] = target(batch.pop("decoder_input_ids"))
+        source = self.model.get_encoder().embed_tokens
+        target = self.model.get_decoder().embed_tokens
+        batch["inputs_embeds"] = source(batch.pop("input_ids"))
+        batch["decoder_inputs_embeds"] = target(batch.pop("decoder_input_ids"))
         loss, nll_loss = self._compiled(batch)
         return VanillaTransformerOutput(loss=loss, nll_loss=nll_loss)
 

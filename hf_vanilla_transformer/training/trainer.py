@@ -28,6 +28,13 @@ from ..utils.finite import first_not_finite
 from .callbacks import WeightAverage
 from .checkpoints import resume_hint
 from .distributed import leave_signals_to_main_process, print_main, shard_tied_modules
+from .fast_paths import (
+    CAST_WEIGHTS,
+    COMPILED_UPDATES,
+    FUSED_LOSS,
+    PACKED_ROWS,
+    ROUNDED_SHAPES,
+)
 from .forward import ForwardChoice, forward_pass_of
 from .forward_choice import choose_forward
 from .loaders import (
@@ -47,12 +54,13 @@ from .loss_check import (
 from .muon import MuonAdamW, muon_groups
 from .objectives.consistency import ConsistencyObjective, consistency_objective, halves
 from .objectives.distillation import Teacher
+from .ownership import foreign_data
 from .trainer_checks import (
     check_collator,
     check_objective,
+    check_optimizer_is_made,
     check_token_batches,
     check_unsharded,
-    why_not_packed,
 )
 from .translating_trainer import TranslatingTrainer
 
@@ -85,8 +93,11 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         super().__init__(*args, **kwargs)
         check_collator(self)
         check_unsharded(self)
+        check_optimizer_is_made(self)
         if self.by_tokens:
             check_token_batches(self, self._base_model())
+        #: `pack` as the caller gave it. None: where `PACKED_ROWS` says so
+        self.packing_asked: bool | None = getattr(self.args, "pack", False)
         self._decide_packing()
         if self.args.device.type != "cpu":
             # It reads each loss, and a loss that is not finite is an error.
@@ -104,15 +115,12 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             self.add_callback(self.ema)
 
     def _decide_packing(self) -> None:
-        """Refuse packed rows where they cannot be, and choose them on a GPU where they can."""
-        if not hasattr(self.args, "pack"):
-            return
-        why_not = why_not_packed(self, self._base_model())
-        if self.args.pack and why_not:
+        """Refuse packed rows where they cannot be, and choose them on a GPU where all that they pass by is known."""
+        if self.packing_asked and (why_not := PACKED_ROWS.why_not(self, asked=True)):
             raise UserError(f"pack=True {why_not}")
-        if self.args.pack is None:
-            self.args.pack = self.args.device.type == "cuda" and why_not is None
-        if self.args.pack and self.args.torch_compile:
+        if self.packing_asked is None:
+            self.args.pack = PACKED_ROWS.is_on(self)
+        if self.packing_asked is not False and self.args.pack and self.args.torch_compile:
             # accelerate would compile the model for every shape of an evaluation, too
             self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
 
@@ -191,9 +199,11 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             collator = self._get_collator_with_removed_columns(collator, description="training")
         count = self.batches_per_update
         config = self._base_model().config
+        self._decide_packing()  # again, for what was changed since the trainer was made
         if self.args.pack:
-            return packed_row_loader(self.args, dataset, config, count)
-        collate = padded_batches(self.args, config, collator)
+            read_anew = collator if foreign_data(self) else None
+            return packed_row_loader(self.args, dataset, config, count, read_anew)
+        collate = padded_batches(config, collator, ROUNDED_SHAPES.is_on(self))
         return token_batch_loader(self.args, dataset, count, collate)
 
     def set_initial_training_values(self, args: TrainingArguments, dataloader: DataLoader) -> tuple:
@@ -204,9 +214,39 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         if self.by_tokens:
             self._pairs = dataloader.dataset
             self._updates = cast(Any, dataloader.batch_sampler)
+            if not isinstance(self._updates, TokenBatchSampler):
+                raise UserError(
+                    f"max_tokens_per_batch={args.max_tokens_per_batch} does not go with a get_train_dataloader that "
+                    "makes batches of its own: set per_device_train_batch_size instead"
+                )
         plan = self._updates if isinstance(self._updates, PackedBatchSampler) else None
-        self.forwards = choose_forward(self, self._base_model(), plan, self._special_loss())
+        self.forwards = choose_forward(
+            self,
+            self._base_model(),
+            plan,
+            casts=CAST_WEIGHTS.why_not(self) is None,
+            compiles=COMPILED_UPDATES.is_on(self),
+        )
+        self._print_fast_paths(plan)
         return super().set_initial_training_values(args, dataloader)
+
+    def _print_fast_paths(self, plan: PackedBatchSampler | None) -> None:
+        """Print a line for each fast path that is on, and the reason for each that is not."""
+        shape = ""
+        if plan is not None:
+            source, target = plan.places
+            shape = (
+                f", {len(plan):,} updates an epoch, batches of {plan.rows_of_batch} rows of {source} source and "
+                f"{target} target places"
+            )
+            if carried := PACKED_ROWS.why_not(self):
+                shape += f"; pack=True, although packing {carried}"
+        print_main(PACKED_ROWS.line(self, plan is not None, shape))
+        if self.forwards.compiled is None:  # `compile` says when it has been compiled
+            print_main(COMPILED_UPDATES.line(self, False))
+        print_main(CAST_WEIGHTS.line(self, self.forwards.cast is not None))
+        for path in (FUSED_LOSS, ROUNDED_SHAPES):
+            print_main(path.line(self, path.is_on(self)))
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[list[Batch]], num_batches: int, device: torch.device
@@ -307,17 +347,6 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         if self.state.global_step < getattr(self.args, "consistency_start", 0):
             return None
         return self.consistency
-
-    def _special_loss(self) -> str | None:
-        """What the loss does that a compiled update does not, or None."""
-        if self.consistency is not None:
-            return "computes two passes over a batch"
-        if self.teacher is not None:
-            return "asks a teacher"
-        overrides = type(self).compute_loss is not VanillaTransformerTrainer.compute_loss
-        if overrides or self.label_smoother is not None or self.compute_loss_func is not None:
-            return "has a loss of its own"
-        return None
 
     def _require_finite_losses(self) -> None:
         """Stop a run whose loss is not finite.
@@ -438,7 +467,13 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         return sum(map(super().floating_point_ops, _batches(inputs)))
 
     def _track_num_input_tokens(self, inputs: Batch | list[Batch]) -> None:
+        """Count the tokens of pairs, without free places of packed rows and without the dummy pairs of a batch."""
         for batch in _batches(inputs):
+            if "segment_ids" in batch:
+                batch = {**batch, "attention_mask": batch["segment_ids"].ne(0)}
+            elif self.by_tokens and "attention_mask" in batch:
+                is_pair = batch["labels"].ne(IGNORED).any(dim=1, keepdim=True)  # (B, 1)
+                batch = {**batch, "attention_mask": batch["attention_mask"] * is_pair}
             super()._track_num_input_tokens(batch)
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:

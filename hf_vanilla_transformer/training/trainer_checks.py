@@ -4,12 +4,12 @@ import torch
 from transformers import PreTrainedModel, Seq2SeqTrainer
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
-from ..data.packing import BACKENDS
 from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerPreTrainedModel,
 )
 from ..utils.errors import UserError
+from .ownership import methods
 
 
 def check_collator(trainer: Seq2SeqTrainer) -> None:
@@ -20,6 +20,9 @@ def check_collator(trainer: Seq2SeqTrainer) -> None:
             "data_collator: its tokenizer pads on the left, but labels are shifted right from their first token: "
             "set tokenizer.padding_side = 'right'"
         )
+
+
+_methods_of_loaders = methods("_get_train_sampler", "_get_dataloader", "_get_num_items_in_batch")
 
 
 def check_token_batches(trainer: Seq2SeqTrainer, model: PreTrainedModel) -> None:
@@ -39,26 +42,12 @@ def check_token_batches(trainer: Seq2SeqTrainer, model: PreTrainedModel) -> None
         why = "shards sentences over ranks and excludes tensor, context and sequence parallelism"
     elif isinstance(trainer.train_dataset, torch.utils.data.IterableDataset):
         why = "needs a dataset with a length, not a stream"
+    elif args.train_sampling_strategy not in ("random", "group_by_length"):
+        why = f"makes an order of its own: leave train_sampling_strategy={args.train_sampling_strategy} out"
+    elif passed_by := _methods_of_loaders(trainer):
+        why = f"makes its own loader and never calls {passed_by}: set per_device_train_batch_size instead"
     if why:
         raise UserError(f"max_tokens_per_batch={args.max_tokens_per_batch} {why}")
-
-
-def why_not_packed(trainer: Seq2SeqTrainer, model: PreTrainedModel) -> str | None:
-    """The reason why a run cannot have packed rows, or None."""
-    args = trainer.args
-    if args.max_tokens_per_batch is None:
-        return "needs max_tokens_per_batch"
-    if not isinstance(model, VanillaTransformerForConditionalGeneration):
-        return f"needs a VanillaTransformerForConditionalGeneration, not {type(model).__name__}"
-    backend = model.config._attn_implementation
-    if backend not in BACKENDS:
-        return (
-            f"does not go with attn_implementation={backend!r}: choose one of {', '.join(BACKENDS)}"
-        )
-    for name in ("crossconst_alpha", "teacher_top"):
-        if value := getattr(args, name):
-            return f"does not go with {name}={value}, which reads pairs one by one"
-    return None
 
 
 def check_objective(trainer: Seq2SeqTrainer, model: PreTrainedModel, setting: str) -> None:
@@ -84,3 +73,14 @@ def check_unsharded(trainer: Seq2SeqTrainer) -> None:
         raise UserError(
             "muon=True needs whole matrices, but FSDP and DeepSpeed shard them: train with DDP"
         )
+
+
+def check_optimizer_is_made(trainer: Seq2SeqTrainer) -> None:
+    """Refuse Muon together with an optimizer of the caller's, which would train in its place."""
+    if not getattr(trainer.args, "muon", False):
+        return
+    own = methods("create_optimizer", "get_optimizer_cls_and_kwargs")(trainer)
+    if trainer.optimizer is not None:
+        own = "optimizers"
+    if own is not None:
+        raise UserError(f"muon=True does not go with {own}: leave one of the two out")

@@ -142,7 +142,7 @@ def test_update_that_cannot_be_compiled_is_named(
 ) -> None:
     trainer = trained(tmp_path, 1, **settings, **COMPILED)
     assert trainer.state.global_step == 1
-    assert f"torch_compile: the update is not compiled, {reason}" in capsys.readouterr().out
+    assert f"compiled updates: no, {reason}" in capsys.readouterr().out
     assert not counters["stats"]
 
 

@@ -16,9 +16,14 @@ from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_augm
 from hf_vanilla_transformer.training import loaders
 from hf_vanilla_transformer.training.loaders import ReadAheadLoader
 from tests.model_helpers import tiny_model
-from tests.trainer_helpers import make_trainer, random_pairs, trained
+from tests.trainer_helpers import make_trainer, padding_collator, random_pairs, trained
 
-PACKED: dict[str, Any] = {"max_tokens_per_batch": 60, "tokens_per_update": 60, "pack": True}
+PACKED: dict[str, Any] = {
+    "max_tokens_per_batch": 60,
+    "tokens_per_update": 60,
+    "pack": True,
+    "data_collator": padding_collator(None),
+}
 
 
 class Numbers(torch.utils.data.Dataset):

@@ -1,0 +1,565 @@
+"""Fast paths of training: whatever a caller overrides, the run with the path is the plain run, or it is refused.
+
+The hooks of the trainer are read from the installed transformers, and those of the model from the bundle. A hook that
+nobody has decided about fails a test.
+"""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, DataCollatorForSeq2Seq, PreTrainedTokenizerFast, Seq2SeqTrainer
+
+from hf_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTrainer,
+    VanillaTransformerTrainingArguments,
+    layers_vanilla_transformer,
+)
+from hf_vanilla_transformer.layers_vanilla_transformer import (
+    VanillaTransformerDecoderLayer,
+    VanillaTransformerEncoderLayer,
+    eager_attention_forward,
+)
+from hf_vanilla_transformer.training import forward_choice
+from hf_vanilla_transformer.training.fast_paths import PACKED_ROWS
+from hf_vanilla_transformer.training.ownership import foreign_part
+from hf_vanilla_transformer.utils.errors import UserError
+from tests import trainer_helpers
+from tests.model_helpers import randomise, tiny_config, tiny_model
+from tests.trainer_helpers import DESCENT, collate, flat, make_trainer, padding_collator, random_pairs
+
+SIZES: dict[str, Any] = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16}
+PAIRS = random_pairs(14)
+WHOLE: dict[str, Any] = {"max_tokens_per_batch": 512, "tokens_per_update": 10**6, "max_steps": 2, **DESCENT}
+WHOLE["learning_rate"] = 0.1
+
+
+def weights(folder: Path, model: Any = None, data: Any = None, **settings: Any) -> Tensor | str:
+    """All weights after two updates of all pairs, or the line that refuses the run."""
+    model = model or tiny_model(1, **SIZES)
+    settings = {**WHOLE, "data_collator": padding_collator(model), **settings}
+    try:
+        return flat(trainer_helpers.trained(folder, PAIRS if data is None else data, model, **settings).model)
+    except UserError as error:
+        return str(error)
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
+    """The weights of a run in which nothing is overridden."""
+    found = weights(tmp_path_factory.mktemp("run"), pack=False)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def assert_equal(actual: Any, expected: Any) -> None:
+    assert isinstance(actual, Tensor) and isinstance(expected, Tensor), (actual, expected)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=2e-6)
+
+
+# Methods of the trainer
+
+
+def words(text: str) -> set[str]:
+    return set(text.split())
+
+
+# Packed rows refuse them: they make padded batches or change them.
+REFUSED = {"get_train_dataloader", "get_batch_samples", "_prepare_inputs", "_prepare_input"}
+# Token batches, packed or padded, refuse them: their loader would never call them.
+BY_NUMBER_OF_PAIRS = {"_get_train_sampler", "_get_dataloader", "_get_num_items_in_batch"}
+# Packed rows have their effect, but are no default.
+CARRIED = {
+    "compute_loss",
+    "training_step",
+    "_remove_unused_columns",
+    "_get_collator_with_removed_columns",
+    "_set_signature_columns_if_needed",
+}
+# An update calls them, or may, on a batch of any form.
+CALLED = words(
+    """
+    _build_accelerator_args _clip_grad_norm _defer_fsdp_gradient_reduction _finalize_training _finish_current_push
+    _get_grad_norm _get_output_dir
+    _get_learning_rate _has_mixed_mesh_grads _hp_search_setup _init_training_state _inner_training_loop
+    _load_callback_state _load_optimizer_and_scheduler _load_rng_state _load_scaler _maybe_log_save_evaluate
+    _mixed_mesh_grad_norm _move_model_to_device _prepare_context_parallel_inputs _prepare_for_training _run_epoch
+    _sync_replicated_trainable_parameters _track_num_input_tokens _update_auto_batch_size _validate_args _wrap_model
+    add_callback autocast_smart_context_manager call_model_init compute_loss_context_manager
+    create_accelerator_and_postprocess create_optimizer create_optimizer_and_scheduler create_scheduler
+    floating_point_ops get_cp_size get_decay_parameter_names get_optimizer_cls_and_kwargs get_sp_size
+    get_total_train_batch_size get_tp_size is_local_process_zero is_world_process_zero load_generation_config log
+    num_examples set_initial_training_values store_flos train
+    """
+)
+# No update calls them: evaluation, checkpoints, the Hub and searches.
+ELSEWHERE = words(
+    """
+    _determine_best_metric _evaluate _get_eval_sampler _issue_warnings_after_load
+    _load_best_model _load_from_checkpoint _pad_tensors_to_max_len _push_from_checkpoint _report_to_hp_search _save
+    _save_checkpoint _save_optimizer_and_scheduler _save_rng_state _save_scaler _tune_save_checkpoint
+    create_model_card end evaluate evaluation_loop get_eval_dataloader get_learning_rates
+    get_num_trainable_parameters get_optimizer_group get_test_dataloader hyperparameter_search init_hf_repo
+    log_metrics metrics_format pop_callback predict prediction_step push_to_hub remove_callback save_metrics
+    save_model save_state
+    """
+)
+DECIDED = [REFUSED, BY_NUMBER_OF_PAIRS, CARRIED, CALLED, ELSEWHERE]
+
+
+def hooks_of_trainer() -> list[str]:
+    return [name for name, _ in inspect.getmembers(Seq2SeqTrainer, inspect.isroutine) if not name.startswith("__")]
+
+
+def test_every_method_of_the_trainer_is_decided() -> None:
+    decided = [name for names in DECIDED for name in names]
+    assert set(hooks_of_trainer()) == set(decided), "decide what packed rows do with a method that is new"
+    assert len(decided) == len(set(decided))
+
+
+def overriding(name: str, called: list[str]) -> type:
+    """A trainer whose method scales a weight when it is called in training for the first time."""
+    plain = getattr(VanillaTransformerTrainer, name)
+    is_static = isinstance(inspect.getattr_static(VanillaTransformerTrainer, name), staticmethod)
+
+    def override(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = plain(*args, **kwargs) if is_static else plain(self, *args, **kwargs)
+        if getattr(self, "is_in_train", False) and not called:
+            called.append(name)
+            with torch.no_grad():
+                self.accelerator.unwrap_model(self.model).model.encoder.layers[0].fc1.weight.data.mul_(1.5)
+        return found
+
+    return type("Own", (VanillaTransformerTrainer,), {name: override})
+
+
+@pytest.mark.parametrize("name", hooks_of_trainer())
+def test_overridden_method_has_its_effect_or_is_refused(name: str, unchanged: Tensor, tmp_path: Path) -> None:
+    called: list[str] = []
+    plain = weights(tmp_path, kind=overriding(name, called), pack=False)
+    if name in BY_NUMBER_OF_PAIRS:
+        assert plain == weights(tmp_path, kind=overriding(name, []), pack=True)
+        assert f"max_tokens_per_batch=512 makes its own loader and never calls {name} of Own" in str(plain)
+        return
+    if name in ELSEWHERE or not called:
+        assert not called and name not in REFUSED
+        return
+    assert isinstance(plain, Tensor) and not torch.allclose(plain, unchanged), "the override has an effect"
+    packed = weights(tmp_path, kind=overriding(name, []), pack=True)
+    if name in REFUSED:
+        assert packed == f"pack=True does not go with {name} of Own"
+    else:
+        assert_equal(packed, plain)
+
+
+# What else a caller brings. Each case is the arguments of a run, with the line of its refusal, if any.
+
+
+class Reversing(DataCollatorForSeq2Seq):
+    """Changes the source, as word dropout, masking, truncation and tags do."""
+
+    def __call__(self, features: Any, return_tensors: Any = None) -> Any:
+        return super().__call__([{**each, "input_ids": each["input_ids"][::-1]} for each in features])
+
+
+def own_start(rows: Any) -> Any:
+    """A start token of each target, as for languages and styles."""
+    batch = collate(rows)
+    start = batch["labels"][:, :1] % 7 + 4
+    shifted = torch.cat([start, batch["labels"][:, :-1]], dim=1)
+    return batch | {"decoder_input_ids": shifted.masked_fill(shifted == -100, 1)}
+
+
+def with_weights(rows: Any) -> Any:
+    return collate(rows) | {"weights": torch.ones(len(rows))}
+
+
+def hide_first(rows: Any) -> Any:
+    batch = collate(rows)
+    batch["attention_mask"][:, 0] = (batch["attention_mask"].sum(dim=1) == 1).long()
+    return batch
+
+
+class Drawn(torch.utils.data.Dataset):
+    """Another source in each epoch, as with subword regularisation."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(PAIRS)
+
+    def __getitem__(self, number: int) -> Any:
+        ids = PAIRS[number]["input_ids"]
+        return {**PAIRS[number], "input_ids": [4 + (token + self.epoch) % 30 for token in ids] + [5] * self.epoch}
+
+
+class Rows(list):
+    def __getitem__(self, number: Any) -> Any:
+        return {**super().__getitem__(number), "input_ids": [7, 8]}
+
+
+def transformed() -> Dataset:
+    table = Dataset.from_list(PAIRS)
+    table.set_transform(lambda rows: {**rows, "input_ids": [ids[::-1] for ids in rows["input_ids"]]})
+    return table
+
+
+HIDDEN = [[0] + [1] * (len(pair["input_ids"]) - 1) if len(pair["input_ids"]) > 1 else [1] for pair in PAIRS]
+MASKED = [
+    {**pair, "labels": [-100, *pair["labels"][1:]] if number % 2 else pair["labels"]}
+    for number, pair in enumerate(PAIRS)
+]
+
+
+class Focal(VanillaTransformerTrainer):
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        outputs = model(**inputs)
+        labels = inputs["labels"]
+        log_p = outputs.logits.log_softmax(-1).gather(2, labels.clamp(min=0)[..., None])[..., 0]
+        losses = -((1 - log_p.exp()) ** 2) * log_p
+        loss = losses[labels != -100].sum() / num_items_in_batch
+        return (loss, outputs) if return_outputs else loss
+
+
+def squared(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+    losses = F.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten(), reduction="none")
+    return (losses**2).sum() / num_items_in_batch
+
+
+class Mixing:
+    """Reads the place before each, as lightweight convolutions do. Its gate is 0 at the start."""
+
+    def __init__(self, config: Any, layer_idx: int):
+        super().__init__(config, layer_idx)  # type: ignore[call-arg]
+        self.gate = nn.Parameter(torch.zeros(1))
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        return super().feed_forward(x + self.gate * F.pad(x, (0, 0, 1, 0))[:, :-1])  # type: ignore[misc]
+
+
+class Gated:
+    def __init__(self, config: Any, layer_idx: int):
+        super().__init__(config, layer_idx)  # type: ignore[call-arg]
+        self.gate = nn.Linear(config.d_model, config.d_model)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        return super().feed_forward(x) * self.gate(x)  # type: ignore[misc]
+
+
+def with_layers(part: type) -> Any:
+    layers = (VanillaTransformerEncoderLayer, VanillaTransformerDecoderLayer)
+    kinds = tuple(type(f"{part.__name__}Layer", (part, layer), {}) for layer in layers)
+    kind = type("Own", (VanillaTransformerForConditionalGeneration,), {"layer_classes": kinds})
+    model = randomise(kind(tiny_config(**SIZES)), 1).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("gate"):
+                weight.zero_()
+    return model
+
+
+class Pooling(VanillaTransformerForConditionalGeneration):
+    """Adds a penalty on the length of each sentence."""
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+        outputs = super().forward(input_ids, attention_mask, **kwargs)
+        lengths = attention_mask.sum(dim=1).float()
+        outputs.loss = outputs.loss + 0.01 * lengths.mean() * self.lm_head.weight.mean()
+        return outputs
+
+
+def with_hook(hook: Callable) -> Any:
+    model = tiny_model(1, **SIZES)
+    model.model.encoder.layers[0].register_forward_hook(hook)
+    return model
+
+
+def with_forward() -> Any:
+    model = tiny_model(1, **SIZES)
+
+    def forward(self: Any, **inputs: Any) -> Any:
+        outputs = type(self).forward(self, **inputs)
+        outputs.loss = outputs.loss * 2
+        return outputs
+
+    model.forward = MethodType(forward, model)
+    return model
+
+
+def with_attention(name: str) -> Any:
+    def near(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **kwargs: Any) -> Any:
+        return eager_attention_forward(module, query, key, value, mask, 1.5 * scaling, **kwargs)
+
+    def of_places(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **kwargs: Any) -> Any:
+        place = torch.arange(key.shape[2], device=key.device)
+        return eager_attention_forward(module, query, key * place[:, None], value, mask, scaling, **kwargs)
+
+    AttentionInterface.register("near", near)
+    AttentionInterface.register("of_places", of_places)
+    return tiny_model(1, **SIZES, attn_implementation=name)
+
+
+def padding_otherwise() -> Any:
+    class Tokenizer(PreTrainedTokenizerFast):
+        def pad(self, rows: Any, **kwargs: Any) -> Any:
+            return super().pad([{**row, "input_ids": row["input_ids"][:3]} for row in rows], **kwargs)
+
+    tokenizer = padding_collator(None).tokenizer
+    return DataCollatorForSeq2Seq(Tokenizer(tokenizer_object=tokenizer.backend_tokenizer, pad_token="<pad>"))
+
+
+def table(**columns: Any) -> Dataset:
+    data = Dataset.from_list(PAIRS)
+    for name, values in columns.items():
+        data = data.add_column(name, values)
+    return data
+
+
+APART = "does not keep pairs apart"
+CASES: dict[str, tuple[Callable[[], dict[str, Any]], str | None]] = {
+    "collator": (lambda: {"data_collator": Reversing(padding_collator(None).tokenizer)}, None),
+    "function as collator": (lambda: {"data_collator": collate}, None),
+    "start of each pair": (lambda: {"data_collator": own_start}, None),
+    "hidden tokens of a collator": (lambda: {"data_collator": hide_first}, None),
+    "tokenizer that pads": (lambda: {"data_collator": padding_otherwise()}, None),
+    "collator of another model": (
+        lambda: {"data_collator": padding_collator(tiny_model(decoder_start_token_id=9))},
+        None,
+    ),
+    "tensor of a collator": (lambda: {"data_collator": with_weights}, "no place for weights"),
+    "dataset by epoch": (lambda: {"data": Drawn()}, None),
+    "part of a dataset by epoch": (lambda: {"data": torch.utils.data.Subset(Drawn(), range(9))}, None),
+    "list with items of its own": (lambda: {"data": Rows(PAIRS)}, None),
+    "transform": (lambda: {"data": transformed()}, None),
+    "column of hidden tokens": (lambda: {"data": table(attention_mask=HIDDEN)}, None),
+    "labels of -100": (lambda: {"data": MASKED}, None),
+    "labels of -100 in a table": (lambda: {"data": Dataset.from_list(MASKED)}, None),
+    "column": (
+        lambda: {"data": table(weights=[1] * len(PAIRS)), "remove_unused_columns": False},
+        "no place for weights",
+    ),
+    "loss": (lambda: {"kind": Focal}, None),
+    "function of the loss": (lambda: {"compute_loss_func": squared}, None),
+    "smoothing by the trainer": (lambda: {"label_smoothing_factor": 0.2}, None),
+    "layers by place": (lambda: {"model": with_layers(Gated)}, None),
+    "layers that mix places": (lambda: {"model": with_layers(Mixing)}, APART),
+    "forward of a class": (lambda: {"model": randomise(Pooling(tiny_config(**SIZES)), 1)}, APART),
+    "forward of a model": (lambda: {"model": with_forward()}, None),
+    "hook by place": (lambda: {"model": with_hook(lambda module, inputs, output: 1.5 * output)}, None),
+    "hook that mixes places": (lambda: {"model": with_hook(lambda module, inputs, x: x - x.mean(1, True))}, APART),
+    "attention": (lambda: {"model": with_attention("near")}, None),
+    "attention by places": (lambda: {"model": with_attention("of_places")}, APART),
+    "noise by the length": (lambda: {"neftune_noise_alpha": 5.0}, "neftune_noise_alpha=5.0, which scales"),
+    "order": (lambda: {"train_sampling_strategy": "sequential"}, "leave train_sampling_strategy=sequential out"),
+}
+# They are the package's own, so that packed rows are the default on a GPU.
+DEFAULT = {"column of hidden tokens", "labels of -100", "labels of -100 in a table", "smoothing by the trainer"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_caller_brings_has_its_effect_or_is_refused(name: str, unchanged: Tensor, tmp_path: Path) -> None:
+    case, refusal = CASES[name]
+    packed = weights(tmp_path, pack=True, **case())
+    if refusal is not None:
+        assert isinstance(packed, str) and refusal in packed and "\n" not in packed
+        return
+    plain = weights(tmp_path, pack=False, **case())
+    assert_equal(packed, plain)
+    same = name == "function as collator"
+    assert isinstance(plain, Tensor)
+    assert (len(plain) == len(unchanged) and torch.allclose(plain, unchanged, atol=1e-6)) is same
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "order"])
+def test_packed_rows_are_the_default_where_all_is_known(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = {"model": tiny_model(1, **SIZES), "data": PAIRS, **CASES[name][0]()}
+    settings = {**WHOLE, "data_collator": padding_collator(case["model"]), "pack": None, **case}
+    trainer = make_trainer(tmp_path, settings.pop("data"), settings.pop("model"), **settings)
+    monkeypatch.setattr(VanillaTransformerTrainingArguments, "device", torch.device("cuda"))
+    trainer._decide_packing()
+    assert trainer.args.pack is (name in DEFAULT)
+    line = PACKED_ROWS.line(trainer, trainer.args.pack)
+    assert line.startswith("packed rows: yes" if name in DEFAULT else "packed rows: no, because packing ")
+
+
+# The model
+
+
+def methods_of_bundle() -> list[tuple[str, str]]:
+    """The modules of a tiny model and the methods that their classes have from the bundle."""
+    chosen = {}
+    for path, module in tiny_model(**SIZES).named_modules():
+        for base in type(module).__mro__:
+            if base.__module__.endswith("_vanilla_transformer"):
+                names = [
+                    name for name, value in vars(base).items() if inspect.isfunction(value) and name != "__init__"
+                ]
+                chosen |= {(type(module).__name__, name): (path, name) for name in names}
+    return list(chosen.values())
+
+
+def test_models_of_the_package_are_known(tmp_path: Path) -> None:
+    model = tiny_model(1, **SIZES)
+    trainer = trainer_helpers.trained(tmp_path, PAIRS, model, gradient_checkpointing=True, **WHOLE)
+    assert foreign_part(trainer.model) is None, "after training"
+    model.save_pretrained(tmp_path / "saved")
+    loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "saved")
+    assert foreign_part(loaded) is None
+    peft = pytest.importorskip("peft", reason="needs PEFT")
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj", "fc1"], task_type="SEQ_2_SEQ_LM")
+    assert foreign_part(peft.get_peft_model(loaded, lora)) is None
+    prompts = peft.PromptTuningConfig(task_type="SEQ_2_SEQ_LM", num_virtual_tokens=2, num_layers=1, token_dim=16)
+    assert foreign_part(peft.get_peft_model(tiny_model(**SIZES), prompts)) is not None
+
+
+def test_replaced_methods_of_the_model_are_noticed() -> None:
+    assert foreign_part(tiny_model(**SIZES)) is None
+    for path, name in methods_of_bundle():
+        model = tiny_model(**SIZES)
+        module: Any = model.get_submodule(path)
+        plain = getattr(module, name)
+        setattr(module, name, lambda *args, plain=plain, **kwargs: plain(*args, **kwargs))
+        assert foreign_part(model) is not None, (path, name)
+
+
+def test_method_that_is_replaced_in_its_class_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (VanillaTransformerEncoderLayer, layers_vanilla_transformer.VanillaTransformerAttention):
+        plain = kind.forward
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "forward", lambda self, *args, plain=plain, **kwargs: plain(self, *args, **kwargs))
+            assert foreign_part(tiny_model(**SIZES)) is not None
+    assert foreign_part(tiny_model(**SIZES)) is None
+
+
+# Weights that are cast together, and compiled updates
+
+PASSES = ["loss", "function of the loss", "layers by place", "forward of a model", "hook by place", "attention"]
+
+
+@pytest.mark.parametrize("name", [*PASSES, "collator"])
+def test_cast_weights_are_those_of_autocast(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = weights(tmp_path, bf16=True, **CASES[name][0]())
+    monkeypatch.setattr(forward_choice, "is_bound_by_launches", lambda device: True)
+    cast = weights(tmp_path, bf16=True, **CASES[name][0]())
+    assert isinstance(plain, Tensor) and isinstance(cast, Tensor)
+    assert torch.equal(cast, plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*PASSES, "collator", "smoothing by the trainer"])
+def test_compiled_updates_are_eager_ones(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("BACKEND", "MODE"):
+        monkeypatch.setenv(f"ACCELERATE_DYNAMO_{variable}", "")
+        monkeypatch.delenv(f"ACCELERATE_DYNAMO_{variable}")
+    torch._dynamo.reset()
+    compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager", "pack": True}
+    assert_equal(weights(tmp_path, **compiled, **CASES[name][0]()), weights(tmp_path, **CASES[name][0]()))
+
+
+class OwnAutocast(VanillaTransformerTrainer):
+    def compute_loss_context_manager(self) -> Any:
+        return torch.autocast("cpu", enabled=False)
+
+
+FIRST_LINES: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({"max_tokens_per_batch": None, "tokens_per_update": None}, {"packed rows": "no, because packing is the default"}),
+    (
+        {"pack": True},
+        {"packed rows": "yes, 1 updates an epoch", "compiled updates": "no, because the run is not on a GPU"},
+    ),
+    ({"pack": False}, {"packed rows": "no, because packing is not asked for: padded batches"}),
+    (
+        {"pack": True, "kind": Focal, "torch_compile": True},
+        {
+            "packed rows": "yes, 1 updates an epoch",
+            "compiled updates": "no, because the run has a loss of its own: eager ones",
+        },
+    ),
+    (
+        {"bf16": True, "kind": OwnAutocast},
+        {"rounded shapes": "yes", "weights cast together": "no, because the run is on a CPU"},
+    ),
+    ({"bf16": True, "kind": Focal}, {"rounded shapes": "no, because the run has compute_loss of Focal"}),
+    ({"label_smoothing_factor": 0.1}, {"loss without logits": "no, because the run has label_smoothing_factor"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"), FIRST_LINES, ids=[str(number) for number in range(len(FIRST_LINES))]
+)
+def test_first_lines_say_which_paths_are_on(
+    settings: dict[str, Any], expected: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert isinstance(weights(tmp_path, **settings), Tensor)
+    lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines() if ": " in line)
+    names = ["packed rows", "compiled updates", "weights cast together", "loss without logits", "rounded shapes"]
+    assert set(names) <= set(lines)
+    for name, start in expected.items():
+        assert lines[name].startswith(start), lines[name]
+
+
+# Quantities that a tensor's shape decides
+
+
+class WeightedTokens(VanillaTransformerTrainer):
+    """A loss with a weight of each target token, that the collator makes."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        factors = inputs.pop("factors")  # (B, T)
+        logits = model(**inputs).logits
+        losses = F.cross_entropy(logits.flatten(0, 1), inputs["labels"].flatten(), reduction="none")
+        return (losses.view_as(factors) * factors).sum() / num_items_in_batch
+
+
+def test_tensors_of_a_collator_are_trained_in_bf16(tmp_path: Path) -> None:
+    def with_factors(rows: Any) -> Any:
+        batch = collate(rows)
+        return batch | {"factors": torch.linspace(0.5, 2, batch["labels"].shape[1]).expand_as(batch["labels"])}
+
+    settings = {"kind": WeightedTokens, "data_collator": with_factors, "remove_unused_columns": False}
+    found, expected = (weights(tmp_path, bf16=bf16, **settings) for bf16 in (True, False))
+    assert isinstance(found, Tensor) and isinstance(expected, Tensor)
+    assert (found - expected).norm() < 0.05 * (expected - flat(tiny_model(1, **SIZES))).norm()
+
+
+@pytest.mark.parametrize("settings", [{"pack": True}, {"pack": False}, {"bf16": True}], ids=str)
+def test_seen_tokens_are_those_of_the_pairs(settings: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny_model(1, **SIZES)
+    trainer = trainer_helpers.trained(
+        tmp_path,
+        PAIRS,
+        model,
+        data_collator=padding_collator(model),
+        include_num_input_tokens_seen="non_padding",
+        **WHOLE,
+        **settings,
+    )
+    assert trainer.state.num_input_tokens_seen == 2 * sum(len(pair["input_ids"]) for pair in PAIRS)
+
+
+def test_muon_and_an_optimizer_of_the_caller_are_refused(tmp_path: Path) -> None:
+    model = tiny_model(1, **SIZES)
+    args = VanillaTransformerTrainingArguments(str(tmp_path), muon=True, report_to="none")
+    optimizers = torch.optim.SGD(model.parameters()), None
+    with pytest.raises(UserError, match="^muon=True does not go with optimizers"):
+        VanillaTransformerTrainer(model, args, train_dataset=PAIRS, data_collator=collate, optimizers=optimizers)
+    for name in ("create_optimizer", "get_optimizer_cls_and_kwargs"):
+        with pytest.raises(UserError, match=f"^muon=True does not go with {name} of Own"):
+            overriding(name, [])(model, args, train_dataset=PAIRS, data_collator=collate)
