@@ -82,7 +82,7 @@ def test_training_step_has_no_float64(mps: PretendedMps) -> None:
     model = tiny_model()
     optimizer = torch.optim.AdamW(model.parameters())
     with mps:
-        model(**translation_batch()).loss.backward()
+        model(**translation_batch([3, 2], [2, 4])).loss.backward()
         optimizer.step()
 
 
