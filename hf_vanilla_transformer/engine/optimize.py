@@ -132,8 +132,9 @@ def _is_known(module_class: type) -> bool:
     if home.startswith(("torch.nn.modules.", "transformers.activations")):
         return True
     package, _, name = home.rpartition(".")
-    # Not the code of a checkpoint, whose files have these names too: somebody may have changed it.
-    return package == _PACKAGE and name.endswith("_vanilla_transformer")
+    return name.endswith("_vanilla_transformer") and (
+        package == _PACKAGE or package.startswith("transformers_modules")
+    )
 
 
 class InferenceEngine:

@@ -128,7 +128,9 @@ def run_command(main: Callable[[], int | None]) -> None:
         _drop_output()
         status = 0
     except OSError as error:
-        if errno.errorcode.get(error.errno or 0) not in _OF_THE_USER:
+        # Windows: `a:b` or `NUL` is no name of a file
+        is_bad_name = error.errno == errno.EINVAL and error.filename is not None
+        if errno.errorcode.get(error.errno or 0) not in _OF_THE_USER and not is_bad_name:
             raise
         _drop_output()
         status = _report(str(error), 2)
@@ -161,7 +163,8 @@ def _drop_output() -> None:
     try:
         _flush_output()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _flush_output() -> None:

@@ -157,7 +157,7 @@ def limit_process(seconds: float, memory: int, niceness: int) -> None:
     except ImportError:
         return
     os.nice(niceness)
-    most = ceil(seconds)
+    most = ceil(time.process_time() + seconds)
     resource.setrlimit(resource.RLIMIT_CPU, (most, most))
     with suppress(FileNotFoundError):  # of Linux
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])

@@ -20,7 +20,7 @@ from hf_vanilla_transformer.inference.placement import TranslatedPart
 from hf_vanilla_transformer.serving import Limits, document_process, interface
 from hf_vanilla_transformer.serving.document_process import DocumentProcesses, ServerEnds, Upload
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.model_helpers import error_of
+from tests.model_helpers import error_of, slow
 from tests.serving_helpers import client_of, echo_translator, language_pair
 
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
@@ -58,7 +58,9 @@ def translated(document: Upload, translate: Any = upper) -> bytes:
     return asyncio.run(DocumentProcesses().translate(document, translate))
 
 
-def test_texts_are_translated_in_the_server() -> None:
+@pytest.mark.parametrize("methods", [["fork", "spawn", "forkserver"], *slow(["spawn"])])
+def test_texts_are_translated_in_the_server(methods: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: methods)
     assert translated(upload(HTML)) == b"<p>ONE <b>TWO</b></p>"
     assert multiprocessing.active_children() == []
 
