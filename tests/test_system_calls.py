@@ -22,6 +22,8 @@ from hf_vanilla_transformer.training.report import _write
 from hf_vanilla_transformer.utils import system_calls
 from hf_vanilla_transformer.utils.errors import UserError
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="takes away what Linux has")
+
 OPEN, FSYNC, UNLINK, REPLACE = os.open, os.fsync, os.unlink, os.replace
 
 
