@@ -149,6 +149,43 @@ class EntropyLoss(VanillaTransformerTrainer):
         return (loss, outputs) if return_outputs else loss
 
 
+class BadGradient(VanillaTransformerTrainer):
+    """A finite loss whose derivative is `number`, for the pairs that start with a certain token, in one update."""
+
+    number = float("nan")
+    update: int | None = 3  # from 0
+    token: int | None = None
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, True, **kwargs)
+        due = self.update is None or self.state.global_step == self.update
+        if due and (self.token is None or bool((inputs["input_ids"] == self.token).any())):
+            loss = loss + _WrongDerivative.apply(loss, self.number)
+        return (loss, outputs) if return_outputs else loss
+
+
+class _WrongDerivative(torch.autograd.Function):
+    """Zero, with another derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, number: float) -> Tensor:
+        ctx.number = number
+        return torch.zeros_like(loss)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.number, None
+
+
+def with_one_token(count: int, pair: int = 17, token: int = 39) -> Rows:
+    """`random_pairs`, of which one starts with a token that no other has."""
+    pairs = [[min(each, token - 1) for each in row["input_ids"]] for row in random_pairs(count)]
+    pairs[pair].insert(0, token)
+    return [
+        {"input_ids": source, "labels": row["labels"]} for source, row in zip(pairs, random_pairs(count), strict=True)
+    ]
+
+
 def everything_on(folder: Path, resume: Any = None, dropout: float = 0.0, **settings: Any) -> Any:
     """A trained run with a user's loss, an adapter, two tokenizers with different special tokens, and an average."""
     peft = pytest.importorskip("peft", reason="needs PEFT")

@@ -14,6 +14,8 @@ from .muon import MuonAdamW
 
 MOST_UNREAD = 1000  # numbers of a run that logs and saves seldom
 
+LEAST_SCALE = 1e-4  # of fp16's losses, as in fairseq: after some thirty updates with gradients that are not finite
+
 #: The lines of the data in a batch of an update, or in all of this rank. None if they are unknown.
 LinesOf = Callable[[int, int | None], list[int] | None]
 
@@ -65,13 +67,22 @@ def gradient_error(update: int, norm: float, lines: list[int] | None) -> UserErr
     """The error of a gradient that is not finite, with the lines of the batches in question."""
     message = f"the gradient of update {update + 1} is not finite (its norm is {norm}), although its loss is"
     remedy = "; skip_nonfinite_gradients leaves such updates out"
-    return UserError(message + _in_lines("the data", lines) + remedy)
+    return UserError(message + _in_lines("its data", lines) + remedy)
 
 
 def _in_lines(batch: str, lines: list[int] | None) -> str:
     if not lines:
         return ""
     return f"; {batch} contains the lines {', '.join(map(str, sorted({*lines})))}"
+
+
+def require_loss_scale(scaler: torch.amp.GradScaler | None) -> None:
+    """Stop a run in fp16 whose scaler leaves out every update. A device is waited for."""
+    if scaler is not None and scaler.get_scale() < LEAST_SCALE:
+        raise UserError(
+            f"fp16: the gradients are not finite with any scale of the loss, down to {scaler.get_scale():.1e}: "
+            "train in bf16, or find the data or the layer that they come from"
+        )
 
 
 def leave_out_on_device(optimizer: Any, norm: Tensor) -> bool:

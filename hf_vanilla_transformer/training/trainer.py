@@ -50,6 +50,7 @@ from .loss_check import (
     gradient_error,
     leave_out_on_device,
     require_finite_on_all_ranks,
+    require_loss_scale,
 )
 from .muon import MuonAdamW, muon_groups
 from .objectives.consistency import ConsistencyObjective, consistency_objective, halves
@@ -501,6 +502,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         perplexity to each unsmoothed loss."""
         if "loss" in logs:
             self._require_finite_losses()
+            require_loss_scale(self.accelerator.scaler)
             if not math.isfinite(logs.get("grad_norm", 0.0)):
                 del logs["grad_norm"]  # of an update that was left out. JSON has no such number
             if self.losses.skipped:

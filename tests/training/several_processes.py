@@ -18,8 +18,19 @@ from torch._dynamo.utils import counters
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.training import forward_choice
 from hf_vanilla_transformer.training.distributed import StopSignals
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import tiny_model
-from tests.trainer_helpers import DESCENT, TINY_RUN, FailingBackward, as_flags, flat, random_pairs, trained
+from tests.trainer_helpers import (
+    DESCENT,
+    TINY_RUN,
+    BadGradient,
+    FailingBackward,
+    as_flags,
+    flat,
+    random_pairs,
+    trained,
+    with_one_token,
+)
 
 STEPS = 20
 # the flags of a whole run
@@ -83,6 +94,20 @@ def agreements() -> list[list[Any]]:
     return gather_object([learned])
 
 
+def refused_gradient(folder: Path) -> list[tuple[str, bool]]:
+    """For each rank its error, of a gradient that one pair alone has, and whether its weights are finite after it."""
+
+    class OfToken(BadGradient):
+        update = None
+        token = 39
+
+    model = tiny_model()
+    batches = {"max_tokens_per_batch": 40, "tokens_per_update": 150, "max_steps": 8}
+    with pytest.raises(UserError) as caught:
+        trained(folder, with_one_token(40), model, kind=OfToken, **batches)
+    return gather_object([(str(caught.value), bool(flat(model).isfinite().all()))])
+
+
 def resume_without_a_compiler(folder: Path) -> tuple[Tensor, Tensor, bool]:
     """As `resume_packed`, where rank 1 cannot compile the backward pass."""
 
@@ -113,6 +138,7 @@ def main(folder: Path) -> None:
     results["graphs"] = counters["aot_autograd"]["total"]
     results["no compiler, resumed"] = resume_without_a_compiler(folder / "no compiler")
     results["agreements"] = agreements()
+    results["gradient"] = refused_gradient(folder / "gradient")
     if rank == 0:
         torch.save(results, folder / "results.pt")
     distributed.barrier()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import TrainerCallback
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
@@ -18,9 +18,9 @@ from hf_vanilla_transformer.training.muon import MuonAdamW
 from hf_vanilla_transformer.utils.errors import UserError
 from tests import trainer_helpers
 from tests.model_helpers import tiny_model
-from tests.trainer_helpers import DESCENT, error_of, flat, random_pairs
+from tests.trainer_helpers import DESCENT, BadGradient, error_of, flat, random_pairs, with_one_token
 
-WRONG = 3  # the update with the gradient that is not finite, from 0
+WRONG = BadGradient.update
 SETTINGS: dict[str, Any] = {
     "max_steps": 6,
     "save_strategy": "steps",
@@ -30,34 +30,6 @@ SETTINGS: dict[str, Any] = {
     "learning_rate": 0.01,
 }
 TOKENS = {"max_tokens_per_batch": 40, "tokens_per_update": 100}
-
-
-class BadGradient(VanillaTransformerTrainer):
-    """A finite loss whose derivative is `number`, for the pairs that start with a certain token, in one update."""
-
-    number = float("nan")
-    update: int | None = WRONG
-    token: int | None = None
-
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-        loss, outputs = super().compute_loss(model, inputs, True, **kwargs)
-        due = self.update is None or self.state.global_step == self.update
-        if due and (self.token is None or bool((inputs["input_ids"] == self.token).any())):
-            loss = loss + _WrongDerivative.apply(loss, self.number)
-        return (loss, outputs) if return_outputs else loss
-
-
-class _WrongDerivative(torch.autograd.Function):
-    """Zero, with another derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, number: float) -> Tensor:
-        ctx.number = number
-        return torch.zeros_like(loss)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * ctx.number, None
 
 
 def trained(folder: Path, data: Any = None, kind: Any = BadGradient, resume: Any = None, **settings: Any) -> Any:
@@ -109,10 +81,7 @@ def test_gradient_that_is_not_finite_stops_before_the_weights(
 
 def test_error_names_the_lines_of_the_batch_alone(tmp_path: Path) -> None:
     """Only the batch with a certain token has the gradient, in an update of several batches."""
-    token = 39
-    data = [{"input_ids": [8, *pair["input_ids"]], "labels": pair["labels"]} for pair in random_pairs(24)]
-    data = [{**pair, "input_ids": [min(each, 38) for each in pair["input_ids"]]} for pair in data]
-    data[17]["input_ids"][0] = token
+    data = with_one_token(24)
 
     class OfToken(BadGradient):
         update = None
@@ -256,17 +225,34 @@ def test_norms_of_a_gpu_are_read_when_a_loss_is_logged(tmp_path: Path) -> None:
     assert logs["skipped_updates"] == 1 and trainer.losses.skipped == 0
 
 
-def test_scaler_of_fp16_goes_on_leaving_updates_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GradScaler finds its scale by gradients that are not finite."""
-    trainer = trainer_helpers.make_trainer(tmp_path, random_pairs(24), kind=BadGradient, max_steps=6, **TOKENS)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+def with_scaler(trainer: Any, scale: float, monkeypatch: pytest.MonkeyPatch) -> torch.amp.GradScaler:
+    """Let a trainer on a CPU scale its losses as with fp16, which needs a GPU."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     monkeypatch.setattr(trainer.accelerator, "scaler", scaler)
     monkeypatch.setattr(trainer.accelerator, "native_amp", True)
     monkeypatch.setattr(type(trainer.accelerator), "mixed_precision", "fp16")
+    return scaler
+
+
+def test_scaler_of_fp16_goes_on_leaving_updates_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GradScaler finds its scale by gradients that are not finite."""
+    trainer = trainer_helpers.make_trainer(tmp_path, random_pairs(24), kind=BadGradient, max_steps=6, **TOKENS)
+    scaler = with_scaler(trainer, 8.0, monkeypatch)
     trainer.train()
     assert trainer.state.global_step == 6
     assert scaler.get_scale() == 4.0
     assert flat(trainer.model).isfinite().all()
+
+
+def test_run_in_fp16_without_any_update_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Always(BadGradient):
+        update = None
+
+    trainer = trainer_helpers.make_trainer(tmp_path, random_pairs(24), kind=Always, max_steps=6, **TOKENS)
+    with_scaler(trainer, 3e-4, monkeypatch)
+    with pytest.raises(UserError, match="^fp16: the gradients are not finite"):
+        trainer.train()
+    assert trainer.state.global_step == 2
 
 
 def test_log_of_a_skipped_update_is_json(tmp_path: Path) -> None:

@@ -79,6 +79,15 @@ def test_ranks_learn_of_a_stop_at_the_same_update(several):
     assert results["agreements"] == [[([False], None), ([True], signal.SIGTERM)]] * results["processes"]
 
 
+def test_ranks_stop_together_at_a_gradient_that_is_not_finite(several):
+    """With the lines of the one batch, wherever it was."""
+    results, _, _ = several
+    ((message, finite),) = set(results["gradient"])
+    lines = message.split("contains the lines ")[1].split(";")[0].split(", ")
+    assert finite and len(results["gradient"]) == results["processes"]
+    assert "18" in lines and len(lines) < 10  # of 40
+
+
 @pytest.mark.parametrize("name", [*worker.PACKED, "no compiler"])
 def test_packed_run_of_several_processes_resumes_to_the_same_weights(several, name):
     whole, resumed, compiled = several[0][f"{name}, resumed"]
