@@ -232,7 +232,7 @@ def test_violation_is_refused(source: str, message: str) -> None:
 LOADED = {
     "data.words": 13,
     "data.language_tokens": 15,
-    "inference.languages": 21,
+    "inference.languages": 22,
     "evaluation.metrics": 26,
     "inference.translator": 41,
     "training.trainer": 53,

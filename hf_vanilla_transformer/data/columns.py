@@ -46,12 +46,15 @@ class Columns:
         keys = [requested or side]
         if not requested and self.languages:
             keys.append(self.languages[SIDES.index(side)])
-        lowered = {name.strip().lower(): name for name in reversed(columns)}
         for key in keys:
             if key in columns:
                 return None, key
-            if key.lower() in lowered:
-                return None, lowered[key.lower()]
+            spelled = [name for name in columns if name.strip().lower() == key.lower()]
+            if len(spelled) > 1:
+                names = " and ".join(map(repr, spelled))
+                raise UserError(f"{where} has the columns {names}: name one by {side}_column")
+            if spelled:
+                return None, spelled[0]
         if "translation" in columns and column is None and keys != [side]:
             return "translation", keys[-1]
         raise UserError(

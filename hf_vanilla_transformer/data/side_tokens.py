@@ -62,13 +62,19 @@ def side_decoder(tokenizer: PreTrainedTokenizerBase, side: Side) -> Decoder:
     return lambda ids: tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
 
 
+def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether the letters of the tokens are bytes. Letters such as Ġ may be those of a language, too."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return "ByteLevel" in repr(getattr(backend, "decoder", None))
+
+
 def readable_tokens(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
     """The target's tokens, with the letters of a byte-level BPE instead of its bytes: "ĠfÃ¼r" becomes "Ġfür".
 
     Tokens with incomplete or unprintable characters stay as they are.
     """
     tokens = tokenizer.convert_ids_to_tokens(list(ids))
-    if "Ġ" not in tokenizer.get_vocab():
+    if not is_byte_level(tokenizer):
         return tokens
     texts = [
         token if token.isascii() else decoders.ByteLevel().decode([token]).replace(" ", "Ġ")

@@ -132,9 +132,8 @@ def _is_known(module_class: type) -> bool:
     if home.startswith(("torch.nn.modules.", "transformers.activations")):
         return True
     package, _, name = home.rpartition(".")
-    return name.endswith("_vanilla_transformer") and (
-        package == _PACKAGE or package.startswith("transformers_modules")
-    )
+    # Not the code of a checkpoint, whose files have these names too: somebody may have changed it.
+    return package == _PACKAGE and name.endswith("_vanilla_transformer")
 
 
 class InferenceEngine:

@@ -48,6 +48,13 @@ class ScoreOptions(TypedDict, total=False):
     normalize: Normalizer | None
 
 
+def lower_is_better(name: str) -> bool | None:
+    """Return whether less of a score is better, or None for a score of the user's."""
+    if name in LOWER_IS_BETTER:
+        return True
+    return False if name in TITLES or name in {f"top_{k}" for k in TOP} else None
+
+
 def title_of(name: str) -> str:
     """The title of a score, such as "top 5" of `top_5`."""
     return TITLES.get(name) or (name.replace("_", " ") if name.startswith("top_") else name)

@@ -11,13 +11,13 @@ import torch
 from tokenizers import decoders
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.side_tokens import Side, side_tokens
+from ..data.side_tokens import Side, is_byte_level, side_tokens
 from ..engine.shared_copy import shared_copy
 from ..inference.alignment import decoder_inputs
 from ..inference.translator import TOKENIZER_LOCK, Translator
 from ..utils.errors import UserError
 from ..utils.plotting import figure_file
-from .metric_names import LOWER_IS_BETTER, TITLES, title_of
+from .metric_names import TITLES, lower_is_better, title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,7 +139,7 @@ def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int], side: Side) ->
     """Tokens as readable text: byte-level "ĠfÃ¼r" becomes "▁für", an incomplete character becomes "�"."""
     by_id = side_tokens(tokenizer, 1 + max(ids, default=0), side)
     tokens = [by_id[i] for i in ids]
-    if "Ġ" in tokenizer.get_vocab():
+    if is_byte_level(tokenizer):
         special = set(tokenizer.all_special_tokens)
         byte_level = decoders.ByteLevel()
         tokens = [token if token in special else byte_level.decode([token]) for token in tokens]
@@ -188,9 +188,10 @@ def plot_curve(log_history: Sequence[Mapping[str, float]], path: Path) -> Path:
             axes[0].legend(frameon=False)
         if score:
             _draw(axes[1], score, SCORE_COLOR, title_of(name))
-            choose = min if name in LOWER_IS_BETTER else max
-            step, best = choose(score, key=lambda point: point[1])
-            axes[1].set_title(f"best {best:.2f} at update {step:,}", loc="right", fontsize=10)
+            is_lower = lower_is_better(name)
+            if is_lower is not None:
+                step, best = (min if is_lower else max)(score, key=lambda point: point[1])
+                axes[1].set_title(f"best {best:.2f} at update {step:,}", loc="right", fontsize=10)
             axes[1].set_ylabel(title_of(name))
         axes[-1].xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axes[-1].xaxis.set_major_formatter("{x:,.0f}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from ..data.language_codes import SAME_LANGUAGE, language_match
 from ..data.language_tokens import DIRECTIONS, language_tokens
 from ..data.tokenizer_files import load_tokenizers
 from ..utils.errors import UserError
@@ -30,29 +31,30 @@ NAMES = dict(pair.split("=") for pair in _NAMES.split(","))
 # keys of tokenizer_config.json: Marian's, then M2M-100's and NLLB's
 _TOKENIZER_KEYS = ("source_lang", "target_lang"), ("src_lang", "tgt_lang")
 _CODE = re.compile(r"([a-z]{2,3})((?:-[A-Za-z0-9]{2,8})*)")
-_NAME = re.compile(r"(?:^|[-_.])([a-z]{2,3})[-_]([a-z]{2,3})$")
+_OPUS_NAME = re.compile(r"opus-mt-([a-z]{2,3})-([a-z]{2,3})")  # of the models of Helsinki-NLP
 
 
 def model_languages(folder: str | Path) -> tuple[str, str] | None:
     """The source and target language of a model, or None if they are unknown or it has several directions.
 
-    They are taken from its card, from its tokenizer, and as a last hint from the name of the folder, such as
-    `numbers_en_de` and `opus-mt-en-de`. The folder need not exist, so that a name on the Hub can be given.
+    They are taken from its card, from its tokenizer, or from the name of a model of OPUS-MT, `opus-mt-en-de`. The
+    folder need not exist, so that a name on the Hub can be given.
     """
     folder = Path(folder)
     if len(model_directions(folder)) > 1:
         return None
     languages = card_languages(folder)
-    if len(languages) == 2:
-        return languages[0], languages[1]
     named = _tokenizer_languages(folder)
-    name = folder.resolve().name
-    match = _NAME.search(name)
-    if named or match is None:
-        return named
-    source, target = match.groups()
-    is_pair = name.startswith("opus-mt-") or {source, target} <= NAMES.keys()
-    return (source, target) if is_pair else None
+    if len(languages) == 2:
+        # The cards of others list languages in any order.
+        is_reversed = named and all(
+            language_match(*pair) == SAME_LANGUAGE
+            for pair in zip(reversed(languages), named, strict=True)
+        )
+        source, target = reversed(languages) if is_reversed else languages
+        return source, target
+    match = _OPUS_NAME.fullmatch(folder.resolve().name)
+    return named or ((match[1], match[2]) if match else None)
 
 
 def model_directions(folder: Path) -> list[tuple[str, str]]:

@@ -66,6 +66,7 @@ DROPPED = {
 }
 
 _MULTILINGUAL = "translation_multi_simple_epoch"
+_BART = "translation_from_pretrained_bart"
 _LANGUAGE_OPTIONS = ("langs", "encoder_langtok", "decoder_langtok", "lang_tok_replacing_bos_eos")
 
 # fairseq's names of activations, if they differ -> transformers' names.
@@ -299,7 +300,7 @@ class _Dictionaries:
         self.task = task
         self.folder = folder
         name = task.text("task", task.text("_name"))
-        self.is_bart = "bart" in name or task.text("lang_tok_style") == "mbart"
+        self.is_bart = name == _BART or task.text("lang_tok_style") == "mbart"
         self.is_multilingual = name == _MULTILINGUAL
         #: source and target of each direction of `translation_multi_simple_epoch`
         self.pairs: list[list[str]] = []

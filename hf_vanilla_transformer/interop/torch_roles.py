@@ -7,7 +7,7 @@ and perhaps a normalisation after each stack.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -53,13 +53,17 @@ Modules = dict[str, dict[str, str]]  # a module's path -> "weight" and "bias" ->
 
 
 class Around(NamedTuple):
-    """Names of tensors around the layers. `positions` and `norms` are in the order of source and target."""
+    """Names of tensors around the layers. `positions` and `norms` are in the order of source and target.
+
+    `unordered` are those of them whose names do not tell the order, so that it is that of the file.
+    """
 
     source: str
     target: str
     output: str
     positions: list[str]
     norms: list[str]
+    unordered: list[str]
 
 
 def is_transformer(names: Iterable[str]) -> bool:
@@ -103,8 +107,12 @@ def one_model(tensors: Tensors, where: str) -> tuple[Tensors, list[str]]:
     return kept, copies
 
 
-def layer_refs(tensors: Tensors, projections: Mapping[str, str | None]) -> dict[str, TensorRef]:
-    """Map the parameters of our layers to tensors.
+def layer_refs(
+    tensors: Tensors, projections: Mapping[str, str | None]
+) -> tuple[dict[str, TensorRef], list[str]]:
+    """Map the parameters of our layers to tensors. Also return the modules in the order of the file.
+
+    Their names do not tell it. They are the attentions of a layer, or its normalisations.
 
     Args:
         tensors: the model's, by name.
@@ -125,11 +133,13 @@ def layer_refs(tensors: Tensors, projections: Mapping[str, str | None]) -> dict[
         )
     ends = _letters_by_end(projections, [path for modules in layers.values() for path in modules])
     refs: dict[str, TensorRef] = {}
+    unordered: dict[str, None] = {}
     for (stack, number), modules in sorted(layers.items()):
         prefix = f"model.{stack}oder.layers.{number}."
-        roles = _roles(modules, tensors, stack == "dec", prefix, ends)
+        roles, doubtful = _roles(modules, tensors, stack == "dec", prefix, ends)
         refs |= {prefix + name: ref for name, ref in roles.items()}
-    return refs
+        unordered |= dict.fromkeys(doubtful)
+    return refs, [*unordered]
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -168,8 +178,8 @@ def _roles(
     is_decoder: bool,
     where: str,
     ends: Mapping[str, str],
-) -> dict[str, TensorRef]:
-    """The references of a layer's parameters, by their names in it.
+) -> tuple[dict[str, TensorRef], list[str]]:
+    """The references of a layer's parameters, by their names in it, and the modules in the order of the file.
 
     Raises:
         UserError: its tensors are not those of a layer of this architecture.
@@ -192,13 +202,19 @@ def _roles(
             f"matrices; those of no attention are {', '.join(map(shown, feed_forward[:6])) or 'none'}"
         )
     refs: dict[str, TensorRef] = {}
-    for kind, group in zip(kinds, _in_order(list(attentions)), strict=True):
+    groups, unordered = _in_order(list(attentions))
+    norms, unordered_norms = _in_order(norms)
+    for kind, group in zip(kinds, groups, strict=True):
         refs |= _attention(f"{kind}.", attentions[group], modules, tensors)
     ours = ["fc1", "fc2", *(f"{kind}_layer_norm" for kind in kinds), "final_layer_norm"]
-    paths = [*sorted(feed_forward, key=_number), *_in_order(norms)]
+    matrices, unordered_matrices = _by_number(feed_forward)
+    paths = [*matrices, *norms]
     for name, path in zip(ours, paths, strict=True):
         refs |= {f"{name}.{kind}": TensorRef(tensor) for kind, tensor in modules[path].items()}
-    return refs
+    shapes = {tensors[modules[path]["weight"]].shape for path in unordered_matrices}
+    # The shapes tell the first matrix from the second, unless these are square.
+    square = unordered_matrices if len(shapes) == 1 else []
+    return refs, [*unordered, *unordered_norms, *square]
 
 
 def _attentions(
@@ -258,10 +274,11 @@ def _attention(
     return refs
 
 
-def _in_order(paths: list[str]) -> list[str]:
+def _in_order(paths: list[str]) -> tuple[list[str], list[str]]:
     """Attentions or normalisations: self-attention, cross-attention, feed-forward network.
 
-    The words in the paths decide. Without them, or if they are ambiguous, the numbers do.
+    The words in the paths decide. Without them, or if they are ambiguous, the numbers do. Paths that have none either
+    are also returned apart.
     """
     words = (_OF_SELF, _OF_CROSS, _OF_FFN)
     places: dict[str, int | None] = {}
@@ -270,8 +287,14 @@ def _in_order(paths: list[str]) -> list[str]:
     missing = min({0, 1, 2} - {*places.values()}, default=0)
     ranks = {path: missing if place is None else place for path, place in places.items()}
     if len({*ranks.values()}) < len(paths):
-        return sorted(paths, key=_number)
-    return sorted(paths, key=lambda path: ranks[path])
+        return _by_number(paths)
+    return sorted(paths, key=lambda path: ranks[path]), []
+
+
+def _by_number(paths: list[str]) -> tuple[list[str], list[str]]:
+    """Paths in the order of their numbers, and those whose numbers are those of others."""
+    numbers = Counter(tuple(_number(path)) for path in paths)
+    return sorted(paths, key=_number), [path for path in paths if numbers[tuple(_number(path))] > 1]
 
 
 def _number(path: str) -> list[int]:
@@ -313,8 +336,11 @@ def around_layers(
     if len(norms) not in (0, 2):
         reason = "here each stack ends with one, or neither does"
         raise UserError(f"{len(norms)} normalisations after the stacks: {reason}")
+    unordered = []
     for names in (norms, tables):
-        names.sort(key=lambda name: bool(_TARGET.search(name)))
+        places = {name: bool(_TARGET.search(name)) - bool(_SOURCE.search(name)) for name in names}
+        names.sort(key=places.__getitem__)
+        unordered += names if len(names) > len({*places.values()}) else []
     chosen = {option: names[0] for option, names in found.items()}
     return Around(
         chosen["source_embedding"],
@@ -322,6 +348,7 @@ def around_layers(
         chosen["output_layer"],
         tables,
         norms,
+        unordered,
     )
 
 

@@ -25,6 +25,7 @@ from .torch_roles import Around, around_layers, is_transformer, layer_refs, one_
 class Naming:
     """The module names by which a tutorial is recognised, and the settings that its code fixes."""
 
+    title: str
     source: str  #: the source embedding
     output: str  #: the output layer
     settings: Fields  #: fields of our configuration
@@ -47,19 +48,32 @@ _ANNOTATED = {
 }
 
 TUTORIALS = (
-    # PyTorch's “Language Translation with nn.Transformer”
-    Naming("src_tok_emb.embedding", "generator", _SCALED),
-    # Aladdin Persson's “seq2seq_transformer”
-    Naming("src_word_embedding", "fc_out", _NOT_SCALED),
-    # Ben Trevett's “pytorch-seq2seq”, Attention is All You Need
-    Naming("encoder.tok_embedding", "decoder.fc_out", _SCALED | _POST),
-    # The Annotated Transformer: its text is post-norm, its code pre-norm
-    Naming("src_embed.0.lut", "generator.proj", _ANNOTATED | _PRE),
-    # Umar Jamil's “pytorch-transformer”
-    Naming("src_embed.embedding", "projection_layer.proj", _SCALED | _PRE),
-    # Hyunwoong Ko's “transformer”
     Naming(
-        "encoder.emb.tok_emb", "decoder.linear", _NOT_SCALED | _POST | {"layer_norm_eps": 1e-12}
+        "PyTorch's “Language Translation with nn.Transformer”",
+        "src_tok_emb.embedding",
+        "generator",
+        _SCALED,
+    ),
+    Naming("Aladdin Persson's “seq2seq_transformer”", "src_word_embedding", "fc_out", _NOT_SCALED),
+    Naming(
+        "Ben Trevett's “pytorch-seq2seq”",
+        "encoder.tok_embedding",
+        "decoder.fc_out",
+        _SCALED | _POST,
+    ),
+    # its text is post-norm, its code pre-norm
+    Naming("The Annotated Transformer", "src_embed.0.lut", "generator.proj", _ANNOTATED | _PRE),
+    Naming(
+        "Umar Jamil's “pytorch-transformer”",
+        "src_embed.embedding",
+        "projection_layer.proj",
+        _SCALED | _PRE,
+    ),
+    Naming(
+        "Hyunwoong Ko's “transformer”",
+        "encoder.emb.tok_emb",
+        "decoder.linear",
+        _NOT_SCALED | _POST | {"layer_norm_eps": 1e-12},
     ),
 )
 
@@ -130,7 +144,7 @@ def from_torch(
         "v": value_projection,
         "o": output_projection,
     }
-    refs = layer_refs(tensors, projections)
+    refs, unordered = layer_refs(tensors, projections)
     width = tensors[refs["model.encoder.layers.0.fc1.weight"].name].shape[-1]
     around = _around(tensors, width, (source_embedding, target_embedding, output_layer), positions)
     requested = {
@@ -159,6 +173,10 @@ def from_torch(
     others += [f"{prefix}*" for prefix in copies]
     if others:
         notes.append(f"not part of the model, and left out: {', '.join(others)}")
+    if unordered := [*unordered, *around.unordered]:
+        notes.append(
+            f"read in the order of the file, because no name tells it: {', '.join(unordered)}"
+        )
     files = vocabularies.both_sides(tokenizer, target_tokenizer)
     if not files:
         return Converted(model, notes=notes)
@@ -230,11 +248,13 @@ def _settings(
 ) -> tuple[Fields, list[str]]:
     """The settings: `requested`, of a tutorial with these names, or guessed with a note."""
     of_tutorial: Fields = {}
+    notes = []
+    given = {name: value for name, value in requested.items() if value is not None}
     for naming in TUTORIALS:
         pairs = ((around.source, naming.source), (around.output, naming.output))
         if all(f".{name}".endswith(f".{module}.weight") for name, module in pairs):
             of_tutorial = naming.settings
-    given = {name: value for name, value in requested.items() if value is not None}
+            notes += _note_of_tutorial(naming, given)
     settings = of_tutorial | given
     for name in ("scale_embedding", "pad_token_id", "bos_token_id", "eos_token_id"):
         if name not in settings:
@@ -242,7 +262,6 @@ def _settings(
                 f"{name} is missing: give it, because these are no known tutorial's names"
             )
     position, reason = _likely_norm_position(around, is_of_torch)
-    notes = []
     if not of_tutorial and "activation_function" not in given:
         notes.append("read with activation=relu; or give activation")
     if not of_tutorial and positions is None and not around.positions:
@@ -250,6 +269,19 @@ def _settings(
     if "layer_norm_position" not in settings and not (is_of_torch and of_tutorial):
         notes.append(f"read as {position}-norm, because {reason}; or give norm_first")
     return {"activation_function": "relu", "layer_norm_position": position, **settings}, notes
+
+
+def _note_of_tutorial(naming: Naming, given: Fields) -> list[str]:
+    """A note on the settings that two names stand for, because other code may have these names too."""
+    taken = {name: value for name, value in naming.settings.items() if name not in given}
+    tokens = [name for name in ("unk", "pad", "bos", "eos") if f"{name}_token_id" in taken]
+    listed = [f"{name}={value}" for name, value in taken.items() if not name.endswith("_token_id")]
+    listed += [f"{name} {taken[f'{name}_token_id']}" for name in tokens]
+    names = f"{naming.source} and {naming.output}"
+    note = (
+        f"{names} are those of {naming.title}, so it is read with {', '.join(listed)}; or give them"
+    )
+    return [note] if listed else []
 
 
 def _likely_norm_position(around: Around, is_of_torch: bool) -> tuple[str, str]:

@@ -38,6 +38,10 @@ _SMILES = re.compile(PATTERNS["smiles"])
 _SMILES_SHARE = 0.8  # of the tokens. The rest are classes of reactions, and fill a vocabulary up
 # Notes for users.
 PRETOKENIZED = "it takes text that is tokenized already, with spaces between tokens"
+SEQUENCES = (
+    'its tokens look like the atoms and bonds of SMILES: "task": "sequence" is in its tokenizer_config.json, so that '
+    "nothing speaks of languages"
+)
 SPLIT_AT_SPACES = (
     "codes split the words between spaces, as the transform bpe; tokenize sources first if the training did, and "
     "split target text for a training by the codes"
@@ -96,12 +100,14 @@ def with_tokenizers(model: PreTrainedModel, source: Side, target: Side) -> Conve
     for_target = whitespace_tokenizer(target)
     is_same = replace(source, origin=target.origin, language=target.language) == target
     tokenizer = for_target if is_same else whitespace_tokenizer(source)
+    notes = [SPLIT_AT_SPACES if source.codes else PRETOKENIZED]
     if _are_atoms(source) and _are_atoms(target):
+        notes.append(SEQUENCES)
         for each in (tokenizer, for_target):
             describe_tokenizer(each, "words", "sequence")
     if source.codes:
-        return Converted(model, endless_bpe_tokenizer(source), for_target, [SPLIT_AT_SPACES])
-    return Converted(model, tokenizer, for_target, [PRETOKENIZED])
+        tokenizer = endless_bpe_tokenizer(source)
+    return Converted(model, tokenizer, for_target, notes)
 
 
 def _are_atoms(side: Side) -> bool:

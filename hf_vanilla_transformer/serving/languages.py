@@ -11,9 +11,8 @@ def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
     """(source, target) -> folder.
 
     Args:
-        arguments: `en-de=FOLDER`, or `FOLDER` if its model card names two languages or its name ends in two codes,
-            such as `runs/numbers_en_de` and `opus-mt-en-de`, or its tokenizer names them (`model_languages`). The
-            folder of a model of many languages stands for the directions of its training.
+        arguments: `en-de=FOLDER`, or `FOLDER` if its model card or its tokenizer names two languages
+            (`model_languages`). The folder of a model of many languages stands for the directions of its training.
     """
     folders: dict[tuple[str, str], Path] = {}
     for argument in arguments:

@@ -7,7 +7,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..evaluation.metric_names import LOWER_IS_BETTER
+from ..evaluation.metric_names import TITLES, lower_is_better
 from ..utils.errors import UserError, did_you_mean, missing_extra
 from ..utils.number_ranges import check_ranges
 from ..utils.system_calls import memory_size
@@ -160,7 +160,18 @@ def _select_by(args: TrainingArguments, metric: str) -> None:
     """Keep the weights with the best of this score, in the place of the default."""
     if metric != args.metric_for_best_model:
         args.metric_for_best_model = metric
-        args.greater_is_better = metric not in LOWER_IS_BETTER
+        args.greater_is_better = not is_lower_better(metric)
+
+
+def is_lower_better(metric: str) -> bool:
+    """Return whether less of a score is better. Raise a UserError for one of which only the user knows it."""
+    is_lower = lower_is_better(metric)
+    if is_lower is None:
+        hint = did_you_mean(metric, TITLES) or "it is no score of this package"
+        raise UserError(
+            f"metric_for_best_model: {metric}: {hint}; give greater_is_better for a score of your own, true or false"
+        )
+    return is_lower
 
 
 def check_size(config: VanillaTransformerConfig) -> None:

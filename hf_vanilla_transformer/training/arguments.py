@@ -16,13 +16,12 @@ from ..configuration_vanilla_transformer import PRESETS, VanillaTransformerConfi
 from ..data.arguments import DataArguments, optional_argument, run_task
 from ..evaluation.metric_names import (
     DEFAULT,
-    LOWER_IS_BETTER,
     OF_SEQUENCES,
     ScoreOptions,
 )
 from ..utils.errors import UserError
 from ..utils.normalization import import_normalizer
-from .argument_checks import check_run_arguments, check_training_arguments
+from .argument_checks import check_run_arguments, check_training_arguments, is_lower_better
 
 #: The arguments of a whole run.
 ParsedArguments: TypeAlias = "tuple[ModelArguments, DataArguments, RunArguments]"
@@ -288,10 +287,10 @@ class RunArguments(VanillaTransformerTrainingArguments):
         if selects and not self.metric_for_best_model:
             self.metric_for_best_model = "bleu"
             self.metric_by_default = True
-        metric = str(self.metric_for_best_model).removeprefix("eval_")
-        lower_is_better = metric in LOWER_IS_BETTER
-        if lower_is_better and self.greater_is_better is None:
-            self.greater_is_better = False  # the base class knows this of "loss" only
+        if self.metric_for_best_model and self.greater_is_better is None:
+            # The base class would take the end of its name for it.
+            metric = self.metric_for_best_model.removeprefix("eval_")
+            self.greater_is_better = not is_lower_better(metric)
         check_run_arguments(self)
         super().__post_init__()
         if self.ddp_find_unused_parameters is None and self.world_size <= 2:

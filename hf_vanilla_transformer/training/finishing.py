@@ -24,7 +24,7 @@ from ..data.corpus import SPLITS, split_inputs
 from ..data.corpus_tokenizers import Tokenizers
 from ..data.mixtures import PART
 from ..data.token_kinds import tokenizer_task
-from ..evaluation.metric_names import DEFAULT, LOWER_IS_BETTER, ScoreOptions, title_of
+from ..evaluation.metric_names import DEFAULT, ScoreOptions, lower_is_better, title_of
 from ..evaluation.metrics import signatures_of
 from ..evaluation.plots import cross_attention, plot_attention, plot_curve
 from ..evaluation.trainer_metrics import score_test_split
@@ -174,11 +174,12 @@ def choose_weights(
             trainer, candidates[name], with_perplexity="eval_perplexity" in single
         )
 
-    measured = [name for name in metrics if f"eval_{name}" in single]
+    known = [name for name in metrics if lower_is_better(name) is not None]
+    measured = [name for name in known if f"eval_{name}" in single]
     default = [*measured, "exact_match"][0]
     metric = (args.metric_for_best_model or default).removeprefix("eval_")
     is_better = (
-        args.greater_is_better if args.metric_for_best_model else metric not in LOWER_IS_BETTER
+        args.greater_is_better if args.metric_for_best_model else not lower_is_better(metric)
     )
     sign = 1 if is_better else -1
     scores = {name: scored[name][f"eval_{metric}"] for name in _WEIGHTS if name in scored}

@@ -11,7 +11,7 @@ from .arguments import RunArguments
 
 
 def run_languages(data_args: DataArguments, args: RunArguments) -> tuple[str, str] | None:
-    """The languages of a run: of the recipe, of the base model, of the files' names or of a memory, of the folder.
+    """The languages of a run: of the recipe, of the base model, of a memory, or of the names of files or columns.
 
     None if they are unknown, or several directions.
     """
@@ -33,4 +33,4 @@ def run_languages(data_args: DataArguments, args: RunArguments) -> tuple[str, st
             ]
             if len(set(codes)) == 2:
                 return codes[0], codes[1]
-    return model_languages(Path(args.output_dir))
+    return None

@@ -15,6 +15,7 @@ too, train with --teacher DIR [DIR ...] and the teachers' vocabularies.
 """
 
 import argparse
+import os
 
 from .models import MODEL_CODE, load_translator, ray_pool, resumable
 from .parsing import (
@@ -26,6 +27,7 @@ from .parsing import (
     add_shared_flags,
     columns_of,
     given_values,
+    is_same_file,
 )
 
 SETTINGS = "num_beams", "length_penalty", "max_new_tokens", "batch_size", "shard"
@@ -47,7 +49,13 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add_flags(group, temperature=Flag("T", "sample; 0 does not (default)", float, default=0.0))
     add_shared_flags(group, *SETTINGS, "device", "dtype", "ray")
     add_shared_flags(parser, *MODEL_CODE)
-    return parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
+    for name in ("train.source.txt", "train.target.txt"):
+        if is_same_file(os.path.join(parsed.output_dir, name), parsed.source_file):
+            parser.error(
+                f"--output_dir {parsed.output_dir}: its {name} is the same file as --source_file"
+            )
+    return parsed
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 
 from .models import use_model_code, use_shipped_models
-from .parsing import Parser, did_you_mean
+from .parsing import Parser, did_you_mean, output_that_is_input
 
 # subcommand and name of its module -> description
 SUBCOMMANDS = {
@@ -98,6 +98,9 @@ def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:
     parsed = module.parse_arguments(arguments, prog)
     if name != "train" and int(os.environ.get("RANK", "0")) > 0:  # of torchrun or accelerate
         sys.exit(0)
+    if clash := output_that_is_input(parsed):
+        print(f"error: {clash}", file=sys.stderr)
+        sys.exit(2)
     if name in KERNELS_KEPT:  # read at the first product, the second variable by torch
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS_KEPT[name]))
     if name == "train":

@@ -2,6 +2,8 @@
 
 import argparse
 import difflib
+import glob
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -186,6 +188,42 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """As of `hf_vanilla_transformer.utils.errors`, whose import takes seconds."""
     nearest = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {nearest[0]}?" if nearest else None
+
+
+# Arguments that name files or folders to write. All others that name an existing one read it.
+OUTPUTS = "output", "report", "dropped"
+
+
+def output_that_is_input(parsed: argparse.Namespace) -> str | None:
+    """A line that refuses an output which the command would also read, or write twice. None if there is none.
+
+    Files are compared as the system does: a link, other capitals and "./" are the same file.
+    """
+    taken: list[tuple[str, str]] = []
+    for name, value in vars(parsed).items():
+        if name not in OUTPUTS:
+            for path in _paths(value):
+                taken += [(name, file) for file in (glob.glob(path) or [path])]
+    for name in OUTPUTS:
+        for path in _paths(getattr(parsed, name, None)):
+            for other, file in taken:
+                if is_same_file(path, file):
+                    return f"{name}: {path} is the same file as {other}: name another one"
+            taken.append((name, path))
+    return None
+
+
+def _paths(value: Any) -> list[str]:
+    values = value if isinstance(value, list | tuple) else [value]
+    return [each for each in values if isinstance(each, str) and each not in ("", "-")]
+
+
+def is_same_file(first: str, second: str) -> bool:
+    """True if two paths are one file or folder, whether it exists or not."""
+    if os.path.exists(first) and os.path.exists(second):
+        # A pipe or a device, such as /dev/null, keeps nothing.
+        return os.path.samefile(first, second) and (os.path.isfile(first) or os.path.isdir(first))
+    return os.path.realpath(first) == os.path.realpath(second)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

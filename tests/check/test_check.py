@@ -127,6 +127,17 @@ def test_parts_are_checked_alone(name, bug):
     assert [mistake.place for mistake in report.mistakes] == ([place] if place else [])
 
 
+@pytest.mark.parametrize("name", ["TimeNormed", "SharedNorm", "PreNormTransformer2", "ShiftTwice", "LossyLayers"])
+def test_whole_models_of_any_name_are_whole(name):
+    named = type(name, (styles.Transformer,), {})
+    assert check(named, {}).mistakes == []
+    assert [mistake.place for mistake in check(named, {"bug": "embedding"}).mistakes] == ["embedding scale"]
+
+
+def test_part_of_another_name_is_refused_with_the_reason():
+    assert "as what its name says (norm)" in error_of(check, type("HeadNorm", (styles.MultiHeadAttention,), {}), {})
+
+
 def test_dropout_in_eval_mode_is_refused():
     assert "dropout" in error_of(check, styles.Transformer, {"bug": "dropout"})
 

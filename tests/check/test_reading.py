@@ -395,20 +395,29 @@ class Run:
 """
 
 
-def test_mask_methods_and_constants_of_files_around_state_the_convention(tmp_path, monkeypatch):
+@pytest.mark.parametrize("imports", [1, 2])
+def test_mask_methods_and_constants_of_imported_files_state_the_convention(tmp_path, monkeypatch, imports):
     monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
-    inner = tmp_path / "checked_inside"
+    inner = tmp_path / f"checked_inside_{imports}"
     inner.mkdir()
-    (inner / "model.py").write_text(INVERTED, "utf-8")
+    names = ["main", "other"][:imports]
+    lines = [f"from .{name} import *\n" for name in (*names, "constants")]
+    (inner / "model.py").write_text("".join(lines) + INVERTED, "utf-8")
     (inner / "constants.py").write_text("pad_id = 0\n")
-    (tmp_path / "mine.py").write_text(
-        "from checked_inside.model import make_model as inner\n\n\ndef make_model():\n    pass\n"
-    )
-    build = _imported(tmp_path / "mine.py").make_model
-    (inner / "main.py").write_text(METHOD)
-    assert own_convention(build) == ("visible", "make_mask", False)
+    (inner / "main.py").write_text(f"import torch\n{METHOD}")
     (inner / "other.py").write_text("def causal_mask(size):\n    return torch.ones(size, size).triu(1)\n")
-    assert own_convention(build) is None  # files that disagree say nothing
+    text = f"from {inner.name}.model import make_model as inner\n\n\ndef make_model():\n    pass\n"
+    (tmp_path / "mine.py").write_text(text)
+    build = _imported(tmp_path / "mine.py").make_model
+    # files that disagree say nothing, and neither does a file that nothing imports
+    assert own_convention(build) == (("visible", "make_mask", False) if imports == 1 else None)
+
+
+def test_another_attempt_in_the_folder_says_nothing_of_masks(tmp_path):
+    (tmp_path / "base.py").write_text(f"import torch\n{METHOD}")
+    (tmp_path / "train.py").write_text("from base import Run\n")
+    build = built_by(tmp_path / "mine.py", INVERTED)
+    assert own_convention(build) is None and check(build, {}).mistakes == []
 
 
 def test_output_layer_can_be_named():

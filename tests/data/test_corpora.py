@@ -185,6 +185,13 @@ def test_latin1_error_names_file_line_and_remedy(tmp_path):
     assert all(part in message for part in ("x.de", "UTF-8", "line 2", "iconv -f latin1 -t utf-8"))
 
 
+def test_column_of_two_spellings_is_refused(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("Source\tSOURCE\ttarget\na\tb\tc\n", encoding="utf-8")
+    assert "'Source' and 'SOURCE': name one by source_column" in error_of(tmp_path / "pairs.tsv")
+    pairs, _ = load_pairs(tmp_path / "pairs.tsv", source_column="SOURCE")
+    assert pairs["source"][:] == ["b"]
+
+
 def test_missing_columns_error_lists_those_that_exist(tmp_path):
     rows = write_as("csv", tmp_path)["inputs"]
     assert "'source'" in error_of(rows)

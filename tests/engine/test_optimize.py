@@ -271,15 +271,14 @@ def test_refusal_of_compilation_without_a_compiler(monkeypatch: pytest.MonkeyPat
     assert len(translate(model)[0]) == 2
 
 
-def test_not_optimizable_accepts_code_loaded_from_a_checkpoint() -> None:
+def test_layers_of_a_checkpoints_code_are_not_the_packages() -> None:
+    """Its files have the package's names, and somebody may have changed them."""
     model = tiny_model()
     assert not_optimizable(model) is None
-    for module in model.modules():
-        kind = type(module)
-        if kind.__module__.startswith("hf_vanilla_transformer") and module is not model:
-            name = "transformers_modules.checkpoint." + kind.__module__.rpartition(".")[2]
-            module.__class__ = type(kind.__name__, (kind,), {"__module__": name})
-    assert not_optimizable(model) is None
+    layer = model.model.encoder.layers[0]
+    home = "transformers_modules.checkpoint.layers_vanilla_transformer"
+    layer.__class__ = type("EncoderLayer", (type(layer),), {"__module__": home})
+    assert home in (not_optimizable(model) or "")
 
 
 # Dynamic int8

@@ -5,8 +5,9 @@ import torch
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.data import train_tokenizer
-from hf_vanilla_transformer.evaluation import cross_attention, plot_attention
-from tests.model_helpers import error_of, tiny_config, tiny_marian
+from hf_vanilla_transformer.data.side_tokens import readable_tokens
+from hf_vanilla_transformer.evaluation import cross_attention, plot_attention, plots
+from tests.model_helpers import error_of, tiny_config, tiny_marian, word_tokenizer
 
 pytestmark = pytest.mark.usefixtures("drawn_figures")
 
@@ -94,3 +95,11 @@ def test_plot_has_the_mean_and_every_head(tmp_path, drawn):
     assert not labels[1].get_parse_math()
     assert [label.get_text() for label in panels[0].get_yticklabels()] == ["eins", "</s>"]
     assert "layer 2 of 3" in drawn[0].get_suptitle()
+
+
+def test_letters_of_a_language_are_no_bytes():
+    """Ġ, Ċ and ħ are Maltese, and signs of bytes in GPT-2's tokens."""
+    words = ["<unk>", "Ġorġ", "Ġ", "Ċ", "ħobż"]
+    tokenizer = word_tokenizer(words)
+    assert readable_tokens(tokenizer, [1, 2, 3, 4]) == words[1:]
+    assert plots._readable(tokenizer, [1, 2, 3, 4], "target") == words[1:]

@@ -1,4 +1,4 @@
-"""The languages of a model folder: of its card, of its tokenizer, or of its name."""
+"""The languages of a model folder: of its card, of its tokenizer, or of an OPUS-MT model's name."""
 
 import json
 
@@ -17,8 +17,13 @@ CARD = "---\nlanguage:\n- {}\n- {}\n---\n"
         ("x", None, {"src_lang": "en_XX", "tgt_lang": "ro_RO"}, ("en", "ro-RO")),
         ("x", None, {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}, ("eng-Latn", "deu-Latn")),
         ("x", None, {"langs": ["en", "de"]}, ("en", "de")),
-        ("x_it_nl", None, {"source_lang": "en", "target_lang": "ROMANCE"}, ("it", "nl")),
-        ("x_it_nl", None, {"langs": 3, "source_lang": None, "src_lang": {}}, ("it", "nl")),
+        ("x", ("de", "pt-BR"), {"source_lang": "pt_br", "target_lang": "de"}, ("pt-BR", "de")),
+        ("x", ("de", "en"), {"langs": ["en", "de"]}, ("en", "de")),
+        ("opus-mt-it-nl", None, {"source_lang": "en", "target_lang": "ROMANCE"}, ("it", "nl")),
+        ("opus-mt-it-nl", None, {"langs": 3, "source_lang": None, "src_lang": {}}, ("it", "nl")),
+        ("what_is_it", None, None, None),
+        ("run-no-id", None, None, None),
+        ("numbers_en_de", None, {}, None),
         ("opus-mt-en-fra", None, None, ("en", "fra")),
         ("my-new_run", None, None, None),
         ("x", None, {"source_lang": "en"}, None),

@@ -437,7 +437,22 @@ def test_what_a_state_dictionary_of_unknown_code_lacks_is_named() -> None:
     assert all(name in notes for name in ("activation=relu", "post-norm", "norm_first", "sinusoidal positions"))
     given = {"activation": "relu", "norm_first": False, "positions": "sinusoidal"}
     assert not from_torch(state, 4, **OWN_OPTIONS, **given).notes
-    assert not from_torch(AroundTorch(PYTORCH_TUTORIAL).state_dict(), 4).notes
+    state = AroundTorch(PYTORCH_TUTORIAL).state_dict()
+    (note,) = from_torch(state, 4).notes
+    assert all(text in note for text in ("PyTorch's", "scale_embedding=True", "unk 0, pad 1, bos 2, eos 3"))
+    assert not from_torch(state, 4, unk_token_id=0, **SPECIAL).notes
+
+
+def test_order_that_no_name_tells_is_named() -> None:
+    state = AroundTorch(OWN).state_dict()
+    given = {"activation": "relu", "norm_first": False, "positions": "sinusoidal"}
+    letters = {
+        re.sub(r"\.norm([123])\.", lambda match: f".norm_{'abc'[int(match[1]) - 1]}.", name): weight
+        for name, weight in state.items()
+    }
+    (note,) = from_torch(letters, 4, **OWN_OPTIONS, **given).notes
+    assert note.endswith("norm_a, norm_b, norm_c")
+    assert not from_torch(state, 4, **OWN_OPTIONS, **given).notes
 
 
 def test_torch_projections_without_known_names_need_the_options() -> None:

@@ -171,3 +171,57 @@ def test_repeated_flag_of_several_values_has_all_of_them() -> None:
     cleaned = clean.parse_arguments([*files, "--exclude", "a.en", "a.de", "--exclude=b.tsv"], "clean")
     assert cleaned.exclude == ["a.en", "a.de", "b.tsv"] and cleaned.input == files[:2]
     assert clean.parse_arguments(files, "clean").exclude is None
+
+
+SAME_FILE = {
+    "translate": "translate --model m --input FILE --output SAME",
+    "translate of a pair": "translate --model m --input other --score FILE --output SAME",
+    "predict": "predict --model m --input FILE --output SAME",
+    "clean": "clean FILE other --output SAME clean.de",
+    "clean with another text": "clean other --exclude FILE --output SAME clean.de",
+    "report of clean": "clean FILE other --output clean.en clean.de --report SAME",
+    "pairs that clean drops": "clean FILE other --output clean.tsv --dropped SAME",
+    "evaluate": "evaluate --hypothesis FILE --reference other --output SAME",
+    "report of evaluate": "evaluate --hypothesis other --reference FILE --report SAME",
+    "shortlist": "shortlist --model m --source FILE --target other --output SAME",
+    "convert": "convert --from marian FILE SAME",
+    "export": "export --to onnx FILE SAME",
+    "average": "average FILE --output SAME",
+    "attention": "attention --model FILE --sentence a --output SAME",
+}
+
+
+@pytest.mark.parametrize("name", SAME_FILE)
+@pytest.mark.parametrize("way", ["same", "link", "hard link", "dots"])
+def test_output_that_is_an_input_is_refused(command, tmp_path, monkeypatch, name, way):
+    monkeypatch.chdir(tmp_path)
+    text = tmp_path / "text.tsv"
+    text.write_text("a\tb\n", encoding="utf-8")
+    other = tmp_path / f"{way}.tsv"
+    if way == "link":
+        other.symlink_to(text)
+    elif way == "hard link":
+        os.link(text, other)
+    same = {"same": "text.tsv", "dots": f"./{tmp_path.name}/../text.tsv"}.get(way, other.name)
+    if way == "dots":
+        (tmp_path / tmp_path.name).mkdir()
+    words = SAME_FILE[name].split()
+    status, _, errors = command(*[{"FILE": "text.tsv", "SAME": same}.get(word, word) for word in words])
+    assert status == 2
+    assert errors.startswith("error: ") and errors.count("\n") == 1 and "the same file" in errors
+    assert text.read_text(encoding="utf-8") == "a\tb\n"
+
+
+def test_two_outputs_in_one_file_are_refused(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, _, errors = command(*["clean", "a.en", "a.de", "--output", "b.tsv", "--dropped", "./b.tsv"])
+    assert status == 2 and "the same file" in errors
+
+
+def test_distilled_text_does_not_replace_its_source(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = tmp_path / "train.target.txt"
+    source.write_text("a\n", encoding="utf-8")
+    words = ["distil", "--teacher", "m", "--source_file", "train.target.txt", "--output_dir", "."]
+    status, _, errors = command(*words)
+    assert status == 2 and "the same file" in errors

@@ -1,4 +1,4 @@
-"""The languages of a model folder: given, from its card, or from its name."""
+"""The languages of a model folder: given, from its card, or from the name of a model of OPUS-MT."""
 
 from pathlib import Path
 
@@ -13,12 +13,10 @@ from hf_vanilla_transformer.utils.errors import UserError
     [
         ("en-de=runs/x", ("en", "de"), "runs/x"),
         ("en-de=x=y-z", ("en", "de"), "x=y-z"),
-        ("runs/numbers_en_de", ("en", "de"), "runs/numbers_en_de"),
         ("en-pt-BR=x", ("en", "pt-BR"), "x"),
         ("pt_BR-en_US=x", ("pt-BR", "en-US"), "x"),
         ("zh-Hans-en=x", ("zh-Hans", "en"), "x"),
         ("opus-mt-en-fra/", ("en", "fra"), "opus-mt-en-fra"),
-        ("de-en", ("de", "en"), "de-en"),
     ],
 )
 def test_languages_are_given_or_in_the_name(argument: str, pair: tuple[str, str], folder: str) -> None:
@@ -35,7 +33,7 @@ def test_languages_are_given_or_in_the_name(argument: str, pair: tuple[str, str]
     ],
 )
 def test_card_wins_over_the_name(tmp_path: Path, languages: str, pair: tuple[str, str]) -> None:
-    folder = tmp_path / "copy_of_it"
+    folder = tmp_path / "opus-mt-is-it"
     folder.mkdir()
     (folder / "README.md").write_text(f"---\nlanguage: {languages}\n---\n# x\n", encoding="utf-8")
     assert model_folders([str(folder)]) == {pair: folder}
@@ -43,7 +41,7 @@ def test_card_wins_over_the_name(tmp_path: Path, languages: str, pair: tuple[str
 
 @pytest.mark.parametrize("card", ["", "---", "---\nlanguage: en\n---", "---\n- [\n---", "---\nlanguage: [en]\n---\n"])
 def test_card_without_two_languages_is_passed_over(tmp_path: Path, card: str) -> None:
-    folder = tmp_path / "model_fr_es"
+    folder = tmp_path / "opus-mt-fr-es"
     folder.mkdir()
     (folder / "README.md").write_text(card, encoding="utf-8")
     assert model_folders([str(folder)]) == {("fr", "es"): folder}
@@ -52,7 +50,7 @@ def test_card_without_two_languages_is_passed_over(tmp_path: Path, card: str) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["runs/quick"], "--model: runs/quick: .* en-de=runs/quick"),
+        (["runs/what_is_it"], "--model: runs/what_is_it: .* en-de=runs/what_is_it"),
         (["pt-br-en=x"], "--model: pt-br-en= .* pt-BR-en=x"),
         (["en-de=a", "en-de=b"], "--model: a and b .*en-de"),
     ],

@@ -7,7 +7,7 @@ from hf_vanilla_transformer.training.argument_checks import check_selection
 from hf_vanilla_transformer.training.arguments import score_options
 from hf_vanilla_transformer.training.recipes import parse_recipe
 from hf_vanilla_transformer.utils.errors import UserError
-from tests.trainer_helpers import run_tiny, write_pairs
+from tests.trainer_helpers import error_of, run_tiny, write_pairs
 
 PAIRS = [("one", "eins"), ("two", "zwei"), ("three", "drei"), ("four", "vier")]
 
@@ -49,12 +49,25 @@ def test_average_is_compared_by_a_score_that_is_measured(tmp_path):
 @pytest.mark.parametrize(
     ("metric", "greater"),
     [(name, name not in LOWER_IS_BETTER) for name in TITLES]
-    + [("mine:better", True), ("rouge_filter", True), ("eval_ter", False), ("wer", False), ("invalid", False)],
+    + [("top_5", True), ("eval_ter", False), ("wer", False), ("invalid", False), ("eval_loss", False)],
 )
 def test_direction_of_each_score(tmp_path, metric, greater):
-    """The end of a name does not tell: "better" ends with "ter"."""
     args = parse_recipe(["--output_dir", str(tmp_path), *SELECTS, "--metric_for_best_model", metric])[-1]
     assert args.greater_is_better is greater
+
+
+@pytest.mark.parametrize("metric", ["mine:better", "rouge_filter", "my_error", "hinge_loss", "eval_accuracy"])
+def test_direction_of_an_own_score_is_given(tmp_path, metric):
+    """No part of its name tells whether more of it is better, so that the worst weights could be kept."""
+    flags = ["--output_dir", str(tmp_path), *SELECTS, "--metric_for_best_model", metric]
+    assert f"{metric.removeprefix('eval_')}: " in (message := error_of(parse_recipe, flags))
+    assert "greater_is_better" in message
+    assert parse_recipe([*flags, "--greater_is_better", "false"])[-1].greater_is_better is False
+
+
+def test_own_score_that_would_select_by_default_is_refused(tmp_path):
+    args = parse_recipe(["--output_dir", str(tmp_path), *SELECTS])[-1]
+    assert "greater_is_better" in error_of(check_selection, args, ["my_error"])
 
 
 def test_scores_of_lists_are_refused_before_training(tmp_path):

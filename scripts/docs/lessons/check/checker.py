@@ -107,8 +107,9 @@ def check(build: Any, given: Mapping[str, Any], roles: Mapping[str, str] | None 
     """Build a model, or a part of one, and compare its output with the paper's for the same random weights.
 
     Args:
-        build: a class or a function that returns an `nn.Module`. Its name tells a part, such as `PositionalEncoding`,
-            `MultiHeadAttention`, `LayerNorm`, `EncoderLayer`, `loss` or `shift_right`, from a whole model.
+        build: a class or a function that returns an `nn.Module`. A whole model has two vocabularies, or its `forward`
+            takes source and target. Otherwise the name may tell a part, such as `PositionalEncoding`,
+            `MultiHeadAttention`, `LayerNorm`, `EncoderLayer`, `loss` or `shift_right`.
         given: arguments for it that the names of its parameters do not explain.
         roles: names of modules by role, if they are not found: "output_layer" -> "generator.proj".
 
@@ -120,6 +121,8 @@ def check(build: Any, given: Mapping[str, Any], roles: Mapping[str, str] | None 
     torch.backends.mha.set_fastpath_enabled(False)
     torch.manual_seed(0)
     try:
+        if subject.is_whole_model(build):
+            return check_model(build, given, roles or {})
         for words, check_objective in (
             (r"loss|smooth|criterion", check_loss),
             (r"shift", check_shift),

@@ -1,4 +1,4 @@
-"""Find what the mask functions next to the checked code mark: the visible keys or the hidden ones."""
+"""Find what the mask functions of the checked code mark: the visible keys or the hidden ones."""
 
 import ast
 import inspect
@@ -18,7 +18,8 @@ from torch.nn import functional
 from . import subject
 
 LENGTH = 4
-_MAX_FILES = 50
+_MAX_MODULES = 50
+_NOT_THEIRS = {*sys.stdlib_module_names, "hf_vanilla_transformer", "scripts"}
 _WORDS = "src|source|inp|trg|tgt|target|dec|seq"  # in names of arguments
 _FIXED_LENGTH = r"(max_?)?(seq_?)?len(gth)?"  # names of constants
 _NAMES = {
@@ -51,14 +52,15 @@ class _Anything:
 def own_convention(build: Callable[..., Any]) -> Convention | None:
     """The convention of the functions and methods that make a causal mask, or None.
 
-    The file of `build` decides, or else the files around it if they agree. A function with "mask" in its name is
-    called with a length, or with words, and its result must be a triangle.
+    The file of `build` decides, or else the files that it imports if they agree. Other files in its folder may belong
+    to other attempts. A function with "mask" in its name is called with a length, or with words, and its result must
+    be a triangle.
     """
     source = inspect.getsourcefile(build)
     if source is None:
         return None
     own = Path(source)
-    paths = [own, *_files_around(own)]
+    paths = [own, *_imported_files(build.__module__)]
     trees = [tree for path in paths if (tree := _parsed(path)) is not None]
     constants = {name: value for tree in reversed(trees) for name, value in _constants(tree)}
     conventions: list[Convention] = []
@@ -129,15 +131,34 @@ def _compiled(node: ast.FunctionDef, constants: Mapping[str, Any]) -> Callable[.
     return names[node.name]
 
 
-def _files_around(own: Path) -> list[Path]:
-    """The files next to a file, and next to the modules below its folder that it imported."""
-    files = [
-        Path(each) for module in sys.modules.values() if (each := getattr(module, "__file__", None))
-    ]
-    imported = {path.parent for path in files if "site-packages" not in path.parts}
-    below = sorted(folder for folder in imported if own.parent in folder.parents)
-    around = (path for folder in [own.parent, *below] for path in sorted(folder.glob("*.py")))
-    return [path for path in around if path != own][:_MAX_FILES]
+def _imported_files(name: str) -> list[Path]:
+    """The files that a module imported, and those that these imported, without the standard library and libraries."""
+    names = [name]
+    files: list[Path] = []
+    for each in names:  # it grows
+        module = sys.modules.get(each)
+        path = Path(getattr(module, "__file__", None) or "")
+        tree = None if "site-packages" in path.parts else _parsed(path)
+        if tree is None:
+            continue
+        files.append(path)
+        imported = _imports(tree, getattr(module, "__package__", None) or "")
+        names += [other for other in imported if other not in names][: _MAX_MODULES - len(names)]
+    return files[1:]
+
+
+def _imports(tree: ast.Module, package: str) -> list[str]:
+    """The modules that a file of a package imports, if they are loaded."""
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+            module = ".".join([*(parents if node.level else ()), *filter(None, [node.module])])
+            names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+    loaded = (name for name in names if name in sys.modules)
+    return [name for name in dict.fromkeys(loaded) if name.partition(".")[0] not in _NOT_THEIRS]
 
 
 def _parsed(path: Path) -> ast.Module | None:

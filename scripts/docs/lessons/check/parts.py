@@ -82,7 +82,9 @@ def check_part(build: Any, given: Mapping[str, Any], part: str, places: tuple[st
         if outputs:
             break
     if not outputs:
-        raise UserError(f"{build.__name__} cannot be called: {subject.describe_failure(errors)}")
+        raise UserError(
+            f"{build.__name__} cannot be called as what its name says ({part}): {subject.describe_failure(errors)}"
+        )
     tensors, all_heads = _weights(part, module, working[0], x)
     named = subject.heads_of(module, arguments)
     smallest = float("inf")

@@ -25,6 +25,7 @@ BOS = 1
 EOS = 2
 LARGE_EPSILON = 1e-3
 
+_SOURCE = r"src.*|source.*|enc(oder)?_in\w*|input_ids"  # names of the encoder's input
 _TARGET = r"decoder_input(_id)?s|(tgt|trg|target)s?(_\w+)?|dec(oder)?_in\w*|y"  # names of the decoder's input
 _MASK = r"mask|pad|valid_?len|lengths?$"  # in names of masks, or of the numbers of words
 _OF_TARGET = r"tgt|trg|target|dec|look|causal|d_mask|future"  # in names of masks
@@ -72,6 +73,18 @@ _ARGUMENTS: tuple[tuple[str, Any], ...] = (
     ),
     (r".*vocab.*|n?_?tokens?|num_(tokens|embeddings)|n_words", TARGET_TOKENS),
 )
+
+
+def is_whole_model(build: Callable[..., Any]) -> bool:
+    """Return whether a class or function has two vocabularies, or a `forward` of source and target."""
+    if sum("voc" in name.lower() for name in inspect.signature(build).parameters) > 1:
+        return True
+    forward = getattr(build, "forward", None)
+    names = [] if forward is None else [*inspect.signature(forward).parameters]
+    return all(
+        any(re.fullmatch(words, name.lower()) for name in names if not re.search(_MASK, name))
+        for words in (_SOURCE, _TARGET)
+    )
 
 
 def constructor_arguments(build: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
