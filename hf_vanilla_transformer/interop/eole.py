@@ -153,7 +153,10 @@ def from_eole(
     is_shared = decided["share_encoder_decoder_embeddings"]
     ids, search_ids = opennmt.special_ids(vocabulary, sides, special, is_shared)
     fields = _fields(sections, config.section("training"), tensors) | ids
-    unused = filter(_NOT_WEIGHTS.fullmatch, tensors)
+    unused = [*filter(_NOT_WEIGHTS.fullmatch, tensors)]
+    for name in unused:
+        if name.endswith("layer_scalar") and not tensors[name].eq(1).all():
+            raise UserError(f"{folder}: {name} is not 1: such a layer scales its output")
     model = state_dicts.build_model(fields, tensors, locate, unused)
     inference = config.section("inference")
     set_generation_config(model, _search(inference, search_ids["unk_token_id"]) | search_ids)

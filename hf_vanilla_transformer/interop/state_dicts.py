@@ -203,11 +203,23 @@ def require_tensors(state: object, where: str, *known: str) -> Tensors:
         for name, value in unwrapped.items()
         if value is not None and not _NOT_WEIGHTS.fullmatch(name)
     }
+    for name in unwrapped.keys() - tensors.keys():
+        if name.endswith("mask") and _is_learned(unwrapped[name]):
+            raise UserError(
+                f"{where}: {shown(name)} has more than two values, and is no mask: such a model is not converted"
+            )
     for name, tensor in tensors.items():
         _check_tensor(tensor, f"{where}: {shown(name)}")
     named = ((shown(name), tensor) for name, tensor in tensors.items())
     require_finite(named, where, "convert an earlier checkpoint")
     return without_prefix(tensors, known)
+
+
+def _is_learned(mask: object) -> bool:
+    """Return whether a tensor with the name of a mask has more than two values, as gates of heads do."""
+    if not isinstance(mask, Tensor) or not mask.is_floating_point() or not mask.numel():
+        return False
+    return bool(((mask != mask.min()) & (mask != mask.max())).any())
 
 
 def _check_tensor(tensor: object, where: str) -> None:
@@ -242,10 +254,16 @@ def plain_options(options: object) -> Fields:
     return dict(options) if isinstance(options, Mapping) else {}
 
 
-def find_weights(saved: object, is_model: Callable[[Iterable[str]], bool], where: str) -> Tensors:
+def find_weights(
+    saved: object,
+    is_model: Callable[[Iterable[str]], bool],
+    where: str,
+    left_out: list[str] | None = None,
+) -> Tensors:
     """Find the weights of a model, by `is_model` of a state dictionary's names, in what a trainer saved.
 
     `saved` is a state dictionary, a module, or containers of them, such as {"state_dict": …} or (model, optimizer).
+    The keys of other models next to it, such as an average, are appended to `left_out`.
     """
     level = {"": saved}
     seen = {id(saved)}
@@ -263,7 +281,10 @@ def find_weights(saved: object, is_model: Callable[[Iterable[str]], bool], where
                 f"{where}: {_some(models)}: each contains a model; save the state_dict() of one"
             )
         if models:
-            return require_tensors(states[(usual or models)[0]], where)
+            chosen = (usual or models)[0]
+            if left_out is not None:
+                left_out += [key for key in models if key != chosen]
+            return require_tensors(states[chosen], where)
         parents = level
         level = {}
         for parent, value in parents.items():

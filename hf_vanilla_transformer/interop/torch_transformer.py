@@ -136,7 +136,9 @@ def from_torch(
     """
     state = source if isinstance(source, Mapping) else state_dicts.read_torch_file(source)
     where = str(source) if isinstance(source, str | Path) else "the state dictionary"
-    tensors, copies = one_model(state_dicts.find_weights(state, is_transformer, where), where)
+    siblings: list[str] = []
+    weights = state_dicts.find_weights(state, is_transformer, where, siblings)
+    tensors, copies = one_model(weights, where)
     _require_convertible(tensors, heads)
     projections = {
         "q": query_projection,
@@ -170,7 +172,7 @@ def from_torch(
         notes.append("fused projections are read as all queries, then keys, then values")
     if not is_of_torch and not any(name.endswith("layer_norm.bias") for name in refs):
         notes.append("its normalisations have no biases, and are read as LayerNorm, not as RMSNorm")
-    others += [f"{prefix}*" for prefix in copies]
+    others += [*(f"{prefix}*" for prefix in copies), *siblings]
     if others:
         notes.append(f"not part of the model, and left out: {', '.join(others)}")
     if unordered := [*unordered, *around.unordered]:

@@ -75,6 +75,13 @@ def test_eole_weights_in_several_files(tmp_path: Path) -> None:
     assert from_eole(tmp_path).model.config.encoder_layers == LAYERS[0]
 
 
+def test_eole_factor_of_a_layer_is_not_dropped(tmp_path: Path) -> None:
+    tensors = weights()
+    factor = next(name for name in tensors if name.endswith("layer_scalar"))
+    save(tmp_path, tensors | {factor: 2 * tensors[factor]})
+    assert factor in error_of(from_eole, tmp_path)
+
+
 def test_eole_tokenizers_have_its_ids(tmp_path: Path) -> None:
     save(tmp_path / "eole", weights())
     ours, tokenizer, target = converted("eole", tmp_path / "eole", tmp_path / "ours")

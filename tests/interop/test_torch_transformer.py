@@ -443,6 +443,21 @@ def test_what_a_state_dictionary_of_unknown_code_lacks_is_named() -> None:
     assert not from_torch(state, 4, unk_token_id=0, **SPECIAL).notes
 
 
+def test_average_next_to_the_model_is_named(tmp_path: Path) -> None:
+    theirs = AroundTorch(PYTORCH_TUTORIAL)
+    average = torch.optim.swa_utils.AveragedModel(theirs)
+    torch.save({"model": theirs.state_dict(), "ema": average.state_dict()}, tmp_path / "model.pt")
+    assert "left out: ema" in "; ".join(from_torch(tmp_path / "model.pt", 4).notes)
+
+
+def test_learned_gates_with_the_name_of_a_mask_are_not_lost() -> None:
+    state = AroundTorch(PYTORCH_TUTORIAL).state_dict()
+    causal = torch.full((9, 9), float("-inf")).triu(1)
+    assert "mask" not in "; ".join(from_torch(state | {"transformer.tgt_mask": causal}, 4).notes)
+    gates = {"transformer.encoder.layers.0.self_attn.head_mask": torch.tensor([0.9, 1.1, 0.4, 0.7])}
+    assert "head_mask" in error_of(from_torch, state | gates, 4)
+
+
 def test_order_that_no_name_tells_is_named() -> None:
     state = AroundTorch(OWN).state_dict()
     given = {"activation": "relu", "norm_first": False, "positions": "sinusoidal"}
