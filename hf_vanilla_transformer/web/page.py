@@ -2,8 +2,8 @@
 
 import base64
 import hashlib
+import importlib.resources
 import json
-from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,7 +44,7 @@ def page_files(site: dict[str, object]) -> dict[str, bytes]:
     unused = [
         name for engine, names in _OF_ENGINE.items() if engine != site["engine"] for name in names
     ]
-    folder = resources.files(__package__) / "static"
+    folder = importlib.resources.files(__package__) / "static"
     files = {
         path.name: path.read_bytes()
         for path in folder.iterdir()
