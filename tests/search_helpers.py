@@ -61,7 +61,7 @@ def batches(lengths: list[int], asked: list[int], seed: int = 9, most: int = 100
 def naive_search(
     models: list[Model], source_ids: list[int], beams: int, alpha: float, longest: int
 ) -> list[tuple[float, list[int]]]:
-    """§6.1 in plain Python: no cache, no batch, and no end before the greatest length.
+    """§6.1 in plain Python: no cache, no padding, and no end before the greatest length.
 
     Of several models a token's probability is the mean.
 
@@ -70,9 +70,12 @@ def naive_search(
     """
     running, ended = [(0.0, [START])], []
     for length in range(1, longest + 1):
+        if not running:
+            break
         continuations = []
-        for log_p, hypothesis in running:
-            for token, log_prob in enumerate(_mean_probabilities(models, source_ids, hypothesis).log().tolist()):
+        log_probs = _mean_probabilities(models, source_ids, [each for _, each in running]).log().tolist()
+        for (log_p, hypothesis), row in zip(running, log_probs, strict=True):
+            for token, log_prob in enumerate(row):
                 continuations.append((log_p + log_prob, [*hypothesis, token]))
         continuations.sort(key=lambda pair: -pair[0])
         penalty = ((5 + length) / 6) ** alpha  # Wu et al. 2016, Eq. 14
@@ -88,11 +91,12 @@ def naive_greedy_search(models: list[Model], source_ids: list[int], longest: int
     """The most probable token, again and again."""
     hypothesis = [START]
     while hypothesis[-1] != EOS and len(hypothesis) <= longest:
-        hypothesis.append(int(_mean_probabilities(models, source_ids, hypothesis).argmax()))
+        hypothesis.append(int(_mean_probabilities(models, source_ids, [hypothesis]).argmax()))
     return hypothesis
 
 
-def _mean_probabilities(models: list[Model], source_ids: list[int], hypothesis: list[int]) -> Tensor:
-    ids, target = torch.tensor([source_ids]), torch.tensor([hypothesis])
-    logits = [model(input_ids=ids, decoder_input_ids=target).logits[0, -1].double() for model in models]
+def _mean_probabilities(models: list[Model], source_ids: list[int], hypotheses: list[list[int]]) -> Tensor:
+    """The probabilities (K, V) of the token after each of the hypotheses, all of one length."""
+    ids, targets = torch.tensor([source_ids] * len(hypotheses)), torch.tensor(hypotheses)
+    logits = [model(input_ids=ids, decoder_input_ids=targets).logits[:, -1].double() for model in models]
     return torch.stack(logits).softmax(dim=-1).mean(dim=0)
