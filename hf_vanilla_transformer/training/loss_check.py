@@ -29,8 +29,7 @@ class LossCheck:
 
     def add(self, update: int, batch: int | None, number: Tensor) -> None:
         """Keep the loss of a batch of an update, or without a batch the norm of the gradient of the update."""
-        whole: Tensor = getattr(number, "full_tensor", lambda: number)()  # the norm of shards
-        self._unread.append((update, batch, whole.detach().float().clone()))
+        self._unread.append((update, batch, number.detach().float().clone()))
 
     @property
     def is_full(self) -> bool:
@@ -92,7 +91,7 @@ def leave_out_on_device(optimizer: Any, norm: Tensor) -> bool:
     """
     plain = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
     is_fused = getattr(plain, "_step_supports_amp_scaling", False)
-    if not is_fused or isinstance(plain, MuonAdamW) or hasattr(norm, "full_tensor"):
+    if not is_fused or isinstance(plain, MuonAdamW):
         return False
     plain.grad_scale = None
     plain.found_inf = norm.isfinite().logical_not().float()

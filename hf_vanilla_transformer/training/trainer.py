@@ -13,6 +13,7 @@ import torch
 from accelerate.utils import DynamoBackend, gather_object
 from datasets import Dataset
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import TrainOutput
@@ -373,10 +374,12 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         are used or saved. The norm is then read together with the losses.
         """
         step = self.state.global_step
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()  # of the shards of all ranks
         if (
             isinstance(norm, torch.Tensor)
             and norm.device.type != "cpu"
-            and (leave_out_on_device(self.optimizer, norm) or not self._skips_gradients)
+            and (self._leaves_out_on_device(norm) or not self._skips_gradients)
         ):
             self.losses.add(step, None, norm)
             return
@@ -386,6 +389,9 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             raise gradient_error(step, float(norm), self._lines_of_gradient(model))
         self.losses.skipped += 1
         model.zero_grad()  # a parameter without a gradient is not updated
+
+    def _leaves_out_on_device(self, norm: torch.Tensor) -> bool:
+        return not self.is_fsdp_enabled and leave_out_on_device(self.optimizer, norm)
 
     @property
     def _skips_gradients(self) -> bool:
