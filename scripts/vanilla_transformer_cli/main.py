@@ -98,7 +98,8 @@ def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:
     parsed = module.parse_arguments(arguments, prog)
     if name != "train" and int(os.environ.get("RANK", "0")) > 0:  # of torchrun or accelerate
         sys.exit(0)
-    if clash := output_that_is_input(parsed):
+    # `train` leaves its arguments to the package.
+    if name != "train" and (clash := output_that_is_input(parsed)):
         print(f"error: {clash}", file=sys.stderr)
         sys.exit(2)
     if name in KERNELS_KEPT:  # read at the first product, the second variable by torch
