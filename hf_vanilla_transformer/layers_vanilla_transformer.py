@@ -618,14 +618,14 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         sources = without_hidden(encoder_segment_ids, encoder_attention_mask, "attention_mask")
         return mask, segment_mask(self.config, segments, sources, dtype)
 
-    def check_segments(
+    def checked_segments(
         self,
         segment_ids: Tensor | None,
         encoder_segment_ids: Tensor | None,
         expected: tuple[int, int],
         past: int,
-    ) -> None:
-        """Raise a ValueError for segments of one side, of a different shape than `expected`, or after P tokens."""
+    ) -> Tensor:
+        """Return `segment_ids`. A ValueError for those of one side, of another shape, or after P tokens."""
         if segment_ids is None or (encoder_segment_ids is None and self.config.is_encoder_decoder):
             raise ValueError("segment_ids and decoder_segment_ids: give both or neither")
         self.check_mask(segment_ids, expected, "decoder_segment_ids")
@@ -633,6 +633,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             raise ValueError(
                 f"decoder_segment_ids: packed rows are for training, not for decoding after {past} tokens in a cache"
             )
+        return segment_ids
 
     @merge_with_config_defaults
     @capture_outputs
@@ -697,7 +698,9 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             # (B, 1, T, P + T) and (B, 1, T, S)
             mask, source_mask = self.masks(inputs_embeds, attention_mask, *sources, past_key_values)
         else:
-            self.check_segments(segment_ids, encoder_segment_ids, (batch, length), past)
+            segment_ids = self.checked_segments(
+                segment_ids, encoder_segment_ids, (batch, length), past
+            )
             mask, source_mask = self.packed_masks(
                 segment_ids, attention_mask, *sources, encoder_segment_ids, inputs_embeds.dtype
             )

@@ -54,7 +54,8 @@ def test_kernel_cache_is_small_where_models_run(subcommand, chosen, expected, mo
     if chosen is None:
         monkeypatch.delenv(variable)
     module = SimpleNamespace(
-        parse_arguments=lambda arguments, prog: None, main=lambda parsed: seen.append(os.environ.get(variable))
+        parse_arguments=lambda arguments, prog: SimpleNamespace(),
+        main=lambda parsed: seen.append(os.environ.get(variable)),
     )
     monkeypatch.setitem(sys.modules, f"vanilla_transformer_cli.{subcommand}", module)
     with pytest.raises(SystemExit):
@@ -66,7 +67,7 @@ def test_subcommand_leaves_the_process_group(monkeypatch, tmp_path):
     def start(parsed):
         distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
 
-    module = SimpleNamespace(parse_arguments=lambda arguments, prog: None, main=start)
+    module = SimpleNamespace(parse_arguments=lambda arguments, prog: SimpleNamespace(), main=start)
     monkeypatch.setitem(sys.modules, "vanilla_transformer_cli.train", module)
     with pytest.raises(SystemExit) as ended:
         main(["train"])

@@ -97,7 +97,7 @@ def test_prints_of_libraries_go_to_standard_error(run, model_folder, tmp_path, m
         ({"--max_tokens_per_batch": "0"}, "max_tokens_per_batch"),
         ({"--n_best": "5"}, "num_beams"),
         ({"--n_best": "1", "--num_beams": "1"}, "n_best: "),
-        ({"--n_best": "2", "--score": "out.txt"}, "--score"),
+        ({"--n_best": "2", "--score": "scored.txt"}, "--score"),
         ({"--paragraphs": "--alignment"}, "--paragraphs"),
         ({"--source_lang": "en"}, "--source_lang"),
         ({"--input": "-", "--score": "-"}, "--score"),
