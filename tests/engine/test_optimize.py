@@ -124,7 +124,8 @@ def test_modules_that_compute_more_decode_themselves(change, engine, decoders, c
         torch.manual_seed(0)
         expected, its_scores = by_modules(model, **settings)
         assert decoders[-2:] == [ModuleDecoder, ModuleDecoder]
-        assert (tokens, scores.tolist()) == (expected, its_scores.tolist())
+        assert tokens == expected
+        assert_near(scores, its_scores)  # the encoder may add in another order
         assert not scores.allclose(before, atol=1e-4)
     finally:
         undo()
