@@ -99,7 +99,8 @@ def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:
     if name != "train" and int(os.environ.get("RANK", "0")) > 0:  # of torchrun or accelerate
         sys.exit(0)
     # `train` leaves its arguments to the package.
-    if name != "train" and (clash := output_that_is_input(parsed)):
+    is_parsed = isinstance(parsed, argparse.Namespace)
+    if is_parsed and (clash := output_that_is_input(parsed)):
         print(f"error: {clash}", file=sys.stderr)
         sys.exit(2)
     if name in KERNELS_KEPT:  # read at the first product, the second variable by torch
