@@ -144,12 +144,11 @@ version_tests=(
   tests/training/test_fine_tuning.py tests/interop/test_lora.py
 )
 
-# Run them, Hugging Face's own tests, and the modes in remote code, in a layered environment.
+# Run them, and the modes in remote code, in a layered environment.
 test_versions() {
   printf 'testing with %s\n' "${layered//$'\n'/, }"
   "$python" -m pytest -q -n auto --dist loadfile "${version_tests[@]}"
   "$python" -m pytest -q -m slow tests/test_generation_modes.py
-  conformance
 }
 
 # conformance [PYTEST ARGUMENT…]: Hugging Face's own tests of the transformers in $python, downloaded once.

@@ -28,6 +28,7 @@ fi
 cd -- "$root"
 if [ -n "$layered" ]; then
   test_versions
+  conformance
 elif [ -n "$unreachable" ]; then
   echo "the registry of packages cannot be reached: the newest versions were not tested"
 else
