@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from transformers import EvalPrediction
 
+from hf_vanilla_transformer.data.language_tokens import add_language_tokens
 from hf_vanilla_transformer.evaluation import metric_classes
 from hf_vanilla_transformer.training.report import SampleTranslations, log_line
 from tests.model_helpers import SPECIAL_TOKENS, word_tokenizer
@@ -60,7 +61,8 @@ def test_last_update_is_validated_once_and_averages_are_named(tmp_path, capsys, 
 
 def test_samples_are_texts_without_the_token_of_a_language():
     tokenizer = word_tokenizer(["<s>", "<pad>", "</s>", "<unk>", "oh", "no", "."], **SPECIAL_TOKENS)
-    tokenizer.add_tokens(["__de__"])
+    add_language_tokens(tokenizer, [("en", "de")], on_source=False)
+    assert tokenizer.convert_ids_to_tokens(7) == "__de__"
     samples = SampleTranslations([{"source": "ach nein .", "target": "oh no ."}])
     predictions = np.array([[0, 7, 4, 5, 6, 2, -100]])
     samples.taken_from(lambda _: {}, tokenizer)(EvalPrediction(predictions=predictions, label_ids=None))
