@@ -9,6 +9,7 @@ import pytest
 import sacrebleu
 from transformers import EvalPrediction
 
+from hf_vanilla_transformer.data.language_tokens import add_language_tokens
 from hf_vanilla_transformer.evaluation import bleu_tokenizers, score_translations, translation_metrics
 from hf_vanilla_transformer.evaluation.bleu_tokenizers import check_tokenizer
 from hf_vanilla_transformer.evaluation.trainer_metrics import score_test_split
@@ -170,7 +171,7 @@ def test_token_ids_are_decoded_to_the_text_of_a_translation():
     """Without the spaces that decoding may clean up, and without the token of its language."""
     words = ["<s>", "<pad>", "</s>", "<unk>", "oh", "no", "."]
     tokenizer = word_tokenizer(words, clean_up_tokenization_spaces=True, **SPECIAL_TOKENS)
-    tokenizer.add_tokens(["__de__"])
+    add_language_tokens(tokenizer, [("en", "de")], on_source=False)
     predictions, labels = np.array([[0, 7, 4, 5, 6, 2, -100]]), np.array([[7, 4, 5, 5, 2]])
     trainer = SimpleNamespace(
         processing_class=tokenizer,

@@ -176,7 +176,9 @@ def test_translator_and_server_lose_none_of_1000_placeholders(translator: Transl
     words = ["two", "hundred", "seven", "a", "red", "house"]
     seen: list[str] = []
     encode = translator.encode
-    monkeypatch.setattr(translator, "encode", lambda line, *place: (seen.append(line), encode(line, *place))[1])
+    monkeypatch.setattr(
+        translator, "encode", lambda line, *place, **how: (seen.append(line), encode(line, *place, **how))[1]
+    )
     sentences = [
         " ".join(draw.sample(words, 3) + [f"{{n{number}}}", f"%{number}$s", draw.choice(words)]) + "."
         for number in range(500)

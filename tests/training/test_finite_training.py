@@ -100,8 +100,9 @@ def test_update_is_skipped_where_the_user_asks(settings: dict[str, Any], tmp_pat
     asked: list[int] = []
 
     class Reference(VanillaTransformerTrainer):
-        def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-            optimizer = super().create_optimizer(*args, **kwargs)
+        def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+            scheduler = super().create_scheduler(*args, **kwargs)
+            optimizer: Any = self.optimizer
             step = optimizer.step
 
             def without_one(*arguments: Any) -> Any:
@@ -109,7 +110,7 @@ def test_update_is_skipped_where_the_user_asks(settings: dict[str, Any], tmp_pat
                 return None if len(asked) == WRONG + 1 else step(*arguments)
 
             optimizer.step = without_one
-            return optimizer
+            return scheduler
 
     expected = trained(tmp_path / "expected", kind=Reference, **settings)
     skipping = trained(tmp_path / "skipped", skip_nonfinite_gradients=True, **settings)
