@@ -143,9 +143,10 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             encoder_segment_ids=segment_ids,
             **kwargs,
         )
+        cached = {CACHE: decoder_outputs.get(CACHE)}
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            **{CACHE: decoder_outputs.get(CACHE)},
+            **cached,
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
@@ -459,10 +460,11 @@ class VanillaTransformerForCausalLM(GenerationMixin, VanillaTransformerLanguageM
             check_labels(labels, self.config.vocab_size)
             smoothing = self.config.label_smoothing if self.training else 0.0
             loss = translation_loss(logits, labels, smoothing, num_items_in_batch)
+        cached = {CACHE: outputs.get(CACHE)}
         return CausalLMOutputWithCrossAttentions(
             loss=loss,
             logits=logits,
-            **{CACHE: outputs.get(CACHE)},
+            **cached,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,
