@@ -39,15 +39,11 @@ class Machine:
         ticks = " ".join(map(str, self.ticks))
         self.statistics.write_text(f"cpu  9 9\ncpu0 {ticks} 0 0\ncpu1{10 * ' 0'}\ncpu4 {ticks} 0 0\nintr 1 2\n")
 
-    def limit(self, group: str, quota: int | None, version: int = 2, period: int = 100_000) -> None:
-        """Write the files of a control group."""
-        folder = self.groups / ("" if version == 2 else "cpu") / group
+    def limit(self, group: str, quota: int | None, period: int = 100_000) -> None:
+        """Write the file of a control group."""
+        folder = self.groups / group
         folder.mkdir(parents=True, exist_ok=True)
-        if version == 2:
-            (folder / "cpu.max").write_text(f"{'max' if quota is None else quota} {period}\n")
-        else:
-            (folder / "cpu.cfs_quota_us").write_text(f"{-1 if quota is None else quota}\n")
-            (folder / "cpu.cfs_period_us").write_text(f"{period}\n")
+        (folder / "cpu.max").write_text(f"{'max' if quota is None else quota} {period}\n")
 
 
 @pytest.fixture
@@ -55,7 +51,6 @@ def machine(tmp_path, monkeypatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("version, line", [(2, "0::/"), (1, "4:cpu,cpuacct:/")])
 @pytest.mark.parametrize(
     "group, quotas, cpus",
     [
@@ -68,10 +63,10 @@ def machine(tmp_path, monkeypatch) -> Machine:
         ("host/name/of/a/container", {"": 200_000}, 2),
     ],
 )
-def test_quotas_of_all_groups_above_count(machine, version, line, group, quotas, cpus):
-    machine.process.write_text(f"9:name=systemd:/x\n3:cpuset:/\n{line}{group}\n")
+def test_quotas_of_all_groups_above_count(machine, group, quotas, cpus):
+    machine.process.write_text(f"9:name=systemd:/x\n3:cpuset:/\n0::/{group}\n")
     for name, quota in quotas.items():
-        machine.limit(name, quota, version)
+        machine.limit(name, quota)
     assert available_cpus() == cpus
 
 

@@ -34,22 +34,16 @@ def available_cpus() -> float:
 
 
 def _quotas() -> Iterator[float]:
-    """Quotas in cores of this process's control groups and of all groups above them, of versions 1 and 2."""
+    """Quotas in cores of this process's control group and of all groups above it."""
     for line in _read(_PROCESS).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        number, _, path = line.split(":", 2)
+        if number != "0":  # of version 1
             continue
-        root = _CONTROL_GROUPS / ("cpu" if controllers else "")
-        group = root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if controllers:
-                limit = f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}".split()
-            else:
-                limit = _read(folder / "cpu.max").split()
+        group = _CONTROL_GROUPS / path.lstrip("/")
+        for folder in (group, *group.parents):  # above the root no file has this name
+            limit = _read(folder / "cpu.max").split()
             if len(limit) == 2 and limit[0].isdigit():
                 yield int(limit[0]) / int(limit[1])
-            if folder == root:
-                break
 
 
 def _read(path: Path) -> str:
