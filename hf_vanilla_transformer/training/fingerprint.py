@@ -13,16 +13,14 @@ does not change silently. A setting that a checkpoint records and that no longer
 was switched off (`compare`).
 """
 
-import ast
 import hashlib
 import json
 import math
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
-from importlib.util import resolve_name
 from pathlib import Path
 from typing import TypeGuard
 
@@ -418,49 +416,27 @@ def code_digest(part: object) -> str | None:
     )
 
 
-# Also if their code is not in a folder of installed packages.
 _LIBRARIES = {_PACKAGE, "torch", "transformers", *sys.stdlib_module_names}
-_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def source_digest(names: Iterable[str]) -> str | None:
-    """A digest of the files of imported modules, and of the modules that they import, without libraries.
+    """A digest of the files of imported modules, without libraries. What these import is not part of it.
 
     None if there are none, as for code of an interactive session.
     """
-    files: set[Path] = set()
-    for name in names:
-        _add_source(name, name.partition(".")[0], files)
     digest = hashlib.blake2b(digest_size=8)
-    for file in sorted(files):
+    files = sorted(set(filter(None, map(_source_of, names))))
+    for file in files:
         digest.update(file.read_bytes())
     return digest.hexdigest() if files else None
 
 
-def _add_source(name: str, own: str, files: set[Path]) -> None:
-    """Add the file of a module, and those of the modules that it imports. The package `own` may be installed."""
+def _source_of(name: str) -> Path | None:
+    """The file of a module of the user."""
     module = sys.modules.get(name)  # None for that of a class that was made at run time
     file = Path(getattr(module, "__file__", None) or "")
-    package = name.partition(".")[0]
-    is_installed = not _INSTALLED.isdisjoint(file.parts)
-    if package in _LIBRARIES or (is_installed and package != own):
-        return
-    if file in files or file.suffix != ".py" or not file.is_file():
-        return
-    files.add(file)
-    for imported in _imports(file, getattr(module, "__package__", None)):
-        _add_source(imported, own, files)
-
-
-def _imports(file: Path, package: str | None) -> Iterator[str]:
-    """The names of the modules that a file imports, and names in them, which may be modules too."""
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            name = resolve_name("." * node.level + (node.module or ""), package)
-            yield name
-            yield from (f"{name}.{alias.name}" for alias in node.names)
+    is_own = name.partition(".")[0] not in _LIBRARIES
+    return file if is_own and file.suffix == ".py" and file.is_file() else None
 
 
 # Fields of an adapter's configuration that do not change its function.

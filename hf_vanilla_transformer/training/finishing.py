@@ -282,8 +282,7 @@ def save_model_folder(
         return
     model.config.use_cache = True  # the trainer switches it off
     with staged(run, "the model was not saved") as staging, original_class(model):
-        with trainer.kept_code.in_place():
-            model.save_pretrained(staging, state_dict=weights)
+        model.save_pretrained(staging, state_dict=weights)
         save_tokenizers(staging, *tokenizers)
         if not _same_weights(staging, run):
             for name in RESULTS:

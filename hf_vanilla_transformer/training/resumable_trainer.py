@@ -57,7 +57,6 @@ from .fingerprint import (
     plain_values,
     read_run_state,
 )
-from .kept_code import KeptCode
 from .loss_check import require_finite_on_all_ranks
 
 
@@ -99,7 +98,6 @@ class ResumableTrainer(Seq2SeqTrainer):
         self.data_facts = dict(data_facts or {})
         self.fixed_facts = dict(fixed_facts or {})
         self.other_facts = dict(other_facts or {})
-        self.kept_code = KeptCode(self._base_model())
         # When training started: the contents of the teachers' folders, and the code of the user.
         self._teachers: object = []
         self._code: dict[str, object] = {}
@@ -470,7 +468,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         return str(self._staging or super()._get_output_dir(trial))
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        with original_class(self.model), self.kept_code.in_place():
+        with original_class(self.model):
             super()._save(output_dir, state_dict)
         if self.args.should_save and self.target_tokenizer is not None:
             save_tokenizers(
@@ -511,8 +509,7 @@ class ResumableTrainer(Seq2SeqTrainer):
     def _write_run_state(self, checkpoint: Path) -> None:
         """Write the files of a checkpoint that `Trainer` does not write."""
         if not (checkpoint / CONFIG_NAME).is_file():  # SHARDED_STATE_DICT writes weights only
-            with self.kept_code.in_place():
-                self.model.config.save_pretrained(checkpoint)
+            self.model.config.save_pretrained(checkpoint)
             if self.processing_class is not None:
                 save_tokenizers(checkpoint, self.processing_class, self.target_tokenizer)
         self._run_state().write(checkpoint)
