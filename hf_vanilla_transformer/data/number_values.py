@@ -1,8 +1,9 @@
 """The numbers of a text by their values, so that both sides of a pair can be compared.
 
 Languages write one number in many ways: with the digits of their script, with "," or "." for decimals, in groups of
-three or two digits, with "million" or "万". Dates and times change their form from language to language, so that they
-are not compared. Where a form has several readings, such as "1.234", any reading counts.
+three or two digits, with "million" or "万". Dates, times, years of other calendars and measures in miles, pounds or °F
+have other numbers in other languages, and are not compared. Where a form has several readings, such as "1.234", any
+reading counts.
 """
 
 import math
@@ -11,7 +12,7 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, product
 
 Values = frozenset[Decimal]
 
@@ -38,8 +39,11 @@ _AFTER_CLOCK = re.compile(
 )
 _MINUTES = re.compile(r"(?<=\d)h\s?\d{2}\b", re.IGNORECASE)
 _HOURS = re.compile(r"\dh\s?$", re.IGNORECASE)
-_JAPANESE_ERA = re.compile("(?:明治|大正|昭和|平成|令和)$")
-_LONGEST_BEFORE = 4  # characters that `_HOURS` and `_JAPANESE_ERA` look at
+_LONGEST_BEFORE = 4  # characters that `_HOURS` looks at
+# Japanese eras, Taiwan's, the Buddhist one, and words for "year" before one of Iran's or of the Islamic calendar
+_YEAR_OF_ERA = re.compile(
+    r"(?:明治|大正|昭和|平成|令和|民國|民国) ?\d{1,3}|(?:พ\.ศ\.|ปี) ?2[45]\d\d(?!\d)|(?:سال|عام|سنة) ?1[34]\d\d(?!\d)"
+)
 
 #: Words after a number that multiply it, by power of ten. A star stands for any ending.
 _WORDS_OF_POWERS = {
@@ -82,31 +86,12 @@ _NUMBER = r"\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?"
 _SUM = re.compile(rf"(?:(?:{_NUMBER}){_UNSPACED}+ ?)+(?:{_NUMBER}){_UNSPACED}*")
 _ADDEND = re.compile(rf"({_NUMBER})({_UNSPACED}*)")
 
-#: factors between the units of two systems: mile, foot, inch, yard, pound, ounce, gallon, acre
-_CONVERSIONS = tuple(
-    Decimal(factor)
-    for factor in (
-        "1.609",
-        "0.3048",
-        "30.48",
-        "2.54",
-        "0.9144",
-        "0.4536",
-        "28.35",
-        "3.785",
-        "4.546",
-        "0.4047",
-    )
-)
-_UNIT = re.compile(
+# Units of measures that most languages convert: the number is another one there.
+_CONVERTED_UNIT = re.compile(
     r"[ \u00a0\u202f-]?(?:miles?|mi|feet|foot|ft|inch(?:es)?|yards?|yd|pounds?|lbs?|ounces?|oz|gallons?|acres?|mph"
-    r"|km|kilomet\w*|met(?:er|re)s?|cm|m|kg|kilo\w*|grams?|g|lit(?:er|re)s?|l|ha|hectares?|km/h"
-    r"|\u00b0\s?[CF]|\u2109|\u2103)(?![^\W\d_])",
+    r"|\u00b0\s?F|\u2109)(?![^\W\d_])",
     re.IGNORECASE,
 )
-_CLOSE = Decimal("0.04")  # of a value that was converted and rounded
-#: Differences of the years of calendars: Buddhist, Iranian before and after March, Islamic in our time, of Taiwan
-_CALENDARS = tuple(map(Decimal, (543, 621, 622, 578, 579, 580, 1911)))
 
 
 @dataclass
@@ -115,24 +100,18 @@ class Numbers:
 
     #: for each number that is compared its readings, of one value each, or of several for a list such as "2,3"
     compared: list[list[Values]] = field(default_factory=list)
-    #: values before a unit that may be converted
-    measured: list[Values] = field(default_factory=list)
-    #: values of all readings, also of dates and times
+    #: values of all readings, also of dates, times and measures
     possible: set[Decimal] = field(default_factory=set)
 
     def lacks_one_of(self, other: "Numbers") -> bool:
         """Return whether a number of `other` has no reading whose values occur here."""
-        return any(not self._has(readings, other) for readings in other.compared)
+        return any(not self._has(readings) for readings in other.compared)
 
-    def _has(self, readings: list[Values], other: "Numbers") -> bool:
+    def _has(self, readings: list[Values]) -> bool:
         if any(values <= self.possible for values in readings):
             return True
-        values = set(chain.from_iterable(readings))
-        if any(_same_year(value, mine) for value in values for mine in self.possible):
-            return True
-        measured = any(not values.isdisjoint(each) for each in other.measured)
-        converted = self.possible if measured else set(chain.from_iterable(self.measured))
-        return any(_is_converted(value, mine) for value in values for mine in converted)
+        years = product(chain.from_iterable(readings), self.possible)
+        return any(_same_year(value, mine) for value, mine in years)
 
 
 def numbers_of(text: str) -> Numbers:
@@ -140,7 +119,7 @@ def numbers_of(text: str) -> Numbers:
     numbers = Numbers()
     if not any(map(str.isdecimal, text)):
         return numbers
-    text = _SUM.sub(_sum, _ascii_digits(text))
+    text = _SUM.sub(_sum, _YEAR_OF_ERA.sub(" ", _ascii_digits(text)))
     for run in _RUN.finditer(text):
         readings = list(_readings(run[0]))
         after = text[run.end() :]
@@ -148,10 +127,8 @@ def numbers_of(text: str) -> Numbers:
         numbers.possible.update(chain.from_iterable(readings))
         if _is_date_or_time(run, text):
             numbers.possible.update(Decimal(part) for part in re.findall(r"\d+", run[0]))
-            continue
-        numbers.compared.append(readings)
-        if _UNIT.match(after):
-            numbers.measured.append(frozenset(chain.from_iterable(readings)))
+        elif not _CONVERTED_UNIT.match(after):
+            numbers.compared.append(readings)
     return numbers
 
 
@@ -183,7 +160,6 @@ def _is_date_or_time(run: re.Match[str], text: str) -> bool:
         _AFTER_CLOCK.match(text, run.end())
         or _MINUTES.match(text, run.start() - 1)
         or _HOURS.search(before)
-        or _JAPANESE_ERA.search(before)
     )
 
 
@@ -230,22 +206,7 @@ def _product(multipliers: str) -> Decimal:
 
 
 def _same_year(one: Decimal, other: Decimal) -> bool:
-    """Return whether two values are one year, in two calendars or as "1990" and "90"."""
-    later = max(one, other)
+    """Return whether two values are one year, as "1990" and "90"."""
     earlier = min(one, other)
-    if later != int(later) or not 1000 <= later <= 2999 or earlier != int(earlier):
-        return False
-    return later - earlier in _CALENDARS or (earlier < 100 and later % 100 == earlier)
-
-
-def _is_converted(one: Decimal, other: Decimal) -> bool:
-    """Return whether two values are about the same measure in units of two systems."""
-    if not one or not other:
-        return False
-    fahrenheit = [value * 9 / 5 + 32 for value in (one, other)]
-    if abs(fahrenheit[0] - other) <= 1 or abs(fahrenheit[1] - one) <= 1:
-        return True
-    ratio = one / other
-    return any(
-        abs(each / factor - 1) < _CLOSE for factor in _CONVERSIONS for each in (ratio, 1 / ratio)
-    )
+    later = max(one, other)
+    return earlier < 100 and 1000 <= later <= 2999 and later % 100 == earlier
