@@ -24,7 +24,7 @@ from .readers import BadRow, Repairs, Row, read_parallel
 FEATURES = Features({"source": Value("string"), "target": Value("string"), "line": Value("int64")})
 
 # part of every cached table's name: increase it when the same input would give a different table
-_CACHE_VERSION = 5
+_CACHE_VERSION = 6
 _ROWS_PER_WRITE = 10_000
 REPORTED_LINES = 5
 
@@ -47,15 +47,8 @@ class PairReport:
     #: reason -> the first few of their line numbers, from 1
     first_lines: dict[str, list[int]] = field(default_factory=dict)
     repaired: Repairs = field(default_factory=dict)  #: repair -> number of lines that had it
-    fingerprint: str = ""  #: hash of the kept pairs in their order, independent of the file format
-
-    def keep(self, source: str, target: str) -> None:
-        """Count a kept row and update the fingerprint with its text."""
-        self.seen += 1
-        self.kept += 1
-        # the separator and the source length make the bytes of every pair of texts unique
-        text = f"{self.fingerprint}\0{len(source)}\0{source}{target}"
-        self.fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    #: of a whole table: hash of the kept pairs in their order, independent of the file format
+    fingerprint: str = ""
 
     def drop(self, reason: str, line: int) -> None:
         """Count a dropped row."""
@@ -120,10 +113,14 @@ def _is_visible(character: str) -> bool:
 
 
 def _valid_pairs(source: "Source", report: PairReport) -> Iterator[tuple[int, str, str]]:
-    """Yield line, source and target of the valid pairs, and count every row in the report."""
+    """Yield line, source and target of the valid pairs. The report counts every row, and gets the fingerprint."""
+    digest = hashlib.blake2b(digest_size=16)
     for reason, (line, (text, translation), _) in checked_pairs(source, report):
         if reason is None:
+            # the lengths make the bytes of every list of pairs unique
+            digest.update(f"{len(text)} {len(translation)}\0{text}{translation}".encode())
             yield line, text, translation
+    report.fingerprint = digest.hexdigest()
 
 
 def checked_pairs(source: "Source", report: PairReport) -> Iterator[tuple[str | None, RawRow]]:
@@ -135,7 +132,8 @@ def checked_pairs(source: "Source", report: PairReport) -> Iterator[tuple[str | 
         line, (text, translation), _ = row
         reason = defect("source", text) or defect("target", translation)
         if reason is None:
-            report.keep(text, translation)
+            report.seen += 1
+            report.kept += 1
         else:
             report.drop(reason, line)
         yield reason, row

@@ -1,6 +1,5 @@
 """SMILES of molecules and reactions, with RDKit: one canonical form, and spellings for `train --rewrite`."""
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -54,8 +53,8 @@ def random_root(source: str, target: str, draw: Random) -> tuple[str, str]:
     product = _molecule(source)
     root = draw.randrange(product.GetNumAtoms())
     spelled: str = _rdkit().MolToSmiles(product, rootedAtAtom=root)
-    atoms = json.loads(product.GetProp("_smilesAtomOutputOrder").replace(",]", "]"))
-    return spelled, _in_order_of(source, target, atoms)
+    private = product.GetPropsAsDict(includePrivate=True, includeComputed=True)
+    return spelled, _in_order_of(source, target, private["_smilesAtomOutputOrder"])
 
 
 def aligned(source: str, target: str, draw: Random) -> tuple[str, str]:
