@@ -603,17 +603,17 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
 
     def packed_masks(
         self,
+        *,
         segment_ids: Tensor,
         attention_mask: Tensor | None,
-        encoder_hidden_states: Tensor | None,
-        encoder_attention_mask: Tensor | None,
         encoder_segment_ids: Tensor | None,
+        encoder_attention_mask: Tensor | None,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor | None]:
         """`masks` of packed rows."""
         segments = without_hidden(segment_ids, attention_mask, "decoder_attention_mask")
         mask = segment_mask(self.config, segments, segments, dtype, causal=True)
-        if encoder_hidden_states is None or encoder_segment_ids is None:
+        if encoder_segment_ids is None:
             return mask, None
         sources = without_hidden(encoder_segment_ids, encoder_attention_mask, "attention_mask")
         return mask, segment_mask(self.config, segments, sources, dtype)
@@ -677,9 +677,9 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             )
         batch, length = inputs_embeds.shape[:2]
         if encoder_hidden_states is not None:
-            self.check_mask(
-                encoder_attention_mask, (batch, encoder_hidden_states.shape[1]), "attention_mask"
-            )
+            source = batch, encoder_hidden_states.shape[1]
+            self.check_mask(encoder_attention_mask, source, "attention_mask")
+            self.check_mask(encoder_segment_ids, source, "segment_ids")
         recomputes = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         if recomputes and past_key_values is not None:
             raise ValueError(
@@ -693,16 +693,25 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         past = past_key_values.get_seq_length() if past_key_values is not None else 0  # P
         self.check_mask(attention_mask, (batch, past + length), "decoder_attention_mask", keys)
 
-        sources = encoder_hidden_states, encoder_attention_mask
         if segment_ids is None and encoder_segment_ids is None:
             # (B, 1, T, P + T) and (B, 1, T, S)
-            mask, source_mask = self.masks(inputs_embeds, attention_mask, *sources, past_key_values)
+            mask, source_mask = self.masks(
+                inputs_embeds,
+                attention_mask,
+                encoder_hidden_states,
+                encoder_attention_mask,
+                past_key_values,
+            )
         else:
             segment_ids = self.checked_segments(
                 segment_ids, encoder_segment_ids, (batch, length), past
             )
             mask, source_mask = self.packed_masks(
-                segment_ids, attention_mask, *sources, encoder_segment_ids, inputs_embeds.dtype
+                segment_ids=segment_ids,
+                attention_mask=attention_mask,
+                encoder_segment_ids=encoder_segment_ids,
+                encoder_attention_mask=encoder_attention_mask,
+                dtype=inputs_embeds.dtype,
             )
         if position_ids is None and segment_ids is not None:
             position_ids = segment_positions(segment_ids, attention_mask)  # (B, T)

@@ -345,11 +345,14 @@ class VanillaTransformerForConditionalGeneration(
                 f"decoder_start_token_id={start} and pad_token_id={pad}: labels need both"
             )
         shifted = shift_right(labels, start, pad)
-        return (
-            shifted
-            if segment_ids is None
-            else shifted.masked_fill(segment_starts(segment_ids), start)
-        )
+        if segment_ids is None:
+            return shifted
+        if segment_ids.shape != labels.shape:
+            raise ValueError(
+                f"decoder_segment_ids has shape {tuple(segment_ids.shape)}, but must have that of labels, "
+                f"{tuple(labels.shape)}"
+            )
+        return shifted.masked_fill(segment_starts(segment_ids), start)
 
 
 class VanillaTransformerSharedEmbedding(nn.Module):

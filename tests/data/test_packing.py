@@ -219,6 +219,13 @@ def test_segments_that_cannot_be_masked_are_refused() -> None:
         model(**one_side)
     with pytest.raises(ValueError, match="segment_ids"):
         model(**batch | {"segment_ids": batch["segment_ids"][:, :-1]})
+    for name in ("segment_ids", "decoder_segment_ids"):
+        shorter = batch | {name: batch[name][:, :-1], "encoder_outputs": (torch.zeros(*batch["input_ids"].shape, 16),)}
+        with pytest.raises(ValueError, match=f"^{name} has shape"):
+            model(**shorter)
+    labels_only = {name: each for name, each in shorter.items() if name != "decoder_input_ids"}
+    with pytest.raises(ValueError, match="^decoder_segment_ids has shape .* labels"):
+        model(**labels_only)
     other = {name: each for name, each in batch.items() if name != "decoder_segment_ids"}
     with pytest.raises(ValueError, match="decoder_segment_ids"):
         model(**other)
