@@ -254,7 +254,7 @@ FUSED_LOSS = FastPath(
 
 
 def _rounding_is_off(trainer: Any) -> str | None:
-    if not trainer.by_tokens or trainer.args.pack:
+    if not trainer.by_tokens or trainer.packs:
         return "has no padded token batches"
     if not trainer.args.bf16 or trainer.args.device.type != "cpu":
         return "is not in bf16 on a CPU"

@@ -98,8 +98,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         check_optimizer_is_made(self)
         if self.by_tokens:
             check_token_batches(self, self._base_model())
-        #: `pack` as the caller gave it. None: where `PACKED_ROWS` says so
-        self.packing_asked: bool | None = getattr(self.args, "pack", False)
+        self.packs = False  # rows, by `_decide_packing`
         self._decide_packing()
         if self.args.device.type != "cpu":
             # It reads each loss, and a loss that is not finite is an error.
@@ -116,13 +115,18 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             self.ema = WeightAverage(decay)
             self.add_callback(self.ema)
 
+    @property
+    def packing_asked(self) -> bool | None:
+        """`pack` as the caller gave it. None: where `PACKED_ROWS` says so."""
+        return getattr(self.args, "pack", False)
+
     def _decide_packing(self) -> None:
         """Refuse packed rows where they cannot be, and choose them on a GPU where all that they pass by is known."""
-        if self.packing_asked and (why_not := PACKED_ROWS.why_not(self, asked=True)):
+        is_asked = bool(self.packing_asked)
+        if is_asked and (why_not := PACKED_ROWS.why_not(self, asked=True)):
             raise UserError(f"pack=True {why_not}")
-        if self.packing_asked is None:
-            self.args.pack = PACKED_ROWS.is_on(self)
-        if self.packing_asked is not False and self.args.pack and self.args.torch_compile:
+        self.packs = is_asked or PACKED_ROWS.is_on(self)
+        if self.packs and self.args.torch_compile:
             # accelerate would compile the model for every shape of an evaluation, too
             self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
 
@@ -160,6 +164,9 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         return Teacher(folders, self.args.teacher_weight, self._base_model(), tokenizers)
 
     # Data
+
+    def _data(self) -> dict[str, object]:
+        return {**super()._data(), "pack": self.packs}
 
     def _set_signature_columns_if_needed(self) -> None:
         """Keep the columns of the translator's `forward` also for a subclass whose `forward` takes `**kwargs`."""
@@ -202,7 +209,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         count = self.batches_per_update
         config = self._base_model().config
         self._decide_packing()  # again, for what was changed since the trainer was made
-        if self.args.pack:
+        if self.packs:
             read_anew = collator if foreign_data(self) else None
             return packed_row_loader(self.args, dataset, config, count, read_anew)
         collate = padded_batches(config, collator, ROUNDED_SHAPES.is_on(self))

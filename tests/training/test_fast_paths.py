@@ -392,8 +392,8 @@ def test_packed_rows_are_the_default_where_all_is_known(
     trainer = make_trainer(tmp_path, settings.pop("data"), settings.pop("model"), **settings)
     monkeypatch.setattr(VanillaTransformerTrainingArguments, "device", torch.device("cuda"))
     trainer._decide_packing()
-    assert trainer.args.pack is (name in DEFAULT)
-    line = PACKED_ROWS.line(trainer, trainer.args.pack)
+    assert trainer.packs is (name in DEFAULT) and trainer.args.pack is None
+    line = PACKED_ROWS.line(trainer, trainer.packs)
     assert line.startswith("packed rows: yes" if name in DEFAULT else "packed rows: no, because packing ")
 
 

@@ -57,7 +57,8 @@ def test_packing_is_refused_where_it_cannot_be(settings: dict[str, Any], reason:
 
 def test_packing_is_the_default_of_gpus_only(tmp_path: Path) -> None:
     trainer = trained(tmp_path, pack=None)
-    assert trainer.args.pack is False
+    assert not trainer.packs
+    assert trainer.args.pack is None, "arguments of the caller stay as they are"
 
 
 def test_losses_of_a_gpu_are_read_when_one_is_logged(tmp_path: Path) -> None:
