@@ -23,11 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import (
-    ForcedEOSTokenLogitsProcessor,
-    GenerationConfig,
-    LogitsProcessorList,
-)
+from transformers import ForcedEOSTokenLogitsProcessor, GenerationConfig, LogitsProcessorList
 
 # Of the batch that joins at once: each time costs an encoder pass and copies the KV caches.
 REFILL_SHARE = 0.1
@@ -58,12 +54,7 @@ class LengthPenalty:
         base = (5 + lengths) / 6 if self.formula == "gnmt" else lengths
         return base**self.alpha
 
-    def table(
-        self,
-        capacity: int,
-        prefix: int,
-        device: torch.device,
-    ) -> Tensor:
+    def table(self, capacity: int, prefix: int, device: torch.device) -> Tensor:
         """The penalties of hypotheses of 0 … `capacity` tokens, of which `prefix` were given: (capacity + 1,)."""
         lengths = torch.arange(capacity + 1, device=device) - prefix + self.counted
         return self(lengths.clamp(min=1).float())
@@ -169,11 +160,7 @@ class SearchConfig:
     rule: str | None = None  # of BEAM_SEARCH_RULES. None: the paper's or Hugging Face's search
 
     @classmethod
-    def of(
-        cls,
-        generation_config: GenerationConfig,
-        penalty: LengthPenalty,
-    ) -> "SearchConfig":
+    def of(cls, generation_config: GenerationConfig, penalty: LengthPenalty) -> "SearchConfig":
         """From a generation config with all defaults filled in.
 
         The paper's search ends when no beam can win any more. With Hugging Face's penalty `early_stopping` decides: by
@@ -207,12 +194,7 @@ class SearchConfig:
             return 1
         return self.num_beams * max(2, 1 + len(self.eos_token_ids))
 
-    def advance(
-        self,
-        state: BeamState,
-        logits: Tensor,
-        penalties: Tensor,
-    ) -> BeamState:
+    def advance(self, state: BeamState, logits: Tensor, penalties: Tensor) -> BeamState:
         """Extend all hypotheses by a token (Wu et al. 2016, §7).
 
         Args:
@@ -239,11 +221,7 @@ class SearchConfig:
         return scores
 
     def extend(
-        self,
-        state: BeamState,
-        log_probs: Tensor,
-        tokens: Tensor | None,
-        penalties: Tensor,
+        self, state: BeamState, log_probs: Tensor, tokens: Tensor | None, penalties: Tensor
     ) -> BeamState:
         """Continue with the best candidates that do not end. Of the best K, keep the ones that end.
 
@@ -294,13 +272,7 @@ class SearchConfig:
             done = state.done >= (bound > worst)  # also if they are no numbers
             if self.early_stopping is True:
                 done = done | (ended_scores[:, beams - 1] > -torch.inf)
-        return _chosen(
-            state,
-            length,
-            parents,
-            tokens,
-            index,
-        )._replace(
+        return _chosen(state, length, parents, tokens, index)._replace(
             log_probs=log_probs,
             lengths=torch.where(state.done, state.lengths, length),
             ended_scores=ended_scores,
@@ -332,10 +304,7 @@ class SearchConfig:
         return (ended & written).any(dim=2)
 
     def _best(
-        self,
-        state: BeamState,
-        log_probs: Tensor,
-        tokens: Tensor | None,
+        self, state: BeamState, log_probs: Tensor, tokens: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The best N candidates of each sentence, of the n of each beam: log P of the hypothesis, beam and token."""
         running, each = log_probs.shape[1:]
@@ -378,11 +347,7 @@ def _token_ids(value: int | Sequence[int] | Tensor | None) -> tuple[int, ...]:
 
 
 def _chosen(
-    state: BeamState,
-    length: Tensor,
-    parents: Tensor,
-    tokens: Tensor,
-    index: Tensor,
+    state: BeamState, length: Tensor, parents: Tensor, tokens: Tensor, index: Tensor
 ) -> BeamState:
     """The state with the chosen hypotheses.
 
@@ -414,22 +379,14 @@ def _chosen(
     )
 
 
-def _append(
-    state: BeamState,
-    parents: Tensor,
-    tokens: Tensor,
-) -> Tensor:
+def _append(state: BeamState, parents: Tensor, tokens: Tensor) -> Tensor:
     """Hypotheses (B, K, T) that extend these beams by these tokens, (B, K) each."""
     past = state.tokens.gather(1, parents[..., None].expand(-1, -1, state.tokens.shape[2]))
     places = state.lengths[:, None, None].expand(-1, parents.shape[1], 1)
     return past.scatter_(2, places, tokens[..., None])
 
 
-def topk_log_probs(
-    logits: Tensor,
-    count: int,
-    normalize: bool = True,
-) -> tuple[Tensor, Tensor]:
+def topk_log_probs(logits: Tensor, count: int, normalize: bool = True) -> tuple[Tensor, Tensor]:
     """The highest log-probabilities (without `normalize`: logits) and their tokens, (…, count) each, of (…, V)."""
     rows = logits.flatten(0, -2)
     if rows.device.type != "cpu":
@@ -442,11 +399,7 @@ def topk_log_probs(
     return values.unflatten(0, shape), tokens.unflatten(0, shape)
 
 
-def _topk_of_rows(
-    rows: Tensor,
-    count: int,
-    normalize: bool,
-) -> tuple[Tensor, Tensor]:
+def _topk_of_rows(rows: Tensor, count: int, normalize: bool) -> tuple[Tensor, Tensor]:
     if normalize:
         scores = rows.log_softmax(dim=-1, dtype=torch.float32)
     elif count == 1 and rows.device.type != "cpu":
@@ -492,12 +445,7 @@ class Decoder:
         """Read `state.next_tokens` and return the logits (B, K, V) of the tokens after them."""
         raise NotImplementedError
 
-    def step(
-        self,
-        state: BeamState,
-        config: SearchConfig,
-        penalties: Tensor,
-    ) -> BeamState:
+    def step(self, state: BeamState, config: SearchConfig, penalties: Tensor) -> BeamState:
         """Extend all hypotheses by a token. A decoder may compile or capture this as a whole."""
         return config.advance(state, self.logits(state), penalties)
 
@@ -688,12 +636,7 @@ class BeamSearch:
             [row for row, key in enumerate(self.keys) if done[row] and key is not None]
         )
 
-    def _process_and_extend(
-        self,
-        state: BeamState,
-        logits: Tensor,
-        penalties: Tensor,
-    ) -> BeamState:
+    def _process_and_extend(self, state: BeamState, logits: Tensor, penalties: Tensor) -> BeamState:
         """`SearchConfig.advance` with logits processors. They take hypotheses of one length: one call for each."""
         running = logits.shape[1]  # 1 in the first step, in which transformers shows K copies
         tokens = state.tokens.expand(-1, self.config.num_beams, -1)  # (B, K, T)
@@ -790,11 +733,7 @@ class BeamSearch:
 # Replacing the rows of a batch
 
 
-def resized(
-    states: Tensor,
-    size: int,
-    dim: int,
-) -> Tensor:
+def resized(states: Tensor, size: int, dim: int) -> Tensor:
     """Resize `dim` to `size`, padding with zeros (or False)."""
     missing = size - states.shape[dim]
     if not missing:
@@ -803,12 +742,7 @@ def resized(
     return F.pad(states, (0, 0) * later + (0, missing))
 
 
-def replace_rows(
-    mine: Tensor,
-    rows: Tensor,
-    theirs: Tensor,
-    dim: int,
-) -> Tensor:
+def replace_rows(mine: Tensor, rows: Tensor, theirs: Tensor, dim: int) -> Tensor:
     """Replace `rows` of `mine` by `theirs`. `dim` is padded to the longer of the two."""
     if mine.dim() > 1:
         size = max(mine.shape[dim], theirs.shape[dim])
