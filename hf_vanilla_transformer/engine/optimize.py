@@ -59,8 +59,8 @@ def optimize_for_inference(
 
     Args:
         model: in evaluation mode, whole on one device, without adapters or hooks. It is returned.
-        quantization: None computes in the model's dtype, "int8" all products in dynamic int8 (x86 CPUs). Without a C
-            compiler it is half as fast, and the encoder computes in the model's dtype.
+        quantization: None computes in the model's dtype, "int8" all products in dynamic int8 (x86 CPUs). Without the
+            C functions it is half as fast, and the encoder computes in the model's dtype.
         compile: compile encoder and decoder for requests of one sentence on a CPU. Needs a C++ compiler. The first
             sentence takes a minute or two. Torch caches most of the work on disk.
 

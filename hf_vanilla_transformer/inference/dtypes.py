@@ -31,7 +31,7 @@ def torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
 def fastest_dtype(model: PreTrainedModel) -> str:
     """The dtype in which a model translates fastest, by its device.
 
-    It is int8 where the engine computes it, with a C compiler. Otherwise it is bfloat16 where the processor computes
+    It is int8 where the engine computes it with the C functions. Otherwise it is bfloat16 where the processor computes
     it, and float32 elsewhere. CTranslate2 chooses its compute type "auto" by the processor in the same way. Of greedy
     translations on an AMD EPYC with AVX-512, and on the same one restricted to AVX2, int8 took the least time for
     widths from 64 to 1024 and 2 to 6 layers, and bfloat16 took less than float32 only with its instructions.

@@ -130,7 +130,7 @@ SHARED: dict[str, Flag | str] = {
     "device": Flag(None, 'such as "cpu" or "cuda:1" (default: the accelerator if there is one)'),
     "dtype": Flag(
         None,
-        "precision; int8 is dynamic int8, the fastest on x86 CPUs with a C compiler; fastest "
+        "precision; int8 is dynamic int8, the fastest on x86 CPUs with the C functions; fastest "
         "chooses by the processor (default: the checkpoint's, of serve: fastest)",
         choices=["float32", "bfloat16", "float16", "int8", "fastest"],
     ),

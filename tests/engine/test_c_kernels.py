@@ -6,7 +6,7 @@ import torch
 from hf_vanilla_transformer.engine.c_kernels import View, attend, best, library
 from tests.model_helpers import assert_near
 
-pytestmark = pytest.mark.skipif(library() is None, reason="needs a C compiler")
+pytestmark = pytest.mark.skipif(library() is None, reason="needs the C functions")
 
 
 @pytest.mark.parametrize("widths", [(4, 32, 32), (8, 64, 64), (2, 6, 10), (3, 16, 8)])

@@ -22,7 +22,7 @@ from tests.search_helpers import AS_DICT, source, varied_model
 
 pytestmark = pytest.mark.skipif(
     int8_error(torch.device("cpu"), torch.float32) is not None or c_kernels.library() is None,
-    reason="int8 needs an x86 CPU and a C compiler",
+    reason="int8 needs an x86 CPU and the C functions",
 )
 
 

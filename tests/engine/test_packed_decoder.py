@@ -140,7 +140,7 @@ def test_wide_searches_compute_with_and_without_a_compiler(
     if not has_compiler:
         monkeypatch.setattr(packed_decoder, "library", lambda: None)
     elif c_kernels.library() is None:
-        pytest.skip("needs a C compiler")
+        pytest.skip("needs the C functions")
     model = tiny_model(3, **fields)
     found = []
     for decoder, other in zip(decoders(model, [5, 2, 7]), decoders(model, [9], seed=1), strict=True):
