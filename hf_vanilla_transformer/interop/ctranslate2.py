@@ -30,7 +30,6 @@ from .search_settings import (
     longest,
     refuse_fields,
     shortest,
-    unusual_heads,
 )
 
 MIN_POSITIONS = 1024  # rows of the table of sinusoids. CTranslate2 computes none
@@ -211,6 +210,7 @@ def _new_spec(config: VanillaTransformerConfig) -> Any:
     from ctranslate2.specs.common_spec import Activation
 
     heads = config.encoder_attention_heads
+    widths = None, config.d_model // heads
     is_pre_norm = config.layer_norm_position == "pre"
     refuse_fields(
         config,
@@ -218,7 +218,9 @@ def _new_spec(config: VanillaTransformerConfig) -> Any:
         f"pre-norm, and the activations {', '.join(ACTIVATIONS)}",
         activation_function=config.activation_function not in ACTIVATIONS,
         final_layer_norm=config.final_layer_norm and not is_pre_norm,  # always True with "pre"
-        **unusual_heads(config),
+        decoder_attention_heads=config.decoder_attention_heads != heads,
+        head_dim=config.head_dim not in widths,
+        value_head_dim=config.value_head_dim not in widths,
     )
     activation = Activation[ACTIVATIONS[config.activation_function]]
     depths = config.encoder_layers, config.decoder_layers

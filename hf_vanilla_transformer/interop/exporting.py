@@ -28,7 +28,6 @@ FORMATS = {
     "argos": "argos",
     "ctranslate2": "ctranslate2",
     "marian": "marian",
-    "marian-npz": "marian_npz_export",
     "onnx": "transformers_js",
 }
 #: The formats that have an option.
@@ -87,8 +86,6 @@ def export(
             case "marian":
                 module.write(model, written)
                 save_tokenizers(written, *normalizing(*tokenizers))
-            case "marian-npz":
-                note = module.write(model.to(torch.float32), source, tokenizers, written)
             case "onnx":
                 module.write(model.to(torch.float32), source, written, dtypes)
         exact = quantization in (None, "float32") and vmap is None and "fp32" in dtypes
@@ -141,7 +138,6 @@ def refuse_languages(target_format: str, tokenizers: Sequence[PreTrainedTokenize
     in_text = not target and source != "source" and languages.in_text
     reasons = {
         "argos": source and "Argos puts no token of a language before a source",
-        "marian-npz": target and "Marian's search has no first token of a translation",
         "onnx": not in_text and "its search adds no token of a language",
     }
     if reason := reasons.get(target_format):

@@ -13,7 +13,6 @@ from .converted import Fields
 
 ARGOS = "Argos Translate"
 CTRANSLATE2 = "CTranslate2"
-MARIAN = "Marian"
 ONNX = "the ONNX export"
 PAGE = "the page"  # of `export --to web`
 TRANSFORMERS = "MarianMTModel"
@@ -23,22 +22,20 @@ LIBRARIES = {
     "argos": ARGOS,
     "ctranslate2": CTRANSLATE2,
     "marian": TRANSFORMERS,
-    "marian-npz": MARIAN,
     "onnx": ONNX,
 }
 
-#: Each setting that chooses between tokens, and the libraries that apply it. Marian's forced end replaces the last
-#: token at the limit, which is no text.
+#: Each setting that chooses between tokens, and the libraries that apply it.
 APPLIED = {
     "min_length": {ARGOS, CTRANSLATE2, ONNX},
     "min_new_tokens": {ARGOS, CTRANSLATE2, ONNX},
     "repetition_penalty": {CTRANSLATE2},
     "no_repeat_ngram_size": {CTRANSLATE2},
-    "bad_words_ids": {ARGOS, CTRANSLATE2, MARIAN, ONNX},
-    "suppress_tokens": {ARGOS, CTRANSLATE2, MARIAN, ONNX},
+    "bad_words_ids": {ARGOS, CTRANSLATE2, ONNX},
+    "suppress_tokens": {ARGOS, CTRANSLATE2, ONNX},
     "begin_suppress_tokens": {ONNX},
     "forced_bos_token_id": {CTRANSLATE2, ONNX},
-    "forced_eos_token_id": {ARGOS, CTRANSLATE2, MARIAN, ONNX},
+    "forced_eos_token_id": {ARGOS, CTRANSLATE2, ONNX},
 }
 #: The libraries that apply these settings with more than one end token, and with sequences of tokens.
 APPLIED_WITH_SEVERAL = {
@@ -47,9 +44,9 @@ APPLIED_WITH_SEVERAL = {
 }
 #: Settings that choose between hypotheses or end a search, and the libraries that apply them.
 OF_HYPOTHESES: dict[str, set[str]] = {
-    "num_beams": {CTRANSLATE2, MARIAN, PAGE, TRANSFORMERS},
+    "num_beams": {CTRANSLATE2, PAGE, TRANSFORMERS},
     "num_return_sequences": {PAGE, TRANSFORMERS},
-    "length_penalty": {CTRANSLATE2, MARIAN, PAGE, TRANSFORMERS},
+    "length_penalty": {CTRANSLATE2, PAGE, TRANSFORMERS},
     "paper_length_penalty": {PAGE},
     "counted_prefix": set(),
     "beam_search_rule": set(),
@@ -211,14 +208,3 @@ def refuse_fields(config: VanillaTransformerConfig, reason: str, **refused: obje
     for name, cannot in refused.items():
         if cannot:
             raise UserError(f"{name}={getattr(config, name)!r}: {reason}")
-
-
-def unusual_heads(config: VanillaTransformerConfig) -> dict[str, bool]:
-    """The fields of heads, and whether they differ from the encoder's number h of heads of width d_model / h."""
-    heads = config.encoder_attention_heads
-    widths = None, config.d_model // heads
-    return {
-        "decoder_attention_heads": config.decoder_attention_heads != heads,
-        "head_dim": config.head_dim not in widths,
-        "value_head_dim": config.value_head_dim not in widths,
-    }

@@ -18,7 +18,6 @@ from transformers import MarianMTModel, PreTrainedModel, PreTrainedTokenizerBase
 from ..data.side_tokens import side_decoder, side_tokens
 from ..data.tokenizer_files import load_tokenizers
 from ..utils.errors import UserError
-from .marian_npz import from_marian_npz
 from .search_settings import banned_tokens, flat, longest
 from .transformers_js import DTYPES, GRAPHS
 
@@ -174,18 +173,10 @@ def _marian(probe: Probe, folder: Path) -> Tensor:
     return probe.scores_of(model, load_tokenizers(folder)[0](probe.text)["input_ids"])
 
 
-def _marian_npz(probe: Probe, folder: Path) -> Tensor:
-    """Read the files back, because pymarian does not come with this package."""
-    back = from_marian_npz(folder)
-    assert back.tokenizer is not None
-    return probe.scores_of(back.model, back.tokenizer(probe.text)["input_ids"])
-
-
 # The engine's library, and the function that computes its log-probabilities.
 _ENGINES: dict[str, tuple[str, Callable[[Probe, Path], Tensor]]] = {
     "argos": ("ctranslate2", _argos),
     "ctranslate2": ("ctranslate2", _ctranslate2),
     "marian": ("transformers", _marian),
     "onnx": ("onnxruntime", _onnx),
-    "marian-npz": ("hf_vanilla_transformer", _marian_npz),
 }

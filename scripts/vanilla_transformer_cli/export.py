@@ -6,7 +6,6 @@ FORMAT is one of:
   argos        an .argosmodel for Argos Translate and LibreTranslate, for its languages: --languages en de
   ctranslate2  a folder for ctranslate2.Translator, smaller and faster with --quantization int8
   marian       a folder for transformers' MarianMTModel
-  marian-npz   Marian's own files, of a converted model of Marian after fine-tuning
   onnx         a folder for optimum and transformers.js, in the layout of a MarianMTModel that optimum exports
   web          a page that translates in the browser, with the folder of onnx
 
@@ -28,7 +27,7 @@ from .parsing import Flag, Parser, add_flags, add_shared_flags
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = Parser(prog, __doc__)
-    formats = ["argos", "ctranslate2", "marian", "marian-npz", "onnx", "web"]
+    formats = ["argos", "ctranslate2", "marian", "onnx", "web"]
     parser.add_argument(
         "--to", required=True, dest="target_format", choices=formats, metavar="FORMAT"
     )

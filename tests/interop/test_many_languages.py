@@ -141,7 +141,7 @@ def test_exports_are_checked_in_a_direction(on_source: bool, tmp_path: Path) -> 
     assert Translator.from_pretrained(folder).directions.pairs == DIRECTIONS
 
 
-@pytest.mark.parametrize(("target_format", "on_source"), [("argos", True), ("marian-npz", False), ("onnx", False)])
+@pytest.mark.parametrize(("target_format", "on_source"), [("argos", True), ("onnx", False)])
 def test_exports_without_a_place_for_languages_are_refused(
     target_format: str, on_source: bool, tmp_path: Path
 ) -> None:

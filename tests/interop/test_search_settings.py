@@ -21,7 +21,6 @@ from hf_vanilla_transformer.interop.search_settings import (
     CTRANSLATE2,
     HARMLESS,
     LIBRARIES,
-    MARIAN,
     OF_HYPOTHESES,
     ONNX,
     PAGE,
@@ -154,7 +153,7 @@ def test_ctranslate2_beams_have_renormalised_scores(renormalised, exported, tmp_
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("settings", SETTINGS + UNSUPPORTED, ids=str)
-@pytest.mark.parametrize("library", [ARGOS, CTRANSLATE2, MARIAN, ONNX])
+@pytest.mark.parametrize("library", [ARGOS, CTRANSLATE2, ONNX])
 def test_settings_that_an_export_does_not_apply_are_refused(library: str, settings: dict) -> None:
     model = tiny_model(vocab_size=320)
     model.generation_config.update(**settings)
@@ -196,7 +195,7 @@ OF_A_SEARCH: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("library", [ARGOS, CTRANSLATE2, MARIAN, ONNX, PAGE, TRANSFORMERS])
+@pytest.mark.parametrize("library", [ARGOS, CTRANSLATE2, ONNX, PAGE, TRANSFORMERS])
 def test_note_names_each_setting_of_a_search_that_a_library_does_not_apply(library: str) -> None:
     assert OF_A_SEARCH.keys() == OF_HYPOTHESES.keys()
     for name, value in OF_A_SEARCH.items():
@@ -209,7 +208,7 @@ def test_note_names_each_setting_of_a_search_that_a_library_does_not_apply(libra
 def test_note_of_a_greedy_search_names_no_setting_of_beams() -> None:
     model = tiny_model(vocab_size=320)
     model.generation_config = GenerationConfig(num_beams=1, length_penalty=0.3, beam_search_rule="joeynmt")
-    assert not any(search_differences(model, library) for library in (CTRANSLATE2, MARIAN, ONNX, TRANSFORMERS))
+    assert not any(search_differences(model, library) for library in (CTRANSLATE2, ONNX, TRANSFORMERS))
     assert "length_penalty=0.3" in search_differences(model, ARGOS)
 
 
