@@ -2,10 +2,8 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 
-from ..data.language_tokens import DIRECTIONS, MARKS, TOKENS
 from ..inference.languages import name_languages
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError, shown
@@ -21,7 +19,6 @@ _SPECIAL_NAMES = ("bos_token", "pad_token", "eos_token", "unk_token")
 _IDS = {f"{name}_id": number for number, name in enumerate(_SPECIAL_NAMES)}
 _IDS["decoder_start_token_id"] = _IDS["eos_token_id"]
 _SIDES = ("source", "target")
-_MARKS = {"src": "source", "tgt": "target"}  # values of --encoder-langtok
 
 # Options of other architectures. False stands for 0 too.
 REFUSED: Unsupported = {
@@ -41,8 +38,11 @@ REFUSED: Unsupported = {
     "encoder_xformers_att_config": ((False,), "may have another attention"),
     "decoder_xformers_att_config": ((False,), "may have another attention"),
 }
-# Of the task: a translation starts with the token of an expert.
-REFUSED_TASKS: Unsupported = {"num_experts": ((False,), "is a mixture of experts")}
+# Of the task: a translation starts with the token of an expert, or of a language.
+REFUSED_TASKS: Unsupported = {
+    "num_experts": ((False,), "is a mixture of experts"),
+    "lang_pairs": ((None,), "chooses between directions by tokens that are not kept"),
+}
 # Other models whose names start with "transformer", and what they do.
 _OTHER_MODELS = re.compile(r"lm|unidirectional|monotonic|pointer_generator")
 
@@ -65,9 +65,8 @@ DROPPED = {
     "retain_dropout": False,
 }
 
-_MULTILINGUAL = "translation_multi_simple_epoch"
 _BART = "translation_from_pretrained_bart"
-_LANGUAGE_OPTIONS = ("langs", "encoder_langtok", "decoder_langtok", "lang_tok_replacing_bos_eos")
+_LANGUAGE_OPTIONS = ("langs", "encoder_langtok", "decoder_langtok")
 
 # fairseq's names of activations, if they differ -> transformers' names.
 ACTIVATIONS = {"gelu_accurate": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh"}
@@ -104,8 +103,7 @@ def from_fairseq(
         data: the folder of dict.SOURCE.txt and dict.TARGET.txt. Default: the checkpoint's.
         codes: a file of subword-nmt or fastBPE. The tokenizer then takes raw text, through Moses.
         sentencepiece, target_sentencepiece: models. The tokenizer then takes raw text. One may serve both sides.
-        source_language, target_language: which dictionaries, unless the checkpoint names them. A checkpoint of
-            `translation_multi_simple_epoch` keeps all directions with these dictionaries, and this is the default one.
+        source_language, target_language: which dictionaries, unless the checkpoint names them.
 
     Returns:
         The model with fairseq's search and, if there are dictionaries, a tokenizer. Without codes or a SentencePiece
@@ -124,12 +122,12 @@ def from_fairseq(
     model = state_dicts.build_model(fields, tensors, _locate)
     set_generation_config(model, _search(search) | _IDS)
     folder = Path(data) if data else path.parent
-    dictionaries = _Dictionaries(task, folder, source_language, target_language)
+    direction = source_language, target_language
     raw_text = vocabularies.raw_text(
         vocabularies.both_sides(sentencepiece, target_sentencepiece),
         vocabularies.both_sides(codes),
     )
-    converted = _with_tokenizers(model, dictionaries, raw_text)
+    converted = _with_tokenizers(model, task, folder, direction, raw_text)
     if source_language and target_language:
         tokenizers = filter(None, (converted.tokenizer, converted.target_tokenizer))
         name_languages(tokenizers, (source_language, target_language))
@@ -139,46 +137,63 @@ def from_fairseq(
 
 def _with_tokenizers(
     model: VanillaTransformerForConditionalGeneration,
-    dictionaries: "_Dictionaries",
+    task: Options,
+    folder: Path,
+    direction: Sequence[str | None],
     raw_text: Sequence[Fields],
 ) -> Converted:
     """The model with tokenizers of its dictionaries, or without any if these are not in the folder.
 
     Args:
+        direction: the languages of source and target, if they are not the task's.
         raw_text: of `vocabularies.raw_text`, for source and target.
 
     Raises:
         UserError: raw text needs dictionaries, but there are none or they overwrite special tokens.
     """
-    files = dictionaries.files(dictionaries.direction)
+    languages = [
+        language or task.text(f"{side}_lang", "None")
+        for language, side in zip(direction, _SIDES, strict=True)
+    ]
+    files = [folder / f"dict.{language}.txt" for language in languages]
     if not all(file.is_file() for file in files):
         if any(raw_text):
             raise UserError(
                 "dict.SOURCE.txt and dict.TARGET.txt are not in the checkpoint's folder: give data=FOLDER"
             )
-        is_unnamed = any(dictionaries.folder.glob("dict.*.txt"))
+        is_unnamed = any(folder.glob("dict.*.txt"))
         note = "its dictionaries were not chosen: give source_language and target_language"
         return Converted(model, notes=[note] if is_unnamed else [])
+    added = _language_tokens(task)
+    sides = []
     sizes = model.config.vocab_size, model.config.target_vocab_size
-    tokens = [dictionaries.tokens(*pair) for pair in zip(files, sizes, strict=True)]
-    if any(raw_text) and any(side[:4] != SPECIAL_TOKENS for side in tokens):
-        reason = "leave out codes and sentencepiece, and tokenize the text first"
-        raise UserError(f"a dictionary overwrites a special token: {reason}")
-    sides = [
-        vocabularies.Side(
-            tokens=tokens_of_side,
-            special=dict(zip(_SPECIAL_NAMES, tokens_of_side, strict=False)),
-            origin=file,
-            language=language,
-            **raw,
-        )
-        for tokens_of_side, file, language, raw in zip(
-            tokens, files, dictionaries.direction, raw_text, strict=True
-        )
-    ]
+    for file, language, size, raw in zip(files, languages, sizes, raw_text, strict=True):
+        tokens = _read_dictionary(file)
+        if raw and tokens[:4] != SPECIAL_TOKENS:
+            reason = "leave out codes and sentencepiece, and tokenize the text first"
+            raise UserError(f"a dictionary overwrites a special token: {reason}")
+        if len(tokens) < size:
+            tokens += added
+        special = dict(zip(_SPECIAL_NAMES, tokens, strict=False))
+        sides.append(vocabularies.Side(tokens, special, origin=file, language=language, **raw))
     converted = vocabularies.with_tokenizers(model, *sides)
-    dictionaries.keep_directions(converted, files, tokens)
+    if added:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in _LANGUAGE_OPTIONS if name in task)
+        converted.notes.append(
+            f"its task adds tokens of languages to the text ({names}), the tokenizer does not"
+        )
     return converted
+
+
+def _language_tokens(task: Options) -> list[str]:
+    """The tokens of languages that a multilingual task adds to its dictionaries (`augment_dictionary`)."""
+    languages = task.values.get("langs")
+    codes = languages.split(",") if isinstance(languages, str) else task.texts("langs")
+    if not codes:
+        return []
+    if task.text("task", task.text("_name")) == _BART or task.text("lang_tok_style") == "mbart":
+        return [*(f"[{code}]" for code in codes), "<mask>"]
+    return [f"__{code}__" for code in codes]
 
 
 def _options(state: Fields, path: Path) -> tuple[Options, Options, Options]:
@@ -290,104 +305,6 @@ def _fields(options: Options) -> Fields:
 def _locate(name: str) -> str:
     name = name.removeprefix("model.").replace("cross_attn", "encoder_attn")
     return name.replace("lm_head", "decoder.output_projection")
-
-
-class _Dictionaries:
-    """The dictionaries of a task, and its languages."""
-
-    def __init__(self, task: Options, folder: Path, source: str | None, target: str | None):
-        """`folder` has the files, wherever they were at the training. `source` and `target` override the task's."""
-        self.task = task
-        self.folder = folder
-        name = task.text("task", task.text("_name"))
-        self.is_bart = name == _BART or task.text("lang_tok_style") == "mbart"
-        self.is_multilingual = name == _MULTILINGUAL
-        #: source and target of each direction of `translation_multi_simple_epoch`
-        self.pairs: list[list[str]] = []
-        if self.is_multilingual:
-            self.pairs = [pair.split("-", 1) for pair in self._listed("lang_pairs") if "-" in pair]
-        first = self.pairs[0] if self.pairs and "source_lang" not in task else ("None", "None")
-        self.direction = [
-            given or task.text(f"{side}_lang", code)
-            for given, side, code in zip((source, target), _SIDES, first, strict=True)
-        ]
-
-    def _listed(self, name: str) -> list[str]:
-        values = self.task.values.get(name)
-        return values.split(",") if isinstance(values, str) else self.task.texts(name)
-
-    def files(self, pair: Sequence[str]) -> list[Path]:
-        """The files of source and target for two languages."""
-        names = [
-            self.task.text(f"{side}_dict")
-            or self.task.text("fixed_dictionary", f"dict.{language}.txt")
-            for side, language in zip(_SIDES, pair, strict=True)
-        ]
-        return [self.folder / Path(name).name for name in names]
-
-    @cached_property
-    def languages(self) -> dict[str, str]:
-        """The token of each language, in the order of their ids (`MultilingualDatasetManager.load_langs`)."""
-        codes = self._listed("langs") or sorted({code for pair in self.pairs for code in pair})
-        if self.task.text("lang_dict"):
-            lines = vocabularies.read_lines(self.folder / Path(self.task.text("lang_dict")).name)
-            codes = [line.strip() for line in lines if line.strip()]
-        return {code: f"[{code}]" if self.is_bart else f"__{code}__" for code in codes}
-
-    def tokens(self, file: Path, size: int) -> list[str]:
-        """The tokens of a file by id, and those of languages (`augment_dictionary`) if they are fewer than `size`."""
-        tokens = _read_dictionary(file)
-        if len(tokens) < size and self.languages:
-            tokens += [*self.languages.values()] + ["<mask>"] * self.is_bart
-        return tokens
-
-    def keep_directions(
-        self, converted: Converted, files: Sequence[Path], sides: Sequence[Sequence[str]]
-    ) -> None:
-        """Record the languages and the directions in the tokenizers, or add a note about tokens that they do not add.
-
-        `translation_multi_simple_epoch` puts the token of a language before a source (`src_dataset_tranform_func`),
-        and starts a translation with one (`inference_step`).
-        """
-        tokens = self.languages
-        langtoks = self.task.values.get("langtoks")
-        marks = langtoks.get("main") if isinstance(langtoks, Mapping) else None
-        source, target = marks or (
-            self.task.values.get("encoder_langtok"),
-            self.task.flag("decoder_langtok"),
-        )
-        if (
-            not self.is_multilingual
-            or source not in (*_MARKS, None, "")
-            or self.task.flag("lang_tok_replacing_bos_eos")
-            or not all(map(set(tokens.values()).issubset, sides))
-        ):
-            given = [name for name in _LANGUAGE_OPTIONS if self.task.values.get(name)]
-            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            reason = (
-                f"its task adds tokens of languages to the text ({names}), the tokenizer does not"
-            )
-            converted.notes += [reason] if tokens else []
-            return
-        if not source and not target:
-            return
-        kept = [pair for pair in self.pairs if self._have_content(pair, files)]
-        if lost := ", ".join("-".join(pair) for pair in self.pairs if pair not in kept):
-            reason = "are not kept: source_language and target_language choose"
-            converted.notes.append(f"{lost} have other dictionaries, and {reason}")
-        for tokenizer in filter(None, (converted.tokenizer, converted.target_tokenizer)):
-            tokenizer.init_kwargs |= {
-                DIRECTIONS: kept,
-                MARKS: [_MARKS.get(source or ""), bool(target)],
-                TOKENS: tokens,
-            }
-
-    def _have_content(self, pair: Sequence[str], files: Sequence[Path]) -> bool:
-        """True if a direction has the dictionaries in these files. Folders may have one file for all languages."""
-        return all(
-            not other.is_file() or other.read_bytes() == file.read_bytes()
-            for other, file in zip(self.files(pair), files, strict=True)
-        )
 
 
 def _read_dictionary(file: Path) -> list[str]:

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
 from transformers import PreTrainedModel
 
 from ..utils.errors import UserError, shown
@@ -14,6 +12,7 @@ from . import state_dicts, vocabularies
 from .converted import Converted, Fields, Tensors
 from .options import Options
 from .state_dicts import STACKS, Renames
+from .transformers_folders import set_generation_config
 from .vocabularies import Side
 
 EPSILON = 1e-6  # of its LayerNorm
@@ -22,11 +21,6 @@ _SPECIAL_TOKENS = {"unk": "<unk>", "pad": "<pad>", "bos": "<s>", "eos": "</s>"} 
 _IDS = {f"{name}_token_id": number for number, name in enumerate(_SPECIAL_TOKENS)}
 _IDS["decoder_start_token_id"] = _IDS["bos_token_id"]
 _TABLES = {"encoder.pe.pe", "decoder.pe.pe"}  # the sinusoids of §3.5
-
-SEARCH_NOTE_OF_VERSION_1 = (
-    "JoeyNMT 1 ends its beam search when the best candidate ends, "
-    "`generate` when no other hypothesis can win any more"
-)
 
 RENAMES: Renames = (
     (r"model\.encoder\.embed_tokens", "src_embed.lut"),
@@ -48,7 +42,7 @@ RENAMES: Renames = (
 
 
 def from_joeynmt(source: str | Path) -> Converted:
-    """A Transformer that JoeyNMT trained, version 1 or later, with `layer_norm: "post"` or `"pre"`.
+    """A Transformer that JoeyNMT 2 trained, with `layer_norm: "post"` or `"pre"`.
 
     Args:
         source: the model_dir with its best.ckpt, or a .ckpt in the folder of config.yaml, src_vocab.txt and
@@ -60,7 +54,7 @@ def from_joeynmt(source: str | Path) -> Converted:
     """
     path = Path(source)
     folder = path if path.is_dir() else path.parent
-    options, is_version_1 = _read_options(folder / "config.yaml")
+    options = _read_options(folder / "config.yaml")
     architecture = options.section("model")
     data = options.section("data")
     _refuse(architecture)
@@ -79,17 +73,13 @@ def from_joeynmt(source: str | Path) -> Converted:
         )
         for side in SIDES
     ]
+    # its search never writes these tokens
+    banned = [special["bos_token"], special["pad_token"], *further]
+    settings, notes = _search(options.section("testing"))
+    settings["suppress_tokens"] += map(texts[1].tokens.index, banned)
+    set_generation_config(model, settings)
     converted = _with_tokenizers(model, folder, data, texts)
-    # JoeyNMT's search leaves out these tokens, from version 2 on
-    banned = [] if is_version_1 else [special["bos_token"], special["pad_token"], *further]
-    testing = options.section("testing")
-    converted.notes += _set_search(
-        model.generation_config, testing, [texts[1].tokens.index(token) for token in banned]
-    )
-    if is_version_1:
-        converted.notes.append(SEARCH_NOTE_OF_VERSION_1)
-    else:
-        model.generation_config.beam_search_rule = "joeynmt"
+    converted.notes += notes
     return converted
 
 
@@ -115,52 +105,14 @@ def _special_tokens(symbols: Options) -> dict[str, str]:
     return special
 
 
-def _read_options(path: Path) -> tuple[Options, bool]:
-    """The options under the names of version 2, and whether they are of version 1."""
+def _read_options(path: Path) -> Options:
     require_file(path, "name the model_dir of JoeyNMT, or a .ckpt in it")
-    options = Options(
-        parse_yaml_mapping(path.read_bytes(), f"{path}: no configuration of JoeyNMT"), f"{path}: "
-    )
-    data = options.section("data")
-    is_version_1 = all(
-        side in data and not isinstance(data.values[side], Mapping) for side in SIDES
-    )
-    if is_version_1:
-        options = Options(_of_version_2(options), options.where)
+    refusal = f"{path}: no configuration of JoeyNMT 2"
+    options = Options(parse_yaml_mapping(path.read_bytes(), refusal), f"{path}: ")
     for outer, inner in [("data", side) for side in SIDES] + [("model", stack) for stack in STACKS]:
-        if inner not in options.section(outer):
-            raise UserError(f"{path}: no configuration of JoeyNMT: {outer}.{inner} is missing")
-        options.section(outer).section(inner)
-    return options, is_version_1
-
-
-def _of_version_2(options: Options) -> Fields:
-    """Options of version 1, which are the same for both sides. Its models are pre-norm.
-
-    Its search may write an empty translation, and has its longest in the section `training`. It splits text at white
-    space, also text with byte-pair codes.
-    """
-    data = options.section("data")
-    model = options.section("model")
-    level = data.text("level", "word")
-    shared = {"lowercase": data.flag("lowercase"), "level": "word" if level == "bpe" else level}
-    shared["needs_codes"] = level == "bpe"
-    sides = {side: {**shared, "voc_file": data.text(f"{side}_vocab")} for side in SIDES}
-    stacks = {
-        stack: {**model.section(stack).values, "layer_norm": "pre"}
-        for stack in STACKS
-        if stack in model
-    }
-    lengths = {
-        "min_output_length": 0,
-        "max_output_length": options.section("training").integer("max_output_length", -1),
-    }
-    return {
-        **options.values,
-        "data": {**data.values, **sides},
-        "model": {**model.values, **stacks},
-        "testing": {**options.section("testing").values, **lengths},
-    }
+        if not isinstance(options.section(outer).values.get(inner), Mapping):
+            raise UserError(f"{refusal}: the section {outer}.{inner} is missing")
+    return options
 
 
 def _refuse(model: Options) -> None:
@@ -217,37 +169,40 @@ def _tokens(folder: Path, options: Options, side: str, special: list[str]) -> li
     return list(dict.fromkeys([*special, *vocabularies.read_lines(file)]))
 
 
-def _set_search(generation_config: Any, testing: Options, banned: list[int]) -> list[str]:
-    """Set JoeyNMT's search, with the paper's length penalty, and return notes on the differences of `generate`."""
+def _search(testing: Options) -> tuple[Fields, list[str]]:
+    """JoeyNMT's search, with the paper's length penalty, and notes on the differences of `generate`."""
     notes = []
-    generation_config.num_beams = testing.integer("beam_size", 1, 1)
     alpha = testing.number("alpha", testing.number("beam_alpha", -1.0))
-    generation_config.paper_length_penalty = max(0.0, alpha)
-    generation_config.min_new_tokens = testing.integer("min_output_length", 1, 0)
+    settings: Fields = {
+        "num_beams": testing.integer("beam_size", 1, 1),
+        "length_penalty": None,
+        "paper_length_penalty": max(0.0, alpha),
+        "min_new_tokens": testing.integer("min_output_length", 1, 0),
+        "beam_search_rule": "joeynmt",
+        "suppress_tokens": [],
+        **_IDS,
+    }
     if not testing.flag("generate_unk", True):
-        banned.append(list(_SPECIAL_TOKENS).index("unk"))
-    generation_config.suppress_tokens = banned or None
+        settings["suppress_tokens"].append(_IDS["unk_token_id"])
     longest = testing.integer("max_output_length", -1)
     size = testing.integer("no_repeat_ngram_size", -1)
     penalty = testing.number("repetition_penalty", -1.0)
     if longest > 0:
-        generation_config.max_new_tokens = longest
+        settings["max_new_tokens"] = longest
     else:
         notes.append(
             "a translation has at most 50 tokens more than its source, in JoeyNMT 1.5 times as many"
         )
     if size > 1:
-        generation_config.no_repeat_ngram_size = size
-        generation_config.encoder_no_repeat_ngram_size = size
+        settings |= {"no_repeat_ngram_size": size, "encoder_no_repeat_ngram_size": size}
     if penalty > 1:
-        generation_config.repetition_penalty = penalty
         # transformers takes the inverse for the encoder's tokens
-        generation_config.encoder_repetition_penalty = 1 / penalty
+        settings |= {"repetition_penalty": penalty, "encoder_repetition_penalty": 1 / penalty}
     if penalty > 1 or size > 1:
         notes.append(
             "JoeyNMT exempts special tokens from no_repeat_ngram_size and repetition_penalty, `generate` not"
         )
-    return notes
+    return settings, notes
 
 
 def _with_tokenizers(
@@ -261,7 +216,7 @@ def _with_tokenizers(
         spm = spm_models[i] if all(spm_models) else None
         texts[i] = replace(texts[i], lowercase=lowercase, spm=spm)
     converted = vocabularies.with_tokenizers(model, *texts)
-    if all(plain) and not any(side.flag("needs_codes") for side in sides):
+    if all(plain):
         converted.notes.clear()  # split at white space
     return converted
 

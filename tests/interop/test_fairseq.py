@@ -167,46 +167,6 @@ def test_fairseq_dictionaries_of_multilingual_tasks(style: str, tmp_path: Path) 
     assert "--encoder-langtok" in "; ".join(found.notes)
 
 
-@pytest.mark.parametrize(
-    ("marks", "style", "changes"),
-    [
-        (("src", True), "multilingual", {}),
-        (("tgt", False), "mbart", {"langtoks": {"main": ("tgt", None)}, "encoder_langtok": None}),
-        ((None, True), "multilingual", {"lang_pairs": ["en-de", "de-fr"], "langs": None}),
-        (("src", True), "mbart", {"langs": None, "lang_dict": "/elsewhere/langs.txt"}),
-    ],
-    ids=["source and target", "target on source", "target only", "list in a file"],
-)
-def test_fairseq_directions_are_kept(marks: Any, style: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    """In 0.12.2, `src_dataset_tranform_func` prepends a token of `get_encoder_langtok` to a source.
-
-    `inference_step` starts a translation with one of `get_decoder_langtok`, after the start token. `load_langs` sorts
-    the languages of the pairs if there is no list.
-    """
-    codes = ["de", "en", "fr"] if "langs" in changes and "lang_dict" not in changes else ["en", "de", "fr"]
-    (tmp_path / "langs.txt").write_text("en\nde\nfr\n")
-    tokens = ["two", "dogs"]
-    write_dictionaries(tmp_path, dict.fromkeys(codes, tokens))
-    names = [f"__{code}__" if style == "multilingual" else f"[{code}]" for code in codes]
-    size = 4 + len(tokens) + len(names) + (style == "mbart")  # <mask>
-    task: dict[str, Any] = {"source_lang": None, "target_lang": None, "langs": "en,de,fr", "lang_tok_style": style}
-    task |= {"task": "translation_multi_simple_epoch", "lang_pairs": "en-de,de-fr", "encoder_langtok": marks[0]}
-    task |= {"decoder_langtok": marks[1], **changes}
-    save(tmp_path / "model.pt", weights(size, size, shared=True), **task)
-    convert("fairseq", tmp_path / "model.pt", tmp_path / "ours")
-    translator = Translator.from_pretrained(tmp_path / "ours")
-    assert translator.directions.pairs == [("en", "de"), ("de", "fr")]
-    for pair in translator.directions.pairs:
-        marked = {"src": pair[0], "tgt": pair[1]}.get(marks[0])
-        first = [] if marked is None else [4 + len(tokens) + codes.index(marked)]
-        assert translator.encode("two dogs", 1, pair) == [*first, 4, 5, 2]
-        assert translator.encode_prefix("", 1, pair) == [4 + len(tokens) + codes.index(pair[1])] * marks[1]
-    (tmp_path / "dict.fr.txt").write_text("deux 9\nchiens 9\n")
-    found = from_fairseq(tmp_path / "model.pt")
-    assert found.tokenizer is not None and "de-fr" in "; ".join(found.notes)
-    assert found.tokenizer.init_kwargs["directions"] == [["en", "de"]]
-
-
 def test_fairseq_search_is_that_of_fairseq_generate(tmp_path: Path) -> None:
     save(tmp_path / "old.pt", weights(9, 8))
     search = from_fairseq(tmp_path / "old.pt").model.generation_config
