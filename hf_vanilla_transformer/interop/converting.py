@@ -42,8 +42,7 @@ def convert(
 
     Args:
         source_format: a key of `FORMATS`.
-        source: a file or a folder as the toolkit writes it, a zip archive of them, a name on the Hub, or a folder of a
-            LoRA adapter of PEFT.
+        source: a file or a folder as the toolkit writes it, a name on the Hub, or a folder of a LoRA adapter of PEFT.
         output: a new folder. It appears when it is complete.
         overwrite: replace a folder that exists already.
         **options: keyword arguments of the format's function, for settings that the checkpoint lacks. Text is parsed
@@ -62,7 +61,7 @@ def convert(
         options[name] = _parsed(name, value, get_args(types[name]) or (types[name],))
     output = Path(output)
     require_new(output, overwrite)
-    with local_files(source) as found, merged_adapter(found) as files:
+    with merged_adapter(local_files(source)) as files:
         try:
             converted = read(files, **options)
         except UserError as error:

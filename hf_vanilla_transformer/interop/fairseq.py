@@ -178,7 +178,9 @@ def _with_tokenizers(
         sides.append(vocabularies.Side(tokens, special, origin=file, language=language, **raw))
     converted = vocabularies.with_tokenizers(model, *sides)
     if added:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in _LANGUAGE_OPTIONS if name in task)
+        names = ", ".join(
+            f"--{name.replace('_', '-')}" for name in _LANGUAGE_OPTIONS if name in task
+        )
         converted.notes.append(
             f"its task adds tokens of languages to the text ({names}), the tokenizer does not"
         )

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
 from transformers import PreTrainedModel
 
 from ..utils.errors import UserError, shown

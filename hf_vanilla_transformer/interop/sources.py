@@ -1,11 +1,8 @@
-"""The input of a conversion as files: a file or folder, a zip archive, or a name on the Hub."""
+"""The input of a conversion as files: a file or folder, or a name on the Hub."""
 
 import re
-import zipfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from ..utils.atomic_write import report_full_disk
 from ..utils.errors import UserError, shown
@@ -21,22 +18,16 @@ _MODEL_FILES = ("*.json", "*.txt", "*.spm", "*.model", "*.safetensors")
 _OTHER_WEIGHTS = ("pytorch_model*.bin", "adapter_model.bin")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _PARAMETER = re.compile(r".*(weight|bias)")
-# Of a zip archive. Weights hardly shrink.
-_MAX_EXPANSION = 20
-_MAX_MEMBERS = 1000
 
 
-@contextmanager
-def local_files(source: str | Path) -> Iterator[Path]:
-    """The file or folder to read: `source` itself, or a temporary folder with its content."""
+def local_files(source: str | Path) -> Path:
+    """The file or folder to read: `source` itself, or a folder with the files of a model on the Hub."""
     path = Path(source)
     refuse_special_files(path)
-    with TemporaryDirectory() as folder:
-        if path.is_file() and path.suffix == ".zip":
-            path = _unzipped(path, Path(folder))
-        elif not path.exists() and _HUB_NAME.fullmatch(str(source)):
-            path = from_hub(str(source))
-        yield path
+    if path.is_file() and path.suffix == ".zip":
+        raise UserError(f"{path}: unzip it, and name its folder")
+    is_on_hub = not path.exists() and _HUB_NAME.fullmatch(str(source))
+    return from_hub(str(source)) if is_on_hub else path
 
 
 def from_hub(name: str, argument: str = "", revision: str | None = None) -> Path:
@@ -57,30 +48,6 @@ def from_hub(name: str, argument: str = "", revision: str | None = None) -> Path
         )
         raise UserError(f"{argument}{name}: {reason}") from None
     return folder
-
-
-def _unzipped(archive: Path, folder: Path) -> Path:
-    """Extract an archive into `folder`, but never more data than weights need.
-
-    zipfile writes plain files only, and none outside of `folder`.
-    """
-    try:
-        with report_full_disk(folder), zipfile.ZipFile(archive) as file:
-            members = file.infolist()
-            size = sum(member.file_size for member in members)
-            if size > _MAX_EXPANSION * archive.stat().st_size or len(members) > _MAX_MEMBERS:
-                raise UserError(
-                    f"{archive}: {len(members)} files of {size} bytes are too many; unzip it and look"
-                )
-            file.extractall(folder)
-    except UserError:
-        raise
-    except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, OSError) as error:
-        raise UserError(
-            f"{archive}: a damaged or encrypted zip archive ({one_line(error)})"
-        ) from None
-    entries = list(folder.iterdir())
-    return entries[0] if len(entries) == 1 and entries[0].is_dir() else folder
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -39,14 +39,6 @@ _KINDS = {"alpha": "weight", "gamma": "weight", "a_2": "weight", "beta": "bias",
 # The ends of the names of a gain, and of its bias.
 _PAIRS = {".a_2": ".b_2", ".gamma": ".beta", ".alpha": ".bias", "weight": "bias"}
 
-#: A letter for each matrix of an attention, and the option that names it.
-PROJECTIONS = {
-    "q": "query_projection",
-    "k": "key_projection",
-    "v": "value_projection",
-    "o": "output_projection",
-}
-
 _USUAL_MODULES = ("", "model", "module", "net")  # the names under which a trainer keeps the model
 
 Modules = dict[str, dict[str, str]]  # a module's path -> "weight" and "bias" -> the tensor's name
@@ -107,17 +99,10 @@ def one_model(tensors: Tensors, where: str) -> tuple[Tensors, list[str]]:
     return kept, copies
 
 
-def layer_refs(
-    tensors: Tensors, projections: Mapping[str, str | None]
-) -> tuple[dict[str, TensorRef], list[str]]:
+def layer_refs(tensors: Tensors) -> tuple[dict[str, TensorRef], list[str]]:
     """Map the parameters of our layers to tensors. Also return the modules in the order of the file.
 
     Their names do not tell it. They are the attentions of a layer, or its normalisations.
-
-    Args:
-        tensors: the model's, by name.
-        projections: ends of the names of an attention's matrices, under the letters of `PROJECTIONS`. None: found by
-            the words in their names. Several letters with one end are a fused matrix.
 
     Raises:
         UserError: a tensor has no clear role, or a stack has no layers.
@@ -131,12 +116,11 @@ def layer_refs(
         raise UserError(
             f"there are no layers of an encoder and a decoder among {len(tensors)} tensors"
         )
-    ends = _letters_by_end(projections, [path for modules in layers.values() for path in modules])
     refs: dict[str, TensorRef] = {}
     unordered: dict[str, None] = {}
     for (stack, number), modules in sorted(layers.items()):
         prefix = f"model.{stack}oder.layers.{number}."
-        roles, doubtful = _roles(modules, tensors, stack == "dec", prefix, ends)
+        roles, doubtful = _roles(modules, tensors, stack == "dec", prefix)
         refs |= {prefix + name: ref for name, ref in roles.items()}
         unordered |= dict.fromkeys(doubtful)
     return refs, [*unordered]
@@ -150,34 +134,8 @@ def _split(name: str) -> tuple[str, str]:
     return path, _KINDS.get(kind, kind)
 
 
-def _letters_by_end(projections: Mapping[str, str | None], paths: Iterable[str]) -> dict[str, str]:
-    """The end of a module's path -> the letters of `PROJECTIONS` that the user gave it.
-
-    Raises:
-        UserError: none of `paths` ends so.
-    """
-    ends: dict[str, str] = {}
-    for letter, end in projections.items():
-        if end is None:
-            continue
-        if not any(_ends_with(path, end) for path in paths):
-            raise UserError(
-                f"{PROJECTIONS[letter]}={shown(end)}: no module in a layer has a name that ends so"
-            )
-        ends[end] = ends.get(end, "") + letter
-    return ends
-
-
-def _ends_with(path: str, end: str) -> bool:
-    return re.search(rf"(?:^|[._]){re.escape(end)}$", path) is not None
-
-
 def _roles(
-    modules: Modules,
-    tensors: Tensors,
-    is_decoder: bool,
-    where: str,
-    ends: Mapping[str, str],
+    modules: Modules, tensors: Tensors, is_decoder: bool, where: str
 ) -> tuple[dict[str, TensorRef], list[str]]:
     """The references of a layer's parameters, by their names in it, and the modules in the order of the file.
 
@@ -190,7 +148,7 @@ def _roles(
     dimensions = {path: tensors[names["weight"]].ndim for path, names in modules.items()}
     norms = [path for path, ndim in dimensions.items() if ndim == 1]
     matrices = [path for path, ndim in dimensions.items() if ndim == 2]
-    attentions, feed_forward = _attentions(matrices, ends)
+    attentions, feed_forward = _attentions(matrices)
     kinds = ["self_attn", "cross_attn"] if is_decoder else ["self_attn"]
     found = len(attentions), len(feed_forward), len(norms)
     complete = all(sorted("".join(parts)) == sorted("qkvo") for parts in attentions.values())
@@ -198,8 +156,8 @@ def _roles(
         raise UserError(
             f"{where}: {found[0]} attentions, {found[1]} matrices of a feed-forward network and "
             f"{found[2]} normalisations were recognised; a layer of this architecture has {len(kinds)}, 2 and "
-            f"{len(kinds) + 1}; {', '.join(PROJECTIONS.values())} give the ends of the names of an attention's "
-            f"matrices; those of no attention are {', '.join(map(shown, feed_forward[:6])) or 'none'}"
+            f"{len(kinds) + 1}; matrices of no attention are {', '.join(map(shown, feed_forward[:6])) or 'none'}: "
+            "name those of an attention q_proj, k_proj, v_proj and out_proj, and call from_torch with the dictionary"
         )
     refs: dict[str, TensorRef] = {}
     groups, unordered = _in_order(list(attentions))
@@ -218,7 +176,7 @@ def _roles(
 
 
 def _attentions(
-    matrices: Sequence[str], ends: Mapping[str, str]
+    matrices: Sequence[str],
 ) -> tuple[dict[str, dict[str, str]], list[str]]:
     """The matrices of each attention by their letters, and those of no attention.
 
@@ -227,7 +185,7 @@ def _attentions(
     attentions: dict[str, dict[str, str]] = defaultdict(dict)
     rest = []
     for path in matrices:
-        group, letters = _projection(path, ends)
+        group, letters = _projection(path)
         if letters:
             attentions[group][letters] = path
         else:
@@ -241,11 +199,8 @@ def _attentions(
     return attentions, others
 
 
-def _projection(path: str, ends: Mapping[str, str]) -> tuple[str, str]:
-    """The path around a matrix, and by its name the letters of `PROJECTIONS` that it computes, or no letters."""
-    end = max((end for end in ends if _ends_with(path, end)), key=len, default=None)
-    if end is not None:
-        return path.removesuffix(end).removesuffix("."), ends[end]
+def _projection(path: str) -> tuple[str, str]:
+    """The path around a matrix, and by its name the letters of "qkvo" that it computes, or no letters."""
     group, _, last = path.rpartition(".")
     group, is_list = re.subn(r"\.linears$", "", group)
     letters = ""
@@ -255,8 +210,7 @@ def _projection(path: str, ends: Mapping[str, str]) -> tuple[str, str]:
         letters = (fused[1] or "qkv").lower()
     elif is_list and last in "0123":
         letters = "qkvo"[int(last)]
-    is_named = not set("".join(ends.values())).isdisjoint(letters)
-    return group, "" if is_named else letters
+    return group, letters
 
 
 def _attention(

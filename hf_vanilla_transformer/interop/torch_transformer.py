@@ -1,12 +1,11 @@
 """State dictionaries of `torch.nn.Transformer`, and of the Transformers in tutorials.
 
 Such a file contains weights under module names, but neither the number of heads nor the activation. The names give the
-role of each tensor (`torch_roles`) and identify well-known tutorials (`TUTORIALS`). The caller gives the rest.
+role of each tensor (`torch_roles`). The caller gives the rest.
 """
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,63 +18,6 @@ from . import state_dicts, vocabularies
 from .converted import Converted, Fields, File, Tensors
 from .state_dicts import STACKS, TensorRef
 from .torch_roles import Around, around_layers, is_transformer, layer_refs, one_model, with_around
-
-
-@dataclass(frozen=True)
-class Naming:
-    """The module names by which a tutorial is recognised, and the settings that its code fixes."""
-
-    title: str
-    source: str  #: the source embedding
-    output: str  #: the output layer
-    settings: Fields  #: fields of our configuration
-
-
-# torchtext's order of the special tokens
-_SPECIAL = {"unk_token_id": 0, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
-
-_POST = {"layer_norm_position": "post"}
-_PRE = {"layer_norm_position": "pre"}
-_SCALED = {"scale_embedding": True, **_SPECIAL}
-_NOT_SCALED = {"scale_embedding": False, **_SPECIAL}
-# its vocabularies start with <s>, </s>, <blank>, <unk>
-_ANNOTATED = {
-    "scale_embedding": True,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
-    "unk_token_id": 3,
-}
-
-TUTORIALS = (
-    Naming(
-        "PyTorch's “Language Translation with nn.Transformer”",
-        "src_tok_emb.embedding",
-        "generator",
-        _SCALED,
-    ),
-    Naming("Aladdin Persson's “seq2seq_transformer”", "src_word_embedding", "fc_out", _NOT_SCALED),
-    Naming(
-        "Ben Trevett's “pytorch-seq2seq”",
-        "encoder.tok_embedding",
-        "decoder.fc_out",
-        _SCALED | _POST,
-    ),
-    # its text is post-norm, its code pre-norm
-    Naming("The Annotated Transformer", "src_embed.0.lut", "generator.proj", _ANNOTATED | _PRE),
-    Naming(
-        "Umar Jamil's “pytorch-transformer”",
-        "src_embed.embedding",
-        "projection_layer.proj",
-        _SCALED | _PRE,
-    ),
-    Naming(
-        "Hyunwoong Ko's “transformer”",
-        "encoder.emb.tok_emb",
-        "decoder.linear",
-        _NOT_SCALED | _POST | {"layer_norm_eps": 1e-12},
-    ),
-)
 
 # The usual names of special tokens.
 _USUAL_NAMES = {
@@ -103,10 +45,6 @@ def from_torch(
     source_embedding: str | None = None,
     target_embedding: str | None = None,
     output_layer: str | None = None,
-    query_projection: str | None = None,
-    key_projection: str | None = None,
-    value_projection: str | None = None,
-    output_projection: str | None = None,
     pad_token_id: int | None = None,
     bos_token_id: int | None = None,
     eos_token_id: int | None = None,
@@ -120,15 +58,13 @@ def from_torch(
         source: a file of `torch.save` or safetensors, or a state dictionary. It may be part of what a trainer saved,
             or a whole module. Wrappers and prefixes ("state_dict", "module." …) are removed.
         heads: the number of heads of every attention. A state dictionary lacks it.
-        activation: "relu" or "gelu". A state dictionary lacks it. Default: "relu", with a note for unknown code.
-        norm_first: `torch.nn.Transformer`'s option: True for pre-norm. A state dictionary lacks it. Default: the
-            tutorial's, False for `torch.nn.Transformer`, and otherwise True if a normalisation follows each stack.
-        layer_norm_eps: default: the tutorial's, or 1e-5.
+        activation: "relu" or "gelu". A state dictionary lacks it. Default: "relu", with a note.
+        norm_first: `torch.nn.Transformer`'s option: True for pre-norm. A state dictionary lacks it. Default: False for
+            `torch.nn.Transformer`, and otherwise True if a normalisation follows each stack.
+        layer_norm_eps: default: 1e-5.
         positions: the name of a tensor, or one of the sinusoidal `POSITION_ENCODING_TYPES`.
         scale_embedding: multiply embeddings by sqrt(d_model).
         source_embedding, target_embedding, output_layer: names of modules. Default: found by the words in their names.
-        query_projection, key_projection, value_projection, output_projection: the ends of the names of an attention's
-            matrices, such as "qkv_nets.0". One end for several is a fused matrix. Default: likewise.
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: special tokens. The decoder starts from `bos`.
         tokenizer, target_tokenizer: a tokenizer.json of the tokenizers library, a folder of one of transformers, or a
             vocabulary: a JSON object of tokens and ids, or a text with a token in each line. One may serve both sides.
@@ -140,13 +76,7 @@ def from_torch(
     weights = state_dicts.find_weights(state, is_transformer, where, siblings)
     tensors, copies = one_model(weights, where)
     _require_convertible(tensors, heads)
-    projections = {
-        "q": query_projection,
-        "k": key_projection,
-        "v": value_projection,
-        "o": output_projection,
-    }
-    refs, unordered = layer_refs(tensors, projections)
+    refs, unordered = layer_refs(tensors)
     width = tensors[refs["model.encoder.layers.0.fc1.weight"].name].shape[-1]
     around = _around(tensors, width, (source_embedding, target_embedding, output_layer), positions)
     requested = {
@@ -248,42 +178,22 @@ def _around(
 def _settings(
     around: Around, requested: Fields, positions: str | None, is_of_torch: bool
 ) -> tuple[Fields, list[str]]:
-    """The settings: `requested`, of a tutorial with these names, or guessed with a note."""
-    of_tutorial: Fields = {}
-    notes = []
-    given = {name: value for name, value in requested.items() if value is not None}
-    for naming in TUTORIALS:
-        pairs = ((around.source, naming.source), (around.output, naming.output))
-        if all(f".{name}".endswith(f".{module}.weight") for name, module in pairs):
-            of_tutorial = naming.settings
-            notes += _note_of_tutorial(naming, given)
-    settings = of_tutorial | given
+    """The requested settings, and likely ones with a note on each."""
+    settings = {name: value for name, value in requested.items() if value is not None}
     for name in ("scale_embedding", "pad_token_id", "bos_token_id", "eos_token_id"):
         if name not in settings:
-            raise UserError(
-                f"{name} is missing: give it, because these are no known tutorial's names"
-            )
-    position, reason = _likely_norm_position(around, is_of_torch)
-    if not of_tutorial and "activation_function" not in given:
+            raise UserError(f"{name} is missing: give it, because a state dictionary lacks it")
+    notes = []
+    if "activation_function" not in settings:
+        settings["activation_function"] = "relu"
         notes.append("read with activation=relu; or give activation")
-    if not of_tutorial and positions is None and not around.positions:
+    if positions is None and not around.positions:
         notes.append("read with sinusoidal positions, because there is no table; or give positions")
-    if "layer_norm_position" not in settings and not (is_of_torch and of_tutorial):
+    if "layer_norm_position" not in settings:
+        position, reason = _likely_norm_position(around, is_of_torch)
+        settings["layer_norm_position"] = position
         notes.append(f"read as {position}-norm, because {reason}; or give norm_first")
-    return {"activation_function": "relu", "layer_norm_position": position, **settings}, notes
-
-
-def _note_of_tutorial(naming: Naming, given: Fields) -> list[str]:
-    """A note on the settings that two names stand for, because other code may have these names too."""
-    taken = {name: value for name, value in naming.settings.items() if name not in given}
-    tokens = [name for name in ("unk", "pad", "bos", "eos") if f"{name}_token_id" in taken]
-    listed = [f"{name}={value}" for name, value in taken.items() if not name.endswith("_token_id")]
-    listed += [f"{name} {taken[f'{name}_token_id']}" for name in tokens]
-    names = f"{naming.source} and {naming.output}"
-    note = (
-        f"{names} are those of {naming.title}, so it is read with {', '.join(listed)}; or give them"
-    )
-    return [note] if listed else []
+    return settings, notes
 
 
 def _likely_norm_position(around: Around, is_of_torch: bool) -> tuple[str, str]:

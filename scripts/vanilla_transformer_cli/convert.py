@@ -4,7 +4,7 @@
 
 FORMAT is one of:
 @@FORMATS@@
-SRC may also be a zip archive of these files, a name on the Hub, or a folder of a LoRA adapter that PEFT merges into
+SRC may also be a name on the Hub, or a folder of a LoRA adapter that PEFT merges into
 its base model (extra lora). Give settings that a checkpoint lacks with --set NAME=VALUE, as often as needed. DIR
 appears when it is complete. If this architecture cannot express a model, it is refused with the reason. No code of a
 checkpoint is run.

@@ -17,8 +17,6 @@ import sentencepiece
 import torch
 from transformers import FSMTConfig, FSMTForConditionalGeneration
 
-from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.fairseq import from_fairseq
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import FFN, HEADS, D

@@ -1,4 +1,4 @@
-"""State dictionaries of `torch.nn.Transformer` give its logits, under the names of well-known tutorials."""
+"""State dictionaries of `torch.nn.Transformer` give its logits, under the names of tutorials."""
 
 import json
 import re
@@ -15,10 +15,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
 from hf_vanilla_transformer.data.tokenizer_training import fast_tokenizer
-from hf_vanilla_transformer.interop.torch_transformer import from_torch
+from hf_vanilla_transformer.interop import torch_transformer
+from hf_vanilla_transformer.interop.converted import Converted
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import attention_names, random_weights, restatement
-from tests.interop.checkpoints.torch_transformer import PEER, PYTORCH_TUTORIAL, SIZES, AroundTorch
+from tests.interop.checkpoints.torch_transformer import PEER, PYTORCH_TUTORIAL, SIZES, TUTORIAL_OPTIONS, AroundTorch
 from tests.interop.foreign import SOURCES, TARGETS, Record, assert_same_logits, converted
 from tests.interop.restatement import assert_restated
 from tests.model_helpers import error_of, randomise
@@ -39,6 +40,10 @@ OWN_OPTIONS = {
 }
 
 
+def from_torch(source: Any, heads: int | None = None, **options: Any) -> Converted:
+    return torch_transformer.from_torch(source, heads, **{**TUTORIAL_OPTIONS, **options})
+
+
 def saved(model: nn.Module, path: Path) -> nn.Module:
     model = randomise(model).eval()
     torch.save(model.state_dict(), path)
@@ -51,7 +56,7 @@ def saved(model: nn.Module, path: Path) -> nn.Module:
     [
         (PYTORCH_TUTORIAL | {"table": "positional_encoding.pos_embedding"}, {}, {}),
         (PYTORCH_TUTORIAL, {"activation": "gelu", "batch_first": True}, {"activation": "gelu"}),
-        (PERSSON, {"scale": False}, {}),
+        (PERSSON, {"scale": False}, {"scale_embedding": False}),
         (OWN, {"layer_norm_eps": 1e-3}, OWN_OPTIONS | {"layer_norm_eps": 1e-3}),
         (OWN, {"shared": True}, OWN_OPTIONS),
         (OWN, {"bias": False}, OWN_OPTIONS),
@@ -61,6 +66,7 @@ def saved(model: nn.Module, path: Path) -> nn.Module:
 )
 def test_torch_transformer_gives_its_logits(names, settings, options, tmp_path, record_property):
     theirs = saved(AroundTorch(names, **settings), tmp_path / "model.pt")
+    options = {**TUTORIAL_OPTIONS, **options}
     ours, tokenizer, _ = converted("torch", tmp_path / "model.pt", tmp_path / "ours", heads=4, **options)
     record_property("logits", (PEER, assert_same_logits(ours, theirs)))
     assert tokenizer is None and ours.config.final_layer_norm
@@ -73,7 +79,7 @@ def test_torch_transformer_without_final_norm(tmp_path: Path, record_property: R
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**common), 3)
     settings = {"custom_encoder": encoder, "custom_decoder": decoder, "batch_first": True}
     theirs = saved(AroundTorch(PYTORCH_TUTORIAL, **settings), tmp_path / "model.pt")
-    ours, _, _ = converted("torch", tmp_path / "model.pt", tmp_path / "ours", heads=4)
+    ours, _, _ = converted("torch", tmp_path / "model.pt", tmp_path / "ours", heads=4, **TUTORIAL_OPTIONS)
     record_property("logits", (PEER, assert_same_logits(ours, theirs)))
     assert not ours.config.final_layer_norm
     weights = theirs.state_dict() | {f"transformer.encoder.norm.{part}": torch.ones(32) for part in ("weight", "bias")}
@@ -200,7 +206,7 @@ def test_torch_trevett_tutorial_gives_its_logits(tmp_path: Path, record_property
     embeddings = {side: f"{stack}.tok_embedding" for side, stack in stacks.items()}
     theirs = restatement(TREVETT_NAMES, weights, embeddings, position, layers=(2, 2))
     torch.save(weights, tmp_path / "tut6-model.pt")
-    ours, _, _ = converted("torch", tmp_path / "tut6-model.pt", tmp_path / "ours", heads=3)
+    ours, _, _ = converted("torch", tmp_path / "tut6-model.pt", tmp_path / "ours", heads=3, **TUTORIAL_OPTIONS)
     record_property("logits", (TREVETT, assert_restated(ours, theirs)))
 
 
@@ -209,7 +215,7 @@ def test_torch_trevett_tutorial_gives_its_logits(tmp_path: Path, record_property
     [
         (PYTORCH_TUTORIAL, {}, "heads"),
         (PYTORCH_TUTORIAL, {"heads": 5}, "d_model=32"),
-        (OWN, {"heads": 4}, "scale_embedding"),
+        (OWN, {"heads": 4, **OWN_OPTIONS, "scale_embedding": None}, "scale_embedding"),
         (OWN, {"heads": 4, **OWN_OPTIONS, "output_layer": "neck"}, "neck"),
         ({"source": "a", "target": "b", "output": "c"}, {"heads": 4}, "source_embedding"),
         (OWN, {"heads": 4, **OWN_OPTIONS, "pad_token_id": None}, "pad_token_id"),
@@ -300,7 +306,6 @@ class Style:
         return renamed
 
 
-SPECIAL = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "scale_embedding": True}
 ANNOTATED = Style(
     ("src_embed.0.lut", "tgt_embed.0.lut", "generator.proj"),
     {
@@ -336,6 +341,7 @@ KO = Style(
     ("gamma", "beta"),
     {"layer_norm_eps": 1e-12, "scale": False},
     ends=False,
+    options={"layer_norm_eps": 1e-12, "scale_embedding": False},
 )
 FUSED = Style(
     ("input_embedding", "output_embedding", "lm_head"),
@@ -346,7 +352,6 @@ FUSED = Style(
     },
     ("qkv", "proj"),
     settings={"norm_first": True},
-    options=SPECIAL,
 )
 NAMED = Style(
     ("embeddings.source", "embeddings.target", "to_logits"),
@@ -356,41 +361,8 @@ NAMED = Style(
     },
     ("query", "key", "value", "output"),
     ends=False,
-    options={**SPECIAL, "layer_norm_eps": 1e-5},
-)
-GORDIC = Style(
-    ("src_embedding.embeddings_table", "trg_embedding.embeddings_table", "decoder_generator.linear"),
-    {
-        **{r"transformer\.encoder\.layers": "encoder.encoder_layers", "linear": "pointwise_net.linear"},
-        **{r"transformer\.decoder\.layers": "decoder.decoder_layers", r"transformer\.": ""},
-        **{r"(encoder_layers.*)self_attn": r"\1multi_headed_attention", "self_attn": "trg_multi_headed_attention"},
-        **{"multihead_attn": "src_multi_headed_attention", r"(_layers\.\d+\.)norm1": r"\1sublayers.0.norm"},
-        r"(_layers\.\d+\.)norm2": r"\1sublayers.1.norm",
-        r"(_layers\.\d+\.)norm3": r"\1sublayers.2.norm",
-    },
-    ("qkv_nets.0", "qkv_nets.1", "qkv_nets.2", "out_projection_net"),
-    settings={"norm_first": True},
-    options={
-        **SPECIAL,
-        "query_projection": "qkv_nets.0",
-        "key_projection": "qkv_nets.1",
-        "value_projection": "qkv_nets.2",
-        "output_projection": "out_projection_net",
-    },
 )
 STYLES = {"Annotated": ANNOTATED, "Umar Jamil": JAMIL, "Hyunwoong Ko": KO, "fused": FUSED, "other names": NAMED}
-STYLES["named"] = GORDIC
-STYLES["named, fused"] = replace(
-    GORDIC,
-    projections=("thing", "out_projection_net"),
-    options={
-        **SPECIAL,
-        "query_projection": "thing",
-        "key_projection": "thing",
-        "value_projection": "thing",
-        "output_projection": "out_projection_net",
-    },
-)
 STYLES["fused in two"] = replace(FUSED, projections=("to_q", "to_kv", "to_out"))
 
 
@@ -419,13 +391,14 @@ def test_torch_code_with_other_names_gives_its_logits(name, wrapped, tmp_path, r
     torch.save({"state_dict": with_prefix("net.", named)} if wrapped else named, tmp_path / "model.pt")
     for layer in [*theirs.transformer.encoder.layers, *theirs.transformer.decoder.layers]:
         layer.train()  # its fast path reads the weights of a LayerNorm; there is no dropout
-    ours, _, _ = converted("torch", tmp_path / "model.pt", tmp_path / "ours", heads=4, **style.options)
+    options = {**TUTORIAL_OPTIONS, **style.options}
+    ours, _, _ = converted("torch", tmp_path / "model.pt", tmp_path / "ours", heads=4, **options)
     record_property("logits", (f"{PEER}, {name}", assert_same_logits(ours, theirs)))
     assert ours.config.layer_norm_position == ("pre" if "norm_first" in style.settings else "post")
     assert ours.config.attention_bias is style.attention_bias
     notes = "".join(from_torch(tmp_path / "model.pt", 4, **style.options).notes)
-    assert ("fused" in notes) is ("fused" in name) and ("-norm" in notes) is bool(style.options)
-    assert ("activation=relu" in notes) is bool(style.options) and "RMSNorm" not in notes
+    assert ("fused" in notes) is ("fused" in name)
+    assert "-norm" in notes and "activation=relu" in notes and "RMSNorm" not in notes
     gains = {key: w for key, w in named.items() if "norm" not in key or not key.endswith(("bias", "b_2", "beta"))}
     assert "RMSNorm" in "".join(from_torch(gains, 4, **style.options).notes)
 
@@ -437,10 +410,6 @@ def test_what_a_state_dictionary_of_unknown_code_lacks_is_named() -> None:
     assert all(name in notes for name in ("activation=relu", "post-norm", "norm_first", "sinusoidal positions"))
     given = {"activation": "relu", "norm_first": False, "positions": "sinusoidal"}
     assert not from_torch(state, 4, **OWN_OPTIONS, **given).notes
-    state = AroundTorch(PYTORCH_TUTORIAL).state_dict()
-    (note,) = from_torch(state, 4).notes
-    assert all(text in note for text in ("PyTorch's", "scale_embedding=True", "unk 0, pad 1, bos 2, eos 3"))
-    assert not from_torch(state, 4, unk_token_id=0, **SPECIAL).notes
 
 
 def test_average_next_to_the_model_is_named(tmp_path: Path) -> None:
@@ -470,19 +439,12 @@ def test_order_that_no_name_tells_is_named() -> None:
     assert not from_torch(state, 4, **OWN_OPTIONS, **given).notes
 
 
-def test_torch_projections_without_known_names_need_the_options() -> None:
-    theirs: Any = randomise(AroundTorch(GORDIC.names(), norm_first=True))
-    weights = GORDIC.rename(theirs.state_dict())
-    with pytest.raises(UserError, match=r"query_projection, .*multi_headed_attention\.qkv_nets\.0") as raised:
-        from_torch(weights, 4, **SPECIAL)
+def test_torch_projections_without_known_names_are_named() -> None:
+    style = replace(NAMED, projections=("qkv_nets.0", "qkv_nets.1", "qkv_nets.2", "out_projection_net"))
+    weights = style.rename(randomise(AroundTorch(style.names())).state_dict())
+    with pytest.raises(UserError, match=r"mha1\.qkv_nets\.0.*q_proj") as raised:
+        from_torch(weights, 4)
     assert "\n" not in str(raised.value)
-    with pytest.raises(UserError, match="value_projection=qkv_nets.3: no module"):
-        from_torch(weights, 4, **{**GORDIC.options, "value_projection": "qkv_nets.3"})
-    assert "recognised" in error_of(from_torch, weights, 4, **{**GORDIC.options, "query_projection": None})
-    # The same in attentions that are no modules of their own.
-    flat = {name.replace("headed_attention.", "headed_attention_"): weight for name, weight in weights.items()}
-    ours = [from_torch(each, 4, **GORDIC.options).model for each in (weights, flat)]
-    assert all(a.equal(b) for a, b in zip(*(model.parameters() for model in ours), strict=True))
 
 
 @pytest.mark.parametrize("name", ["encoder.layer_stack.0.slf_attn.w_qs.weight"])

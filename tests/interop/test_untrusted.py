@@ -33,6 +33,7 @@ from hf_vanilla_transformer.interop.converting import FORMATS, convert
 from hf_vanilla_transformer.interop.state_dicts import read_torch_file
 from hf_vanilla_transformer.utils.errors import DiskFull, UserError
 from tests.interop.checkpoints import eole, fairseq, joeynmt, marian_npz, opennmt, torch_transformer
+from tests.interop.checkpoints.torch_transformer import TUTORIAL_OPTIONS
 from tests.interop.foreign import Record, write_fsmt_folder, write_m2m100_folder, write_opus_folder
 from tests.model_helpers import error_of, randomise
 
@@ -117,7 +118,7 @@ CASES = {
         lambda to: saved_model(to, "model.pt", save_state_dict),
         "src_tok_emb.embedding.weight",
         "transformer.encoder.layers.0.linear1.weight",
-        options={"heads": 4},
+        options={"heads": 4, **TUTORIAL_OPTIONS},
     ),
     "fairseq": Format(
         lambda to: saved_model(to, "model.pt", lambda path: fairseq.save(path, fairseq.weights(23, 29))),

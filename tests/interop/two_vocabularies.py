@@ -9,7 +9,7 @@ from transformers import MarianMTModel, MarianTokenizer
 
 from hf_vanilla_transformer.interop.converting import convert
 from tests.interop.checkpoints import eole, fairseq, joeynmt, marian_npz, opennmt
-from tests.interop.checkpoints.torch_transformer import PYTORCH_TUTORIAL, AroundTorch
+from tests.interop.checkpoints.torch_transformer import PYTORCH_TUTORIAL, TUTORIAL_OPTIONS, AroundTorch
 from tests.interop.foreign import (
     MERGES,
     SOURCES,
@@ -144,7 +144,7 @@ def _torch(folder: Path) -> Path:
         words = sorted({word for line in lines for word in line.split()})
         (folder / f"{side}.txt").write_text("\n".join(["<unk>", "<pad>", "<bos>", "<eos>", *words]) + "\n")
     files = {"tokenizer": folder / "en.txt", "target_tokenizer": folder / "de.txt"}
-    return _converted("torch", folder / "model.pt", folder, heads=4, norm_first=True, **files)
+    return _converted("torch", folder / "model.pt", folder, heads=4, norm_first=True, **TUTORIAL_OPTIONS, **files)
 
 
 def _eole(folder: Path) -> Path:

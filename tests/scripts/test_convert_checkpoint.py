@@ -69,6 +69,7 @@ def test_convert_reads_values_as_the_type_of_the_option(command, tmp_path):
     model = AroundTorch(PYTORCH_TUTORIAL, norm_first=True, layer_norm_eps=1e-3)
     torch.save(model.state_dict(), tmp_path / "2020")
     options = [f"--set={value}" for value in ("heads=4", "layer_norm_eps=1e-3", "norm_first=yes", "bos_token_id=4")]
+    options += [f"--set={value}" for value in ("scale_embedding=true", "pad_token_id=1", "eos_token_id=3")]
     assert command("convert", "--from", "torch", tmp_path / "2020", tmp_path / "torch", *options)[0] == 0
     config = json.loads((tmp_path / "torch" / "config.json").read_text())
     assert (config["layer_norm_eps"], config["layer_norm_position"], config["bos_token_id"]) == (1e-3, "pre", 4)

@@ -7,9 +7,7 @@ from tests.interop.exports import write_model
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "target_format", sorted(FORMATS.keys() - {"argos"})
-)  # a file: tests/interop/test_argos.py
+@pytest.mark.parametrize("target_format", sorted(FORMATS.keys() - {"argos"}))  # a file: tests/interop/test_argos.py
 def test_exported_folder_is_complete(command, target_format, tmp_path):
     pytest.importorskip({"onnx": "onnxscript", "ctranslate2": "ctranslate2"}.get(target_format, "torch"))
     write_model(tmp_path / "model")
