@@ -125,7 +125,7 @@ VanillaTransformerTrainer.training_step = harming_step
 for output in ("left", "harmed"):
     harms = list(harm(folder)) if output == "harmed" else []
     count = len(harms)
-    run_training(*parse_recipe(["--output_dir", str(folder.with_name(output)), *sys.argv[3:]]), command="train")
+    run_training(*parse_recipe(["--output_dir", str(folder.with_name(output)), *sys.argv[3:]]))
     assert not harms
 assert count == 7
 left, harmed = (folder.with_name(name) / "model.safetensors" for name in ("left", "harmed"))

@@ -60,7 +60,7 @@ def run_tiny(folder: Path, *first: Any, **fields: Any) -> dict[str, Any]:
     """Train a `TINY_RUN` with these fields and flags, without those that are None. Return its results."""
     chosen = {name: value for name, value in {**TINY_RUN, **fields}.items() if value is not None}
     flags = [*map(str, first), "--output_dir", str(folder), *as_flags(chosen)]
-    return run_training(*parse_recipe(flags), command="train")
+    return run_training(*parse_recipe(flags))
 
 
 def write_pairs(folder: Path, pairs: list[tuple[str, str]], *splits: str) -> dict[str, list[Path]]:

@@ -53,7 +53,6 @@ class CardFacts:
     directions: Sequence[tuple[str, str]] = ()  #: the pairs of a model of many languages
     task: str = "language"  #: or "sequence": the card has no words of translation
     recipe: Mapping[str, Any] = field(default_factory=dict)  #: all recipe fields that were set
-    command: str | None = None  #: the command line of the run
     #: `all_results.json`: `test_bleu`, `test_chrf`, `eval_bleu`, `train_updates`, `epoch` …; `test_examples` of
     #: `evaluation.example_translations`
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -84,7 +83,7 @@ class CardFacts:
 def write_model_card(directory: Path, facts: CardFacts) -> Path:
     """Write a model folder's `README.md` (atomically), with the plots and the remote code that the folder contains.
 
-    Paths in the recipe and the command are reduced to file names. Directories and access tokens are removed.
+    Paths in the recipe are reduced to file names. Directories and access tokens are removed.
 
     Args:
         directory: the run's folder, in which the model is already saved.
@@ -123,7 +122,6 @@ def model_card(directory: Path, facts: CardFacts) -> ModelCard:
         result_signatures=_unique(filter(None, (row["signature"] for row in results))) or [],
         plots=[(caption, file) for caption, file in PLOTS.items() if (directory / file).is_file()],
         training=_training(facts),
-        command=_public_command(facts.command, hub_names) if facts.command else None,
         recipe=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=119).rstrip()
         if recipe
         else None,
@@ -396,33 +394,6 @@ def _public_value(name: str, value: str, hub_names: Collection[str] = ()) -> str
     if is_path and not (name.endswith(("_name", "_id")) and _HUB_NAME.fullmatch(value)):
         value = re.split(r"[\\/]", value.rstrip("\\/"))[-1]
     return _public_text(value)
-
-
-def _public_command(command: str, hub_names: Collection[str]) -> str:
-    """A command line with paths reduced to their last part, except the relative paths of script and recipe."""
-    try:
-        arguments = shlex.split(command)
-    except ValueError:  # an unclosed quote
-        arguments = command.split()
-    public: list[str] = []
-    flag = ""  # the one that the next arguments belong to
-    for argument in arguments:
-        owner, equals, value = argument.partition("=")
-        if equals and re.fullmatch(r"[\w-]+", owner):  # --flag=value, VARIABLE=value
-            flag = ""
-            shown = f"{owner}={_public_value(owner, value, hub_names)}"
-        elif argument.startswith("-"):
-            flag = owner = shown = argument
-        elif flag:
-            owner = flag
-            shown = _public_value(flag, argument, hub_names)
-        else:
-            inside = not _PATH_START.match(argument) and ".." not in re.split(r"[\\/]", argument)
-            owner = ""
-            shown = _public_text(argument) if inside else _public_value("file", argument)
-        if not _SECRET_FIELD.search(owner):
-            public.append(shown)
-    return shlex.join(public)
 
 
 def _public_recipe(recipe: Mapping[str, object], hub_names: Collection[str]) -> dict[str, object]:

@@ -339,9 +339,7 @@ def report_missing_plot(name: str) -> Iterator[None]:
         print(f"no {name}: {error}", file=sys.stderr)
 
 
-def write_card(
-    trainer: VanillaTransformerTrainer, run: Run, results: dict[str, Any], command: str
-) -> None:
+def write_card(trainer: VanillaTransformerTrainer, run: Run, results: dict[str, Any]) -> None:
     """Write the attention map and the training curve, if matplotlib is installed, and the model card."""
     if not is_main_rank():
         return
@@ -361,7 +359,6 @@ def write_card(
         task=task,
         directions=corpus.directions.get("train", ()),
         recipe=chosen_values(run.model_args, data_args, args),
-        command=command or None,
         metrics=results,
         data_summaries={split: corpus.summary(split) for split in corpus.pairs},
         data_fingerprints={

@@ -82,13 +82,12 @@ _CHECKED_REFERENCES = 100  # that a normaliser must not refuse as a whole
 
 
 def run_training(
-    model_args: ModelArguments, data_args: DataArguments, args: RunArguments, command: str = ""
+    model_args: ModelArguments, data_args: DataArguments, args: RunArguments
 ) -> dict[str, object]:
     """Train a translation model and write a model folder to `args.output_dir`.
 
     Args:
         model_args, data_args, args: from a recipe and flags (`parse_recipe`).
-        command: the command line, for the model card.
 
     Returns:
         The results, as in `all_results.json`.
@@ -126,7 +125,7 @@ def run_training(
                 merge_lora(trainer, folder)
             with errors_on_main_rank_only():
                 results = finishing.score_and_save(trainer, stop, run, results)
-                finishing.write_card(trainer, run, results, command)
+                finishing.write_card(trainer, run, results)
         if published is not None:
             print_main(f"published: {publish_run(folder, published)}")
     return results

@@ -8,7 +8,6 @@ A recipe is a YAML file of fields. Each field is also a flag, and flags win. The
 lists every field with its default.
 """
 
-import shlex
 import sys
 
 from .parsing import recipe_path
@@ -99,5 +98,4 @@ def main(arguments: list[str]) -> None:
     if not flags[0].startswith("-"):
         flags[0] = recipe_path(flags[0])
     parsed = parse_recipe(flags)
-    command = shlex.join(["vanilla-transformer", "train", *arguments])
-    run_training(*parsed, command=command)
+    run_training(*parsed)

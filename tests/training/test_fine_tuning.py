@@ -78,7 +78,7 @@ def opus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fine_tune(output: Path, base: Path, text: dict[str, list[Path]], **fields: Any) -> dict[str, Any]:
     flags = as_flags({**SETTINGS, "model_name_or_path": base, **text, **fields})
-    return run_training(*parse_recipe(["--output_dir", str(output), *flags]), command="train")
+    return run_training(*parse_recipe(["--output_dir", str(output), *flags]))
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_languages_of_a_run_are_in_its_card_and_its_tokenizer(tmp_path: Path, te
         flags = {"train": text["train"], "source_lang": "en", "target_lang": "de"}
     flags |= {"output_dir": tmp_path / "run", "vocab_size": 300, "max_steps": 1}
     recipe = as_flags(SETTINGS | SMALL_SIZES | flags)
-    run_training(*parse_recipe(recipe), command="train")
+    run_training(*parse_recipe(recipe))
     assert card_languages(tmp_path / "run") == ["en", "de"]
     pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
     export("ctranslate2", tmp_path / "run", tmp_path / "exported")  # has no card
