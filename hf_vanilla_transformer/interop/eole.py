@@ -11,11 +11,11 @@ from pathlib import Path
 from ..utils.errors import UserError, shown
 from ..utils.untrusted import read_json_object
 from . import opennmt, state_dicts
+from .checkpoint import Checkpoint
 from .converted import Converted, Fields, File, Tensors
 from .options import Options, Unsupported
 from .sources import read_parts
 from .state_dicts import STACKS, Renames
-from .transformers_folders import set_generation_config
 
 EPSILON = 1e-5  # of its LayerNorm from version 0.2 on, unless norm_eps says otherwise
 SEARCH_NOTE = "eole permits twice as many tokens as the source has and 5 more"
@@ -157,14 +157,12 @@ def from_eole(
     for name in unused:
         if name.endswith("layer_scalar") and not tensors[name].eq(1).all():
             raise UserError(f"{folder}: {name} is not 1: such a layer scales its output")
-    model = state_dicts.build_model(fields, tensors, locate, unused)
     inference = config.section("inference")
-    set_generation_config(model, _search(inference, search_ids["unk_token_id"]) | search_ids)
-    notes = [SEARCH_NOTE, *inference.dropped(DROPPED)]
+    search = _search(inference, search_ids["unk_token_id"]) | search_ids
     raw_text = codes, sentencepiece, target_sentencepiece
-    return opennmt.with_tokenizers(
-        model, sides, special, raw_text, notes, config.texts("transforms")
-    )
+    texts, notes = opennmt.texts(sides, special, raw_text, config.texts("transforms"))
+    notes += [SEARCH_NOTE, *inference.dropped(DROPPED)]
+    return Checkpoint(tensors, locate, fields, search, unused, texts, notes).converted()
 
 
 def _with_biases(tensors: Tensors) -> Tensors:

@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..inference.languages import name_languages
-from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError, shown
 from . import state_dicts, vocabularies
+from .checkpoint import Checkpoint
 from .converted import Converted, Fields, File, Tensors
 from .options import Options, Unsupported
 from .state_dicts import STACKS, Renames
-from .transformers_folders import set_generation_config
 
 # `Dictionary` puts them before the tokens of the file.
 SPECIAL_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -119,30 +118,25 @@ def from_fairseq(
         state_dicts.require_tensors(state["model"], f"{path}: model", "encoder.embed_tokens.weight")
     )
     fields = _fields(options) | _IDS | _positions(tensors)
-    model = state_dicts.build_model(fields, tensors, _locate)
-    set_generation_config(model, _search(search) | _IDS)
-    folder = Path(data) if data else path.parent
-    direction = source_language, target_language
     raw_text = vocabularies.raw_text(
         vocabularies.both_sides(sentencepiece, target_sentencepiece),
         vocabularies.both_sides(codes),
     )
-    converted = _with_tokenizers(model, task, folder, direction, raw_text)
+    folder = Path(data) if data else path.parent
+    sides, notes = _texts(task, folder, (source_language, target_language), raw_text)
+    notes += search.dropped(DROPPED)
+    settings = _search(search) | _IDS
+    converted = Checkpoint(tensors, _locate, fields, settings, sides=sides, notes=notes).converted()
     if source_language and target_language:
         tokenizers = filter(None, (converted.tokenizer, converted.target_tokenizer))
         name_languages(tokenizers, (source_language, target_language))
-    converted.notes += search.dropped(DROPPED)
     return converted
 
 
-def _with_tokenizers(
-    model: VanillaTransformerForConditionalGeneration,
-    task: Options,
-    folder: Path,
-    direction: Sequence[str | None],
-    raw_text: Sequence[Fields],
-) -> Converted:
-    """The model with tokenizers of its dictionaries, or without any if these are not in the folder.
+def _texts(
+    task: Options, folder: Path, direction: Sequence[str | None], raw_text: Sequence[Fields]
+) -> tuple[list[vocabularies.Side], list[str]]:
+    """The text of source and target, if their dictionaries are in the folder, and notes.
 
     Args:
         direction: the languages of source and target, if they are not the task's.
@@ -163,28 +157,21 @@ def _with_tokenizers(
             )
         is_unnamed = any(folder.glob("dict.*.txt"))
         note = "its dictionaries were not chosen: give source_language and target_language"
-        return Converted(model, notes=[note] if is_unnamed else [])
+        return [], [note] if is_unnamed else []
     added = _language_tokens(task)
     sides = []
-    sizes = model.config.vocab_size, model.config.target_vocab_size
-    for file, language, size, raw in zip(files, languages, sizes, raw_text, strict=True):
+    for file, language, raw in zip(files, languages, raw_text, strict=True):
         tokens = _read_dictionary(file)
         if raw and tokens[:4] != SPECIAL_TOKENS:
             reason = "leave out codes and sentencepiece, and tokenize the text first"
             raise UserError(f"a dictionary overwrites a special token: {reason}")
-        if len(tokens) < size:
-            tokens += added
+        tokens += [token for token in added if token not in tokens]
         special = dict(zip(_SPECIAL_NAMES, tokens, strict=False))
         sides.append(vocabularies.Side(tokens, special, origin=file, language=language, **raw))
-    converted = vocabularies.with_tokenizers(model, *sides)
-    if added:
-        names = ", ".join(
-            f"--{name.replace('_', '-')}" for name in _LANGUAGE_OPTIONS if name in task
-        )
-        converted.notes.append(
-            f"its task adds tokens of languages to the text ({names}), the tokenizer does not"
-        )
-    return converted
+    given = [f"--{name.replace('_', '-')}" for name in _LANGUAGE_OPTIONS if name in task]
+    names = ", ".join(given)
+    note = f"its task adds tokens of languages to the text ({names}), the tokenizer does not"
+    return sides, [note] if added else []
 
 
 def _language_tokens(task: Options) -> list[str]:

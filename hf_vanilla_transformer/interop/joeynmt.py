@@ -5,15 +5,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from transformers import PreTrainedModel
-
 from ..utils.errors import UserError, shown
 from ..utils.untrusted import parse_yaml_mapping, require_file
 from . import state_dicts, vocabularies
+from .checkpoint import Checkpoint
 from .converted import Converted, Fields, Tensors
 from .options import Options
 from .state_dicts import STACKS, Renames
-from .transformers_folders import set_generation_config
 from .vocabularies import Side
 
 EPSILON = 1e-6  # of its LayerNorm
@@ -63,25 +61,22 @@ def from_joeynmt(source: str | Path) -> Converted:
     special = _special_tokens(symbols)
     # the separator and the language tags, the next tokens of the vocabulary
     further = [*filter(None, [symbols.text("sep_token")]), *symbols.texts("lang_tags")]
-    locate = partial(state_dicts.rename, renames=RENAMES)
-    fields = _fields(architecture) | _IDS
-    model = state_dicts.build_model(fields, _read_tensors(path), locate, _TABLES)
-    texts = [
-        Side(
-            _tokens(folder, data.section(side), side, [*special.values(), *further]),
-            special,
-            origin=f"{side}_vocab.txt",
-        )
-        for side in SIDES
-    ]
+    sides = [_text(folder, data.section(side), side, special, further) for side in SIDES]
+    if not all(side.spm for side in sides):
+        sides = [replace(side, spm=None) for side in sides]
     # its search never writes these tokens
     banned = [special["bos_token"], special["pad_token"], *further]
-    settings, notes = _search(options.section("testing"))
-    settings["suppress_tokens"] += map(texts[1].tokens.index, banned)
-    set_generation_config(model, settings)
-    converted = _with_tokenizers(model, folder, data, texts)
-    converted.notes += notes
-    return converted
+    search, notes = _search(options.section("testing"))
+    search["suppress_tokens"] += map(sides[1].tokens.index, banned)
+    return Checkpoint(
+        _read_tensors(path),
+        partial(state_dicts.rename, renames=RENAMES),
+        _fields(architecture) | _IDS,
+        search,
+        _TABLES,
+        sides,
+        notes,
+    ).converted()
 
 
 def _read_tensors(path: Path) -> Tensors:
@@ -161,13 +156,25 @@ def _fields(model: Options) -> Fields:
     return fields
 
 
-def _tokens(folder: Path, options: Options, side: str, special: list[str]) -> list[str]:
-    """The tokens of a side by id, in the order of JoeyNMT's `Vocabulary`: special tokens first, each token once."""
+def _text(
+    folder: Path, options: Options, side: str, special: Mapping[str, str], further: list[str]
+) -> Side:
+    """The text of a side. Its tokens are in the order of JoeyNMT's `Vocabulary`, each once, special ones first."""
     file = folder / f"{side}_vocab.txt"
     named = options.text("voc_file")
     if not file.is_file() and named:
         file = folder / Path(named).name
-    return list(dict.fromkeys([*special, *vocabularies.read_lines(file)]))
+    listed = [*special.values(), *further, *vocabularies.read_lines(file)]
+    tokens = list(dict.fromkeys(listed))
+    is_split = options.text("level") == "word" and not _changes_text(options)
+    return Side(
+        tokens,
+        special,
+        origin=f"{side}_vocab.txt",
+        is_tokenized=not is_split,
+        lowercase=is_split and options.flag("lowercase"),
+        spm=_sentencepiece_model(folder, options, tokens),
+    )
 
 
 def _search(testing: Options) -> tuple[Fields, list[str]]:
@@ -206,28 +213,12 @@ def _search(testing: Options) -> tuple[Fields, list[str]]:
     return settings, notes
 
 
-def _with_tokenizers(
-    model: PreTrainedModel, folder: Path, data: Options, texts: list[Side]
-) -> Converted:
-    sides = [data.section(side) for side in SIDES]
-    spm_models = [_sentencepiece_model(folder, *pair) for pair in zip(sides, texts, strict=True)]
-    plain = [side.text("level") == "word" and not _changes_text(side) for side in sides]
-    for i, side in enumerate(sides):
-        lowercase = plain[i] and side.flag("lowercase")
-        spm = spm_models[i] if all(spm_models) else None
-        texts[i] = replace(texts[i], lowercase=lowercase, spm=spm)
-    converted = vocabularies.with_tokenizers(model, *texts)
-    if all(plain):
-        converted.notes.clear()  # split at white space
-    return converted
-
-
 def _changes_text(side: Options) -> bool:
     pretokenizer = side.section("tokenizer_cfg").text("pretokenizer", "none")
     return side.flag("normalize") or pretokenizer != "none"
 
 
-def _sentencepiece_model(folder: Path, side: Options, text: Side) -> Path | None:
+def _sentencepiece_model(folder: Path, side: Options, tokens: list[str]) -> Path | None:
     """The SentencePiece model of a side, if JoeyNMT applies nothing else to its text."""
     file = side.section("tokenizer_cfg").text("model_file")
     kind = side.text("tokenizer_type", side.text("bpe_type", "sentencepiece"))
@@ -236,6 +227,6 @@ def _sentencepiece_model(folder: Path, side: Options, text: Side) -> Path | None
         return None
     path = folder / Path(file).name
     # JoeyNMT never splits text into a piece of several characters that its vocabulary lacks. Here it would be unknown.
-    known = {*text.tokens, "<s>", "</s>", "<unk>"}
+    known = {*tokens, "<s>", "</s>", "<unk>"}
     pieces = vocabularies.sentencepiece_pieces(path)
     return path if all(len(piece) == 1 or piece in known for piece in pieces) else None

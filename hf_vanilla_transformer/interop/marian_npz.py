@@ -2,7 +2,7 @@
 
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,14 +12,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..layers_vanilla_transformer import sinusoidal_positions
-from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError, shown
 from ..utils.untrusted import parse_yaml_mapping, reading_weights, require_file
 from . import state_dicts, vocabularies
+from .checkpoint import Checkpoint
 from .converted import Converted, Fields, File, Tensors
 from .options import Options, Unsupported
 from .state_dicts import TensorRef
-from .transformers_folders import set_generation_config
 
 OPTIONS = "special:model.yml"
 EPSILON = 1e-6  # `layerNorm` of its Transformer
@@ -149,17 +148,15 @@ def from_marian_npz(
     sides = [_tokens(vocabulary) for vocabulary in paths]
     ids = _special_ids(sides, pad)
     is_pre_norm = _POSITIONS[_normalisations(options)] == "pre"
-    model = _model(tensors, options, ids, is_pre_norm)
-    set_generation_config(model, ids | _search(decoder, ids["unk_token_id"]))
     spm_models = vocabularies.both_sides(source_sentencepiece, target_sentencepiece)
     codes_of_sides = vocabularies.both_sides(codes, target_codes)
-    converted = Converted(model)
+    texts = []
+    notes = decoder.dropped(DROPPED) + [PRE_NORM_NOTE] * is_pre_norm
     if sides:
         if not spm_models and not codes_of_sides:
             has_pieces = paths[0].suffix == paths[1].suffix == ".spm"
-            spm_models = _existing(
-                paths[0].parent, [path.name for path in paths] if has_pieces else _SPM_MODELS
-            )
+            names = [path.name for path in paths] if has_pieces else _SPM_MODELS
+            spm_models = _existing(paths[0].parent, names)
         languages = source_language, target_language
         raw_text = vocabularies.raw_text(spm_models, codes_of_sides)
         texts = [
@@ -168,27 +165,27 @@ def from_marian_npz(
             )
             for side, path, language, raw in zip(sides, paths, languages, raw_text, strict=True)
         ]
-        converted = vocabularies.with_tokenizers(model, *texts)
-        converted.notes += [TRUECASING_NOTE] * bool(codes_of_sides)
+        notes += [TRUECASING_NOTE] * bool(codes_of_sides)
     elif spm_models or codes_of_sides:
         raise UserError(
             "no vocabularies in the model's folder: give source_vocabulary and target_vocabulary"
         )
     elif named:
-        names = " and ".join(map(shown, named))
-        converted.notes.append(f"its vocabularies {names} are not in its folder")
-    converted.notes += decoder.dropped(DROPPED) + [PRE_NORM_NOTE] * is_pre_norm
-    return converted
-
-
-def _model(
-    tensors: Tensors, options: Options, ids: Mapping[str, int | None], is_pre_norm: bool
-) -> VanillaTransformerForConditionalGeneration:
+        notes.append(f"its vocabularies {' and '.join(map(shown, named))} are not in its folder")
     tensors, positions = _positions(tensors, options)
+    return Checkpoint(
+        tensors,
+        partial(_locate, pre_norm=is_pre_norm),
+        ids | positions | _fields(options, is_pre_norm),
+        ids | _search(decoder, ids["unk_token_id"]),
+        sides=texts,
+        notes=notes,
+    ).converted()
+
+
+def _fields(options: Options, is_pre_norm: bool) -> Fields:
     heads = options.integer("transformer-heads", 8, 1)
-    fields = {
-        **ids,
-        **positions,
+    return {
         "encoder_attention_heads": heads,
         "decoder_attention_heads": heads,
         "activation_function": _activation(options),
@@ -198,7 +195,6 @@ def _model(
         "activation_dropout": options.number("transformer-dropout-ffn", 0.0, 0.0),
         "layer_norm_eps": EPSILON,
     }
-    return state_dicts.build_model(fields, tensors, partial(_locate, pre_norm=is_pre_norm))
 
 
 def _search(decoder: Options, unk: int | None) -> Fields:

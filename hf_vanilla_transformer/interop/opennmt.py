@@ -6,19 +6,18 @@ The option `layer_norm` chooses a formula, "standard" or "rms". No option choose
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError, shown
 from ..utils.untrusted import require_file
 from . import state_dicts, vocabularies
+from .checkpoint import Checkpoint
 from .converted import Converted, Fields, File, Tensors
 from .options import Options, Unsupported
 from .state_dicts import STACKS, Renames
-from .transformers_folders import set_generation_config
+from .vocabularies import Side
 
 _MAX_NESTING = 8
 _MAX_PARTS = 1000  # of the objects around a vocabulary of torchtext
@@ -136,7 +135,6 @@ def from_opennmt(
     options.refuse(REFUSED)
     tensors = _tensors(state, path)
     locate = partial(state_dicts.rename, renames=RENAMES)
-    shared = state_dicts.weights_decide(tensors, locate)["share_encoder_decoder_embeddings"]
     tables = {_POSITIONS.format(stack) for stack in STACKS}
     found = [tensors[name].flatten(0, -2) for name in tables if name in tensors]
     if state_dicts.position_layout(found) == "learned":
@@ -145,21 +143,22 @@ def from_opennmt(
     is_old = any(str(name).endswith(".a_2") for name in state["model"])
     epsilon = state_dicts.EPSILON_OF_UNBIASED_NORMS if is_old else EPSILON
     vocab = state.get("vocab")
-    sides = _vocabularies(vocab)
-    ids = _TORCHTEXT_IDS
-    search_ids = _TORCHTEXT_IDS
-    if sides:
-        where = Options(vocab, f"{path}: vocab.")
-        ids, search_ids = special_ids(where, sides, SPECIAL, shared)
-    model = state_dicts.build_model(_fields(options, epsilon) | ids, tensors, locate, tables)
+    tokens = _vocabularies(vocab)
     is_version_3 = isinstance(vocab, Mapping) and isinstance(vocab.get("src"), list)
+    sides: list[Side] = []
+    notes = ["the checkpoint contains no vocabularies"]
+    ids = search_ids = _TORCHTEXT_IDS
+    if tokens:
+        shared = state_dicts.weights_decide(tensors, locate)["share_encoder_decoder_embeddings"]
+        ids, search_ids = special_ids(Options(vocab, f"{path}: vocab."), tokens, SPECIAL, shared)
+        files = codes, sentencepiece, target_sentencepiece
+        sides, notes = texts(tokens, SPECIAL, files, options.texts("transforms"))
+        notes += [SEARCH_NOTE] * is_version_3
     search = _SEARCH_OF_VERSION_3 if is_version_3 else _SEARCH
-    set_generation_config(model, search | search_ids)
-    if not sides:
-        return Converted(model, notes=["the checkpoint contains no vocabularies"])
-    notes = [SEARCH_NOTE] if is_version_3 else []
-    files = codes, sentencepiece, target_sentencepiece
-    return with_tokenizers(model, sides, SPECIAL, files, notes, options.texts("transforms"))
+    fields = _fields(options, epsilon) | ids
+    return Checkpoint(
+        tensors, locate, fields, search | search_ids, tables, sides, notes
+    ).converted()
 
 
 def _read(path: Path) -> Fields:
@@ -283,34 +282,31 @@ def special_ids(
     return ids, search
 
 
-def with_tokenizers(
-    model: VanillaTransformerForConditionalGeneration,
-    sides: list[list[str]],
+def texts(
+    tokens: list[list[str]],
     special: Mapping[str, str],
     files: Sequence[File],
-    notes: list[str],
     transforms: list[str],
-) -> Converted:
-    """The model with the tokenizers of `vocabularies.with_tokenizers`. Sources do not end with </s>.
+) -> tuple[list[Side], list[str]]:
+    """The text of source and target, and a note on transforms of the training that change text but are not applied.
 
-    `files` are `codes` and two SentencePiece models, or None. `transforms` are those of the training, of which some
-    change the text of a translation too.
+    Sources do not end with </s>. `files` are `codes` and two SentencePiece models, or None.
     """
     codes, *spm_models = files
     raw_text = vocabularies.raw_text(
         vocabularies.both_sides(*spm_models), vocabularies.both_sides(codes)
     )
-    source, target = (
-        vocabularies.Side(
-            tokens, {name: token for name, token in special.items() if token in tokens}, **raw
+    sides = [
+        Side(
+            of_side,
+            {name: token for name, token in special.items() if token in of_side},
+            ends=ends,
+            **raw,
         )
-        for tokens, raw in zip(sides, raw_text, strict=True)
-    )
-    converted = vocabularies.with_tokenizers(model, replace(source, ends=False), target)
-    done = {"sentencepiece"} if source.spm else {"bpe"} if source.codes else set()
-    applied = {*TRANSFORMS} & {*transforms} - done
-    if applied:
-        names = ", ".join(sorted(applied))
-        converted.notes.append(f"the toolkit applies {names} to its text, the tokenizer does not")
-    converted.notes += notes
-    return converted
+        for of_side, ends, raw in zip(tokens, (False, True), raw_text, strict=True)
+    ]
+    done = {"spm": "sentencepiece", "codes": "bpe"}
+    applied = {*TRANSFORMS} & {*transforms} - {done[kind] for kind in raw_text[0]}
+    names = ", ".join(sorted(applied))
+    note = f"the toolkit applies {names} to its text, the tokenizer does not"
+    return sides, [note] if applied else []

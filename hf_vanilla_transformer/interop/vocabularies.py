@@ -56,6 +56,9 @@ class Side:
     special: Mapping[str, str]  #: `unk_token`, `eos_token`, `pad_token` and perhaps `bos_token`
     origin: object = "the vocabulary"  #: the file of the tokens, for messages
     ends: bool = True  #: a text ends with `eos_token`
+    is_tokenized: bool = (
+        True  #: without a file for raw text: it is tokenized already, not only split at white space
+    )
     lowercase: bool = False  #: tokenized text is lower-cased
     spm: Path | None = None  #: a SentencePiece model
     codes: Path | None = None  #: a file of byte-pair codes
@@ -101,6 +104,8 @@ def with_tokenizers(model: PreTrainedModel, source: Side, target: Side) -> Conve
     is_same = replace(source, origin=target.origin, language=target.language) == target
     tokenizer = for_target if is_same else whitespace_tokenizer(source)
     notes = [SPLIT_AT_SPACES if source.codes else PRETOKENIZED]
+    if not source.is_tokenized and not target.is_tokenized:
+        notes = []
     if _are_atoms(source) and _are_atoms(target):
         notes.append(SEQUENCES)
         for each in (tokenizer, for_target):

@@ -474,7 +474,9 @@ def test_torch_tokenizer_is_given(kind: str, tmp_path: Path) -> None:
     theirs = saved(AroundTorch(PYTORCH_TUTORIAL), tmp_path / "model.pt")
     suffix = {"tokenizer.json": ".json", "vocab.json": ".vocab.json", "vocab.txt": ".txt", "folder": ""}[kind]
     files = {name: tmp_path / f"{side}{suffix}" for name, side in (("tokenizer", "en"), ("target_tokenizer", "de"))}
-    ours, source, target = converted("torch", tmp_path / "model.pt", tmp_path / "ours", heads=4, **files)
+    ours, source, target = converted(
+        "torch", tmp_path / "model.pt", tmp_path / "ours", heads=4, **TUTORIAL_OPTIONS, **files
+    )
     text = "a cat runs in the snow ."
     ids = sides[0].encode(text).ids
     assert source(text)["input_ids"] == ([*ids, 3] if kind == "folder" else [2, *ids, 3])
