@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer
-from tokenizers.models import Unigram
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 from transformers import MarianTokenizer, PreTrainedTokenizerBase
@@ -113,10 +112,6 @@ def _marian_backend(
         raise UserError(
             f"tokenizer: its SentencePiece model has no tokenizer.json ({error})"
         ) from None
-    if not isinstance(backend.model, Unigram):
-        raise UserError(
-            "tokenizer: its SentencePiece model is a BPE, and tokenizer.json has no BPE of the same tokens"
-        )
     backend.add_special_tokens(tokenizer.all_special_tokens)
     backend.add_tokens([AddedToken(code, normalized=False) for code in codes])
     end = tokenizer.eos_token

@@ -66,8 +66,8 @@ def from_torch(
         scale_embedding: multiply embeddings by sqrt(d_model).
         source_embedding, target_embedding, output_layer: names of modules. Default: found by the words in their names.
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: special tokens. The decoder starts from `bos`.
-        tokenizer, target_tokenizer: a tokenizer.json of the tokenizers library, a folder of one of transformers, or a
-            vocabulary: a JSON object of tokens and ids, or a text with a token in each line. One may serve both sides.
+        tokenizer, target_tokenizer: a tokenizer.json of the tokenizers library, or a folder of one of transformers.
+            One may serve both sides.
             As in the tutorials, a source starts with `bos` and ends with `eos`, unless a folder says otherwise.
     """
     state = source if isinstance(source, Mapping) else state_dicts.read_torch_file(source)

@@ -21,13 +21,12 @@ from ..data.token_kinds import PATTERNS, describe_tokenizer
 from ..data.tokenizer_files import load_tokenizers
 from ..data.tokenizer_training import fast_tokenizer
 from ..utils.errors import UserError, naming_extras
-from ..utils.untrusted import one_line, read_json_object, require_file
+from ..utils.untrusted import one_line, require_file
 from .converted import Converted, Fields, File
 
 _PIECES = (1, 4)
 _BYTE = 6  # the types of normal and user-defined pieces, and of bytes
-_UNIGRAM = 1
-_BPE = 2  # the types of models
+_UNIGRAM = 1  # the type of models
 _START = "\ue001"
 _END = "\ue002"
 _HIDDEN = "\ue003"
@@ -124,55 +123,38 @@ def _are_atoms(side: Side) -> bool:
 
 def whitespace_tokenizer(side: Side) -> PreTrainedTokenizerFast:
     """A tokenizer for text that is tokenized already."""
-    backend = _whitespace_backend(side.tokens, side.origin, side.special["unk_token"])
-    if side.lowercase:
-        backend.normalizer = normalizers.Lowercase()
-    return fast_tokenizer(backend, side.ends, **side.special)
-
-
-def _whitespace_backend(tokens: Sequence[str], origin: object, unk_token: str) -> Tokenizer:
-    backend = Tokenizer(models.WordLevel(ids_by_token(tokens, origin), unk_token=unk_token))
+    ids = ids_by_token(side.tokens, side.origin)
+    backend = Tokenizer(models.WordLevel(ids, unk_token=side.special["unk_token"]))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     spaced = [decoders.Replace(Regex("$"), " "), decoders.Fuse()]
     backend.decoder = decoders.Sequence(
         [*spaced, decoders.Replace(f"{JOINER} ", ""), decoders.Replace(Regex(" $"), "")]
     )
-    return backend
+    if side.lowercase:
+        backend.normalizer = normalizers.Lowercase()
+    return fast_tokenizer(backend, side.ends, **side.special)
 
 
 def given_tokenizer(
     path: Path, ids: Mapping[str, int | None], starts: bool
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer in a folder or a file, or one for text that is tokenized already, from a file of tokens.
+    """The tokenizer in a folder or in a tokenizer.json.
 
     `ids` has the special tokens. With `starts` a text starts with `bos_token`.
     """
     if path.is_dir():
         return load_tokenizers(path)[0]
-    backend = _given_backend(path, ids["unk_token"])
+    content = "\n".join(read_lines(path))
+    try:
+        backend = Tokenizer.from_str(content)
+    except Exception as error:  # the library raises nothing more specific
+        raise UserError(f"{path}: no tokenizer.json ({one_line(error)})") from None
     special = {name: number for name, number in ids.items() if number is not None}
     for name, number in special.items():
         if not 0 <= number < backend.get_vocab_size():
             raise UserError(f"{name}_id={number}: {path} has {backend.get_vocab_size()} tokens")
     tokens = {name: str(backend.id_to_token(number)) for name, number in special.items()}
     return fast_tokenizer(backend, True, starts, **tokens)
-
-
-def _given_backend(path: Path, unk: int | None) -> Tokenizer:
-    tokens = read_lines(path)
-    if path.suffix == ".json":
-        content = read_json_object(path)
-        if isinstance(content.get("model"), dict):
-            try:
-                return Tokenizer.from_str("\n".join(tokens))
-            except Exception as error:  # the library raises nothing more specific
-                raise UserError(f"{path}: no tokenizer ({one_line(error)})") from None
-        tokens = tokens_by_id(content, f"{path}: no vocabulary")
-    if unk is None or not 0 <= unk < len(tokens):
-        raise UserError(
-            f"unk_token_id={unk}: {path} has {len(tokens)} tokens; give the id of the unknown one"
-        )
-    return _whitespace_backend(tokens, path, tokens[unk])
 
 
 def tokens_by_id(ids: Fields, refusal: str) -> list[str]:
@@ -232,17 +214,14 @@ def sentencepiece_backend(
     prepend_scheme = "always" if normal.add_dummy_prefix else "never"
     steps = _normalizer_steps(normal)
     splits: list[Any] = [pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme, split=False)]
-    if proto.trainer_spec.model_type == _BPE:
-        backend = Tokenizer(_bpe_model(tokens, scores, special["unk_token"], has_bytes))
-    else:
-        hidden = [token for token in tokens if token not in scores and token not in apart]
-        known = {" ", *"".join(scores)}
-        names = _names_of_hidden(hidden, set() if has_bytes else known)
-        steps += [] if has_bytes else _marks_around_unknown(known)
-        splits.append(_split_before_end_of(apart))
-        lowest = min(scores.values())
-        vocabulary = [(names.get(token, token), scores.get(token, lowest)) for token in tokens]
-        backend = Tokenizer(models.Unigram(vocabulary, ids[special["unk_token"]], has_bytes))
+    hidden = [token for token in tokens if token not in scores and token not in apart]
+    known = {" ", *"".join(scores)}
+    names = _names_of_hidden(hidden, set() if has_bytes else known)
+    steps += [] if has_bytes else _marks_around_unknown(known)
+    splits.append(_split_before_end_of(apart))
+    lowest = min(scores.values())
+    vocabulary = [(names.get(token, token), scores.get(token, lowest)) for token in tokens]
+    backend = Tokenizer(models.Unigram(vocabulary, ids[special["unk_token"]], has_bytes))
     backend.normalizer = normalizers.Sequence(steps)
     backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
     marks = decoders.Replace(Regex(f"[{_START}{_END}{_HIDDEN}]"), "")
@@ -250,22 +229,6 @@ def sentencepiece_backend(
     joined = [marks, decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", *spaces)]
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), *joined])
     return backend, missing
-
-
-def _bpe_model(
-    tokens: Sequence[str], scores: Mapping[str, float], unk_token: str, has_bytes: bool
-) -> models.BPE:
-    """A BPE whose merges are all pairs of pieces that give a piece, in the order of its score."""
-    pairs = ((piece[:i], piece[i:]) for piece in scores for i in range(1, len(piece)))
-    merges = [pair for pair in pairs if pair[0] in scores and pair[1] in scores]
-    merges.sort(key=lambda pair: -scores["".join(pair)])
-    return models.BPE(
-        ids_by_token(tokens),
-        merges,
-        unk_token=unk_token,
-        fuse_unk=True,
-        byte_fallback=has_bytes,
-    )
 
 
 def _names_of_hidden(hidden: Sequence[str], known: set[str]) -> dict[str, str]:
@@ -294,7 +257,7 @@ def _split_before_end_of(tokens: set[str]) -> Any:
 
 
 def _sentencepiece_model(model: bytes) -> Any:
-    """The parsed file of a unigram model or a BPE."""
+    """The parsed file of a unigram model."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
@@ -302,11 +265,8 @@ def _sentencepiece_model(model: bytes) -> Any:
         proto.ParseFromString(model)
     except Exception as error:  # DecodeError of protobuf
         raise RuntimeError("it is damaged") from error
-    if (
-        proto.trainer_spec.model_type not in (_UNIGRAM, _BPE)
-        or proto.trainer_spec.treat_whitespace_as_suffix
-    ):
-        raise RuntimeError("it is neither a unigram model nor a BPE: tokenize the text first")
+    if proto.trainer_spec.model_type != _UNIGRAM or proto.trainer_spec.treat_whitespace_as_suffix:
+        raise RuntimeError("it is no unigram model: tokenize the text first")
     return proto
 
 

@@ -194,7 +194,7 @@ def test_opennmt_and_eole_take_raw_text_with_byte_pair_codes(source_format: str,
 
 
 @pytest.mark.parametrize("source_format", ["opennmt", "eole"])
-@pytest.mark.parametrize("settings", [{}, {"model_type": "bpe"}, {"byte_fallback": True, "vocab_size": 340}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"byte_fallback": True, "vocab_size": 340}], ids=str)
 def test_opennmt_and_eole_take_raw_text_with_sentencepiece(source_format, settings, tmp_path, record_property):
     spm = tmp_path / "joint.model"
     pieces = train_sentencepiece(spm, SOURCES + TARGETS, **settings)
