@@ -96,8 +96,8 @@ _LAZY = {
     "BatchTranslator": ".inference.batch_translator",
     "TranslationPipeline": ".pipeline_vanilla_transformer",
     "Translator": ".inference.translator",
-    "VanillaTransformerTrainer": ".training.trainer",
-    "VanillaTransformerTrainingArguments": ".training.arguments",
+    "VanillaTransformerTrainer": ".training.trainer.trainer",
+    "VanillaTransformerTrainingArguments": ".training.run.arguments",
     "__version__": ".utils.version",
 }
 

@@ -2,7 +2,7 @@
 # Run the tests: bash scripts/test.sh [PYTEST ARGUMENT…]
 #
 # Makes .venv if there is none and installs the tests' packages. Arguments go to pytest, paths counted from the
-# repository: `bash scripts/test.sh tests/data -x`. `-m slow` runs the slow tests, left out otherwise. Without
+# repository: `bash scripts/test.sh tests/corpora -x`. `-m slow` runs the slow tests, left out otherwise. Without
 # arguments the files are shared by a process for each core, as `-n auto --dist loadfile` does for a part of the tests.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"

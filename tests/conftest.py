@@ -108,7 +108,7 @@ def drawing() -> Iterator[dict[tuple[Any, str], Any]]:
 
     with pytest.MonkeyPatch.context() as patch:
         replaced = {(Figure, "savefig"): save}
-        if finishing := sys.modules.get("hf_vanilla_transformer.training.finishing"):
+        if finishing := sys.modules.get("hf_vanilla_transformer.training.run.finishing"):
             replaced |= {(finishing, "plot_attention"): leave_empty, (finishing, "plot_curve"): leave_empty}
         originals = {place: getattr(*place) for place in replaced}
         for place, function in replaced.items():
@@ -135,7 +135,7 @@ def drawn_figures(drawing: dict[tuple[Any, str], Any], monkeypatch: pytest.Monke
 def dictionaries(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether words of scripts without spaces are ICU's. The test runs with both."""
     if request.param == "characters":
-        monkeypatch.setattr("hf_vanilla_transformer.data.words._dictionary_words", lambda: list)
+        monkeypatch.setattr("hf_vanilla_transformer.text.words._dictionary_words", lambda: list)
     else:
         pytest.importorskip("icu4py", reason="needs the extra `words`")
     return request.param == "dictionaries"

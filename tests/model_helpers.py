@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerFast
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.data.language_tokens import add_language_tokens
+from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.text.language_tokens import add_language_tokens
 from hf_vanilla_transformer.utils.errors import UserError
 
 PAD, EOS, START = 1, 2, 0

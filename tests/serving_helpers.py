@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.serving import Limits
 from hf_vanilla_transformer.serving.service import LanguagePair
+from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from tests.model_helpers import echo_model
 
 CORPUS = ["two hundred and one", "seven", "one million three hundred thousand", "a house. the big red house!"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_vanilla_transformer.training.callbacks import FitThreads
+from hf_vanilla_transformer.training.state.callbacks import FitThreads
 from hf_vanilla_transformer.utils import cpu_time
 from hf_vanilla_transformer.utils.cpu_time import CpuTime, available_cpus, fitting_threads, on_fitting_threads
 

@@ -25,9 +25,9 @@ from hf_vanilla_transformer import (
     VanillaTransformerTrainer,
     VanillaTransformerTrainingArguments,
 )
-from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.inference import optimize_for_inference
 from hf_vanilla_transformer.inference.loading import load_model
+from hf_vanilla_transformer.text import load_tokenizers
 from tests.model_helpers import save_model, tiny_config, tiny_model, with_paths
 from tests.trainer_helpers import QUIET, TINY_RUN, as_flags
 from vanilla_transformer_cli.models import use_model_code

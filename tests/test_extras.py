@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.utils.errors import EXTRAS
 from tests.interop.foreign import write_fsmt_folder, write_opus_folder
 from tests.model_helpers import tiny_model

@@ -14,8 +14,8 @@ from torch._dynamo.backends.common import aot_autograd
 
 from hf_vanilla_transformer import loss_vanilla_transformer as losses
 from hf_vanilla_transformer.loss_vanilla_transformer import fused_objective, fused_translation_loss
-from hf_vanilla_transformer.training.objectives.consistency import r_drop, simcut
-from hf_vanilla_transformer.training.objectives.distillation import DistillationObjective, TopDistributions
+from hf_vanilla_transformer.training.trainer.objectives.consistency import r_drop, simcut
+from hf_vanilla_transformer.training.trainer.objectives.distillation import DistillationObjective, TopDistributions
 from tests.model_helpers import assert_near, gradients, tiny_model, translation_batch
 from tests.pretended_gpu import counted, on_cpu, on_gpu
 

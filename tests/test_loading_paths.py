@@ -16,8 +16,8 @@ from hf_vanilla_transformer.hub.model_files import choose_files
 from hf_vanilla_transformer.hub.publishing import prepared_files
 from hf_vanilla_transformer.inference.loading import check_model_folder, load_model
 from hf_vanilla_transformer.interop.exporting import export
-from hf_vanilla_transformer.training.fine_tuning import load_base_model
-from hf_vanilla_transformer.training.objectives.distillation import Teacher
+from hf_vanilla_transformer.training.run.fine_tuning import load_base_model
+from hf_vanilla_transformer.training.trainer.objectives.distillation import Teacher
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import save_model, tiny_config, tiny_model, with_paths
 from tests.trainer_helpers import random_pairs, trained

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from tests.model_helpers import padded, sentences, tiny_model
 
 FOLDER = Path(__file__).parent / "old_checkpoints"

@@ -44,7 +44,7 @@ def harm(folder):
 
 LOADED = """
 from hf_vanilla_transformer.interop.state_dicts import read_torch_file
-from hf_vanilla_transformer.training.callbacks import WeightAverage
+from hf_vanilla_transformer.training.state.callbacks import WeightAverage
 from hf_vanilla_transformer import (
     Translator, VanillaTransformerForConditionalGeneration, VanillaTransformerTrainer
 )
@@ -108,8 +108,8 @@ with TestClient(create_app(server), base_url="http://127.0.0.1") as client:
 
 TRAINED = """
 from hf_vanilla_transformer import VanillaTransformerTrainer
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
+from hf_vanilla_transformer.training.run.recipes import parse_recipe
+from hf_vanilla_transformer.training.run.run import run_training
 
 step = VanillaTransformerTrainer.training_step
 harms = []

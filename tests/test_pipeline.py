@@ -8,7 +8,7 @@ from datasets import Dataset
 from transformers import AutoModelForSeq2SeqLM, AutoModelForTextEncoding, pipeline
 
 from hf_vanilla_transformer import TranslationPipeline, Translator
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from tests.model_helpers import tiny_marian, tiny_model
 
 SENTENCES = ["one two three", "two", "three three one two", "one", "two one"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hf_vanilla_transformer.training.checkpoints import LOCK, STAGING_FOLDER
+from hf_vanilla_transformer.training.state.checkpoints import LOCK, STAGING_FOLDER
 from tests.interop.foreign import write_fsmt_folder, write_opus_folder
 from tests.model_helpers import save_model, slow
 from tests.pretended_system import FORBIDDEN, pretend, run

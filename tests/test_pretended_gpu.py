@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from hf_vanilla_transformer.modeling_vanilla_transformer import check_labels
-from hf_vanilla_transformer.training.forward import CastForward
-from hf_vanilla_transformer.training.objectives.consistency import simcut
+from hf_vanilla_transformer.training.trainer.forward import CastForward
+from hf_vanilla_transformer.training.trainer.objectives.consistency import simcut
 from tests.model_helpers import gradients, six_layers, tiny_model, translation_batch
 from tests.pretended_gpu import DEVICE, Count, autocast, counted, held_memory, on_cpu, on_gpu
 

@@ -18,8 +18,8 @@ from num2words import num2words
 
 from hf_vanilla_transformer.interop.converting import FORMATS as IMPORT_FORMATS
 from hf_vanilla_transformer.interop.exporting import FORMATS as EXPORT_FORMATS
-from hf_vanilla_transformer.training.arguments import DataArguments, ModelArguments, RunArguments
-from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.training.run.arguments import DataArguments, ModelArguments, RunArguments
+from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from scripts.benchmarks.decoding_engines import ENGINES as DECODING_ENGINES
 from scripts.benchmarks.training import ENGINES as TRAINING_ENGINES
 from tests.model_helpers import SMALL_SIZES, save_model, save_model_of_languages, slow

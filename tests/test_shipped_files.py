@@ -20,8 +20,8 @@ from hf_vanilla_transformer import (
     VanillaTransformerForSequenceClassification,
     VanillaTransformerModel,
 )
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.inference import optimize_for_inference
+from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from tests.model_helpers import PAD, WITHOUT_THE_PACKAGE, padded, randomise, sentences, tiny_config
 from tests.search_helpers import varied_model
 

@@ -16,9 +16,9 @@ import pytest
 from filelock import FileLock, Timeout
 
 from hf_vanilla_transformer import VanillaTransformerConfig
-from hf_vanilla_transformer.training.argument_checks import check_size
-from hf_vanilla_transformer.training.checkpoints import LOCK, move_into_place, one_run_at_a_time
-from hf_vanilla_transformer.training.report import _write
+from hf_vanilla_transformer.training.run.argument_checks import check_size
+from hf_vanilla_transformer.training.run.report import _write
+from hf_vanilla_transformer.training.state.checkpoints import LOCK, move_into_place, one_run_at_a_time
 from hf_vanilla_transformer.utils import system_calls
 from hf_vanilla_transformer.utils.errors import UserError
 

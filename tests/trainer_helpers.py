@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.training.objectives import consistency
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
+from hf_vanilla_transformer.training.run.recipes import parse_recipe
+from hf_vanilla_transformer.training.run.run import run_training
+from hf_vanilla_transformer.training.trainer.objectives import consistency
 from tests.model_helpers import PAD, SMALL_SIZES, SPECIAL_TOKENS, padded, sentences, tiny_model, word_tokenizer
 from tests.model_helpers import error_of as error_of
 

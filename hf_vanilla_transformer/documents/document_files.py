@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ..data.translation_memories import FORMATS
-from ..data.words import words
+from ..corpora.translation_memories import FORMATS
 from ..inference.placement import TranslatedPart, TranslateTexts
 from ..inference.translator import Translator
+from ..text.words import words
 from ..utils.errors import UserError
 from .documents import SentenceCutter, sentence_splitter, sentences_of, split_text, translated_parts
 from .guard import Reading, guarded

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from ..data.language_codes import base_language
-from ..data.source_text import source_text
-from ..data.words import UNIT, break_points
 from ..inference.alignment import Link
 from ..inference.placement import TranslatedPart
 from ..inference.protected import BLOCK_TAG, has_words, spans_in
 from ..inference.translator import TOKENIZER_LOCK, Translator
+from ..text.language_codes import base_language
+from ..text.source_text import source_text
+from ..text.words import UNIT, break_points
 from ..utils.errors import naming_extras
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ..data.words import UNSPACED
 from ..inference.placement import TranslateTexts
+from ..text.words import UNSPACED
 from .html_scanner import Token, scan
 from .passages import Event, Passage, names, passage_of, raw_of, split_events, translate_pieces
 

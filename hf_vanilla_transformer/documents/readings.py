@@ -5,8 +5,8 @@ import re
 import zipfile
 from html import escape, unescape
 
-from ..data.language_codes import language_match
-from ..data.translation_memories import MARKUP, untranslated_state, xml_language
+from ..corpora.translation_memories import MARKUP, untranslated_state, xml_language
+from ..text.language_codes import language_match
 from ..utils.errors import UserError
 from ..utils.safe_xml import SAFE, XmlElement, local_name, memory_errors, parse_xml, root_name
 from .guard import Reading

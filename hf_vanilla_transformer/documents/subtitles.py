@@ -8,8 +8,8 @@ from functools import partial
 from html import escape, unescape
 from itertools import accumulate
 
-from ..data.words import break_points
 from ..inference.placement import TranslatedPart, TranslateTexts
+from ..text.words import break_points
 from ..utils.errors import UserError
 from .passages import Event, Passage, passage_of, raw_of
 

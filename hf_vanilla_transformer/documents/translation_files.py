@@ -3,8 +3,7 @@
 import copy
 import re
 
-from ..data.language_codes import language_match
-from ..data.translation_memories import (
+from ..corpora.translation_memories import (
     LANGUAGE,
     MARKUP,
     UNTRANSLATED,
@@ -13,6 +12,7 @@ from ..data.translation_memories import (
     xml_language,
 )
 from ..inference.placement import TranslateTexts
+from ..text.language_codes import language_match
 from ..utils.errors import UserError
 from ..utils.safe_xml import XmlElement, local_name, parse_xml
 from .passages import join_pieces, passages_of

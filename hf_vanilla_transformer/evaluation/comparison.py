@@ -8,7 +8,7 @@ from sacrebleu.metrics import CHRF
 from sacrebleu.metrics.base import Score, Signature
 from sacrebleu.significance import PairedTest
 
-from ..data.words import words
+from ..text.words import words
 from ..utils.normalization import Normalizer, normalized_references
 from .metric_classes import CharacterErrorRate
 from .metric_names import DEFAULT, SIGNED

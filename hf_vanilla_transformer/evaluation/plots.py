@@ -11,10 +11,10 @@ import torch
 from tokenizers import decoders
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.side_tokens import Side, is_byte_level, side_tokens
 from ..engine.shared_copy import shared_copy
 from ..inference.alignment import decoder_inputs
 from ..inference.translator import TOKENIZER_LOCK, Translator
+from ..text.side_tokens import Side, is_byte_level, side_tokens
 from ..utils.errors import UserError
 from ..utils.plotting import figure_file
 from .metric_names import TITLES, lower_is_better, title_of

@@ -7,8 +7,8 @@ import numpy as np
 from datasets import Dataset
 from transformers import EvalPrediction, PreTrainedTokenizerBase, Seq2SeqTrainer
 
-from ..data.language_tokens import decode_targets, token_ids
-from ..data.token_kinds import tokenizer_task
+from ..text.language_tokens import decode_targets, token_ids
+from ..text.token_kinds import tokenizer_task
 from ..utils.errors import UserError
 from ..utils.normalization import Normalizer
 from .metric_names import DEFAULT, TITLES, ScoreOptions, title_of

@@ -17,9 +17,9 @@ from typing import Any, TypeGuard
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from ..data.language_tokens import DIRECTIONS, MARKS, recorded_tokens
-from ..data.tokenizer_files import TARGET_FOLDER
 from ..evaluation.metric_names import TITLES
+from ..text.language_tokens import DIRECTIONS, MARKS, recorded_tokens
+from ..text.tokenizer_files import TARGET_FOLDER
 from ..utils.atomic_write import atomic_file
 from ..utils.errors import UserError
 from ..utils.markdown import isolated, markdown_table

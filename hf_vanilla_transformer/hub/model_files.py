@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from transformers.dynamic_module_utils import get_relative_imports
 
-from ..data.tokenizer_files import TARGET_FOLDER
+from ..text.tokenizer_files import TARGET_FOLDER
 from ..utils.errors import UserError
 from ..utils.untrusted import read_json_object
 

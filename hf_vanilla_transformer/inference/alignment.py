@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.side_tokens import Decoder, Side, side_decoder
-from ..data.words import UNIT, WordSplitter, white_space_words
 from ..engine.shared_copy import shared_copy
+from ..text.side_tokens import Decoder, Side, side_decoder
+from ..text.words import UNIT, WordSplitter, white_space_words
 from ..utils.errors import UserError
 from .batching import MAX_TOKENS, length_batches
 
@@ -41,7 +41,7 @@ def align(
         model: a translation model of this package. It is not changed, so that other threads may use it meanwhile.
         sources, targets: token ids of each sentence, with its end-of-sentence token but without a start token.
         layer: of the decoder, counted from 1. None is the last but one, as in the paper cited.
-        words: `data.words.white_space_words`, or `words` for the words of scripts without spaces.
+        words: `text.words.white_space_words`, or `words` for the words of scripts without spaces.
         marks: ids of a source that are not in its text, such as language marks.
 
     Returns:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from ..data.words import WordSplitter
 from ..search_vanilla_transformer import LengthPenalty
+from ..text.words import WordSplitter
 from ..utils.errors import UserError
 from .workers import shard_evenly
 

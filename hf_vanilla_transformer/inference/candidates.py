@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..data.readers import lines_of
+from ..corpora.readers import lines_of
 from ..utils.errors import UserError, check_at_least_one
 from ..utils.normalization import Normalizer, Place, n_best_places
 from .hypothesis import Hypothesis

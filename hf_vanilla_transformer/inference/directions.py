@@ -6,7 +6,7 @@ from itertools import islice, product, repeat
 
 from transformers import PreTrainedTokenizerBase
 
-from ..data.language_tokens import CODES, Direction, encode_targets, known_code, language_tokens
+from ..text.language_tokens import CODES, Direction, encode_targets, known_code, language_tokens
 from ..utils.errors import UserError
 
 Codes = str | Iterable[str] | None

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..data.columns import Columns
-from ..data.inputs import DISTILLED
+from ..corpora.columns import Columns
+from ..corpora.inputs import DISTILLED
 from ..utils.errors import UserError
 from ..utils.system_info import counted
 from .file_translation import claim, translate_file

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from ..data.readers import file_format
-from ..data.token_kinds import has_closed_vocabulary
+from ..corpora.readers import file_format
+from ..text.token_kinds import has_closed_vocabulary
 from ..utils.atomic_write import atomic_file
 from ..utils.errors import UserError, check_at_least_one
 from ..utils.normalization import Normalizer

@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 import torch
 
-from ..data.tokenizer_files import tokenizer_digest
+from ..text.tokenizer_files import tokenizer_digest
 from .translator import Translator
 
 #: Fields of a configuration that do not change the outputs of a model.

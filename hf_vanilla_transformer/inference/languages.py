@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from ..data.language_codes import SAME_LANGUAGE, language_match
-from ..data.language_tokens import DIRECTIONS, language_tokens
-from ..data.tokenizer_files import load_tokenizers
+from ..text.language_codes import SAME_LANGUAGE, language_match
+from ..text.language_tokens import DIRECTIONS, language_tokens
+from ..text.tokenizer_files import load_tokenizers
 from ..utils.errors import UserError
 from ..utils.untrusted import read_json_object
 

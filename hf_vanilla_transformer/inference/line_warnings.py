@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
-from ..data.token_kinds import has_closed_vocabulary, unknown_symbols
+from ..text.token_kinds import has_closed_vocabulary, unknown_symbols
 
 _RANGES = 100  # of line numbers in a warning
 

@@ -1,6 +1,6 @@
 """Put inline tags, placeholders and other text that is not translated where word alignment places it.
 
-`data.words` finds the words. Units are the letters and the punctuation marks of a word, cut where an element starts
+`text.words` finds the words. Units are the letters and the punctuation marks of a word, cut where an element starts
 or ends.
 """
 
@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..data.words import UNSPACED, Span, words
+from ..text.words import UNSPACED, Span, words
 from .alignment import Link
 
 _MAX_UNITS = 16  # units of a word, but a longer word, such as an address, is one unit

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ..data.words import WordSplitter, white_space_words, words
+from ..text.words import WordSplitter, white_space_words, words
 from .alignment import Link
 from .placement import Element, Placement, TranslatedPart, is_letter
 from .span_patterns import SIGN, SPAN
@@ -92,7 +92,7 @@ class Protected:
 
         Args:
             translation: the translation of `text`.
-            links: its (source word, target word) pairs, of `data.words.words`. None aligns by order.
+            links: its (source word, target word) pairs, of `text.words.words`. None aligns by order.
         """
         placement = Placement(
             self.text, [TranslatedPart(self.text, translation, links)], self.spans
@@ -224,7 +224,7 @@ def word_links(
 
 
 def white_space_links(links: Iterable[Link], source: str, target: str) -> list[Link]:
-    """Links between words of `data.words.words` as links between words that white space separates."""
+    """Links between words of `text.words.words` as links between words that white space separates."""
     sources = _starts(source, words)
     targets = _starts(target, words)
     return word_links(

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from ..data.side_tokens import readable_tokens
-from ..data.token_kinds import without_margins
+from ..text.side_tokens import readable_tokens
+from ..text.token_kinds import without_margins
 from ..utils.errors import check_at_least_one
 from .batching import BATCHES_AHEAD, MAX_TOKENS, length_batches
 from .directions import Codes, next_places

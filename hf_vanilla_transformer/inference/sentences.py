@@ -6,9 +6,9 @@ from itertools import chain, tee
 from pathlib import Path
 from typing import Any
 
-from ..data.columns import Columns, read_sides
-from ..data.inputs import Input, has_pairs
-from ..data.language_tokens import CODES
+from ..corpora.columns import Columns, cell_text, read_sides
+from ..corpora.inputs import Input, has_pairs
+from ..text.language_tokens import CODES
 from ..utils.errors import UserError
 from .text_io import on_one_line, read_lines
 
@@ -41,9 +41,7 @@ def _sentences_with_cells(
     if path is None or not has_pairs(Path(path)):
         yield from ((line, {}) for line in read_lines(path))
         return
-    from ..data.corpora import (
-        defect,
-    )  # datasets and pandas take a second, which lines of text do not need
+    from ..corpora.pairs import defect
 
     for line, (text,), cells in read_sides(Path(path), columns or Columns(), {}, [side]):
         reason = defect(side, text)
@@ -84,8 +82,6 @@ def labels_in(cells: Sequence[Cells], column: str, path: str | Path) -> list[str
     if not cells or column not in cells[0]:
         names = ", ".join(map(repr, cells[0])) if cells and cells[0] else "none"
         raise UserError(f"{path} has no column {column!r} beside its text; it has {names}")
-    from ..data.cleaning_input import cell_text
-
     return [on_one_line(cell_text(row.get(column))) for row in cells]
 
 
@@ -105,7 +101,7 @@ def read_sentence_pairs(
     """
     columns = columns or Columns()
     if source is not None and _are_one_file(source, target):
-        from ..data.corpora import PairReport, Source, checked_pairs
+        from ..corpora.pairs import PairReport, Source, checked_pairs
 
         report = PairReport(str(source))
         checked = checked_pairs(Source(Input(str(source), (Path(source),)), columns), report)

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from ..data.side_tokens import tokens_of_sides
-from ..data.words import words
 from ..engine.shortlist import Shortlist
+from ..text.side_tokens import tokens_of_sides
+from ..text.words import words
 from ..utils.errors import UserError, check_at_least_one
 from ..utils.untrusted import require_file
 from .alignment import Link, align, word_ranges

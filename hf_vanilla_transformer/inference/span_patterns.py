@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from ..data.words import UNSPACED
+from ..text.words import UNSPACED
 
 
 @dataclass(frozen=True)

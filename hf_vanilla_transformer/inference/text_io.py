@@ -9,7 +9,7 @@ from typing import IO, Any, cast
 
 from transformers.utils import logging
 
-from ..data import readers
+from ..corpora import readers
 from ..utils.atomic_write import atomic_file
 from ..utils.errors import UserError
 

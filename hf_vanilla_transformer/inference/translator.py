@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.language_tokens import Direction
-from ..data.side_tokens import AS_TEXT, readable_tokens
-from ..data.source_text import source_text
-from ..data.token_kinds import (
+from ..engine.shared_copy import in_evaluation_mode, shared_copy
+from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..search_vanilla_transformer import LengthPenalty, is_hypothesis
+from ..text.language_tokens import Direction
+from ..text.side_tokens import AS_TEXT, readable_tokens
+from ..text.source_text import source_text
+from ..text.token_kinds import (
     has_closed_vocabulary,
     recorded_form,
     tokenizer_task,
     unknown_symbols,
     without_margins,
 )
-from ..data.tokenizer_files import load_tokenizers, recognising_added_tokens, tokenizer_digest
-from ..data.words import WordSplitter, white_space_words, words
-from ..engine.shared_copy import in_evaluation_mode, shared_copy
-from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search
-from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ..search_vanilla_transformer import LengthPenalty, is_hypothesis
+from ..text.tokenizer_files import load_tokenizers, recognising_added_tokens, tokenizer_digest
+from ..text.words import WordSplitter, white_space_words, words
 from ..utils.cpu_time import on_fitting_threads
 from ..utils.errors import UserError, check_at_least_one
 from ..utils.shipped_models import model_folder
@@ -53,7 +53,7 @@ from .token_probabilities import token_log_probabilities
 from .workers import map_in_threads, worker_count
 
 if TYPE_CHECKING:
-    from ..data.source_form import SourceForm
+    from ..text.source_form import SourceForm  # few models have one
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ class Translator:
                 one for each. None is the default of the model or of `directed`, or the mark in a text (`>>de<< …`).
             alignment: align the words of each hypothesis with the source (`alignment.align`).
             alignment_layer: the decoder layer that aligns, counted from 1. None is the last but one.
-            alignment_words: `data.words.white_space_words`, or `words`, which also splits scripts without spaces.
+            alignment_words: `text.words.white_space_words`, or `words`, which also splits scripts without spaces.
             probabilities: compute the probability of each token in one more pass of the decoder.
             scores: whether transformers' search, if it runs, returns scores, for which it keeps all log-probabilities.
             prefixes: text that each translation must begin with, one per sentence. "" forces nothing. The last word
@@ -716,7 +716,7 @@ def _source_form(tokenizer: PreTrainedTokenizerBase, trusted: bool) -> "SourceFo
     name = recorded_form(tokenizer)
     if name is None:
         return None
-    from ..data.source_form import SourceForm  # few models have one
+    from ..text.source_form import SourceForm
 
     form = SourceForm(name, trusted)
     if form.problem:

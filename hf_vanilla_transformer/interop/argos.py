@@ -14,10 +14,10 @@ from typing import Any
 
 import transformers
 
-from ..data.tokenizer_files import load_tokenizers
 from ..inference.directions import Directions
 from ..inference.languages import NAMES, model_languages
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..text.tokenizer_files import load_tokenizers
 from ..utils.errors import UserError, shown
 from ..utils.untrusted import require_file
 from . import ctranslate2

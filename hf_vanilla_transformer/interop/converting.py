@@ -7,7 +7,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, get_args, get_type_hints
 
-from ..data.tokenizer_files import save_tokenizers
+from ..text.tokenizer_files import save_tokenizers
 from ..utils.atomic_write import new_folder, require_new
 from ..utils.errors import UserError, shown
 from .lora import merged_adapter

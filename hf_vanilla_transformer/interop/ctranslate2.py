@@ -11,11 +11,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data.language_tokens import language_tokens
-from ..data.side_tokens import side_tokens, tokens_of_sides
-from ..data.source_text import normalizing
-from ..data.tokenizer_files import load_tokenizers, save_tokenizers
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..text.language_tokens import language_tokens
+from ..text.side_tokens import side_tokens, tokens_of_sides
+from ..text.source_text import normalizing
+from ..text.tokenizer_files import load_tokenizers, save_tokenizers
 from ..utils.atomic_write import new_folder
 from ..utils.errors import UserError, naming_extras
 from ..utils.untrusted import require_file

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..data.source_form import form_note
-from ..data.source_text import normalizing
-from ..data.tokenizer_files import load_tokenizers, save_tokenizers
 from ..inference.directions import Directions
 from ..inference.loading import registered_class
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..text.source_form import form_note
+from ..text.source_text import normalizing
+from ..text.tokenizer_files import load_tokenizers, save_tokenizers
 from ..utils.atomic_write import atomic_file, new_folder
 from ..utils.errors import UserError
 from ..utils.untrusted import refuse_special_files

@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import MarianTokenizer, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data.language_tokens import tokens_by_language
-from ..data.side_tokens import Side, side_tokens, target_vocabulary
-from ..data.source_text import normalizing
+from ..text.language_tokens import tokens_by_language
+from ..text.side_tokens import Side, side_tokens, target_vocabulary
+from ..text.source_text import normalizing
 from ..utils.errors import UserError
 from .converted import Fields
 from .vocabularies import sentencepiece_backend

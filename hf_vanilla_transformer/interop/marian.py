@@ -7,8 +7,8 @@ from torch import Tensor
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..data.tokenizer_files import load_tokenizers
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..text.tokenizer_files import load_tokenizers
 from ..utils.errors import UserError
 from .converted import Converted, Tensors
 from .search_settings import OF_HYPOTHESES, TRANSFORMERS, refuse_fields

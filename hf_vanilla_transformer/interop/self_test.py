@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import MarianMTModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.side_tokens import side_decoder, side_tokens
-from ..data.tokenizer_files import load_tokenizers
+from ..text.side_tokens import side_decoder, side_tokens
+from ..text.tokenizer_files import load_tokenizers
 from ..utils.errors import UserError
 from .search_settings import banned_tokens, flat, longest
 from .transformers_js import DTYPES, GRAPHS

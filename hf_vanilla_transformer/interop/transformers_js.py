@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.tokenizer_files import load_tokenizers
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
 from ..inference.inside_view import INSIDE, copy_with_scores, norms_and_positions
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..text.tokenizer_files import load_tokenizers
 from ..utils.errors import UserError
 from . import exported_programs as programs
 from .converted import Fields

@@ -17,9 +17,9 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..data.token_kinds import PATTERNS, describe_tokenizer
-from ..data.tokenizer_files import load_tokenizers
-from ..data.tokenizer_training import fast_tokenizer
+from ..text.token_kinds import PATTERNS, describe_tokenizer
+from ..text.tokenizer_files import load_tokenizers
+from ..text.tokenizer_training import fast_tokenizer
 from ..utils.errors import UserError, naming_extras
 from ..utils.untrusted import one_line, require_file
 from .converted import Converted, Fields, File

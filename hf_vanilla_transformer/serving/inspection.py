@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..data.side_tokens import AS_TEXT, Side, side_decoder
-from ..data.words import words
 from ..inference.alignment import Link, align, decoder_inputs
 from ..inference.inside_view import INSIDE, copy_with_scores, norms_and_positions
 from ..inference.translator import Translator
 from ..search_vanilla_transformer import is_hypothesis
+from ..text.side_tokens import AS_TEXT, Side, side_decoder
+from ..text.words import words
 from ..utils.errors import UserError
 from .engine import QueueFull
 from .schemas import PageRequest
@@ -73,7 +73,7 @@ class Inspector:
         self._pool.shutdown()
 
     def align(self, sources: Sequence[list[int]], targets: Sequence[list[int]]) -> list[list[Link]]:
-        """`inference.alignment.align` of `data.words`, for token ids with their end tokens."""
+        """`inference.alignment.align` of `text.words`, for token ids with their end tokens."""
         tokenizers = self.source_tokenizer, self.target_tokenizer
         return align(self.model, *tokenizers, sources, targets, words=words, marks=self.marks)
 

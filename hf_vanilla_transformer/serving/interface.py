@@ -11,11 +11,11 @@ from typing import Any
 
 from fastapi import HTTPException
 
-from ..data.language_codes import language_match
-from ..data.language_detection import detect_languages
 from ..documents.document_files import UPLOADS
 from ..inference.languages import NAMES
 from ..inference.placement import TranslatedPart
+from ..text.language_codes import language_match
+from ..text.language_detection import detect_languages
 from ..utils.errors import shown
 from . import schemas
 from .document_process import DocumentProcesses, ServerEnds, Upload

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..data.token_kinds import has_closed_vocabulary
 from ..documents.documents import Part
 from ..engine.continuous import FoundHypothesis
 from ..inference.candidates import Merger
 from ..inference.hypothesis import Hypothesis
 from ..inference.line_warnings import LineWarnings
 from ..inference.translator import Translator
+from ..text.token_kinds import has_closed_vocabulary
 from .schemas import PageRequest, Prediction
 from .service import LanguagePair, Prepared
 

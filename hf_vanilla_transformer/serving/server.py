@@ -14,10 +14,10 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ..data.token_kinds import tokenizer_task
-from ..data.tokenizer_files import load_tokenizers
 from ..documents.documents import sentence_splitter
 from ..inference.translator import Translator
+from ..text.token_kinds import tokenizer_task
+from ..text.tokenizer_files import load_tokenizers
 from ..utils.errors import UserError, check_at_least_one
 from ..utils.system_calls import encodable, open_files, raise_open_files
 from ..web.page import model_facts

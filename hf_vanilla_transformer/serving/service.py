@@ -13,7 +13,6 @@ from itertools import chain, islice
 from textwrap import shorten
 from typing import Any, TypeVar
 
-from ..data.side_tokens import AS_TEXT
 from ..documents.documents import (
     Part,
     SentenceCutter,
@@ -31,6 +30,7 @@ from ..inference.line_warnings import LineWarnings
 from ..inference.placement import TranslatedPart
 from ..inference.protected import Protected, protect
 from ..inference.translator import ENDLESS, Translator
+from ..text.side_tokens import AS_TEXT
 from ..utils.errors import UserError
 from .engine import Engine
 from .inspection import Inspector
@@ -47,7 +47,7 @@ _ITEMS_AT_ONCE = 32
 
 _SHOWN_CHARACTERS = 60  # of a sentence in a warning
 
-#: For each sentence of a text its translations, the best first, with the links of `data.words` if needed.
+#: For each sentence of a text its translations, the best first, with the links of `text.words` if needed.
 Translated = list[list[tuple[str, list[Link]]]]
 
 #: For each sentence its protected spans, and the token ids of the rest.

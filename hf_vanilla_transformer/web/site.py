@@ -9,9 +9,6 @@ from typing import Any
 
 import torch
 
-from ..data.source_form import form_note
-from ..data.token_kinds import tokenizer_task
-from ..data.tokenizer_files import load_tokenizers
 from ..generation_vanilla_transformer import ALPHA, BEAMS, MAX_LENGTH_OVER_SOURCE
 from ..inference.languages import model_languages
 from ..interop.exporting import load_translator, refuse_languages, require_apart
@@ -26,6 +23,9 @@ from ..interop.search_settings import (
 from ..interop.self_test import self_test
 from ..interop.transformers_js import DTYPES, GRAPHS, write
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..text.source_form import form_note
+from ..text.token_kinds import tokenizer_task
+from ..text.tokenizer_files import load_tokenizers
 from ..utils.atomic_write import new_folder
 from ..utils.errors import UserError
 from .page import model_facts, page_files

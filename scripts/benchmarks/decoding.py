@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from hf_vanilla_transformer.data.side_tokens import AS_TEXT
-from hf_vanilla_transformer.data.tokenizer_files import load_tokenizers
 from hf_vanilla_transformer.evaluation.metrics import score_translations
+from hf_vanilla_transformer.text.side_tokens import AS_TEXT
+from hf_vanilla_transformer.text.tokenizer_files import load_tokenizers
 from hf_vanilla_transformer.utils.errors import UserError
 
 from .decoding_engines import ENGINES, Ids

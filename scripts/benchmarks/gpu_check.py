@@ -21,15 +21,15 @@ from typing import Any
 import torch
 from datasets import Dataset
 
+from hf_vanilla_transformer.batches.batching import pair_lengths
 from hf_vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from hf_vanilla_transformer.data import number_pairs
-from hf_vanilla_transformer.data.batching import pair_lengths
-from hf_vanilla_transformer.data.readers import read_lines
+from hf_vanilla_transformer.corpora import number_pairs
+from hf_vanilla_transformer.corpora.readers import read_lines
 from hf_vanilla_transformer.loss_vanilla_transformer import IGNORED
-from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.training.loaders import packed_row_loader
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
+from hf_vanilla_transformer.training.run.arguments import VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training.run.recipes import parse_recipe
+from hf_vanilla_transformer.training.run.run import run_training
+from hf_vanilla_transformer.training.trainer.loaders import packed_row_loader
 from hf_vanilla_transformer.utils.atomic_write import atomic_file
 from hf_vanilla_transformer.utils.errors import UserError
 from hf_vanilla_transformer.utils.markdown import markdown_table

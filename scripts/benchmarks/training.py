@@ -26,26 +26,22 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from hf_vanilla_transformer.batches import encode_pairs
+from hf_vanilla_transformer.batches.batching import TokenBatchSampler, pair_lengths
 from hf_vanilla_transformer.configuration_vanilla_transformer import (
     PRESETS,
     VanillaTransformerConfig,
 )
-from hf_vanilla_transformer.data import (
-    encode_pairs,
-    load_pairs,
-    load_tokenizers,
-    save_tokenizers,
-    train_tokenizer,
-)
-from hf_vanilla_transformer.data.batching import TokenBatchSampler, pair_lengths
+from hf_vanilla_transformer.corpora import load_pairs
 from hf_vanilla_transformer.interop.marian import to_marian
 from hf_vanilla_transformer.layers_vanilla_transformer import attention_kernels
 from hf_vanilla_transformer.loss_vanilla_transformer import IGNORED
 from hf_vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
-from hf_vanilla_transformer.training.arguments import VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.training.run.arguments import VanillaTransformerTrainingArguments
+from hf_vanilla_transformer.training.trainer.trainer import VanillaTransformerTrainer
 from hf_vanilla_transformer.utils.errors import UserError
 
 from .harness import (

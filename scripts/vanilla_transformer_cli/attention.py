@@ -28,13 +28,13 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.data import load_tokenizers
     from hf_vanilla_transformer.evaluation.plots import (
         checked_layer,
         cross_attention,
         plot_attention,
     )
     from hf_vanilla_transformer.inference.loading import load_model
+    from hf_vanilla_transformer.text import load_tokenizers
 
     model = load_model(arguments.model, arguments.device)
     tokenizers = load_tokenizers(arguments.model)

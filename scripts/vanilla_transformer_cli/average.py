@@ -50,7 +50,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.training.checkpoints import average_weights
+    from hf_vanilla_transformer.training.state.checkpoints import average_weights
     from hf_vanilla_transformer.utils.errors import UserError
 
     checkpoints = chosen_checkpoints(arguments)
@@ -67,7 +67,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
     """The named checkpoints, or the last ones of the run, oldest first."""
-    from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
+    from hf_vanilla_transformer.training.state.checkpoints import complete_checkpoints
     from hf_vanilla_transformer.utils.errors import UserError, check_at_least_one
 
     if arguments.run is None:
@@ -83,9 +83,9 @@ def chosen_checkpoints(arguments: argparse.Namespace) -> list[Path]:
 
 def write_model_folder(checkpoints: list[Path], output: Path) -> None:
     """Write the average as a model folder, atomically."""
-    from hf_vanilla_transformer.data.tokenizer_files import TARGET_FOLDER
     from hf_vanilla_transformer.inference.loading import check_model_folder
-    from hf_vanilla_transformer.training.checkpoints import WEIGHTS, average_weights
+    from hf_vanilla_transformer.text.tokenizer_files import TARGET_FOLDER
+    from hf_vanilla_transformer.training.state.checkpoints import WEIGHTS, average_weights
     from hf_vanilla_transformer.utils.atomic_write import new_folder
     from hf_vanilla_transformer.utils.errors import UserError
 

@@ -89,13 +89,13 @@ def _write(arguments: argparse.Namespace, rows: Any, judged: Any) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.data import load_pairs
-    from hf_vanilla_transformer.data.cleaning import RULES, SEQUENCE_RULES, judge_pairs
-    from hf_vanilla_transformer.data.cleaning_input import CleaningInput
-    from hf_vanilla_transformer.data.cleaning_report import report_page, report_text
-    from hf_vanilla_transformer.data.columns import Columns
-    from hf_vanilla_transformer.data.language_tokens import CODES
+    from hf_vanilla_transformer.cleaning.judging import RULES, SEQUENCE_RULES, judge_pairs
+    from hf_vanilla_transformer.cleaning.report import report_page, report_text
+    from hf_vanilla_transformer.cleaning.rows import CleaningInput
+    from hf_vanilla_transformer.corpora import load_pairs
+    from hf_vanilla_transformer.corpora.columns import Columns
     from hf_vanilla_transformer.inference.text_io import line_writer
+    from hf_vanilla_transformer.text.language_tokens import CODES
     from hf_vanilla_transformer.utils.errors import UserError
 
     unknown = [rule for rule in arguments.skip if rule not in RULES]

@@ -160,8 +160,8 @@ def labels_of(arguments: argparse.Namespace, test: TestSet) -> list[str]:
 
 def task_of_models(arguments: argparse.Namespace) -> str:
     """The task of the models: "sequence" if that of one is. Without a model it is "language"."""
-    from hf_vanilla_transformer.data import load_tokenizers
-    from hf_vanilla_transformer.data.token_kinds import tokenizer_task
+    from hf_vanilla_transformer.text import load_tokenizers
+    from hf_vanilla_transformer.text.token_kinds import tokenizer_task
 
     folders = [*(arguments.model or []), *arguments.compare]
     tasks = {tokenizer_task(*load_tokenizers(name)) for name in folders if Path(name).is_dir()}
@@ -183,7 +183,7 @@ def load_systems(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def read_outputs(arguments: argparse.Namespace, file: str, count: int) -> list[list[str]]:
     """The n-best lists of an existing translation, of one text each without --n_best."""
-    from hf_vanilla_transformer.data.readers import require_plain_text
+    from hf_vanilla_transformer.corpora.readers import require_plain_text
     from hf_vanilla_transformer.inference.candidates import read_n_best
     from hf_vanilla_transformer.inference.sentences import read_sentences
 
@@ -251,10 +251,10 @@ def score_perturbed(
 
     "none" has the `hypotheses` of the text as it is.
     """
-    from hf_vanilla_transformer.data.perturbations import perturb_all
     from hf_vanilla_transformer.evaluation.comparison import scores_by_group
     from hf_vanilla_transformer.evaluation.metrics import Groups
     from hf_vanilla_transformer.inference.sentences import codes_in
+    from hf_vanilla_transformer.text.perturbations import perturb_all
 
     pairs = list(zip(test.sources or [], test.references[0], strict=True))
     languages = [(arguments.source_lang, arguments.target_lang)] * len(pairs)
@@ -343,10 +343,10 @@ def print_results(results: dict[str, Any], names: list[str], tables: list[Any]) 
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.data.perturbations import perturbation_names
     from hf_vanilla_transformer.evaluation import comparison, score_tables
     from hf_vanilla_transformer.evaluation.metrics import score_names, score_translations
     from hf_vanilla_transformer.inference.text_io import line_writer, on_one_line
+    from hf_vanilla_transformer.text.perturbations import perturbation_names
     from hf_vanilla_transformer.utils.errors import UserError
 
     task = task_of_models(arguments)

@@ -165,8 +165,8 @@ def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | N
 
     For a model of many languages, the languages are also the direction of plain text.
     """
-    from hf_vanilla_transformer.data.columns import Columns
-    from hf_vanilla_transformer.data.inputs import has_pairs
+    from hf_vanilla_transformer.corpora.columns import Columns
+    from hf_vanilla_transformer.corpora.inputs import has_pairs
     from hf_vanilla_transformer.inference.languages import has_language_tokens, model_languages
     from hf_vanilla_transformer.utils.errors import UserError
 

@@ -72,7 +72,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.data.readers import read_lines
+    from hf_vanilla_transformer.corpora.readers import read_lines
     from hf_vanilla_transformer.serving import Limits, ServeOptions, serve
 
     key = None

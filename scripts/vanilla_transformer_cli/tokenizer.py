@@ -37,11 +37,11 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-    from hf_vanilla_transformer.data.columns import SIDES
-    from hf_vanilla_transformer.data.inputs import has_pairs
-    from hf_vanilla_transformer.data.tokenizer_training import train_sentencepiece_tokenizer
+    from hf_vanilla_transformer.corpora.columns import SIDES
+    from hf_vanilla_transformer.corpora.inputs import has_pairs
     from hf_vanilla_transformer.inference.sentences import read_sentences
+    from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
+    from hf_vanilla_transformer.text.tokenizer_training import train_sentencepiece_tokenizer
     from hf_vanilla_transformer.utils.errors import UserError
 
     if Path(arguments.output_dir).is_file():

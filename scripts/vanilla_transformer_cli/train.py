@@ -88,9 +88,10 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> list[str]:
 
 
 def main(arguments: list[str]) -> None:
-    from hf_vanilla_transformer.training.recipes import parse_recipe
-    from hf_vanilla_transformer.training.report import hide_bars_without_terminal
-    from hf_vanilla_transformer.training.run import run_training
+    from hf_vanilla_transformer.cleaning.judging import sample_warnings
+    from hf_vanilla_transformer.training.run.recipes import parse_recipe
+    from hf_vanilla_transformer.training.run.report import hide_bars_without_terminal
+    from hf_vanilla_transformer.training.run.run import run_training
 
     hide_bars_without_terminal()
 
@@ -98,4 +99,4 @@ def main(arguments: list[str]) -> None:
     if not flags[0].startswith("-"):
         flags[0] = recipe_path(flags[0])
     parsed = parse_recipe(flags)
-    run_training(*parsed)
+    run_training(*parsed, pair_warnings=sample_warnings)

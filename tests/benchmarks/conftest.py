@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from tests.model_helpers import tiny_model
 
 SENTENCES = ["two hundred", "a dog sleeps .", "thirty-four cats and a dog run , two hundred sleep"]

@@ -9,9 +9,9 @@ import pytest
 import sacrebleu
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.inference import workers
 from hf_vanilla_transformer.interop.marian import to_marian
+from hf_vanilla_transformer.text import load_tokenizers
 from scripts.benchmarks import decoding as decoding_benchmark
 from scripts.benchmarks.decoding import compare
 from scripts.benchmarks.harness import Teams, Worker

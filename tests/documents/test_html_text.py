@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_vanilla_transformer.data import words
 from hf_vanilla_transformer.documents.html_scanner import scan
 from hf_vanilla_transformer.documents.html_text import split_html
 from hf_vanilla_transformer.documents.passages import Passage, passages_of, translate_pieces
 from hf_vanilla_transformer.inference.placement import TranslatedPart
+from hf_vanilla_transformer.text import words
 
 PAGE = """<!DOCTYPE html><!-- a < b --><p class="x">Hello <b>big <i>red</i></b> <a href="?a&amp;b">world</a>!<br>
 Next &amp; more &lt;x&gt; <img src=1>.</p><script>if (a<b) {x("<p>no</p>")}</script><STYLE>p {}</STYLE>

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data import train_tokenizer
-from hf_vanilla_transformer.data.side_tokens import readable_tokens
 from hf_vanilla_transformer.evaluation import cross_attention, plot_attention, plots
+from hf_vanilla_transformer.text import train_tokenizer
+from hf_vanilla_transformer.text.side_tokens import readable_tokens
 from tests.model_helpers import error_of, tiny_config, tiny_marian, word_tokenizer
 
 pytestmark = pytest.mark.usefixtures("drawn_figures")

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from hf_vanilla_transformer.data.perturbations import PERTURBATIONS, perturb_all
 from hf_vanilla_transformer.evaluation import compare_systems, comparison, score_translations
 from hf_vanilla_transformer.evaluation.comparison import largest_differences, length_labels, scores_by_group
 from hf_vanilla_transformer.evaluation.metric_classes import FunctionMetric
 from hf_vanilla_transformer.evaluation.metrics import Groups, make_metrics
 from hf_vanilla_transformer.evaluation.score_tables import comparison_table, group_signatures, group_table, render
+from hf_vanilla_transformer.text.perturbations import PERTURBATIONS, perturb_all
 from hf_vanilla_transformer.utils.errors import UserError
 
 WORDS = ["ein", "kleiner", "großer", "Hund", "läuft", "springt", "über", "die", "Straße", "und", "bellt", "laut", "."]

@@ -9,10 +9,10 @@ import pytest
 import sacrebleu
 from transformers import EvalPrediction
 
-from hf_vanilla_transformer.data.language_tokens import add_language_tokens
 from hf_vanilla_transformer.evaluation import bleu_tokenizers, score_translations, translation_metrics
 from hf_vanilla_transformer.evaluation.bleu_tokenizers import check_tokenizer
 from hf_vanilla_transformer.evaluation.trainer_metrics import score_test_split
+from hf_vanilla_transformer.text.language_tokens import add_language_tokens
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import SPECIAL_TOKENS, error_of, word_tokenizer
 

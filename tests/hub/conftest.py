@@ -10,8 +10,8 @@ import pytest
 import transformers.utils.hub
 from huggingface_hub.utils import close_session
 
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.hub import CardFacts, write_model_card
+from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from tests.hub.loopback_hub import TOKEN, LoopbackHub
 from tests.model_helpers import tiny_model
 

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 import hf_vanilla_transformer
-from hf_vanilla_transformer.data import train_tokenizer
+from hf_vanilla_transformer.text import train_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.hub.loopback_hub import TOKEN
 from tests.model_helpers import error_of, tiny_model

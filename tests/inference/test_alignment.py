@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.inference.alignment import align, word_ranges
 from hf_vanilla_transformer.interop.marian import to_marian
+from hf_vanilla_transformer.text import train_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.engine.model_changes import aligning_model
 

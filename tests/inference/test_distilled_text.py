@@ -8,9 +8,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.inference import distilled_text
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET, TRANSLATIONS, distil
+from hf_vanilla_transformer.text import train_tokenizer
 from tests.model_helpers import error_of, tiny_marian, tiny_model, word_tokenizer
 
 LINES = ["one two three", "", "two two", "three one one two"]

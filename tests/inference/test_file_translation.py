@@ -18,8 +18,7 @@ import pytest
 import torch
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data import train_tokenizer
-from hf_vanilla_transformer.data.readers import read_rows
+from hf_vanilla_transformer.corpora.readers import read_rows
 from hf_vanilla_transformer.inference.file_translation import (
     BATCHES_PER_CHUNK,
     merge_shards,
@@ -28,6 +27,7 @@ from hf_vanilla_transformer.inference.file_translation import (
 )
 from hf_vanilla_transformer.inference.fingerprints import translator_fingerprint
 from hf_vanilla_transformer.inference.text_io import read_lines
+from hf_vanilla_transformer.text import train_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of, save_model, tiny_model
 

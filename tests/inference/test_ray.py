@@ -17,7 +17,7 @@ import datasets
 import pytest
 
 from hf_vanilla_transformer import BatchTranslator, Translator
-from hf_vanilla_transformer.data.inputs import DISTILLED
+from hf_vanilla_transformer.corpora.inputs import DISTILLED
 from hf_vanilla_transformer.inference.fingerprints import translator_fingerprint
 from hf_vanilla_transformer.inference.ray_workers import RayPool
 from hf_vanilla_transformer.utils.errors import UserError

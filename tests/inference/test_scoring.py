@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.inference.scoring import score_translations_of
+from hf_vanilla_transformer.text import train_tokenizer
 from tests.model_helpers import START, tiny_model
 
 PAIRS = [("two hundred", "zweihundert"), ("seven", ""), ("one million three", "eine Million drei"), ("", "leer")]

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hf_vanilla_transformer.data import train_tokenizer
-from hf_vanilla_transformer.data.words import words
 from hf_vanilla_transformer.documents.html_text import split_html
 from hf_vanilla_transformer.documents.markdown_text import split_markdown
 from hf_vanilla_transformer.documents.passages import passages_of, translate_pieces
 from hf_vanilla_transformer.inference import alignment
 from hf_vanilla_transformer.inference.placement import TranslatedPart
 from hf_vanilla_transformer.inference.protected import protect
+from hf_vanilla_transformer.text import train_tokenizer
+from hf_vanilla_transformer.text.words import words
 from tests.engine.model_changes import aligning_model
 
 pytestmark = pytest.mark.usefixtures("dictionaries")

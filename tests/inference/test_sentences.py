@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_vanilla_transformer.data import load_pairs
-from hf_vanilla_transformer.data.columns import Columns
+from hf_vanilla_transformer.corpora import load_pairs
+from hf_vanilla_transformer.corpora.columns import Columns
 from hf_vanilla_transformer.inference.sentences import (
     codes_in,
     labels_in,

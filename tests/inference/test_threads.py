@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.evaluation import cross_attention
 from hf_vanilla_transformer.inference import optimize_for_inference
+from hf_vanilla_transformer.text import train_tokenizer
 from tests.engine.model_changes import aligning_model
 
 WORDS = ["a", "small", "dog", "runs", "over", "two", "hundred", "green", "hills", "and", "sees", "one", "bird"]

@@ -10,8 +10,6 @@ from datasets.fingerprint import Hasher
 from transformers import GenerationConfig
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.data.side_tokens import readable_tokens
 from hf_vanilla_transformer.engine import c_kernels, kernels, linear
 from hf_vanilla_transformer.engine.ensemble import with_ensemble
 from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
@@ -20,6 +18,8 @@ from hf_vanilla_transformer.inference.batching import BATCHES_AHEAD
 from hf_vanilla_transformer.inference.file_translation import translated_lines
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.inference.translator import Hypothesis
+from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.text.side_tokens import readable_tokens
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import echo_model, error_of
 

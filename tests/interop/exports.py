@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.interop.search_settings import banned_tokens, ends, flat, shortest
 from hf_vanilla_transformer.interop.transformers_js import DTYPES, GRAPHS
+from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from tests.model_helpers import tiny_model
 
 CORPUS = ["two hundred and thirty-four", "zweihundertvierunddreißig", "a dog runs , a cat sleeps ."] * 9

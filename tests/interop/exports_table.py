@@ -23,11 +23,12 @@ from torch import Tensor
 from transformers import MarianMTModel, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from hf_vanilla_transformer.data import load_tokenizers, number_pairs
+from hf_vanilla_transformer.corpora import number_pairs
 from hf_vanilla_transformer.evaluation import score_translations
 from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.text import load_tokenizers
 from hf_vanilla_transformer.utils.markdown import markdown_table
 from tests.interop.exports import OnnxTranslator
 from tests.interop.imports_table import Records, run

@@ -29,8 +29,8 @@ from transformers import (
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.interop.converting import convert
+from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers, train_tokenizer
 from tests.model_helpers import assert_near, randomise
 
 SOURCES = [

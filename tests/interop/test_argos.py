@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import sentencepiece
 
-from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.data.tokenizer_training import train_sentencepiece_tokenizer
 from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.text.tokenizer_training import train_sentencepiece_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.exports import CORPUS
 from tests.interop.foreign import SOURCES, TARGETS, UNSEEN, converted, write_opus_folder

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.data.symbol_tokenizers import train_any_tokenizer
 from hf_vanilla_transformer.inference import Translator
 from hf_vanilla_transformer.interop.ctranslate2 import convert
 from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.text.symbol_tokenizers import train_any_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.foreign import SOURCES, converted, spelt, write_opus_folder
 from tests.model_helpers import PAD, error_of, padded, tiny_model

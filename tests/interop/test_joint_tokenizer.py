@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import MarianTokenizer
 
-from hf_vanilla_transformer.data import train_tokenizer
 from hf_vanilla_transformer.interop.joint_tokenizer import joint_tokenizer
+from hf_vanilla_transformer.text import train_tokenizer
 from tests.interop.foreign import (
     ENGLISH,
     GERMAN,

@@ -20,9 +20,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.lora import UNDERSTOOD
+from hf_vanilla_transformer.text import load_tokenizers
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.foreign import SOURCES, write_fsmt_folder, write_m2m100_folder, write_opus_folder
 from tests.model_helpers import assert_near, error_of

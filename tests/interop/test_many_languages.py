@@ -9,8 +9,8 @@ import torch
 from transformers import AutoTokenizer, MarianTokenizer, PreTrainedTokenizerBase, pipeline
 
 from hf_vanilla_transformer import TranslationPipeline, Translator
-from hf_vanilla_transformer.data.side_tokens import readable_tokens, side_tokens
 from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.text.side_tokens import readable_tokens, side_tokens
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.foreign import SOURCES, TARGETS, Record, converted, write_folder_of_languages, write_opus_folder
 from tests.interop.test_m2m100 import PEER

@@ -9,8 +9,8 @@ import pytest
 from transformers import MarianMTModel
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.text import load_tokenizers
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.exports import OnnxTranslator
 from tests.interop.foreign import SOURCES

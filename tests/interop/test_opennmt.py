@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import save_file
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.opennmt import from_opennmt
+from hf_vanilla_transformer.text import load_tokenizers
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import D, eole
 from tests.interop.checkpoints.opennmt import OPTIONS, PEER, SPECIAL, restated, save, weights

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 import hf_vanilla_transformer.interop as interop
-from hf_vanilla_transformer.training.arguments import DataArguments, ModelArguments, RunArguments
-from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.training.run.arguments import DataArguments, ModelArguments, RunArguments
+from hf_vanilla_transformer.training.run.recipes import parse_recipe
 
 TITLE = "## Other toolkits' options"
 README = Path(next(iter(interop.__path__)), "README.md").read_text(encoding="utf-8")

@@ -11,8 +11,6 @@ import torch
 from transformers import GenerationConfig
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data import load_tokenizers
-from hf_vanilla_transformer.data.side_tokens import side_tokens
 from hf_vanilla_transformer.interop.exporting import FORMATS, export
 from hf_vanilla_transformer.interop.search_settings import (
     APPLIED,
@@ -29,6 +27,8 @@ from hf_vanilla_transformer.interop.search_settings import (
     ends,
     search_differences,
 )
+from hf_vanilla_transformer.text import load_tokenizers
+from hf_vanilla_transformer.text.side_tokens import side_tokens
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.exports import LINES, best_token, write_model
 from tests.model_helpers import EOS, tiny_model

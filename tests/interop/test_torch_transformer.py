@@ -13,9 +13,9 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
-from hf_vanilla_transformer.data.tokenizer_training import fast_tokenizer
 from hf_vanilla_transformer.interop import torch_transformer
 from hf_vanilla_transformer.interop.converted import Converted
+from hf_vanilla_transformer.text.tokenizer_training import fast_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import attention_names, random_weights, restatement
 from tests.interop.checkpoints.torch_transformer import PEER, PYTORCH_TUTORIAL, SIZES, TUTORIAL_OPTIONS, AroundTorch

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from tests.model_helpers import tiny_model
 
 TRAINING_STATE = "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"

@@ -1,6 +1,6 @@
 """`vanilla-transformer clean`: which pairs are written where."""
 
-from tests.data.test_cleaning import DAMAGE, GOOD
+from tests.cleaning.test_cleaning import DAMAGE, GOOD
 
 
 def write(path, lines):

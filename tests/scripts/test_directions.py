@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data import load_tokenizers
-from hf_vanilla_transformer.data.language_tokens import language_tokens
 from hf_vanilla_transformer.evaluation import cross_attention
 from hf_vanilla_transformer.inference.scoring import score_translations_of
+from hf_vanilla_transformer.text import load_tokenizers
+from hf_vanilla_transformer.text.language_tokens import language_tokens
 from tests.model_helpers import save_model_of_languages
 
 ROWS = [("seven", "sieben", "de"), ("eight", "huit", "fr"), ("seven hundred", "siebenhundert", "de")]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from torch import distributed
 
-from hf_vanilla_transformer.training.arguments import DataArguments, ModelArguments, RunArguments
+from hf_vanilla_transformer.training.run.arguments import DataArguments, ModelArguments, RunArguments
 from vanilla_transformer_cli.main import SUBCOMMANDS, main
 from vanilla_transformer_cli.train import HELP
 

@@ -10,11 +10,11 @@ import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data.readers import read_rows
-from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
+from hf_vanilla_transformer.corpora.readers import read_rows
 from hf_vanilla_transformer.inference import file_translation
-from hf_vanilla_transformer.training.arguments import RunArguments
-from hf_vanilla_transformer.training.fine_tuning import base_folder, load_base_model
+from hf_vanilla_transformer.text.symbol_tokenizers import train_symbol_tokenizer
+from hf_vanilla_transformer.training.run.arguments import RunArguments
+from hf_vanilla_transformer.training.run.fine_tuning import base_folder, load_base_model
 from hf_vanilla_transformer.utils.shipped_models import model_folder, shipped_models
 from tests.model_helpers import randomise, tiny_model
 from vanilla_transformer_cli.main import main

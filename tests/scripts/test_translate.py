@@ -12,7 +12,7 @@ import torch
 from transformers.utils import logging
 
 from hf_vanilla_transformer import Translator, VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from tests.model_helpers import echo_model
 from vanilla_transformer_cli.main import main
 

@@ -11,11 +11,11 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.inference.candidates import translate_candidates
 from hf_vanilla_transformer.serving.options import ServeOptions
 from hf_vanilla_transformer.serving.sequences import SequenceModel
 from hf_vanilla_transformer.serving.server import load_server
+from hf_vanilla_transformer.text.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.utils.shipped_models import model_folder
 from tests.model_helpers import error_of, randomise, tiny_model
 from tests.serving_helpers import CORPUS, client_of, echo_folder, language_pair

@@ -16,8 +16,8 @@ from torch import Tensor, distributed
 from torch._dynamo.utils import counters
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.training import forward_choice
-from hf_vanilla_transformer.training.distributed import StopSignals
+from hf_vanilla_transformer.training.state.distributed import StopSignals
+from hf_vanilla_transformer.training.trainer import forward_choice
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import (

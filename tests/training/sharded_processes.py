@@ -32,9 +32,9 @@ PartialState.__init__ = _report_accelerators
 import torch  # noqa: E402
 from torch import Tensor, distributed  # noqa: E402
 
-from hf_vanilla_transformer.training.finishing import full_state_dict  # noqa: E402
-from hf_vanilla_transformer.training.recipes import parse_recipe  # noqa: E402
-from hf_vanilla_transformer.training.run import run_training  # noqa: E402
+from hf_vanilla_transformer.training.run.finishing import full_state_dict  # noqa: E402
+from hf_vanilla_transformer.training.run.recipes import parse_recipe  # noqa: E402
+from hf_vanilla_transformer.training.run.run import run_training  # noqa: E402
 from tests.model_helpers import TYING_MODES, tiny_model  # noqa: E402
 from tests.trainer_helpers import DESCENT, make_trainer, random_pairs  # noqa: E402
 

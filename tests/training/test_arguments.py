@@ -2,8 +2,8 @@
 
 import pytest
 
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from tests.trainer_helpers import error_of, run_tiny, write_pairs
 
 PAIRS = [
@@ -119,7 +119,7 @@ def test_test_line_beyond_learned_positions_is_met_after_the_model_is_saved(tmp_
 
 def test_lowercase_treats_validation_and_test_alike(tmp_path, monkeypatch):
     """A model that repeats the references in lower case scores 100 on both."""
-    from hf_vanilla_transformer.training.trainer import VanillaTransformerTrainer
+    from hf_vanilla_transformer.training.trainer.trainer import VanillaTransformerTrainer
 
     def repeat(self, model, inputs, *args, **kwargs):
         return None, inputs["labels"], inputs["labels"]

@@ -7,10 +7,11 @@ import pytest
 import torch
 from transformers import TrainerControl
 
-from hf_vanilla_transformer.training import callbacks, run
-from hf_vanilla_transformer.training.arguments import RunArguments
-from hf_vanilla_transformer.training.callbacks import StopWithCheckpoint
-from hf_vanilla_transformer.training.precision import bf16_is_faster
+from hf_vanilla_transformer.training.run import run
+from hf_vanilla_transformer.training.run.arguments import RunArguments
+from hf_vanilla_transformer.training.run.precision import bf16_is_faster
+from hf_vanilla_transformer.training.state import callbacks
+from hf_vanilla_transformer.training.state.callbacks import StopWithCheckpoint
 from tests.model_helpers import tiny_model
 
 

@@ -5,7 +5,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.training.checkpoints import average_weights, complete_checkpoints, remove_staging_folder
+from hf_vanilla_transformer.training.state.checkpoints import (
+    average_weights,
+    complete_checkpoints,
+    remove_staging_folder,
+)
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import TYING_MODES, tiny_model
 

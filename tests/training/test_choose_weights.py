@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from hf_vanilla_transformer.training.callbacks import WeightAverage
-from hf_vanilla_transformer.training.finishing import choose_weights
+from hf_vanilla_transformer.training.run.finishing import choose_weights
+from hf_vanilla_transformer.training.state.callbacks import WeightAverage
 from tests.model_helpers import tiny_model
 
 

@@ -12,8 +12,13 @@ from torch import Tensor
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
 from hf_vanilla_transformer import loss_vanilla_transformer as losses
-from hf_vanilla_transformer.training.objectives import consistency
-from hf_vanilla_transformer.training.objectives.consistency import ConsistencyObjective, crossconst, r_drop, simcut
+from hf_vanilla_transformer.training.trainer.objectives import consistency
+from hf_vanilla_transformer.training.trainer.objectives.consistency import (
+    ConsistencyObjective,
+    crossconst,
+    r_drop,
+    simcut,
+)
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import (
     EOS,

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data.language_tokens import language_tokens
-from hf_vanilla_transformer.data.vocabulary import extend_languages
+from hf_vanilla_transformer.text.language_tokens import language_tokens
+from hf_vanilla_transformer.text.vocabulary import extend_languages
 from tests.model_helpers import slow
 from tests.trainer_helpers import TINY_RUN, assert_same_model, error_of, run_tiny
 

@@ -10,9 +10,9 @@ import torch
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
 from hf_vanilla_transformer import loss_vanilla_transformer as losses
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.training.objectives import distillation
-from hf_vanilla_transformer.training.objectives.distillation import (
+from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.training.trainer.objectives import distillation
+from hf_vanilla_transformer.training.trainer.objectives.distillation import (
     DistillationObjective,
     FullDistributions,
     Teacher,

@@ -9,7 +9,7 @@ import torch
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
-from hf_vanilla_transformer.training.callbacks import EMA_WEIGHTS
+from hf_vanilla_transformer.training.state.callbacks import EMA_WEIGHTS
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import DESCENT, SAVING, trained

@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers
+from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers
 from tests.trainer_helpers import error_of, run_tiny, write_pairs
 
 PAIRS = [("one", "eins"), ("two", "zwei"), ("one two", "eins zwei"), ("two one", "zwei eins")]

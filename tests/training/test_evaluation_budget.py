@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
-from hf_vanilla_transformer.training import callbacks, evaluation_budget
-from hf_vanilla_transformer.training.evaluation_budget import longest_cut
+from hf_vanilla_transformer.training.state import callbacks
+from hf_vanilla_transformer.training.trainer import evaluation_budget
+from hf_vanilla_transformer.training.trainer.evaluation_budget import longest_cut
 from tests.trainer_helpers import run_tiny, write_pairs
 
 PAIRS = [(f"number {index} of many", f"nummer {index} von vielen") for index in range(60)]

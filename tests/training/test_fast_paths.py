@@ -28,9 +28,9 @@ from hf_vanilla_transformer.layers_vanilla_transformer import (
     VanillaTransformerEncoderLayer,
     eager_attention_forward,
 )
-from hf_vanilla_transformer.training import forward_choice
-from hf_vanilla_transformer.training.fast_paths import PACKED_ROWS
-from hf_vanilla_transformer.training.ownership import foreign_part
+from hf_vanilla_transformer.training.trainer import forward_choice
+from hf_vanilla_transformer.training.trainer.fast_paths import PACKED_ROWS
+from hf_vanilla_transformer.training.trainer.ownership import foreign_part
 from hf_vanilla_transformer.utils.errors import UserError
 from tests import trainer_helpers
 from tests.model_helpers import randomise, tiny_config, tiny_model

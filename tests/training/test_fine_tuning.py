@@ -16,16 +16,16 @@ from num2words import num2words
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, MarianTokenizer
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.inference.languages import card_languages, model_languages
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.serving.languages import model_folders
-from hf_vanilla_transformer.training import adapters
-from hf_vanilla_transformer.training.arguments import RunArguments
-from hf_vanilla_transformer.training.fine_tuning import SCORES_BEFORE, load_base_model
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
+from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.training.run import adapters
+from hf_vanilla_transformer.training.run.arguments import RunArguments
+from hf_vanilla_transformer.training.run.fine_tuning import SCORES_BEFORE, load_base_model
+from hf_vanilla_transformer.training.run.recipes import parse_recipe
+from hf_vanilla_transformer.training.run.run import run_training
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.foreign import write_m2m100_folder, write_opus_folder, write_opus_tokenizer
 from tests.model_helpers import SMALL_SIZES, error_of, randomise, slow, tiny_model

@@ -12,9 +12,9 @@ from torch import nn
 from transformers import TrainerCallback
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
-from hf_vanilla_transformer.training.checkpoints import average_weights, complete_checkpoints
-from hf_vanilla_transformer.training.loss_check import leave_out_on_device
-from hf_vanilla_transformer.training.muon import MuonAdamW
+from hf_vanilla_transformer.training.state.checkpoints import average_weights, complete_checkpoints
+from hf_vanilla_transformer.training.trainer.loss_check import leave_out_on_device
+from hf_vanilla_transformer.training.trainer.muon import MuonAdamW
 from hf_vanilla_transformer.utils.errors import UserError
 from tests import trainer_helpers
 from tests.model_helpers import tiny_model

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from hf_vanilla_transformer.training import forward_choice
-from hf_vanilla_transformer.training.forward import CastForward, PlainForward, forward_pass_of, linear_weights
+from hf_vanilla_transformer.training.trainer import forward_choice
+from hf_vanilla_transformer.training.trainer.forward import CastForward, PlainForward, forward_pass_of, linear_weights
 from tests import trainer_helpers
 from tests.model_helpers import gradients, tiny_model, translation_batch
 from tests.trainer_helpers import EntropyLoss, assert_same_model, flat, random_pairs

@@ -15,10 +15,10 @@ from torch.distributed import DistBackendError
 from torch.distributed.checkpoint.api import CheckpointException
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
-from hf_vanilla_transformer.training import distributed as training_distributed
-from hf_vanilla_transformer.training import finishing
-from hf_vanilla_transformer.training.checkpoints import complete_checkpoints, report_failed_save
-from hf_vanilla_transformer.training.distributed import errors_on_main_rank_only, require_first_rank
+from hf_vanilla_transformer.training.run import finishing
+from hf_vanilla_transformer.training.state import distributed as training_distributed
+from hf_vanilla_transformer.training.state.checkpoints import complete_checkpoints, report_failed_save
+from hf_vanilla_transformer.training.state.distributed import errors_on_main_rank_only, require_first_rank
 from hf_vanilla_transformer.utils.atomic_write import atomic_file, full_disk_reason, new_folder
 from hf_vanilla_transformer.utils.errors import DiskFull, UserError
 from tests.model_helpers import error_of, slow

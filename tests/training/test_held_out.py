@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hf_vanilla_transformer.data.corpus import load_corpus
-from hf_vanilla_transformer.data.corpus_tokenizers import train_tokenizers
+from hf_vanilla_transformer.batches.corpus_tokenizers import train_tokenizers
+from hf_vanilla_transformer.corpora.corpus import load_corpus
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
+from hf_vanilla_transformer.training.run.recipes import parse_recipe
+from hf_vanilla_transformer.training.run.run import run_training
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of
 from tests.trainer_helpers import TINY_RUN, as_flags

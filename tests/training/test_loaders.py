@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_augmentation
-from hf_vanilla_transformer.training import loaders
-from hf_vanilla_transformer.training.loaders import ReadAheadLoader
+from hf_vanilla_transformer.batches import encode_pairs, with_augmentation
+from hf_vanilla_transformer.text import train_tokenizer
+from hf_vanilla_transformer.training.trainer import loaders
+from hf_vanilla_transformer.training.trainer.loaders import ReadAheadLoader
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import make_trainer, padding_collator, random_pairs, trained
 

@@ -10,8 +10,8 @@ import torch
 from transformers import TrainerControl, TrainerState
 
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.training import distributed
-from hf_vanilla_transformer.training.callbacks import StopWithCheckpoint
+from hf_vanilla_transformer.training.state import distributed
+from hf_vanilla_transformer.training.state.callbacks import StopWithCheckpoint
 from tests.model_helpers import six_layers, tiny_model
 from tests.pretended_gpu import DEVICE, Count, counted, install, on_gpu
 from tests.trainer_helpers import make_trainer, random_pairs

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_vanilla_transformer.training import callbacks
+from hf_vanilla_transformer.training.state import callbacks
 
 MEGABYTE = 1e6
 

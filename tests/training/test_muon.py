@@ -9,8 +9,8 @@ import torch
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer import VanillaTransformerTrainingArguments as Arguments
-from hf_vanilla_transformer.training import muon
-from hf_vanilla_transformer.training.muon import MuonAdamW, orthogonalized
+from hf_vanilla_transformer.training.trainer import muon
+from hf_vanilla_transformer.training.trainer.muon import MuonAdamW, orthogonalized
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import tiny_model
 from tests.pretended_gpu import counted, on_gpu

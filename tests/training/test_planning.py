@@ -8,10 +8,11 @@ import pytest
 import yaml
 from transformers import TrainerState, TrainingArguments
 
-from hf_vanilla_transformer.training import callbacks, planning
-from hf_vanilla_transformer.training.callbacks import StopWithCheckpoint
-from hf_vanilla_transformer.training.planning import PlanUpdates, make_schedule
-from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.training.run import planning
+from hf_vanilla_transformer.training.run.planning import PlanUpdates, make_schedule
+from hf_vanilla_transformer.training.run.recipes import parse_recipe
+from hf_vanilla_transformer.training.state import callbacks
+from hf_vanilla_transformer.training.state.callbacks import StopWithCheckpoint
 from tests.trainer_helpers import assert_same_model, error_of, run_tiny, write_pairs
 
 ROWS = {4: {"d_model": 8, "why": "few"}, 12: {"d_model": 24, "dropout": 0.3}}

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerPreTrainedModel
-from hf_vanilla_transformer.data import train_tokenizer
-from hf_vanilla_transformer.training.arguments import ModelArguments, chosen_values, run_task
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import build_model
+from hf_vanilla_transformer.text import train_tokenizer
+from hf_vanilla_transformer.training.run.arguments import ModelArguments, chosen_values, run_task
+from hf_vanilla_transformer.training.run.recipes import parse_recipe
+from hf_vanilla_transformer.training.run.run import build_model
 from tests.trainer_helpers import error_of
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "recipes"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from transformers import EvalPrediction
 
-from hf_vanilla_transformer.data.language_tokens import add_language_tokens
 from hf_vanilla_transformer.evaluation import metric_classes
-from hf_vanilla_transformer.training.report import SampleTranslations, log_line
+from hf_vanilla_transformer.text.language_tokens import add_language_tokens
+from hf_vanilla_transformer.training.run.report import SampleTranslations, log_line
 from tests.model_helpers import SPECIAL_TOKENS, word_tokenizer
 from tests.trainer_helpers import run_tiny, write_pairs
 

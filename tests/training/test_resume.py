@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.training import precision
-from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
+from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.training.run import precision
+from hf_vanilla_transformer.training.state.checkpoints import complete_checkpoints
 from tests import trainer_helpers
 from tests.model_helpers import slow, tiny_model
 from tests.trainer_helpers import (

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
-from hf_vanilla_transformer.data.corpus import load_corpus
-from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
+from hf_vanilla_transformer.corpora.corpus import load_corpus
+from hf_vanilla_transformer.training.run.recipes import parse_recipe
+from hf_vanilla_transformer.training.run.run import run_training
+from hf_vanilla_transformer.training.state.checkpoints import complete_checkpoints
 from tests.model_helpers import error_of, slow
 from tests.trainer_helpers import as_flags, assert_same_model, run_tiny, write_pairs
 

@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from hf_vanilla_transformer.training import finishing
-from hf_vanilla_transformer.training.checkpoints import LOCK, complete_checkpoints, find_checkpoint, one_run_at_a_time
+from hf_vanilla_transformer.training.run import finishing
+from hf_vanilla_transformer.training.state.checkpoints import (
+    LOCK,
+    complete_checkpoints,
+    find_checkpoint,
+    one_run_at_a_time,
+)
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of
 from tests.trainer_helpers import run_tiny, write_pairs

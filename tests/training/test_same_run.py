@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.data import save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.training import resumable_trainer
-from hf_vanilla_transformer.training.facts import names_digest
-from hf_vanilla_transformer.training.fingerprint import (
+from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.training.run.facts import names_digest
+from hf_vanilla_transformer.training.run.recipes import parse_recipe, training_parser
+from hf_vanilla_transformer.training.state.fingerprint import (
     COMPARED_AS,
     IRRELEVANT,
     OBJECTIVE,
@@ -31,7 +31,7 @@ from hf_vanilla_transformer.training.fingerprint import (
     read_run_state,
     source_digest,
 )
-from hf_vanilla_transformer.training.recipes import parse_recipe, training_parser
+from hf_vanilla_transformer.training.trainer import resumable_trainer
 from hf_vanilla_transformer.utils.errors import UserError
 from hf_vanilla_transformer.utils.system_info import versions
 from hf_vanilla_transformer.utils.user_code import import_function
@@ -461,7 +461,7 @@ def test_code_of_the_named_files_is_compared(tmp_path: Path, monkeypatch: pytest
     assert before is not None and source_digest(["spelling", "builtins"]) == before
     file.write_text("from spelling_parts import twice as thrice\n")
     assert source_digest(["spelling"]) not in (before, None)
-    assert source_digest(["builtins", "hf_vanilla_transformer.training.fingerprint"]) is None
+    assert source_digest(["builtins", "hf_vanilla_transformer.training.state.fingerprint"]) is None
     assert source_digest(["made_at_run_time"]) is None
 
 

@@ -8,10 +8,10 @@ from num2words import num2words
 from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM
 
-from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.evaluation.bleu_tokenizers import fitting_tokenizer
 from hf_vanilla_transformer.hub.card import _examples
-from hf_vanilla_transformer.training.report import SampleTranslations
+from hf_vanilla_transformer.text import load_tokenizers
+from hf_vanilla_transformer.training.run.report import SampleTranslations
 from hf_vanilla_transformer.utils.markdown import isolated
 from tests.model_helpers import slow
 from tests.trainer_helpers import run_tiny, write_pairs

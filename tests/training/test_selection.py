@@ -3,9 +3,9 @@
 import pytest
 
 from hf_vanilla_transformer.evaluation.metric_names import LOWER_IS_BETTER, TITLES
-from hf_vanilla_transformer.training.argument_checks import check_selection
-from hf_vanilla_transformer.training.arguments import score_options
-from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.training.run.argument_checks import check_selection
+from hf_vanilla_transformer.training.run.arguments import score_options
+from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.trainer_helpers import error_of, run_tiny, write_pairs
 

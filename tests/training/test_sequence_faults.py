@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
-from hf_vanilla_transformer.data import encode_pairs, load_pairs, save_tokenizers
-from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
+from hf_vanilla_transformer.batches import encode_pairs
+from hf_vanilla_transformer.corpora import load_pairs
 from hf_vanilla_transformer.evaluation import score_translations
+from hf_vanilla_transformer.text import save_tokenizers
+from hf_vanilla_transformer.text.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
 from hf_vanilla_transformer.utils.normalization import import_normalizer
 from tests.trainer_helpers import run_tiny
@@ -140,7 +142,7 @@ def test_equal_forms_of_a_list_take_one_place() -> None:
 
 def test_invalid_smiles_are_counted() -> None:
     pytest.importorskip("rdkit", reason="needs the extra `chemistry`")
-    normalize = import_normalizer("hf_vanilla_transformer.data.smiles:canonical")
+    normalize = import_normalizer("hf_vanilla_transformer.text.smiles:canonical")
     predicted = ["OCC", "C1CC", "C(", "c1ccccc1", "CC(=O)O", ""]
     references = ["CCO", "CCC", "C", "C1=CC=CC=C1", "CC(O)=O", "C"]
     scores = score_translations(predicted, references, normalize=normalize)

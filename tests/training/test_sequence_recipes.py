@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hf_vanilla_transformer.data import load_tokenizers
-from hf_vanilla_transformer.data.corpus import load_corpus
-from hf_vanilla_transformer.data.corpus_tokenizers import train_tokenizers
-from hf_vanilla_transformer.data.token_kinds import tokenizer_task
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
+from hf_vanilla_transformer.batches.corpus_tokenizers import train_tokenizers
+from hf_vanilla_transformer.corpora.corpus import load_corpus
+from hf_vanilla_transformer.text import load_tokenizers
+from hf_vanilla_transformer.text.token_kinds import tokenizer_task
+from hf_vanilla_transformer.training.run.recipes import parse_recipe
+from hf_vanilla_transformer.training.run.run import run_training
 from hf_vanilla_transformer.utils.shipped_models import model_folder
 from tests.model_helpers import SMALL_SIZES, slow
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from hf_vanilla_transformer.data.perturbations import PERTURBATIONS
-from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
+from hf_vanilla_transformer.text.perturbations import PERTURBATIONS
+from hf_vanilla_transformer.training.state.checkpoints import complete_checkpoints
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import (
     TORCHRUN,

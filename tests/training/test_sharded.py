@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from hf_vanilla_transformer.training.checkpoints import average_weights, complete_checkpoints
+from hf_vanilla_transformer.training.state.checkpoints import average_weights, complete_checkpoints
 from tests.model_helpers import TYING_MODES, tiny_model
 from tests.trainer_helpers import TORCHRUN, launch
 from tests.training import several_processes

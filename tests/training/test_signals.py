@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import pytest
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
-from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
-from hf_vanilla_transformer.training.distributed import StopSignals
+from hf_vanilla_transformer.training.state.checkpoints import complete_checkpoints
+from hf_vanilla_transformer.training.state.distributed import StopSignals
 from hf_vanilla_transformer.utils.errors import Interrupted
 from tests.trainer_helpers import TINY_RUN, TORCHRUN, as_flags, assert_same_model, run_tiny, write_pairs
 from vanilla_transformer_cli.main import main

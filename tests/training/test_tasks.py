@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.data.corpus import load_corpus
-from hf_vanilla_transformer.data.corpus_tokenizers import match_case, train_tokenizers
-from hf_vanilla_transformer.data.symbol_tokenizers import train_symbol_tokenizer
-from hf_vanilla_transformer.data.token_kinds import tokenizer_task
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
+from hf_vanilla_transformer.batches.corpus_tokenizers import match_case, train_tokenizers
+from hf_vanilla_transformer.corpora.corpus import load_corpus
+from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.text.symbol_tokenizers import train_symbol_tokenizer
+from hf_vanilla_transformer.text.token_kinds import tokenizer_task
+from hf_vanilla_transformer.training.run.recipes import parse_recipe
+from hf_vanilla_transformer.training.run.run import run_training
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import SMALL_SIZES, error_of, randomise, tiny_model
 from tests.trainer_helpers import as_flags

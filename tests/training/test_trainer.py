@@ -13,12 +13,13 @@ from safetensors.torch import load_file
 from transformers import Seq2SeqTrainer
 
 from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.data import encode_pairs, train_tokenizer, with_augmentation
-from hf_vanilla_transformer.data.batching import collate_batches
-from hf_vanilla_transformer.data.perturbations import PERTURBATIONS
-from hf_vanilla_transformer.data.redrawing import RedrawnDataset
-from hf_vanilla_transformer.training import trainer
-from hf_vanilla_transformer.training.checkpoints import complete_checkpoints
+from hf_vanilla_transformer.batches import encode_pairs, with_augmentation
+from hf_vanilla_transformer.batches.batching import collate_batches
+from hf_vanilla_transformer.batches.redrawing import RedrawnDataset
+from hf_vanilla_transformer.text import train_tokenizer
+from hf_vanilla_transformer.text.perturbations import PERTURBATIONS
+from hf_vanilla_transformer.training.state.checkpoints import complete_checkpoints
+from hf_vanilla_transformer.training.trainer import trainer
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import PAD, error_of, slow, tiny_marian, tiny_model
 from tests.trainer_helpers import (

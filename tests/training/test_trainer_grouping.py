@@ -7,9 +7,9 @@ from datasets import Dataset
 from transformers.trainer_pt_utils import LengthGroupedSampler as SourceLengthSampler
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
-from hf_vanilla_transformer.data import batching
-from hf_vanilla_transformer.data.batching import LengthGroupedSampler, pair_lengths
-from hf_vanilla_transformer.training.arguments import RunArguments
+from hf_vanilla_transformer.batches import batching
+from hf_vanilla_transformer.batches.batching import LengthGroupedSampler, pair_lengths
+from hf_vanilla_transformer.training.run.arguments import RunArguments
 from tests.model_helpers import tiny_model
 
 BATCH = 16

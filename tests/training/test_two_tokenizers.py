@@ -15,10 +15,10 @@ from transformers import (
 )
 
 from hf_vanilla_transformer import Translator, VanillaTransformerTrainer, VanillaTransformerTrainingArguments
-from hf_vanilla_transformer.data import load_tokenizers, save_tokenizers
 from hf_vanilla_transformer.evaluation import translation_metrics
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.marian import from_marian
+from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import SPECIAL_TOKENS, slow, tiny_model, word_tokenizer
 from tests.trainer_helpers import QUIET, run_tiny, write_pairs

@@ -17,10 +17,10 @@ from typing import Any
 import datasets
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
-from hf_vanilla_transformer.data import corpus_tokenizers
+from hf_vanilla_transformer.batches import corpus_tokenizers
 from hf_vanilla_transformer.evaluation import score_translations
-from hf_vanilla_transformer.training import finishing, run
-from hf_vanilla_transformer.training.recipes import parse_recipe
+from hf_vanilla_transformer.training.run import finishing, run
+from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.utils.errors import UserError, run_command
 from tests.trainer_helpers import TINY_RUN, as_flags
 

@@ -28,9 +28,9 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from hf_vanilla_transformer.training.arguments import DataArguments, ModelArguments, RunArguments
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
+from hf_vanilla_transformer.training.run.arguments import DataArguments, ModelArguments, RunArguments
+from hf_vanilla_transformer.training.run.recipes import parse_recipe
+from hf_vanilla_transformer.training.run.run import run_training
 from hf_vanilla_transformer.utils.errors import run_command
 from tests.trainer_helpers import TINY_RUN, write_pairs
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.inference.candidates import translate_candidates
 from hf_vanilla_transformer.interop import transformers_js
 from hf_vanilla_transformer.search_vanilla_transformer import LengthPenalty
+from hf_vanilla_transformer.text import load_tokenizers
 from hf_vanilla_transformer.utils.shipped_models import model_folder
 from hf_vanilla_transformer.web.site import search_settings, write_site
 from tests.interop.exports import LINES, require_onnx, write_model

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vanilla_transformer.data import load_tokenizers
+from hf_vanilla_transformer.text import load_tokenizers
 from hf_vanilla_transformer.utils.shipped_models import model_folder
 from hf_vanilla_transformer.web import page_files
 from tests.interop.exports import LINES

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import torch
 
-from hf_vanilla_transformer.data import load_tokenizers, number_pairs, save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.data.tokenizer_training import train_sentencepiece_tokenizer
+from hf_vanilla_transformer.corpora import number_pairs
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.interop.exporting import export
-from hf_vanilla_transformer.training.recipes import parse_recipe
-from hf_vanilla_transformer.training.run import run_training
+from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.text.tokenizer_training import train_sentencepiece_tokenizer
+from hf_vanilla_transformer.training.run.recipes import parse_recipe
+from hf_vanilla_transformer.training.run.run import run_training
 
 from .environment import SENTENCES, install, run
 

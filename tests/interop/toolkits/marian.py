@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
-from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.interop.converting import convert
+from hf_vanilla_transformer.text import load_tokenizers
 
 from .environment import BEAMS, SENTENCES, UPDATES, install, lines_of, run, write_corpus
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from hf_vanilla_transformer.data import load_tokenizers
 from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.interop import transformers_js
+from hf_vanilla_transformer.text import load_tokenizers
 
 from .argos import train
 from .environment import SENTENCES, install, run

@@ -1,0 +1,140 @@
+"""The tokenizers of a run: load them, or train them on the training split."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from ..corpora.corpus import Corpus
+from ..corpora.data_arguments import DataArguments, has_two_tokenizers, run_task, side_tokens
+from ..text.language_tokens import add_language_tokens
+from ..text.source_form import FORMS
+from ..text.symbol_tokenizers import train_any_tokenizer
+from ..text.token_kinds import (
+    LANGUAGE_TOKENS,
+    describe_tokenizer,
+    has_closed_vocabulary,
+    recorded_form,
+    tokenizer_task,
+)
+from ..text.tokenizer_files import load_tokenizers, tokenizer_digest
+from ..utils.errors import UserError, shown
+from .encoding import name_end_token
+
+Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  # of source and target
+
+
+def loaded_tokenizers(data_args: DataArguments, checkpoint: Path | None) -> Tokenizers | None:
+    """The tokenizers of the checkpoint that a run resumes from, or of `tokenizer_name`. None if it trains them."""
+    name = data_args.tokenizer_name
+    if checkpoint is not None:
+        tokenizers = load_tokenizers(checkpoint)
+        if name and tokenizer_digest(load_tokenizers(name)) != tokenizer_digest(tokenizers):
+            raise UserError(
+                f"tokenizer_name: {name} is not the tokenizer of {checkpoint} that a resumed run keeps: "
+                "leave it out, or start a new run"
+            )
+        return tokenizers
+    if name is None:
+        return None
+    source, target = load_tokenizers(name)
+    name_end_token(target, name)
+    if source is not target:
+        name_end_token(source, name, required=False)
+    return source, target
+
+
+def take_task(data_args: DataArguments, tokenizers: Tokenizers | None) -> None:
+    """Let a run have the task of the tokenizers that it has loaded, unless `task` is set."""
+    if tokenizers is None or data_args.task is not None:
+        return
+    if tokenizer_task(*tokenizers) == "sequence":
+        data_args.task = "sequence"
+
+
+def take_source_form(
+    data_args: DataArguments, tokenizers: Tokenizers | None, trusted: bool
+) -> None:
+    """Let a run have the form of the source that its loaded tokenizers name, unless `source_form` is set.
+
+    Args:
+        trusted: whether code that is not of this package runs because a folder names it.
+    """
+    if tokenizers is None or data_args.source_form is not None:
+        return
+    name = recorded_form(tokenizers[0])
+    if name is not None and name not in FORMS and not trusted:
+        raise UserError(
+            f"source_form: the tokenizer names {shown(name)}, code that is not of this package: permit it with "
+            "--source_form or --trust_remote_code"
+        )
+    data_args.source_form = name
+
+
+def train_tokenizers(corpus: Corpus, vocab_size: int, data_args: DataArguments) -> Tokenizers:
+    """Train the tokenizers on the training split: a joint one, or one for each side."""
+    kinds = side_tokens(data_args)
+    task = run_task(data_args)
+    # Keys the tokenizer cache.
+    content = f"{corpus.fingerprint('train')} {len(corpus.pairs['train'])}"
+
+    def learn(tokens: str, *columns: str, lowercase: bool) -> PreTrainedTokenizerBase:
+        tokenizer = train_any_tokenizer(
+            corpus.texts(*columns),
+            tokens,
+            vocab_size=vocab_size,
+            min_frequency=data_args.min_frequency,
+            lowercase=lowercase,
+            content=f"{content} {' '.join(columns)}",
+            side=columns[0] if len(columns) == 1 else "text",
+        )
+        describe_tokenizer(tokenizer, tokens, task)
+        return tokenizer
+
+    lowercase = data_args.lowercase
+    if has_two_tokenizers(data_args):
+        source = learn(kinds[0], "source", lowercase=lowercase or data_args.source_lowercase)
+        tokenizers = source, learn(kinds[1], "target", lowercase=lowercase)
+    else:
+        tokenizers = (learn(kinds[0], "source", "target", lowercase=lowercase),) * 2
+    if corpus.directions:
+        for tokenizer in dict.fromkeys(tokenizers):
+            add_language_tokens(
+                tokenizer, corpus.directions["train"], data_args.language_token == "source"
+            )
+    return tokenizers
+
+
+def describe_sizes(tokenizers: Tokenizers, vocab_size: int, data_args: DataArguments) -> str:
+    """One line on the sizes of tokenizers. It says if the text had too few words for `vocab_size`."""
+    sizes = [len(each) for each in dict.fromkeys(tokenizers)]
+    line = f"tokenizer: {' and '.join(f'{size:,}' for size in sizes)} tokens"
+    of_languages = set(side_tokens(data_args)) <= set(LANGUAGE_TOKENS)
+    if data_args.tokenizer_name or not of_languages or min(sizes) >= vocab_size:
+        return line
+    return f"{line}; vocab_size={vocab_size:,} needs more text"
+
+
+def match_case(
+    tokenizers: Tokenizers, data_args: DataArguments, say: Callable[[str], None] = print
+) -> None:
+    """Ignore case in all scores if the target tokenizer lower-cases: it cannot write the capitals of a reference."""
+    lowercases = [_lowercases(each) for each in tokenizers]
+    for field, are_lowered in (("lowercase", all(lowercases)), ("source_lowercase", lowercases[0])):
+        if getattr(data_args, field) and not are_lowered:
+            raise UserError(
+                f"{field}: True: the tokenizer {data_args.tokenizer_name or 'of the checkpoint'} keeps capitals; "
+                f"leave {field} out, or train a tokenizer"
+            )
+    if lowercases[1] and not data_args.bleu_lowercase:
+        data_args.bleu_lowercase = True
+        say("scores ignore case, because the target tokenizer lower-cases all text")
+
+
+def _lowercases(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a tokenizer lower-cases all text. One with a closed vocabulary may lack these letters."""
+    if has_closed_vocabulary(tokenizer):
+        normalizer = tokenizer.backend_tokenizer.normalizer
+        return normalizer is not None and normalizer.normalize_str("ABC") == "abc"
+    text = tokenizer.decode(tokenizer("A B C")["input_ids"], skip_special_tokens=True)
+    return text.split() == ["a", "b", "c"]

@@ -1,0 +1,218 @@
+"""Sentence pairs as token ids."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from ..corpora.columns import SIDES
+from ..corpora.mixtures import PART
+from ..corpora.pairs import REPORTED_LINES, describe_dropped
+from ..text.language_tokens import Direction, encode_targets, language_tokens
+from ..text.source_text import source_text
+from ..text.token_kinds import has_closed_vocabulary, unknown_symbols
+from ..text.tokenizer_files import recognising_added_tokens
+from ..utils.errors import UserError
+
+_COLUMNS = ["input_ids", "labels", "length", "line"]
+
+
+@dataclass
+class EncodingReport:
+    """Counts of the pairs that exceed a length limit."""
+
+    dropped: bool  #: whether pairs over a limit were dropped (training) or kept (evaluation)
+    seen: int = 0  #: numbers of pairs
+    too_long: int = 0
+    #: tokens of the longest source that is not dropped
+    longest_source: int | None = None
+    #: the first few line (or row) numbers of pairs over a limit, from 1
+    first_lines: list[int] = field(default_factory=list)
+    unknown: int = 0  #: pairs with symbols that a tokenizer lacks. In training they are an error
+    first_unknown: list[int] = field(default_factory=list)  #: their first few line numbers
+
+    def describe_unknown(self) -> str:
+        """One line on the pairs with unknown symbols."""
+        lines = describe_dropped(
+            "symbols that the training text lacks", self.unknown, self.first_unknown
+        )
+        return f"{self.unknown:,} of {self.seen:,} pairs have {lines}; they are read as <unk>"
+
+    def summary(self) -> str:
+        """One line, such as `encoded 998 of 1,000 pairs; dropped 2: too long (lines 7, 31)`."""
+        kept = self.seen - self.too_long if self.dropped else self.seen
+        text = f"encoded {kept:,} of {self.seen:,} pairs"
+        if not self.too_long:
+            return text
+        lines = describe_dropped("too long", self.too_long, self.first_lines)
+        return f"{text}; {'dropped' if self.dropped else 'kept all the same'} {self.too_long:,}: {lines}"
+
+
+# The empty text has the tokens of every sentence alone. The others show that these are at its end.
+_PROBES = ("", "a", "b c", "1 2 3")
+_MODEL_INPUTS = ("input_ids", "attention_mask")
+
+
+def name_end_token(tokenizer: PreTrainedTokenizerBase, name: str, required: bool = True) -> None:
+    """Let `eos_token` be the token that ends every encoded target sentence, as `sep_token` does in BERT's tokenizers.
+
+    A tokenizer that appends its `eos_token` stays as it is. Without one, the token that is at the end of every
+    sentence, also of the empty one, becomes the `eos_token`: a model learns to end its translations with it.
+
+    Args:
+        tokenizer: of the target, or of both languages.
+        name: the name of the tokenizer, for the message.
+        required: whether sentences must end with a token, as those of the target must.
+
+    Raises:
+        UserError: sentences do not end with a special token, though it is required, or there is no `pad_token`.
+    """
+    if tokenizer.pad_token_id is None:
+        raise UserError(
+            f"tokenizer_name: {name} has no pad_token, which batches need: set one and save it again"
+        )
+    encoded = encode_targets(tokenizer, list(_PROBES), return_attention_mask=False, verbose=False)
+    eos = tokenizer.eos_token_id
+    # Not at the start alone, as OPT's. Tokens of languages may follow it.
+    has_eos = eos is not None and all(eos in ids[1:] or ids == [eos] for ids in encoded)
+    ends = {eos} if has_eos else {ids[-1] if ids else None for ids in encoded}
+    end = ends.pop()
+    if ends or end is None:
+        if not required:
+            return
+        raise UserError(
+            f"tokenizer_name: {name} puts no token at the end of a sentence, so that a model could not end its "
+            "translations: let it append its eos_token (tokenizers.processors.TemplateProcessing), and save it again"
+        )
+    if required and any(ids[0] == end for ids in encoded if len(ids) > 1):
+        raise UserError(
+            f"tokenizer_name: {name} starts a sentence with the token that ends it, so that all translations would be "
+            "empty: give it a bos_token of its own, and save it again"
+        )
+    if has_eos:
+        return
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
+    # BERT's also return token_type_ids, which `generate(**tokenizer(…))` would refuse.
+    tokenizer.model_input_names = list(_MODEL_INPUTS)
+    tokenizer.init_kwargs["model_input_names"] = list(_MODEL_INPUTS)
+
+
+def encode_pairs(
+    pairs: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    target_tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    max_source_length: int | None = None,
+    max_target_length: int | None = None,
+    drop_too_long: bool,
+    directions: Sequence[Direction] = (),
+) -> tuple[Dataset, EncodingReport]:
+    """Tokenize sentence pairs, without truncation.
+
+    Args:
+        pairs: columns `source` and `target`, and optionally `line`, the line numbers for the report. The sources have
+            the form that the tokenizer names (`text.source_form`), if it names one.
+        tokenizer: of the source.
+        target_tokenizer: of the target, or None for a joint vocabulary.
+        max_source_length, max_target_length: limits in tokens, `</s>` included, or None for no limit.
+        drop_too_long: drop pairs over a limit, and refuse unknown symbols (training). Evaluation keeps all pairs,
+            because scores on a subset of the test set are not comparable.
+        directions: the direction of each number in the column `part`. The tokenizers have their language tokens.
+
+    Returns:
+        Columns `input_ids`, `labels`, `length` (tokens of the longer side) and `line`, and `part` if the pairs have
+        it, cached by `datasets`, and the report.
+
+    Raises:
+        UserError: every pair is too long, or a training pair has a symbol that its tokenizer lacks.
+    """
+    source, target = map(recognising_added_tokens, (tokenizer, target_tokenizer or tokenizer))
+    encode = _Encode(source, target, directions, refuse_unknown=drop_too_long)
+    encoded = pairs.map(
+        encode, batched=True, with_indices=True, remove_columns=pairs.column_names, desc="Encoding"
+    )
+    facts = ["source_length", "target_length", "line", "unknown"]
+    lengths = encoded.select_columns(facts).with_format("numpy")[:]
+    long_source = lengths["source_length"] > (max_source_length or np.inf)
+    long_target = lengths["target_length"] > (max_target_length or np.inf)
+    too_long = long_source | long_target
+    lines = lengths["line"]
+    unknown = lengths["unknown"]
+    kept = lengths["source_length"][~too_long] if drop_too_long else lengths["source_length"]
+    report = EncodingReport(
+        dropped=drop_too_long,
+        seen=len(lines),
+        too_long=int(too_long.sum()),
+        longest_source=int(kept.max()) if len(kept) else None,
+        first_lines=lines[too_long][:REPORTED_LINES].tolist(),
+        unknown=int(unknown.sum()),
+        first_unknown=lines[unknown][:REPORTED_LINES].tolist(),
+    )
+    if drop_too_long and too_long.any():
+        if too_long.all():
+            raise UserError(f"every pair is longer than the limits: {report.summary()}")
+        encoded = encoded.select(np.flatnonzero(~too_long))
+    columns = [*_COLUMNS, PART] if PART in encoded.column_names else _COLUMNS
+    return encoded.select_columns(columns), report
+
+
+@dataclass
+class _Encode:
+    """Tokenizes a batch of pairs. It is a class, because `datasets` would hash everything that a closure captures."""
+
+    tokenizer: PreTrainedTokenizerBase
+    target_tokenizer: PreTrainedTokenizerBase
+    directions: Sequence[Direction]
+    refuse_unknown: bool
+
+    def __call__(self, batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+        # not verbose: `model_max_length` does not apply, the caller sets limits
+        options = {"return_attention_mask": False, "verbose": False}
+        sources = [source_text(text, self.tokenizer) for text in batch["source"]]
+        ids = self.tokenizer(sources, **options)["input_ids"]
+        # `text_target` switches Marian's and other bilingual tokenizers to the target language
+        labels = encode_targets(self.target_tokenizer, batch["target"], **options)
+        source = language_tokens(self.tokenizer)
+        target = language_tokens(self.target_tokenizer)
+        if self.directions and source and target:
+            chosen = [self.directions[part] for part in batch[PART]]
+            ids = list(map(source.source, ids, chosen))
+            labels = list(map(target.translation, labels, chosen))
+        parts = {PART: batch[PART]} if PART in batch else {}
+        lines = batch.get("line") or [index + 1 for index in indices]
+        return parts | {
+            "unknown": self._unknown(batch, (ids, labels), lines),
+            "input_ids": ids,
+            "labels": labels,
+            "length": [max(len(a), len(b)) for a, b in zip(ids, labels, strict=True)],
+            "source_length": [len(row) for row in ids],
+            "target_length": [len(row) for row in labels],
+            "line": lines,
+        }
+
+    def _unknown(
+        self,
+        batch: dict[str, list[Any]],
+        sides: tuple[list[list[int]], list[list[int]]],
+        lines: list[int],
+    ) -> list[bool]:
+        """Return whether each pair has a symbol that its tokenizer lacks."""
+        unknown = [False] * len(lines)
+        tokenizers = (self.tokenizer, self.target_tokenizer)
+        for name, rows, tokenizer in zip(SIDES, sides, tokenizers, strict=True):
+            if not has_closed_vocabulary(tokenizer):
+                continue
+            for number, row in enumerate(rows):
+                if tokenizer.unk_token_id not in row:
+                    continue
+                if self.refuse_unknown:
+                    symbol = unknown_symbols(tokenizer, batch[name][number])[0]
+                    raise UserError(
+                        f"line {lines[number]}: the {name} has {symbol!r}, which the tokenizer does not know: "
+                        "train a tokenizer on this text, or leave the pair out"
+                    )
+                unknown[number] = True
+        return unknown

@@ -1,0 +1,1 @@
+"""A run: its arguments, from the corpus to the card."""

@@ -1,0 +1,412 @@
+"""A training run from arguments to a model folder: load data, train, select weights, save, test."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset
+from datasets import config as datasets_config
+from transformers import (
+    DataCollatorForSeq2Seq,
+    EarlyStoppingCallback,
+    EvalPrediction,
+    TrainerCallback,
+    set_seed,
+)
+
+from ...batches.batching import pair_lengths
+from ...batches.corpus_encoding import encode_corpus
+from ...batches.corpus_tokenizers import (
+    Tokenizers,
+    describe_sizes,
+    loaded_tokenizers,
+    match_case,
+    take_source_form,
+    take_task,
+    train_tokenizers,
+)
+from ...configuration_vanilla_transformer import VanillaTransformerConfig
+from ...corpora.corpus import PairWarnings, load_corpus
+from ...evaluation.metrics import make_metrics, score_names
+from ...evaluation.trainer_metrics import translation_metrics
+from ...hub.publishing import destination, publish_run
+from ...inference.languages import model_languages, name_languages
+from ...inference.loading import import_class, trust_code
+from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ...text.token_kinds import record_form, set_task, tokenizer_task
+from ...utils.atomic_write import report_full_disk
+from ...utils.errors import Interrupted, UserError
+from ...utils.normalization import check_normalizer
+from ...utils.system_info import counted
+from ..state.callbacks import FitThreads, ReleaseFreeMemory, StopWithCheckpoint
+from ..state.checkpoints import find_checkpoint, one_run_at_a_time, report_failed_save, resume_hint
+from ..state.distributed import (
+    StopSignals,
+    broadcast_from_main,
+    check_equal_versions,
+    errors_on_main_rank_only,
+    print_main,
+    silence_other_ranks,
+)
+from ..state.fingerprint import REMEDY, read_run_state, require_same
+from ..trainer.evaluation_budget import EvaluationBudget
+from ..trainer.trainer import VanillaTransformerTrainer
+from . import finishing
+from .adapters import add_lora, merge_lora
+from .argument_checks import check_optimizer, check_selection, check_size, refused_as_one_line
+from .arguments import DataArguments, ModelArguments, RunArguments, model_config, score_options
+from .facts import data_facts, fixed_facts, model_facts, other_facts
+from .fine_tuning import (
+    ModelClass,
+    PretrainedTranslator,
+    base_folder,
+    describe_defaults,
+    load_base_model,
+    prepare_model,
+    resumed_model,
+    score_before,
+)
+from .languages import run_languages
+from .planning import PlanUpdates, check_schedule, choose_by_pairs
+from .precision import resolve_precision
+from .report import duration, show_progress
+from .run_state import Run
+
+_CHECKED_REFERENCES = 100  # that a normaliser must not refuse as a whole
+
+
+def run_training(
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    args: RunArguments,
+    pair_warnings: PairWarnings | None = None,
+) -> dict[str, object]:
+    """Train a translation model and write a model folder to `args.output_dir`.
+
+    Args:
+        model_args, data_args, args: from a recipe and flags (`parse_recipe`).
+        pair_warnings: returns warnings about the training pairs (`load_corpus`).
+
+    Returns:
+        The results, as in `all_results.json`.
+
+    Raises:
+        UserError: a mistake that the user can correct.
+        Interrupted: Ctrl-C or SIGTERM. A checkpoint is saved, unless nothing was trained yet.
+    """
+    folder = Path(args.output_dir)
+    silence_other_ranks()
+    signals = StopSignals()
+    with one_run_at_a_time(folder):
+        with errors_on_main_rank_only():
+            check_equal_versions()
+            checkpoint = find_checkpoint(folder, str(args.resume_from_checkpoint or "false"))
+            set_seed(args.seed)
+            with report_full_disk(datasets_config.HF_DATASETS_CACHE):
+                run = load_run(model_args, data_args, args, checkpoint, pair_warnings)
+            args = run.args
+            print_main(f"model: {run.model.num_parameters():,} parameters")
+            published = destination(args)
+            resolve_arguments(run.model, args, checkpoint)
+            check_positions(run)
+            _record_length(run)
+            trainer, stop = make_trainer(run, signals)
+            show_progress(trainer, run.corpus.pairs.get("validation"), run.tokenizers[1])
+        before: dict[str, object] = {}
+        if args.model_name_or_path is not None:
+            print_main(describe_defaults(args))
+            with errors_on_main_rank_only():
+                before = score_before(trainer, run)
+        with signals:
+            results = before | train(trainer, stop, folder, checkpoint)
+            if args.lora_r:
+                merge_lora(trainer, folder)
+            with errors_on_main_rank_only():
+                results = finishing.score_and_save(trainer, stop, run, results)
+                finishing.write_card(trainer, run, results)
+        if published is not None:
+            print_main(f"published: {publish_run(folder, published)}")
+    return results
+
+
+def load_run(
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    args: RunArguments,
+    checkpoint: Path | None,
+    pair_warnings: PairWarnings | None = None,
+) -> Run:
+    """Load the data and the model: a new one, the one at `model_name_or_path`, or one for the checkpoint."""
+    base, model_class, facts = _load_base(args, checkpoint)
+    fine_tuned = args.model_name_or_path is not None
+    loaded = base.tokenizers if base is not None else loaded_tokenizers(data_args, checkpoint)
+    take_task(data_args, loaded)
+    take_source_form(data_args, loaded, args.trust_remote_code)
+    base_name = args.model_name_or_path
+    languages = None if base_name is None else model_languages(base_name)
+    with args.main_process_first(desc="reading"):  # the other ranks read the cache
+        corpus = load_corpus(data_args, args.seed, languages, print_main, pair_warnings)
+    model_args, data_args, args, chosen = choose_by_pairs(
+        (model_args, data_args, args), corpus, checkpoint
+    )
+    take_task(data_args, loaded)  # the chosen arguments may be others
+    take_source_form(data_args, loaded, args.trust_remote_code)
+    vocab_size = model_args.vocab_size or VanillaTransformerConfig.vocab_size
+    if base is not None:
+        prepare_model(base, model_args, data_args)
+    tokenizers = loaded or broadcast_from_main(
+        lambda: train_tokenizers(corpus, vocab_size, data_args)
+    )
+    if base is None:
+        print_main(describe_sizes(tokenizers, vocab_size, data_args))
+    if data_args.task is not None:
+        set_task(tokenizers, data_args.task, new=not fine_tuned)
+    record_form(tokenizers[0], data_args.source_form)
+    match_case(tokenizers, data_args, print_main)
+    if tokenizer_task(*tokenizers) == "language":
+        name_languages(tokenizers, run_languages(data_args, args))
+    with args.main_process_first(desc="encoding"):
+        encoded, encoding = encode_corpus(corpus, tokenizers, data_args, args.seed, print_main)
+    if base is not None:
+        model = base.model
+    elif fine_tuned and checkpoint is not None:
+        model = resumed_model(checkpoint, model_args, data_args, model_class)
+    else:
+        model_class = model_class or VanillaTransformerForConditionalGeneration
+        model = build_model(model_args, tokenizers, checkpoint, model_class)
+    if args.lora_r:
+        model = add_lora(model, args)
+    return Run(
+        model_args=model_args,
+        data_args=data_args,
+        args=args,
+        checkpoint=checkpoint,
+        corpus=corpus,
+        tokenizers=tokenizers,
+        encoded=encoded,
+        encoding=encoding,
+        model=model,
+        facts=facts | chosen,
+    )
+
+
+def _load_base(
+    args: RunArguments, checkpoint: Path | None
+) -> tuple[PretrainedTranslator | None, ModelClass | None, dict[str, object]]:
+    """Load the model that training starts from, or None for fresh weights and for those of a checkpoint.
+
+    Return it with the class that the run trains, or None for the default, and the facts about both.
+    """
+    # A checkpoint of adapters has the adapters alone.
+    starts = args.model_name_or_path is not None and (checkpoint is None or args.lora_r > 0)
+    facts = model_facts(args, base_folder(args, fetch=starts))
+    if checkpoint is not None:
+        require_same(checkpoint, read_run_state(checkpoint).fixed, facts, REMEDY)
+    model_class = None if args.model_class is None else import_class(args.model_class)
+    if args.trust_remote_code:
+        for trusted in (args.model_name_or_path, *(args.teacher or ())):
+            if trusted is not None:
+                trust_code(Path(trusted))
+    base = load_base_model(str(args.model_name_or_path), model_class) if starts else None
+    return base, model_class, facts
+
+
+def check_positions(run: Run) -> None:
+    """Refuse sentences that learned positions cannot represent. Sinusoids have no end."""
+    config = run.model.config
+    data_args = run.data_args
+    encoded = run.encoded
+    limit = config.max_position_embeddings
+    if config.position_encoding_type != "learned":
+        return
+    remedy = f"the learned positions end at max_position_embeddings={limit}"
+    for name in ("max_source_length", "max_target_length"):
+        value = getattr(data_args, name)
+        if value is None or value > limit:
+            raise UserError(
+                f"{name}: {value}: {remedy}; set it to at most {limit}, or more positions"
+            )
+    if "validation" in encoded:
+        data = encoded["validation"]
+        longest = np.maximum(*pair_lengths(data))
+        lines = [data[int(row)]["line"] for row in np.flatnonzero(longest > limit)[:5]]
+        if lines:
+            raise UserError(
+                f"validation data: the lines {', '.join(map(str, lines))} have up to {longest.max()} tokens: {remedy}"
+            )
+
+
+def _record_length(run: Run) -> None:
+    """Record the longest source that the model was trained on, for translation. An unknown base model stays one."""
+    config = run.model.config
+    length = run.encoding["train"].longest_source or run.data_args.max_source_length
+    trained = getattr(config, "trained_source_length", None)
+    if length and (trained or not run.args.model_name_or_path):
+        config.trained_source_length = max(length, trained or 0)
+
+
+# 1. Model and trainer
+
+
+def build_model(
+    model_args: ModelArguments,
+    tokenizers: Tokenizers,
+    checkpoint: Path | None = None,
+    model_class: ModelClass = VanillaTransformerForConditionalGeneration,
+) -> VanillaTransformerForConditionalGeneration:
+    """Make a model for these vocabularies. Its configuration must equal the checkpoint's, if a run is resumed."""
+    source, target = tokenizers
+    start = target.bos_token_id if target.bos_token_id is not None else target.pad_token_id
+    chosen: dict[str, object] = {"vocab_size": len(source), "decoder_start_token_id": start}
+    if target is not source:
+        if model_args.share_encoder_decoder_embeddings:
+            raise UserError(
+                "share_encoder_decoder_embeddings: True: source and target have separate vocabularies: leave it out"
+            )
+        chosen |= {"decoder_vocab_size": len(target), "share_encoder_decoder_embeddings": False}
+        chosen |= {
+            f"decoder_{name}": getattr(target, name) for name in ("pad_token_id", "eos_token_id")
+        }
+    for token in ("bos", "pad", "eos", "unk"):
+        chosen[f"{token}_token_id"] = getattr(source, f"{token}_token_id")
+    try:
+        config = model_config(model_args, model_class.config_class, **chosen)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    check_size(config)
+    if checkpoint is not None:
+        old = model_class.config_class.from_pretrained(checkpoint)
+        for name in VanillaTransformerConfig.__annotations__:
+            if name != "use_cache" and getattr(old, name) != getattr(config, name):
+                # The trainer turns it off.
+                trained_with = f"but {checkpoint} was trained with {getattr(old, name)}"
+                raise UserError(f"{name}: {getattr(config, name)}, {trained_with}: {REMEDY}")
+    return model_class(config)
+
+
+def resolve_arguments(
+    model: VanillaTransformerForConditionalGeneration,
+    args: RunArguments,
+    checkpoint: Path | None = None,
+) -> None:
+    """Set the arguments that depend on the model and the machine: peak learning rate and precision."""
+    if args.learning_rate is None:
+        # The peak of Eq. 3, for fine-tuning its value after 200,000 updates.
+        updates = max(args.warmup_steps, 1) if args.model_name_or_path is None else 200_000
+        if args.model_name_or_path is None and 0 < args.warmup_steps < 1:
+            raise UserError(
+                f"warmup_steps={args.warmup_steps} is a share of the run: give steps, or a learning_rate"
+            )
+        args.learning_rate = model.config.d_model**-0.5 * updates**-0.5
+    resolve_precision(model, args, checkpoint)
+
+
+def check_arguments(args: RunArguments) -> None:
+    """Refuse arguments that would fail in the middle of training."""
+    if args.early_stopping_patience is not None and args.eval_strategy == "no":
+        raise UserError("early_stopping_patience needs eval_strategy: steps or epoch")
+    if args.average_last > 1 and args.save_strategy == "no":
+        raise UserError(
+            f"average_last={args.average_last} needs checkpoints: set save_strategy to steps or epoch"
+        )
+
+
+def make_trainer(
+    run: Run, signals: StopSignals
+) -> tuple[VanillaTransformerTrainer, StopWithCheckpoint]:
+    """Make the trainer and its time limit."""
+    args = run.args
+    encoded = run.encoded
+    tokenizers = run.tokenizers
+    check_arguments(args)
+    check_optimizer(args)
+    check_schedule(args)
+    stop = StopWithCheckpoint(args.max_minutes, signals)
+    callbacks: list[TrainerCallback] = [ReleaseFreeMemory(), FitThreads()]
+    if args.early_stopping_patience is not None:
+        callbacks.append(EarlyStoppingCallback(args.early_stopping_patience))
+    callbacks.append(stop)  # last: it saves a run that a callback before it ends
+    # Before the facts are recorded: it may choose the score that selects weights.
+    compute_metrics = _validation_metrics(run)
+    with refused_as_one_line("training arguments"):
+        trainer = VanillaTransformerTrainer(
+            model=run.model,
+            args=args,
+            train_dataset=encoded["train"],
+            eval_dataset=encoded.get("validation"),
+            data_collator=DataCollatorForSeq2Seq(tokenizers[0], model=run.model),
+            processing_class=tokenizers[0],
+            target_tokenizer=tokenizers[1],
+            compute_metrics=compute_metrics,
+            callbacks=callbacks,
+            data_facts=data_facts(run),
+            fixed_facts=fixed_facts(run),
+            other_facts=other_facts(run),
+        )
+    has_limit = args.max_minutes is not None and args.eval_strategy != "no"
+    if has_limit and isinstance(trainer.eval_dataset, Dataset):
+        trainer.budget = EvaluationBudget(stop)
+        trainer.add_callback(trainer.budget)
+    if PlanUpdates.is_needed(args):
+        trainer.add_callback(PlanUpdates(trainer, stop))
+    if args.average_last > 1 and trainer.is_fsdp_enabled:
+        kind = trainer.accelerator.state.fsdp_plugin.state_dict_type
+        if "FULL" not in str(kind):
+            raise UserError(
+                f"average_last={args.average_last} needs FULL_STATE_DICT checkpoints, not {kind}"
+            )
+    return trainer, stop
+
+
+def _validation_metrics(run: Run) -> Callable[[EvalPrediction], dict[str, float]]:
+    """The `compute_metrics` of evaluations. Choose the score that selects the weights, if it is a default."""
+    args = run.args
+    options = score_options(run.data_args)
+    metrics = make_metrics(options["metrics"], options["tokenize"], options["lowercase"])
+    names = score_names(metrics) + (["invalid"] if options["normalize"] else [])
+    check_selection(args, names, several=bool(run.data_args.directions))
+    if args.metric_for_best_model not in (None, "bleu"):
+        better = "highest" if args.greater_is_better else "lowest"
+        print_main(f"the weights with the {better} {args.metric_for_best_model} are kept")
+    validation = run.corpus.pairs.get("validation")
+    if validation is not None:
+        check_normalizer(validation["target"][:_CHECKED_REFERENCES], options["normalize"])
+    return translation_metrics(
+        run.tokenizers[1],
+        groups=run.groups("validation"),
+        metrics=metrics,
+        lowercase=options["lowercase"],
+        sources=None if validation is None else validation["source"],
+        normalize=options["normalize"],
+    )
+
+
+# 2. Training
+
+
+def train(
+    trainer: VanillaTransformerTrainer, stop: StopWithCheckpoint, run: Path, checkpoint: Path | None
+) -> dict[str, object]:
+    """Train. The last complete checkpoint can be resumed from, however training ends."""
+    try:
+        with report_failed_save(run, "training stopped"):
+            outcome = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except Interrupted:  # in an evaluation before the first update
+        pass
+    finally:
+        stop.on_train_end()  # `Trainer` omits it after an error
+    seconds = stop.seconds()
+    step = trainer.state.global_step
+    stop.signals.agree(trainer.args.device)
+    if stop.interrupted:
+        with errors_on_main_rank_only():
+            raise Interrupted(
+                f"interrupted at step {step}; {resume_hint(run)}",
+                stop.signals.received or signal.SIGINT,
+            )
+    if not trainer.has_nothing_left:
+        print_main(f"trained {counted(step, 'update')} in {duration(seconds)}")
+    # After a resume they cover only the part since then.
+    metrics = outcome.metrics if checkpoint is None else {}
+    return metrics | {"train_updates": step, "train_seconds": seconds, "epoch": trainer.state.epoch}

@@ -1,0 +1,1 @@
+"""The trainer: updates, their losses, evaluations that translate."""

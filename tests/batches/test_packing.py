@@ -1,0 +1,397 @@
+"""Packed rows: the loss and gradients of padded pairs, in one shape, with every pair once."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from accelerate import Accelerator
+from datasets import Dataset
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+
+from hf_vanilla_transformer import VanillaTransformerForSequenceClassification
+from hf_vanilla_transformer.batches import PackedCollator, packed_forward
+from hf_vanilla_transformer.batches.batching import pair_lengths
+from hf_vanilla_transformer.batches.packing import (
+    FlatIds,
+    FlatPairs,
+    PackedBatchSampler,
+    PackedLayout,
+    PackedPairs,
+    fill_rows,
+)
+from tests.model_helpers import PAD, START, padded, tiny_model
+from tests.trainer_helpers import QUIET
+
+ROWS: list[dict[str, list[int]]] = []
+_rng = np.random.default_rng(1)
+for _ in range(60):
+    source, target = (_rng.integers(4, 40, _rng.integers(1, 20)).tolist() for _ in range(2))
+    ROWS.append({"input_ids": source, "labels": target})
+LENGTHS = [np.array([len(row[name]) for row in ROWS]) for name in ("input_ids", "labels")]
+
+
+def padded_batch(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    source = padded([row["input_ids"] for row in rows])
+    labels = padded([row["labels"] for row in rows], value=-100)
+    return {"input_ids": source, "attention_mask": source.ne(PAD).long(), "labels": labels}
+
+
+def exact_gradients(model: Any, batch: dict[str, Any], forward: Any = None) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients in float64, where the models' own losses are float32."""
+    model.zero_grad()
+    labels = batch.pop("labels")
+    if forward is None and "decoder_input_ids" not in batch:
+        batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
+    logits = (forward or model)(**batch).logits
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"layer_norm_position": "pre"},
+    {"position_encoding_type": "learned"},
+    {"position_encoding_type": "sinusoidal_split"},
+    {"position_encoding_type": "sinusoidal_fairseq"},
+    {
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+        "decoder_vocab_size": 41,
+        "lm_head_bias": True,
+    },
+    {"attn_implementation": "eager"},
+]
+
+
+@pytest.mark.parametrize("fields", VARIANTS, ids=str)
+def test_packed_rows_have_the_gradients_of_padded_pairs(fields: dict[str, Any]) -> None:
+    model = tiny_model(**fields).train().double()
+    rows = ROWS[:23]
+    loss, expected = exact_gradients(model, padded_batch(rows))
+    batch = PackedCollator(model.config, 32, 40, rows=16)(rows)
+    assert batch["input_ids"].shape == (16, 32)
+    assert batch["labels"].shape == (16, 40)
+    found, actual = exact_gradients(model, batch)
+    # Sinusoids are float32, and equal in both.
+    assert found == pytest.approx(loss, rel=1e-9)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-9, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("vocab_size", [65_436, 70_000])
+def test_unlabelled_tokens_and_large_ids_are_those_of_padded_pairs(vocab_size: int) -> None:
+    """-100 is in the first place, inside and at the end of targets, and stands for the pad token in the decoder."""
+    model = tiny_model(vocab_size=vocab_size, d_model=16).train()
+    rng = np.random.default_rng(2)
+    rows: list[dict[str, list[int]]] = []
+    for number in range(12):
+        source, labels = (rng.integers(vocab_size - 200, vocab_size, size).tolist() for size in (4, 5))
+        for place in ((), (0,), (2, 3), (4,))[number % 4]:
+            labels[place] = -100
+        rows.append({"input_ids": source, "labels": labels})
+    expected = model(**padded_batch(rows)).loss
+    expected.backward()
+    wanted = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    layout = PackedLayout.of(model.config, (16, 20))
+    parts = np.split(np.arange(len(rows)), 4)
+    for pairs in (FlatPairs.of_table(Dataset.from_list(rows)), FlatPairs.of_rows(rows)):
+        model.zero_grad()
+        loss = model(**layout.pack(pairs, parts)).loss
+        loss.backward()
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(model.get_parameter(name).grad, gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_ids_of_a_column_are_kept_whatever_their_size() -> None:
+    for extremes in ([0, 65_535], [-100, 5], [0, 65_536], [2**33, 1]):
+        column = FlatIds.of_column(Dataset.from_list([{"labels": extremes}]), "labels")
+        assert column.ids.tolist() == extremes
+
+
+# Packed batches in other people's code
+
+
+def padded_collator(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    return padded_batch(rows)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_positions_and_decoder_inputs_follow_from_segments(backend: str) -> None:
+    """Ids, labels and segments are enough: positions, the shift of labels and masks are made for each segment."""
+    model = tiny_model(attn_implementation=backend).train().double()
+    rows = ROWS[:23]
+    loss, expected = exact_gradients(model, padded_batch(rows))
+    packed = PackedCollator(model.config, 32, 40)(rows)
+    batch = {name: packed[name] for name in ("input_ids", "labels", "segment_ids", "decoder_segment_ids")}
+    shifted = model.prepare_decoder_input_ids_from_labels(batch["labels"], batch["decoder_segment_ids"])
+    places = packed["decoder_segment_ids"] != 0
+    assert shifted[places].equal(packed["decoder_input_ids"][places])
+    found, actual = exact_gradients(model, batch | {"decoder_input_ids": shifted})
+    assert found == pytest.approx(loss, rel=1e-9)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-9, atol=1e-9, msg=name)
+    assert model(**batch).loss.item() == pytest.approx(model(**padded_batch(rows)).loss.item(), rel=1e-6)
+
+
+def test_mask_hides_tokens_of_packed_rows() -> None:
+    """A mask (B, S) hides tokens in the middle of packed sentences as it does in padded ones."""
+    model = tiny_model().double()
+    rows = [row for row in ROWS if len(row["input_ids"]) > 4][:8]
+    padded_rows = padded_batch(rows)
+    padded_rows["attention_mask"][:, [0, 2]] = 0
+    packed = PackedCollator(model.config, 32, 40)(rows)
+    mask = packed["segment_ids"].ne(0) & ~torch.isin(packed.pop("position_ids"), torch.tensor([0, 2]))
+    loss, expected = exact_gradients(model, padded_rows)
+    found, actual = exact_gradients(model, packed | {"attention_mask": mask.long()})
+    assert found == pytest.approx(loss, rel=1e-9)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def _focal(outputs: Any, labels: torch.Tensor, num_items: Any = None) -> torch.Tensor:
+    log_p = outputs.logits.log_softmax(dim=-1).gather(2, labels.clamp(min=0)[..., None])[..., 0]
+    losses = -((1 - log_p.exp()) ** 2) * log_p
+    count = (labels != -100).sum() if num_items is None else num_items
+    return losses[labels != -100].sum() / count
+
+
+class OwnLoss(Seq2SeqTrainer):
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        outputs = model(**inputs)
+        loss = _focal(outputs, inputs["labels"], num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+
+class OwnStep(Seq2SeqTrainer):
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        loss = _focal(model(**inputs), inputs["labels"], num_items_in_batch)
+        loss.backward()
+        return loss.detach()
+
+
+@pytest.mark.parametrize("trainer_class", [Seq2SeqTrainer, OwnLoss, OwnStep], ids=lambda each: each.__name__)
+def test_stock_trainer_packs_with_the_collator(trainer_class: type[Seq2SeqTrainer], tmp_path: Path) -> None:
+    """The updates of packed rows are those of padded pairs, also with the user's own loss or step."""
+    weights = []
+    for collator in (padded_collator, PackedCollator(tiny_model().config, 64, 64)):
+        model = tiny_model()
+        settings = {"max_steps": 2, "per_device_train_batch_size": 16, "optim": "sgd", "learning_rate": 0.1}
+        args = Seq2SeqTrainingArguments(str(tmp_path), **settings, **QUIET)
+        trainer_class(model=model, args=args, train_dataset=ROWS, data_collator=collator).train()
+        weights.append(dict(model.named_parameters()))
+    for name, expected in weights[0].items():
+        torch.testing.assert_close(weights[1][name], expected, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_plain_loop_packs_with_accelerate() -> None:
+    accelerator = Accelerator(cpu=True)
+    losses = []
+    for collator in (padded_collator, PackedCollator(tiny_model().config, 64, 64)):
+        model, loader = accelerator.prepare(tiny_model().train(), DataLoader(ROWS[:24], 24, collate_fn=collator))
+        for batch in loader:
+            outputs = model(**batch)
+            accelerator.backward(outputs.loss)
+            losses.append(outputs.loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
+def test_segments_that_cannot_be_masked_are_refused() -> None:
+    model = tiny_model()
+    batch = PackedCollator(model.config, 32, 40)(ROWS[:4])
+    one_side = {name: each for name, each in batch.items() if name != "segment_ids"}
+    with pytest.raises(ValueError, match="segment_ids"):
+        model(**one_side)
+    with pytest.raises(ValueError, match="segment_ids"):
+        model(**batch | {"segment_ids": batch["segment_ids"][:, :-1]})
+    for name in ("segment_ids", "decoder_segment_ids"):
+        shorter = batch | {name: batch[name][:, :-1], "encoder_outputs": (torch.zeros(*batch["input_ids"].shape, 16),)}
+        with pytest.raises(ValueError, match=f"^{name} has shape"):
+            model(**shorter)
+    labels_only = {name: each for name, each in shorter.items() if name != "decoder_input_ids"}
+    with pytest.raises(ValueError, match="^decoder_segment_ids has shape .* labels"):
+        model(**labels_only)
+    other = {name: each for name, each in batch.items() if name != "decoder_segment_ids"}
+    with pytest.raises(ValueError, match="decoder_segment_ids"):
+        model(**other)
+    classifier = VanillaTransformerForSequenceClassification(model.config)
+    with pytest.raises(ValueError, match="segment_ids"):
+        classifier(batch["input_ids"], segment_ids=batch["segment_ids"])
+    model.set_attn_implementation("flex_attention")
+    with pytest.raises(ValueError, match="flex_attention"):
+        model(**batch)
+
+
+OTHERS = {
+    "Marian": (MarianMTModel, MarianConfig, {"decoder_start_token_id": START}),
+    "BART": (BartForConditionalGeneration, BartConfig, {"decoder_start_token_id": START, "forced_eos_token_id": None}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_packed_rows_serve_other_models(name: str, backend: str) -> None:
+    model_class, config_class, fields = OTHERS[name]
+    sizes: dict[str, Any] = {"d_model": 32, "vocab_size": 40, "max_position_embeddings": 64, "pad_token_id": PAD}
+    for stack in ("encoder", "decoder"):
+        sizes |= {f"{stack}_layers": 2, f"{stack}_attention_heads": 4, f"{stack}_ffn_dim": 48}
+    torch.manual_seed(0)
+    config = config_class(**sizes, **fields, dropout=0.0, attn_implementation=backend)
+    model = model_class(config).train().double()
+    rows = ROWS[:23]
+    plain = padded_batch(rows)
+    model.zero_grad()
+    loss = model(**plain).loss
+    loss.backward()
+    expected = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    packed = packed_forward(model, PackedCollator(config, 32, 40)(rows)).loss
+    packed.backward()
+    assert packed.item() == pytest.approx(loss.item(), rel=1e-9)
+    for key, gradient in expected.items():
+        torch.testing.assert_close(model.get_parameter(key).grad, gradient, rtol=1e-9, atol=1e-9, msg=key)
+    assert model(**plain).loss.item() == pytest.approx(loss.item(), rel=1e-12)  # positions are its own again
+
+
+def test_rows_hold_whole_pairs_within_their_places() -> None:
+    rows = fill_rows(*LENGTHS, (32, 24))
+    assert sorted(np.concatenate(rows)) == list(range(len(ROWS)))
+    for row in rows:
+        assert LENGTHS[0][row].sum() <= 32
+        assert LENGTHS[1][row].sum() <= 24
+
+
+@pytest.mark.parametrize("plan", [{"batches_per_update": 4}, {"tokens_per_update": 150}])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_every_pair_occurs_once_in_an_epoch_and_updates_are_those_of_one_rank(
+    plan: dict[str, int], world_size: int
+) -> None:
+    def updates(world_size: int, rank: int, epoch: int) -> list[set[int]]:
+        sampler = PackedBatchSampler(*LENGTHS, 64, seed=3, world_size=world_size, rank=rank, **plan)
+        sampler.set_epoch(epoch)
+        shapes = {len(batch) for update in sampler for batch in update}
+        assert shapes == {sampler.rows_of_batch}
+        assert len(list(sampler)) == len(sampler)
+        return [{int(pair) for batch in update for row in batch for pair in row} for update in sampler]
+
+    for epoch in (0, 1):
+        together = updates(1, 0, epoch)
+        assert sorted(pair for update in together for pair in update) == list(range(len(ROWS)))
+        ranks = [updates(world_size, rank, epoch) for rank in range(world_size)]
+        assert [set().union(*parts) for parts in zip(*ranks, strict=True)] == together
+    assert updates(1, 0, 0) != updates(1, 0, 1)
+    assert updates(1, 0, 1) == updates(1, 0, 1)
+
+
+def test_table_and_rows_make_the_same_tensors() -> None:
+    table = Dataset.from_list(ROWS).select(range(5, 50))  # its ids are read through an index
+    sampler = PackedBatchSampler(*pair_lengths(table), 120, seed=1)
+    places, target_places = sampler.places
+    layout = PackedLayout(places, target_places, PAD, PAD, START)
+    planned = next(iter(sampler))
+    of_table = PackedPairs(table, layout, sampler).__getitems__(planned)
+    of_rows = PackedPairs(ROWS[5:50], layout, sampler).__getitems__(planned)
+    flat = FlatPairs.of_table(table)
+    assert flat.source.ids.dtype == np.uint16
+    for one, other in zip(of_table, of_rows, strict=True):
+        for name, tensor in one.items():
+            assert torch.equal(tensor, other[name]), name
+    # the tokens of the pairs, written down one by one
+    batch = of_table[0]
+    for row, pairs in enumerate(planned[0]):
+        ids = [token for pair in pairs for token in table[int(pair)]["input_ids"]]
+        assert batch["input_ids"][row].tolist() == ids + [PAD] * (places - len(ids))
+        inputs = [token for pair in pairs for token in [START, *table[int(pair)]["labels"][:-1]]]
+        assert batch["decoder_input_ids"][row].tolist() == inputs + [PAD] * (target_places - len(inputs))
+
+
+class Changing:
+    """Pairs that are twice as long when they are read."""
+
+    def __init__(self, **attributes: Any):
+        vars(self).update(attributes)
+
+    def __len__(self) -> int:
+        return len(ROWS)
+
+    def __getitem__(self, number: int) -> dict[str, list[int]]:
+        return ROWS[number]
+
+    def __getitems__(self, numbers: list[int]) -> list[dict[str, list[int]]]:
+        return [{name: ids * 2 for name, ids in ROWS[number].items()} for number in numbers]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("collator", [None, padded_batch])
+def test_pairs_that_change_are_packed_once_over_all_ranks(world_size: int, collator: Any) -> None:
+    """Augmented ones are dealt anew, and those of an own collator stay in their batches."""
+    data: Any = Changing() if collator else Changing(encoded=ROWS)
+    targets: list[tuple[int, ...]] = []
+    batches = []
+    for rank in range(world_size):
+        sampler = PackedBatchSampler(*LENGTHS, 64, batches_per_update=4, world_size=world_size, rank=rank)
+        layout = PackedLayout(*sampler.places, PAD, PAD, START)
+        updates = PackedPairs(data, layout, sampler, collator)
+        made = [updates.__getitems__(planned) for planned in sampler]
+        batches.append([len(update) for update in made])
+        for batch in (batch for update in made for batch in update):
+            for row, segments in zip(batch["labels"], batch["decoder_segment_ids"], strict=True):
+                targets += [tuple(row[segments == segment].tolist()) for segment in segments.unique() if segment]
+    assert sorted(targets) == sorted(tuple(row["labels"] * 2) for row in ROWS)
+    assert all(each == batches[0] for each in batches), "all ranks make the same number of batches"
+
+
+def test_collator_refuses_columns_without_a_place() -> None:
+    collator = PackedCollator(tiny_model().config, 32, 40)
+    hidden = [{**row, "attention_mask": [0, *[1] * (len(row["input_ids"]) - 1)]} for row in ROWS]
+    batch = collator(hidden)
+    visible = sorted(token for row in ROWS for token in row["input_ids"][1:])
+    assert sorted(batch["input_ids"][batch["segment_ids"] != 0].tolist()) == visible
+    with pytest.raises(ValueError, match="^packed rows have no place for weight, only for input_ids, "):
+        collator([{**ROWS[0], "weight": 1}])
+
+
+@pytest.mark.parametrize("name", ["M2M100", "T5", "FSMT"])
+def test_model_without_a_table_of_positions_is_refused(name: str) -> None:
+    kind = getattr(transformers, f"{name}ForConditionalGeneration")
+    vocabulary = {"src_vocab_size": 40, "tgt_vocab_size": 40} if name == "FSMT" else {"vocab_size": 40}
+    sizes = {f"{stack}_{size}": 1 for stack in ("encoder", "decoder") for size in ("layers", "attention_heads")}
+    config = kind.config_class(**vocabulary, **sizes, d_model=16, decoder_start_token_id=START, pad_token_id=PAD)
+    batch = PackedCollator(config, 32, 40)(ROWS[:3])
+    with pytest.raises(ValueError, match=f"^packed_forward: {name}ForConditionalGeneration has no table of positions"):
+        packed_forward(kind(config), batch)
+
+
+# mean, standard deviation of the logarithm, longest sentence, standard deviation of the ratio of both sides
+NATURAL = {"Multi30k": (13.5, 0.35, 45, 0.15), "WMT14": (26.0, 0.6, 250, 0.2), "WMT14, unlike": (26.0, 0.6, 250, 0.3)}
+PLANS: list[dict[str, int]] = [{"max_tokens": 16_384}, {"max_tokens": 4_096, "tokens_per_update": 25_000}]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("corpus", NATURAL)
+def test_natural_lengths_leave_few_places_free(corpus: str, plan: dict[str, int]) -> None:
+    mean, deviation, longest, ratio = NATURAL[corpus]
+    rng = np.random.default_rng(0)
+    source = rng.lognormal(np.log(mean) - deviation**2 / 2, deviation, 20_000).round().clip(1, longest)
+    target = (source * 28 / 26 * np.exp(rng.normal(0, ratio, len(source)))).round().clip(1, longest)
+    source, target = source.astype(int), target.astype(int)
+    sampler = PackedBatchSampler(source, target, **plan)
+    places = sampler.updates * sampler.batches_of_update * sampler.rows_of_batch * sum(sampler.places)
+    assert 1 - (source.sum() + target.sum()) / places <= 0.04
+    if "tokens_per_update" in plan:
+        assert target.sum() / sampler.updates == pytest.approx(plan["tokens_per_update"], rel=0.12)

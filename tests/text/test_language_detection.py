@@ -1,0 +1,29 @@
+"""Languages are ranked among those that are given."""
+
+import pytest
+
+from hf_vanilla_transformer.text.language_detection import detect_languages, likely_language
+
+
+@pytest.mark.parametrize(
+    ("text", "languages", "expected"),
+    [
+        ("A man is riding a bike in the snow.", ["de", "en-GB", "xx"], "en-GB"),
+        ("Ein Mann fährt mit dem Rad durch den Schnee.", ["en", "de_AT"], "de_AT"),
+        ("一个男人在雪地里骑自行车", ["ja", "zh-Hans", "en"], "zh-Hans"),
+        ("123", ["fr", "en"], "fr"),  # nothing tells them apart
+    ],
+)
+def test_most_probable_language_is_the_first(text: str, languages: list[str], expected: str) -> None:
+    pytest.importorskip("py3langid", reason="needs the extra `detect`")
+    found = detect_languages(text, languages)
+    assert found[0][0] == expected and {code for code, _ in found} == {*languages}
+    assert sum(share for _, share in found) == pytest.approx(1)
+
+
+def test_language_without_a_model_is_named(caplog):
+    """A code of NLLB would otherwise switch `clean --detect` off without a word."""
+    pytest.importorskip("py3langid", reason="needs the extra `detect`")
+    for _ in range(2):
+        assert likely_language("Ein Mann fährt mit dem Rad durch den Schnee.", "eng_Latn")
+    assert [record.args for record in caplog.records] == [("eng_Latn",)]
