@@ -108,7 +108,10 @@ def make_trainer(
         kind: its class.
         **settings: training arguments, and some arguments of the trainer.
     """
-    names = "data_collator", "callbacks", "compute_loss_func", "eval_dataset", "processing_class", "target_tokenizer"
+    names = (
+        *("data_collator", "callbacks", "compute_loss_func", "compute_metrics"),
+        *("eval_dataset", "processing_class", "target_tokenizer"),
+    )
     others = {name: settings.pop(name) for name in names if name in settings}
     arguments = Seq2SeqTrainingArguments if kind is Seq2SeqTrainer else VanillaTransformerTrainingArguments
     args = arguments(output_dir=str(folder), **{**QUIET, **settings})

@@ -244,6 +244,8 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             )
             if carried := PACKED_ROWS.why_not(self):
                 shape += f"; pack=True, although packing {carried}"
+            if self.args.include_num_input_tokens_seen == "all":
+                shape += "; num_input_tokens_seen counts free places, of tokens alone non_padding"
         print_main(PACKED_ROWS.line(self, plan is not None, shape))
         if self.forwards.compiled is None:  # `compile` says when it has been compiled
             print_main(COMPILED_UPDATES.line(self, False))
