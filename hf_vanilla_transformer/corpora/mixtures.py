@@ -16,7 +16,6 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from ..utils.errors import UserError
 from .columns import Columns
-from .derivatives import derivative_pairs
 from .inputs import BUILT_IN, parse_inputs
 from .numbers import number_pairs
 from .pairs import PairReport, Source, load_table, open_dataset
@@ -84,7 +83,7 @@ def load_pairs(
             memory (`en` finds `en-GB`), suffixes of the files of a prefix, or languages of the built-in corpus.
         source_column, target_column: names of columns. If none of the four is given: `source` and `target`.
         languages: of a model, for tables without these columns and for memories if none of the four is given.
-        numbers_size, seed: of the built-in corpora `numbers` and `derivatives`.
+        numbers_size, seed: of the built-in corpus `numbers`.
 
     Returns:
         The pairs, with columns `source`, `target` and `line`, and the report. `line` is the line or row of the input,
@@ -143,8 +142,6 @@ def _built_in(
     """The splits of a built-in corpus."""
     if name == "cmudict":
         return phoneme_pairs()
-    if name == "derivatives":
-        return derivative_pairs(size, seed)
     return number_pairs(size, seed, languages[0] or "en", languages[1] or "de")
 
 

@@ -54,13 +54,13 @@ def test_shipped_model_reads_its_source_as_its_recipe_trains_it():
 def test_sequence_recipes_train(name, tmp_path, capsys):
     flags = ["--output_dir", str(tmp_path / "run"), *(f"--{name}={value}" for name, value in TINY.items())]
     if name == "derivatives":
-        flags += ["--numbers_size", "30"]
+        rows = "".join(f"x**{n}\t{n}*x**{n - 1}\n" for n in range(3, 33))
     else:
         pytest.importorskip("rdkit", reason="needs the extra `chemistry`")
         rows = "".join(f"{'C' * n}(=O)O\t{'C' * n}(=O)OC\n" for n in range(1, 20))
-        table = tmp_path / "reactions.tsv"
-        table.write_text("source\ttarget\n" + rows)
-        flags += ["--train", str(table), "--validation", str(table), "--test", str(table)]
+    table = tmp_path / "pairs.tsv"
+    table.write_text("source\ttarget\n" + rows)
+    flags += ["--train", str(table), "--validation", str(table), "--test", str(table)]
     results = run_training(*parse_recipe([str(FOLDER / f"{name}.yaml"), *flags]))
     assert results["train_updates"] == 2 and 0 <= results["test_exact_match"] <= 100
     assert tokenizer_task(*load_tokenizers(tmp_path / "run")) == "sequence"
