@@ -285,39 +285,12 @@ def _without_labels(row: Row) -> Row:
     return {**row, "labels": [IGNORED] * len(row["labels"])}
 
 
-def split_grown_batches(
-    batches: list[np.ndarray], lengths: np.ndarray, max_tokens: int
-) -> list[np.ndarray]:
-    """Move the longest pairs of a batch that exceeds `max_tokens` into further batches, so that all fit.
-
-    Augmentation makes some pairs several times as long as planned. They would pad their whole batch.
-
-    Args:
-        batches: row numbers.
-        lengths: tokens of each row's longer side.
-        max_tokens: limit of a batch, padding included. A pair over the limit is a batch.
-    """
-    kept = []
-    moved = []
-    for batch in batches:
-        by_length = batch[np.argsort(lengths[batch], kind="stable")]
-        # Of the shortest pairs: increasing.
-        padded = lengths[by_length] * np.arange(1, len(batch) + 1)
-        fitting = max(1, int(np.searchsorted(padded, max_tokens, side="right")))
-        kept.append(batch if fitting == len(batch) else by_length[:fitting])
-        moved.append(by_length[fitting:])
-    rest = np.concatenate(moved)
-    rest = rest[np.argsort(lengths[rest], kind="stable")]
-    starts = split_into_batches(lengths[rest], max_tokens)
-    return kept + np.split(rest, starts[1:-1]) if len(rest) else kept
-
-
 class TokenBatchDataset(torch.utils.data.Dataset):
     """Fetches the pairs of a whole update at once, given the row numbers of its batches.
 
     Args:
         dataset: of pairs. If it `grows`, the batches are those of all ranks, because the new lengths determine how
-            they are split and sharded.
+            an update is cut and sharded: some pairs become several times as long, and would pad a planned batch.
         max_tokens, world_size, rank: of `TokenBatchSampler`, for a dataset that grows.
     """
 
@@ -346,13 +319,12 @@ class TokenBatchDataset(torch.utils.data.Dataset):
         if not getattr(self.dataset, "grows", False):
             return rows, batches
         # below, a row is its place in `numbers`
-        lengths = np.array(
-            [max(len(row["input_ids"]), len(row["labels"])) for row in rows.values()]
-        )
-        split = split_grown_batches(
-            [np.searchsorted(numbers, batch) for batch in batches], lengths, self.max_tokens
-        )
-        shard = shard_batches(split, lengths, self.world_size)[self.rank]
+        source, target = pair_lengths(list(rows.values()))
+        lengths = np.maximum(source, target)
+        order = sort_by_length(source, target)
+        starts = split_into_batches(lengths[order], self.max_tokens)
+        cut = np.split(order, starts[1:-1])
+        shard = shard_batches(cut, lengths, self.world_size)[self.rank]
         return rows, [
             [numbers[row] if row >= 0 else ~numbers[~row] for row in batch.tolist()]
             for batch in shard

@@ -261,17 +261,10 @@ class FlatIds:
         return FlatIds(self.ids[chosen], before[self.starts])
 
 
-def _smallest_dtype(ids: np.ndarray) -> type[np.integer]:
-    """The smallest of three dtypes that holds ids, of which -100 is one."""
-    if not len(ids):
-        return np.uint16
-    low, high = int(ids.min()), int(ids.max())
-    fitting = (
-        dtype
-        for dtype in (np.uint16, np.int32)
-        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max
-    )
-    return next(fitting, np.int64)
+def _smallest_dtype(ids: np.ndarray) -> np.dtype:
+    """The smallest dtype that holds ids, of which -100 is one."""
+    ends = (ids.min(initial=0), ids.max(initial=0))
+    return np.result_type(*map(np.min_scalar_type, ends))
 
 
 @dataclass

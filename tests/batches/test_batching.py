@@ -10,7 +10,6 @@ from hf_vanilla_transformer.batches.batching import (
     TokenBatchSampler,
     pair_lengths,
     shard_batches,
-    split_grown_batches,
     split_into_batches,
 )
 
@@ -152,18 +151,30 @@ def test_pair_lengths_of_a_list_of_rows():
     assert source.tolist() == [2, 1] and target.tolist() == [3, 1]
 
 
+class Grown:
+    """Pairs of other lengths than those that their batches were planned for."""
+
+    grows = True
+
+    def __init__(self, pairs):
+        self.rows = [{"input_ids": [row] * source, "labels": [row] * target} for row, (source, target) in pairs]
+
+    def __getitem__(self, number):
+        return self.rows[number]
+
+
 @FEW
-@given(st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=20), min_size=1, max_size=5), st.integers(1, 200))
-def test_batches_of_grown_pairs_are_split_by_the_limit(lengths, max_tokens):
-    ends = np.cumsum([len(batch) for batch in lengths])
-    batches = [list(range(end - len(batch), end)) for end, batch in zip(ends, lengths, strict=True)]
-    flat = [length for batch in lengths for length in batch]
-    split = [batch.tolist() for batch in split_grown_batches(list(map(np.array, batches)), np.array(flat), max_tokens)]
-    assert sorted(row for batch in split for row in batch) == list(range(len(flat)))
-    assert all(len(batch) == 1 or len(batch) * max(flat[row] for row in batch) <= max_tokens for batch in split)
-    for old, new in zip(batches, split, strict=False):
-        fits = len(old) == 1 or len(old) * max(flat[row] for row in old) <= max_tokens
-        assert new == old if fits else set(new) < set(old)
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=60), st.integers(1, 200))
+def test_updates_of_grown_pairs_keep_the_limit(lengths, max_tokens):
+    dataset = TokenBatchDataset(Grown(enumerate(lengths)), max_tokens)
+    planned = [list(range(start, min(start + 9, len(lengths)))) for start in range(0, len(lengths), 9)]
+    batches = dataset.numbers(planned)
+    assert sorted(number for batch in batches for number in batch) == list(range(len(lengths)))
+    longest = [max(max(lengths[number]) for number in batch) for batch in batches]
+    sizes = [len(batch) * length for batch, length in zip(batches, longest, strict=True) if len(batch) > 1]
+    assert max(sizes, default=0) <= max_tokens
+    rows = [[row["input_ids"][0] for row in batch] for batch in dataset.__getitems__(planned)]
+    assert rows == batches
 
 
 def test_dummy_pair_has_no_labels():

@@ -307,7 +307,7 @@ def test_table_and_rows_make_the_same_tensors() -> None:
     of_table = PackedPairs(table, layout, sampler).__getitems__(planned)
     of_rows = PackedPairs(ROWS[5:50], layout, sampler).__getitems__(planned)
     flat = FlatPairs.of_table(table)
-    assert flat.source.ids.dtype == np.uint16
+    assert flat.source.ids.dtype.itemsize <= 2
     for one, other in zip(of_table, of_rows, strict=True):
         for name, tensor in one.items():
             assert torch.equal(tensor, other[name]), name
