@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from ..corpora.corpus import Corpus, first_rows
+from ..corpora.corpus import Corpus
 from ..corpora.data_arguments import DataArguments, run_task
 from ..corpora.pairs import REPORTED_LINES, PairReport, describe_dropped
 from ..text.perturbations import Languages, parse_augment
@@ -50,10 +50,6 @@ def encode_corpus(
         if training:
             data = _changed_in_each_epoch(corpus, data, tokenizers, data_args, seed)
         encoded[split], reports[split] = data, report
-    if "validation" in encoded and data_args.max_eval_samples:
-        rows = first_rows(encoded["validation"], data_args.max_eval_samples)
-        for splits in (encoded, corpus.pairs):
-            splits["validation"] = splits["validation"].select(rows)
     return encoded, reports
 
 

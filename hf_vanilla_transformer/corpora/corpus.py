@@ -121,11 +121,14 @@ def load_corpus(
         say(f"{split}: {corpus.reports[split].summary()}")
         if form is not None:
             say(_bring_to_form(corpus, split, form))
-        if split.endswith("test") and data_args.max_test_samples:
-            pairs = corpus.pairs[split]
-            corpus.select(split, pairs, first_rows(pairs, data_args.max_test_samples))
     if data_args.held_out_pairs and "validation" not in corpus.pairs:
         say(_hold_out(corpus, data_args, data_args.held_out_pairs, seed))
+    for split, pairs in corpus.pairs.items():
+        limit = data_args.max_test_samples
+        if split == "validation":
+            limit = data_args.max_eval_samples
+        if split != "train" and limit:
+            corpus.select(split, pairs, first_rows(pairs, limit))
     train = corpus.pairs["train"]
     if data_args.bidirectional:
         for split in corpus.pairs.keys() & {"train", "validation"}:

@@ -116,16 +116,19 @@ def test_tokenizer_is_trained_on_the_split_that_is_trained_on(tmp_path):
     assert vocabularies[0] == vocabularies[2] != vocabularies[1] != vocabularies[3]
 
 
-def test_limit_of_test_pairs_takes_a_share_of_each_input(tmp_path):
+def test_limit_of_evaluation_pairs_takes_a_share_of_each_input(tmp_path):
     files = [
         file
         for name, size in (("a", 30), ("b", 10))
         for file in write(tmp_path, name, [(f"{name} {number}", "x") for number in range(size)])
     ]
-    corpus, _ = load(train=files, test=files, max_test_samples=8)
+    inputs = {"train": files, "validation": files, "test": files}
+    corpus, _ = load(**inputs, max_test_samples=8, max_eval_samples=4)
     expected = [f"a {number}" for number in range(6)] + ["b 0", "b 1"]
     assert corpus.pairs["test"]["source"][:] == expected
-    assert corpus.summary("test").startswith("8 pairs; ")
+    assert corpus.pairs["validation"]["source"][:] == ["a 0", "a 1", "a 2", "b 0"]
+    for split, count in {"test": 8, "validation": 4}.items():
+        assert corpus.summary(split).startswith(f"{count} pairs; ")
 
 
 def test_card_of_a_run_describes_the_pairs_that_were_used(tmp_path, capsys):

@@ -21,7 +21,7 @@ _OF_DATA = (
 )
 _OF_DIRECTIONS = ("directions", "language_token", "add_languages")
 # Those that determine the scores that select the weights.
-_OF_SCORES = ("max_eval_samples", "metrics", "normalize", "bleu_tokenize", "bleu_lowercase")
+_OF_SCORES = ("metrics", "normalize", "bleu_tokenize", "bleu_lowercase")
 # Splits that are scored after training.
 SCORED = ("test", "base_test")
 # Those that change nothing that is trained.
