@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import Seq2SeqTrainingArguments
 
-from hf_vanilla_transformer.training.fingerprint import COMPARED_AS, IRRELEVANT, OPTIMIZATION, SELECTION
+from hf_vanilla_transformer.training.state.fingerprint import COMPARED_AS, IRRELEVANT, OPTIMIZATION, SELECTION
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import tiny_model
 from tests.trainer_helpers import DESCENT, flat, padding_collator, random_pairs, trained
