@@ -124,6 +124,21 @@ def test_subpackages_have_no_cycle() -> None:
     assert cycle(ENTRIES) == []
 
 
+def test_levels_of_the_first_page_import_nothing_above() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([123]) \| (.*?) \|", text, re.MULTILINE)
+    level = {name: int(number) for number, names in rows for name in re.findall(r"`(\w+)`", names)}
+    level |= {"bundle": 1, "utils": 1, "__init__": 1}
+    assert level.keys() | {COMMAND.name} == ENTRIES.keys()
+    up = [
+        f"{module} imports {other}"
+        for module, others in GRAPH.items()
+        for other in sorted(others)
+        if level.get(entry(module), 4) < level.get(entry(other), 4)
+    ]
+    assert not up, "\n".join(up)
+
+
 def test_subcommands_do_not_import_each_other() -> None:
     # `main` imports the module of the chosen subcommand by its name
     subcommands = {f"{COMMAND.name}.{name}" for name in SUBCOMMANDS}

@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from ..utils.errors import UserError, naming_extras, shown
+from ..utils.hub_folders import from_hub
 from ..utils.untrusted import one_line, read_json_object, refuse_special_files
 from .converted import Tensors
 from .options import Options
-from .sources import from_hub
 from .state_dicts import read_torch_file, require_tensors
 from .transformers_folders import MODEL_CLASSES, load_peer
 

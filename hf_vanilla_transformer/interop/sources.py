@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..utils.atomic_write import report_full_disk
 from ..utils.errors import UserError, shown
-from ..utils.untrusted import one_line, read_json_object, refuse_special_files
+from ..utils.hub_folders import from_hub
+from ..utils.untrusted import read_json_object, refuse_special_files
 from .converted import Tensors
 from .options import Options
 from .state_dicts import STACKS, find_weights, read_torch_file, without_prefix
@@ -14,8 +14,6 @@ from .state_dicts import STACKS, find_weights, read_torch_file, without_prefix
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 #: The embeddings in the files of transformers' classes.
 EMBEDDINGS = ("model.shared.weight", *(f"model.{stack}.embed_tokens.weight" for stack in STACKS))
-_MODEL_FILES = ("*.json", "*.txt", "*.spm", "*.model", "*.safetensors")
-_OTHER_WEIGHTS = ("pytorch_model*.bin", "adapter_model.bin")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _PARAMETER = re.compile(r".*(weight|bias)")
 
@@ -28,26 +26,6 @@ def local_files(source: str | Path) -> Path:
         raise UserError(f"{path}: unzip it, and name its folder")
     is_on_hub = not path.exists() and _HUB_NAME.fullmatch(str(source))
     return from_hub(str(source)) if is_on_hub else path
-
-
-def from_hub(name: str, argument: str = "", revision: str | None = None) -> Path:
-    """The folder of a model on the Hub, in the cache of `huggingface_hub`. `argument` is put before messages."""
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        with report_full_disk(constants.HF_HUB_CACHE):
-            folder = Path(
-                snapshot_download(name, revision=revision, allow_patterns=list(_MODEL_FILES))
-            )
-            if not any(folder.glob("*.safetensors")):
-                snapshot_download(name, revision=revision, allow_patterns=list(_OTHER_WEIGHTS))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = (
-            f"there is no such folder, and the Hub has none that can be fetched ({one_line(error)})"
-        )
-        raise UserError(f"{argument}{name}: {reason}") from None
-    return folder
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -99,4 +99,9 @@ def main(arguments: list[str]) -> None:
     if not flags[0].startswith("-"):
         flags[0] = recipe_path(flags[0])
     parsed = parse_recipe(flags)
-    run_training(*parsed, pair_warnings=sample_warnings)
+    importers = {}
+    if parsed[2].model_name_or_path is not None:
+        from hf_vanilla_transformer.interop.importers import IMPORTERS
+
+        importers = IMPORTERS
+    run_training(*parsed, pair_warnings=sample_warnings, importers=importers)

@@ -101,20 +101,13 @@ def test_schedule_that_cannot_be_made_is_refused(tmp_path, schedule, settings):
         ({"max_source_length": "null", "max_target_length": 20}, "max_source_length: None"),
         ({"max_source_length": 20, "max_target_length": 21}, "max_target_length: 21"),
         ({"max_source_length": 20, "max_target_length": 20}, "validation data"),
+        ({"max_source_length": 20, "max_target_length": 20, "max_eval_samples": 1}, "test data: the lines"),
     ],
 )
 def test_sentences_beyond_learned_positions_are_refused_before_training(tmp_path, fields, message):
     learned = {"position_encoding_type": "learned", "max_position_embeddings": 20}
     assert message in error_of(train, tmp_path, **learned, **fields)
     assert not (tmp_path / "run").exists()
-
-
-def test_test_line_beyond_learned_positions_is_met_after_the_model_is_saved(tmp_path):
-    learned = {"position_encoding_type": "learned", "max_position_embeddings": 20}
-    limits = {"max_source_length": 20, "max_target_length": 20, "max_eval_samples": 1}
-    message = error_of(train, tmp_path, **learned, **limits)
-    assert "test split" in message and str(tmp_path / "run") in message
-    assert (tmp_path / "run" / "model.safetensors").is_file() and (tmp_path / "run" / "checkpoint-2").is_dir()
 
 
 def test_lowercase_treats_validation_and_test_alike(tmp_path, monkeypatch):

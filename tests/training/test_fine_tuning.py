@@ -19,6 +19,7 @@ from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.inference.languages import card_languages, model_languages
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.exporting import export
+from hf_vanilla_transformer.interop.importers import IMPORTERS
 from hf_vanilla_transformer.serving.languages import model_folders
 from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.training.run import adapters
@@ -78,7 +79,7 @@ def opus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fine_tune(output: Path, base: Path, text: dict[str, list[Path]], **fields: Any) -> dict[str, Any]:
     flags = as_flags({**SETTINGS, "model_name_or_path": base, **text, **fields})
-    return run_training(*parse_recipe(["--output_dir", str(output), *flags]))
+    return run_training(*parse_recipe(["--output_dir", str(output), *flags]), importers=IMPORTERS)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +137,7 @@ def test_languages_of_a_run_are_in_its_card_and_its_tokenizer(tmp_path: Path, te
         flags = {"train": text["train"], "source_lang": "en", "target_lang": "de"}
     flags |= {"output_dir": tmp_path / "run", "vocab_size": 300, "max_steps": 1}
     recipe = as_flags(SETTINGS | SMALL_SIZES | flags)
-    run_training(*parse_recipe(recipe))
+    run_training(*parse_recipe(recipe), importers=IMPORTERS)
     assert card_languages(tmp_path / "run") == ["en", "de"]
     pytest.importorskip("ctranslate2", reason="the extra `ctranslate2` is not installed")
     export("ctranslate2", tmp_path / "run", tmp_path / "exported")  # has no card
@@ -263,7 +264,7 @@ def test_opus_folder_gains_on_new_text_and_on_fresh_weights(tmp_path: Path) -> N
 
     def run(name: str, text: dict[str, list[Path]], updates: int, **fields: Any) -> dict[str, Any]:
         flags = as_flags({**common, **text, **fields, "max_steps": updates, "output_dir": tmp_path / name})
-        return run_training(*parse_recipe(flags))
+        return run_training(*parse_recipe(flags), importers=IMPORTERS)
 
     run("base", texts["old"], 700, **fresh)
     export("marian", tmp_path / "base", tmp_path / "opus")

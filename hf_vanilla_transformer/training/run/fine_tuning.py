@@ -2,11 +2,13 @@
 
 import copy
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import Protocol, TypeAlias
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ...batches.corpus_tokenizers import Tokenizers
 from ...configuration_vanilla_transformer import VanillaTransformerConfig
@@ -14,13 +16,12 @@ from ...corpora.directions import parse_directions
 from ...evaluation.trainer_metrics import score_test_split
 from ...inference.directions import Directions
 from ...inference.loading import load_model, registered_class
-from ...interop.converted import Converted
-from ...interop.sources import from_hub
 from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ...text import load_tokenizers
 from ...text.vocabulary import extend_languages
 from ...utils.atomic_write import atomic_file
 from ...utils.errors import UserError
+from ...utils.hub_folders import from_hub
 from ...utils.shipped_models import model_folder
 from ...utils.untrusted import read_json_object
 from ..state.checkpoints import SCORES_BEFORE
@@ -36,6 +37,19 @@ _TOKENIZER_FIELDS = ("tokenizer_name", "separate_vocabularies", "min_frequency",
 
 #: A class of translators, the package's own or a subclass.
 ModelClass: TypeAlias = type[VanillaTransformerForConditionalGeneration]
+
+
+class ForeignModel(Protocol):
+    """What an importer returns, such as `interop.converted.Converted`."""
+
+    model: VanillaTransformerForConditionalGeneration
+    tokenizer: PreTrainedTokenizerBase | None  #: of source and target, or of the source
+    target_tokenizer: PreTrainedTokenizerBase | None
+
+
+#: Functions that convert the folder of a model, by its model type.
+Importers: TypeAlias = Mapping[str, Callable[[Path], ForeignModel]]
+NO_IMPORTERS: Importers = MappingProxyType({})
 
 
 @dataclass
@@ -60,12 +74,18 @@ def _folder_of(name: str) -> Path:
     return folder if folder.exists() else from_hub(name, "model_name_or_path: ")
 
 
-def load_base_model(name: str, model_class: ModelClass | None = None) -> PretrainedTranslator:
+def load_base_model(
+    name: str,
+    model_class: ModelClass | None = None,
+    importers: Importers = NO_IMPORTERS,
+) -> PretrainedTranslator:
     """Load a model to be fine-tuned, with its tokenizers.
 
-    It is a model of this package or of a registered subclass, or one of transformers to convert (OPUS-MT's
-    `MarianMTModel`, FSMT, M2M-100, NLLB-200), in a folder or on the Hub. `model_class` is loaded instead of the class
-    of the folder.
+    Args:
+        name: a folder, or a name on the Hub. The model is one of this package or of a registered subclass, or one
+            that `importers` convert.
+        model_class: loaded instead of the class of the folder.
+        importers: the functions that convert other models, by model type, such as `interop.importers.IMPORTERS`.
     """
     folder = _folder_of(name)
     kind = read_json_object(folder / "config.json").get("model_type")
@@ -73,27 +93,17 @@ def load_base_model(name: str, model_class: ModelClass | None = None) -> Pretrai
     if known is not None and issubclass(known, VanillaTransformerForConditionalGeneration):
         model = load_model(folder, device="cpu", dtype="float32", model_class=model_class)
         return PretrainedTranslator(name, model, load_tokenizers(folder))
-    converted = _converted(name, kind, folder)
-    if converted.tokenizer is None:
-        raise UserError(f"model_name_or_path: {name} has no tokenizer: add its files to the folder")
-    tokenizers = converted.tokenizer, converted.target_tokenizer or converted.tokenizer
-    return PretrainedTranslator(name, converted.model.float(), tokenizers)
-
-
-def _converted(name: str, kind: object, folder: Path) -> Converted:
-    from ...interop.fairseq_folders import from_fsmt, from_m2m100
-    from ...interop.marian import from_marian
-
-    readers = {"marian": from_marian, "fsmt": from_fsmt, "m2m_100": from_m2m100}
-    if kind not in readers:
-        can = (
-            "this package's models and those of transformers' "
-            + ", ".join(readers)
-            + " can be fine-tuned"
+    if kind not in importers:
+        others = f" and those of transformers' {', '.join(importers)}" if importers else ""
+        raise UserError(
+            f"model_name_or_path: {name} has model_type={kind!r}; this package's models{others} can be fine-tuned; "
+            "`vanilla-transformer convert` reads others"
         )
-        can += "; `vanilla-transformer convert` reads others"
-        raise UserError(f"model_name_or_path: {name} has model_type={kind!r}; {can}")
-    return readers[str(kind)](folder)
+    foreign = importers[str(kind)](folder)
+    if foreign.tokenizer is None:
+        raise UserError(f"model_name_or_path: {name} has no tokenizer: add its files to the folder")
+    tokenizers = foreign.tokenizer, foreign.target_tokenizer or foreign.tokenizer
+    return PretrainedTranslator(name, foreign.model.float(), tokenizers)
 
 
 def check_fields(

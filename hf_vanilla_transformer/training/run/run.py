@@ -58,6 +58,8 @@ from .argument_checks import check_optimizer, check_selection, check_size, refus
 from .arguments import DataArguments, ModelArguments, RunArguments, model_config, score_options
 from .facts import data_facts, fixed_facts, model_facts, other_facts
 from .fine_tuning import (
+    NO_IMPORTERS,
+    Importers,
     ModelClass,
     PretrainedTranslator,
     base_folder,
@@ -81,12 +83,14 @@ def run_training(
     data_args: DataArguments,
     args: RunArguments,
     pair_warnings: PairWarnings | None = None,
+    importers: Importers = NO_IMPORTERS,
 ) -> dict[str, object]:
     """Train a translation model and write a model folder to `args.output_dir`.
 
     Args:
         model_args, data_args, args: from a recipe and flags (`parse_recipe`).
         pair_warnings: returns warnings about the training pairs (`load_corpus`).
+        importers: convert models of other classes that fine-tuning starts from (`load_base_model`).
 
     Returns:
         The results, as in `all_results.json`.
@@ -104,7 +108,7 @@ def run_training(
             checkpoint = find_checkpoint(folder, str(args.resume_from_checkpoint or "false"))
             set_seed(args.seed)
             with report_full_disk(datasets_config.HF_DATASETS_CACHE):
-                run = load_run(model_args, data_args, args, checkpoint, pair_warnings)
+                run = load_run(model_args, data_args, args, checkpoint, pair_warnings, importers)
             args = run.args
             print_main(f"model: {run.model.num_parameters():,} parameters")
             published = destination(args)
@@ -136,9 +140,10 @@ def load_run(
     args: RunArguments,
     checkpoint: Path | None,
     pair_warnings: PairWarnings | None = None,
+    importers: Importers = NO_IMPORTERS,
 ) -> Run:
     """Load the data and the model: a new one, the one at `model_name_or_path`, or one for the checkpoint."""
-    base, model_class, facts = _load_base(args, checkpoint)
+    base, model_class, facts = _load_base(args, checkpoint, importers)
     fine_tuned = args.model_name_or_path is not None
     loaded = base.tokenizers if base is not None else loaded_tokenizers(data_args, checkpoint)
     take_task(data_args, loaded)
@@ -192,7 +197,7 @@ def load_run(
 
 
 def _load_base(
-    args: RunArguments, checkpoint: Path | None
+    args: RunArguments, checkpoint: Path | None, importers: Importers
 ) -> tuple[PretrainedTranslator | None, ModelClass | None, dict[str, object]]:
     """Load the model that training starts from, or None for fresh weights and for those of a checkpoint.
 
@@ -208,7 +213,9 @@ def _load_base(
         for trusted in (args.model_name_or_path, *(args.teacher or ())):
             if trusted is not None:
                 trust_code(Path(trusted))
-    base = load_base_model(str(args.model_name_or_path), model_class) if starts else None
+    base = None
+    if starts:
+        base = load_base_model(str(args.model_name_or_path), model_class, importers)
     return base, model_class, facts
 
 
@@ -227,13 +234,15 @@ def check_positions(run: Run) -> None:
             raise UserError(
                 f"{name}: {value}: {remedy}; set it to at most {limit}, or more positions"
             )
-    if "validation" in encoded:
-        data = encoded["validation"]
+    for split, data in encoded.items():
+        if split == "train":
+            continue
         longest = np.maximum(*pair_lengths(data))
         lines = [data[int(row)]["line"] for row in np.flatnonzero(longest > limit)[:5]]
         if lines:
             raise UserError(
-                f"validation data: the lines {', '.join(map(str, lines))} have up to {longest.max()} tokens: {remedy}"
+                f"{split} data: the lines {', '.join(map(str, lines))} have up to {longest.max()} tokens: {remedy}; "
+                f"max_eval_length={limit} leaves them out"
             )
 
 
