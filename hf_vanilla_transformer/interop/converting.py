@@ -10,7 +10,6 @@ from typing import Any, get_args, get_type_hints
 from ..text.tokenizer_files import save_tokenizers
 from ..utils.atomic_write import new_folder, require_new
 from ..utils.errors import UserError, shown
-from .lora import merged_adapter
 from .sources import local_files
 
 #: The module of this package, and its function, that reads each format.
@@ -42,7 +41,7 @@ def convert(
 
     Args:
         source_format: a key of `FORMATS`.
-        source: a file or a folder as the toolkit writes it, a name on the Hub, or a folder of a LoRA adapter of PEFT.
+        source: a file or a folder as the toolkit writes it, or a name on the Hub.
         output: a new folder. It appears when it is complete.
         overwrite: replace a folder that exists already.
         **options: keyword arguments of the format's function, for settings that the checkpoint lacks. Text is parsed
@@ -61,16 +60,19 @@ def convert(
         options[name] = _parsed(name, value, get_args(types[name]) or (types[name],))
     output = Path(output)
     require_new(output, overwrite)
-    with merged_adapter(local_files(source)) as files:
-        try:
-            converted = read(files, **options)
-        except UserError as error:
-            message = str(error).replace(str(files), str(source))
-            raise UserError(message if str(source) in message else f"{source}: {message}") from None
-        with new_folder(output, overwrite) as folder:
-            converted.model.save_pretrained(folder)
-            if converted.tokenizer is not None:
-                save_tokenizers(folder, converted.tokenizer, converted.target_tokenizer)
+    files = local_files(source)
+    if (files / "adapter_config.json").is_file():
+        remedy = "model.merge_and_unload().save_pretrained(FOLDER) merges it, then convert FOLDER"
+        raise UserError(f"{source}: an adapter of PEFT is no whole model; {remedy}")
+    try:
+        converted = read(files, **options)
+    except UserError as error:
+        message = str(error).replace(str(files), str(source))
+        raise UserError(message if str(source) in message else f"{source}: {message}") from None
+    with new_folder(output, overwrite) as folder:
+        converted.model.save_pretrained(folder)
+        if converted.tokenizer is not None:
+            save_tokenizers(folder, converted.tokenizer, converted.target_tokenizer)
     parameters = f"{output}: {converted.model.num_parameters():,} parameters"
     missing = "without a tokenizer: the files have none"
     tokenizer = "with its tokenizer" if converted.tokenizer else missing

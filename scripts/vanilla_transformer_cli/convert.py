@@ -4,10 +4,9 @@
 
 FORMAT is one of:
 @@FORMATS@@
-SRC may also be a name on the Hub, or a folder of a LoRA adapter that PEFT merges into
-its base model (extra lora). Give settings that a checkpoint lacks with --set NAME=VALUE, as often as needed. DIR
-appears when it is complete. If this architecture cannot express a model, it is refused with the reason. No code of a
-checkpoint is run.
+SRC may also be a name on the Hub. Give settings that a checkpoint lacks with --set NAME=VALUE, as often as needed.
+DIR appears when it is complete. If this architecture cannot express a model, it is refused with the reason. No code of
+a checkpoint is run.
 """
 
 import argparse
