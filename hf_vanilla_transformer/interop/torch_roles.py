@@ -157,4 +157,5 @@ def around_stacks(
             )
             raise UserError(f"{option} is missing: give the name of that module, {reason}")
     tables.sort(key=lambda name: bool(_TARGET.search(name)) - bool(_SOURCE.search(name)))
-    return Around(*(names[0] for names in found.values()), tables)
+    chosen = [names[0] for names in found.values()]
+    return Around(chosen[0], chosen[1], chosen[2], tables)

@@ -10,10 +10,7 @@ from typing import Any, NamedTuple
 
 import transformers
 from transformers import (
-    FSMTForConditionalGeneration,
     GenerationConfig,
-    M2M100ForConditionalGeneration,
-    MarianMTModel,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -47,12 +44,8 @@ SAME_FIELDS = (
     "bos_token_id",
     "decoder_start_token_id",
 )
-#: The classes whose folders are converted, by model type.
-MODEL_CLASSES: dict[str, type[PreTrainedModel]] = {
-    "marian": MarianMTModel,
-    "fsmt": FSMTForConditionalGeneration,
-    "m2m_100": M2M100ForConditionalGeneration,
-}
+#: The model types of the classes whose folders are converted.
+MODEL_TYPES = ("marian", "fsmt", "m2m_100")
 #: The names of their tables of positions.
 POSITION_TABLES = {f"model.{stack}.embed_positions.weight" for stack in STACKS}
 
@@ -103,12 +96,12 @@ def _read_config(folder: Path, model_type: str) -> Fields:
     if found == model_type:
         return values
     reason = f"{folder}: its config.json has model_type={shown(found)}, not {model_type}"
-    if model_type not in MODEL_CLASSES:
+    if model_type not in MODEL_TYPES:
         raise UserError(reason)
-    if isinstance(found, str) and found in MODEL_CLASSES:
-        raise UserError(f"{reason}; take --from {found.replace('_', '')}")
+    if found in MODEL_TYPES:
+        raise UserError(f"{reason}; take --from {str(found).replace('_', '')}")
     raise UserError(
-        f"{reason}; of transformers' models {', '.join(MODEL_CLASSES)} can be converted, no other family"
+        f"{reason}; of transformers' models {', '.join(MODEL_TYPES)} can be converted, no other family"
     )
 
 

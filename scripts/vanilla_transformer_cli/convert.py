@@ -19,8 +19,8 @@ FORMATS = """\
   fsmt     a folder of a Hugging Face FSMTForConditionalGeneration, such as facebook/wmt19-en-de
   marian-npz  a .npz of Marian itself, or its folder, with the vocabularies that its options name. For raw text of a
            BPE release, --set codes=FILE and target_codes=FILE
-  torch    a state dictionary with a torch.nn.Transformer, with --set heads=N, scale_embedding=true and the like, perhaps
-           --set activation=gelu or norm_first=true, and tokenizer=FILE
+  torch    a state dictionary with a torch.nn.Transformer, with --set heads=N, scale_embedding=true and the like,
+           perhaps --set activation=gelu or norm_first=true, and tokenizer=FILE
   m2m100   a folder of an M2M100ForConditionalGeneration, of M2M-100 or NLLB-200, with its languages:
            --set source_language=en and target_language=de
   fairseq  a .pt of a transformer, post-norm or pre-norm, with dict.*.txt in its folder or in --set data=FOLDER. For
