@@ -1,17 +1,14 @@
 """Translate whole files of documents, subtitles and translation tools. Everything but the text stays as it is."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from ..corpora.translation_memories import FORMATS
-from ..inference.placement import TranslatedPart, TranslateTexts
-from ..inference.translator import Translator
-from ..text.words import words
+from ..inference.placement import TranslateTexts
 from ..utils.errors import UserError
-from .documents import SentenceCutter, sentence_splitter, sentences_of, split_text, translated_parts
 from .guard import Reading, guarded
 from .html_text import translate_html
 from .markdown_text import read_markdown, translate_markdown
@@ -89,29 +86,6 @@ def check_output(source: str | Path | None, output: str | Path | None) -> None:
         )
     if not name.resolve().parent.is_dir():
         raise UserError(f"output: {output}: there is no folder {name.parent}")
-
-
-def text_translator(
-    translator: Translator, source: str | None, target: str | None, **settings: object
-) -> TranslateTexts:
-    """A function that splits texts into sentences, translates them and aligns their words.
-
-    Args:
-        source, target: languages of the texts and the translations, or None.
-        settings: as in `Translator.translate`.
-    """
-    split = sentence_splitter(source)
-    cut = SentenceCutter(translator)
-
-    def translate(texts: Sequence[str]) -> list[list[TranslatedPart]]:
-        parts = [split_text(text, split, source, cut) for text in texts]
-        sentences = [sentence for of_text in parts for sentence in sentences_of(of_text)]
-        aligned: dict[str, object] = {"alignment": True, "alignment_words": words, "protect": True}
-        best = (one[0] for one in translator.translate_nbest(sentences, **(aligned | settings)))  # type: ignore[arg-type]
-        following = ((one.text.replace("\n", " "), one.alignment) for one in best)
-        return [translated_parts(of_text, following, source, target) for of_text in parts]
-
-    return translate
 
 
 @dataclass(frozen=True)

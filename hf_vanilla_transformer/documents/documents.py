@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 from ..inference.alignment import Link
@@ -18,7 +18,7 @@ from ..inference.protected import BLOCK_TAG, has_words, spans_in
 from ..inference.translator import TOKENIZER_LOCK, Translator
 from ..text.language_codes import base_language
 from ..text.source_text import source_text
-from ..text.words import UNIT, break_points
+from ..text.words import UNIT, break_points, words
 from ..utils.errors import naming_extras
 
 logger = logging.getLogger(__name__)
@@ -218,6 +218,54 @@ def translated_parts(
     return joined
 
 
+def text_translator(
+    translator: Translator,
+    source: str | None = None,
+    target: str | None = None,
+    *,
+    aligned: bool = True,
+    **settings: Any,
+) -> Callable[..., list[list[TranslatedPart]]]:
+    """A function that splits texts into sentences, and translates them.
+
+    Args:
+        source, target: languages of the texts and the translations, or None.
+        aligned: link the words of each sentence with those of its translation.
+        settings: as in `Translator.translate`.
+
+    Returns:
+        A function of texts, and of the line number of the first one if they are lines. With it a warning names the
+        line of a sentence that is longer than any in training.
+    """
+    split = sentence_splitter(source)
+    cut = SentenceCutter(translator)
+    usual: dict[str, Any] = {"protect": True, "scores": False}
+    if aligned:
+        usual |= {"alignment": True, "alignment_words": words}
+    settings = usual | settings
+
+    def translate(texts: Sequence[str], first_line: int = 0) -> list[list[TranslatedPart]]:
+        of_texts = list[list[Part]]()
+        numbers = list[int]()
+        for number, text in enumerate(texts, first_line or 1):
+            parts = split_text(text, split, source, cut)
+            of_texts.append(parts)
+            numbers += [number] * len(sentences_of(parts))
+            for tokens in cut.lengths if first_line else ():
+                logger.warning(
+                    "line %d: a sentence of %d tokens is longer than any in training: cut",
+                    number,
+                    tokens,
+                )
+            cut.lengths.clear()
+        sentences = [sentence for parts in of_texts for sentence in sentences_of(parts)]
+        found = translator.translate_nbest(sentences, first_line=numbers, **settings)
+        following = ((best.text.replace("\n", " "), best.alignment) for best, *_ in found)
+        return [translated_parts(parts, following, source, target) for parts in of_texts]
+
+    return translate
+
+
 def translate_documents(
     translator: Translator,
     lines: Iterable[str],
@@ -242,45 +290,17 @@ def translate_documents(
     Raises:
         UserError: as in `Translator.translate` and `sentence_splitter`.
     """
-    split = sentence_splitter(language)
-    settings = {"protect": True} | settings
-    translator.translate([], **settings)  # checks the arguments before anything is read
+    translate = text_translator(translator, language, target_language, aligned=False, **settings)
+    translate([])  # checks the arguments before anything is read
     lines = iter(lines)
     ahead = 1 if settings.get("batch_size") == 1 else _LINES_AHEAD
     windows = iter(lambda: list(islice(lines, ahead)), [])
-    return _translate_windows(
-        translator, windows, split, first_line, (language, target_language), settings
+    starts = count(first_line, ahead)
+    return (
+        "".join(part.target for part in parts)
+        for start, window in zip(starts, windows, strict=False)
+        for parts in translate(window, start)
     )
-
-
-def _translate_windows(
-    translator: Translator,
-    windows: Iterator[list[str]],
-    split: Splitter,
-    number: int,
-    languages: tuple[str | None, str | None],
-    settings: dict[str, Any],
-) -> Iterator[str]:
-    cut = SentenceCutter(translator)
-    for window in windows:
-        paragraphs = list[list[Part]]()
-        numbers = list[int]()
-        for line in window:
-            paragraphs.append(split_text(line, split, languages[0], cut))
-            for tokens in cut.lengths:
-                logger.warning(
-                    "line %d: a sentence of %d tokens is longer than any in training: cut",
-                    number,
-                    tokens,
-                )
-            cut.lengths.clear()
-            numbers += [number] * len(sentences_of(paragraphs[-1]))
-            number += 1
-        sentences = [sentence for parts in paragraphs for sentence in sentences_of(parts)]
-        translations = translator.translate(sentences, first_line=numbers, **settings)
-        for parts in paragraphs:
-            following = islice(translations, len(sentences_of(parts)))
-            yield join_text(parts, [text.replace("\n", " ") for text in following], *languages)
 
 
 def sentences_of(parts: Sequence[Part]) -> list[str]:

@@ -80,7 +80,8 @@ def languages_of(arguments: argparse.Namespace) -> tuple[str | None, str | None]
 
 def translate_document_file(arguments: argparse.Namespace) -> None:
     """Translate a document, a format with more than lines of text."""
-    from hf_vanilla_transformer.documents.document_files import text_translator, translate_document
+    from hf_vanilla_transformer.documents.document_files import translate_document
+    from hf_vanilla_transformer.documents.documents import text_translator
     from hf_vanilla_transformer.inference.text_io import open_to_write
 
     data = Path(arguments.input).read_bytes()

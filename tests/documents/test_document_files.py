@@ -10,9 +10,9 @@ from lxml import etree
 from hf_vanilla_transformer.documents.document_files import (
     SUFFIXES,
     is_document,
-    text_translator,
     translate_document,
 )
+from hf_vanilla_transformer.documents.documents import text_translator
 from hf_vanilla_transformer.inference.placement import TranslatedPart
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.documents.translators import backwards, translator_by
