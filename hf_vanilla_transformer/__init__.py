@@ -3,8 +3,10 @@
 Importing this package registers the model with the Auto classes of `transformers`.
 """
 
+import ast
 import importlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from transformers import (
     AutoConfig,
@@ -47,6 +49,21 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], obje
         return getattr(module, name)
 
     return get
+
+
+def stub_names(package: str, file: str) -> tuple[Callable[[str], object], list[str]]:
+    """Return `__getattr__` and `__all__` of a subpackage whose names are the imports in its stub, `__init__.pyi`.
+
+    Each name stands once, where type checkers read it, as with `attach_stub` of lazy-loader.
+    """
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    modules = {
+        alias.name: "." * node.level + str(node.module)
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    return lazy_names(package, modules), list(modules)
 
 
 _AUTO_CLASSES = {

@@ -50,7 +50,8 @@ def test_wheel_has_the_command_and_its_recipes(wheel: Path, tmp_path: Path) -> N
         archive.extractall(tmp_path / "site")
     assert {f"vanilla_transformer_cli/{name}.py" for name in SUBCOMMANDS} <= names
     assert {f"vanilla_transformer_cli/recipes/{name}.yaml" for name in installed_recipes()} <= names
-    assert {"hf_vanilla_transformer/py.typed", "hf_vanilla_transformer/hub/card_template.md"} <= names
+    data = {"py.typed", "hub/card_template.md", "text/__init__.pyi"}
+    assert {f"hf_vanilla_transformer/{name}" for name in data} <= names
     assert not [name for name in names if name.startswith(("tests/", "scripts/"))]
     for arguments in (["recipes", "numbers_en_de"], ["train", "--help"], ["--version"]):
         run = installed(tmp_path, "-m", "vanilla_transformer_cli", *arguments)
