@@ -98,7 +98,7 @@ def load_directions(
     """
     loaded = [(direction, *load(values, direction)) for direction, values in inputs.items()]
     rates = sampling_rates([len(table) for _, table, _ in loaded], temperature)
-    parts = list[PairReport]()
+    parts = list[PairReport | MixtureReport]()
     weights = list[float]()
     copies = list[tuple[int, Dataset]]()
     for part, ((direction, table, report), rate) in enumerate(zip(loaded, rates, strict=True)):
@@ -106,31 +106,13 @@ def load_directions(
         if again := round(len(table) * (rate % 1)):
             rows = np.sort(np.random.default_rng((seed, part)).permutation(len(table))[:again])
             copies.append((part, table.select(rows)))
-        parts.append(_merged("-".join(direction), report))
+        parts.append(replace(report, name=f"{'-'.join(direction)}: {report.name}"))
         weights.append(int(rate) + again / len(table))
     report = MixtureReport(parts, weights)
     return concatenated(copies, report.fingerprint), report
 
 
-def _merged(name: str, report: PairReport | MixtureReport) -> PairReport:
-    """The report of a direction, of one or several inputs."""
-    if isinstance(report, PairReport):
-        return replace(report, name=f"{name}: {report.name}")
-    merged = PairReport(
-        f"{name}: {', '.join(part.name for part in report.parts)}", fingerprint=report.fingerprint
-    )
-    for part in report.parts:
-        merged.seen = merged.seen + part.seen
-        merged.kept = merged.kept + part.kept
-        for repair, count in part.repaired.items():
-            merged.repaired[repair] = merged.repaired.get(repair, 0) + count
-        for reason, count in part.dropped.items():
-            merged.dropped[reason] = merged.dropped.get(reason, 0) + count
-            merged.first_lines.setdefault(reason, part.first_lines[reason])
-    return merged
-
-
-def part_names(parts: Iterable[PairReport]) -> list[str]:
+def part_names(parts: Iterable[PairReport | MixtureReport]) -> list[str]:
     """Short names of the inputs of a split, for the names of scores: `dev` for `data/dev.tsv`."""
     names: list[str] = []
     for part in parts:

@@ -29,8 +29,10 @@ PART = "part"
 class MixtureReport:
     """The reports of the inputs of a mixture, or of its directions."""
 
-    parts: list[PairReport]  #: one report for each input
+    #: one report for each input. A direction may have a mixture itself
+    parts: "Sequence[PairReport | MixtureReport]"
     weights: Sequence[float]  #: how often a pair of each input occurs
+    name: str = ""
 
     @property
     def kept(self) -> int:
@@ -109,7 +111,7 @@ def load_pairs(
     loaded = list(map(load_table, sources, reports))
     if len(loaded) == 1 and weights is None:
         return loaded[0], reports[0]
-    report = MixtureReport(reports, counts)
+    report = MixtureReport(reports, counts, ", ".join(part.name for part in reports))
     copies = [(part, loaded[part]) for part, count in enumerate(counts) for _ in range(count)]
     return concatenated(copies, f"{report.fingerprint}-{PART}"), report
 

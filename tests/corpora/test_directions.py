@@ -86,4 +86,5 @@ def test_repairs_of_all_inputs_of_a_direction_are_reported(tmp_path: Path) -> No
         (tmp_path / f"{name}.tsv").write_bytes(f"source\ttarget\n{name}\tx\r\n".encode())
     inputs = {("en", "de"): [str(tmp_path / "a.tsv"), str(tmp_path / "b.tsv")]}
     _, report = load_directions(inputs, lambda values, _: load_pairs(values))
-    assert report.parts[0].repaired == {"carriage return at the line end": 2}
+    assert report.summary().startswith("en-de: ")
+    assert report.summary().count("removed 1 × carriage return at the line end") == 2
