@@ -250,29 +250,17 @@ def perturbation_names(names: Iterable[str]) -> list[str]:
     return list(chosen)
 
 
-def perturb_all(
-    name: str, pairs: list[Pair], languages: Sequence[Languages] | Languages = (None, None)
-) -> list[Pair]:
+def perturb_all(name: str, pairs: list[Pair], languages: Languages = (None, None)) -> list[Pair]:
     """Return all pairs with one of `PERTURBATIONS`, drawn from its name and the number of the pair.
 
-    `languages` are those of all pairs, or of each. A pair is merged with the next one in the same languages.
+    A pair is merged with the next one.
     """
-    of_each: list[Languages] = (
-        [languages] * len(pairs) if isinstance(languages, tuple) else list(languages)
-    )
-    rows: dict[Languages, list[int]] = {}
-    for row, codes in enumerate(of_each):
-        rows.setdefault(codes, []).append(row)
-    following = {
-        row: after
-        for group in rows.values()
-        for row, after in zip(group, group[1:] + group[:1], strict=True)
-    }
-    perturbed = []
-    for row, (pair, codes) in enumerate(zip(pairs, of_each, strict=True)):
-        draw = Random(f"{name} {row}")
-        perturbed.append(PERTURBATIONS[name](pair, pairs[following[row]], draw, codes))
-    return perturbed
+    perturb = PERTURBATIONS[name]
+    following = [*pairs[1:], *pairs[:1]]
+    return [
+        perturb(pair, other, Random(f"{name} {row}"), languages)
+        for row, (pair, other) in enumerate(zip(pairs, following, strict=True))
+    ]
 
 
 def _misspell(letters: list[str], draw: Random) -> str:

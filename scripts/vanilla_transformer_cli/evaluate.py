@@ -247,20 +247,22 @@ def score_perturbed(
     perturbations: list[str],
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Scores by perturbation and system, as of `scores_by_group`, of each target language if a table has several.
+    """Scores by perturbation and system, as of `scores_by_group`.
 
     "none" has the `hypotheses` of the text as it is.
     """
     from hf_vanilla_transformer.evaluation.comparison import scores_by_group
-    from hf_vanilla_transformer.evaluation.metrics import Groups
     from hf_vanilla_transformer.inference.sentences import codes_in
     from hf_vanilla_transformer.text.perturbations import perturb_all
+    from hf_vanilla_transformer.utils.errors import UserError
 
+    if codes_of(arguments, next(iter(systems.values())), codes_in(test.cells)):
+        raise UserError(
+            f"perturb: {arguments.source} has columns of languages: choose one pair of them by --source_lang and "
+            "--target_lang"
+        )
     pairs = list(zip(test.sources or [], test.references[0], strict=True))
-    languages = [(arguments.source_lang, arguments.target_lang)] * len(pairs)
-    codes = codes_of(arguments, next(iter(systems.values())), codes_in(test.cells))
-    if {"source_lang", "target_lang"} <= codes.keys():
-        languages = list(zip(codes["source_lang"], codes["target_lang"], strict=True))
+    languages = (arguments.source_lang, arguments.target_lang)
     texts: dict[str, Any] = {"none": (test.sources, test.references, hypotheses)}
     for name in perturbations:
         sources, expected = map(list, zip(*perturb_all(name, pairs, languages), strict=True))
@@ -270,22 +272,11 @@ def score_perturbed(
             outputs[system] = [best for best, *_ in lists]
         texts[name] = sources, [expected], outputs
 
-    rows_of_languages = Groups([target or "" for _, target in languages], False).rows()
+    metrics = fitting_metrics(options, test.references[0])
     scores: dict[str, Any] = {}
     for name, (sources, columns, outputs) in texts.items():
-        for language, rows in rows_of_languages.items():
-            label = f"{name} {language}" if len(rows_of_languages) > 1 else name
-            references = [test.references[0][row] for row in rows]
-            of_language = options | {
-                "sources": [sources[row] for row in rows],
-                "metrics": fitting_metrics(options, references),
-            }
-            scores |= scores_by_group(
-                {system: [each[row] for row in rows] for system, each in outputs.items()},
-                [[column[row] for row in rows] for column in columns],
-                [label] * len(rows),
-                **of_language,
-            )
+        its_options = options | {"sources": sources, "metrics": metrics}
+        scores |= scores_by_group(outputs, columns, [name] * len(sources), **its_options)
     return scores
 
 

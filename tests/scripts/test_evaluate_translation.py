@@ -227,25 +227,31 @@ x\tthree dogs\tdrei Hunde\ten\tde
 """
 
 
-@pytest.mark.parametrize("flags", [["--by", "kind"], ["--perturb", "upper", "noise"]])
-def test_rows_that_are_left_out_have_no_language_and_no_label(command, work, flags, caplog):
+def test_rows_that_are_left_out_have_no_label(command, work, caplog):
     folder = save_model_of_languages(work / "many")
     (work / "table.tsv").write_text(TABLE, encoding="utf-8")
     files = ["--model", folder, "--source", "table.tsv", "--reference", "table.tsv", "--max_new_tokens", 3]
-    status, printed, errors = command("evaluate", *files, *flags, "--output", "results.json")
+    status, printed, errors = command("evaluate", *files, "--by", "kind", "--output", "results.json")
     assert status == 0, errors
     assert "kept 3 of 4 pairs" in caplog.text
-    results = json.loads((work / "results.json").read_text(encoding="utf-8"))
-    if "--by" in flags:
-        groups = results["groups"]
-        assert {label: group["sentences"] for label, group in groups.items()} == {"x": 2, "y": 1}
-        translator = Translator.from_pretrained(folder, device="cpu")
-        outputs = list(translator.translate(["a dog"], target_lang="fr", max_new_tokens=3))
-        expected = score_translations(outputs, ["一只狗在公园里奔跑。"])["chrf"]
-        assert groups["y"][str(folder)]["chrf"] == pytest.approx(expected)
-        return
-    perturbed = results["perturbations"]
-    assert list(perturbed) == [f"{name} {code}" for name in ("none", "upper", "noise") for code in ("de", "fr")]
-    for label, group in perturbed.items():
-        tokenizer = "zh" if label.endswith("fr") else "13a"
-        assert f"tok:{tokenizer}" in group["signatures"]["bleu"], label
+    groups = json.loads((work / "results.json").read_text(encoding="utf-8"))["groups"]
+    assert {label: group["sentences"] for label, group in groups.items()} == {"x": 2, "y": 1}
+    translator = Translator.from_pretrained(folder, device="cpu")
+    outputs = list(translator.translate(["a dog"], target_lang="fr", max_new_tokens=3))
+    expected = score_translations(outputs, ["一只狗在公园里奔跑。"])["chrf"]
+    assert groups["y"][str(folder)]["chrf"] == pytest.approx(expected)
+
+
+def test_perturbed_text_is_in_one_pair_of_languages(command, work):
+    folder = save_model_of_languages(work / "many")
+    (work / "table.tsv").write_text(TABLE, encoding="utf-8")
+    files = ["--model", folder, "--source", "table.tsv", "--reference", "table.tsv", "--max_new_tokens", 3]
+    flags = [*files, "--perturb", "upper", "noise", "--output", "results.json"]
+    status, _, errors = command("evaluate", *flags)
+    assert status == 2 and errors.splitlines()[-1].startswith("error: perturb: table.tsv")
+    status, _, errors = command("evaluate", *flags, "--source_lang", "en", "--target_lang", "fr")
+    assert status == 0, errors
+    perturbed = json.loads((work / "results.json").read_text(encoding="utf-8"))["perturbations"]
+    assert [*perturbed] == ["none", "upper", "noise"]
+    for group in perturbed.values():
+        assert group["sentences"] == 1 and "tok:zh" in group["signatures"]["bleu"]

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from hf_vanilla_transformer.text.perturbations import PERTURBATIONS, perturb_all
+from hf_vanilla_transformer.text.perturbations import PERTURBATIONS
 from hf_vanilla_transformer.text.words import graphemes, words
 
 CASELESS = ["一个男人在遛狗。", "लड़का खाता है", "ผู้ชายกำลังวิ่ง", "رجل يركض", "ბიჭი გარბის", "犬が走る", "개가 달린다"]
@@ -89,13 +89,6 @@ def test_noise_is_foreign():
         source, _ = perturbed("noise", ("η γάτα", "кошка"), number)
         added = source.replace("η γάτα", "")
         assert not any("α" <= letter <= "ω" or "а" <= letter <= "я" for letter in added)
-
-
-def test_pairs_are_merged_within_a_direction():
-    pairs = [("a", "A"), ("b", "B"), ("c", "C"), ("d", "D")]
-    languages = [("en", "de"), ("en", "zh"), ("en", "de"), ("en", "zh")]
-    merged = perturb_all("merge", pairs, languages)
-    assert merged == [("a c", "A C"), ("b d", "B D"), ("c a", "C A"), ("d b", "D B")]
 
 
 def test_words_without_a_dictionary_are_letters_with_their_marks(monkeypatch):
