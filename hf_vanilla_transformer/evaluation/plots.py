@@ -99,7 +99,9 @@ def plot_attention(
     Raises:
         UserError: a layer that does not exist, a format that matplotlib does not know, or no matplotlib.
     """
-    layer = checked_layer(weights, layer)
+    layer = len(weights) if layer is None else layer
+    if not 1 <= layer <= len(weights):
+        raise UserError(f"layer: the model has decoder layers 1 to {len(weights)}, not {layer}")
     heads = list(weights[layer - 1])  # H of (T, S)
     panels = [("mean of the heads", torch.stack(heads).mean(0))]
     panels += [(f"head {number}", head) for number, head in enumerate(heads, start=1)]
@@ -125,14 +127,6 @@ def plot_attention(
         figure.colorbar(image, ax=figure.axes, label="attention weight", shrink=0.6, pad=0.02)
         figure.suptitle(f"Cross-attention, decoder layer {layer} of {len(weights)}", fontsize=13)
     return Path(path)
-
-
-def checked_layer(weights: torch.Tensor, layer: int | None) -> int:
-    """A layer of `weights` (layers, heads, T, S), counted from 1. None is the last."""
-    layer = len(weights) if layer is None else layer
-    if not 1 <= layer <= len(weights):
-        raise UserError(f"layer: the model has decoder layers 1 to {len(weights)}, not {layer}")
-    return layer
 
 
 def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int], side: Side) -> list[str]:

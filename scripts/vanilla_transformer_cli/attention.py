@@ -3,8 +3,7 @@
   vanilla-transformer attention --model runs/numbers_en_de --sentence "two hundred and one" --output attention.png
 
 The plot shows one decoder layer: the mean of its heads and each head, with a column per source token and a row per
-target token. A low line is the space at the start of a token. Without --output the mean of the heads is printed, with
-tabs between columns.
+target token. A low line is the space at the start of a token.
 """
 
 import argparse
@@ -21,18 +20,14 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         sentence=Flag(None, "the sentence to translate", required=True),
         translation=Flag(None, "the translation (default: the model's)"),
         layer=Flag("N", "decoder layer, counted from 1 (default: the last)", int),
-        output=Flag("F", "the plot: .png, .pdf or .svg (default: print the numbers)"),
+        output=Flag("F", "the plot: .png, .pdf or .svg", required=True),
     )
     add_shared_flags(parser, "source_lang", "target_lang", *MODEL_CODE, "device")
     return parser.parse_args(arguments)
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.evaluation.plots import (
-        checked_layer,
-        cross_attention,
-        plot_attention,
-    )
+    from hf_vanilla_transformer.evaluation import cross_attention, plot_attention
     from hf_vanilla_transformer.inference.loading import load_model
     from hf_vanilla_transformer.text import load_tokenizers
 
@@ -40,15 +35,5 @@ def main(arguments: argparse.Namespace) -> None:
     tokenizers = load_tokenizers(arguments.model)
     text = (arguments.sentence, arguments.translation)
     languages = (arguments.source_lang, arguments.target_lang)
-    source_tokens, target_tokens, weights = cross_attention(model, *tokenizers, *text, *languages)
-    if arguments.output:
-        print(
-            plot_attention(
-                source_tokens, target_tokens, weights, arguments.output, layer=arguments.layer
-            )
-        )
-        return
-    layer = checked_layer(weights, arguments.layer)
-    print("", *source_tokens, sep="\t")
-    for token, row in zip(target_tokens, weights[layer - 1].mean(dim=0).tolist(), strict=True):
-        print(token, *(f"{weight:.4f}" for weight in row), sep="\t")
+    maps = cross_attention(model, *tokenizers, *text, *languages)
+    print(plot_attention(*maps, arguments.output, layer=arguments.layer))
