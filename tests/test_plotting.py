@@ -1,6 +1,5 @@
 """Figures as files: formats, refused paths, and the user's matplotlib settings."""
 
-import warnings
 from pathlib import Path
 
 import pytest
@@ -32,14 +31,3 @@ def test_figure_file_restores_the_users_settings(tmp_path: Path, monkeypatch: py
     with figure_file(tmp_path / "a.png"):
         pass
     assert dict(matplotlib.rcParams) == before
-
-
-def test_characters_that_no_font_has_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    unassigned = "\U0003fff0\U0003fff1"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with figure_file(tmp_path / "a.png") as figure:
-            figure.suptitle(f"a {unassigned}")
-            figure.text(0.5, 0.5, unassigned)
-    (message,) = caplog.messages
-    assert f"has 2 of its characters ({unassigned})" in message and "a.png" in message

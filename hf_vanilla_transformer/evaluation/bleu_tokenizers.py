@@ -76,21 +76,6 @@ def _of_line(text: str) -> str:
     )
 
 
-def warn_of_tokenizer(chosen: str, references: Sequence[str]) -> None:
-    """Warn of a chosen tokenizer that is for a different script than that of the references."""
-    fitting, mixed = _of_script(references)
-    if mixed:
-        return
-    if chosen in ("13a", "intl") and fitting not in ("13a", "ko-mecab"):
-        warn_once(
-            f"tokenize={chosen!r} counts whole sentences of this script as words; take {fitting!r}"
-        )
-    elif chosen in _SCRIPTS and chosen not in ("char", fitting):
-        warn_once(
-            f"tokenize={chosen!r} is for a different script than that of the references; take {fitting!r}"
-        )
-
-
 @lru_cache
 def check_tokenizer(name: str) -> None:
     """Check that sacreBLEU can load a tokenizer, before hours of decoding."""

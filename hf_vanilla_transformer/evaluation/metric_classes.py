@@ -18,7 +18,7 @@ from sacrebleu.metrics.base import Metric, Score
 from sacrebleu.metrics.bleu import BLEUScore
 
 from ..utils.errors import UserError
-from .bleu_tokenizers import check_tokenizer, fitting_tokenizer, warn_of_tokenizer, warn_once
+from .bleu_tokenizers import check_tokenizer, fitting_tokenizer
 from .edit_distance import edit_distance
 from .metric_names import TOP
 
@@ -154,25 +154,9 @@ class Bleu(SacrebleuMetric):
 
     def scorer(self, references: Sequence[Sequence[str]]) -> BLEU:
         texts = [text for text in references[0] if text is not None]
-        if self.tokenize:
-            warn_of_tokenizer(self.tokenize, texts)
         tokenize = self.tokenize or fitting_tokenizer(texts)
         # `force`: no warning that the text looks tokenised, as "none" expects
         return BLEU(tokenize=tokenize, lowercase=self.lowercase, force=tokenize == "none")
-
-    def _compute(
-        self, predictions: Sequence[str], references: Sequence[Reference], **options: object
-    ) -> dict[str, float | str | list[float]]:
-        results = super()._compute(predictions, references)
-        if (
-            results["bleu"] == 0
-            and ExactMatch(self.lowercase).statistics(predictions, references)[:, 0].any()
-        ):
-            warn_once(
-                "BLEU is 0 although some lines equal their references: with this tokenizer no matching line has a "
-                "4-gram; use tokenize='char' or chrF for such text"
-            )
-        return results
 
     def _details(self, score: Score) -> dict[str, float | list[float]]:
         bleu = cast(BLEUScore, score)

@@ -1,9 +1,6 @@
 """Figures as files, drawn with the optional dependency matplotlib."""
 
-import logging
 import os
-import re
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +22,6 @@ _FONTS = (
     "Noto Sans",
 )
 _FAMILY = "Noto Sans"
-_MISSING_GLYPH = re.compile(r"Glyph (\d+) .*missing from")
-_SHOWN = 8  # characters in a warning
 _DPI = 150
 _MAX_PIXELS = 12_000  # on the longer side. matplotlib refuses more than 2^16 and needs memory for all of them.
 
@@ -42,8 +37,7 @@ def figure_file(path: str | os.PathLike, **settings: Any) -> "Iterator[Figure]":
     """A figure to draw on. It is written to `path` (atomically) when the block ends, in the format of its suffix.
 
     The figure needs no display, and the user's matplotlib settings and backend stay as they are. `settings` are
-    arguments of `matplotlib.figure.Figure`, such as `figsize` and `layout`. One warning names the characters that no
-    installed font has.
+    arguments of `matplotlib.figure.Figure`, such as `figsize` and `layout`.
     """
     check_figure_path(path)
     import matplotlib
@@ -56,31 +50,8 @@ def figure_file(path: str | os.PathLike, **settings: Any) -> "Iterator[Figure]":
         figure = _figure_class()(**settings)
         yield figure
         dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
-        with atomic_file(path) as temporary, _one_warning_of_glyphs(path):
+        with atomic_file(path) as temporary:
             figure.savefig(temporary, dpi=dpi)
-
-
-@contextmanager
-def _one_warning_of_glyphs(path: str | os.PathLike) -> Iterator[None]:
-    """Warn once of the characters that no font has. matplotlib warns of each, several times."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    missing: dict[str, None] = {}
-    for each in caught:
-        match = _MISSING_GLYPH.match(str(each.message))
-        if match is None:
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-        else:
-            missing[chr(int(match[1]))] = None
-    if missing:
-        logging.getLogger(__name__).warning(
-            "%s: no installed font has %d of its characters (%s): install the fonts %s",
-            path,
-            len(missing),
-            "".join(list(missing)[:_SHOWN]),
-            _FAMILY,
-        )
 
 
 def _figure_class() -> "type[Figure]":

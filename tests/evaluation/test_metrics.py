@@ -9,7 +9,7 @@ import pytest
 import sacrebleu
 from transformers import EvalPrediction
 
-from hf_vanilla_transformer.evaluation import bleu_tokenizers, score_translations, translation_metrics
+from hf_vanilla_transformer.evaluation import score_translations, translation_metrics
 from hf_vanilla_transformer.evaluation.bleu_tokenizers import check_tokenizer
 from hf_vanilla_transformer.evaluation.trainer_metrics import score_test_split
 from hf_vanilla_transformer.text.language_tokens import add_language_tokens
@@ -83,25 +83,6 @@ def test_bleu_has_the_tokenizer_of_the_script(reference, hypothesis, tokenize, c
     assert f"tok:{tokenize}" in scores["bleu_signature"] and scores["chrf"] > 0
 
 
-def test_tokenizer_that_finds_no_words_is_warned_about(caplog):
-    for text in ("两只狗在草地上奔跑", "สุนัขสองตัววิ่ง", "zwei Hunde"):
-        score_translations([text], [text], tokenize="13a")
-    assert [record.message.count("13a") for record in caplog.records if "script" in record.message] == [1, 1]
-
-
-def test_tokenizer_of_another_script_is_warned_about_once(caplog):
-    for text, tokenize in (
-        ("zwei Hunde", "zh"),
-        ("二匹の犬が走る", "zh"),
-        ("两只狗", "zh"),
-        ("zwei", "char"),
-        ("ไทย", "none"),
-    ):
-        for _ in range(2):
-            score_translations([text], [text], tokenize=tokenize)
-    assert ["13a" in record.message for record in caplog.records if "script" in record.message] == [True, False]
-
-
 def test_signatures_contain_the_settings():
     scores = score_translations(["a b c d"], ["a b c d"], tokenize="none", lowercase=True)
     version = sacrebleu.__version__
@@ -134,15 +115,6 @@ def test_tokenizer_that_cannot_be_loaded_is_a_one_line_error(monkeypatch):
         check_tokenizer("ja-mecab")
     check_tokenizer.cache_clear()
     assert "pip install extra" in str(error.value) and "\n" not in str(error.value)
-
-
-def test_lines_too_short_for_bleu_give_one_warning(caplog):
-    bleu_tokenizers.warn_once.cache_clear()
-    words = ["zweihunderteins", "siebentausenddreizehn"]
-    for _ in range(2):
-        assert score_translations(words, words)["bleu"] == 0  # no 4-gram exists
-    assert ["BLEU" in record.message for record in caplog.records] == [True]
-    assert score_translations(words, words, tokenize="char")["bleu"] == pytest.approx(100)
 
 
 @pytest.fixture
