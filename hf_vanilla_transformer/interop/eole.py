@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..utils.errors import UserError, shown
 from ..utils.untrusted import read_json_object
-from . import opennmt, state_dicts
+from . import opennmt, state_dicts, vocabularies
 from .checkpoint import Checkpoint
 from .converted import Converted, Fields, File, Tensors
 from .options import Options, Unsupported
@@ -114,7 +114,6 @@ _NOT_WEIGHTS = re.compile(r"(src|tgt)_emb\.pe\.pe|decoder\.transformer_layers\.\
 def from_eole(
     source: str | Path,
     *,
-    codes: File = None,
     sentencepiece: File = None,
     target_sentencepiece: File = None,
 ) -> Converted:
@@ -123,7 +122,7 @@ def from_eole(
     Args:
         source: the model_path of a training, or a step_NUMBER in it: a folder with config.json, vocab.json and
             model.00.safetensors.
-        codes, sentencepiece, target_sentencepiece: as in `from_opennmt`.
+        sentencepiece, target_sentencepiece: as in `from_opennmt`.
 
     Returns:
         The model with the search of `eole predict`, and a tokenizer: without these files for text that is tokenized
@@ -159,8 +158,8 @@ def from_eole(
             raise UserError(f"{folder}: {name} is not 1: such a layer scales its output")
     inference = config.section("inference")
     search = _search(inference, search_ids["unk_token_id"]) | search_ids
-    raw_text = codes, sentencepiece, target_sentencepiece
-    texts, notes = opennmt.texts(sides, special, raw_text, config.texts("transforms"))
+    spm_models = vocabularies.both_sides(sentencepiece, target_sentencepiece)
+    texts, notes = opennmt.texts(sides, special, spm_models, config.texts("transforms"))
     notes += [SEARCH_NOTE, *inference.dropped(DROPPED)]
     return Checkpoint(tensors, locate, fields, search, unused, texts, notes).converted()
 
