@@ -1,6 +1,6 @@
 """Export of a model folder to a library's format: the table of formats, and the writing of the folder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
@@ -30,11 +30,14 @@ FORMATS = {
     "marian": "marian",
     "onnx": "transformers_js",
 }
-#: The formats that have an option.
+#: The formats that have an option. "web" is of `web.site`.
 OPTIONS = {
     "quantization": ("ctranslate2", "argos"),
     "vmap": ("ctranslate2",),
     "languages": ("argos",),
+    "dtypes": ("onnx", "web"),
+    "runtime": ("web",),
+    "examples": ("web",),
 }
 
 
@@ -46,7 +49,7 @@ def export(
     quantization: str | None = None,
     vmap: File = None,
     languages: Sequence[str] | None = None,
-    dtypes: Sequence[str] = ("fp32",),
+    dtypes: Sequence[str] | None = None,
 ) -> str:
     """Write a model folder in a library's format, with the tokenizer, and return one line about it.
 
@@ -57,14 +60,13 @@ def export(
         overwrite: replace a folder that exists already.
         languages: for argos, the codes of source and target. Its output is a file.
         quantization, vmap: see `ctranslate2.convert`.
-        dtypes: for onnx, of the weights, keys of `transformers_js.DTYPES`. The others are float32.
+        dtypes: for onnx, of the weights, keys of `transformers_js.DTYPES`. Default: fp32.
     """
     if target_format not in FORMATS:
         raise UserError(f"format: {target_format!r} is none of {', '.join(FORMATS)}")
-    given = {"quantization": quantization, "vmap": vmap, "languages": languages}
-    for name, value in given.items():
-        if value is not None and target_format not in OPTIONS[name]:
-            raise UserError(f"{name}={value}: only {' and '.join(OPTIONS[name])} has this option")
+    given = {"quantization": quantization, "vmap": vmap, "languages": languages, "dtypes": dtypes}
+    refuse_options(target_format, given)
+    dtypes = dtypes or ("fp32",)
     require_apart(output, source)
     refuse_special_files(source)
     module = import_module(f".{FORMATS[target_format]}", __package__)
@@ -94,6 +96,13 @@ def export(
         note += self_test(target_format, model, tokenizers, written, exact)
         size = sum(path.stat().st_size for path in (written, *written.rglob("*")) if path.is_file())
     return f"{output}: {size / 1e6:.1f} MB{note}"
+
+
+def refuse_options(target_format: str, options: Mapping[str, object]) -> None:
+    """Raise a UserError for an option that is given but of another format."""
+    for name, value in options.items():
+        if value and target_format not in OPTIONS[name]:
+            raise UserError(f"{name}={value}: only {' and '.join(OPTIONS[name])} has this option")
 
 
 def require_apart(output: str | Path, source: str | Path) -> None:

@@ -22,7 +22,7 @@ delivery network, checked by a hash, or with --runtime from a copy.
 import argparse
 
 from .models import MODEL_CODE
-from .parsing import Flag, Parser, add_flags, add_shared_flags
+from .parsing import Flag, Parser, add_flags, add_shared_flags, given_values
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -51,40 +51,27 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
             "TYPE",
             "onnx and web: of the weights: fp32, fp16, q8 (default: fp32, of web: q8 fp32)",
             nargs="+",
+            dest="dtypes",
         ),
     )
     web = parser.add_argument_group("web only")
     add_flags(
         web,
         runtime=Flag("DIR", "folder in which npm installed the runtime, for use without a network"),
-        example=Flag("TEXT", "sentences that the page offers", nargs="+", default=[]),
+        example=Flag("TEXT", "sentences that the page offers", nargs="+", dest="examples"),
     )
-    parsed = parser.parse_args(arguments)
-    if parsed.target_format != "web" and (parsed.runtime or parsed.example):
-        parser.error("--runtime and --example are for --to web")
-    if parsed.target_format in ("onnx", "web"):
-        if parsed.quantization:
-            parser.error("--quantization is for --to ctranslate2 and argos; give --dtype q8")
-    elif parsed.dtype:
-        parser.error("--dtype is for --to onnx and web")
-    return parsed
+    return parser.parse_args(arguments)
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.interop.exporting import export
+    from hf_vanilla_transformer.interop.exporting import OPTIONS, export, refuse_options
 
+    options = given_values(arguments, *OPTIONS)
+    refuse_options(arguments.target_format, options)
+    options["overwrite"] = arguments.overwrite
     if arguments.target_format == "web":
-        from hf_vanilla_transformer.web.site import DEFAULT_DTYPES, write_site
+        from hf_vanilla_transformer.web.site import write_site
 
-        dtypes = arguments.dtype or DEFAULT_DTYPES
-        choices = {"dtypes": dtypes, "runtime": arguments.runtime, "examples": arguments.example}
-        print(
-            write_site(arguments.model, arguments.output, overwrite=arguments.overwrite, **choices)
-        )
+        print(write_site(arguments.model, arguments.output, **options))
         return
-    choices = {
-        name: getattr(arguments, name)
-        for name in ("overwrite", "quantization", "vmap", "languages")
-    }
-    choices |= {"dtypes": arguments.dtype} if arguments.dtype else {}
-    print(export(arguments.target_format, arguments.model, arguments.output, **choices))
+    print(export(arguments.target_format, arguments.model, arguments.output, **options))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_vanilla_transformer.interop.exporting import FORMATS
+from hf_vanilla_transformer.interop.exporting import FORMATS, OPTIONS
 from tests.interop.exports import write_model
 
 
@@ -26,3 +26,14 @@ def test_export_does_not_replace_the_model(command, tmp_path):
         status, _, err = command("export", "--to", "marian", tmp_path / "runs" / "model", output, "--overwrite")
         assert (status, err.count("\n")) == (2, 1) and str(output) in err
     assert (tmp_path / "runs" / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("target_format", [*FORMATS, "web"])
+def test_option_of_another_format_is_refused(command, target_format, name, tmp_path):
+    if target_format in OPTIONS[name]:
+        return
+    flag = {"dtypes": "dtype", "examples": "example"}.get(name, name)
+    values = ["en", "de"] if name == "languages" else ["x"]
+    status, _, err = command("export", "--to", target_format, tmp_path / "in", tmp_path / "out", f"--{flag}", *values)
+    assert (status, err.count("\n")) == (2, 1) and name in err and OPTIONS[name][0] in err
