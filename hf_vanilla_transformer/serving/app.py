@@ -1,8 +1,9 @@
 """The HTTP interface: LibreTranslate's `/translate` and `/languages`, `/predict`, the page, `/health`, `/metrics`."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
@@ -70,7 +71,8 @@ def create_app(server: Server) -> FastAPI:
     app.state.limits = server.limits
     match server.pairs:
         case [SequenceModel() as model]:
-            _add_predictions(app, server, model)
+            predict = partial(server.predict, model)
+            _add_work(app, "/predict", schemas.PredictRequest, predict, schemas.PredictAnswer)
         case _:
             _add_interface(app, server)
     _add_probes(app, server)
@@ -96,22 +98,11 @@ def create_app(server: Server) -> FastAPI:
 def _add_interface(app: FastAPI, server: Server) -> None:
     """The endpoints, without the pages."""
 
-    @app.post(
-        "/translate",
-        openapi_extra=_body(schemas.TranslateRequest),
-        response_model_exclude_unset=True,
+    _add_work(
+        app, "/translate", schemas.TranslateRequest, server.translate, schemas.TranslateAnswer
     )
-    async def translate(request: Request, fields: _Fields) -> schemas.TranslateAnswer:
-        """Translate a text, or a list of texts."""
-        work = server.translate(validate(schemas.TranslateRequest, fields))
-        return await _in_time(request, work)
-
-    @app.post("/detect", openapi_extra=_body(schemas.DetectRequest))
-    async def detect(request: Request, fields: _Fields) -> list[schemas.DetectedLanguage]:
-        """Detect the language of a text, among the server's."""
-        work = server.detect(validate(schemas.DetectRequest, fields))
-        return await _in_time(request, work)
-
+    detected = list[schemas.DetectedLanguage]
+    _add_work(app, "/detect", schemas.DetectRequest, server.detect, detected)
     if server.limits.translate_files:
         _add_files(app, server)
     for path, name in (("/suggest", "Suggestions"), ("/translate_file", "Files translation")):
@@ -133,16 +124,25 @@ def _add_interface(app: FastAPI, server: Server) -> None:
         return server.languages()
 
 
-def _add_predictions(app: FastAPI, server: Server, model: SequenceModel) -> None:
-    @app.post(
-        "/predict",
-        openapi_extra=_body(schemas.PredictRequest),
+def _add_work(
+    app: FastAPI,
+    path: str,
+    model: type[BaseModel],
+    work: Callable[[Any], Coroutine[object, object, object]],
+    answer: object = None,
+) -> None:
+    """Answer a path with the result of some work on the fields of a request, a `model`, within its time."""
+
+    async def endpoint(request: Request, fields: _Fields) -> Any:
+        return await _in_time(request, work(validate(model, fields)))
+
+    app.post(
+        path,
+        response_model=answer,
         response_model_exclude_unset=True,
-    )
-    async def predict(request: Request, fields: _Fields) -> schemas.PredictAnswer:
-        """Predict the target of a sequence, or of a list of sequences, with scores."""
-        work = server.predict(model, validate(schemas.PredictRequest, fields))
-        return await _in_time(request, work)
+        openapi_extra=_body(model),
+        description=model.__doc__,
+    )(endpoint)
 
 
 def _add_probes(app: FastAPI, server: Server) -> None:
@@ -213,11 +213,8 @@ def _add_page(app: FastAPI, server: Server, pair: LanguagePair, prefix: str) -> 
     }
     files = page_files({**pair.site, **facts})
 
-    @app.post(f"{prefix}/page/translate", openapi_extra=_body(schemas.PageRequest))
-    async def page_translate(request: Request, fields: _Fields) -> dict[str, Any]:
-        """Answer the page, with attention, probabilities and hypotheses: a Translation of web/README.md."""
-        work = server.page_translation(pair, validate(schemas.PageRequest, fields))
-        return await _in_time(request, work)
+    translation = partial(server.page_translation, pair)
+    _add_work(app, f"{prefix}/page/translate", schemas.PageRequest, translation)
 
     def page_file(request: Request) -> Response:
         name = request.url.path.rpartition("/")[2] or "index.html"
