@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from gettext import c2py
-from itertools import count
 
 from ..inference.placement import Element, Placement, TranslatedPart, TranslateTexts
 from ..inference.protected import has_words, spans_in
@@ -52,7 +51,7 @@ _PRINTF = re.compile(
 )
 _BRACES = re.compile(r"\{\{|\{(\d+)?((?:[:!.\[][^{}]*)?\})")
 _TILDES = re.compile(r"~(?:[~%\n]|(\d+@\*)?([^A-Za-z~]*[A-Za-z]))")
-_NUMBER = re.compile(r"(?<=[%*])\d+\$|(?<=%)\[\d+\]|(?<=\{)\d+(?=[:!.\[}])")
+_NUMBER = re.compile(r"(?<=%)\d+\$|(?<=%)\[\d+\]|(?<=\{)\d+(?=[:!.\[}])")
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 #: Formats of messages: the directives, the start of one with a number if there are numbers, and the first number.
 _FORMATS: dict[str, tuple[re.Pattern[str], str, int]] = {
@@ -64,8 +63,6 @@ _FORMATS: dict[str, tuple[re.Pattern[str], str, int]] = {
     **dict.fromkeys(names("c++ python-brace rust"), (_BRACES, "{{{}", 0)),
     **dict.fromkeys(names("lisp scheme"), (_TILDES, "", 1)),
 }
-#: Those that number widths, too, as in `%2$*1$d`.
-_NUMBERED_WIDTHS = names("c gcc-internal objc")
 
 
 @dataclass
@@ -209,24 +206,16 @@ class _PoPassage(Passage):
                 return translation
         elif pattern is not _TILDES:  # a word after a percent sign can look like a directive
             return translation
-        has_widths = any("*" in target for target in targets)
-        if not numbered or (has_widths and name not in _NUMBERED_WIDTHS):
+        if not numbered or any("*" in target for target in targets):
             raise UserError(
                 f"documents: the translation of {self.text[:60]!r} would lose one of its formats or "
                 "change the order of its formats; translate this message by hand first"
             )
-        following = count(first)
-        arguments = []
-        for match in sources:
-            widths = [next(following) for _ in range(match[2].count("*"))]
-            arguments.append((next(following), widths))
 
         def with_number(match: re.Match[str]) -> str:
             if not match[2]:  # a percent sign
                 return match[0]
-            number, widths = arguments[order.pop(0)]
-            rest = re.sub(r"\*", lambda _: f"*{widths.pop(0)}$", match[2])
-            return numbered.format(number) + rest
+            return numbered.format(first + order.pop(0)) + match[2]
 
         return pattern.sub(with_number, translation)
 
@@ -269,7 +258,7 @@ def _is_nested(text: str) -> bool:
 
 
 def without_numbers(text: str) -> str:
-    """A text without the numbers of its directives, such as those of `%2$s`, `%3$*2$d`, `%[2]s` and `{1}`."""
+    """A text without the numbers of its directives, such as those of `%2$s`, `%[2]s` and `{1}`."""
     return _NUMBER.sub("", text)
 
 
