@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..utils.errors import UserError, shown
 from .converted import Tensors
-from .state_dicts import STACKS, Renames, TensorRef, rename
+from .state_dicts import STACKS, Renames, TensorRef, rename, without_prefix
 
 _FIRST_LAYER = ".layers.0."
 _SELF_ATTENTION = f"{_FIRST_LAYER}self_attn.in_proj_weight"
@@ -20,7 +20,6 @@ _POSITIONS = re.compile(r"pos|(?:^|[._])pe(?:$|[._])", re.IGNORECASE)
 _EMBEDDING = re.compile(r"(?<!un)emb|lut|tok|word", re.IGNORECASE)
 _SOURCE = re.compile(r"src|source|enc|input|(?:^|[._])in(?:$|[._])", re.IGNORECASE)
 _TARGET = re.compile(r"trg|tgt|target|dec|out", re.IGNORECASE)
-_USUAL_MODULES = ("", "model", "module", "net")  # the names under which a trainer keeps the model
 
 # Our names within a stack, and those of `torch.nn.TransformerEncoder` and `TransformerDecoder`.
 _RENAMES: Renames = (
@@ -48,34 +47,24 @@ def is_transformer(names: Iterable[str]) -> bool:
     return any(f".{name}".endswith(_CROSS_ATTENTION) for name in names)
 
 
-def one_model(tensors: Tensors, where: str) -> tuple[Tensors, list[str]]:
-    """The tensors of the model, and the prefixes of its copies, such as the average that a trainer keeps next to it.
+def one_model(tensors: Tensors) -> Tensors:
+    """The tensors of the model, without those of its copies, such as the average that a trainer keeps next to it.
 
     Integers and truth values are left out, unless they are named as weights: they are counters and masks.
-
-    Raises:
-        UserError: several models, of which none has a usual name.
     """
     floats = {
         name: tensor
         for name, tensor in tensors.items()
         if tensor.is_floating_point() or name.endswith(("weight", "bias"))
     }
-    modules = [path.split(".")[::-1] for path in _paths(floats)["decoder"]]
-    shared = len(
-        os.path.commonprefix(modules)
-    )  # "transformer.decoder" of "net.transformer.decoder"
-    roots = sorted("".join(f"{name}." for name in names[shared:][::-1]) for names in modules)
-    usual = [root for root in roots if root.split(".")[-2:][0] in _USUAL_MODULES]
-    if len(roots) > 1 and len(usual) != 1:
-        names = ", ".join(shown(root) or "(no prefix)" for root in roots)
-        raise UserError(f"{where}: {names}: each contains a model; save the state_dict() of one")
-    copies = [root for root in roots if len(roots) > 1 and root != usual[0]]
-    kept = {name: t for name, t in floats.items() if not name.startswith(tuple(copies))}
-    return kept, copies
+    modules = [path.split(".")[::-1] for path in paths_of_stacks(floats)["decoder"]]
+    inner = os.path.commonprefix(modules)[
+        ::-1
+    ]  # "transformer.decoder" of "net.transformer.decoder"
+    return without_prefix(floats, [".".join(inner) + _CROSS_ATTENTION])
 
 
-def _paths(tensors: Tensors) -> dict[str, list[str]]:
+def paths_of_stacks(tensors: Tensors) -> dict[str, list[str]]:
     """The paths of the modules with layers. Those of a decoder have a cross-attention."""
     dotted = [f".{name}" for name in tensors]
     paths = [
@@ -89,20 +78,22 @@ def _paths(tensors: Tensors) -> dict[str, list[str]]:
     }
 
 
-def stack_paths(tensors: Tensors) -> dict[str, str]:
+def stack_paths(tensors: Tensors, where: str) -> dict[str, str]:
     """The path of the encoder and that of the decoder.
 
     Raises:
         UserError: the tensors are not those of one `torch.nn.Transformer`.
     """
-    paths = _paths(tensors)
-    counts = {stack: len(found) for stack, found in paths.items()}
-    if set(counts.values()) != {1}:
-        found = " and ".join(f"{count} {stack}s" for stack, count in counts.items())
+    paths = paths_of_stacks(tensors)
+    if any(len(found) != 1 for found in paths.values()):
+        listed = " and ".join(
+            f"{len(found)} {stack}s ({', '.join(map(shown, sorted(found)))})"
+            for stack, found in paths.items()
+        )
         raise UserError(
-            f"there are {found} of torch.nn.Transformer among {len(tensors)} tensors, and one of each is needed; "
-            "rename the tensors of other code to its names, such as encoder.layers.0.self_attn.in_proj_weight, and "
-            "call from_torch with the dictionary"
+            f"{where}: there are {listed} of torch.nn.Transformer among {len(tensors)} tensors, and one of each is "
+            "needed; save the state_dict() of one model, or rename the tensors of other code to these names, such as "
+            "encoder.layers.0.self_attn.in_proj_weight, and call from_torch with the dictionary"
         )
     return {stack: found[0] for stack, found in paths.items()}
 

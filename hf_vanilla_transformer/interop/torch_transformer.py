@@ -22,6 +22,7 @@ from .torch_roles import (
     is_transformer,
     locate_in_stacks,
     one_model,
+    paths_of_stacks,
     stack_paths,
 )
 
@@ -81,8 +82,8 @@ def from_torch(
     where = str(source) if isinstance(source, str | Path) else "the state dictionary"
     siblings: list[str] = []
     weights = state_dicts.find_weights(state, is_transformer, where, siblings)
-    tensors, copies = one_model(weights, where)
-    paths = stack_paths(tensors)
+    tensors = one_model(weights)
+    paths = stack_paths(tensors, where)
     width = tensors[f"{paths['encoder']}.layers.0.self_attn.in_proj_weight"].shape[-1]
     modules = source_embedding, target_embedding, output_layer
     around = _around(tensors, paths, width, modules, positions)
@@ -104,7 +105,9 @@ def from_torch(
     }
     fields |= _position_fields(tensors, around, positions)
     model, others = _build(tensors, paths, around, fields)
-    others += [*(f"{prefix}*" for prefix in copies), *siblings]
+    others += siblings
+    if len(paths_of_stacks(weights)["decoder"]) > 1:
+        others.append("copies of it, such as an average")
     if others:
         notes.append(f"not part of the model, and left out: {', '.join(others)}")
     files = vocabularies.both_sides(tokenizer, target_tokenizer)

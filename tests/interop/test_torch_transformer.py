@@ -224,6 +224,8 @@ def test_average_next_to_the_model_is_named(tmp_path: Path) -> None:
     average = torch.optim.swa_utils.AveragedModel(theirs)
     torch.save({"model": theirs.state_dict(), "ema": average.state_dict()}, tmp_path / "model.pt")
     assert "left out: ema" in "; ".join(from_torch(tmp_path / "model.pt", 4).notes)
+    torch.save(WRAPPERS["average next to it"](theirs.state_dict()), tmp_path / "model.pt")
+    assert "an average" in "; ".join(from_torch(tmp_path / "model.pt", 4).notes)
 
 
 def test_learned_gates_with_the_name_of_a_mask_are_not_lost() -> None:
