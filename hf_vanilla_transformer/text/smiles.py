@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from random import Random
 from typing import Any
 
@@ -111,62 +111,45 @@ def _common_atoms(product: Any, reactants: Any) -> dict[int, int]:
 
     Atoms with the same environment are paired, the largest environments first, and then their neighbours.
     """
-    pairing = _Pairing(product, reactants)
-    for radius in range(_RADIUS, 0, -1):
-        for atom, environment in enumerate(pairing.of_product[radius]):
-            if atom in pairing.pairs:
-                continue
-            for other, its in enumerate(pairing.of_reactants[radius]):
-                if its == environment and other not in pairing.taken:
-                    pairing.add(atom, other)
-                    break
-    return pairing.pairs
+    of_product = _environments(product)
+    of_reactants = _environments(reactants)
+    pairs: dict[int, int] = {}
+    taken: set[int] = set()
 
-
-class _Pairing:
-    """Atoms of a product, each with an atom of the reactants."""
-
-    def __init__(self, product: Any, reactants: Any) -> None:
-        self.product = product
-        self.reactants = reactants
-        self.of_product = _environments(product)
-        self.of_reactants = _environments(reactants)
-        self.pairs: dict[int, int] = {}
-        self.taken: set[int] = set()
-
-    def add(self, atom: int, other: int) -> None:
-        """Pair two atoms, and then the neighbours that are the same element."""
-        stack = [(atom, other)]
-        while stack:
-            atom, other = stack.pop()
-            self.pairs[atom] = other
-            self.taken.add(other)
-            for neighbour in _neighbours(self.product, atom):
-                if neighbour in self.pairs:
-                    continue
-                free = [
-                    each
-                    for each in _neighbours(self.reactants, other)
-                    if self._fits(neighbour, each)
-                ]
-                if free:
-                    best = max(free, key=lambda each: self._agreement(neighbour, each))
-                    self.pairs[neighbour] = best
-                    self.taken.add(best)
-                    stack.append((neighbour, best))
-
-    def _fits(self, atom: int, other: int) -> bool:
-        return other not in self.taken and self.of_product[0][atom] == self.of_reactants[0][other]
-
-    def _agreement(self, atom: int, other: int) -> int:
+    def agreement(atom: int, other: int) -> int:
         """The largest radius at which two atoms have the same environment."""
         radius = 0
-        while (
-            radius < _RADIUS
-            and self.of_product[radius + 1][atom] == self.of_reactants[radius + 1][other]
-        ):
+        while radius < _RADIUS and of_product[radius + 1][atom] == of_reactants[radius + 1][other]:
             radius += 1
         return radius
+
+    def pair(atom: int, other: int) -> None:
+        pairs[atom] = other
+        taken.add(other)
+        stack.append((atom, other))
+
+    stack: list[tuple[int, int]] = []
+    for radius in range(_RADIUS, 0, -1):
+        for atom, environment in enumerate(of_product[radius]):
+            if atom in pairs:
+                continue
+            for other, its in enumerate(of_reactants[radius]):
+                if its == environment and other not in taken:
+                    pair(atom, other)
+                    break
+            while stack:  # and the neighbours that are the same element
+                left, right = stack.pop()
+                for neighbour in _neighbours(product, left):
+                    if neighbour in pairs:
+                        continue
+                    free = [
+                        each
+                        for each in _neighbours(reactants, right)
+                        if each not in taken and of_product[0][neighbour] == of_reactants[0][each]
+                    ]
+                    if free:
+                        pair(neighbour, max(free, key=partial(agreement, neighbour)))
+    return pairs
 
 
 def _environments(molecule: Any) -> list[list[int]]:
