@@ -20,9 +20,12 @@ class _Lines:
     count: int = 0
     left_out: int = 0
     ranges: list[tuple[int, int]] = field(default_factory=list)
+    symbols: dict[int, str] = field(default_factory=dict)  # of the first lines that have one
 
-    def add(self, first: int, last: int) -> None:
+    def add(self, first: int, last: int, symbol: str = "") -> None:
         """Add the lines from `first` to `last`. The last one of before is not counted again."""
+        if symbol and len(self.symbols) < _RANGES:
+            self.symbols.setdefault(first, symbol)
         start, end = self.ranges[-1] if self.ranges else (first, first - 2)
         if start <= first <= end + 1:
             added = max(last - end, 0)
@@ -48,9 +51,6 @@ class LineWarnings:
     """Counts lines with symbols that closed vocabularies read as `<unk>`, other faults, and invalid hypotheses."""
 
     def __init__(self) -> None:
-        # by side: the first line, from 1, and its first symbol
-        self._first: dict[str, tuple[int, str]] = {}
-        self._unknown: dict[str, _Lines] = {}
         self._faults: dict[str, _Lines] = {}
         self.hypotheses = 0  # that a normaliser has read
         self.invalid = 0  # of them
@@ -76,44 +76,33 @@ class LineWarnings:
             return
         symbols = unknown_symbols(tokenizer, text)
         if symbols:
-            self._unknown.setdefault(side, _Lines()).add(line, line)
-            self._see(side, (line, symbols[0]))
+            fault = f"{side}: symbols that the model does not know, read as <unk>"
+            self.add_fault(fault, line, symbols[0])
 
-    def add_fault(self, fault: str, line: int) -> None:
-        """Count a line with a fault. `fault` starts the warning."""
-        self._faults.setdefault(fault, _Lines()).add(line, line)
+    def add_fault(self, fault: str, line: int, symbol: str = "") -> None:
+        """Count a line with a fault, and the symbol that is one. `fault` starts the warning."""
+        self._faults.setdefault(fault, _Lines()).add(line, line, symbol)
 
     def add(self, other: "LineWarnings") -> None:
         """Add the lines of another count."""
-        for own, added in ((self._unknown, other._unknown), (self._faults, other._faults)):
-            for name, lines in added.items():
-                mine = own.setdefault(name, _Lines())
-                for each in lines.ranges:
-                    mine.add(*each)
-                mine.count += lines.left_out
-                mine.left_out += lines.left_out
-        for side, first in other._first.items():
-            self._see(side, first)
+        for fault, lines in other._faults.items():
+            mine = self._faults.setdefault(fault, _Lines())
+            for start, end in lines.ranges:
+                mine.add(start, end)
+            mine.count += lines.left_out
+            mine.left_out += lines.left_out
+            mine.symbols |= lines.symbols
         self.hypotheses += other.hypotheses
         self.invalid += other.invalid
 
-    def _see(self, side: str, first: tuple[int, str]) -> None:
-        self._first[side] = min(first, self._first.get(side, first))
-
     def warnings(self) -> list[str]:
-        """A line for each side that has unknown symbols, for each other fault, and for invalid hypotheses."""
+        """A line for each fault, and one for invalid hypotheses."""
         warnings = []
-        for side, (line, symbol) in self._first.items():
-            lines = self._unknown[side]
-            have = "line has" if lines.count == 1 else "lines have"
-            all_lines = f"; lines {lines}" if lines.count > 1 else ""
-            warnings.append(
-                f"{side}: {lines.count:,} {have} symbols that the model does not know, read as <unk>; the first "
-                f"is {symbol!r} in line {line:,}{all_lines}"
-            )
         for fault, lines in self._faults.items():
+            first = min(lines.symbols, default=None)
+            example = f", such as {lines.symbols[first]!r}" if first else ""
             numbers = f"line {lines}" if lines.count == 1 else f"{lines.count:,} lines: {lines}"
-            warnings.append(f"{fault} ({numbers})")
+            warnings.append(f"{fault}{example} ({numbers})")
         if self.invalid:
             warnings.append(
                 f"normalize: {self.invalid} of {self.hypotheses} hypotheses are invalid"

@@ -148,18 +148,18 @@ def test_unknown_symbols_are_one_warning(capsys, caplog, tmp_path, monkeypatch, 
     assert predict(capsys, *flags)[0] == 0
     warnings = [record.getMessage() for record in caplog.records if "<unk>" in record.getMessage()]
     assert len(warnings) == 1
-    assert "2 lines" in warnings[0] and "'日' in line 4" in warnings[0]
+    assert "'日' (2 lines: 4, 8)" in warnings[0]
 
 
 def test_unknown_symbols_of_scores_and_prefixes_are_warnings(capsys, caplog, words, tmp_path):
     targets = tmp_path / "targets.txt"
     targets.write_text("K AE T\nW QQ L D\nK IH T AH N\n")
     assert predict(capsys, "--input", words, "--score", str(targets))[0] == 0
-    assert "target: 1 line" in caplog.text and "'QQ' in line 2" in caplog.text
+    assert "target: symbols" in caplog.text and "'QQ' (line 2)" in caplog.text
     caplog.clear()
     translator = Translator.from_pretrained(model_folder("g2p_en"), "cpu")
     list(translator.translate(WORDS, prefixes=["K", "", "QQ"], num_beams=1))
-    assert "prefix: 1 line" in caplog.text and "'QQ' in line 3" in caplog.text
+    assert "prefix: symbols" in caplog.text and "'QQ' (line 3)" in caplog.text
     caplog.clear()
     assert predict(capsys, "--input", words)[0] == 0
     assert not caplog.records

@@ -216,8 +216,7 @@ def test_warnings_have_all_line_numbers() -> None:
     for part in parts:
         total.add(part)
     assert total.warnings() == [
-        "source: 7 lines have symbols that the model does not know, read as <unk>; the first is 'x' in line 1; "
-        "lines 1, 5, 9-12, 40",
+        "source: symbols that the model does not know, read as <unk>, such as 'x' (7 lines: 1, 5, 9-12, 40)",
         "it did not end (7 lines: 1, 5, 9-12, 40)",
     ]
     many = LineWarnings()
