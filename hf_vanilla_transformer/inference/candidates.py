@@ -52,52 +52,46 @@ class Candidate:
     unknown: tuple[str, ...] | None = None
 
 
-class Merger:
-    """Joins hypotheses to candidates, and counts the texts that the normaliser refused.
+def merge_candidates(
+    lists: Sequence[Sequence[Hypothesis]],
+    normalize: Normalizer | None = None,
+    counts: LineWarnings | None = None,
+) -> list[Candidate]:
+    """Return the candidates of one input, ranked as the head of this module says.
 
     Args:
+        lists: the hypotheses of each spelling of the input, best first. Every spelling counts the same, but for a
+            blank line, which is none.
         normalize: returns the text that stands for all of its meaning. None, or an exception, means that a text is
             invalid. An invalid text stays a candidate of its own.
+        counts: counts the texts and the invalid ones.
     """
-
-    def __init__(self, normalize: Normalizer | None = None) -> None:
-        self.normalize = normalize
-        self.texts = 0
-        self.invalid = 0
-
-    def merge(self, lists: Sequence[Sequence[Hypothesis]]) -> list[Candidate]:
-        """Return the candidates of one input, ranked as the head of this module says.
-
-        Args:
-            lists: the hypotheses of each spelling of the input, best first. Every spelling counts the same, but for a
-                blank line, which is none.
-        """
-        searched = [each for each in lists if each[0].log_probability is not None]
-        lists = searched or lists
-        weights: dict[Place, Fraction] = defaultdict(Fraction)
-        members: dict[Place, list[tuple[float | None, float]]] = defaultdict(list)
-        for hypotheses in lists:
-            shares = probability_shares(hypotheses)
-            places = n_best_places([one.text for one in hypotheses], self.normalize)
-            for place, (key, rows) in enumerate(places.items(), start=1):
-                weights[key] += Fraction(1, place)
-                members[key] += [(hypotheses[row].score, shares[row]) for row in rows]
-        symbols = [each for one, *_ in lists for each in one.unknown or ()]
-        unknown = None if lists[0][0].unknown is None else tuple(dict.fromkeys(symbols))
-        candidates = []
-        for (text, valid), joined in members.items():
-            scores = [score for score, _ in joined if score is not None]
-            probability = sum(share for _, share in joined) / len(lists)
-            score = max(scores, default=None)
-            candidates.append(Candidate(text, score, probability, valid, unknown))
-            self.texts += len(joined)
-            if valid is False:
-                self.invalid += len(joined)
-        return sorted(
-            candidates,
-            key=lambda one: (weights[one.text, one.valid], one.probability),
-            reverse=True,
-        )
+    searched = [each for each in lists if each[0].log_probability is not None]
+    lists = searched or lists
+    weights: dict[Place, Fraction] = defaultdict(Fraction)
+    members: dict[Place, list[tuple[float | None, float]]] = defaultdict(list)
+    for hypotheses in lists:
+        shares = probability_shares(hypotheses)
+        places = n_best_places([one.text for one in hypotheses], normalize)
+        for place, (key, rows) in enumerate(places.items(), start=1):
+            weights[key] += Fraction(1, place)
+            members[key] += [(hypotheses[row].score, shares[row]) for row in rows]
+    symbols = [each for one, *_ in lists for each in one.unknown or ()]
+    unknown = None if lists[0][0].unknown is None else tuple(dict.fromkeys(symbols))
+    candidates = []
+    for (text, valid), joined in members.items():
+        scores = [score for score, _ in joined if score is not None]
+        probability = sum(share for _, share in joined) / len(lists)
+        score = max(scores, default=None)
+        candidates.append(Candidate(text, score, probability, valid, unknown))
+        if counts is not None:
+            counts.hypotheses += len(joined)
+            counts.invalid += len(joined) * (valid is False)
+    return sorted(
+        candidates,
+        key=lambda one: (weights[one.text, one.valid], one.probability),
+        reverse=True,
+    )
 
 
 def probability_shares(hypotheses: Sequence[Hypothesis]) -> list[float]:
@@ -131,7 +125,7 @@ def translate_candidates(
         sentences: inputs. With `spellings` = M, M lines in turn are spellings of one input.
         n_best: candidates of an input, at most, and hypotheses of its line, at most as many as beams. With
             `spellings` each line has as many hypotheses as beams.
-        normalize: makes texts of the same meaning equal. See `Merger`.
+        normalize: makes texts of the same meaning equal. See `merge_candidates`.
         spellings: lines of each input (test-time augmentation). They are read as they are written.
         settings: as in `Translator.translate_nbest`.
 
@@ -152,7 +146,7 @@ def translate_candidates(
         results = (sorted(each, key=_log_probability, reverse=True) for each in sampled)
     else:
         results = translator.translate_nbest(sentences, of_line, **settings)
-    return _grouped(results, Merger(normalize), n_best, spellings, translator.line_warnings)
+    return _grouped(results, normalize, n_best, spellings, translator.line_warnings)
 
 
 def _log_probability(hypothesis: Hypothesis) -> float:
@@ -161,24 +155,20 @@ def _log_probability(hypothesis: Hypothesis) -> float:
 
 def _grouped(
     results: Iterator[list[Hypothesis]],
-    merger: Merger,
+    normalize: Normalizer | None,
     n_best: int,
     spellings: int,
     counts: LineWarnings | None,
 ) -> Iterator[list[Candidate]]:
+    warnings = LineWarnings() if counts is None else counts
     while lists := list(islice(results, spellings)):
         if len(lists) < spellings:
             raise UserError(
                 f"spellings: the last input has {len(lists)} lines of {spellings}; give as many for each"
             )
-        yield merger.merge(lists)[:n_best]
-    found = LineWarnings()
-    found.hypotheses = merger.texts
-    found.invalid = merger.invalid
+        yield merge_candidates(lists, normalize, warnings)[:n_best]
     if counts is None:
-        found.warn()
-    else:
-        counts.add(found)
+        warnings.warn()
 
 
 def candidate_lines(

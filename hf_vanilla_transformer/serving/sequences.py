@@ -6,7 +6,7 @@ from typing import Any
 
 from ..documents.documents import Part
 from ..engine.continuous import FoundHypothesis
-from ..inference.candidates import Merger
+from ..inference.candidates import merge_candidates
 from ..inference.hypothesis import Hypothesis
 from ..inference.line_warnings import LineWarnings
 from ..inference.translator import Translator
@@ -102,7 +102,7 @@ class SequenceModel(LanguagePair):
                 score=None if one.score is None else round(one.score, 4),
                 probability=round(one.probability, 5),
             )
-            for one in Merger().merge([found])
+            for one in merge_candidates([found])
         ]
 
     async def _split(

@@ -10,8 +10,9 @@ import pytest
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.evaluation import score_translations
 from hf_vanilla_transformer.inference import Hypothesis
-from hf_vanilla_transformer.inference.candidates import Merger, read_n_best, translate_candidates
+from hf_vanilla_transformer.inference.candidates import merge_candidates, read_n_best, translate_candidates
 from hf_vanilla_transformer.inference.file_translation import translate_file, translated_lines
+from hf_vanilla_transformer.inference.line_warnings import LineWarnings
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of, save_model
 
@@ -54,8 +55,7 @@ def test_log_probability_is_the_sum_over_the_tokens(translator: Translator, sett
 
 def test_probabilities_are_shares_and_duplicates_are_added() -> None:
     hypotheses = [found("CN", 0.3), found("CO", 0.2), found("OC", 0.15), found("C", 0.05)]
-    merger = Merger(lambda text: "".join(sorted(text)))
-    candidates = merger.merge([hypotheses])
+    candidates = merge_candidates([hypotheses], lambda text: "".join(sorted(text)))
     assert [candidate.text for candidate in candidates] == ["CN", "CO", "C"], "in the order of their scores"
     assert [candidate.probability for candidate in candidates] == pytest.approx([3 / 7, 0.5, 0.05 / 0.7])
     assert candidates[1].score == pytest.approx(math.log(0.2) / 2)
@@ -64,7 +64,7 @@ def test_probabilities_are_shares_and_duplicates_are_added() -> None:
 def test_spellings_of_an_input_count_the_same() -> None:
     first = [found("b", 0.03), found("a", 0.01)]
     second = [found("c", 0.6), found("a", 0.2)]
-    candidates = {one.text: one.probability for one in Merger().merge([first, second])}
+    candidates = {one.text: one.probability for one in merge_candidates([first, second])}
     assert candidates == pytest.approx({"a": (0.25 + 0.25) / 2, "b": 0.375, "c": 0.375})
 
 
@@ -77,9 +77,9 @@ def test_candidates_of_spellings_are_ranked_by_their_places() -> None:
     ]
     places = {"a": [1, 4, 3], "b": [2, 3, 1], "c": [3, 2], "d": [1], "e": [2]}  # "B" has no place of its own
     expected = sorted(places, key=lambda text: -sum(1 / place for place in places[text]))
-    assert [one.text for one in Merger(str.lower).merge(lists)] == expected == ["b", "a", "d", "c", "e"]
+    assert [one.text for one in merge_candidates(lists, str.lower)] == expected == ["b", "a", "d", "c", "e"]
     tie = [[found("x", 0.6), found("y", 0.4)], [found("y", 0.9), found("x", 0.1)]]
-    assert [one.text for one in Merger().merge(tie)] == ["y", "x"]
+    assert [one.text for one in merge_candidates(tie)] == ["y", "x"]
 
 
 def test_evaluate_counts_the_places_that_predict_writes() -> None:
@@ -90,7 +90,7 @@ def test_evaluate_counts_the_places_that_predict_writes() -> None:
     def normalize(text: str) -> str | None:
         return None if text == "?" else "".join(sorted(text))
 
-    assert [one.text for one in Merger(normalize).merge([hypotheses])] == ["CN", "?", "CO", "C"]
+    assert [one.text for one in merge_candidates([hypotheses], normalize)] == ["CN", "?", "CO", "C"]
     texts = [one.text for one in hypotheses]
     for reference, top_1, top_3 in (("NC", 100, 100), ("OC", 0, 100), ("C", 0, 0)):
         scores = score_translations(["CN"], [reference], metrics=["top_k"], n_best=[texts], normalize=normalize)
@@ -103,10 +103,11 @@ def test_invalid_texts_are_kept_and_counted() -> None:
             raise ValueError(text)
         return None if text == "invalid" else text
 
-    merger = Merger(normalize)
-    candidates = merger.merge([[found("raises", 0.5), found("invalid", 0.3), found("CO", 0.2)]])
+    counts = LineWarnings()
+    hypotheses = [found("raises", 0.5), found("invalid", 0.3), found("CO", 0.2)]
+    candidates = merge_candidates([hypotheses], normalize, counts)
     assert [(one.text, one.valid) for one in candidates] == [("raises", False), ("invalid", False), ("CO", True)]
-    assert (merger.invalid, merger.texts) == (2, 3)
+    assert (counts.invalid, counts.hypotheses) == (2, 3)
 
 
 def test_candidates_of_a_translator_are_its_n_best_list(translator: Translator) -> None:
@@ -121,7 +122,7 @@ def test_candidates_of_a_translator_are_its_n_best_list(translator: Translator) 
 
 def test_lists_of_spellings_are_joined_before_they_are_cut(translator: Translator) -> None:
     lists = list(translator.translate_nbest(LINES[:2], 4, **SETTINGS))
-    joined = Merger().merge(lists)
+    joined = merge_candidates(lists)
     assert len(joined) > 4  # beams
     for most in (1, 3, len(joined), 20):
         (found,) = translate_candidates(translator, LINES[:2], most, spellings=2, **SETTINGS)
@@ -205,7 +206,7 @@ def test_line_of_no_list_is_refused(tmp_path: Path, line: str) -> None:
 def test_blank_line_is_no_spelling() -> None:
     """An input with fewer spellings than others has blank lines for the rest."""
     blank = [Hypothesis("", 0.0)]
-    candidates = Merger().merge([[found("b", 0.6), found("a", 0.4)], blank, [found("a", 0.9)]])
+    candidates = merge_candidates([[found("b", 0.6), found("a", 0.4)], blank, [found("a", 0.9)]])
     assert [one.text for one in candidates] == ["a", "b"]
     assert sum(one.probability for one in candidates) == pytest.approx(1)
-    assert [one.text for one in Merger().merge([blank, blank])] == [""]
+    assert [one.text for one in merge_candidates([blank, blank])] == [""]
