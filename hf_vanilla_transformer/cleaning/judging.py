@@ -19,23 +19,11 @@ from .rules import (
     RULES,
     SEQUENCE_RULES,
     FittingLimits,
-    Limits,
     Pair,
     broken_rule,
     flaws,
     repaired_entities,
 )
-
-__all__ = [
-    "RULES",
-    "SEQUENCE_RULES",
-    "CleaningReport",
-    "Judged",
-    "Limits",
-    "PairRow",
-    "judge_pairs",
-    "sample_warnings",
-]
 
 SAMPLE = 10_000  # pairs of each direction that its limits are taken from
 EXAMPLES = 10

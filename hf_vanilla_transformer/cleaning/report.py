@@ -3,7 +3,8 @@
 from html import escape
 
 from ..utils.html_page import html_page, html_table, html_texts
-from .judging import RULES, CleaningReport
+from .judging import CleaningReport
+from .rules import RULES
 
 
 def report_text(report: CleaningReport) -> str:

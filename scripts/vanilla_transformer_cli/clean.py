@@ -89,9 +89,10 @@ def _write(arguments: argparse.Namespace, rows: Any, judged: Any) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.cleaning.judging import RULES, SEQUENCE_RULES, judge_pairs
+    from hf_vanilla_transformer.cleaning.judging import judge_pairs
     from hf_vanilla_transformer.cleaning.report import report_page, report_text
     from hf_vanilla_transformer.cleaning.rows import CleaningInput
+    from hf_vanilla_transformer.cleaning.rules import RULES, SEQUENCE_RULES
     from hf_vanilla_transformer.corpora import load_pairs
     from hf_vanilla_transformer.corpora.columns import Columns
     from hf_vanilla_transformer.inference.text_io import line_writer
@@ -109,18 +110,13 @@ def main(arguments: argparse.Namespace) -> None:
         excluded = [*held_out["source"], *held_out["target"]]
     of_task = RULES if arguments.task == "language" else SEQUENCE_RULES
     rules = [rule for rule in of_task if rule not in arguments.skip]
-    limits: dict[str, Any] = {}
-    if arguments.detect and arguments.source_lang and arguments.target_lang:
-        limits["languages"] = (arguments.source_lang, arguments.target_lang)
-    elif arguments.detect:
+    if arguments.detect and not (arguments.source_lang and arguments.target_lang):
         next(iter(rows), None)
         if not set(CODES) <= set(rows.names):
             raise UserError(
                 "detect: give --source_lang and --target_lang: the text does not name its languages"
             )
-    judged, report = judge_pairs(
-        rows, rules, excluded, arguments.detect, task=arguments.task, **limits
-    )
+    judged, report = judge_pairs(rows, rules, excluded, arguments.detect, task=arguments.task)
     with ExitStack() as files:
         write_page = (
             files.enter_context(line_writer(arguments.report)) if arguments.report else None

@@ -4,8 +4,9 @@ import pytest
 from datasets import Dataset
 
 from hf_vanilla_transformer.cleaning.damaged_characters import has_damaged_characters
-from hf_vanilla_transformer.cleaning.judging import RULES, Limits, PairRow, judge_pairs, sample_warnings
+from hf_vanilla_transformer.cleaning.judging import PairRow, judge_pairs, sample_warnings
 from hf_vanilla_transformer.cleaning.report import report_page, report_text
+from hf_vanilla_transformer.cleaning.rules import RULES, Limits
 from hf_vanilla_transformer.corpora import number_pairs
 from hf_vanilla_transformer.text.text_keys import sentence_key
 from hf_vanilla_transformer.utils.errors import UserError
