@@ -250,7 +250,7 @@ LOADED = {
     "inference.languages": 22,
     "evaluation.metrics": 26,
     "inference.translator": 41,
-    "training.trainer.trainer": 56,
+    "training.trainer.trainer": 57,
 }
 
 

@@ -6,7 +6,7 @@ The engine belongs to the model. `train()` drops it. It checks at every request 
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from .compiled import CompiledDecoder, CompiledWeights, compile_error
 from .int8_model import Int8Decoder, Int8Weights
 from .kernels import has_global_hooks, has_hooks, version
 from .linear import INT8, int8_error, mkl_is_slow
+from .ownership import foreign_part, is_known
 from .packed_decoder import PackedDecoder
 from .packed_weights import PackedWeights, fold_biases
 from .read_ahead import ReadAhead, Sentences
@@ -33,8 +34,6 @@ from .read_ahead import ReadAhead, Sentences
 logger = logging.get_logger(__name__)
 
 Packed: TypeAlias = PackedWeights | Int8Weights | CompiledWeights
-
-_PACKAGE, _, _ = __name__.partition(".")
 
 # For torch's hooks, which are there as long as an engine is.
 _engines: dict[int, weakref.ref["InferenceEngine"]] = {}  # of all models, by their `id`
@@ -50,8 +49,9 @@ def optimize_for_inference(
     """Decode faster from now on: `generate`, `Translator` and pipelines use packed weights.
 
     `deoptimize` and `train()` undo it. Weights that change are packed again at the next request: optimizer steps,
-    in-place operations, `to`, `load_state_dict`, merged adapters, replaced weights and modules are noticed. Call it
-    again after a write through `.data` or a NumPy array, and after a change of a setting such as `eps`.
+    in-place operations, `to`, `load_state_dict`, merged adapters, replaced weights, modules and methods are
+    noticed. Call it again after a write through `.data` or a NumPy array, and after a change of a class or of a
+    setting such as `eps`.
 
     On a CUDA GPU a decoding step is captured as a graph for each size of a batch, on the default stream only. The
     sentences that join next are encoded meanwhile. All this takes at most `captured.MAX_BYTES`, 4 GiB, for caches, the
@@ -87,7 +87,8 @@ def optimize_for_inference(
 
 def optimize_if_possible(model: PreTrainedModel) -> None:
     """`optimize_for_inference`, unless the model is optimized, or cannot be."""
-    if not_optimizable(model) is None and model.inference_engine is None:
+    is_optimized = getattr(model, "inference_engine", None) is not None
+    if not is_optimized and not_optimizable(model) is None:
         optimize_for_inference(model)
 
 
@@ -110,7 +111,7 @@ def not_optimizable(model: nn.Module) -> str | None:
     for name, module in model.named_modules():
         if module.training:
             return f"{name or 'it'} is in training mode; call model.eval()"
-        if not _is_known(type(module)):
+        if not is_known(type(module)):
             full_name = f"{type(module).__module__}.{type(module).__qualname__}"
             remedy = "merge adapters, and load without quantization"
             bases = type(module).__mro__
@@ -123,17 +124,9 @@ def not_optimizable(model: nn.Module) -> str | None:
         for weight in module.parameters(recurse=False):
             if type(weight) is not nn.Parameter or weight.is_meta:
                 return f"{name} has sharded, quantized or offloaded weights; load the model whole on one device"
+    if changed := foreign_part(cast(Any, model.model)):
+        return f"it has {changed}, which packed weights would pass by"
     return None
-
-
-def _is_known(module_class: type) -> bool:
-    """Return whether it is a module of torch, of transformers' activations, or of this package."""
-    home = module_class.__module__
-    if home.startswith(("torch.nn.modules.", "transformers.activations")):
-        return True
-    package, _, name = home.rpartition(".")
-    # Not the code of a checkpoint, whose files have these names too: somebody may have changed it.
-    return package == _PACKAGE and name.endswith("_vanilla_transformer")
 
 
 class InferenceEngine:
@@ -249,11 +242,11 @@ def _state(model: PreTrainedModel, of_encoder: bool) -> list[Any]:
     return [
         model.config._attn_implementation,
         has_global_hooks(),
+        # A method that is replaced is one attribute more.
         [
-            (id(module), type(module), module.training, "forward" in vars(module))
+            (id(module), type(module), module.training, len(vars(module)), has_hooks(module))
             for module in modules
         ],
-        [has_hooks(module) for module in modules],
         [(id(weight), version(weight)) for weight in weights],
         [weight.data_ptr() if type(weight) is nn.Parameter else None for weight in weights],
     ]

@@ -193,6 +193,13 @@ def replace_forward(model: Model) -> Callable[[], Any]:
     return lambda: vars(layer).pop("forward")
 
 
+def replace_method(model: Model) -> Callable[[], Any]:
+    layer = model.model.decoder.layers[0]
+    plain = layer.feed_forward
+    layer.feed_forward = lambda x: 2 * plain(x)
+    return lambda: vars(layer).pop("feed_forward")
+
+
 def parametrize_weight(model: Model) -> Callable[[], Any]:
     class Double(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -222,5 +229,8 @@ def inject_adapter(model: Model) -> Callable[[], Any]:
 
 Temporary = Callable[[Model], Callable[[], Any]]
 _HOOKS: list[Temporary] = [hook_module, pre_hook_module, hook_all_modules, pre_hook_all_modules]
-_REPLACED: list[Temporary] = [train_decoder, replace_forward, parametrize_weight, subclass_module, inject_adapter]
+_REPLACED: list[Temporary] = [
+    *(train_decoder, replace_forward, replace_method),
+    *(parametrize_weight, subclass_module, inject_adapter),
+]
 TEMPORARY_CHANGES = {change.__name__: change for change in (*_HOOKS, *_REPLACED)}

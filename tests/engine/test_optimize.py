@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_vanilla_transformer.engine import linear, optimize, packed_weights
 from hf_vanilla_transformer.engine.linear import int8_error
@@ -18,6 +19,7 @@ from hf_vanilla_transformer.engine.optimize import not_optimizable
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
 from hf_vanilla_transformer.generation_vanilla_transformer import ModuleDecoder
 from hf_vanilla_transformer.inference import deoptimize, optimize_for_inference
+from hf_vanilla_transformer.layers_vanilla_transformer import VanillaTransformerDecoderLayer
 from tests.engine.model_changes import (
     CHANGES,
     TEMPORARY_CHANGES,
@@ -270,6 +272,18 @@ def test_refusal_of_compilation_without_a_compiler(monkeypatch: pytest.MonkeyPat
         optimize_for_inference(model, compile=True)
     assert model.inference_engine is None
     assert len(translate(model)[0]) == 2
+
+
+def test_own_attention_under_the_name_of_torchs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", lambda *_: None)
+    with pytest.raises(ValueError, match="model: it has attn_implementation='sdpa'"):
+        optimize_for_inference(tiny_model())
+
+
+def test_method_that_is_replaced_in_its_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VanillaTransformerDecoderLayer, "feed_forward", lambda self, x: x)
+    with pytest.raises(ValueError, match=r"model: it has feed_forward of decoder\.layers\.0"):
+        optimize_for_inference(tiny_model())
 
 
 def test_layers_of_a_checkpoints_code_are_not_the_packages() -> None:

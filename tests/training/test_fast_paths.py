@@ -23,6 +23,7 @@ from hf_vanilla_transformer import (
     VanillaTransformerTrainingArguments,
     layers_vanilla_transformer,
 )
+from hf_vanilla_transformer.engine.ownership import foreign_part
 from hf_vanilla_transformer.layers_vanilla_transformer import (
     VanillaTransformerDecoderLayer,
     VanillaTransformerEncoderLayer,
@@ -30,7 +31,6 @@ from hf_vanilla_transformer.layers_vanilla_transformer import (
 )
 from hf_vanilla_transformer.training.trainer import forward_choice
 from hf_vanilla_transformer.training.trainer.fast_paths import PACKED_ROWS
-from hf_vanilla_transformer.training.trainer.ownership import foreign_part
 from hf_vanilla_transformer.utils.errors import UserError
 from tests import trainer_helpers
 from tests.model_helpers import randomise, tiny_config, tiny_model

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...batches.packing import BACKENDS, PackedBatchSampler
+from ...engine.ownership import foreign_part
 from ...layers_vanilla_transformer import is_plain_linear
 from ...masks_vanilla_transformer import mask_backend
 from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from . import forward_choice
-from .ownership import foreign_data, foreign_loss, foreign_part, methods
+from .ownership import foreign_data, foreign_loss, methods
 
 
 @dataclass(frozen=True)
