@@ -236,21 +236,35 @@ def _uncovered(
         is_set = is_set or (name in _SET_BY_ZERO and value is not None)
         if is_set and name not in covered and not name.startswith("_"):
             names.append(name)
-    prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
     backend = model.config._attn_implementation
     training = [module for module in model.modules() if module.training]
     conditions = {
         "use_cache=False": not requested.get("use_cache", True),
         f"attn_implementation={backend!r}": backend not in ("eager", "sdpa"),
-        "prepare_inputs_for_generation": prepare
-        is not GenerationMixin.prepare_inputs_for_generation,
         "an export": _is_recorded(model),
         "gradient checkpointing": any(
             getattr(module, "gradient_checkpointing", False) for module in training
         ),
         "a model sharded over processes": _is_sharded(model),
     }
-    return names + [name for name, holds in conditions.items() if holds]
+    names += [name for name, holds in conditions.items() if holds]
+    return names + _replaced_methods(model)
+
+
+def _replaced_methods(model: PreTrainedModel) -> list[str]:
+    """The methods of `GenerationMixin` that a subclass or a caller has replaced. `beam_search` calls few of them."""
+
+    def function_of(owner: Any, name: str) -> Any:
+        method = getattr(owner, name)
+        return getattr(method, "__func__", method)
+
+    return [
+        name
+        for name in vars(GenerationMixin)
+        if callable(getattr(GenerationMixin, name))
+        and name not in vars(VanillaTransformerGenerationMixin)
+        and function_of(model, name) is not function_of(GenerationMixin, name)
+    ]
 
 
 def _is_recorded(model: PreTrainedModel) -> bool:
@@ -269,17 +283,17 @@ def _is_sharded(model: PreTrainedModel) -> bool:
     return bool(names & {"FSDPModule", "FullyShardedDataParallel"}) or is_deepspeed_zero3_enabled()
 
 
-def check_coverage(uncovered: list[str], requested: dict[str, Any], **arguments: Any) -> None:
-    """Warn once about a fallback to transformers' loop. Raise a ValueError if an argument requires this package's.
+def uncovered_line(name: str, uncovered: list[str]) -> str:
+    """Say why something that only this package's search has is refused."""
+    reasons = ", ".join(uncovered)
+    return f"{name}: only this package's search has it, and it does not cover {reasons}; leave that out"
+
+
+def warn_of_loop(uncovered: list[str], requested: dict[str, Any]) -> None:
+    """Warn once that transformers' loop decodes, and why.
 
     `requested` are all settings. The warning names those of a beam search that the loop does not have.
     """
-    reasons = ", ".join(uncovered)
-    for name, value in arguments.items():
-        if value:
-            raise ValueError(
-                f"{name}: only this package's search has it, and it does not cover {reasons}"
-            )
     differences = ""
     if requested.get("num_beams", 1) > 1:
         ignored = [f"{name}={requested[name]}" for name in _OWN_BEAM_SEARCH if requested.get(name)]
@@ -287,6 +301,7 @@ def check_coverage(uncovered: list[str], requested: dict[str, Any], **arguments:
             differences += "; its beam search scores log P / length^length_penalty"
         if ignored:
             differences += f"; its beam search does not apply {', '.join(ignored)}"
+    reasons = ", ".join(uncovered)
     logger.warning_once(f"generate: transformers' loop decodes, because of {reasons}{differences}")
 
 
@@ -760,12 +775,12 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
             self, inputs, generation_config, kwargs, refill=next_batch is not None
         )
         if uncovered:
-            check_coverage(
-                uncovered,
-                _requested(self, generation_config, kwargs),
-                ensemble=getattr(self.inference_engine, "search_only", False),
-                next_batch=next_batch,
-            )
+            needs_search = getattr(self.inference_engine, "search_only", None)
+            if next_batch is not None:
+                needs_search = "next_batch"
+            if needs_search is not None:
+                raise ValueError(uncovered_line(needs_search, uncovered))
+            warn_of_loop(uncovered, _requested(self, generation_config, kwargs))
 
         source = None
         if kwargs.get("encoder_outputs") is not None:

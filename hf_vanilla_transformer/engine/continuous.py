@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel
 
-from ..generation_vanilla_transformer import new_search, plan_search
+from ..generation_vanilla_transformer import new_search, plan_search, uncovered_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import (
     REFILL_SHARE,
@@ -173,9 +173,7 @@ def _search_of(
     prefix = {"decoder_input_ids": ids.expand(1, 1 + prefix_length)}
     search, limits, uncovered = plan_search(model, ids, None, settings | prefix, refill=True)
     if search is None:
-        raise UserError(
-            f"model: its generation_config.json sets {', '.join(uncovered)}; a shared search has none"
-        )
+        raise UserError(uncovered_line("continuous batching", uncovered))
 
     def started(
         model: PreTrainedModel,

@@ -33,7 +33,7 @@ def with_ensemble(models: Sequence[Model]) -> Any:
 class EnsembleEngine:
     """An inference engine that averages the probabilities of models, each of which may be optimized."""
 
-    search_only = True  # transformers' loops would call the first model alone
+    search_only = "ensemble"  # transformers' loops would call the first model alone
 
     def __init__(self, models: Sequence[Model]):
         self.models = tuple(models)

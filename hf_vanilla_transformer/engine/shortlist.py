@@ -53,7 +53,7 @@ def with_shortlist(model: VanillaTransformerForConditionalGeneration, shortlist:
 class ShortlistEngine:
     """A wrapper of an inference engine. Its decoders need the ids of the source."""
 
-    search_only = True  # transformers' loops would compute all tokens
+    search_only = "shortlist"  # transformers' loops would compute all tokens
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration, shortlist: Shortlist):
         self.model = model

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..engine.shared_copy import in_evaluation_mode, shared_copy
-from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search
+from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search, uncovered_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import LengthPenalty, is_hypothesis
 from ..text.language_tokens import Direction
@@ -315,10 +315,11 @@ class Translator:
                 "drop num_return_sequences and return_dict_in_generate; n_best of translate_nbest is both"
             )
         settings = settings | {"return_dict_in_generate": True}
+        uncovered = [type(self.model).__name__]
         if n_best > 1:
             settings["num_return_sequences"] = n_best
         if isinstance(self.model, VanillaTransformerForConditionalGeneration):
-            search, planned, _ = plan_search(
+            search, planned, uncovered = plan_search(
                 self.model, None, settings.get("generation_config"), settings
             )
             if search is not None:
@@ -329,9 +330,7 @@ class Translator:
             settings["output_scores"] = True
         if len(self.models) > 1 or self.shortlist:
             raise UserError(
-                f"{'shortlist' if self.shortlist else 'ensemble'}: these settings, or the checkpoint's "
-                "generation_config.json, need transformers' search, which takes one model and all of its vocabulary; "
-                "drop the settings that are not for beam search"
+                uncovered_line("shortlist" if self.shortlist else "ensemble", uncovered)
             )
         return settings, None
 

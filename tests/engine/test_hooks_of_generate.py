@@ -1,4 +1,4 @@
-"""Code of a caller in `generate` has its effect with every engine. Its arguments are read from transformers."""
+"""Code of a caller in `generate` has its effect with every engine. Its hooks are read from transformers."""
 
 import inspect
 from typing import Any
@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import GenerationMixin, LogitsProcessorList, StoppingCriteriaList
 
 from hf_vanilla_transformer.engine.linear import INT8, int8_error
+from hf_vanilla_transformer.generation_vanilla_transformer import VanillaTransformerGenerationMixin, plan_search
 from hf_vanilla_transformer.inference import optimize_for_inference
 from tests.model_helpers import EOS
 from tests.search_helpers import LENGTHS, source, varied_model
@@ -47,6 +48,18 @@ HOOKS: dict[str, tuple[Any, Any]] = {
 }
 
 
+def optimized(engine: str) -> Any:
+    model = varied_model()
+    return model if engine == "modules" else optimize_for_inference(model, INT8 if engine == INT8 else None)
+
+
+def assert_all_hold(translations: Tensor, holds: Any) -> None:
+    config = varied_model().config
+    special = torch.tensor([config.pad_token_id, EOS, config.decoder_start_token_id])
+    for row in translations:
+        assert bool(holds(row[~torch.isin(row, special)]))
+
+
 def test_every_argument_of_generate_is_decided() -> None:
     assert set(inspect.signature(GenerationMixin.generate).parameters) <= {*DATA, *MODES, *HOOKS}
 
@@ -56,18 +69,36 @@ def test_every_argument_of_generate_is_decided() -> None:
 @pytest.mark.parametrize("name", HOOKS)
 @torch.no_grad()
 def test_code_of_a_caller_has_its_effect(name: str, engine: str, beams: int) -> None:
-    model, plain = varied_model(), varied_model()
-    if engine != "modules":
-        optimize_for_inference(model, quantization=INT8 if engine == INT8 else None)
+    model, plain = optimized(engine), varied_model()
     hook, holds = HOOKS[name]
     settings: dict[str, Any] = {**source(LENGTHS), "num_beams": beams, "max_new_tokens": 8}
     found = model.generate(**settings, **{name: hook})
-    special = torch.tensor([model.config.pad_token_id, EOS, model.config.decoder_start_token_id])
-
-    def all_hold(translations: Tensor) -> bool:
-        return all(bool(holds(row[~torch.isin(row, special)])) for row in translations)
-
-    assert all_hold(found)
-    assert not all_hold(model.generate(**settings)), "the hook has an effect"
+    assert_all_hold(found, holds)
+    with pytest.raises(AssertionError):  # the hook has an effect
+        assert_all_hold(model.generate(**settings), holds)
     if engine == "packed":
         assert found.equal(plain.generate(**settings, **{name: hook}))
+
+
+def test_every_method_of_generate_that_is_replaced_goes_to_transformers() -> None:
+    ids = source(LENGTHS)["input_ids"]
+    names = [name for name in vars(GenerationMixin) if callable(getattr(GenerationMixin, name))]
+    own = vars(VanillaTransformerGenerationMixin)
+    assert {"_sample", "_get_stopping_criteria", "_update_model_kwargs_for_generation"} <= {*names} - own.keys()
+    for name in {*names} - own.keys():
+        model = varied_model()
+        plain = getattr(model, name)
+        setattr(model, name, lambda *args, plain=plain, **kwargs: plain(*args, **kwargs))
+        subclass = type("Own", (type(model),), {name: getattr(model, name)})
+        for each in (model, subclass(model.config).eval()):
+            assert plan_search(each, ids, None, {})[2] == [name]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@torch.no_grad()
+def test_replaced_method_of_generate_has_its_effect(engine: str) -> None:
+    model = optimized(engine)
+    plain = model._get_stopping_criteria
+    model._get_stopping_criteria = lambda *args, **kwargs: StoppingCriteriaList([*plain(*args, **kwargs), four_tokens])
+    found = model.generate(**source(LENGTHS), max_new_tokens=8)
+    assert_all_hold(found, HOOKS["stopping_criteria"][1])
