@@ -43,7 +43,7 @@ from ..state.checkpoints import (
     resume_hint,
     staged,
 )
-from ..state.distributed import is_main_rank, original_class, print_main
+from ..state.distributed import broadcast_from_main, is_main_rank, original_class, print_main
 from ..trainer.log_metrics import perplexities
 from ..trainer.loss_check import require_finite_on_all_ranks
 from ..trainer.trainer import VanillaTransformerTrainer
@@ -185,7 +185,10 @@ def choose_weights(
     scores = {name: scored[name][f"eval_{metric}"] for name in _WEIGHTS if name in scored}
     # The loss decides between equals, then an average: it generalises better.
     losses = {name: scored[name].get("eval_loss", 0.0) for name in scores}
-    chosen = max(reversed(scores), key=lambda name: (sign * scores[name], -losses[name]))
+    # Losses may differ between ranks by rounding, and all ranks must load the same weights.
+    chosen = broadcast_from_main(
+        lambda: max(reversed(scores), key=lambda name: (sign * scores[name], -losses[name]))
+    )
     shown = ", ".join(f"{score:.2f} {name}" for name, score in scores.items())
     is_tie = list(scores.values()).count(scores[chosen]) > 1 and "eval_loss" in scored[chosen]
     by_loss = f", of equal ones that of the lowest loss, {losses[chosen]:.4f}" if is_tie else ""
@@ -248,9 +251,9 @@ def full_state_dict(
     weights: dict[str, Any] = get_model_state_dict(
         model, options=StateDictOptions(full_state_dict=True)
     )
-    return {
-        name: weights[name].clone() for name in weights.keys() - set(model.all_tied_weights_keys)
-    }
+    tied = set(model.all_tied_weights_keys)
+    # In the order of the model: to load them is a collective, and each process has its own order of a set.
+    return {name: weight.clone() for name, weight in weights.items() if name not in tied}
 
 
 def load_full_state_dict(
