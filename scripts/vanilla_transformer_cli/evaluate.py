@@ -158,16 +158,6 @@ def labels_of(arguments: argparse.Namespace, test: TestSet) -> list[str]:
     return labels_in(test.cells, arguments.by, arguments.source)
 
 
-def task_of_models(arguments: argparse.Namespace) -> str:
-    """The task of the models: "sequence" if that of one is. Without a model it is "language"."""
-    from hf_vanilla_transformer.text import load_tokenizers
-    from hf_vanilla_transformer.text.token_kinds import tokenizer_task
-
-    folders = [*(arguments.model or []), *arguments.compare]
-    tasks = {tokenizer_task(*load_tokenizers(name)) for name in folders if Path(name).is_dir()}
-    return "sequence" if "sequence" in tasks else "language"
-
-
 def load_systems(arguments: argparse.Namespace) -> dict[str, Any]:
     """The translator of each system by its name, the first one before those of --compare. None for a translation."""
     from hf_vanilla_transformer.utils.errors import UserError
@@ -340,7 +330,9 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.text.perturbations import perturbation_names
     from hf_vanilla_transformer.utils.errors import UserError
 
-    task = task_of_models(arguments)
+    systems = load_systems(arguments)
+    tasks = {translator.task for translator in systems.values() if translator}
+    task = "sequence" if "sequence" in tasks else "language"
     if arguments.perturb and task == "sequence":
         raise UserError(
             "perturb: it perturbs text in a language, and the model reads other sequences"
@@ -356,7 +348,6 @@ def main(arguments: argparse.Namespace) -> None:
         test = read_test_set(arguments)
         labels = labels_of(arguments, test) if arguments.by else None
         options["sources"] = test.sources
-        systems = load_systems(arguments)
         lists, origin = outputs_of_systems(arguments, systems, test)
         if None in systems.values():  # the lines of a file have no line breaks
             test.references = [list(map(on_one_line, texts)) for texts in test.references]
