@@ -19,7 +19,7 @@ from ..text.token_kinds import (
 )
 from ..text.tokenizer_files import load_tokenizers, tokenizer_digest
 from ..utils.errors import UserError, shown
-from .encoding import name_end_token
+from .encoding import check_end_token
 
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  # of source and target
 
@@ -38,9 +38,11 @@ def loaded_tokenizers(data_args: DataArguments, checkpoint: Path | None) -> Toke
     if name is None:
         return None
     source, target = load_tokenizers(name)
-    name_end_token(target, name)
-    if source is not target:
-        name_end_token(source, name, required=False)
+    if None in (source.pad_token_id, target.pad_token_id):
+        raise UserError(
+            f"tokenizer_name: {name} has no pad_token, which batches need: set one and save it again"
+        )
+    check_end_token(target, name)
     return source, target
 
 

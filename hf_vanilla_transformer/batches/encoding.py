@@ -53,51 +53,29 @@ class EncodingReport:
 
 # The empty text has the tokens of every sentence alone. The others show that these are at its end.
 _PROBES = ("", "a", "b c", "1 2 3")
-_MODEL_INPUTS = ("input_ids", "attention_mask")
 
 
-def name_end_token(tokenizer: PreTrainedTokenizerBase, name: str, required: bool = True) -> None:
-    """Let `eos_token` be the token that ends every encoded target sentence, as `sep_token` does in BERT's tokenizers.
-
-    A tokenizer that appends its `eos_token` stays as it is. Without one, the token that is at the end of every
-    sentence, also of the empty one, becomes the `eos_token`: a model learns to end its translations with it.
+def check_end_token(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Refuse a tokenizer whose `eos_token` does not end every target sentence: a model learns to end with it.
 
     Args:
         tokenizer: of the target, or of both languages.
         name: the name of the tokenizer, for the message.
-        required: whether sentences must end with a token, as those of the target must.
-
-    Raises:
-        UserError: sentences do not end with a special token, though it is required, or there is no `pad_token`.
     """
-    if tokenizer.pad_token_id is None:
-        raise UserError(
-            f"tokenizer_name: {name} has no pad_token, which batches need: set one and save it again"
-        )
     encoded = encode_targets(tokenizer, list(_PROBES), return_attention_mask=False, verbose=False)
     eos = tokenizer.eos_token_id
     # Not at the start alone, as OPT's. Tokens of languages may follow it.
-    has_eos = eos is not None and all(eos in ids[1:] or ids == [eos] for ids in encoded)
-    ends = {eos} if has_eos else {ids[-1] if ids else None for ids in encoded}
-    end = ends.pop()
-    if ends or end is None:
-        if not required:
-            return
+    if eos is None or not all(eos in ids[1:] or ids == [eos] for ids in encoded):
         raise UserError(
-            f"tokenizer_name: {name} puts no token at the end of a sentence, so that a model could not end its "
-            "translations: let it append its eos_token (tokenizers.processors.TemplateProcessing), and save it again"
+            f"tokenizer_name: {name} puts no eos_token at the end of a sentence, so that a model could not end its "
+            "translations: let it append its eos_token (tokenizers.processors.TemplateProcessing), or name the token "
+            'that it appends (tokenizer.eos_token = "[SEP]"), and save it again'
         )
-    if required and any(ids[0] == end for ids in encoded if len(ids) > 1):
+    if any(ids[0] == eos for ids in encoded if len(ids) > 1):
         raise UserError(
             f"tokenizer_name: {name} starts a sentence with the token that ends it, so that all translations would be "
             "empty: give it a bos_token of its own, and save it again"
         )
-    if has_eos:
-        return
-    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
-    # BERT's also return token_type_ids, which `generate(**tokenizer(…))` would refuse.
-    tokenizer.model_input_names = list(_MODEL_INPUTS)
-    tokenizer.init_kwargs["model_input_names"] = list(_MODEL_INPUTS)
 
 
 def encode_pairs(
