@@ -12,29 +12,24 @@ change:
 
 Free places are a segment of their own, 0, so that no row of a mask is empty.
 `PackedBatchSampler` plans the rows of an epoch, and `PackedPairs` makes their tensors, the arguments of a
-`VanillaTransformer` model. `PackedCollator` and `packed_forward` serve other encoder-decoders with tables of
-positions, such as `MarianMTModel` and `BartForConditionalGeneration`.
+`VanillaTransformer` model. `PackedCollator` serves other trainers and encoder-decoders (scripts/docs/scale.md).
 
 Shapes: N pairs, R rows, S and T places of a row.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..loss_vanilla_transformer import IGNORED
-from ..masks_vanilla_transformer import segment_mask
 from .batching import (
     ROWS_PER_READ,
     Row,
@@ -549,11 +544,11 @@ class PackedPairs(torch.utils.data.Dataset):
         return batches
 
 
-# Other encoder-decoders
+# Other trainers
 
 
 class PackedCollator:
-    """A data collator that packs pairs into rows, for `Trainer` and `packed_forward`.
+    """A data collator that packs pairs into rows, for `Trainer` and loops of your own.
 
     Args:
         config: of the model: its pad token and decoder start token.
@@ -584,57 +579,3 @@ class PackedCollator:
                 )
             rows = deal(rows, self.rows, 1)[0]
         return self.layout.pack(pairs, rows)
-
-
-@contextmanager
-def packed_positions(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let the tables of positions of encoder and decoder look up the positions of a packed batch."""
-    encoder = model.get_encoder()
-    decoder = model.get_decoder()
-    positions = ((encoder, batch["position_ids"]), (decoder, batch["decoder_position_ids"]))
-    for stack, _ in positions:
-        table = getattr(stack, "embed_positions", None)
-        if not isinstance(table, nn.Embedding) or not model._supports_sdpa:
-            raise ValueError(
-                f"packed_forward: {type(model).__name__} has no table of positions, as Marian, BART, mBART, Pegasus, "
-                "Blenderbot and PLBart have"
-            )
-
-    def look_up(position_ids: Tensor, module: nn.Embedding, args: tuple, output: Tensor) -> Tensor:
-        # BART's offset.
-        return nn.functional.embedding(position_ids + getattr(module, "offset", 0), module.weight)
-
-    with ExitStack() as hooks:
-        for stack, position_ids in positions:
-            hook = partial(look_up, position_ids)
-            handle = stack.embed_positions.register_forward_hook(hook)
-            hooks.callback(handle.remove)
-        yield
-
-
-def packed_forward(
-    model: PreTrainedModel, batch: Mapping[str, Tensor], **kwargs: Any
-) -> Seq2SeqLMOutput:
-    """The outputs of an encoder-decoder with tables of positions, such as Marian or BART, for packed rows.
-
-    Args:
-        model: of transformers, with `embed_positions` in both stacks.
-        batch: of `PackedCollator`.
-        kwargs: further arguments of the model.
-    """
-    source_segments = batch["segment_ids"]
-    target_segments = batch["decoder_segment_ids"]
-    masks = partial(segment_mask, model.config, dtype=model.dtype)
-    encoder = masks(source_segments, source_segments)
-    decoder = masks(target_segments, target_segments, causal=True)
-    cross = masks(target_segments, source_segments)
-    with packed_positions(model, batch):
-        source = model.get_encoder()(input_ids=batch["input_ids"], attention_mask=encoder)
-        return model(
-            encoder_outputs=source,
-            attention_mask=cross,
-            decoder_input_ids=batch["decoder_input_ids"],
-            decoder_attention_mask=decoder,
-            labels=batch.get("labels"),
-            **kwargs,
-        )

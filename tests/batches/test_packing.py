@@ -1,12 +1,12 @@
 """Packed rows: the loss and gradients of padded pairs, in one shape, with every pair once."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
 from accelerate import Accelerator
 from datasets import Dataset
 from torch.nn import functional as F
@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from hf_vanilla_transformer import VanillaTransformerForSequenceClassification
-from hf_vanilla_transformer.batches import PackedCollator, packed_forward
+from hf_vanilla_transformer.batches import PackedCollator
 from hf_vanilla_transformer.batches.batching import pair_lengths
 from hf_vanilla_transformer.batches.packing import (
     FlatIds,
@@ -243,9 +243,19 @@ OTHERS = {
 }
 
 
+@pytest.fixture(scope="module")
+def packed_forward(repository: Path) -> Any:
+    """The function of the guide."""
+    guide = (repository / "scripts" / "docs" / "scale.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return names["packed_forward"]
+
+
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
-def test_packed_rows_serve_other_models(name: str, backend: str) -> None:
+def test_packed_rows_serve_other_models(name: str, backend: str, packed_forward: Any) -> None:
     model_class, config_class, fields = OTHERS[name]
     sizes: dict[str, Any] = {"d_model": 32, "vocab_size": 40, "max_position_embeddings": 64, "pad_token_id": PAD}
     for stack in ("encoder", "decoder"):
@@ -364,17 +374,6 @@ def test_collator_refuses_columns_without_a_place() -> None:
     assert sorted(batch["input_ids"][batch["segment_ids"] != 0].tolist()) == visible
     with pytest.raises(ValueError, match="^packed rows have no place for weight, only for input_ids, "):
         collator([{**ROWS[0], "weight": 1}])
-
-
-@pytest.mark.parametrize("name", ["M2M100", "T5", "FSMT"])
-def test_model_without_a_table_of_positions_is_refused(name: str) -> None:
-    kind = getattr(transformers, f"{name}ForConditionalGeneration")
-    vocabulary = {"src_vocab_size": 40, "tgt_vocab_size": 40} if name == "FSMT" else {"vocab_size": 40}
-    sizes = {f"{stack}_{size}": 1 for stack in ("encoder", "decoder") for size in ("layers", "attention_heads")}
-    config = kind.config_class(**vocabulary, **sizes, d_model=16, decoder_start_token_id=START, pad_token_id=PAD)
-    batch = PackedCollator(config, 32, 40)(ROWS[:3])
-    with pytest.raises(ValueError, match=f"^packed_forward: {name}ForConditionalGeneration has no table of positions"):
-        packed_forward(kind(config), batch)
 
 
 # mean, standard deviation of the logarithm, longest sentence, standard deviation of the ratio of both sides
