@@ -48,7 +48,11 @@ def write(
             f"languages={shown(codes)}: two codes are needed, of source and target, such as en de"
         )
     source, target = codes
-    _refuse_settings(model)
+    least = shortest(check_search(model, ARGOS))
+    if least > 1:
+        raise UserError(
+            f"generation_config.json: a minimum of {least} tokens: {ARGOS} cannot apply it; change or remove it"
+        )
     tokenizer, _ = load_tokenizers(folder)
     if not isinstance(tokenizer, transformers.MarianTokenizer):
         raise UserError(
@@ -88,11 +92,3 @@ def write(
     with zipfile.ZipFile(output, "w") as archive:
         for file, data in content.items():
             archive.writestr(zipfile.ZipInfo(f"{name}/{file}", _DATE), data, zipfile.ZIP_DEFLATED)
-
-
-def _refuse_settings(model: VanillaTransformerForConditionalGeneration) -> None:
-    least = shortest(check_search(model, ARGOS))
-    if least > 1:
-        raise UserError(
-            f"generation_config.json: a minimum of {least} tokens: {ARGOS} cannot apply it; change or remove it"
-        )

@@ -330,15 +330,13 @@ def _positions(tensors: Tensors, options: Options) -> tuple[Tensors, Fields]:
     if learned and "Wpos" not in tensors:
         raise UserError("Wpos is missing, the table of --transformer-train-positions")
     width = tensors["encoder_Wemb"].shape[1]
-    table = tensors.pop("Wpos") if learned else marian_positions(width)
+    # its sinusoids are fairseq's, sin(p · 10000^(-i / (D/2 - 1))), then the cosines, but with p from 0
+    rows = torch.arange(MAX_POSITIONS)[None]
+    sinusoids = sinusoidal_positions(rows, width, "sinusoidal_fairseq")[0]
+    table = tensors.pop("Wpos") if learned else sinusoids
     tensors = {**tensors, "encoder positions": table, "decoder positions": table}
     fields = {"position_encoding_type": "learned", "max_position_embeddings": len(table)}
     return tensors, {**fields, "scale_embedding": not learned}
-
-
-def marian_positions(width: int) -> Tensor:
-    """Marian's sinusoids (P, D): fairseq's formula, sin(p · 10000^(-i / (D/2 - 1))), then the cosines. p from 0."""
-    return sinusoidal_positions(torch.arange(MAX_POSITIONS)[None], width, "sinusoidal_fairseq")[0]
 
 
 def _locate(name: str, pre_norm: bool) -> str | TensorRef:

@@ -4,6 +4,7 @@ The option `layer_norm` chooses a formula, "standard" or "rms". No option choose
 """
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from .vocabularies import Side
 _MAX_NESTING = 8
 _MAX_PARTS = 1000  # of the objects around a vocabulary of torchtext
 EPSILON = 1e-6  # of its LayerNorm, unless norm_eps says otherwise
+_EPSILON_OF_VERSION_0 = 1e-12  # (1e-6)²
 SPECIAL = {"unk_token": "<unk>", "pad_token": "<blank>", "bos_token": "<s>", "eos_token": "</s>"}
 # The order of torchtext's fields in versions 1 and 2.
 _TORCHTEXT_IDS = {f"{name}_id": number for number, name in enumerate(SPECIAL)}
@@ -139,7 +141,7 @@ def from_opennmt(
         reason = "only SinusoidalInterleaved, the paper's (§3.5), is converted"
         raise UserError(f"{path}: -position_encoding_type: {reason}")
     is_old = any(str(name).endswith(".a_2") for name in state["model"])
-    epsilon = state_dicts.EPSILON_OF_UNBIASED_NORMS if is_old else EPSILON
+    epsilon = _EPSILON_OF_VERSION_0 if is_old else EPSILON
     vocab = state.get("vocab")
     tokens = _vocabularies(vocab)
     is_version_3 = isinstance(vocab, Mapping) and isinstance(vocab.get("src"), list)
@@ -180,11 +182,12 @@ def _tensors(state: Fields, path: Path) -> Tensors:
     )
     head = state["generator"]
     generator = {} if head is None else state_dicts.require_tensors(head, f"{path}: generator")
-    # version 0 has the Annotated Transformer's normalisations
+    # version 0 divides by the unbiased standard deviation + 1e-6, as the Annotated Transformer
     for name in list(tensors):
         if name.endswith(".a_2"):
-            gain = state_dicts.gain_of_biased_variance(tensors.pop(name))
-            tensors[name.replace(".a_2", ".weight")] = gain
+            gain = tensors.pop(name)
+            biased = math.sqrt((len(gain) - 1) / len(gain))
+            tensors[name.replace(".a_2", ".weight")] = gain * biased
         if name.endswith(".b_2"):
             tensors[name.replace(".b_2", ".bias")] = tensors.pop(name)
     # version 3 leaves out the biases of the feed-forward network without -add_ffnbias

@@ -7,7 +7,6 @@ of the file is used, that none is used twice, and that all shapes match.
 import _compat_pickle
 import argparse
 import itertools
-import math
 import pickle
 import re
 import sys
@@ -29,7 +28,6 @@ from ..utils.untrusted import one_line, reading_weights, require_file, unsafe_na
 from .converted import Fields, Tensors
 
 STACKS = ("encoder", "decoder")
-EPSILON_OF_UNBIASED_NORMS = 1e-12  # (1e-6)²
 _MAX_NAMES = 4  # in a message
 _MAX_NESTING = 4
 _MAX_CHILDREN = 100  # of containers around a state dictionary
@@ -364,13 +362,6 @@ def weights_decide(tensors: Tensors, locate: Callable[[str], str | TensorRef]) -
 def same(one: Tensor | None, other: Tensor) -> bool:
     """True if both have the same shape and the same numbers."""
     return one is other or (one is not None and torch.equal(one, other))
-
-
-def gain_of_biased_variance(gain: Tensor) -> Tensor:
-    """The gain (D,) with which PyTorch's LayerNorm, its epsilon `EPSILON_OF_UNBIASED_NORMS`, equals the Annotated
-    Transformer's. That one divides by the unbiased standard deviation + 1e-6.
-    """
-    return gain * math.sqrt((len(gain) - 1) / len(gain))
 
 
 def position_layout(tables: Iterable[Tensor]) -> str:
