@@ -85,7 +85,7 @@ def publish(
     api = HfApi()
     files = prepared_files(folder, repo_id, license=license)
     with one_line_errors(repo_id):
-        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        repo_id = make_repository(repo_id, private)
         # With the owner's name.
         files.chosen[CARD] = _card(files, Path(folder), repo_id, license)
         if revision is not None:
@@ -104,15 +104,46 @@ def publish(
         ).commit_url
 
 
-def refuse_uploads(args: Any) -> None:
-    """Raise a UserError for arguments of a training run with which `Trainer` would upload its folder."""
+def make_repository(repo_id: str, private: bool | None = None) -> str:
+    """Create a model repository if necessary, and return its name with the owner's. Arguments as in `publish`."""
+    with one_line_errors(repo_id):
+        return HfApi().create_repo(repo_id, private=private, exist_ok=True).repo_id
+
+
+def destination(args: Any) -> dict[str, Any] | None:
+    """Return the arguments of `publish` for a training run. None if it is not published, or not by this rank.
+
+    The run's repository is created before training, so that missing permissions are an early error. `args.push_to_hub`
+    is set to False, because `Trainer` would upload the whole folder repeatedly, with a different card.
+    """
     if args.hub_token is not None:
         raise UserError(
             "hub_token: arguments end up in logs and files; run `hf auth login`, or put it into HF_TOKEN"
         )
-    if args.push_to_hub:
-        command = f"vanilla-transformer publish {args.output_dir} --repo-id NAME"
-        raise UserError(f"push_to_hub: {command} uploads the finished model with its card")
+    if not args.push_to_hub:
+        return None
+    strategy = getattr(args.hub_strategy, "value", args.hub_strategy)
+    if strategy in ("checkpoint", "all_checkpoints"):
+        raise UserError(
+            f"hub_strategy={strategy} would publish checkpoints; only the finished model is published"
+        )
+    args.push_to_hub = False
+    if args.process_index:
+        return None
+    name = args.hub_model_id or Path(args.output_dir).resolve().name
+    repo_id = make_repository(name, args.hub_private_repo)
+    return {"repo_id": repo_id, "private": args.hub_private_repo, "revision": args.hub_revision}
+
+
+def publish_run(folder: Path, where: dict[str, Any]) -> str:
+    """Upload a finished run's folder and return the commit's URL. `where` is its `destination`."""
+    try:
+        return publish(folder, **where)
+    except UserError as error:
+        again = f"vanilla-transformer publish {folder} --repo-id {where['repo_id']}"
+        raise UserError(
+            f"the model is in {folder}, but not on the Hub: {error}; then: {again}"
+        ) from None
 
 
 def _card(files: ModelFiles, folder: Path, repo_id: str, license: str | None) -> bytes:

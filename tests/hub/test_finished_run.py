@@ -1,4 +1,7 @@
-"""Uploads by a run are refused. What the `Seq2SeqTrainer` of transformers uploads, without this package's trainer."""
+"""`--push_to_hub` in training: the finished model in one commit, with its card and without training state.
+
+Also what the `Seq2SeqTrainer` of transformers uploads, without this package's trainer.
+"""
 
 from pathlib import Path
 
@@ -15,19 +18,59 @@ import hf_vanilla_transformer
 from hf_vanilla_transformer.text import train_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.hub.loopback_hub import TOKEN
-from tests.model_helpers import tiny_model
+from tests.model_helpers import error_of, tiny_model
 from tests.trainer_helpers import run_tiny, write_pairs
 
 PAIRS = [("one", "eins"), ("two", "zwei"), ("twenty-one", "einundzwanzig")]
 
 
+def train(folder, **flags):
+    settings = {"per_device_train_batch_size": 2, "max_steps": 2, "save_steps": 1, "push_to_hub": True}
+    return run_tiny(folder, **settings, **write_pairs(folder.parent, PAIRS, "train", "test"), **flags)
+
+
+def test_run_is_published_at_its_end(hub, tmp_path, capfd, drawn_figures) -> None:
+    train(tmp_path / "numbers", hub_private_repo=True)
+    repository = hub.repositories["me/numbers"]
+    first, only = repository.branches["main"]
+    assert repository.private and first.files.keys() == {".gitattributes"}
+    files = only.files
+    weights = {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert weights | {"README.md", "all_results.json", "pipeline_vanilla_transformer.py"} <= files.keys()
+    training = ("optimizer", "scheduler", "rng_state", "training_args", "trainer_state", "checkpoint-", "runs/")
+    assert [name for name in files if name.startswith(training)] == []
+    for name in weights:
+        assert files[name] == (tmp_path / "numbers" / name).read_bytes(), name
+    card = files["README.md"].decode()
+    assert 'name = "me/numbers"' in card and "| test | test.source, test.target | BLEU |" in card
+    assert "![Cross-attention](attention.png)" in card and files["attention.png"][1:4] == b"PNG"
+    printed, errors = capfd.readouterr()
+    assert f"{hub.endpoint}/me/numbers/commit/{only.oid}" in printed
+    assert TOKEN not in printed + errors
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(TOKEN.encode() in path.read_bytes() for path in written)
+
+
+def test_missing_permissions_stop_the_run_before_training(hub, tmp_path) -> None:
+    with pytest.raises(UserError, match="token.* google/numbers"):
+        train(tmp_path / "numbers", hub_model_id="google/numbers")
+    assert not (tmp_path / "numbers").exists()
+
+
+def test_failed_upload_keeps_the_model_and_names_the_command(hub, tmp_path) -> None:
+    hub.faults["commit"] = [(403, {})]
+    run = tmp_path / "numbers"
+    assert f"vanilla-transformer publish {run} --repo-id me/numbers" in error_of(train, run)
+    assert (run / "model.safetensors").is_file() and (run / "README.md").is_file()
+
+
 @pytest.mark.parametrize(
-    ("flags", "message"), [({"hub_token": TOKEN}, "hub_token"), ({"push_to_hub": True}, "vanilla-transformer publish")]
+    ("flags", "message"), [({"hub_token": TOKEN}, "hub_token"), ({"hub_strategy": "checkpoint"}, "hub_strategy")]
 )
-def test_uploads_by_a_run_are_refused_with_the_remedy(tmp_path, flags, message) -> None:
-    with pytest.raises(UserError, match=message) as raised:
-        run_tiny(tmp_path / "numbers", **flags, **write_pairs(tmp_path, PAIRS, "train"))
-    assert TOKEN not in str(raised.value) and not (tmp_path / "numbers").exists()
+def test_token_and_checkpoint_uploads_are_refused(hub, tmp_path, flags, message) -> None:
+    with pytest.raises(UserError, match=f"^{message}") as raised:
+        train(tmp_path / "numbers", **flags)
+    assert TOKEN not in str(raised.value) and hub.requests == []
 
 
 def test_stock_trainer_uploads_a_model_that_loads(hub, tmp_path) -> None:

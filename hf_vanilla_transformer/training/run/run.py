@@ -30,7 +30,7 @@ from ...configuration_vanilla_transformer import VanillaTransformerConfig
 from ...corpora.corpus import PairWarnings, load_corpus
 from ...evaluation.metrics import make_metrics, score_names
 from ...evaluation.trainer_metrics import translation_metrics
-from ...hub.publishing import refuse_uploads
+from ...hub.publishing import destination, publish_run
 from ...inference.languages import model_languages, name_languages
 from ...inference.loading import import_class, trust_code
 from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -104,7 +104,6 @@ def run_training(
     signals = StopSignals()
     with one_run_at_a_time(folder):
         with errors_on_main_rank_only():
-            refuse_uploads(args)
             check_equal_versions()
             checkpoint = find_checkpoint(folder, str(args.resume_from_checkpoint or "false"))
             set_seed(args.seed)
@@ -112,6 +111,7 @@ def run_training(
                 run = load_run(model_args, data_args, args, checkpoint, pair_warnings, importers)
             args = run.args
             print_main(f"model: {run.model.num_parameters():,} parameters")
+            published = destination(args)
             resolve_arguments(run.model, args, checkpoint)
             check_positions(run)
             _record_length(run)
@@ -129,6 +129,8 @@ def run_training(
             with errors_on_main_rank_only():
                 results = finishing.score_and_save(trainer, stop, run, results)
                 finishing.write_card(trainer, run, results)
+        if published is not None:
+            print_main(f"published: {publish_run(folder, published)}")
     return results
 
 
