@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer.evaluation import cross_attention
+from hf_vanilla_transformer.evaluation import cross_attention, plot_attention
 from hf_vanilla_transformer.inference.scoring import score_translations_of
 from hf_vanilla_transformer.text import load_tokenizers
 from hf_vanilla_transformer.text.language_tokens import language_tokens
@@ -80,7 +80,7 @@ def write(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def test_attention_is_that_of_a_direction(command: Any, folder: Path) -> None:
+def test_attention_is_that_of_a_direction(command: Any, folder: Path, tmp_path: Path) -> None:
     translator = Translator.from_pretrained(folder, device="cpu")
     tokens, weights = {}, {}
     for target in ("de", "fr"):
@@ -88,12 +88,15 @@ def test_attention_is_that_of_a_direction(command: Any, folder: Path) -> None:
         source, translation, weights[target] = cross_attention(*of_sentence, target_lang=target)
         tokens[target] = [*source, *translation]
         flags = ("--sentence", "seven", "--translation", "sieben", "--target_lang", target, "--device", "cpu")
-        status, printed, errors = command("attention", "--model", folder, *flags)
+        drawn, expected = tmp_path / "drawn.png", tmp_path / "expected.png"
+        status, _, errors = command("attention", "--model", folder, *flags, "--output", drawn)
         assert status == 0, errors
-        assert printed.splitlines()[0].split("\t")[1:] == source
+        plot_attention(source, translation, weights[target], expected)
+        assert drawn.read_bytes() == expected.read_bytes()
     assert not weights["de"].equal(weights["fr"])
     assert sum(target in token for target, row in tokens.items() for token in row) == 2  # each has its mark
-    status, _, errors = command("attention", "--model", folder, "--sentence", "seven", "--device", "cpu")
+    flags = ("--sentence", "seven", "--device", "cpu", "--output", tmp_path / "no.png")
+    status, _, errors = command("attention", "--model", folder, *flags)
     assert status != 0 and "target_lang" in errors
 
 
@@ -105,5 +108,8 @@ def test_attention_has_the_default_direction_of_a_model(command: Any, tmp_path: 
     forced = {"forced_bos_token_id": languages.ids["fr"]}
     settings.write_text(json.dumps(json.loads(settings.read_text(encoding="utf-8")) | forced), encoding="utf-8")
     flags = ("--model", folder, "--sentence", "seven", "--device", "cpu")
-    by_default, named = command("attention", *flags), command("attention", *flags, "--target_lang", "fr")
-    assert by_default == named and named[0] == 0
+    files = tmp_path / "default.png", tmp_path / "named.png"
+    for file, more in zip(files, ([], ["--target_lang", "fr"]), strict=True):
+        status, _, errors = command("attention", *flags, *more, "--output", file)
+        assert status == 0, errors
+    assert files[0].read_bytes() == files[1].read_bytes()

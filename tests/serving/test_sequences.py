@@ -77,7 +77,7 @@ def test_unknown_symbols_are_a_warning(client: Any) -> None:
     assert len(found["predictions"]) == 3 and found["unknown"] == [[], ["日"], ["本"]]
     assert client.post("/predict", json={"q": "c日t"}).json()["unknown"] == ["日"]
     (warning,) = found["warnings"]
-    assert warning.startswith("source: 2 lines have symbols") and "'日' in line 2" in warning
+    assert warning.startswith("source: symbols that the model does not know") and "'日' (2 lines: 2-3)" in warning
 
 
 def test_form_of_the_source_belongs_to_the_model(client: Any) -> None:
@@ -90,8 +90,8 @@ def test_form_of_the_source_belongs_to_the_model(client: Any) -> None:
 
 def test_unknown_symbols_are_in_lines_with_their_numbers(client: Any) -> None:
     found = client.post("/predict", json={"q": ["", "c日t"]}).json()
-    assert "'日' in line 2" in found["warnings"][0]
-    assert "'日' in line 3" in client.post("/page/translate", json={"text": "cat\n\nc日t"}).json()["note"]
+    assert "'日' (line 2)" in found["warnings"][0]
+    assert "'日' (line 3)" in client.post("/page/translate", json={"text": "cat\n\nc日t"}).json()["note"]
 
 
 def test_unknown_symbols_of_a_language_are_a_warning() -> None:
@@ -102,7 +102,7 @@ def test_unknown_symbols_of_a_language_are_a_warning() -> None:
     with client_of(language_pair(model)) as client:
         for q in ("seven\n\nseven 日", ["seven", "", "seven 日"]):
             answer = client.post("/translate", json={"q": q, "source": "en", "target": "de"}).json()
-            assert "'日' in line 3" in answer["warnings"][0]
+            assert "'日' (line 3)" in answer["warnings"][0]
 
 
 @pytest.mark.parametrize(

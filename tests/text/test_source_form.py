@@ -180,7 +180,7 @@ def test_molecule_has_one_answer_however_it_is_written(caplog: pytest.LogCapture
     # [Na+] is not in the vocabulary, and the second line is no SMILES
     list(translator.translate(["[Na+].CC(=O)[O-]", "C1CC"], num_beams=1, max_new_tokens=3))
     unknown, refused = [each.getMessage() for each in caplog.records]
-    assert "'[Na+]' in line 1" in unknown and refused == (
+    assert "'[Na+]' (line 1)" in unknown and refused == (
         f"source_form: {CANONICAL} refuses the text, which is read as it is (line 2)"
     )
 
