@@ -109,3 +109,10 @@ def test_requirements_are_those_of_pyproject(clone: Clone) -> None:
     assert (
         "5.17" in bounds["transformers"] and "5.16" not in bounds["transformers"] and "6" not in bounds["transformers"]
     )
+
+
+def test_scripts_name_tests_that_there_are() -> None:
+    scripts = [*(ROOT / "scripts").glob("*.sh"), ROOT / ".ci" / "run"]
+    named = {name for file in scripts for name in re.findall(r"tests/[\w/]+\.py", file.read_text(encoding="utf-8"))}
+    assert len(named) > 9
+    assert sorted(name for name in named if not (ROOT / name).is_file()) == []
