@@ -34,12 +34,13 @@ from tests.trainer_helpers import (
 
 STEPS = 20
 # the flags of a whole run
+# Test sentences fill the batches of two processes, so that the mean of their losses is that of one process.
 # Without use_cpu, which a user of torchrun does not give: a machine without an accelerator must find it out.
 FLAGS = as_flags(
     {name: value for name, value in TINY_RUN.items() if name != "use_cpu"}
     | {"numbers_size": 60, "max_tokens_per_batch": 200, "tokens_per_update": 400, "max_steps": 4, "average_last": 2}
     | {"eval_steps": 2, "save_steps": 2, "per_device_eval_batch_size": 4}
-    | {"max_eval_samples": 15, "max_test_samples": 15}
+    | {"max_eval_samples": 15, "max_test_samples": 16}
     | {"auto_bf16": False, "load_best_model_at_end": False, "optim": "sgd", "learning_rate": 0.5, "warmup_steps": 1}
 )
 # name: number of pairs, and how they are split into batches

@@ -62,7 +62,7 @@ def test_full_state_dict_checkpoint_loads_unsharded(sharded, tmp_path):
 def test_sharded_run_ends_in_a_model_folder(sharded):
     run = sharded[0] / "run"
     results = json.loads((run / "all_results.json").read_text())
-    assert results["train_updates"] == 4 and results["test_sentences"] == 15
+    assert results["train_updates"] == 4 and results["test_sentences"] == 16
     assert results["averaged_checkpoints"] in (0, 2) and "test_chrf" in results
     model = VanillaTransformerForConditionalGeneration.from_pretrained(run)
     weights = load_file(run / "model.safetensors")
