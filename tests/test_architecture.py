@@ -124,6 +124,17 @@ def test_subpackages_have_no_cycle() -> None:
     assert cycle(ENTRIES) == []
 
 
+def test_rooms_import_what_their_first_lines_say() -> None:
+    said = {}
+    for room in ENTRIES.keys() & {path.name for path in PACKAGE.iterdir()}:
+        first = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))) or ""
+        if found := re.search(r"imports? the ([\w ,]+) only", first):
+            said[room] = set(re.split(r", | and ", found[1]))
+    assert "engine" in said
+    for room, names in said.items():
+        assert ENTRIES[room] - {"__init__"} == names, room
+
+
 def test_levels_of_the_first_page_import_nothing_above() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([123]) \| (.*?) \|", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The inference engine: fast decoding with packed, int8 and compiled weights. It imports the bundle only.
+"""The inference engine: fast decoding with packed, int8 and compiled weights. It imports the bundle and utils only.
 
 Each fast path has one function that returns why it cannot be taken, as the text of its line, or None:
 
