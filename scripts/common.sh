@@ -141,7 +141,7 @@ version_tests=(
   tests/test_generation_modes.py tests/test_generation.py tests/test_generation_marian.py tests/test_auto_classes.py
   tests/test_pipeline.py tests/test_modeling.py tests/test_shipped_files.py tests/test_tied_saving.py
   tests/test_configuration.py tests/test_loading_paths.py tests/test_trainer_stock.py tests/training/test_trainer.py
-  tests/training/test_fine_tuning.py
+  tests/training/test_fine_tuning.py tests/test_stack.py
 )
 
 # Run them, and the modes in remote code, in a layered environment.

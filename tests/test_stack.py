@@ -256,7 +256,12 @@ def test_lora_loads_through_transformers(tmp_path: Path) -> None:
     peft = peft_library()
     tiny_model().save_pretrained(tmp_path / "base")
     model = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "base")
-    model.add_adapter(peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    try:
+        model.add_adapter(peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    except ValueError as error:
+        if "version of PEFT" not in str(error):
+            raise
+        pytest.skip(f"transformers itself refuses this PEFT: {error}")  # 5.24 wants 0.22, which is not released
     train_a_little(model)
     trained = logits_of(model)
     model.save_pretrained(tmp_path / "adapter")

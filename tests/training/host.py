@@ -2,6 +2,7 @@
 
 The command `train`. DEATHS are HOST:PHASE:UPDATES:SECONDS, with commas between them. Each kills the process and its
 launcher so many seconds after the first call of a method after these updates. With SHARDED_STATE, FSDP2 trains.
+FULL_DISK limits files to 8 KB from the "start", or from the first "update".
 """
 
 import os
@@ -41,6 +42,20 @@ def die_at(note: Path, phase: str, updates: int, seconds: float) -> None:
     setattr(VanillaTransformerTrainer, METHODS[phase], dying)
 
 
+def fill_disk() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+
+
+def fill_disk_at_first_update() -> None:
+    original = VanillaTransformerTrainer.training_step
+
+    def filling(self: Any, *args: Any, **kwargs: Any) -> Any:
+        fill_disk()
+        return original(self, *args, **kwargs)
+
+    VanillaTransformerTrainer.training_step = filling
+
+
 if __name__ == "__main__":
     for number, death in enumerate(sys.argv[1].split(",")):
         host, phase, updates, seconds = death.split(":") if death else [""] * 4
@@ -50,6 +65,8 @@ if __name__ == "__main__":
         from hf_vanilla_transformer.utils import version as version_module
 
         version_module.__version__ = version
-    if "FULL_DISK" in os.environ:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+    if os.environ.get("FULL_DISK") == "start":
+        fill_disk()
+    elif os.environ.get("FULL_DISK") == "update":
+        fill_disk_at_first_update()
     main(["train", *sys.argv[2:]])

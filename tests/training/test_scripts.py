@@ -38,21 +38,23 @@ def test_default_run_chooses_the_checkpoint_of_its_languages_bleu(language: str,
     references = [target for _, target in validation]
     name = fitting_tokenizer(references)
     assert name in (tokenizer_of_language, "char")  # without MeCab characters stand for Japanese words
-    scores = {}
+    scores, wrong = {}, {}
     for folder in (tmp_path / "run").glob("checkpoint-*"):
         model, (tokenizer, _) = AutoModelForSeq2SeqLM.from_pretrained(folder), load_tokenizers(folder)
         inputs = tokenizer([source for source, _ in validation], return_tensors="pt", padding=True)
         with torch.inference_mode():
             ids = model.generate(**inputs, num_beams=1, max_length=40)
         hypotheses = tokenizer.batch_decode(ids, skip_special_tokens=True)
-        scores[int(folder.name.split("-")[1])] = BLEU(tokenize=name).corpus_score(hypotheses, [references]).score
+        step = int(folder.name.split("-")[1])
+        scores[step] = BLEU(tokenize=name).corpus_score(hypotheses, [references]).score
+        wrong[step] = BLEU(tokenize="13a").corpus_score(hypotheses, [references]).score
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
     logged = {entry["step"]: entry["eval_bleu"] for entry in state["log_history"] if "eval_bleu" in entry}
     assert logged.keys() == scores.keys() and len(scores) == 5
     assert state["best_global_step"] == max(logged, key=lambda step: logged[step])
-    # Near ties of a young model fall differently in batches of another size. BLEU of another tokenizer is far off.
+    # Near ties of a young model fall differently in batches of another size. BLEU of 13a is far off.
     for step in sorted(scores)[-2:]:
-        assert logged[step] == pytest.approx(scores[step], abs=3)
+        assert abs(logged[step] - scores[step]) < 0.2 * abs(logged[step] - wrong[step])
 
 
 def test_samples_and_cards_isolate_text_from_right_to_left() -> None:

@@ -158,7 +158,8 @@ def test_run_goes_on_without_a_lost_host(
     [
         ({"GLOO_SOCKET_IFNAME": "none0"}, "GLOO_SOCKET_IFNAME.*none0"),
         ({"OTHER_VERSION": "9.9"}, r"versions.*9\.9"),
-        ({"FULL_DISK": "yes"}, rf"{socket.gethostname()}: /.*(no space|allowed size)"),
+        ({"FULL_DISK": "start"}, rf"{socket.gethostname()}: /.*(no space|allowed size)"),
+        ({"FULL_DISK": "update"}, rf"{socket.gethostname()}: /.*(no space|allowed size).*training stopped"),
     ],
 )
 def test_host_that_differs_is_named_in_one_line(

@@ -123,7 +123,8 @@ def run_training(
             with errors_on_main_rank_only():
                 before = score_before(trainer, run)
         with signals:
-            results = before | train(trainer, stop, folder, checkpoint)
+            with errors_on_main_rank_only():
+                results = before | train(trainer, stop, folder, checkpoint)
             if args.lora_r:
                 merge_lora(trainer, folder)
             with errors_on_main_rank_only():
@@ -409,11 +410,10 @@ def train(
     step = trainer.state.global_step
     stop.signals.agree(trainer.args.device)
     if stop.interrupted:
-        with errors_on_main_rank_only():
-            raise Interrupted(
-                f"interrupted at step {step}; {resume_hint(run)}",
-                stop.signals.received or signal.SIGINT,
-            )
+        raise Interrupted(
+            f"interrupted at step {step}; {resume_hint(run)}",
+            stop.signals.received or signal.SIGINT,
+        )
     if not trainer.has_nothing_left:
         print_main(f"trained {counted(step, 'update')} in {duration(seconds)}")
     # After a resume they cover only the part since then.
