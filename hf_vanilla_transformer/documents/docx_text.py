@@ -248,6 +248,12 @@ class _Runs(InlineText):
             plain = [replace(event, tag="") if event.kind == "text" else event for event in group]
             yield from self.between(plain, "format", form) if form else plain
 
+    def between(
+        self, events: list[Event], name: str, form: str, node: "XmlElement | None" = None
+    ) -> list[Event]:
+        """Events between marks. All are of one kind, because a text has one format, which a link has, too."""
+        return super().between(events, "run", form, node)
+
     def add_text(self, parent: XmlElement, text: str, form: str) -> None:
         """Add a run with a text, for a format."""
         run = parent.makeelement(f"{self._namespace}r", nsmap=parent.nsmap)

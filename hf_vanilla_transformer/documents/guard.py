@@ -6,8 +6,11 @@ after. Three things must hold, otherwise the file is refused by name:
 1. The translated document is read again, and has the markup of its source.
 2. Its text has the letters of the source, less those of the passages, plus those of their translations.
 3. No passage has an empty translation.
+
+A link or an emphasis that has no text after, but had some before, is still in the file. A warning counts these.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +19,8 @@ from typing import TypeVar
 from ..inference.placement import TranslatedPart, TranslateTexts
 from ..inference.protected import has_words
 from ..utils.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 Document = TypeVar("Document", str, bytes)
 
@@ -27,6 +32,7 @@ class Reading:
     order: list[Hashable] = field(default_factory=list)  #: blocks, and what stays in its place
     markup: Counter[Hashable] = field(default_factory=Counter)  #: what may move with its words
     letters: Counter[str] = field(default_factory=Counter)  #: of the text that may change
+    empty: int = 0  #: links and emphases without text
 
     def add_text(self, text: str) -> None:
         self.letters.update(letters_of(text))
@@ -107,6 +113,11 @@ def _check_result(
         missing = letters - after.letters
         kind = "lose" if missing else "add"
         raise _refusal(f"its translation would {kind} {_named(missing or after.letters - letters)}")
+    if after.empty > before.empty:
+        logger.warning(
+            "documents: %d links or emphases have no text in the translation",
+            after.empty - before.empty,
+        )
 
 
 def _refusal(reason: str) -> UserError:

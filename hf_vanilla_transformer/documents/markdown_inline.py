@@ -136,6 +136,21 @@ def inline_markup(tokens: "Iterable[Token]") -> Counter[tuple[str, str]]:
     return found
 
 
+def empty_markup(tokens: "Iterable[Token]") -> int:
+    """The number of links and emphases without text or an image."""
+    empty = texts = 0
+    opened: list[int] = []  # how many texts stand before each mark that is open
+    for token in tokens:
+        is_tag = token.type == "html_inline" and token.content.replace("/", "") in _TAGS
+        if token.nesting > 0 or (is_tag and "/" not in token.content):
+            opened.append(texts)
+        elif token.nesting < 0 or is_tag:
+            empty += bool(opened) and opened.pop() == texts
+        elif token.type != "html_inline" and token.content.strip():
+            texts += 1
+    return empty
+
+
 @cache
 def markdown_parser() -> "MarkdownIt":
     """CommonMark with tables, strikethrough and the rules of this package."""

@@ -24,6 +24,7 @@ from .html_scanner import scan
 from .html_text import split_html, whole_elements
 from .markdown_inline import (
     References,
+    empty_markup,
     inline_events,
     inline_markup,
     inline_tokens,
@@ -142,6 +143,7 @@ def read_markdown(text: str) -> Reading:
         if block.type == "inline":
             tokens = inline_tokens(block.content, references)
             inline = inline_markup(tokens)
+            reading.empty += empty_markup(tokens)
             reading.add_text(_shown(tokens))
         elif block.type == "html_block":
             reading.letters += read_html(block.content).letters
@@ -302,13 +304,8 @@ def _with_tags(element: Element) -> Element:
     if mark and mark == closing.strip() and mark in _TAG_OF_MARK:
         opening = opening.replace(mark, f"<{_TAG_OF_MARK[mark]}>")
         closing = closing.replace(mark, f"</{_TAG_OF_MARK[mark]}>")
-    return Element(
-        opening,
-        element.start,
-        closing,
-        element.end,
-        [_with_tags(child) for child in element.children],
-    )
+    children = [_with_tags(child) for child in element.children]
+    return replace(element, opening=opening, closing=closing, children=children)
 
 
 def _escaped(text: str, kept: set[str]) -> str:

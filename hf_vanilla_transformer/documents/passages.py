@@ -165,7 +165,8 @@ class _Content:
             if event.kind == "text":
                 self._add_text(unescape(event.raw))
             else:
-                self._add_tag(index, event.raw if event.written is None else event.written)
+                markup = event.raw if event.written is None else event.written
+                self._add_tag(index, event.tag, markup)
         if collapse and self.text.endswith(" "):
             self._drop_last_space()
         else:
@@ -186,14 +187,14 @@ class _Content:
             self._first_tag = None
             self._last_tag = None
 
-    def _add_tag(self, index: int, markup: str) -> None:
+    def _add_tag(self, index: int, name: str, markup: str) -> None:
         if self._open and self._open[-1][0] == index:
             _, element = self._open.pop()
             element.closing = markup
             element.end = len(self.text)
             self._last_tag = element, "closing"
         else:
-            element = Element(markup, len(self.text), end=len(self.text))
+            element = Element(markup, len(self.text), end=len(self.text), name=name)
             siblings = self._open[-1][1].children if self._open else self.roots
             siblings.append(element)
             self._last_tag = element, "opening"

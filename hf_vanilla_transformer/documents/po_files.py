@@ -226,7 +226,7 @@ class _PoPassage(Passage):
         parts: Sequence[TranslatedPart],
     ) -> list[int]:
         """The number of the source of each directive of a translation, by the alignment of its words."""
-        elements = [Element("", match.start(), "", match.end()) for match in sources]
+        elements = [Element("", match.start(), end=match.start()) for match in sources]
         placed = Placement(self.text, parts, elements).places()
         free = [elements.index(place.element) for place in placed]
         order = []

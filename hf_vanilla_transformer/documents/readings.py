@@ -22,6 +22,8 @@ _LINES = names(
 )
 #: Elements with text that must stay.
 _VERBATIM = names("script style pre code kbd samp var tt textarea svg math template iframe time")
+#: Links and emphases.
+_MARKS = names("a abbr b cite del dfn em font hyperlink i ins mark q s small span strong u")
 
 #: Characters of HTML that are no XML: names that it does not know, and "&" and "<" as text.
 _NOT_XML = re.compile(
@@ -70,15 +72,18 @@ def _read_tree(root: XmlElement, reading: Reading) -> None:
     from lxml import etree
 
     has_text = False
+    texts = 0
+    opened: list[int] = []  # how many texts stand before each mark that is open
     kept: list[tuple[str, list[str]]] = []  # the verbatim elements that are open
 
     def add(text: str | None) -> None:
-        nonlocal has_text
+        nonlocal has_text, texts
         if text:
             has_text = has_text or bool(text.strip())
+            texts += bool(text.strip())
             reading.add_text(text)
-            for _, texts in kept:
-                texts.append(text)
+            for _, verbatim in kept:
+                verbatim.append(text)
 
     def end_line(tag: str, kind: str) -> None:
         nonlocal has_text
@@ -97,11 +102,15 @@ def _read_tree(root: XmlElement, reading: Reading) -> None:
                 end_line(tag, "<")
             if _is_verbatim(tag, element):
                 kept.append((tag, []))
+            if tag in _MARKS:
+                opened.append(texts)
             add(element.text)
             continue
         if _is_verbatim(tag, element):
-            kept_tag, texts = kept.pop()
-            reading.markup["text of", kept_tag, "".join(texts)] += 1
+            kept_tag, verbatim = kept.pop()
+            reading.markup["text of", kept_tag, "".join(verbatim)] += 1
+        if tag in _MARKS:
+            reading.empty += opened.pop() == texts
         if tag in _LINES and not kept:
             end_line(tag, "</")
         add(element.tail)
@@ -229,6 +238,8 @@ def read_office(data: bytes) -> Reading:
                 reading.order.append((name, "with text" if has_text else "without text"))
             if name not in _OF_WORDS:
                 reading.markup[(element.tag, _attributes(element))] += 1
+            if name in _MARKS:
+                reading.empty += not any(text.strip() for text in element.itertext())
             reading.add_text(element.text or "")
             reading.add_text(element.tail or "")
     return reading

@@ -7,11 +7,14 @@ or ends.
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import regex
 
 from ..text.words import UNSPACED, Span, words
 from .alignment import Link
 
+_MAX_JOINED = 8  # elements whose words become one word
 _MAX_UNITS = 16  # units of a word, but a longer word, such as an address, is one unit
 
 # combining marks and joiners, which are no \w
@@ -32,6 +35,7 @@ class Element:
     closing: str = ""
     end: int = 0
     children: list["Element"] = field(default_factory=list)
+    name: str = ""  # of its kind. A kind is not nested in itself, as links are not
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,21 @@ class Place:
     closes: int
 
 
+@dataclass
+class _Shared:
+    """Target units [first, last) and the elements of one kind that share their letters, in order."""
+
+    elements: list[Element]
+    first: int
+    last: int
+    joined: int = 1
+
+
 class Placement:
     """Places the elements of a text in its translation, without overlap, each exactly once.
+
+    An element that encloses text encloses some of the translation. If the words of several elements become one word,
+    the later ones are placed inside the first one, and those of its kind share the letters of the word with it.
 
     Args:
         source: the text. Its elements are at its positions.
@@ -91,6 +108,7 @@ class Placement:
             self._add(part, source_start, target_start, boundaries)
             source_start = source_start + len(part.source)
             target_start = target_start + len(part.target)
+        self.words = [number for number, unit in enumerate(self.targets) if unit.is_word]
         self.starts = [unit.start for unit in self.sources]
         self.ends = [unit.end for unit in self.sources]
 
@@ -98,7 +116,9 @@ class Placement:
         """The children of an element, or the outermost elements, in the order of the translation."""
         outer = parent or Place(self.root, 0, len(self.targets), 0, len(self.target))
         position = outer.opens
-        for element, first, last in self._spans(outer):
+        for shared in self._spans(outer):
+            first, last = shared.first, shared.last
+            element = shared.elements[0]
             stands_left, ends_in_space = self._sides(element)
             following = self.targets[first].start if first < outer.last else outer.closes
             if stands_left:
@@ -106,13 +126,35 @@ class Placement:
                 opens = min(opens + self._spaces_before(element.start), following)
             else:
                 opens = following
-            opens = closes = max(opens, position)
+            opens = closes = min(max(opens, position), outer.closes)
             if ends_in_space:
                 closes = self.targets[last].start if last < outer.last else outer.closes
             elif last > first:
                 closes = self.targets[last - 1].end
-            position = max(opens, closes)
-            yield Place(element, first, last, opens, position)
+            position = min(max(opens, closes), outer.closes)
+            if len(shared.elements) == 1:
+                yield Place(element, first, last, opens, position)
+            else:
+                yield from self._pieces(shared, opens, position)
+
+    def _pieces(self, shared: _Shared, opens: int, closes: int) -> Iterator[Place]:
+        """Divide the letters of a translation among elements. Each has the units that its letters touch."""
+        ends = self._letter_ends(opens, closes)
+        units = range(shared.first, shared.last)
+        for number, element in enumerate(shared.elements, 1):
+            end = ends[number * len(ends) // len(shared.elements) - 1]
+            touched = [
+                unit
+                for unit in units
+                if opens < self.targets[unit].end and self.targets[unit].start < end
+            ] or units
+            yield Place(element, touched[0], touched[-1] + 1, opens, end)
+            opens = end
+
+    def _letter_ends(self, start: int, end: int) -> list[int]:
+        """Where the letters of a part of the translation end, each with its combining marks."""
+        letters = regex.finditer(r"\s*(?=\S)\X", self.target[start:end])
+        return [start + letter.end() for letter in letters]
 
     def _add(
         self, part: TranslatedPart, source_start: int, target_start: int, boundaries: list[int]
@@ -179,8 +221,8 @@ class Placement:
             for unit in units
         ]
 
-    def _spans(self, outer: Place) -> list[tuple[Element, int, int]]:
-        """Each child with its target units [first, last), in the order of the translation, without overlap."""
+    def _spans(self, outer: Place) -> list[_Shared]:
+        """The children of an element with their target units, in the order of the translation, without overlap."""
         spans = []
         points = []  # (first, whether it does not belong to the unit before, order, last)
         for order, element in enumerate(outer.element.children):
@@ -193,6 +235,9 @@ class Placement:
                 spans.append((outer.first, True, order, outer.last))
             elif targets:
                 spans.append((targets[0], True, order, targets[-1] + 1))
+            elif units and outer.first < outer.last:
+                nearest = self._nearest_word(self._place_of_point(element, outer), outer)
+                spans.append((nearest, True, order, nearest + 1))
             else:
                 points.append(
                     (self._place_of_point(element, outer), not self._sides(element)[0], order)
@@ -207,14 +252,48 @@ class Placement:
                 at = first if order < other else last
             spans.append((at, right, order, at))
         spans.sort()
-        disjoint = []
+        disjoint: list[_Shared] = []
+        enclosing: _Shared | None = None  # the one before, if it has units
         position = outer.first
         for index, (first, _, order, last) in enumerate(spans):
+            element = outer.element.children[order]
+            is_point = first == last
             first = max(first, position)
             following = spans[index + 1][0] if index + 1 < len(spans) else outer.last
             position = last = max(first, min(last, following) if following > first else last)
-            disjoint.append((outer.element.children[order], first, last))
+            is_lost = first == last and not is_point
+            if is_lost and enclosing and self._is_joined(enclosing, element, outer):
+                continue
+            disjoint.append(_Shared([element], first, last))
+            if first < last:
+                enclosing = disjoint[-1]
         return disjoint
+
+    def _is_joined(self, shared: _Shared, element: Element, outer: Place) -> bool:
+        """Place an element on the units of others: after those of its kind if there are letters for all, or inside.
+
+        Return False, and leave the element empty, if there are too many already.
+        """
+        owners = shared.elements
+        letters = self._letter_ends(
+            max(outer.opens, self.targets[shared.first].start),
+            min(outer.closes, self.targets[shared.last - 1].end),
+        )
+        shared.joined += 1
+        if shared.joined > _MAX_JOINED:
+            return False
+        if owners[0].name == element.name and len(owners) < len(letters):
+            owners.append(element)
+        else:
+            owners[0] = replace(owners[0], children=[*owners[0].children, element])
+        return True
+
+    def _nearest_word(self, position: int, outer: Place) -> int:
+        """A target unit of an element next to a position, a word if there is one."""
+        number = bisect_left(self.words, position)
+        near = self.words[max(0, number - 1) : number + 1]
+        inside = [word for word in near if outer.first <= word < outer.last]
+        return inside[-1] if inside else min(position, outer.last - 1)
 
     def _units_within(self, element: Element) -> range:
         """The source units that share a character with an element."""
