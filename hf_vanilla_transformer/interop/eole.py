@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..utils.errors import UserError, shown
 from ..utils.untrusted import read_json_object
-from . import opennmt, state_dicts, vocabularies
+from . import opennmt, state_dicts
 from .checkpoint import Checkpoint
 from .converted import Converted, Fields, File, Tensors
 from .options import Options, Unsupported
@@ -114,6 +114,7 @@ _NOT_WEIGHTS = re.compile(r"(src|tgt)_emb\.pe\.pe|decoder\.transformer_layers\.\
 def from_eole(
     source: str | Path,
     *,
+    codes: File = None,
     sentencepiece: File = None,
     target_sentencepiece: File = None,
 ) -> Converted:
@@ -122,7 +123,7 @@ def from_eole(
     Args:
         source: the model_path of a training, or a step_NUMBER in it: a folder with config.json, vocab.json and
             model.00.safetensors.
-        sentencepiece, target_sentencepiece: as in `from_opennmt`.
+        codes, sentencepiece, target_sentencepiece: as in `from_opennmt`.
 
     Returns:
         The model with the search of `eole predict`, and a tokenizer: without these files for text that is tokenized
@@ -158,8 +159,8 @@ def from_eole(
             raise UserError(f"{folder}: {name} is not 1: such a layer scales its output")
     inference = config.section("inference")
     search = _search(inference, search_ids["unk_token_id"]) | search_ids
-    spm_models = vocabularies.both_sides(sentencepiece, target_sentencepiece)
-    texts, notes = opennmt.texts(sides, special, spm_models, config.texts("transforms"))
+    raw_text = codes, sentencepiece, target_sentencepiece
+    texts, notes = opennmt.texts(sides, special, raw_text, config.texts("transforms"))
     notes += [SEARCH_NOTE, *inference.dropped(DROPPED)]
     return Checkpoint(tensors, locate, fields, search, unused, texts, notes).converted()
 

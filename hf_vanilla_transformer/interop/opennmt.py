@@ -116,6 +116,7 @@ RENAMES: Renames = (
 def from_opennmt(
     checkpoint: str | Path,
     *,
+    codes: File = None,
     sentencepiece: File = None,
     target_sentencepiece: File = None,
 ) -> Converted:
@@ -123,6 +124,7 @@ def from_opennmt(
 
     Args:
         checkpoint: a .pt of `onmt_train`.
+        codes: a file of subword-nmt or fastBPE. The tokenizer then splits words, as the transform `bpe` does.
         sentencepiece, target_sentencepiece: models. The tokenizer then takes raw text. One may serve both sides.
 
     Returns:
@@ -151,8 +153,8 @@ def from_opennmt(
     if tokens:
         shared = state_dicts.weights_decide(tensors, locate)["share_encoder_decoder_embeddings"]
         ids, search_ids = special_ids(Options(vocab, f"{path}: vocab."), tokens, SPECIAL, shared)
-        spm_models = vocabularies.both_sides(sentencepiece, target_sentencepiece)
-        sides, notes = texts(tokens, SPECIAL, spm_models, options.texts("transforms"))
+        files = codes, sentencepiece, target_sentencepiece
+        sides, notes = texts(tokens, SPECIAL, files, options.texts("transforms"))
         notes += [SEARCH_NOTE] * is_version_3
     search = _SEARCH_OF_VERSION_3 if is_version_3 else _SEARCH
     fields = _fields(options, epsilon) | ids
@@ -286,25 +288,28 @@ def special_ids(
 def texts(
     tokens: list[list[str]],
     special: Mapping[str, str],
-    sentencepiece: Sequence[Path],
+    files: Sequence[File],
     transforms: list[str],
 ) -> tuple[list[Side], list[str]]:
     """The text of source and target, and a note on transforms of the training that change text but are not applied.
 
-    Sources do not end with </s>. `sentencepiece` has a model for each side, or none.
+    Sources do not end with </s>. `files` are `codes` and two SentencePiece models, or None.
     """
+    codes, *spm_models = files
+    raw_text = vocabularies.raw_text(
+        vocabularies.both_sides(*spm_models), vocabularies.both_sides(codes)
+    )
     sides = [
         Side(
             of_side,
             {name: token for name, token in special.items() if token in of_side},
             ends=ends,
-            spm=spm,
+            **raw,
         )
-        for of_side, ends, spm in zip(
-            tokens, (False, True), sentencepiece or (None, None), strict=True
-        )
+        for of_side, ends, raw in zip(tokens, (False, True), raw_text, strict=True)
     ]
-    applied = {*TRANSFORMS} & {*transforms} - {"sentencepiece" if sentencepiece else ""}
+    done = {"spm": "sentencepiece", "codes": "bpe"}
+    applied = {*TRANSFORMS} & {*transforms} - {done[kind] for kind in raw_text[0]}
     names = ", ".join(sorted(applied))
     note = f"the toolkit applies {names} to its text, the tokenizer does not"
     return sides, [note] if applied else []

@@ -41,6 +41,10 @@ SEQUENCES = (
     'its tokens look like the atoms and bonds of SMILES: "task": "sequence" is in its tokenizer_config.json, so that '
     "nothing speaks of languages"
 )
+SPLIT_AT_SPACES = (
+    "codes split the words between spaces, as the transform bpe; tokenize sources first if the training did, and "
+    "split target text for a training by the codes"
+)
 
 
 @dataclass(frozen=True)
@@ -93,12 +97,14 @@ def with_tokenizers(model: PreTrainedModel, source: Side, target: Side) -> Conve
         return Converted(model, sentencepiece_tokenizer(source, target))
     if source.spm:
         return Converted(model, *map(fast_sentencepiece_tokenizer, (source, target)))
-    if source.codes:
+    if source.codes and source.ends:
         return Converted(model, bpe_tokenizer(source), bpe_tokenizer(target))
     for_target = whitespace_tokenizer(target)
     is_same = replace(source, origin=target.origin, language=target.language) == target
     tokenizer = for_target if is_same else whitespace_tokenizer(source)
     notes = [PRETOKENIZED] if source.is_tokenized or target.is_tokenized else []
+    if source.codes:
+        tokenizer, notes = endless_bpe_tokenizer(source), [SPLIT_AT_SPACES]
     if _are_atoms(source) and _are_atoms(target):
         notes.append(SEQUENCES)
         for each in (tokenizer, for_target):
@@ -336,17 +342,34 @@ def bpe_tokenizer(side: Side) -> PreTrainedTokenizerBase:
     settings = {"bos_token": eos, "sep_token": eos, **side.special}
     with TemporaryDirectory() as folder, naming_extras():
         file = _write_ids(Path(folder) / "vocab.json", tokens)
-        merges = Path(folder) / "merges.txt"
-        lines = ["#version: 0.2", *_merges(side.codes or Path()), ""]
-        merges.write_text("\n".join(lines), encoding="utf-8")
         return transformers.FSMTTokenizer(
             langs=[side.language] * 2,
             src_vocab_file=file,
             tgt_vocab_file=file,
-            merges_file=str(merges),
+            merges_file=_write_merges(folder, side),
             model_max_length=_NO_LIMIT,
             **settings,
         )
+
+
+def endless_bpe_tokenizer(side: Side) -> PreTrainedTokenizerBase:
+    """A `CTRLTokenizer`: a byte-pair encoding of text that is split at white space. It adds no end of a sentence."""
+    with TemporaryDirectory() as folder:
+        return transformers.CTRLTokenizer(
+            _write_ids(Path(folder) / "vocab.json", side.tokens),
+            _write_merges(folder, side),
+            model_max_length=_NO_LIMIT,
+            split_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+            **side.special,
+        )
+
+
+def _write_merges(folder: str, side: Side) -> str:
+    file = Path(folder) / "merges.txt"
+    lines = ["#version: 0.2", *_merges(side.codes or Path()), ""]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return str(file)
 
 
 def _with_end(token: str) -> str:

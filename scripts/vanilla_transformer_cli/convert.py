@@ -26,8 +26,8 @@ FORMATS = """\
   fairseq  a .pt of a transformer, post-norm or pre-norm, with dict.*.txt in its folder or in --set data=FOLDER. For
            raw text, --set codes=FILE (subword-nmt, fastBPE, with Moses' tokenizer) or sentencepiece=FILE
   joeynmt  the model_dir of a Transformer, post-norm or pre-norm, or a .ckpt in it
-  opennmt  a .pt of a Transformer of OpenNMT-py, with --set sentencepiece=FILE for raw text
-  eole     the model_path of an encoder-decoder Transformer of eole, or a step_NUMBER in it, with the same option
+  opennmt  a .pt of a Transformer of OpenNMT-py, with --set sentencepiece=FILE or codes=FILE for raw text
+  eole     the model_path of an encoder-decoder Transformer of eole, or a step_NUMBER in it, with the same options
 """
 
 

@@ -103,14 +103,14 @@ REFUSED: dict[str, dict[str, str]] = {
     "onnx": {
         "marian": "different ids",
         "m2m100": "languages",
-        **dict.fromkeys(("fsmt", "fairseq-codes"), "no tokenizer.json"),
+        **dict.fromkeys(("fsmt", "fairseq-codes", "opennmt-codes"), "no tokenizer.json"),
     },
     "marian": {
         **dict.fromkeys(("fsmt", "m2m100", "fairseq-spm", "fairseq-codes", "fairseq"), "position_encoding_type"),
         **{
             "marian-npz": "position_encoding_type",
             "joeynmt": "layer_norm_eps",
-            **dict.fromkeys(("opennmt", "opennmt-spm", "torch"), "layer_norm_position"),
+            **dict.fromkeys(("opennmt", "opennmt-spm", "opennmt-codes", "torch"), "layer_norm_position"),
             "eole": "attention_bias",
         },
     },

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.opennmt import from_opennmt
+from hf_vanilla_transformer.text import load_tokenizers
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.checkpoints import D, eole
 from tests.interop.checkpoints.opennmt import OPTIONS, PEER, SPECIAL, restated, save, weights
@@ -30,6 +31,7 @@ from tests.interop.foreign import (
     Record,
     converted,
     installed,
+    learnt_codes,
     train_sentencepiece,
 )
 from tests.interop.restatement import assert_restated
@@ -169,6 +171,26 @@ def save_with_vocabulary(source_format: str, folder: Path, tokens: list[str], **
     written = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(written | config))
     return folder
+
+
+@pytest.mark.parametrize("source_format", ["opennmt", "eole"])
+def test_opennmt_and_eole_take_raw_text_with_byte_pair_codes(source_format: str, tmp_path: Path) -> None:
+    """As their transform `bpe`, which splits at spaces and ends no source with </s>."""
+    bpe = learnt_codes(tmp_path / "codes", [*SOURCES, *TARGETS])
+    tokens = [*SPECIAL, *sorted({piece for line in SOURCES + TARGETS[:2] for piece in bpe.process_line(line).split()})]
+    source = save_with_vocabulary(source_format, tmp_path / "in", tokens, transforms=["bpe", "filtertoolong"])
+    line = convert(source_format, source, tmp_path / "ours", codes=tmp_path / "codes")
+    assert "the toolkit applies" not in line and "by the codes" in line
+    tokenizer, target = load_tokenizers(tmp_path / "ours")
+    ids = {token: number for number, token in enumerate(tokens)}
+    for text in [*SOURCES, *TARGETS, "dogs and Wörter </s> <unk> 漢字", "x"]:
+        assert tokenizer(text)["input_ids"] == [ids.get(piece, 0) for piece in bpe.process_line(text).split()]
+    for text in SOURCES:
+        written = bpe.process_line(text)
+        assert target(written)["input_ids"] == [*(ids[piece] for piece in written.split()), ids["</s>"]]
+        assert target.decode(target(written)["input_ids"], skip_special_tokens=True) == text
+    with pytest.raises(UserError, match="codes"):
+        convert(source_format, source, tmp_path / "both", codes=tmp_path / "codes", sentencepiece=tmp_path / "codes")
 
 
 @pytest.mark.parametrize("source_format", ["opennmt", "eole"])

@@ -15,6 +15,7 @@ from tests.interop.foreign import (
     MERGES,
     SOURCES,
     TARGETS,
+    learnt_codes,
     train_sentencepiece,
     write_fsmt_folder,
     write_m2m100_folder,
@@ -124,6 +125,12 @@ def _opennmt_spm(folder: Path) -> Path:
     return _opennmt_of(folder, tokens, sentencepiece=folder / "en.spm", target_sentencepiece=folder / "de.spm")
 
 
+def _opennmt_codes(folder: Path) -> Path:
+    bpe = learnt_codes(folder / "codes", [*SOURCES, *TARGETS])
+    tokens = {side: sorted({*bpe.process_line(" ".join(lines)).split()}) for side, lines in _WORDS.items()}
+    return _opennmt_of(folder, tokens, codes=folder / "codes")
+
+
 def _opennmt_of(folder: Path, tokens: dict[str, list[str]], **options: object) -> Path:
     sides = {name: [*opennmt.SPECIAL, *tokens[side]] for name, side in (("src", "en"), ("tgt", "de"))}
     vocab = {**sides, "data_task": "seq2seq", "decoder_start_token": "<s>"}
@@ -177,6 +184,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "joeynmt": _joeynmt,
     "opennmt": _opennmt,
     "opennmt-spm": _opennmt_spm,
+    "opennmt-codes": _opennmt_codes,
     "torch": _torch,
     "eole": _eole,
 }
