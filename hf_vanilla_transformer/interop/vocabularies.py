@@ -24,9 +24,11 @@ from ..utils.errors import UserError, naming_extras
 from ..utils.untrusted import one_line, require_file
 from .converted import Converted, Fields, File
 
-_PIECES = (1, 4)
+_USER_DEFINED = 4
+_PIECES = (1, _USER_DEFINED)
 _BYTE = 6  # the types of normal and user-defined pieces, and of bytes
-_UNIGRAM = 1  # the type of models
+_UNIGRAM = 1
+_BPE = 2  # the types of models
 _START = "\ue001"
 _END = "\ue002"
 _HIDDEN = "\ue003"
@@ -171,8 +173,9 @@ def fast_sentencepiece_tokenizer(side: Side) -> PreTrainedTokenizerFast:
     path = require_file(side.spm or Path())
     with _reading_sentencepiece(str(path)):
         backend, missing = sentencepiece_backend(path.read_bytes(), side.tokens, side.special)
-    if several := [piece for piece in missing if len(piece) > 1]:
-        reason = f"the vocabulary lacks {several[0]!r}: tokenize the text first, and leave out sentencepiece"
+    is_bpe = isinstance(backend.model, models.BPE)  # which merges single characters
+    if needed := [piece for piece in missing if len(piece) > 1 or is_bpe]:
+        reason = f"the vocabulary lacks {needed[0]!r}: tokenize the text first, and leave out sentencepiece"
         raise UserError(f"{path}: {reason}")
     return fast_tokenizer(backend, side.ends, **side.special)
 
@@ -193,6 +196,9 @@ def sentencepiece_backend(
         RuntimeError: no SentencePiece model, or of another kind.
     """
     proto = _sentencepiece_model(model)
+    is_bpe = proto.trainer_spec.model_type == _BPE
+    if of_marian and is_bpe:
+        raise RuntimeError("it is a BPE")
     normal = proto.normalizer_spec
     ids = ids_by_token(tokens)
     missing = [
@@ -217,16 +223,51 @@ def sentencepiece_backend(
     names = _names_of_hidden(hidden, set() if has_bytes else known)
     steps += [] if has_bytes else _marks_around_unknown(known)
     splits.append(_split_before_end_of(apart))
-    lowest = min(scores.values())
-    vocabulary = [(names.get(token, token), scores.get(token, lowest)) for token in tokens]
-    backend = Tokenizer(models.Unigram(vocabulary, ids[special["unk_token"]], has_bytes))
-    backend.normalizer = normalizers.Sequence(steps)
+    normalizer = normalizers.Sequence(steps)
+    defined = {piece.piece for piece in proto.pieces if piece.type == _USER_DEFINED}
+    symbols = [piece for piece in scores if piece in defined]
+    if changed := [symbol for symbol in symbols if normalizer.normalize_str(symbol) != symbol]:
+        reason = f"its normalisation changes its symbol {changed[0]!r}"
+        raise RuntimeError(f"{reason}: tokenize the text first")
+    named = [names.get(token, token) for token in tokens]
+    if is_bpe:
+        splits.append(_split_around_whole(symbols))
+        backend = Tokenizer(_bpe_model(named, scores, special["unk_token"], has_bytes))
+    else:
+        lowest = min(scores.values())
+        vocabulary = [(name, scores.get(name, lowest)) for name in named]
+        backend = Tokenizer(models.Unigram(vocabulary, ids[special["unk_token"]], has_bytes))
+    backend.normalizer = normalizer
     backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
     marks = decoders.Replace(Regex(f"[{_START}{_END}{_HIDDEN}]"), "")
     spaces = (_ALL, _ALL) if of_marian else (int(normal.add_dummy_prefix), 0)
     joined = [marks, decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", *spaces)]
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), *joined])
     return backend, missing
+
+
+def _bpe_model(
+    tokens: Sequence[str], scores: Mapping[str, float], unk_token: str, has_bytes: bool
+) -> models.BPE:
+    """A BPE whose merges are all pairs of pieces that give a piece, in the order of its score."""
+    pairs = ((piece[:i], piece[i:]) for piece in scores for i in range(1, len(piece)))
+    merges = [pair for pair in pairs if pair[0] in scores and pair[1] in scores]
+    merges.sort(key=lambda pair: -scores["".join(pair)])
+    return models.BPE(
+        ids_by_token(tokens),
+        merges,
+        unk_token=unk_token,
+        fuse_unk=True,
+        byte_fallback=has_bytes,
+        ignore_merges=True,  # a part that is a token is not merged
+    )
+
+
+def _split_around_whole(symbols: Sequence[str]) -> Any:
+    """A pre-tokenizer that splits a text around these symbols, the longest first, and around unknown characters."""
+    longest_first = sorted(symbols, key=len, reverse=True)
+    parts = [f"{_START}[^{_END}]*{_END}", *map(re.escape, longest_first)]
+    return pre_tokenizers.Split(Regex("|".join(parts)), "isolated")
 
 
 def _names_of_hidden(hidden: Sequence[str], known: set[str]) -> dict[str, str]:
@@ -255,7 +296,7 @@ def _split_before_end_of(tokens: set[str]) -> Any:
 
 
 def _sentencepiece_model(model: bytes) -> Any:
-    """The parsed file of a unigram model."""
+    """The parsed file of a unigram model or a BPE."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
@@ -263,8 +304,9 @@ def _sentencepiece_model(model: bytes) -> Any:
         proto.ParseFromString(model)
     except Exception as error:  # DecodeError of protobuf
         raise RuntimeError("it is damaged") from error
-    if proto.trainer_spec.model_type != _UNIGRAM or proto.trainer_spec.treat_whitespace_as_suffix:
-        raise RuntimeError("it is no unigram model: tokenize the text first")
+    spec = proto.trainer_spec
+    if spec.model_type not in (_UNIGRAM, _BPE) or spec.treat_whitespace_as_suffix:
+        raise RuntimeError("it is neither a unigram model nor a BPE: tokenize the text first")
     return proto
 
 

@@ -118,3 +118,8 @@ def test_special_tokens_with_different_ids_are_refused() -> None:
     source.add_special_tokens({"mask_token": "<mask>"})
     config = tiny_config(vocab_size=310, decoder_vocab_size=330, share_encoder_decoder_embeddings=False)
     assert "'<mask>'" in error_of(joint_tokenizer, source, target, config)
+
+
+def test_joint_tokenizer_refuses_a_marian_tokenizer_with_a_bpe(tmp_path: Path) -> None:
+    tokenizer = write_marian_tokenizer(tmp_path, (SOURCES, TARGETS), model_type="bpe")
+    assert "a BPE" in error_of(joint_tokenizer, tokenizer, tokenizer, tiny_config())

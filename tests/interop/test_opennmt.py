@@ -194,11 +194,21 @@ def test_opennmt_and_eole_take_raw_text_with_byte_pair_codes(source_format: str,
 
 
 @pytest.mark.parametrize("source_format", ["opennmt", "eole"])
-@pytest.mark.parametrize("settings", [{}, {"byte_fallback": True, "vocab_size": 340}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"byte_fallback": True, "vocab_size": 340},
+        {"model_type": "bpe", "byte_fallback": True, "vocab_size": 340},
+        {"model_type": "bpe", "user_defined_symbols": ["ll", "%)"]},
+    ],
+    ids=str,
+)
 def test_opennmt_and_eole_take_raw_text_with_sentencepiece(source_format, settings, tmp_path, record_property):
     spm = tmp_path / "joint.model"
     pieces = train_sentencepiece(spm, SOURCES + TARGETS, **settings)
-    tokens = [*SPECIAL, *(piece for piece in pieces if piece not in SPECIAL)]
+    # the last two are characters that the model does not know
+    tokens = [*SPECIAL, *(piece for piece in pieces if piece not in SPECIAL), "漢字", "ž"]
     source = save_with_vocabulary(source_format, tmp_path / "in", tokens)
     _, tokenizer, target = converted(source_format, source, tmp_path / "ours", sentencepiece=spm)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(spm))
@@ -216,6 +226,16 @@ def test_opennmt_and_eole_take_raw_text_with_sentencepiece(source_format, settin
         assert "joint.model" in error_of(from_opennmt, source, sentencepiece=spm)
     spm.write_bytes(b"no model")
     assert "joint.model" in error_of(convert, source_format, source, tmp_path / "bad", sentencepiece=spm)
+
+
+def test_opennmt_refuses_sentencepiece_models_of_other_tokens(tmp_path: Path) -> None:
+    """Merges of a BPE go through each character. SentencePiece does not normalise its own symbols."""
+    spm = tmp_path / "joint.model"
+    for settings, named in (({"model_type": "bpe"}, "'d'"), ({"user_defined_symbols": ["①"]}, "'①'")):
+        pieces = train_sentencepiece(spm, SOURCES + TARGETS, **settings)
+        tokens = [*SPECIAL, *(piece for piece in pieces if piece not in [*SPECIAL, "d"])]
+        source = save_with_vocabulary("opennmt", tmp_path / "in", tokens)
+        assert named in error_of(from_opennmt, source, sentencepiece=spm)
 
 
 def test_opennmt_weights_in_a_file_of_their_own(tmp_path: Path, record_property: Record) -> None:
