@@ -21,6 +21,11 @@ _IDS = {f"{name}_token_id": number for number, name in enumerate(_SPECIAL_TOKENS
 _IDS["decoder_start_token_id"] = _IDS["bos_token_id"]
 _TABLES = {"encoder.pe.pe", "decoder.pe.pe"}  # the sinusoids of §3.5
 
+SEARCH_NOTE_OF_VERSION_1 = (
+    "JoeyNMT 1 ends its beam search when the best candidate ends, "
+    "`generate` when no other hypothesis can win any more"
+)
+
 RENAMES: Renames = (
     (r"model\.encoder\.embed_tokens", "src_embed.lut"),
     (r"model\.decoder\.embed_tokens", "trg_embed.lut"),
@@ -41,7 +46,7 @@ RENAMES: Renames = (
 
 
 def from_joeynmt(source: str | Path) -> Converted:
-    """A Transformer that JoeyNMT 2 trained, with `layer_norm: "post"` or `"pre"`.
+    """A Transformer that JoeyNMT trained: pre-norm of version 1, or of version 2 with `layer_norm: "post"` or `"pre"`.
 
     Args:
         source: the model_dir with its best.ckpt, or a .ckpt in the folder of config.yaml, src_vocab.txt and
@@ -53,7 +58,7 @@ def from_joeynmt(source: str | Path) -> Converted:
     """
     path = Path(source)
     folder = path if path.is_dir() else path.parent
-    options = _read_options(folder / "config.yaml")
+    options, is_version_1 = _read_options(folder / "config.yaml")
     architecture = options.section("model")
     data = options.section("data")
     _refuse(architecture)
@@ -64,10 +69,14 @@ def from_joeynmt(source: str | Path) -> Converted:
     sides = [_text(folder, data.section(side), side, special, further) for side in SIDES]
     if not all(side.spm for side in sides):
         sides = [replace(side, spm=None) for side in sides]
-    # its search never writes these tokens
-    banned = [special["bos_token"], special["pad_token"], *further]
     search, notes = _search(options.section("testing"))
-    search["suppress_tokens"] += map(sides[1].tokens.index, banned)
+    if is_version_1:
+        del search["beam_search_rule"], search["suppress_tokens"]
+        notes.append(SEARCH_NOTE_OF_VERSION_1)
+    else:
+        # its search never writes these tokens
+        banned = [special["bos_token"], special["pad_token"], *further]
+        search["suppress_tokens"] += map(sides[1].tokens.index, banned)
     return Checkpoint(
         _read_tensors(path),
         partial(state_dicts.rename, renames=RENAMES),
@@ -101,14 +110,38 @@ def _special_tokens(symbols: Options) -> dict[str, str]:
     return special
 
 
-def _read_options(path: Path) -> Options:
+def _read_options(path: Path) -> tuple[Options, bool]:
+    """The options under the names of version 2, and whether they are of version 1."""
     require_file(path, "name the model_dir of JoeyNMT, or a .ckpt in it")
-    refusal = f"{path}: no configuration of JoeyNMT 2"
+    refusal = f"{path}: no configuration of JoeyNMT"
     options = Options(parse_yaml_mapping(path.read_bytes(), refusal), f"{path}: ")
+    data = options.section("data").values
+    # its languages: text, or false for Norwegian, `no`
+    is_version_1 = all(isinstance(data.get(side), str | bool) for side in SIDES)
+    if is_version_1:
+        options = Options(_of_version_2(options), options.where)
     for outer, inner in [("data", side) for side in SIDES] + [("model", stack) for stack in STACKS]:
         if not isinstance(options.section(outer).values.get(inner), Mapping):
             raise UserError(f"{refusal}: the section {outer}.{inner} is missing")
-    return options
+    return options, is_version_1
+
+
+def _of_version_2(options: Options) -> Fields:
+    """Options of version 1, which are the same for both sides. Its models are pre-norm.
+
+    Its search may write an empty translation, and has its longest in the section `training`.
+    """
+    data = options.section("data")
+    model = options.section("model")
+    sides = {side: {**data.values, "voc_file": data.text(f"{side}_vocab")} for side in SIDES}
+    stacks = {stack: {**model.section(stack).values, "layer_norm": "pre"} for stack in STACKS}
+    longest = options.section("training").integer("max_output_length", -1)
+    lengths = {"min_output_length": 0, "max_output_length": longest}
+    return {
+        "data": sides,
+        "model": {**model.values, **stacks},
+        "testing": {**options.section("testing").values, **lengths},
+    }
 
 
 def _refuse(model: Options) -> None:
@@ -172,7 +205,7 @@ def _text(
         special,
         origin=f"{side}_vocab.txt",
         is_tokenized=not is_split,
-        lowercase=is_split and options.flag("lowercase"),
+        lowercase=options.flag("lowercase"),
         spm=_sentencepiece_model(folder, options, tokens),
     )
 

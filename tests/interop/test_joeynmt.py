@@ -44,6 +44,44 @@ def test_joeynmt_pre_norm_folder_gives_its_logits(tmp_path: Path, record_propert
     assert ours.config.layer_norm_position == "pre"
 
 
+def options_of_version_1(**data: Any) -> dict[str, Any]:
+    """As in Masakhane's models: languages as text, one section for both sides, and no order of normalisations."""
+    vocabularies = {f"{side}_vocab": "/content/drive/My Drive/data/vocab.txt" for side in ("src", "trg")}
+    files = {"train": "data/af/train.bpe", "dev": "data/af/dev.bpe", "test": "data/af/test.bpe"}
+    stack = {name: value for name, value in options()["model"]["encoder"].items() if name != "layer_norm"}
+    stack["embeddings"] = {**stack["embeddings"], "dropout": 0.0}
+    inits = {"initializer": "xavier", "bias_initializer": "zeros", "init_gain": 1.0, "embed_initializer": "xavier"}
+    training = {"scheduling": "plateau", "adam_betas": [0.9, 0.999], "use_cuda": True, "max_output_length": 30}
+    return {
+        "name": "afen_reverse_transformer",
+        "data": {"src": "af", "trg": "en", "level": "bpe", "lowercase": False, **files, **vocabularies, **data},
+        "testing": {"beam_size": 5, "alpha": 1.0},
+        "training": {**training, "print_valid_sents": [0, 1, 2, 3], "model_dir": "models/afen_reverse_transformer"},
+        "model": {**inits, "tied_embeddings": True, "tied_softmax": True, "encoder": stack, "decoder": dict(stack)},
+    }
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"trg": False}, {"level": "word", "lowercase": True}, {"src_vocab": None, "trg_vocab": None}]
+)
+def test_joeynmt_version_1_folder_gives_its_logits(data, tmp_path, record_property):
+    """Also if Norwegian is `no`, false in YAML."""
+    model = with_final_norms(weights((23, 23), tied=True))
+    save(tmp_path / "joey", model, (named(19, "a"),) * 2, options_of_version_1(**data))
+    if not data:  # only the vocabulary that the options name
+        (tmp_path / "joey" / "src_vocab.txt").rename(tmp_path / "joey" / "vocab.txt")
+        (tmp_path / "joey" / "trg_vocab.txt").unlink()
+    ours, tokenizer, _ = converted("joeynmt", tmp_path / "joey", tmp_path / "ours")
+    record_property("logits", (PEER, assert_restated(ours, restated(model, pre_norm=True))))
+    search = ours.generation_config
+    assert (search.num_beams, search.paper_length_penalty, search.max_new_tokens) == (5, 1.0, 30)
+    assert not search.suppress_tokens and not search.min_new_tokens
+    notes = from_joeynmt(tmp_path / "joey").notes
+    assert not hasattr(search, "beam_search_rule") and any("JoeyNMT 1 ends" in note for note in notes)
+    assert any("tokenized already" in note for note in notes) is (data.get("level") != "word")
+    assert tokenizer("a3 A4 x")["input_ids"] == [7, 8 if data.get("lowercase") else 0, 0, 3]
+
+
 def test_joeynmt_gelu_and_unscaled_embeddings(tmp_path: Path, record_property: Record) -> None:
     given, model = options(), weights((23, 29))
     for stack in ("encoder", "decoder"):
@@ -215,6 +253,6 @@ def test_joeynmt_refuses_inconsistent_files(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("data: {src: {}}")
     assert "data.trg" in error_of(from_joeynmt, tmp_path)
     (tmp_path / "config.yaml").write_text("data: {src: af, trg: en, level: bpe}")
-    assert "JoeyNMT 2" in error_of(from_joeynmt, tmp_path)
+    assert "model.encoder" in error_of(from_joeynmt, tmp_path)
     (tmp_path / "config.yaml").write_text("!!python/object/apply:os.system ['true']")
     assert "JoeyNMT" in error_of(from_joeynmt, tmp_path)
