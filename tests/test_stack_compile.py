@@ -32,6 +32,7 @@ from tests.model_helpers import (
     translation_batch,
 )
 
+ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}  # compiling takes seconds for each
 # Source and target lengths of batches: shorter and longer, equal to each other, equal to the batch size.
 LENGTHS = [(7, 5), (9, 6), (4, 11), (12, 3), (6, 6), (3, 3), (30, 40)]
 
@@ -86,7 +87,7 @@ def check_compiled_forward(model: VanillaTransformerForConditionalGeneration, **
 @pytest.mark.parametrize(
     "fields",
     [
-        {"encoder_layers": 1, "decoder_layers": 1},
+        {"encoder_layers": 2, "decoder_layers": 2},
         {"attn_implementation": "eager"},
         {"position_encoding_type": "learned", "lm_head_bias": True, "final_layer_norm": True},
         {"position_encoding_type": "sinusoidal_split", "share_encoder_decoder_embeddings": False, "head_dim": 5},
@@ -94,13 +95,13 @@ def check_compiled_forward(model: VanillaTransformerForConditionalGeneration, **
     ],
 )
 def test_forward_is_one_graph_with_every_option(fields: dict[str, Any]) -> None:
-    check_compiled_forward(tiny_model(**fields), use_cache=None)
+    check_compiled_forward(tiny_model(**ONE_LAYER | fields), use_cache=None)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_training_step_is_one_graph_for_all_lengths(attention: str) -> None:
-    model = tiny_model(attn_implementation=attention, label_smoothing=0.1).train()
+    model = tiny_model(attn_implementation=attention, label_smoothing=0.1, **ONE_LAYER).train()
     backend, graphs = counting_backend(differentiable=True)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     for i, (source, target) in enumerate(LENGTHS):
@@ -116,7 +117,8 @@ def test_training_step_is_one_graph_for_all_lengths(attention: str) -> None:
 
 @pytest.mark.slow
 def test_training_in_bfloat16_with_dropout_is_one_graph() -> None:
-    model = tiny_model(dropout=0.1, attention_dropout=0.1, activation_dropout=0.1, label_smoothing=0.1).train()
+    dropouts = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
+    model = tiny_model(**dropouts, label_smoothing=0.1, **ONE_LAYER).train()
     backend, graphs = counting_backend(differentiable=True)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     for source, target in LENGTHS:
