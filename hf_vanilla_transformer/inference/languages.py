@@ -6,13 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..text.language_codes import SAME_LANGUAGE, language_match
 from ..text.language_tokens import DIRECTIONS, language_tokens
 from ..text.tokenizer_files import load_tokenizers
 from ..utils.errors import UserError
-from ..utils.untrusted import read_json_object
+from ..utils.model_folder import are_pairs
+from ..utils.untrusted import parse_yaml_mapping, read_json_object
 
 #: English names for `GET /languages`. A code that is missing here is its name.
 _NAMES = (
@@ -31,6 +30,7 @@ NAMES = dict(pair.split("=") for pair in _NAMES.split(","))
 # keys of tokenizer_config.json: Marian's, then M2M-100's and NLLB's
 _TOKENIZER_KEYS = ("source_lang", "target_lang"), ("src_lang", "tgt_lang")
 _CODE = re.compile(r"([a-z]{2,3})((?:-[A-Za-z0-9]{2,8})*)")
+_MAX_CARD = 2**20  # bytes that are read
 _OPUS_NAME = re.compile(r"opus-mt-([a-z]{2,3})-([a-z]{2,3})")  # of the models of Helsinki-NLP
 
 
@@ -60,9 +60,9 @@ def model_languages(folder: str | Path) -> tuple[str, str] | None:
 def model_directions(folder: Path) -> list[tuple[str, str]]:
     """The directions of a model of many languages that was trained here, from its tokenizer_config.json."""
     pairs = _tokenizer_settings(folder).get(DIRECTIONS)
-    if not isinstance(pairs, list):
+    if not are_pairs(pairs):
         return []
-    return [(str(source), str(target)) for source, target in pairs]
+    return [(source, target) for source, target in pairs]
 
 
 def has_language_tokens(folder: str | Path) -> bool:
@@ -113,14 +113,13 @@ def card_languages(folder: Path) -> list[str]:
     `language_bcp47` has the codes with their subtags, such as pt-BR, that the Hub refuses in `language`.
     """
     try:
-        text = (folder / "README.md").read_text(encoding="utf-8")
-        if not text.startswith("---"):
+        with (folder / "README.md").open("rb") as file:
+            text = file.read(_MAX_CARD)
+        if not text.startswith(b"---"):
             return []
         # all values as strings: `no` is Norwegian, not false
-        metadata = yaml.load(text.split("---")[1], yaml.BaseLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return []
-    if not isinstance(metadata, dict):
+        metadata = parse_yaml_mapping(text.split(b"---")[1], "", as_text=True)
+    except (OSError, UserError):
         return []
     languages = metadata.get("language_bcp47") or metadata.get("language")
     if not isinstance(languages, list):

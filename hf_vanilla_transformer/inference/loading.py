@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
@@ -26,6 +25,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..utils.cpu_time import measured_cpu_time
 from ..utils.errors import UserError
 from ..utils.finite import require_finite
+from ..utils.model_folder import check_model_files, require_model_folder
 from ..utils.untrusted import one_line, read_json_object, reading_weights
 from .dtypes import FASTEST, INT8, fastest_dtype, torch_dtype
 
@@ -54,15 +54,12 @@ def load_model(
             dtype.
     """
     folder = Path(directory)
-    if not folder.is_dir():
-        raise UserError(
-            f"{folder}: no such folder; give the folder of a trained model "
-            "(one on the Hub is fetched by: hf download NAME --local-dir FOLDER)"
-        )
+    require_model_folder(folder)
     if not (folder / "config.json").is_file():
         raise UserError(
             f"{folder}: this folder has no config.json, so it contains no model; give a run's output_dir"
         )
+    check_model_files(folder)
     target_device = _device(device)
     target_dtype = torch_dtype(dtype)
     measured_cpu_time()  # while the model loads
@@ -92,15 +89,10 @@ def _from_folder(
 ) -> PreTrainedModel:
     if model_class is None:
         registered_class(folder)
-    try:
+    with reading_weights(folder):
         return load_whole(
             model_class or AutoModelForSeq2SeqLM, folder, dtype=dtype, trust_remote_code=False
         )
-    except UserError:
-        raise
-    # raised by damaged files or a different model type. Other errors keep their traceback
-    except (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError) as error:
-        raise UserError(f"{folder}: cannot load the model ({one_line(error)})") from error
 
 
 def load_whole(model_class: Any, folder: Path, **settings: Any) -> PreTrainedModel:
@@ -227,6 +219,7 @@ def registered_class(folder: Path) -> type[PreTrainedModel] | None:
 
 def check_model_folder(folder: Path, subclasses: bool = True) -> None:
     """Refuse a folder with whole weights of this package that do not fit the class in its config.json."""
+    check_model_files(folder)
     config = _config(folder)
     # FSDP2 saves a class with this prefix.
     name = (config.get("architectures") or [""])[0].removeprefix("FSDP")

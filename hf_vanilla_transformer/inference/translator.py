@@ -32,7 +32,7 @@ from ..text.token_kinds import (
 from ..text.tokenizer_files import load_tokenizers, recognising_added_tokens, tokenizer_digest
 from ..text.words import WordSplitter, white_space_words, words
 from ..utils.cpu_time import on_fitting_threads
-from ..utils.errors import UserError, check_at_least_one
+from ..utils.errors import UserError, check_at_least_one, without_panic
 from ..utils.shipped_models import model_folder
 from .alignment import align, chosen_layer, source_inputs
 from .batching import (
@@ -519,8 +519,11 @@ class Translator:
         if self.directions.source is not None:
             self.directions.source.check_text(line, line_number)
         text = self.source_line(line, line_number, in_form, warnings)
-        with TOKENIZER_LOCK:
-            ids = self.source_tokenizer(text)["input_ids"]
+        try:
+            with TOKENIZER_LOCK:
+                ids = self.source_tokenizer(text)["input_ids"]
+        except BaseException as error:
+            raise without_panic(error) from None
         if warnings is not None:
             warnings.check("source", self.source_tokenizer, text, ids, line_number)
         ids = self.directions.mark(ids, direction or self.directions.default, line_number)

@@ -17,7 +17,6 @@ from ..text.source_text import normalizing
 from ..text.tokenizer_files import load_tokenizers, save_tokenizers
 from ..utils.atomic_write import atomic_file, new_folder
 from ..utils.errors import UserError
-from ..utils.untrusted import refuse_special_files
 from .converted import File, check_size
 from .search_settings import LIBRARIES, search_differences
 from .self_test import self_test
@@ -68,7 +67,6 @@ def export(
     refuse_options(target_format, given)
     dtypes = dtypes or ("fp32",)
     require_apart(output, source)
-    refuse_special_files(source)
     module = import_module(f".{FORMATS[target_format]}", __package__)
     note = ""
     output = Path(output)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..utils.errors import UserError, shown
 from ..utils.hub_folders import from_hub
-from ..utils.untrusted import read_json_object, refuse_special_files
+from ..utils.untrusted import read_json_object, refuse_damaged_files
 from .converted import Tensors
 from .options import Options
 from .state_dicts import STACKS, find_weights, read_torch_file, without_prefix
@@ -21,7 +21,7 @@ _PARAMETER = re.compile(r".*(weight|bias)")
 def local_files(source: str | Path) -> Path:
     """The file or folder to read: `source` itself, or a folder with the files of a model on the Hub."""
     path = Path(source)
-    refuse_special_files(path)
+    refuse_damaged_files(path)
     if path.is_file() and path.suffix == ".zip":
         raise UserError(f"{path}: unzip it, and name its folder")
     is_on_hub = not path.exists() and _HUB_NAME.fullmatch(str(source))

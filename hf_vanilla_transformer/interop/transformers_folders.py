@@ -19,6 +19,7 @@ from transformers import (
 from ..inference.loading import load_whole
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError, naming_extras, shown
+from ..utils.model_folder import check_model_files, check_search
 from ..utils.untrusted import one_line, read_json_object, reading_weights
 from .converted import Converted, Fields, Tensors
 from .sources import EMBEDDINGS, read_parts, weight_files
@@ -50,18 +51,6 @@ MODEL_TYPES = ("marian", "fsmt", "m2m_100")
 POSITION_TABLES = {f"model.{stack}.embed_positions.weight" for stack in STACKS}
 
 _SHARED, *_EMBEDDINGS = EMBEDDINGS
-# Settings that `generate` uses without checking them.
-_WHOLE_NUMBERS = (
-    "num_beams",
-    "num_return_sequences",
-    "max_length",
-    "max_new_tokens",
-    "min_length",
-    "min_new_tokens",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-)
-_FACTORS = ("repetition_penalty", "encoder_repetition_penalty", "temperature")
 
 
 class PeerFolder(NamedTuple):
@@ -87,6 +76,7 @@ def read_folder(config_class: type[PreTrainedConfig], source: str | Path) -> Pee
 
 
 def _read_config(folder: Path, model_type: str) -> Fields:
+    check_model_files(folder)
     values = read_json_object(folder / "config.json")
     if values.get("quantization_config"):
         raise UserError(
@@ -202,13 +192,7 @@ def load_tokenizer(
 
 def check_generation_config(generation_config: GenerationConfig) -> None:
     """Raise a UserError for values that the class accepts but `generate` does not."""
-    for name in (*_WHOLE_NUMBERS, *_FACTORS):
-        value = getattr(generation_config, name, None)
-        kinds = int if name in _WHOLE_NUMBERS else int | float
-        if value is not None and not (isinstance(value, kinds) and value >= 0):
-            raise UserError(
-                f"generation settings: {name}={shown(value)}: a number of at least 0 is needed"
-            )
+    check_search("generation settings", generation_config.to_dict())
     with reading_weights("generation settings"):
         generation_config.to_json_string()
 

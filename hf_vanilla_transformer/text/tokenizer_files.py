@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..utils.atomic_write import atomic_file, report_full_disk
 from ..utils.errors import UserError, missing_extra
+from ..utils.model_folder import check_model_files
 from ..utils.untrusted import one_line
 from .language_tokens import language_tokens
 from .side_tokens import target_vocabulary
@@ -99,6 +100,7 @@ def load_tokenizers(
 
 
 def _load(folder: Path) -> PreTrainedTokenizerBase:
+    check_model_files(folder)
     try:
         return recognising_added_tokens(AutoTokenizer.from_pretrained(str(folder)))
     except Exception as error:  # the tokenizers library raises nothing more specific

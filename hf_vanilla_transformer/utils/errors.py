@@ -83,6 +83,13 @@ def _is_installed(library: str) -> bool:
         return False
 
 
+def without_panic(error: BaseException) -> BaseException:
+    """The error, or a `UserError` for the panic of a library in Rust, whose class is no `Exception`."""
+    if type(error).__name__ != "PanicException":
+        return error
+    return UserError(f"a library gave up on this text: {' '.join(str(error).split())}")
+
+
 @contextmanager
 def naming_extras() -> Iterator[None]:
     """Turn the ImportError of an optional library into the `UserError` of `missing_extra`."""
@@ -138,6 +145,10 @@ def run_command(main: Callable[[], int | None]) -> None:
         if "Symlink loop" not in str(error):  # of pathlib before Python 3.13, later an OSError
             raise
         status = _report(str(error), 2)
+    except BaseException as error:
+        if (refusal := without_panic(error)) is error:
+            raise
+        status = _report(str(refusal), 2)
     raise SystemExit(status)
 
 

@@ -4,9 +4,10 @@ import json
 import pickle
 import re
 import stat
+import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,19 @@ import yaml
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
-from .errors import UserError
+from .errors import UserError, missing_extra
 
 _MAX_CHARACTERS = 300  # of a library's message
 _MAX_DEPTH = 50  # of nested lists and mappings in YAML, because parsers recurse
 _MAX_ALIASES = 100  # in YAML: each repeats a part of the file
 _MAX_PLAIN = 2000  # characters of a YAML scalar without quotes: numbers are slow to read
 _MAX_OPTIONS = 2**20  # bytes of a YAML file of options
+_MAX_HEADER = 2**25  # bytes of the header of safetensors, which is JSON
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_AGAIN = "download or copy it again"
+# Files of models that are never empty.
+_OF_MODELS = {".json", ".safetensors", ".bin", ".pt", ".npz", ".spm", ".model"}
+_ARCHIVES = {".bin", ".pt", ".npz"}
 _UNSAFE = re.compile(r"(?:Unsupported (?:global|class)|GLOBAL)\W+(?:GLOBAL )?([A-Za-z_][\w.]+)")
 
 # Raised by torch, safetensors and transformers for truncated or overwritten files, and for inconsistent settings.
@@ -36,6 +43,9 @@ _DAMAGE = (
     AssertionError,
     MemoryError,
     OSError,
+    ImportError,
+    SyntaxError,
+    tokenize.TokenError,
     SafetensorError,
     StrictDataclassError,
     zipfile.BadZipFile,
@@ -57,27 +67,76 @@ def require_file(path: Path, advice: str = "") -> Path:
     return path
 
 
-def refuse_special_files(source: str | Path) -> None:
-    """Refuse devices, pipes and sockets in a checkpoint, also behind links: reading one may never return.
-
-    Missing files and links to nothing are left to the reader, because it knows which files it needs.
-    """
+def refuse_damaged_files(source: str | Path) -> None:
+    """Refuse what `check_files` refuses in a checkpoint, a file or a folder with all that lies in it."""
     source = Path(source)
-    for path in (source, *(sorted(source.rglob("*")) if source.is_dir() else ())):
+    check_files((source, *(sorted(source.rglob("*")) if source.is_dir() else ())))
+
+
+def check_files(paths: Iterable[Path]) -> None:
+    """Refuse devices, pipes and sockets, also behind links, and files of models that did not arrive whole.
+
+    Reading a pipe may never return. Missing files and links to nothing are left to the reader, because it knows which
+    files it needs.
+    """
+    for path in paths:
         try:
             mode = path.stat().st_mode
         # Links in a circle are one or the other, depending on Python.
         except (OSError, RuntimeError):
             continue
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        if stat.S_ISREG(mode):
+            _require_whole(path)
+        elif not stat.S_ISDIR(mode):
             raise UserError(
                 f"{path}: neither a file nor a folder, nor a link to one: nothing was read"
             )
 
 
+def _require_whole(path: Path) -> None:
+    """Refuse a file of a model that is empty, the pointer of Git LFS to one, or the first part of one."""
+    if path.suffix not in _OF_MODELS:
+        return
+    with path.open("rb") as file:
+        start = file.read(len(_POINTER))
+    if not start:
+        raise UserError(f"{path} is empty: {_AGAIN}")
+    if start == _POINTER:
+        raise UserError(f"{path} is a Git LFS pointer, not the file itself: run git lfs pull")
+    if path.suffix == ".safetensors":
+        read_safetensors_header(path)
+    if path.suffix in _ARCHIVES and start.startswith(b"PK") and not zipfile.is_zipfile(path):
+        raise UserError(f"{path} is incomplete (its archive has no end): {_AGAIN}")
+
+
+def read_safetensors_header(path: Path) -> dict[str, Any]:
+    """The tensors' descriptions by name, if the file is as long as they say.
+
+    Raises:
+        UserError: it is shorter, or has no such header.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        needed = 8 + length
+        if length > _MAX_HEADER:
+            raise UserError(f"{path} is damaged (it has no header of safetensors): {_AGAIN}")
+        content = file.read(length)
+    try:
+        header = json.loads(content) if size >= needed else {}
+        header.pop("__metadata__", None)
+        needed += max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+        is_short = size < needed
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged ({one_line(error)}): {_AGAIN}") from None
+    if is_short:
+        raise UserError(f"{path} is incomplete ({size:,} of {needed:,} bytes): {_AGAIN}")
+    return header
+
+
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON object, or raise a UserError if the file is missing or contains something else."""
-    require_file(path, "name the folder of a model")
+    _require_whole(require_file(path, "name the folder of a model"))
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -160,4 +219,5 @@ def reading_weights(path: str | Path) -> Iterator[None]:
     except UserError:
         raise
     except _DAMAGE as error:
-        raise UserError(f"{path}: damaged, or cannot be loaded ({one_line(error)})") from None
+        refusal = UserError(f"{path}: damaged, or cannot be loaded ({one_line(error)})")
+        raise missing_extra(error) or refusal from error

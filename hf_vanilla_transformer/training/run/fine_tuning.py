@@ -22,6 +22,7 @@ from ...text.vocabulary import extend_languages
 from ...utils.atomic_write import atomic_file
 from ...utils.errors import UserError
 from ...utils.hub_folders import from_hub
+from ...utils.model_folder import check_model_files
 from ...utils.shipped_models import model_folder
 from ...utils.untrusted import read_json_object
 from ..state.checkpoints import SCORES_BEFORE
@@ -88,6 +89,7 @@ def load_base_model(
         importers: the functions that convert other models, by model type, such as `interop.importers.IMPORTERS`.
     """
     folder = _folder_of(name)
+    check_model_files(folder)
     kind = read_json_object(folder / "config.json").get("model_type")
     known = registered_class(folder) if model_class is None else model_class
     if known is not None and issubclass(known, VanillaTransformerForConditionalGeneration):

@@ -1,0 +1,141 @@
+"""The gate of a model folder: its files are whole, and their values are possible.
+
+Libraries read such files without limits of memory and time, or fail with messages that name no file.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from .errors import UserError, did_you_mean, shown
+from .shipped_models import shipped_models
+from .untrusted import check_files, read_json_object, read_safetensors_header
+
+# Sizes in config.json, and the most that they may be where the weights do not tell.
+_LAYERS = re.compile(r"(num_)?((encoder|decoder|hidden)_)?layers")
+_WIDTH = re.compile(r"d_model|hidden_size|((encoder|decoder)_)?ffn_dim|intermediate_size")
+_VOCABULARY = re.compile(r"\w*vocab_size")
+_MAX_LAYERS = 1000
+_MAX_WIDTH = 2**16
+_MAX_VOCABULARY = 2**18
+_IDS = re.compile(r"\w*_token_id|(begin_)?suppress_tokens|bad_words_ids")
+
+# Settings of a search, with their types, smallest and largest values. `generate` allocates memory for them unchecked.
+_BEAMS = (int,), 1, 1000
+_TOKENS = (int,), 0, 100_000
+_FACTOR = (int, float), 0, 1e6
+_EXPONENT = (int, float), -1e6, 1e6
+_SEARCH: dict[str, tuple[tuple[type, ...], float, float]] = {
+    "num_beams": _BEAMS,
+    "num_return_sequences": _BEAMS,
+    "max_length": _TOKENS,
+    "max_new_tokens": _TOKENS,
+    "max_length_over_source": _TOKENS,
+    "min_length": _TOKENS,
+    "min_new_tokens": _TOKENS,
+    "no_repeat_ngram_size": _TOKENS,
+    "encoder_no_repeat_ngram_size": _TOKENS,
+    "repetition_penalty": _FACTOR,
+    "encoder_repetition_penalty": _FACTOR,
+    "temperature": _FACTOR,
+    "top_p": _FACTOR,
+    "top_k": _TOKENS,
+    "max_time": _FACTOR,
+    "length_penalty": _EXPONENT,
+    "paper_length_penalty": _EXPONENT,
+}
+
+
+def require_model_folder(folder: Path) -> None:
+    """Raise a UserError if there is no such folder."""
+    if not folder.is_dir():
+        hint = did_you_mean(str(folder), shipped_models()) or (
+            "give the folder of a trained model "
+            "(one on the Hub is fetched by: hf download NAME --local-dir FOLDER)"
+        )
+        raise UserError(f"{folder}: no such folder; {hint}")
+
+
+def check_model_files(folder: Path) -> None:
+    """Refuse a model folder with a damaged file, or with values that no model has.
+
+    Files that are missing are left to the loader that needs them.
+
+    Raises:
+        UserError: one line with the file, the field, its value and the remedy.
+    """
+    for part in (folder, folder / "target_tokenizer"):
+        check_files(sorted(part.glob("*")))
+        if (file := part / "tokenizer_config.json").is_file():
+            pairs = read_json_object(file).get("directions")
+            if pairs is not None and not are_pairs(pairs):
+                raise _refusal(file, "directions", pairs, "a list of pairs of codes is needed")
+    config = folder / "config.json"
+    values = read_json_object(config) if config.is_file() else {}
+    _check_sizes(config, values)
+    sizes = [values[name] for name in values if _VOCABULARY.fullmatch(name)]
+    count = max((size for size in sizes if type(size) is int), default=_MAX_VOCABULARY)
+    for file in (config, folder / "generation_config.json"):
+        if file.is_file():
+            settings = read_json_object(file)
+            check_search(file, settings)
+            _check_ids(file, settings, count)
+
+
+def check_search(where: object, settings: Mapping[str, Any]) -> None:
+    """Refuse settings of a search that `generate` would use without checking them."""
+    for name, (kinds, least, most) in _SEARCH.items():
+        value = settings.get(name)
+        # NaN is in no interval
+        if value is not None and not (type(value) in kinds and least <= value <= most):
+            number = "a number" if float in kinds else "a whole number"
+            raise _refusal(where, name, value, f"{number} from {least:g} to {most:g} is needed")
+
+
+def are_pairs(values: object) -> TypeGuard[list[list[str]]]:
+    """Return whether a value of a file is a list of pairs of texts."""
+    return isinstance(values, list) and all(
+        isinstance(pair, list) and [type(code) for code in pair] == [str, str] for pair in values
+    )
+
+
+def _check_sizes(file: Path, values: Mapping[str, Any]) -> None:
+    """Refuse sizes in config.json beyond those of the weights: memory is allocated before they are compared."""
+    shapes = [
+        tensor["shape"]
+        for weights in file.parent.glob("*.safetensors")
+        if weights.is_file()
+        for tensor in read_safetensors_header(weights).values()
+    ]
+    if values.get("quantization_config"):  # which packs several numbers into one
+        shapes = []
+    widest = max((max(shape, default=1) for shape in shapes), default=_MAX_WIDTH)
+    limits = {
+        _LAYERS: len(shapes) or _MAX_LAYERS,
+        _WIDTH: widest,
+        _VOCABULARY: max(widest, _MAX_VOCABULARY),
+    }
+    for name, value in values.items():
+        for pattern, most in limits.items():
+            if pattern.fullmatch(name) and isinstance(value, int) and value > most:
+                raise _refusal(file, name, value, f"its weights allow {most:,} at most")
+        if name.endswith("attn_implementation") and "/" in str(value):
+            raise _refusal(file, name, value, "code of the Hub is not run: remove the field")
+
+
+def _check_ids(file: Path, settings: Mapping[str, Any], count: int) -> None:
+    for name, value in settings.items():
+        if not _IDS.fullmatch(name) or value is None:
+            continue
+        rows = value if isinstance(value, list) else [value]
+        if name == "bad_words_ids":
+            ids = [each for row in rows for each in (row if isinstance(row, list) else [None])]
+        else:
+            ids = rows
+        if not all(type(each) is int and -1 <= each < count for each in ids):
+            raise _refusal(file, name, value, f"ids of tokens below {count:,} are needed")
+
+
+def _refusal(where: object, name: str, value: object, reason: str) -> UserError:
+    return UserError(f"{where}: {name}={shown(value)}: {reason}")

@@ -1,0 +1,189 @@
+"""A damaged model folder is refused in one line, with the file, the field and its value, before a library reads it."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Regex, pre_tokenizers
+
+from hf_vanilla_transformer import Translator
+from hf_vanilla_transformer.inference.languages import card_languages
+from hf_vanilla_transformer.inference.loading import check_model_folder, load_model
+from hf_vanilla_transformer.text import load_tokenizers
+from hf_vanilla_transformer.training.run.fine_tuning import load_base_model
+from hf_vanilla_transformer.utils.model_folder import check_model_files
+from hf_vanilla_transformer.utils.untrusted import read_safetensors_header
+from tests.model_helpers import error_of, save_model, with_paths
+from vanilla_transformer_cli.main import main
+
+Damage = Callable[[Path], object]
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("models") / "good", ["one two three"] * 3, vocab_size=265)
+
+
+def write(name: str, content: str) -> Damage:
+    return lambda folder: (folder / name).write_text(content, encoding="utf-8")
+
+
+def fields(name: str, **values: Any) -> Damage:
+    """Change fields of a JSON file."""
+
+    def change(folder: Path) -> None:
+        file = folder / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+    return change
+
+
+def config(**values: Any) -> Damage:
+    return fields("config.json", **values)
+
+
+def search(**values: Any) -> Damage:
+    return fields("generation_config.json", **values)
+
+
+def cut(share: float) -> Damage:
+    """Keep the first part of the weights, as a download that stopped."""
+
+    def change(folder: Path) -> None:
+        content = (folder / WEIGHTS).read_bytes()
+        (folder / WEIGHTS).write_bytes(content[: int(share * len(content))])
+
+    return change
+
+
+def pipe_as_weights(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    os.mkfifo(folder / WEIGHTS)
+
+
+def first_half_of_an_archive(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    (folder / "pytorch_model.bin").write_bytes(b"PK\3\4" + bytes(100))
+
+
+def header_with(length: int, content: bytes) -> Damage:
+    """Weights whose header says that it has this length."""
+    return lambda folder: (folder / WEIGHTS).write_bytes(length.to_bytes(8, "little") + content)
+
+
+DEEP = "[" * 100_000
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "pointer as weights": (write(WEIGHTS, POINTER), f"{WEIGHTS} is a Git LFS pointer, .*: run git lfs pull"),
+    "pointer as tokenizer": (write("tokenizer.json", POINTER), "tokenizer.json is a Git LFS pointer"),
+    "pointer as configuration": (write("config.json", POINTER), "config.json is a Git LFS pointer"),
+    "no weights in the file": (write(WEIGHTS, ""), f"{WEIGHTS} is empty: download"),
+    "no tokenizer in the file": (write("tokenizer.json", ""), "tokenizer.json is empty"),
+    "no configuration in the file": (write("config.json", ""), "config.json is empty"),
+    "half of the weights": (cut(0.5), f"{WEIGHTS} is incomplete .* of .* bytes.: download"),
+    "a part of the header": (cut(0.01), f"{WEIGHTS} is incomplete"),
+    "half of an archive": (first_half_of_an_archive, "pytorch_model.bin is incomplete"),
+    "header of 2^60 bytes": (header_with(2**60, b"{}"), f"{WEIGHTS} is damaged"),
+    "header that is no JSON": (header_with(2, b"xx"), f"{WEIGHTS} is damaged"),
+    "header that is deep": (header_with(len(DEEP), DEEP.encode()), f"{WEIGHTS} is damaged"),
+    "header of other values": (header_with(9, b'{"a": [1]}'[:9]), f"{WEIGHTS} is damaged"),
+    "header of a list": (header_with(3, b"[1]"), f"{WEIGHTS} is damaged"),
+    "pipe as weights": (pipe_as_weights, f"{WEIGHTS}: neither a file"),
+    "deep configuration": (write("config.json", DEEP), "config.json is damaged"),
+    "deep search": (write("generation_config.json", DEEP), "generation_config.json is damaged"),
+    "list as configuration": (write("config.json", "[]"), "config.json is damaged"),
+    "layers": (config(encoder_layers=10**9), "config.json: encoder_layers=1000000000: "),
+    "a few layers": (config(encoder_layers=1000), "config.json: encoder_layers=1000: "),
+    "width": (config(d_model=2**16), "config.json: d_model=65536: "),
+    "vocabulary": (config(vocab_size=10**12), "config.json: vocab_size=1000000000000: "),
+    "kernel of the Hub": (config(_attn_implementation="x/kernel:f"), "config.json: _attn_implementation=x/kernel:f"),
+    "start beyond the vocabulary": (config(decoder_start_token_id=10**6), "decoder_start_token_id=1000000: ids"),
+    "beams": (search(num_beams=10**9), "generation_config.json: num_beams=1000000000: a whole number from 1 to 1000"),
+    "beams as text": (search(num_beams="4"), "generation_config.json: num_beams=4: a whole"),
+    "beams as truth": (search(num_beams=True), "generation_config.json: num_beams=True"),
+    "length": (search(max_length=10**12), "generation_config.json: max_length=1000000000000"),
+    "new tokens": (search(max_new_tokens=-4), "generation_config.json: max_new_tokens=-4"),
+    "penalty": (search(length_penalty=float("nan")), "generation_config.json: length_penalty=nan: a number from"),
+    "old settings of a search": (config(num_beams=10**9), "config.json: num_beams=1000000000"),
+    "end as text": (search(eos_token_id=["a"]), "generation_config.json: eos_token_id="),
+    "suppressed id": (search(suppress_tokens=[10**6]), "generation_config.json: suppress_tokens="),
+    "bad words": (search(bad_words_ids=[3]), "generation_config.json: bad_words_ids="),
+    "directions": (fields("tokenizer_config.json", directions=[["a"]]), "tokenizer_config.json: directions="),
+}
+
+
+def damaged(good: Path, tmp_path: Path, damage: Damage) -> Path:
+    folder = shutil.copytree(good, tmp_path / "model")
+    damage(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_gate_refuses_damage_in_one_line(good: Path, name: str, tmp_path: Path) -> None:
+    damage, expected = DAMAGES[name]
+    folder = damaged(good, tmp_path, damage)
+    line = error_of(check_model_files, folder)
+    assert line.startswith(str(folder)) and len(line) < 400
+    pytest.raises(ValueError, check_model_files, folder).match(expected)
+
+
+def test_gate_takes_whole_folders(good: Path, tmp_path: Path) -> None:
+    check_model_files(good)
+    check_model_files(tmp_path)  # what is missing is for the loader to say
+    header = read_safetensors_header(good / WEIGHTS)
+    shapes = {name: list(weight.shape) for name, weight in load_model(good, "cpu").state_dict().items()}
+    assert header and all(entry["shape"] == shapes[name] for name, entry in header.items())
+
+
+@pytest.mark.parametrize("load", [load_model, load_tokenizers, load_base_model, check_model_folder])
+@pytest.mark.parametrize("name", ["pointer as weights", "beams", "layers"])
+def test_loaders_pass_the_gate(good: Path, load: Callable[[Path], Any], name: str, tmp_path: Path) -> None:
+    damage, expected = DAMAGES[name]
+    with pytest.raises(ValueError, match=expected):
+        load(damaged(good, tmp_path, damage))
+
+
+COMMANDS = {
+    "translate": "translate --model FOLDER --input TEXT",
+    "serve": "serve --model en-de=FOLDER --port 0",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", ["pointer as tokenizer", "half of the weights", "directions"])
+def test_commands_pass_the_gate(good, command, name, tmp_path, capsys):
+    damage, expected = DAMAGES[name]
+    (tmp_path / "text").write_text("one\n")
+    paths = {"FOLDER": damaged(good, tmp_path, damage), "TEXT": tmp_path / "text"}
+    with pytest.raises(SystemExit) as ended:
+        main(with_paths(COMMANDS[command].split(), **paths))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and line.startswith(f"error: {paths['FOLDER']}")
+    pytest.raises(ValueError, check_model_files, paths["FOLDER"]).match(expected)
+
+
+def test_quantised_weights_without_their_library_are_one_line(good: Path, tmp_path: Path) -> None:
+    quantised = config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
+    assert "bitsandbytes" in error_of(load_model, damaged(good, tmp_path, quantised), "cpu")
+
+
+def test_deep_card_has_no_languages(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("---\n" + DEEP + "\n---\n")
+    assert card_languages(tmp_path) == []
+    (tmp_path / "README.md").write_text("---\nlanguage:\n- no\n- en\n---\n")
+    assert card_languages(tmp_path) == ["no", "en"]
+
+
+def test_panic_of_a_tokenizer_is_a_user_error(good: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(good, tmp_path / "model")
+    tokenizer: Any = load_tokenizers(folder)[0]
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    tokenizer.save_pretrained(folder)
+    translator = Translator.from_pretrained(folder, "cpu")
+    assert "gave up on this text" in error_of(translator.encode, "a" * 60 + "!")
