@@ -29,6 +29,13 @@ def test_atomic_file_does_not_replace_a_device(tmp_path):
     assert not Path("/dev/null").is_file()
 
 
+def test_file_in_a_missing_folder_is_refused_by_its_name(tmp_path):
+    expected = f"^{tmp_path}/no/out.txt: there is no folder {tmp_path}/no: make it"
+    with pytest.raises(UserError, match=expected), atomic_file(tmp_path / "no" / "out.txt"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_new_folder_appears_at_the_end_or_never(tmp_path, overwrite):
     output = tmp_path / "sub" / "out"

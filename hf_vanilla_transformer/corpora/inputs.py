@@ -69,9 +69,12 @@ def parse_inputs(
         name = names.popleft()
         if _is_plain_text(name):
             if not names or not _is_plain_text(names[0]):
-                after = f"; {names[0]} is no plain-text file" if names else ""
+                after = "is no plain-text file"
+                if names and not Path(names[0]).expanduser().exists():
+                    after = "does not exist"
                 raise UserError(
-                    f"{field}: {name} is plain text: name the file with its translations after it{after}"
+                    f"{field}: {name} is plain text: name the file with its translations after it"
+                    + (f"; {names[0]} {after}" if names else "")
                 )
             inputs.append(_parallel(name, names.popleft(), languages, field))
         else:

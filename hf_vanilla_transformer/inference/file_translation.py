@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ..corpora.readers import file_format
 from ..text.token_kinds import has_closed_vocabulary
-from ..utils.atomic_write import atomic_file
+from ..utils.atomic_write import atomic_file, require_parent
 from ..utils.errors import UserError, check_at_least_one
 from ..utils.normalization import Normalizer
 from .batching import MAX_TOKENS
@@ -306,6 +306,7 @@ def merge_shards(output: str | Path) -> int:
 
 
 def _parts_of(output: str | Path) -> Path:
+    require_parent(Path(output))
     target = Path(output).resolve()
     return target.with_name(f".{target.name}.parts")
 

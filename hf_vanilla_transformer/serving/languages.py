@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..inference.languages import language_code, model_directions, model_languages
 from ..utils.errors import UserError
+from ..utils.model_folder import require_model_folder
 
 
 def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
@@ -39,6 +40,7 @@ def _pairs_of(folder: Path) -> list[tuple[str, str]]:
         return [(source, target) for source, target in codes if source and target]
     if languages := model_languages(folder):
         return [languages]
+    require_model_folder(folder)
     raise UserError(
         f"--model: {folder}: its languages are unknown: name them, as in en-de={folder}"
     )

@@ -67,9 +67,11 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     so that it is written directly.
 
     Raises:
+        UserError: its folder does not exist.
         DiskFull: the file could not be written for want of space.
     """
     target = Path(path)
+    require_parent(target)
     if target.exists() and not target.is_file():
         yield target
         return
@@ -82,6 +84,12 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
             replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def require_parent(path: Path) -> None:
+    """Refuse a file to be written in a folder that does not exist, which may be a mistyped one."""
+    if not path.parent.exists():
+        raise UserError(f"{path}: there is no folder {path.parent}: make it, or name another file")
 
 
 @contextmanager

@@ -63,6 +63,12 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("subcommand", nargs="?", help=argparse.SUPPRESS)
+    if arguments and arguments[0].startswith("-"):
+        later = next((word for word in arguments if word in SUBCOMMANDS), None)
+        if later is not None:
+            parser.exit(
+                2, f"error: {later}: the subcommand comes first: vanilla-transformer {later} …\n"
+            )
     parsed = parser.parse_args(arguments[:1])
     if parsed.version:
         from importlib.metadata import version

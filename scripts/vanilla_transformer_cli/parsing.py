@@ -278,4 +278,10 @@ def installed_recipes() -> dict[str, Path]:
 
 def recipe_path(recipe: str) -> str:
     """The file of a recipe with this name. Anything else is a path and is returned unchanged."""
-    return str(installed_recipes().get(recipe, recipe))
+    recipes = installed_recipes()
+    hint = did_you_mean(recipe, recipes)
+    if recipe not in recipes and hint and not os.path.exists(recipe):
+        from hf_vanilla_transformer.utils.errors import UserError
+
+        raise UserError(f"there is no recipe {recipe}; {hint}")
+    return str(recipes.get(recipe, recipe))

@@ -8,7 +8,7 @@
 
 import argparse
 
-from .parsing import Parser, installed_recipes
+from .parsing import Parser, did_you_mean, installed_recipes
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
@@ -16,7 +16,9 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument("name", nargs="?", metavar="RECIPE", help="print this one")
     parsed = parser.parse_args(arguments)
     if parsed.name is not None and parsed.name not in installed_recipes():
-        parser.error(f"{parsed.name}: no such recipe; choose from {', '.join(installed_recipes())}")
+        recipes = installed_recipes()
+        hint = did_you_mean(parsed.name, recipes) or f"choose from {', '.join(recipes)}"
+        parser.error(f"{parsed.name}: no such recipe; {hint}")
     return parsed
 
 

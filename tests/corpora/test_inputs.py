@@ -61,7 +61,8 @@ def test_one_path_is_one_input(folder: Path) -> None:
     ("values", "parts"),
     [
         (["a.en"], ["a.en is plain text"]),
-        (["a.en", "c.tsv"], ["a.en is plain text", "c.tsv"]),
+        (["a.en", "c.tsv"], ["a.en is plain text", "c.tsv is no plain-text file"]),
+        (["a.en", "ade"], ["a.en is plain text", "ade does not exist"]),
         (["a.de", "a.en"], ["a.de a.en", "exchange"]),
         (["e"], ["e is a folder", "e.en", "e/"]),
         (["only"], ["only.en is there", "only.de"]),

@@ -31,6 +31,27 @@ def test_unknown_subcommand_is_one_line_with_the_nearest(command):
     assert status == 2 and errors.startswith("error: wipe: ") and " train, " in errors
 
 
+def test_flag_before_the_subcommand_is_told_its_place(command):
+    assert command("--model", "x", "translate") == (
+        2,
+        "",
+        "error: translate: the subcommand comes first: vanilla-transformer translate …\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["recipes", "number_en_de"], "did you mean numbers_en_de?"),
+        (["train", "number_en_de", "--output_dir", "x"], "did you mean numbers_en_de?"),
+        (["predict", "--model", "g2p"], "did you mean g2p_en?"),
+    ],
+)
+def test_name_that_is_nearly_known_gets_a_suggestion(command, arguments, hint):
+    status, printed, errors = command(*arguments)
+    assert status == 2 and printed == "" and errors.count("\n") == 1 and hint in errors
+
+
 def test_version_is_that_of_the_package(command):
     import hf_vanilla_transformer
 

@@ -50,7 +50,8 @@ def test_card_without_two_languages_is_passed_over(tmp_path: Path, card: str) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["runs/what_is_it"], "--model: runs/what_is_it: .* en-de=runs/what_is_it"),
+        (["runs/what_is_it"], "^runs/what_is_it: no such folder"),
+        (["g2p"], "^g2p: no such folder; did you mean g2p_en"),
         (["pt-br-en=x"], "--model: pt-br-en= .* pt-BR-en=x"),
         (["en-de=a", "en-de=b"], "--model: a and b .*en-de"),
     ],
@@ -58,3 +59,8 @@ def test_card_without_two_languages_is_passed_over(tmp_path: Path, card: str) ->
 def test_languages_that_are_unclear_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         model_folders(arguments)
+
+
+def test_folder_without_languages_is_asked_for_them(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"--model: {tmp_path}: .* en-de={tmp_path}"):
+        model_folders([str(tmp_path)])
