@@ -49,6 +49,13 @@ def test_wrong_number_is_refused_when_it_is_given(name, value, reason):
     assert name in message and reason in message
 
 
+@pytest.mark.parametrize(("name", "value"), [("d_model", 15), ("dropout", 30)])
+def test_sizes_that_cannot_be_are_refused_before_the_text_is_read(tmp_path, capsys, name, value):
+    message = error_of(train, tmp_path, **{name: value})
+    assert message.startswith(f"{name}=") and str(value) in message
+    assert "pairs" not in capsys.readouterr().out
+
+
 def train(folder, **values):
     settings = {"per_device_train_batch_size": 2, "max_steps": 2, "save_strategy": "no", "warmup_steps": 2}
     return run_tiny(folder / "run", **settings, **write_pairs(folder, PAIRS, "train", "validation", "test") | values)

@@ -149,6 +149,8 @@ def load_run(
     loaded = base.tokenizers if base is not None else loaded_tokenizers(data_args, checkpoint)
     take_task(data_args, loaded)
     take_source_form(data_args, loaded, args.trust_remote_code)
+    if not fine_tuned and not args.choices:  # which may change the sizes
+        _configuration(model_args, model_class)
     base_name = args.model_name_or_path
     languages = None if base_name is None else model_languages(base_name)
     with args.main_process_first(desc="reading"):  # the other ranks read the cache
@@ -179,7 +181,6 @@ def load_run(
     elif fine_tuned and checkpoint is not None:
         model = resumed_model(checkpoint, model_args, data_args, model_class)
     else:
-        model_class = model_class or VanillaTransformerForConditionalGeneration
         model = build_model(model_args, tokenizers, checkpoint, model_class)
     if args.lora_r:
         model = add_lora(model, args)
@@ -263,7 +264,7 @@ def build_model(
     model_args: ModelArguments,
     tokenizers: Tokenizers,
     checkpoint: Path | None = None,
-    model_class: ModelClass = VanillaTransformerForConditionalGeneration,
+    model_class: ModelClass | None = None,
 ) -> VanillaTransformerForConditionalGeneration:
     """Make a model for these vocabularies. Its configuration must equal the checkpoint's, if a run is resumed."""
     source, target = tokenizers
@@ -280,19 +281,27 @@ def build_model(
         }
     for token in ("bos", "pad", "eos", "unk"):
         chosen[f"{token}_token_id"] = getattr(source, f"{token}_token_id")
-    try:
-        config = model_config(model_args, model_class.config_class, **chosen)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    config = _configuration(model_args, model_class, **chosen)
     check_size(config)
     if checkpoint is not None:
-        old = model_class.config_class.from_pretrained(checkpoint)
+        old = type(config).from_pretrained(checkpoint)
         for name in VanillaTransformerConfig.__annotations__:
             if name != "use_cache" and getattr(old, name) != getattr(config, name):
                 # The trainer turns it off.
                 trained_with = f"but {checkpoint} was trained with {getattr(old, name)}"
                 raise UserError(f"{name}: {getattr(config, name)}, {trained_with}: {REMEDY}")
-    return model_class(config)
+    return (model_class or VanillaTransformerForConditionalGeneration)(config)
+
+
+def _configuration(
+    model_args: ModelArguments, model_class: ModelClass | None, **chosen: object
+) -> VanillaTransformerConfig:
+    """The model's sizes and rates, or a UserError about those that cannot be."""
+    config_class = VanillaTransformerConfig if model_class is None else model_class.config_class
+    try:
+        return model_config(model_args, config_class, **chosen)
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def resolve_arguments(
