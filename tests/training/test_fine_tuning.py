@@ -227,6 +227,13 @@ def test_average_and_sample_limits_go_with_fine_tuning(base, text, tmp_path, cap
     results = fine_tune(tmp_path / "run", base, text | validation, **fields, max_test_samples=2)
     assert {"eval_bleu_single", "eval_bleu_averaged", "before_test_bleu"} <= results.keys()
     assert results["test_sentences"] == 2 and results["epoch"] == 2
+    # the same sentences, which are translated by the weights before the first update
+    sources, references = (file.read_text("utf-8").splitlines() for file in text["test"])
+    shown = Translator.from_pretrained(base, "cpu").translate(sources, max_length=8)
+    expected = sacrebleu.corpus_chrf(list(shown), [references]).score
+    assert results["before_eval_chrf"] == pytest.approx(expected, abs=1e-6)
+    card = (tmp_path / "run" / "README.md").read_text("utf-8")
+    assert f"{results['before_eval_chrf']:.2f}" in card
     assert "test: translating 2 sentences, 2 beams" in capsys.readouterr().out
 
 

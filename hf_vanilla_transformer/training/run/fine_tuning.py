@@ -14,6 +14,7 @@ from ...batches.corpus_tokenizers import Tokenizers
 from ...configuration_vanilla_transformer import VanillaTransformerConfig
 from ...corpora.directions import parse_directions
 from ...evaluation.trainer_metrics import score_test_split
+from ...hub.card import SPLITS
 from ...inference.directions import Directions
 from ...inference.loading import load_model, registered_class
 from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -222,7 +223,7 @@ def describe_defaults(args: RunArguments) -> str:
 
 
 def score_before(trainer: VanillaTransformerTrainer, run: Run) -> dict[str, object]:
-    """Score the base model as `before_test_bleu` and so on. A resumed run takes its first scores."""
+    """Score the base model as `before_test_bleu` and `before_eval_bleu`. A resumed run takes its first scores."""
     args = run.args
     checkpoint = run.checkpoint
     scores: dict[str, object] = {}
@@ -231,6 +232,10 @@ def score_before(trainer: VanillaTransformerTrainer, run: Run) -> dict[str, obje
     else:
         # Without adapters.
         model = getattr(trainer.model, "get_base_model", lambda: trainer.model)()
+        if trainer.eval_dataset is not None:
+            print_main("before fine-tuning, validation:")
+            # Not `evaluate`: its log and samples belong to an update.
+            scores |= trainer.predict(trainer.eval_dataset, metric_key_prefix="before_eval").metrics
         saved = copy.deepcopy(model.generation_config)
         set_decoding(model.generation_config, args)
         for split in SCORED:
@@ -256,10 +261,10 @@ def _kept_scores(checkpoint: Path, trainer: VanillaTransformerTrainer) -> dict[s
     file = checkpoint.parent / SCORES_BEFORE
     scores = read_json_object(file) if file.is_file() else {}
     then = read_run_state(checkpoint).settings
-    for split in SCORED:
+    for prefix, split in SPLITS.items():
         name = split_fact(split)
         if name in then and then[name] != trainer.other_facts[name]:
-            prefix = f"before_{split}_"
+            prefix = f"before_{prefix}_"
             scores = {
                 score: value for score, value in scores.items() if not score.startswith(prefix)
             }
