@@ -258,10 +258,10 @@ def test_violation_is_refused(source: str, message: str) -> None:
 LOADED = {
     "text.words": 13,
     "text.language_tokens": 15,
-    "inference.languages": 22,
+    "inference.languages": 23,
     "evaluation.metrics": 26,
-    "inference.translator": 41,
-    "training.trainer.trainer": 57,
+    "inference.translator": 42,
+    "training.trainer.trainer": 58,
 }
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from .errors import UserError, did_you_mean, shown
-from .shipped_models import shipped_models
 from .untrusted import check_files, read_json_object, read_safetensors_header
 
 # Sizes in config.json, and the most that they may be where the weights do not tell.
@@ -50,6 +49,8 @@ _SEARCH: dict[str, tuple[tuple[type, ...], float, float]] = {
 def require_model_folder(folder: Path) -> None:
     """Raise a UserError if there is no such folder."""
     if not folder.is_dir():
+        from .shipped_models import shipped_models
+
         hint = did_you_mean(str(folder), shipped_models()) or (
             "give the folder of a trained model "
             "(one on the Hub is fetched by: hf download NAME --local-dir FOLDER)"
