@@ -17,6 +17,7 @@ Free places are a segment of their own, 0, so that no row of a mask is empty.
 Shapes: N pairs, R rows, S and T places of a row.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,9 +42,10 @@ from .batching import (
 
 ROW = 128  # places of a row, if no pair is longer
 UNIT = 8  # places are a multiple of it, for the kernels of products
-WINDOW = 10_000  # pairs that are fitted into rows together
-BALANCE = 2.0  # weight of the difference of the free shares of both sides, when a pair is chosen for a row
-ROUNDING = 1e-9  # of shares of a row, each at least 1 / places
+WINDOW = 2_000_000  # pairs that are fitted into rows together
+BALANCE = 2  # weight of the difference of the free shares of both sides of a row
+FIRST_LOOK = 1024  # kinds of pairs that are compared for a place at first
+_FITS_NOT = np.iinfo(np.int64).max  # unused places of a kind that is too long
 BACKENDS = ("sdpa", "eager")  # of attention, which take such masks
 # Columns of pairs that are the same in each epoch, so that they are read once
 TABLE_COLUMNS = "input_ids", "attention_mask", "labels"
@@ -79,39 +81,126 @@ def fill_rows(source: np.ndarray, target: np.ndarray, places: tuple[int, int]) -
     A row takes the pair that leaves the fewest places free, as a share of each side, and about as many on both sides,
     until none fits. A pair that is longer than a row is a row by itself.
     """
-    order = np.lexsort((target, source))
-    lengths = np.stack([source, target])[:, order]
-    kinds, starts, counts = np.unique(lengths, axis=1, return_index=True, return_counts=True)
-    of_kind = [
-        order[start : start + count].tolist() for start, count in zip(starts, counts, strict=True)
-    ]
-    of_source = kinds[0] / places[0]  # (kinds,), shares of a row
-    of_target = kinds[1] / places[1]
-    rows: list[list[int]] = []
-    for longer in np.flatnonzero(np.maximum(of_source, of_target) > 1):
-        rows += [[pair] for pair in of_kind[longer]]
-        of_kind[longer] = []
-    unplaced = len(order) - len(rows)
-    while unplaced:
-        row: list[int] = []
-        free_source = 1 + ROUNDING
-        free_target = 1 + ROUNDING
-        while True:
-            left_source = free_source - of_source
-            left_target = free_target - of_target
-            unused = left_source + left_target + BALANCE * np.abs(left_source - left_target)
-            unused[np.minimum(left_source, left_target) < 0] = np.inf
-            kind = int(unused.argmin())
-            if unused[kind] == np.inf:
-                break
-            row.append(of_kind[kind].pop())
-            free_source = left_source[kind]
-            free_target = left_target[kind]
-            if not of_kind[kind]:
-                of_source[kind] = 2.0  # does not fit
-        unplaced -= len(row)
+    pairs, counts = planned_rows(source, target, places)
+    return np.split(pairs, np.cumsum(counts)[:-1])
+
+
+def planned_rows(
+    source: np.ndarray, target: np.ndarray, places: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of `fill_rows` as two arrays: the pairs of all rows (N,), and their number in each row (rows,).
+
+    Pairs of equal lengths are one kind. A row stays the best one until a kind of it is used up, so it is chosen once
+    and repeated: a million pairs of natural text have some 7,000 different rows.
+    """
+    order = by_lengths(source, target)
+    kinds = _Kinds.of(source[order], target[order], places)
+    longer = np.maximum(kinds.source, kinds.target) > kinds.whole
+    rows = [kinds.number[[kind]] for kind in np.flatnonzero(longer)]
+    repeats = kinds.left[longer].tolist()
+    kinds = kinds.select(~longer)
+    while len(kinds.left):
+        row, times = kinds.take_rows()
         rows.append(row)
-    return [np.array(row) for row in rows]
+        repeats.append(times)
+        if np.count_nonzero(kinds.left) <= len(kinds.left) * 7 // 8:
+            kinds = kinds.select(kinds.left > 0)
+    kind_of_place = np.concatenate([np.tile(*each) for each in zip(rows, repeats, strict=True)])
+    pairs = np.empty_like(order)
+    pairs[np.argsort(kind_of_place, kind="stable")] = order
+    return pairs, np.repeat([len(row) for row in rows], repeats)
+
+
+def by_lengths(source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """The numbers of the pairs (N,), by source length, then by target length."""
+    # NumPy sorts numbers of 16 bits by their digits, in a fraction of the time.
+    keys = [lengths.astype(_smallest_dtype(lengths)) for lengths in (target, source)]
+    return np.lexsort(keys).astype(_index_dtype(len(source)))
+
+
+def _index_dtype(size: int) -> type[np.signedinteger]:
+    """The smaller dtype that numbers up to `size` have."""
+    return np.int32 if size <= np.iinfo(np.int32).max else np.int64
+
+
+@dataclass
+class _Kinds:
+    """Kinds of pairs, in the order of their lengths. All arrays are (kinds,)."""
+
+    whole: int  #: S · T, so that the shares of a row are whole numbers
+    number: np.ndarray
+    source: np.ndarray  #: share of the places of a row
+    target: np.ndarray
+    left: np.ndarray  #: pairs that are in no row yet
+
+    @classmethod
+    def of(cls, source: np.ndarray, target: np.ndarray, places: tuple[int, int]) -> "_Kinds":
+        """The kinds of pairs with these sorted lengths, each (N,)."""
+        starts = np.flatnonzero(np.diff(runs_of_equals(source, target), prepend=-1))
+        number = np.arange(len(starts))
+        number = number.astype(_smallest_dtype(number))
+        shares = [
+            lengths[starts].astype(np.int64) * other
+            for lengths, other in ((source, places[1]), (target, places[0]))
+        ]
+        return cls(places[0] * places[1], number, *shares, np.diff(starts, append=len(source)))
+
+    def __post_init__(self) -> None:
+        # What a kind takes from either side of the maximum in `_best`.
+        self.of_source = (1 + BALANCE) * self.source + (1 - BALANCE) * self.target
+        self.of_target = (1 - BALANCE) * self.source + (1 + BALANCE) * self.target
+
+    def select(self, kept: np.ndarray) -> "_Kinds":
+        """Some of the kinds."""
+        arrays = (self.number, self.source, self.target, self.left)
+        return _Kinds(self.whole, *(each[kept] for each in arrays))
+
+    def take_rows(self) -> tuple[np.ndarray, int]:
+        """Take the pairs of the next row and of all rows like it: the kinds of a row, and the number of rows."""
+        row: list[int] = []
+        free_source = free_target = self.whole
+        while (kind := self._best(free_source, free_target)) is not None:
+            row.append(kind)
+            free_source -= int(self.source[kind])
+            free_target -= int(self.target[kind])
+            self._take(kind, 1)
+        pairs = Counter(row)
+        repeats = min(int(self.left[kind]) // count for kind, count in pairs.items())
+        for kind, count in pairs.items():
+            self._take(kind, repeats * count)
+        return self.number[row], 1 + repeats
+
+    def _take(self, kind: int, pairs: int) -> None:
+        self.left[kind] -= pairs
+        if self.left[kind] == 0:
+            self.target[kind] = self.whole + 1  # fits into no row
+
+    def _best(self, free_source: int, free_target: int) -> int | None:
+        """The kind that leaves the fewest places of a row free, or None if none fits. The first of equal ones.
+
+        A kind leaves at least twice its free share of the source unused. So the search goes from long to short
+        sources, and ends where no kind can be better.
+        """
+        # x + y + BALANCE |x - y| is the larger one of (1 ± BALANCE) x + (1 ∓ BALANCE) y.
+        of_source = (1 + BALANCE) * free_source + (1 - BALANCE) * free_target
+        of_target = (1 - BALANCE) * free_source + (1 + BALANCE) * free_target
+        fewest = int(_FITS_NOT)
+        best = None
+        end = int(self.source.searchsorted(free_source, side="right"))
+        size = FIRST_LOOK
+        while end and fewest >= 2 * (free_source - int(self.source[end - 1])):
+            start = max(0, end - size)
+            unused = np.maximum(
+                of_source - self.of_source[start:end], of_target - self.of_target[start:end]
+            )
+            unused[self.target[start:end] > free_target] = _FITS_NOT
+            kind = int(unused.argmin())
+            if unused[kind] != _FITS_NOT and unused[kind] <= fewest:
+                best = start + kind
+                fewest = int(unused[kind])
+            end = start
+            size *= 2
+        return best
 
 
 class PackedBatchSampler(TokenBatchSampler):
@@ -137,29 +226,34 @@ class PackedBatchSampler(TokenBatchSampler):
         """Fit all pairs into rows, in windows of random pairs, and choose the shape of an update."""
         self.places = row_lengths(source, target, self.limit)
         rng = np.random.default_rng([*np.atleast_1d(self.seed), len(source)])
-        pairs = rng.permutation(len(source))
-        rows = []
+        dtype = _index_dtype(len(source))
+        pairs = rng.permutation(len(source)).astype(dtype)
+        planned = []
+        counts = [np.zeros(1, dtype=np.int64)]
         for start in range(0, len(pairs), WINDOW):
             window = pairs[start : start + WINDOW]
-            rows += [window[row] for row in fill_rows(source[window], target[window], self.places)]
-        self.row_starts = np.cumsum([0, *map(len, rows)])  # (rows + 1,)
-        self.planned = np.concatenate(rows)  # (N,), the pairs of all rows
+            order, counts_in_window = planned_rows(source[window], target[window], self.places)
+            planned.append(window[order])
+            counts.append(counts_in_window)
+        self.row_starts = np.cumsum(np.concatenate(counts))  # (rows + 1,)
+        self.planned = np.concatenate(planned)  # (N,), the pairs of all rows
+        rows = len(self.row_starts) - 1
         # the places in the plan, grouped by the lengths of their pairs
-        self.by_length = np.lexsort((target[self.planned], source[self.planned]))
+        self.by_length = by_lengths(source[self.planned], target[self.planned])
         grouped = self.planned[self.by_length]
-        self.equal_lengths = runs_of_equals(source[grouped], target[grouped])
+        self.equal_lengths = runs_of_equals(source[grouped], target[grouped]).astype(dtype)
 
         most_rows = max(1, self.limit // max(self.places))  # of a batch
         if self.tokens_per_update:
-            updates = even_updates(len(rows), self.requested, most_rows)
-            batches = -(-len(rows) // updates // most_rows)
+            updates = even_updates(rows, self.requested, most_rows)
+            batches = -(-rows // updates // most_rows)
         else:
-            updates = -(-len(rows) // (most_rows * self.batches_per_update))
+            updates = -(-rows // (most_rows * self.batches_per_update))
             batches = self.batches_per_update
         self.batches_of_update = -(-batches // self.world_size) * self.world_size
-        most = -(-len(rows) // updates)  # rows of an update
+        most = -(-rows // updates)  # rows of an update
         self.rows_of_batch = -(-most // self.batches_of_update)
-        self.starts = np.arange(updates + 1) * len(rows) // updates
+        self.starts = np.arange(updates + 1) * rows // updates
         return updates
 
     def _draw(self, rng: np.random.Generator) -> None:

@@ -1,6 +1,8 @@
 """Packed rows: the loss and gradients of padded pairs, in one shape, with every pair once."""
 
 import re
+from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from transformers import (
 )
 
 from hf_vanilla_transformer import VanillaTransformerForSequenceClassification
-from hf_vanilla_transformer.batches import PackedCollator
+from hf_vanilla_transformer.batches import PackedCollator, packing
 from hf_vanilla_transformer.batches.batching import pair_lengths
 from hf_vanilla_transformer.batches.packing import (
     FlatIds,
@@ -284,6 +286,58 @@ def test_rows_hold_whole_pairs_within_their_places() -> None:
     for row in rows:
         assert LENGTHS[0][row].sum() <= 32
         assert LENGTHS[1][row].sum() <= 24
+
+
+def rows_by_the_rule(kinds: list[tuple[int, int]], places: tuple[int, int]) -> list[list[tuple[int, int]]]:
+    """The lengths of the pairs of each row, one pair after the other and in exact shares of a row."""
+    left = Counter(kinds)
+    rows = []
+    for kind in sorted(left):
+        if kind[0] > places[0] or kind[1] > places[1]:
+            rows += [[kind]] * left.pop(kind)
+    while left.total():
+        row: list[tuple[int, int]] = []
+        while True:
+            candidates = []
+            for kind in (each for each, count in left.items() if count):
+                free = [
+                    Fraction(size - sum(lengths) - length, size)
+                    for size, length, *lengths in zip(places, kind, *row, strict=True)
+                ]
+                if min(free) >= 0:
+                    candidates.append((sum(free) + 2 * abs(free[0] - free[1]), kind))
+            if not candidates:
+                break
+            row.append(min(candidates)[1])
+            left[row[-1]] -= 1
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("first_look", [2, packing.FIRST_LOOK])
+@pytest.mark.parametrize("places", [(16, 12), (18, 18)])  # some pairs are longer
+def test_rows_are_those_of_the_rule_for_one_pair_after_the_other(
+    places: tuple[int, int], first_look: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a row is repeated, because its kinds of pairs are frequent."""
+    monkeypatch.setattr(packing, "FIRST_LOOK", first_look)
+    rng = np.random.default_rng(2)
+    source = rng.integers(1, 8, 200) + 12 * (rng.random(200) < 0.1)
+    target = np.maximum(source + rng.integers(-1, 2, 200), 1)
+    rows = fill_rows(source, target, places)
+    assert sorted(np.concatenate(rows)) == list(range(200))
+    lengths = [[(int(source[pair]), int(target[pair])) for pair in row] for row in rows]
+    kinds = list(zip(source.tolist(), target.tolist(), strict=True))
+    assert lengths == rows_by_the_rule(kinds, places)
+
+
+def test_rows_are_planned_in_windows_of_random_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "WINDOW", 25)
+    sampler = PackedBatchSampler(*LENGTHS, 64, seed=3)
+    first, *_, last = np.split(sampler.planned, [25, 50])
+    assert sorted(sampler.planned) == list(range(len(ROWS)))
+    assert {25, 50} <= set(sampler.row_starts.tolist())
+    assert max(first) > 25 and min(last) < 50
 
 
 @pytest.mark.parametrize("plan", [{"batches_per_update": 4}, {"tokens_per_update": 150}])
