@@ -18,6 +18,7 @@ from ..text.token_kinds import (
     tokenizer_task,
 )
 from ..text.tokenizer_files import load_tokenizers, tokenizer_digest
+from ..text.tokenizer_training import describe_sample, sample_numbers
 from ..utils.errors import UserError, shown
 from .encoding import check_end_token
 
@@ -73,21 +74,39 @@ def take_source_form(
     data_args.source_form = name
 
 
-def train_tokenizers(corpus: Corpus, vocab_size: int, data_args: DataArguments) -> Tokenizers:
-    """Train the tokenizers on the training split: a joint one, or one for each side."""
+def train_tokenizers(
+    corpus: Corpus,
+    vocab_size: int,
+    data_args: DataArguments,
+    seed: int = 0,
+    say: Callable[[str], None] = print,
+) -> Tokenizers:
+    """Train the tokenizers on the training split: a joint one, or one for each side.
+
+    Those of a language learn from a sample, drawn by `seed` from an epoch, in which inputs and directions have their
+    weights. `say` gets a line about it. Others need every symbol of the text.
+    """
     kinds = side_tokens(data_args)
     task = run_task(data_args)
     # Keys the tokenizer cache.
     content = f"{corpus.fingerprint('train')} {len(corpus.pairs['train'])}"
 
     def learn(tokens: str, *columns: str, lowercase: bool) -> PreTrainedTokenizerBase:
+        pairs = len(corpus.pairs["train"])
+        limit = max(1, data_args.tokenizer_sentences // len(columns))
+        rows = None
+        sample = ""
+        if tokens in LANGUAGE_TOKENS and pairs > limit:
+            rows = sample_numbers(pairs, limit, seed)
+            sample = f" {limit} {seed}"
+            say(describe_sample(limit * len(columns), of=pairs * len(columns)))
         tokenizer = train_any_tokenizer(
-            corpus.texts(*columns),
+            corpus.texts(*columns, rows=rows),
             tokens,
             vocab_size=vocab_size,
             min_frequency=data_args.min_frequency,
             lowercase=lowercase,
-            content=f"{content} {' '.join(columns)}",
+            content=f"{content} {' '.join(columns)}{sample}",
             side=columns[0] if len(columns) == 1 else "text",
         )
         describe_tokenizer(tokenizer, tokens, task)

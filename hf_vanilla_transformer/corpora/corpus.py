@@ -49,11 +49,12 @@ class Corpus:
         digest = hashlib.blake2b(known + rows.astype("<i8").tobytes(), digest_size=16).hexdigest()
         self.pairs[split], self.selected[split] = pairs.select(rows), (len(rows), digest)
 
-    def texts(self, *columns: str) -> Iterator[tuple[str, int]]:
-        """The training texts with their lines, of one column after the other."""
+    def texts(self, *columns: str, rows: np.ndarray | None = None) -> Iterator[tuple[str, int]]:
+        """The training texts with their lines, of one column after the other, of all rows or of some."""
+        pairs = self.pairs["train"] if rows is None else self.pairs["train"].select(rows)
         for column in columns:
             # Read in batches: row by row, a million rows take 20 s.
-            for batch in self.pairs["train"].select_columns([column, "line"]).iter(ROWS_READ):
+            for batch in pairs.select_columns([column, "line"]).iter(ROWS_READ):
                 yield from zip(batch[column], batch["line"], strict=True)
 
     def fingerprint(self, split: str) -> str:

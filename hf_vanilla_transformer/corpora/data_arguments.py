@@ -7,6 +7,7 @@ from transformers.hf_argparser import HfArg
 
 from ..text.perturbations import parse_augment
 from ..text.token_kinds import TASKS, check_tokens, task_of
+from ..text.tokenizer_training import SENTENCES
 from ..utils.errors import UserError
 from ..utils.number_ranges import check_ranges
 from .directions import parse_directions
@@ -17,6 +18,7 @@ _COUNTS = (
     "max_source_length",
     "max_target_length",
     "min_frequency",
+    "tokenizer_sentences",
     "sampling_temperature",
     "max_eval_samples",
     "max_eval_length",
@@ -117,6 +119,11 @@ class DataArguments:
         default=False, help="Train one tokenizer per language, not a joint one"
     )
     min_frequency: int = HfArg(default=2, help="How often a pair must occur to become a BPE merge")
+    tokenizer_sentences: int = HfArg(
+        default=SENTENCES,
+        help="Sentences of both sides that bpe and sentencepiece learn from, at most, drawn by seed. sentencepiece "
+        "needs about 2.3 GB of memory for a million",
+    )
     lowercase: bool = HfArg(default=False, help="Lower-case all text")
     source_lowercase: bool = HfArg(
         default=False, help="Lower-case the source alone. Each side then has a tokenizer of its own"

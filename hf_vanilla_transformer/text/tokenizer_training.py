@@ -9,12 +9,13 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import (
     Tokenizer,
@@ -42,6 +43,9 @@ _SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
 # `tokenizers` allocates for it, and aborts the process if it cannot.
 _LARGEST_VOCABULARY = 1_000_000
 
+#: Sentences that BPE and SentencePiece learn from, at most. More of them change few tokens.
+SENTENCES = 10_000_000
+
 #: A merge takes time proportional to the length of each word that contains it, so one word of 1 MB (base64, a DNA
 #: sequence, a line of dashes) would take hours. Longer runs of one kind of character are left out of the training.
 _LONGEST_WORD = 1000
@@ -51,6 +55,34 @@ _LONG_WORD = re.compile(
 _SECONDS_BETWEEN_SIGNALS = 0.2
 
 _LOGGER = logging.getLogger(__name__)
+
+
+def sample_numbers(size: int, limit: int, seed: int = 0) -> np.ndarray:
+    """At most `limit` of the numbers below `size`, ascending: one from each of `limit` equal parts, drawn by seed."""
+    if size <= limit:
+        return np.arange(size)
+    borders = np.arange(limit + 1) * size // limit
+    return np.random.default_rng(seed).integers(borders[:-1], borders[1:])
+
+
+def describe_sample(sentences: int, of: int) -> str:
+    """One line on a sample of sentences."""
+    return f"tokenizer: learns from {sentences:,} of {of:,} sentences, drawn by seed"
+
+
+def sampled_texts(
+    texts: Callable[[], Iterable[str]], limit: int, say: Callable[[str], None] = print
+) -> Iterator[str]:
+    """At most `limit` of the texts that a function reads, which is called twice. `say` gets a line about fewer."""
+    size = sum(1 for _ in texts())
+    if size > limit:
+        say(describe_sample(limit, size))
+    chosen = iter(sample_numbers(size, limit))
+    following = next(chosen, None)
+    for number, text in enumerate(texts()):
+        if number == following:
+            yield text
+            following = next(chosen, None)
 
 
 def train_tokenizer(
@@ -221,7 +253,7 @@ def trained_sentencepiece(texts: Iterable[str], vocab_size: int, **settings: Any
         settings: further options of `SentencePieceTrainer.train`.
 
     Raises:
-        UserError: sentencepiece is not installed, or cannot train `vocab_size` tokens.
+        UserError: sentencepiece is not installed, cannot train `vocab_size` tokens, or has too little memory.
     """
     with naming_extras():
         import sentencepiece
@@ -236,11 +268,16 @@ def trained_sentencepiece(texts: Iterable[str], vocab_size: int, **settings: Any
             character_coverage=1.0,
             byte_fallback=True,
             hard_vocab_limit=False,
-            minloglevel=2,
+            minloglevel=1,  # warnings, such as of sentences that are left out
             **settings,
         )
     except (RuntimeError, ValueError) as error:
         raise UserError(f"vocab_size={vocab_size}: {one_line(error)}") from None
+    except MemoryError:
+        raise UserError(
+            "tokenizer_sentences: SentencePiece has too little memory for these sentences, of which a million needs "
+            "about 2.3 GB: let it learn from fewer"
+        ) from None
     return model.getvalue()
 
 

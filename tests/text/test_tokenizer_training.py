@@ -14,7 +14,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers, train_tokenizer
-from hf_vanilla_transformer.text.tokenizer_training import train_sentencepiece_tokenizer
+from hf_vanilla_transformer.text.tokenizer_training import (
+    sample_numbers,
+    train_sentencepiece_tokenizer,
+    trained_sentencepiece,
+)
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of
 
@@ -243,3 +247,35 @@ def test_transformers_4_gives_the_same_ids(tokenizer, tmp_path):
     )
     version, ids = json.loads(done.stdout)
     assert version.startswith("4.") and ids == tokenizer(texts)["input_ids"]
+
+
+@pytest.mark.parametrize(("size", "limit"), [(10, 3), (3, 2), (1000, 999), (1000, 7)])
+def test_sample_has_one_number_of_each_part(size: int, limit: int) -> None:
+    drawn = set()
+    for seed in range(200):
+        numbers = sample_numbers(size, limit, seed).tolist()
+        assert len(set(numbers)) == limit and numbers == sorted(numbers)
+        for part, number in enumerate(numbers):
+            assert part * size // limit <= number < (part + 1) * size // limit
+        assert numbers == sample_numbers(size, limit, seed).tolist()
+        drawn |= set(numbers)
+    assert len(drawn) > 0.5 * size or limit == 7
+    assert sample_numbers(limit, size).tolist() == list(range(limit))
+
+
+def test_too_little_memory_of_sentencepiece_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece", reason="needs the extra `convert`")
+
+    def fail(**settings: object) -> None:
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr(sentencepiece.SentencePieceTrainer, "train", fail)
+    assert error_of(trained_sentencepiece, CORPUS, 300).startswith("tokenizer_sentences: ")
+
+
+def test_warnings_of_sentencepiece_are_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sentencepiece", reason="needs the extra `convert`")
+    trained_sentencepiece(CORPUS, 300)
+    assert "WARNING" not in capfd.readouterr().err
+    trained_sentencepiece([*CORPUS, "a b " * 2000], 300)
+    assert "too long" in capfd.readouterr().err

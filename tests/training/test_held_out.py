@@ -116,6 +116,24 @@ def test_tokenizer_is_trained_on_the_split_that_is_trained_on(tmp_path):
     assert vocabularies[0] == vocabularies[2] != vocabularies[1] != vocabularies[3]
 
 
+def test_tokenizer_learns_from_a_sample_that_the_seed_draws(tmp_path):
+    words = [chr(97 + number) * (3 + number) for number in range(20)]
+    files, learned, said = write(tmp_path, "a", [(f"x {word}", f"x {word.upper()}") for word in words]), [], []
+    corpus, data_args = load(train=files, min_frequency=1, tokenizer_sentences=12)
+    for seed in (1, 2, 1):
+        (tokenizer, _) = train_tokenizers(corpus, 1000, data_args, seed, said.append)
+        learned.append({word for word in words if f"Ġ{word}" in tokenizer.get_vocab()})
+        assert learned[-1] == {word for word in words if f"Ġ{word.upper()}" in tokenizer.get_vocab()}
+    assert learned[0] == learned[2] != learned[1]
+    assert len(learned[0]) == 6
+    assert said == ["tokenizer: learns from 12 of 40 sentences, drawn by seed"] * 3
+    # symbols that a sample lacks would be unknown
+    corpus, data_args = load(train=files, tokens="words", tokenizer_sentences=2)
+    (tokenizer, _) = train_tokenizers(corpus, 1000, data_args, 1, said.append)
+    assert {*words, *map(str.upper, words)} < tokenizer.get_vocab().keys()
+    assert len(said) == 3
+
+
 def test_limit_of_evaluation_pairs_takes_a_share_of_each_input(tmp_path):
     files = [
         file

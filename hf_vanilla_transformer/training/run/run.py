@@ -164,7 +164,7 @@ def load_run(
     if base is not None:
         prepare_model(base, model_args, data_args)
     tokenizers = loaded or broadcast_from_main(
-        lambda: train_tokenizers(corpus, vocab_size, data_args)
+        lambda: train_tokenizers(corpus, vocab_size, data_args, args.seed, print_main)
     )
     if base is None:
         print_main(describe_sizes(tokenizers, vocab_size, data_args))

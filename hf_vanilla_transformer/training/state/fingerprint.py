@@ -68,6 +68,7 @@ TOKENIZER = (
     "vocab_size",
     "separate_vocabularies",
     "min_frequency",
+    "tokenizer_sentences",
     "lowercase",
     "source_lowercase",
     "tokens",
