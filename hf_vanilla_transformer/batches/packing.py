@@ -138,12 +138,13 @@ class _Kinds:
         """The kinds of pairs with these sorted lengths, each (N,)."""
         starts = np.flatnonzero(np.diff(runs_of_equals(source, target), prepend=-1))
         number = np.arange(len(starts))
-        number = number.astype(_smallest_dtype(number))
-        shares = [
-            lengths[starts].astype(np.int64) * other
-            for lengths, other in ((source, places[1]), (target, places[0]))
-        ]
-        return cls(places[0] * places[1], number, *shares, np.diff(starts, append=len(source)))
+        return cls(
+            whole=places[0] * places[1],
+            number=number.astype(_smallest_dtype(number)),
+            source=source[starts].astype(np.int64) * places[1],
+            target=target[starts].astype(np.int64) * places[0],
+            left=np.diff(starts, append=len(source)),
+        )
 
     def __post_init__(self) -> None:
         # What a kind takes from either side of the maximum in `_best`.

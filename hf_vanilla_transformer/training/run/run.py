@@ -48,6 +48,7 @@ from ..state.distributed import (
     errors_on_main_rank_only,
     print_main,
     silence_other_ranks,
+    taking_turns,
 )
 from ..state.fingerprint import REMEDY, read_run_state, require_same
 from ..trainer.evaluation_budget import EvaluationBudget
@@ -153,7 +154,8 @@ def load_run(
         _configuration(model_args, model_class)
     base_name = args.model_name_or_path
     languages = None if base_name is None else model_languages(base_name)
-    with args.main_process_first(desc="reading"):  # the other ranks read the cache
+    is_first = args.local_process_index == 0  # the other ranks of a host read its cache
+    with taking_turns("reading", is_first):
         corpus = load_corpus(data_args, args.seed, languages, print_main, pair_warnings)
     model_args, data_args, args, chosen = choose_by_pairs(
         (model_args, data_args, args), corpus, checkpoint
@@ -164,7 +166,8 @@ def load_run(
     if base is not None:
         prepare_model(base, model_args, data_args)
     tokenizers = loaded or broadcast_from_main(
-        lambda: train_tokenizers(corpus, vocab_size, data_args, args.seed, print_main)
+        lambda: train_tokenizers(corpus, vocab_size, data_args, args.seed, print_main),
+        step="tokenizer training",
     )
     if base is None:
         print_main(describe_sizes(tokenizers, vocab_size, data_args))
@@ -174,7 +177,7 @@ def load_run(
     match_case(tokenizers, data_args, print_main)
     if tokenizer_task(*tokenizers) == "language":
         name_languages(tokenizers, run_languages(data_args, args))
-    with args.main_process_first(desc="encoding"):
+    with taking_turns("encoding", is_first):
         encoded, encoding = encode_corpus(corpus, tokenizers, data_args, args.seed, print_main)
     if base is not None:
         model = base.model

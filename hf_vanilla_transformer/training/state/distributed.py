@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from types import FrameType, TracebackType
@@ -51,11 +51,68 @@ def print_main(message: str) -> None:
         print(encodable(message), flush=True)
 
 
-def broadcast_from_main(make: Callable[[], Value]) -> Value:
-    """Call `make` on the main rank and return its result on all ranks, for results that depend on time or chance."""
-    results = [make() if is_main_rank() else None]
+def broadcast_from_main(make: Callable[[], Value], step: str | None = None) -> Value:
+    """Call `make` on the main rank and return its result on all ranks, for results that depend on time or chance.
+
+    A call of `make` that may take long has the name of a `step`, as in `taking_turns`.
+    """
+    with nullcontext() if step is None else taking_turns(step, first=True):
+        results = [make() if is_main_rank() else None]
     broadcast_object_list(results)
     return results[0]  # type: ignore[return-value]
+
+
+@contextmanager
+def taking_turns(step: str, first: bool) -> Iterator[None]:
+    """Run a step on the `first` process of each host, then on its others, which find the files. All leave together.
+
+    They wait in the store of the group. A collective ends after 30 minutes, and a large corpus takes hours. An error
+    on one rank ends the step on all.
+    """
+    if not has_other_ranks():
+        yield
+        return
+    ranks = distributed.get_rank(), distributed.get_world_size()
+    with _turns(_get_default_store(), ranks, step, first, socket.gethostname()):
+        yield
+
+
+@contextmanager
+def _turns(
+    store: distributed.Store, ranks: tuple[int, int], step: str, first: bool, host: str
+) -> Iterator[None]:
+    """`taking_turns` of the rank and number of ranks in `ranks`."""
+    rank, world_size = ranks
+    call = store.add(f"hf_vanilla_transformer {step} of rank {rank}", 1)  # the same on all ranks
+    together = f"hf_vanilla_transformer {step} {call}"
+    on_host = f"{together} on {host}"
+    if not first:
+        _wait_for(store, on_host)
+    try:
+        yield
+    except BaseException as error:
+        known = isinstance(error, UserError)
+        reason = str(error) if known else f"{step} failed on {host}: its own output says why"
+        with suppress(RuntimeError):  # the launcher has ended
+            store.set(f"{on_host} failed", reason)
+            by_host = reason if rank == 0 else f"{host}: {reason}"
+            store.compare_set(f"{together} failed", "", by_host)
+        raise
+    if first:
+        store.set(on_host, "done")
+    if store.add(f"{together} finished", 1) == world_size:
+        store.set(together, "done")
+    _wait_for(store, together)
+
+
+def _wait_for(store: distributed.Store, key: str) -> None:
+    """Wait until a rank sets a key, however long it takes. Raise UserError if it fails instead."""
+    pause = 0.01  # seconds
+    while not store.check([key]):
+        if store.check([f"{key} failed"]):
+            raise UserError(store.get(f"{key} failed").decode())
+        time.sleep(pause)
+        pause = min(2 * pause, 1.0)
 
 
 class Agreement:
