@@ -42,6 +42,8 @@ from .batching import (
 
 ROW = 128  # places of a row, if no pair is longer
 UNIT = 8  # places are a multiple of it, for the kernels of products
+#: Increase it when a seed would put the same pairs into other rows or updates: a run that resumes needs the same.
+PLAN_VERSION = 2
 WINDOW = 2_000_000  # pairs that are fitted into rows together
 BALANCE = 2  # weight of the difference of the free shares of both sides of a row
 FIRST_LOOK = 1024  # kinds of pairs that are compared for a place at first

@@ -1,14 +1,17 @@
 """Training on packed rows: exact updates, exact resumes, and the objectives."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from hf_vanilla_transformer.batches.packing import PLAN_VERSION
+from hf_vanilla_transformer.training.state.fingerprint import PACKING
 from hf_vanilla_transformer.utils.errors import UserError
 from tests import trainer_helpers
-from tests.model_helpers import tiny_model
+from tests.model_helpers import error_of, tiny_model
 from tests.trainer_helpers import DESCENT, assert_same_model, flat, random_pairs
 
 
@@ -40,6 +43,20 @@ def test_packed_run_resumes_to_the_same_bytes(settings: dict[str, Any], tmp_path
     trained(tmp_path / "whole", 4, **settings)
     trained(tmp_path / "resumed", 4, tmp_path / "whole" / "checkpoint-2", **settings)
     assert_same_model(tmp_path / "whole" / "checkpoint-4", tmp_path / "resumed" / "checkpoint-4")
+
+
+def test_packed_run_of_an_earlier_plan_starts_its_epoch_again(tmp_path: Path) -> None:
+    trained(tmp_path, 2, save_strategy="steps", save_steps=1)
+    checkpoint = tmp_path / "checkpoint-2"
+    file = checkpoint / "run_state.json"
+    state = json.loads(file.read_text())
+    del state["data"][PACKING]  # as before there was a second plan
+    file.write_text(json.dumps(state))
+    message = error_of(trained, tmp_path, 3, checkpoint)
+    assert message.startswith(f"{PACKING}: {PLAN_VERSION}, but {checkpoint} was trained with 1: ")
+    assert "the version of the code" in message and "ignore_data_skip=True" in message
+    assert "pack: False" in error_of(trained, tmp_path, 3, checkpoint, pack=False)
+    assert trained(tmp_path, 3, checkpoint, ignore_data_skip=True).state.global_step == 3
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,8 @@ TOKENIZER = (
 )
 # Data: the pairs of an update.
 PLAN = ("max_tokens_per_batch", "tokens_per_update", "pack", "seed", "data_seed")
+# Data: the version of the plan of packed rows. Those of checkpoints that do not say so are of the first.
+PACKING = "version of the plan of packed rows"
 # Objective: a run may change it at a checkpoint, as Bi-SimCut does.
 OBJECTIVE = (
     "simcut_alpha",
@@ -253,8 +255,11 @@ def compare(checkpoint: Path, saved: RunState, now: RunState, new_epoch: bool) -
         without |= _unknown(saved.data, known)
         print_main("resuming at the start of the epoch, because of ignore_data_skip")
     else:
-        require_same(checkpoint, saved.data, now.data, DATA_REMEDY)
+        settings = {name: value for name, value in now.data.items() if name != PACKING}
+        require_same(checkpoint, saved.data, settings, DATA_REMEDY)
         remedy = f"{_SAME_CODE}, or {_NEW_EPOCH}"
+        if now.data.get(PACKING):
+            require_same(checkpoint, {PACKING: 1} | saved.data, now.data, remedy)
         _require_known(checkpoint, _unknown(saved.data, known), remedy)
     if without:
         listed = ", ".join(f"{name}={value}" for name, value in without.items())

@@ -20,7 +20,7 @@ from transformers.trainer_utils import TrainOutput
 from transformers.utils import ModelOutput
 
 from ...batches.batching import Batch, LengthGroupedSampler, TokenBatchSampler
-from ...batches.packing import PackedBatchSampler
+from ...batches.packing import PLAN_VERSION, PackedBatchSampler
 from ...batches.redrawing import RedrawnDataset
 from ...loss_vanilla_transformer import IGNORED
 from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -29,6 +29,7 @@ from ...utils.finite import first_not_finite
 from ..state.callbacks import WeightAverage
 from ..state.checkpoints import resume_hint
 from ..state.distributed import leave_signals_to_main_process, print_main, shard_tied_modules
+from ..state.fingerprint import PACKING
 from .fast_paths import CAST_WEIGHTS, COMPILED_UPDATES, FUSED_LOSS, PACKED_ROWS, ROUNDED_SHAPES
 from .forward import ForwardChoice, forward_pass_of
 from .forward_choice import choose_forward
@@ -160,7 +161,8 @@ class VanillaTransformerTrainer(TranslatingTrainer):
     # Data
 
     def _data(self) -> dict[str, object]:
-        return {**super()._data(), "pack": self.packs}
+        plan = PLAN_VERSION if self.packs else None
+        return {**super()._data(), "pack": self.packs, PACKING: plan}
 
     def _set_signature_columns_if_needed(self) -> None:
         """Keep the columns of the translator's `forward` also for a subclass whose `forward` takes `**kwargs`."""
