@@ -48,11 +48,15 @@ def loaded_tokenizers(data_args: DataArguments, checkpoint: Path | None) -> Toke
 
 
 def take_task(data_args: DataArguments, tokenizers: Tokenizers | None) -> None:
-    """Let a run have the task of the tokenizers that it has loaded, unless `task` is set."""
+    """Let a run have the task of the tokenizers that it has loaded, unless `task` is set.
+
+    A task that the tokens suggest stays unset, as in the run that trained the tokenizers.
+    """
     if tokenizers is None or data_args.task is not None:
         return
-    if tokenizer_task(*tokenizers) == "sequence":
-        data_args.task = "sequence"
+    task = tokenizer_task(*tokenizers)
+    if task == "sequence" and run_task(data_args) != task:
+        data_args.task = task
 
 
 def take_source_form(
