@@ -333,7 +333,10 @@ class FlatIds:
 
     @classmethod
     def of_column(cls, dataset: Dataset, name: str) -> "FlatIds":
-        """The lists of ids in a column of a table."""
+        """The lists of ids in a column of a table. Those of a table in one piece, as a prepared one is, stay there."""
+        pieces = dataset.data.column(name).chunks
+        if dataset._indices is None and len(pieces) == 1 and pieces[0].offsets[0].as_py() == 0:
+            return cls(pieces[0].flatten().to_numpy(), pieces[0].offsets.to_numpy())
         ids = []
         lengths = []
         column = dataset.select_columns([name]).with_format("arrow")

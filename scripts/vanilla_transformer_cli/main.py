@@ -17,6 +17,7 @@ from .parsing import Parser, did_you_mean, output_that_is_input
 # subcommand and name of its module -> description
 SUBCOMMANDS = {
     "train": "train a translation model from a recipe",
+    "prepare": "read and encode training text once, for several runs or processes",
     "translate": "translate text, line by line",
     "predict": "predict sequences that are no languages, line by line",
     "merge": "join the shards of a translation or a prediction",
@@ -35,7 +36,7 @@ SUBCOMMANDS = {
 }
 
 # Subcommands in which the warnings and bars of transformers are shown, or that do not need it.
-NOT_SILENT = ("train", "recipes", "merge", "clean")
+NOT_SILENT = ("train", "prepare", "recipes", "merge", "clean")
 
 # oneDNN compiles kernels for every shape of a product, and almost every batch has a new one. Its default is to keep
 # 1,024: 150 MB after 10,000 sentences of a tiny model. In training they also divide the heap into small pieces.
