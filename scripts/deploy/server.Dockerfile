@@ -1,9 +1,7 @@
 # The server on a CPU. From the folder of the clone, with a model folder mounted at /model:
 #   docker build -f scripts/deploy/server.Dockerfile -t vanilla-transformer-server .
 #   docker run -p 5000:5000 -v "$PWD/runs/mine:/model:ro" vanilla-transformer-server --model en-de=/model
-# In production with its digest: --build-arg BASE=python:3.11-slim@sha256:…
-ARG BASE=python:3.11-slim
-FROM ${BASE}
+FROM python:3.11-slim
 
 WORKDIR /app
 COPY pyproject.toml README.md LICENSE ./
