@@ -75,13 +75,7 @@ def distil(
     translations = folder / TRANSLATIONS
     if not translations.exists():
         translate_file(
-            teacher,
-            lines,
-            translations,
-            progress=progress,
-            shard=shard,
-            pool=pool,
-            **{"protect": False} | settings,  # a student learns what its teacher writes
+            teacher, lines, translations, progress=progress, shard=shard, pool=pool, **settings
         )
     if shard:
         return 0

@@ -28,7 +28,6 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel, TrainingArguments
 
 from ....batches.batching import Batch
-from ....batches.packing import is_packed
 from ....loss_vanilla_transformer import (
     IGNORED,
     cache_sized_parts,
@@ -67,7 +66,7 @@ class ConsistencyObjective(Objective):
         (B, T).
         """
         batch = dict(batch)
-        if not is_packed(batch):
+        if "segment_ids" not in batch:
             batch["attention_mask"] = model.source_mask(
                 batch["input_ids"], batch.get("attention_mask")
             )
