@@ -564,10 +564,9 @@ def beam_search(
     prefix = input_ids[::beams].to(source.states.device, torch.long)
     check_ids(prefix, model.config.target_vocab_size, "decoder_input_ids")
     rows = len(prefix)
-    # Processors may know a sentence by its row. New sentences then join when all are done.
-    fixed_rows = bool(logits_processor)
     search = new_search(model, logits_processor, generation_config, penalty, over)
-    search.fixed_rows = fixed_rows
+    # Processors may know a sentence by its row. New sentences then join when all are done.
+    search.fixed_rows = bool(logits_processor)
     results: dict[int, Hypotheses] = {}
 
     def join(source: EncodedSource, prefix: Tensor) -> None:
@@ -588,7 +587,7 @@ def beam_search(
         if ahead is not None:
             read = ahead.take
             search.meanwhile = ahead.fill
-    least_free = rows if fixed_rows else REFILL_SHARE * rows
+    least_free = rows if search.fixed_rows else REFILL_SHARE * rows
     join(source, prefix)
     while len(search):
         results |= search.step()
@@ -605,13 +604,11 @@ def beam_search(
 
 def _given_source(model_kwargs: dict[str, Any], beams: int) -> EncodedSource:
     """The source (B · K, S, ·) of a `custom_generate`, without its repetition for each beam."""
-    states = model_kwargs["encoder_outputs"][0][::beams]  # (B, S, D)
+    states = model_kwargs["encoder_outputs"][0]  # (B · K, S, D)
     mask = model_kwargs.get("attention_mask")
     if mask is None:
-        return EncodedSource(
-            states, torch.ones(states.shape[:2], dtype=torch.long, device=states.device)
-        )
-    return EncodedSource(states, mask[::beams])
+        mask = states.new_ones(states.shape[:2], dtype=torch.long)
+    return EncodedSource(states[::beams], mask[::beams])
 
 
 def _read(

@@ -186,18 +186,11 @@ class VanillaTransformerAttention(nn.Module):
         self.dropout = config.attention_dropout
         self.is_causal = is_causal
         self.layer_idx = layer_idx
-        self.q_proj = nn.Linear(
-            config.d_model, num_heads * self.head_dim, bias=config.attention_bias
-        )
-        self.k_proj = nn.Linear(
-            config.d_model, num_heads * self.head_dim, bias=config.attention_bias
-        )
-        self.v_proj = nn.Linear(
-            config.d_model, num_heads * self.value_head_dim, bias=config.attention_bias
-        )
-        self.out_proj = nn.Linear(
-            num_heads * self.value_head_dim, config.d_model, bias=config.attention_bias
-        )
+        linear = partial(nn.Linear, bias=config.attention_bias)
+        self.q_proj = linear(config.d_model, num_heads * self.head_dim)
+        self.k_proj = linear(config.d_model, num_heads * self.head_dim)
+        self.v_proj = linear(config.d_model, num_heads * self.value_head_dim)
+        self.out_proj = linear(num_heads * self.value_head_dim, config.d_model)
 
     def forward(
         self,

@@ -8,6 +8,7 @@ Shapes: B sentences, S source length, T target length, R translations of each se
 
 import copy
 import os
+from numbers import Real
 from typing import Any
 
 import torch
@@ -92,6 +93,8 @@ class TranslationPipeline(Pipeline):
         probability. A list gives one such list for each sentence, or one dictionary if R is 1. A generator or a
         dataset gives an iterator of lists.
         """
+        if isinstance(inputs, list):
+            inputs = [_text_of(item, f"inputs: item {row}") for row, item in enumerate(inputs)]
         results = super().__call__(inputs, **kwargs)
         if isinstance(inputs, list) and all(len(result) == 1 for result in results):
             return [result[0] for result in results]
@@ -102,8 +105,7 @@ class TranslationPipeline(Pipeline):
 
     def preprocess(self, sentence: str) -> dict[str, Tensor]:
         """Ids and mask (1, S), and `blank` (1,), True for white space alone."""
-        if not isinstance(sentence, str):
-            raise ValueError(f"inputs: a sentence is a string, not {sentence!r}")
+        sentence = _text_of(sentence, "inputs: a sentence")
         encoded = self.tokenizer(sentence, return_tensors="pt", return_token_type_ids=False)
         return {**encoded, "blank": torch.tensor([not sentence.strip()])}
 
@@ -143,6 +145,16 @@ class TranslationPipeline(Pipeline):
         super().save_pretrained(save_directory, **kwargs)
         if self.target_tokenizer is not self.tokenizer:
             self.target_tokenizer.save_pretrained(os.path.join(save_directory, TARGET_FOLDER))
+
+
+def _text_of(sentence: Any, where: str) -> str:
+    """The text of a sentence, "" for the missing values of `text.cells.text_of`."""
+    is_nan = isinstance(sentence, Real) and sentence != sentence
+    if sentence is None or is_nan or type(sentence).__name__ in ("NAType", "NaTType"):
+        return ""
+    if not isinstance(sentence, str):
+        raise ValueError(f"{where} is {sentence!r} ({type(sentence).__name__}), not text")
+    return sentence
 
 
 # `Pipeline.save_pretrained` writes this entry into the config of any model.

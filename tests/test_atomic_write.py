@@ -1,6 +1,8 @@
 """Files and folders appear when they are complete. An error leaves the old ones."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,30 @@ def test_replace_folder_restores_the_old_one_if_renaming_fails(tmp_path, monkeyp
     monkeypatch.undo()
     replace_folder(tmp_path / "new", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"] and len(list(tmp_path.iterdir())) == 1
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from hf_vanilla_transformer.utils.atomic_write import atomic_file, new_folder
+with {writer}(Path(sys.argv[1])) as temporary:
+    temporary.mkdir() if {is_folder} else temporary.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no signal asks for a process")
+@pytest.mark.parametrize("writer", [atomic_file, new_folder])
+def test_what_a_killed_process_has_left_is_removed_by_the_next(tmp_path, writer):
+    target, is_folder = tmp_path / "out", writer is new_folder
+    code = KILLED.format(writer=writer.__name__, is_folder=is_folder)
+    assert subprocess.run([sys.executable, "-c", code, target]).returncode == -9
+    (tmp_path / ".mine.out").touch()
+    assert len(list(tmp_path.iterdir())) == 2
+    with writer(target) as first, writer(target) as second:  # of a process that runs
+        for temporary in (first, second):
+            temporary.mkdir() if is_folder else temporary.touch()
+        assert first.exists()
+        if is_folder:  # `first` has something to replace
+            (second / "x").touch()
+    assert {path.name for path in tmp_path.iterdir()} == {"out", ".mine.out"}

@@ -44,6 +44,7 @@ COMMANDS = [
     "predict --model {0}/model --input {0}/a.en",
     "train --train cmudict --max_steps 1 --output_dir {0}/phonemes --source_tokens chars --target_tokens words",
     "shortlist --model {0}/model --source {0}/a.en --target {0}/a.de --output {0}/shortlist",
+    "prepare --train {0}/a.en {0}/a.de --vocab_size 280 --output_dir {0}/data",
     *("tokenizer {0}/a.en --vocab_size 280 --output_dir {0}/t", "recipes"),
     "tokenizer {0}/a.en --vocab_size 270 --output_dir {0}/t2 --sentencepiece",
 ]

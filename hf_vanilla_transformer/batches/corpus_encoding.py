@@ -22,14 +22,13 @@ def encode_corpus(
     corpus: Corpus,
     tokenizers: Tokenizers,
     data_args: DataArguments,
-    seed: int = 0,
     say: Callable[[str], None] = print,
-) -> tuple[dict[str, Any], dict[str, EncodingReport]]:
+) -> tuple[dict[str, Dataset], dict[str, EncodingReport]]:
     """Tokenize all splits. Training pairs over the length limits are dropped and counted, evaluation pairs kept.
 
     `say` gets a line about pairs that are too long, and about unknown symbols.
     """
-    encoded: dict[str, Any] = {}
+    encoded: dict[str, Dataset] = {}
     reports = {}
     for split, pairs in corpus.pairs.items():
         training = split == "train"
@@ -47,13 +46,11 @@ def encode_corpus(
             data = _leave_out_long(corpus, split, data, data_args.max_eval_length, say)
         if report.unknown:
             say(f"{split}: {report.describe_unknown()}")
-        if training:
-            data = _changed_in_each_epoch(corpus, data, tokenizers, data_args, seed)
         encoded[split], reports[split] = data, report
     return encoded, reports
 
 
-def _changed_in_each_epoch(
+def changed_in_each_epoch(
     corpus: Corpus, data: Any, tokenizers: Tokenizers, data_args: DataArguments, seed: int
 ) -> Any:
     """The training pairs with the changes of `rewrite` and `augment`."""

@@ -25,14 +25,23 @@ from .encoding import check_end_token
 Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]  # of source and target
 
 
+def tokenizer_folder(data: str) -> str:
+    """The folder of the tokenizers in a prepared folder."""
+    return str(Path(data) / "tokenizer")
+
+
 def loaded_tokenizers(data_args: DataArguments, checkpoint: Path | None) -> Tokenizers | None:
-    """The tokenizers of the checkpoint that a run resumes from, or of `tokenizer_name`. None if it trains them."""
-    name = data_args.tokenizer_name
+    """The tokenizers of the checkpoint that a run resumes from, or of `data` or `tokenizer_name`.
+
+    None if the run trains them.
+    """
+    field = "tokenizer_name" if data_args.data is None else "data"
+    name = data_args.tokenizer_name if data_args.data is None else tokenizer_folder(data_args.data)
     if checkpoint is not None:
         tokenizers = load_tokenizers(checkpoint)
         if name and tokenizer_digest(load_tokenizers(name)) != tokenizer_digest(tokenizers):
             raise UserError(
-                f"tokenizer_name: {name} is not the tokenizer of {checkpoint} that a resumed run keeps: "
+                f"{field}: {name} is not the tokenizer of {checkpoint} that a resumed run keeps: "
                 "leave it out, or start a new run"
             )
         return tokenizers
@@ -48,11 +57,15 @@ def loaded_tokenizers(data_args: DataArguments, checkpoint: Path | None) -> Toke
 
 
 def take_task(data_args: DataArguments, tokenizers: Tokenizers | None) -> None:
-    """Let a run have the task of the tokenizers that it has loaded, unless `task` is set."""
+    """Let a run have the task of the tokenizers that it has loaded, unless `task` is set.
+
+    A task that the tokens suggest stays unset, as in the run that trained the tokenizers.
+    """
     if tokenizers is None or data_args.task is not None:
         return
-    if tokenizer_task(*tokenizers) == "sequence":
-        data_args.task = "sequence"
+    task = tokenizer_task(*tokenizers)
+    if task == "sequence" and run_task(data_args) != task:
+        data_args.task = task
 
 
 def take_source_form(

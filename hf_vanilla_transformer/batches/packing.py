@@ -39,6 +39,7 @@ from .batching import (
     runs_of_equals,
     shuffled_runs,
 )
+from .redrawing import RedrawnDataset
 
 ROW = 128  # places of a row, if no pair is longer
 UNIT = 8  # places are a multiple of it, for the kernels of products
@@ -52,6 +53,16 @@ BACKENDS = ("sdpa", "eager")  # of attention, which take such masks
 # Columns of pairs that are the same in each epoch, so that they are read once
 TABLE_COLUMNS = "input_ids", "attention_mask", "labels"
 PAIR_COLUMNS = *TABLE_COLUMNS, "decoder_input_ids"  # for which packed rows have a place
+
+
+def is_packed(batch: Mapping[str, Any]) -> bool:
+    """Return whether the rows of a batch are packed."""
+    return "segment_ids" in batch
+
+
+def token_mask(batch: Mapping[str, Any]) -> Tensor | None:
+    """The places (R, S) of a batch with a token of a source. None if the batch does not say which."""
+    return batch["segment_ids"].ne(0) if is_packed(batch) else batch.get("attention_mask")
 
 
 # Which pairs share a row
@@ -322,7 +333,10 @@ class FlatIds:
 
     @classmethod
     def of_column(cls, dataset: Dataset, name: str) -> "FlatIds":
-        """The lists of ids in a column of a table."""
+        """The lists of ids in a column of a table. Those of a table in one piece, as a prepared one is, stay there."""
+        pieces = dataset.data.column(name).chunks
+        if dataset._indices is None and len(pieces) == 1 and pieces[0].offsets[0].as_py() == 0:
+            return cls(pieces[0].flatten().to_numpy(), pieces[0].offsets.to_numpy())
         ids = []
         lengths = []
         column = dataset.select_columns([name]).with_format("arrow")
@@ -557,7 +571,7 @@ class PackedPairs(torch.utils.data.Dataset):
         self.flat: FlatPairs | None = None  # the pairs, if they are the same in each epoch
         if collator is None and isinstance(dataset, Dataset):
             self.flat = FlatPairs.of_table(dataset)
-        elif collator is None and not hasattr(dataset, "encoded"):
+        elif collator is None and not isinstance(dataset, RedrawnDataset):
             self.flat = FlatPairs.of_rows(self._rows(range(len(dataset))))
         sampler.whole = self.flat is None and collator is None
 

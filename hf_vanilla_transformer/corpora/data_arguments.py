@@ -37,6 +37,9 @@ def optional_argument(help: str) -> Any:
 class DataArguments:
     """Where the sentence pairs come from, and how they are tokenized."""
 
+    data: str | None = optional_argument(
+        "A folder of `vanilla-transformer prepare`, in place of the fields that it was prepared with"
+    )
     source_lang: str | None = optional_argument("Source language, such as en")
     target_lang: str | None = optional_argument("Target language, such as de")
     directions: list[str] | None = optional_argument(

@@ -156,7 +156,7 @@ def concatenated(tables: Iterable[tuple[int, Dataset]], fingerprint: str) -> Dat
     last_line = 0
     for part, table in tables:
         lines = np.asarray(table.with_format("numpy")["line"][:]) + last_line
-        numbers = Dataset(pa.table({"line": lines, PART: np.full(len(lines), part, np.int16)}))
+        numbers = Dataset(pa.table({"line": lines, PART: np.full(len(lines), part, np.int32)}))
         # the text stays memory-mapped
         copies.append(
             concatenate_datasets([table.select_columns(["source", "target"]), numbers], axis=1)

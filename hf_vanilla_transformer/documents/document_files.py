@@ -13,7 +13,7 @@ from .guard import Reading, guarded
 from .html_text import translate_html
 from .markdown_text import read_markdown, translate_markdown
 from .office_files import MAX_UNPACKED, translate_office
-from .po_files import translate_po
+from .po_files import catalogue_of, translate_po
 from .readings import read_html, read_po, read_subtitles, read_tmx, read_xliff
 from .subtitles import translate_subtitles
 from .translation_files import translate_tmx, translate_xliff
@@ -84,6 +84,8 @@ def check_output(source: str | Path | None, output: str | Path | None) -> None:
         raise UserError(
             f"output: {output} would be no {other} document; the input must be one, or name it .txt"
         )
+    if not name.resolve().parent.is_dir():
+        raise UserError(f"output: {output}: there is no folder {name.parent}")
 
 
 @dataclass(frozen=True)
@@ -94,11 +96,12 @@ class _TextFormat:
     read: Callable[[str], Reading]  #: the second reader, for `guarded`
     declaration: "re.Pattern[bytes] | None" = None
     fills: bool = False  #: whether translations stand next to their sources
+    prepared: Callable[[str], str] = str  #: changes what is no text, before the translation
 
     def translated(self, data: bytes, translate: TranslateTexts) -> bytes:
         """Translate the content of a file."""
         text, encoding = decode(data, self._declared_encoding(data))
-        result = guarded(text, self.translate, translate, self.read, self.fills)
+        result = guarded(self.prepared(text), self.translate, translate, self.read, self.fills)
         has_references = self.declaration in (_CHARSET, _ENCODING)
         try:
             return result.encode(encoding, "xmlcharrefreplace" if has_references else "strict")
@@ -110,6 +113,8 @@ class _TextFormat:
 
     def _declared_encoding(self, data: bytes) -> str:
         declared = self.declaration.search(data[:_DECLARED_IN]) if self.declaration else None
+        if declared is None and self.declaration is _CHARSET and data.isascii():
+            return "ascii"  # browsers would read the letters of UTF-8 as windows-1252
         name = declared[1].decode() if declared else "utf-8"
         if _WIDE.match(name):
             return "utf-8"
@@ -162,7 +167,7 @@ def _read_plain(text: str) -> Reading:
 _HTML = _TextFormat(translate_html, read_html, _CHARSET)
 _MARKDOWN = _TextFormat(translate_markdown, read_markdown)  # plain text may be named so
 _SUBTITLES = _TextFormat(translate_subtitles, read_subtitles)
-_PO = _TextFormat(translate_po, read_po, _PO_CHARSET, fills=True)
+_PO = _TextFormat(translate_po, read_po, _PO_CHARSET, fills=True, prepared=catalogue_of)
 _XLIFF = _TextFormat(translate_xliff, read_xliff, _ENCODING, fills=True)
 
 _TEXTS = {

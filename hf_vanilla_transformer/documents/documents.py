@@ -239,7 +239,7 @@ def text_translator(
     """
     split = sentence_splitter(source)
     cut = SentenceCutter(translator)
-    usual: dict[str, Any] = {"protect": True, "scores": False}
+    usual: dict[str, Any] = {"scores": False}
     if aligned:
         usual |= {"alignment": True, "alignment_words": words}
     settings = usual | settings

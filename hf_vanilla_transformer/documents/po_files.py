@@ -29,6 +29,9 @@ _BEFORE = {
 }
 #: The formula for the form of a plural, in the header of a file.
 _PLURAL = re.compile(r"^Plural-Forms:.*?\bplural\s*=\s*([^;\n]+)", re.MULTILINE | re.IGNORECASE)
+#: In the header of a template, by xgettext and others: its flag, and its encoding.
+_FUZZY = re.compile(r"^#, *fuzzy *\r?\n", re.MULTILINE)
+_NO_CHARSET = "charset=CHARSET"
 _NUMBERS = 200  # that tell what a form is for
 _CHOICE = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")
 _ESCAPES = {
@@ -105,10 +108,34 @@ def translate_po(text: str, translate: TranslateTexts) -> str:
     return translate_pieces([*pieces, text[position:]], translate)
 
 
+def catalogue_of(template: str) -> str:
+    """A template (POT) with the header of a catalogue in UTF-8. Other files stay as they are.
+
+    Raises:
+        UserError: it has plurals, whose forms depend on the language.
+    """
+    header = _header([field for field in po_fields(template) if field.keyword != "#"])
+    if "nplurals=INTEGER" in header.text:
+        raise UserError(
+            "documents: nplurals=INTEGER: this is a template, and its plurals need those of a language; "
+            "make a catalogue first: msginit --locale=LANGUAGE"
+        )
+    if _NO_CHARSET not in header.text and "YEAR-MO-DA" not in header.text:
+        return template
+    head = _FUZZY.sub("", template[: header.end]).replace(_NO_CHARSET, "charset=UTF-8")
+    return head + template[header.end :]
+
+
+def _header(fields: list[PoField]) -> PoField:
+    """The translation of the empty message, which comes first."""
+    if len(fields) > 1 and not fields[0].text:
+        return fields[1]
+    return PoField("msgstr", None, "", 0, 0)
+
+
 def _forms_of_numbers(fields: list[PoField]) -> list[int]:
     """The form of a plural for each number, by the header. Without one, the first form is for 1 only."""
-    header = fields[1].text if len(fields) > 1 and not fields[0].text else ""
-    formula = _PLURAL.search(header)
+    formula = _PLURAL.search(_header(fields).text)
     if formula is not None:
         with suppress(ValueError, ArithmeticError):
             form_of = c2py(formula[1])

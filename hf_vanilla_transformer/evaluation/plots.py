@@ -61,7 +61,7 @@ def cross_attention(
     )
     source_ids = translator.encode(sentence)
     if translation is None:
-        (translation,) = translator.translate([sentence])
+        (translation,) = translator.translate([sentence], protect=False)
     with TOKENIZER_LOCK:
         (target_ids,) = translator.directions.encode_targets(
             target_tokenizer, [translation], [translator.directions.default]

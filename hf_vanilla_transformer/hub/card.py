@@ -366,7 +366,7 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and math.isfinite(value)
 
 
-# 3. Redaction of directories and access tokens
+# 3. Redaction of directories and secrets
 
 # An absolute path within other text: from the root, a drive, a share or a home directory. Group 1: its last part.
 _ABSOLUTE_PATH = re.compile(
@@ -378,12 +378,19 @@ _PATH_START = re.compile(r"(file://|~|[A-Za-z]:)?[\\/]")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _SECRET_FIELD = re.compile(r"(^|[_-])(token|password|secret|key)$", re.IGNORECASE)
-_SECRET = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
+#: Keys of the Hub, AWS, GitHub, GitLab, Google, Slack, OpenAI and Anthropic, and of any service: tokens of JSON,
+#: private keys, addresses with a password.
+SECRET = re.compile(
+    r"\bhf_[A-Za-z0-9]{16,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bgh[opsru]_[A-Za-z0-9]{36}|\bgithub_pat_\w{22,}"
+    r"|\bglpat-[\w-]{20}|\bAIza[\w-]{35}|\bxox[abeprs]-[\w-]{10,}"
+    r"|\bsk-(?:(?:ant|proj|svcacct)-[\w-]{32,}|[A-Za-z0-9]{40,})|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"
+    r"|-----BEGIN (?:[A-Z]+ )*PRIVATE KEY|(?<=://)[^\s/:@\"'<>]+:[^\s/:@\"'<>]+@"
+)
 
 
 def _public_text(text: str) -> str:
-    """Text with absolute paths reduced to their last part, and without access tokens."""
-    return _SECRET.sub("hf_…", _ABSOLUTE_PATH.sub(r"\1", text))
+    """Text with absolute paths reduced to their last part, and without secrets."""
+    return _ABSOLUTE_PATH.sub(r"\1", SECRET.sub("…", text))
 
 
 def _public_value(name: str, value: str, hub_names: Collection[str] = ()) -> str:

@@ -1,6 +1,5 @@
 """The files of a model folder that are published."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -11,6 +10,7 @@ from transformers.dynamic_module_utils import get_relative_imports
 from ..text.tokenizer_files import TARGET_FOLDER
 from ..utils.errors import UserError
 from ..utils.untrusted import read_json_object, read_safetensors_header
+from .card import SECRET
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -57,8 +57,6 @@ _OTHER = (
     "LICENSE.md",
     "NOTICE",
 )
-
-_ACCESS_TOKEN = re.compile(rb"\bhf_[A-Za-z0-9]{30,}")
 
 
 @dataclass
@@ -133,11 +131,15 @@ def _check_location(folder: Path, name: str) -> None:
 
 
 def _check_content(path: Path) -> None:
-    """Refuse damaged weights, and files that contain an access token."""
+    """Refuse damaged weights, and files that contain an access token, a key or a password."""
     if path.suffix == ".safetensors":
         read_safetensors_header(path)
-    elif _ACCESS_TOKEN.search(path.read_bytes()):
-        raise UserError(f"{path} seems to contain an access token; remove it before you publish")
+        return
+    found = SECRET.search(path.read_bytes().decode("latin-1"))
+    if found is not None:
+        raise UserError(
+            f"{path} seems to contain a secret ({found[0][:4]}…); remove it before you publish"
+        )
 
 
 def _check_complete(folder: Path, names: list[str]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..utils.errors import UserError
+from ..text.cells import text_of
 from .translator import Translator
 
 
@@ -22,7 +22,7 @@ class BatchTranslator:
         source: the column with sentences.
         target: the column for translations.
         device, dtype, workers: as in `Translator.from_pretrained`.
-        settings: as in `Translator.translate`. `protect` is True by default, as in `vanilla-transformer translate`.
+        settings: as in `Translator.translate`.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class BatchTranslator:
         self.models = [str(one) for one in ([model] if isinstance(model, str | Path) else model)]
         self.source = source
         self.target = target
-        self.settings = {"protect": True} | settings
+        self.settings = settings
         self.device = device
         self.dtype = dtype
         self.workers = workers
@@ -54,7 +54,7 @@ class BatchTranslator:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the columns of `batch`, lists or arrays of equal length, and the translations.
 
-        A missing value (None, NaN or pandas' NA) has None for a translation.
+        A missing value (`text.cells.text_of`) has None for a translation.
 
         Raises:
             KeyError: there is no column `source`.
@@ -65,24 +65,14 @@ class BatchTranslator:
             self._translator = Translator.from_pretrained(
                 first, self.device, self.dtype, others, self.workers
             )
-        cells = enumerate(batch[self.source])
-        sentences = [self._sentence_of(number, cell) for number, cell in cells]
+        sentences = [
+            text_of(cell, f"{self.source}: row {number} of the batch")
+            for number, cell in enumerate(batch[self.source])
+        ]
         texts = [sentence for sentence in sentences if sentence is not None]
         translated = iter(self._translator.translate(texts, **self.settings))
         translations = [None if sentence is None else next(translated) for sentence in sentences]
         return dict(batch) | {self.target: translations}
-
-    def _sentence_of(self, number: int, cell: Any) -> str | None:
-        """The text of a cell, or None if it has no value."""
-        if cell is None or isinstance(cell, str):
-            return cell
-        import pandas
-
-        if pandas.isna(cell) is True:
-            return None
-        raise UserError(
-            f"{self.source}: row {number} of the batch is {cell!r} ({type(cell).__name__}), not text"
-        )
 
     def map_in_pandas(self, frames: Iterable[Any]) -> Iterator[Any]:
         """Yield each pandas frame with the translations, for Spark's `mapInPandas`."""

@@ -75,7 +75,13 @@ def distil(
     translations = folder / TRANSLATIONS
     if not translations.exists():
         translate_file(
-            teacher, lines, translations, progress=progress, shard=shard, pool=pool, **settings
+            teacher,
+            lines,
+            translations,
+            progress=progress,
+            shard=shard,
+            pool=pool,
+            **{"protect": False} | settings,  # a student learns what its teacher writes
         )
     if shard:
         return 0

@@ -8,6 +8,8 @@ from typing import Any
 
 from ..corpora.columns import Columns, cell_text, read_sides
 from ..corpora.inputs import Input, has_pairs
+from ..corpora.readers import BadRow
+from ..text.cells import text_of
 from ..text.language_tokens import CODES
 from ..utils.errors import UserError
 from .text_io import on_one_line, read_lines
@@ -44,6 +46,10 @@ def _sentences_with_cells(
     from ..corpora.pairs import defect
 
     for line, (text,), cells in read_sides(Path(path), columns or Columns(), {}, [side]):
+        if not isinstance(text, BadRow):
+            text = text_of(text, f"{path}, line {line}: {side}")
+        if text is None and side == "source":  # it has no translation. A reference must be there
+            text = ""
         reason = defect(side, text)
         if reason and not (isinstance(text, str) and not text.strip()):
             raise UserError(f"{path}, line {line}: {reason}; mend it, or remove the row")

@@ -19,6 +19,7 @@ from ..engine.shared_copy import in_evaluation_mode, shared_copy
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search, uncovered_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import LengthPenalty, is_hypothesis
+from ..text.cells import text_of
 from ..text.language_tokens import Direction
 from ..text.side_tokens import AS_TEXT, readable_tokens
 from ..text.source_text import source_text
@@ -34,7 +35,6 @@ from ..text.words import WordSplitter, white_space_words, words
 from ..utils.cpu_time import on_fitting_threads
 from ..utils.errors import UserError, check_at_least_one, without_panic
 from ..utils.shipped_models import model_folder
-from ..utils.untrusted import one_line
 from .alignment import align, chosen_layer, source_inputs
 from .batching import (
     BATCHES_AHEAD,
@@ -176,11 +176,12 @@ class Translator:
         directed.directions = self.directions.changed(source_lang, target_lang)
         return directed
 
-    def translate(self, sentences: Iterable[str], **settings: Any) -> Iterator[str]:
+    def translate(self, sentences: Iterable[Any], **settings: Any) -> Iterator[str]:
         """Translate sentences one by one or from an endless stream.
 
         Args:
-            sentences: text, one sentence each. Blank ones get an empty translation without reaching the model.
+            sentences: text, one sentence each. Blank ones and missing values (`text.cells.text_of`) get an empty
+                translation without reaching the model.
             settings: as in `translate_nbest`, such as `num_beams`, and any other argument of `model.generate`.
 
         Returns:
@@ -194,7 +195,7 @@ class Translator:
 
     def translate_nbest(
         self,
-        sentences: Iterable[str],
+        sentences: Iterable[Any],
         n_best: int = 1,
         *,
         source_lang: Codes = None,
@@ -208,7 +209,7 @@ class Translator:
         batch_size: int = 64,
         max_tokens_per_batch: int = MAX_TOKENS,
         first_line: int | Sequence[int] = 1,
-        protect: bool = False,
+        protect: bool = True,
         in_form: bool = True,
         **generate_kwargs: Any,
     ) -> Iterator[list[Hypothesis]]:
@@ -349,7 +350,12 @@ class Translator:
         translate = self._translate_protected if request.protect else self._translate_window
         try:
             while window := list(islice(pairs, ahead)):
-                yield from translate(window, next_places(places, len(window)), request, warnings)
+                of_window = next_places(places, len(window))
+                texts = [
+                    (text_of(item, f"sentences: line {line}") or "", prefix)
+                    for (item, prefix), (line, *_) in zip(window, of_window, strict=True)
+                ]
+                yield from translate(texts, of_window, request, warnings)
         finally:  # also of a stream that is not read to its end
             if self.line_warnings is None:
                 warnings.warn()
@@ -371,7 +377,6 @@ class Translator:
         spans: dict[int, Protected] = {}
         verbatim: list[int] = []
         for i, (line, prefix) in enumerate(window):
-            _blank(line)  # refuses what is no string
             protected = protect(line, self.escaped)
             if protected:
                 spans[i] = protected
@@ -424,7 +429,7 @@ class Translator:
                 self.encode_prefix(prefix, *place),
             )
             for i, ((line, prefix), place) in enumerate(zip(window, places, strict=True))
-            if not _blank(line)
+            if line.strip()
         }
         for i, sentence in sentences.items():
             prefix = window[i][1]
@@ -632,16 +637,8 @@ class Translator:
             )
         engine = getattr(models[0], "inference_engine", None)
         compiled = getattr(engine, "compile", False)  # for one number of threads
-        try:
-            with nullcontext() if compiled else on_fitting_threads():
-                output = models[0].generate(**(arguments | request.settings))
-        except UserError:
-            raise
-        # Settings that only transformers has are checked by nobody before they are used.
-        except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
-            raise UserError(
-                f"generate refuses these settings, or those of generation_config.json ({one_line(error)})"
-            ) from error
+        with nullcontext() if compiled else on_fitting_threads():
+            output = models[0].generate(**(arguments | request.settings))
         return self._hypotheses(models, sources, output, 1 + prefix_length, request)
 
     def _hypotheses(
@@ -753,10 +750,3 @@ def check_search(settings: Mapping[str, Any]) -> None:
         raise UserError(f"no_repeat_ngram_size: must be at least 0, not {size}")
     if penalty is not None and not penalty > 0:
         raise UserError(f"repetition_penalty: must be more than 0, not {penalty}")
-
-
-def _blank(line: str) -> bool:
-    """Return whether a line has no text. Raise a UserError if it is no string."""
-    if not isinstance(line, str):
-        raise UserError(f"sentences: strings are needed, not {line!r}")
-    return not line.strip()

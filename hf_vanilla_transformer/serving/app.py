@@ -176,10 +176,8 @@ def _add_disabled(app: FastAPI, path: str, message: str) -> None:
     """Answer a path as LibreTranslate does if it is off. A route that was added earlier replaces it."""
 
     @app.post(path, include_in_schema=False)
-    async def disabled(request: Request) -> Response:
-        async for _ in request.stream():
-            # Some clients fail if the answer precedes the end of their file.
-            pass
+    async def disabled(fields: _Fields) -> Response:
+        # Some clients fail if the answer precedes the end of their file.
         raise HTTPException(403, message)
 
 

@@ -148,12 +148,14 @@ def validate(model: type[Model], fields: dict[str, object]) -> Model:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        found = error.errors(include_url=False, include_input=False)
+    first = found[0]
     name = str(first["loc"][0])
+    rows = [f" (item {each['loc'][-1]})" for each in found if isinstance(each["loc"][-1], int)]
     if first["type"] == "missing":
         problem = f"Invalid request: missing {name} parameter"
     elif name == "format":
         problem = f"{name}: {shown(fields[name])} format is not supported"
     else:
-        problem = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        problem = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}{''.join(rows[:1])}"
     raise HTTPException(400, f"{problem} ({model.model_fields[name].description})")

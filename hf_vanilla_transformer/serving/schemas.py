@@ -1,8 +1,12 @@
 """The bodies of requests and answers. `/openapi.json` and `/docs` describe these models."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
+
+from ..text.cells import text_of
+
+_Text = Annotated[str, BeforeValidator(lambda text: text_of(text, "the text") or "")]
 
 
 class _Request(BaseModel):
@@ -15,7 +19,7 @@ class _Request(BaseModel):
 class TranslateRequest(_Request):
     """The body of `POST /translate`. Unknown fields are ignored, as LibreTranslate ignores them."""
 
-    q: str | list[str] = Field(description="a text, or in JSON a list of texts")
+    q: str | list[_Text] = Field(description="a text, or in JSON a list of texts")
     source: str = Field(min_length=1, description="a language code of GET /languages, or auto")
     target: str = Field(min_length=1, description="a language code of GET /languages")
     format: Literal["text", "html"] = Field("text", description="text or html; HTML keeps its tags")
@@ -50,7 +54,7 @@ class TranslateAnswer(BaseModel):
 class PredictRequest(_Request):
     """The body of `POST /predict`. Unknown fields are ignored."""
 
-    q: str | list[str] = Field(description="a sequence, or in JSON a list of sequences")
+    q: str | list[_Text] = Field(description="a sequence, or in JSON a list of sequences")
     n_best: int = Field(
         1, ge=1, description="most predictions of each sequence, at most the server's beams"
     )

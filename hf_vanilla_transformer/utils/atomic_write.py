@@ -2,14 +2,18 @@
 
 import errno
 import os
+import re
+import shutil
+import socket
 import tempfile
 import uuid
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import DiskFull, UserError
-from .system_calls import replace
+from .system_calls import process_runs, replace
 
 _FULL = {
     errno.ENOSPC: "no space left on the disk",
@@ -76,7 +80,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield target
         return
     # Not mkstemp: its files have mode 0600 whatever the umask is.
-    temporary = target.with_name(f".{uuid.uuid4().hex[:8]}.{target.name}")
+    temporary = target.with_name(_mark_of_process(target) + target.name)
     try:
         with report_full_disk(target.parent):
             yield temporary
@@ -97,11 +101,27 @@ def new_folder(output: Path, overwrite: bool = False) -> Iterator[Path]:
     """A temporary path next to `output` to write a folder to: renamed to `output` when the block ends."""
     require_new(output, overwrite)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as temporary:
+    mark = _mark_of_process(output)
+    with tempfile.TemporaryDirectory(f".{output.name}", mark[:-1], output.parent) as temporary:
         folder = Path(temporary) / "new"
         with report_full_disk(output.parent):
             yield folder
             replace_folder(folder, output)
+
+
+def _mark_of_process(target: Path) -> str:
+    """The start of a temporary name next to `target`. Removes what a killed process of this host has left there."""
+    host = f"{zlib.crc32(socket.gethostname().encode()):08x}"
+    left = re.compile(rf"\.{host}-(\d{{1,7}})-\w+\.{re.escape(target.name)}")
+    for path in target.parent.iterdir() if target.parent.is_dir() else ():
+        match = left.fullmatch(path.name)
+        if match is None or process_runs(int(match[1])):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    return f".{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}."
 
 
 def require_new(output: Path, overwrite: bool) -> None:
@@ -110,13 +130,6 @@ def require_new(output: Path, overwrite: bool) -> None:
         raise UserError(f"output {output} is a file: name a folder")
     if not overwrite and output.exists() and any(output.iterdir()):
         raise UserError(f"output {output} exists already: name a new folder, or give --overwrite")
-
-
-def require_apart(output: str | Path, source: str | Path) -> None:
-    """Refuse an output that contains the model's folder: replacing it would delete the model."""
-    folder = Path(source).resolve()
-    if Path(output).resolve() in (folder, *folder.parents):
-        raise UserError(f"output {output} contains the model itself; name a new folder")
 
 
 def share_files(path: Path) -> None:

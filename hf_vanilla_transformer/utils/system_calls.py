@@ -76,6 +76,19 @@ def release_and_remove(lock: BaseFileLock) -> None:
         lock.release()
 
 
+def process_runs(number: int) -> bool:
+    """Return whether this host has a process with this number. Windows has no signal that asks: True."""
+    if sys.platform == "win32":
+        return True
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
+
+
 # The machine
 
 

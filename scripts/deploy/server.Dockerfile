@@ -1,7 +1,9 @@
 # The server on a CPU. From the folder of the clone, with a model folder mounted at /model:
 #   docker build -f scripts/deploy/server.Dockerfile -t vanilla-transformer-server .
 #   docker run -p 5000:5000 -v "$PWD/runs/mine:/model:ro" vanilla-transformer-server --model en-de=/model
-FROM python:3.11-slim
+# In production with its digest: --build-arg BASE=python:3.11-slim@sha256:…
+ARG BASE=python:3.11-slim
+FROM ${BASE}
 
 WORKDIR /app
 COPY pyproject.toml README.md LICENSE ./

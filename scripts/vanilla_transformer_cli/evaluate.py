@@ -194,7 +194,7 @@ def translate_source(
     codes = codes_of(arguments, translator, codes_in(test.cells))
     settings = given_values(arguments, *DECODING)
     lists = translator.translate_nbest(
-        sources, arguments.n_best or 1, scores=False, **settings, **codes
+        sources, arguments.n_best or 1, scores=False, protect=False, **settings, **codes
     )
     return [[hypothesis.text for hypothesis in hypotheses] for hypotheses in lists]
 

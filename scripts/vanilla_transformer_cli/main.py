@@ -12,11 +12,12 @@ import sys
 from types import ModuleType
 
 from .models import use_model_code, use_shipped_models
-from .parsing import Parser, did_you_mean, output_that_is_input, output_without_folder
+from .parsing import Parser, did_you_mean, output_that_is_input
 
 # subcommand and name of its module -> description
 SUBCOMMANDS = {
     "train": "train a translation model from a recipe",
+    "prepare": "read and encode training text once, for several runs or processes",
     "translate": "translate text, line by line",
     "predict": "predict sequences that are no languages, line by line",
     "merge": "join the shards of a translation or a prediction",
@@ -34,11 +35,8 @@ SUBCOMMANDS = {
     "recipes": "list the recipes, or print one",
 }
 
-# Subcommands whose output is a folder. They make the folders above it.
-WRITE_FOLDERS = ("convert", "export", "average")
-
 # Subcommands in which the warnings and bars of transformers are shown, or that do not need it.
-NOT_SILENT = ("train", "recipes", "merge", "clean")
+NOT_SILENT = ("train", "prepare", "recipes", "merge", "clean")
 
 # oneDNN compiles kernels for every shape of a product, and almost every batch has a new one. Its default is to keep
 # 1,024: 150 MB after 10,000 sentences of a tiny model. In training they also divide the heap into small pieces.
@@ -109,11 +107,8 @@ def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:
         sys.exit(0)
     # `train` leaves its arguments to the package.
     is_parsed = isinstance(parsed, argparse.Namespace)
-    refusal = output_that_is_input(parsed) if is_parsed else None
-    if is_parsed and name not in WRITE_FOLDERS:
-        refusal = refusal or output_without_folder(parsed)
-    if refusal:
-        print(f"error: {refusal}", file=sys.stderr)
+    if is_parsed and (clash := output_that_is_input(parsed)):
+        print(f"error: {clash}", file=sys.stderr)
         sys.exit(2)
     if name in KERNELS_KEPT:  # read at the first product, the second variable by torch
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS_KEPT[name]))

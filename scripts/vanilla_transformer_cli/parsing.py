@@ -213,16 +213,6 @@ def output_that_is_input(parsed: argparse.Namespace) -> str | None:
     return None
 
 
-def output_without_folder(parsed: argparse.Namespace) -> str | None:
-    """A line that refuses a file in a folder that does not exist. None if there is none."""
-    for name in OUTPUTS:
-        for path in _paths(getattr(parsed, name, None)):
-            folder = os.path.dirname(path) or "."
-            if not os.path.isdir(folder):
-                return f"{path}: there is no folder {folder}: make it, or name another file"
-    return None
-
-
 def _paths(value: Any) -> list[str]:
     values = value if isinstance(value, list | tuple) else [value]
     return [each for each in values if isinstance(each, str) and each not in ("", "-")]
@@ -295,3 +285,20 @@ def recipe_path(recipe: str) -> str:
 
         raise UserError(f"there is no recipe {recipe}; {hint}")
     return str(recipes.get(recipe, recipe))
+
+
+def parse_run(arguments: list[str]) -> tuple[tuple[Any, Any, Any], Any]:
+    """The arguments of a run from a recipe and flags, and the importers of foreign models, if it starts from one."""
+    from hf_vanilla_transformer.training.run.recipes import parse_recipe
+    from hf_vanilla_transformer.training.run.report import hide_bars_without_terminal
+
+    hide_bars_without_terminal()
+    flags = ["--help" if argument == "--help-all" else argument for argument in arguments]
+    if not flags[0].startswith("-"):
+        flags[0] = recipe_path(flags[0])
+    parsed = parse_recipe(flags)
+    if parsed[2].model_name_or_path is None:
+        return parsed, {}
+    from hf_vanilla_transformer.interop.importers import IMPORTERS
+
+    return parsed, IMPORTERS

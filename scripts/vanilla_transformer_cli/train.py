@@ -10,7 +10,7 @@ lists every field with its default.
 
 import sys
 
-from .parsing import recipe_path
+from .parsing import parse_run
 
 # Importing the definitions of the fields takes seconds.
 HELP = """usage: {prog} [RECIPE] [--FIELD VALUE ...]
@@ -23,6 +23,7 @@ RECIPE                              name (`vanilla-transformer recipes` lists th
 data:
   --train INPUT                     text to train on: train.en train.de, a CSV, TMX or other file, a prefix, a dataset,
                                     or several
+  --data DIR                        or a folder of `prepare`, which several runs and processes share
   --validation INPUT                text that selects the best checkpoint
   --held_out_pairs N                without validation: hold out N training pairs
   --test INPUT                      text that is scored once, at the end
@@ -89,19 +90,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> list[str]:
 
 def main(arguments: list[str]) -> None:
     from hf_vanilla_transformer.cleaning.judging import sample_warnings
-    from hf_vanilla_transformer.training.run.recipes import parse_recipe
-    from hf_vanilla_transformer.training.run.report import hide_bars_without_terminal
     from hf_vanilla_transformer.training.run.run import run_training
 
-    hide_bars_without_terminal()
-
-    flags = ["--help" if argument == "--help-all" else argument for argument in arguments]
-    if not flags[0].startswith("-"):
-        flags[0] = recipe_path(flags[0])
-    parsed = parse_recipe(flags)
-    importers = {}
-    if parsed[2].model_name_or_path is not None:
-        from hf_vanilla_transformer.interop.importers import IMPORTERS
-
-        importers = IMPORTERS
+    parsed, importers = parse_run(arguments)
     run_training(*parsed, pair_warnings=sample_warnings, importers=importers)

@@ -33,6 +33,7 @@ from hf_vanilla_transformer.batches.packing import (
     PackedPairs,
     fill_rows,
 )
+from hf_vanilla_transformer.batches.redrawing import RedrawnDataset
 from tests.model_helpers import PAD, START, padded, tiny_model
 from tests.trainer_helpers import QUIET
 
@@ -387,9 +388,6 @@ def test_table_and_rows_make_the_same_tensors() -> None:
 class Changing:
     """Pairs that are twice as long when they are read."""
 
-    def __init__(self, **attributes: Any):
-        vars(self).update(attributes)
-
     def __len__(self) -> int:
         return len(ROWS)
 
@@ -397,14 +395,18 @@ class Changing:
         return ROWS[number]
 
     def __getitems__(self, numbers: list[int]) -> list[dict[str, list[int]]]:
-        return [{name: ids * 2 for name, ids in ROWS[number].items()} for number in numbers]
+        return [doubled(ROWS[number], 0) for number in numbers]
+
+
+def doubled(row: dict[str, list[int]], epoch: int) -> dict[str, list[int]]:
+    return {name: ids * 2 for name, ids in row.items()}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("collator", [None, padded_batch])
 def test_pairs_that_change_are_packed_once_over_all_ranks(world_size: int, collator: Any) -> None:
     """Augmented ones are dealt anew, and those of an own collator stay in their batches."""
-    data: Any = Changing() if collator else Changing(encoded=ROWS)
+    data: Any = Changing() if collator else RedrawnDataset(Dataset.from_list(ROWS), doubled)
     targets: list[tuple[int, ...]] = []
     batches = []
     for rank in range(world_size):

@@ -7,6 +7,7 @@ from datasets import Dataset
 
 from hf_vanilla_transformer.batches import encode_pairs
 from hf_vanilla_transformer.corpora import load_pairs
+from hf_vanilla_transformer.corpora.mixtures import concatenated
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
 from hf_vanilla_transformer.text import train_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
@@ -73,3 +74,8 @@ def test_invalid_mixtures_are_refused(inputs):
     ):
         with pytest.raises(UserError, match=message):
             load_pairs(inputs, weights=weights, **LANGUAGES)
+
+
+def test_inputs_are_numbered_beyond_16_bits():
+    tables = [(part, Dataset.from_dict({"source": ["a"], "target": ["b"], "line": [1]})) for part in (0, 40_000)]
+    assert concatenated(tables, "40,001 inputs")["part"][:] == [0, 40_000]

@@ -1,6 +1,10 @@
 """Documents of each format keep every byte but their text."""
 
+import gettext
+import html
 import io
+import shutil
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -264,7 +268,6 @@ SRT_WORD = "1\n00:00:01,000 --> 00:00:02,000\n{text}\n"
     [
         (".po", PO_WORD, "ISO-8859-15", "iso-8859-15", "prix"),
         (".po", "# x\n" * 500 + PO_WORD, "KOI8-R", "koi8-r", "слово"),
-        (".pot", PO_WORD, "CHARSET", "utf-8", "größe"),
         (".po", PO_WORD, "windows-1251", "utf-8-sig", "größe"),
         (".xlf", XLIFF_WORD, "windows-1252", "cp1252", "größe"),
         (".xlf", XLIFF_WORD, "utf-16", "utf-8", "größe"),
@@ -300,6 +303,28 @@ def test_text_that_its_encoding_lacks_is_refused(suffix: str, data: bytes, names
     assert "\n" not in str(error.value)
     page = '<meta charset="latin-1"><p>café'.encode("latin-1")
     assert translate_document(page, ".html", translator_by(lambda _: "日")).endswith(b"&#26085;")
+
+
+@pytest.mark.parametrize(("declaration", "encoding"), [("", "cp1252"), ('<meta charset="utf-8">', "utf-8")])
+def test_browsers_read_the_letters_of_a_page(declaration: str, encoding: str) -> None:
+    """Without a declaration they take windows-1252."""
+    page = f"<html><head>{declaration}<title>One</title></head><body><p>two&nbsp;three</p></body></html>"
+    translated = translate_document(page.encode(), ".html", translator_by(lambda _: "zwölf 日"))
+    assert html.unescape(translated.decode(encoding)).count("zwölf 日") == 2
+
+
+@pytest.mark.parametrize("charset", ["CHARSET", "UTF-8"])
+def test_filled_template_of_gettext_is_a_catalogue(charset: str) -> None:
+    msgfmt = shutil.which("msgfmt") or pytest.skip("needs msgfmt")
+    header = f"PO-Revision-Date: YEAR-MO-DA HO:MI+ZONE\\nContent-Type: text/plain; charset={charset}\\n"
+    messages = '#, fuzzy\nmsgid "one"\nmsgstr ""\n\nmsgid "two"\nmsgstr ""\n'
+    template = f'# A title\n#, fuzzy\nmsgid ""\nmsgstr "{header}"\n\n{messages}'
+    filled = translate_document(template.encode(), ".pot", translator_by(lambda _: "zwölf"))
+    assert filled.count(b"fuzzy") == 1  # Babel takes no catalogue whose header is
+    compiled = subprocess.run([msgfmt, "-o", "-", "-"], input=filled, check=True, capture_output=True)
+    assert gettext.GNUTranslations(io.BytesIO(compiled.stdout)).gettext("two") == "zwölf"
+    plurals = template.replace(header, f"{header}Plural-Forms: nplurals=INTEGER; plural=EXPRESSION;\\n")
+    assert "msginit" in error_of(translate_document, plurals.encode(), ".pot", translator_by(str))
 
 
 @pytest.mark.parametrize("words", [1, 2, 9, 40])

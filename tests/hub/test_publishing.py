@@ -13,6 +13,7 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForSeq2SeqLM
 
 import hf_vanilla_transformer
+from hf_vanilla_transformer.hub.card import SECRET, _public_text
 from hf_vanilla_transformer.hub.publishing import prepared_files, publish
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.hub.conftest import PRIVATE
@@ -212,6 +213,40 @@ def test_invalid_folder_is_refused_without_requests(hub, saved, tmp_path, change
     with pytest.raises(UserError, match=re.escape(message)) as raised:
         publish(folder, "x")
     assert hub.requests == [] and TOKEN not in str(raised.value)
+
+
+SECRETS = [
+    "AKIA" + "A1" * 8,
+    "ghp_" + "aB3" * 12,
+    "github_pat_" + "aB3" * 10,
+    "glpat-" + "aB3-" * 5,
+    "AIza" + "aB3-_" * 7,
+    "xoxb-" + "12345-" * 3,
+    "sk-" + "aB3" * 16,
+    "sk-ant-api03-" + "aB3-_" * 9,
+    "eyJ" + "aB3" * 5 + ".eyJ" + "aB3" * 5 + "." + "aB3" * 5,
+    "-----BEGIN " + "RSA PRIVATE KEY",
+    "https://me:" + "word@example.org/a",
+]
+
+
+@pytest.mark.parametrize("secret", SECRETS, ids=lambda secret: secret[:8])
+def test_secrets_are_neither_published_nor_in_a_card(saved, tmp_path, secret) -> None:
+    folder = copy_of(saved.folder, tmp_path)
+    write("README.md", f"see {secret}")(folder)
+    with pytest.raises(UserError, match=r"README\.md seems to contain a secret") as raised:
+        prepared_files(folder, "me/x")
+    assert secret not in str(raised.value) and SECRET.search(_public_text(f"see {secret}")) is None
+
+
+def test_names_and_addresses_are_no_secrets() -> None:
+    for text in (
+        "opus-mt-en-sk-cs",
+        "hf_vanilla_transformer",
+        "https://example.org:80/a@b",
+        "a task-of-the-" + "x" * 50,
+    ):
+        assert SECRET.search(text) is None
 
 
 # Shards

@@ -77,6 +77,27 @@ def test_kubernetes_files_fit_the_published_schemas(path: Path) -> None:
             validation.validate(broken, "1.34", strict=True)
 
 
+@pytest.mark.parametrize("path", sorted(FILES.glob("*.Dockerfile")), ids=lambda path: path.name)
+def test_images_do_not_run_as_root(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert re.findall(r"^USER (.*)$", text, re.M) == ["1000"] and "FROM ${BASE}" in text
+
+
+@pytest.mark.parametrize("path", sorted(FILES.glob("kubernetes_*.yaml")), ids=lambda path: path.name)
+def test_pods_meet_the_restricted_standard(path: Path) -> None:
+    """The fields that the Pod Security Standard "restricted" requires, and two more."""
+    pod = next(yaml.safe_load_all(path.read_text("utf-8")))["spec"]["template"]["spec"]
+    context = pod["securityContext"]
+    assert context["runAsNonRoot"] and context["runAsUser"] > 0
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"} and pod["automountServiceAccountToken"] is False
+    for container in pod["containers"]:
+        rights = container["securityContext"]
+        assert rights["allowPrivilegeEscalation"] is False and rights["readOnlyRootFilesystem"]
+        assert rights["capabilities"] == {"drop": ["ALL"]}
+        paths = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert "/tmp" in paths and {"name": "HOME", "value": "/tmp"} in container["env"]
+
+
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of a cluster of Slurm on this machine, with two nodes of four CPUs."""

@@ -201,7 +201,7 @@ def test_language_of_a_text_is_detected(translator: Translator) -> None:
         ("/suggest", GOOD | {"s": "x"}, 403, "Suggestions are disabled on this server."),
         ("/translate_file", GOOD, 403, "Files translation are disabled on this server."),
         ("/translate", "[" * 5000, 400, "the request"),
-        ("/translate", " " * 20_000, 413, "the body"),
+        *[(path, " " * 20_000, 413, "the body") for path in ("/translate", "/suggest", "/translate_file")],
         ("/page/translate", {}, 400, "Invalid request: missing text parameter"),
         ("/page/translate", {"text": "x" * 501}, 400, "text: request (501) exceeds text limit (500)"),
         ("/page/translate", {"text": "seven", "prefix": "x"}, 400, "prefix: "),

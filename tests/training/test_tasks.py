@@ -80,6 +80,13 @@ def test_resumed_fine_tuning_keeps_the_task(base: Path, tmp_path: Path) -> None:
     assert not [name for name in results if "bleu" in name]
 
 
+def test_resumed_run_keeps_the_task_of_its_tokens(tmp_path: Path) -> None:
+    flags = {**SMALL_SIZES, **splits(tmp_path), "tokens": "smiles", "lr_scheduler_type": "constant"}
+    run(tmp_path / "run", **flags, max_steps=1)
+    results = run(tmp_path / "run", **flags, max_steps=2, resume_from_checkpoint="true")
+    assert results["train_updates"] == 2 and "test_bleu" not in results
+
+
 def test_tokens_of_a_base_model_cannot_change(base: Path, tmp_path: Path) -> None:
     flags = {"model_name_or_path": str(base), **splits(tmp_path)}
     assert "tokens: chars: fine-tuning keeps the tokenizer" in error_of(run, tmp_path / "run", **flags, tokens="chars")

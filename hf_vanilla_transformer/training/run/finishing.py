@@ -353,7 +353,7 @@ def write_card(trainer: VanillaTransformerTrainer, run: Run, results: dict[str, 
     base = args.model_name_or_path
     on_hub = {
         split: [each.name for each in split_inputs(data_args, split) if each.on_hub]
-        for split in SPLITS
+        for split in ([] if data_args.data else SPLITS)  # prepared text may be gone
     }
     task = tokenizer_task(*run.tokenizers)
     facts = CardFacts(

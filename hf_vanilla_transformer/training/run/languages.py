@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ...batches.corpus_tokenizers import tokenizer_folder
 from ...corpora.corpus import split_inputs
 from ...corpora.data_arguments import DataArguments
 from ...corpora.readers import file_format
@@ -21,6 +22,8 @@ def run_languages(data_args: DataArguments, args: RunArguments) -> tuple[str, st
         return data_args.source_lang, data_args.target_lang
     if args.model_name_or_path and (languages := model_languages(args.model_name_or_path)):
         return languages
+    if data_args.data:  # the text may be gone
+        return model_languages(tokenizer_folder(data_args.data))
     for files in (each.files for each in split_inputs(data_args, "train")):
         if len(files) == 1 and file_format(files[0]) in FORMATS:
             return memory_languages(files[0], data_args.source_lang, data_args.target_lang)

@@ -16,25 +16,13 @@ from transformers import (
 )
 
 from ...batches.batching import pair_lengths
-from ...batches.corpus_encoding import encode_corpus
-from ...batches.corpus_tokenizers import (
-    Tokenizers,
-    describe_sizes,
-    loaded_tokenizers,
-    match_case,
-    take_source_form,
-    take_task,
-    train_tokenizers,
-)
+from ...batches.corpus_tokenizers import Tokenizers
 from ...configuration_vanilla_transformer import VanillaTransformerConfig
-from ...corpora.corpus import PairWarnings, load_corpus
+from ...corpora.corpus import PairWarnings
 from ...evaluation.metrics import make_metrics, score_names
 from ...evaluation.trainer_metrics import translation_metrics
 from ...hub.publishing import destination, publish_run
-from ...inference.languages import model_languages, name_languages
-from ...inference.loading import import_class, trust_code
 from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from ...text.token_kinds import record_form, set_task, tokenizer_task
 from ...utils.atomic_write import report_full_disk
 from ...utils.errors import Interrupted, UserError
 from ...utils.normalization import check_normalizer
@@ -43,37 +31,31 @@ from ..state.callbacks import FitThreads, ReleaseFreeMemory, StopWithCheckpoint
 from ..state.checkpoints import find_checkpoint, one_run_at_a_time, report_failed_save, resume_hint
 from ..state.distributed import (
     StopSignals,
-    broadcast_from_main,
     check_equal_versions,
     errors_on_main_rank_only,
     print_main,
     silence_other_ranks,
-    taking_turns,
 )
-from ..state.fingerprint import REMEDY, read_run_state, require_same
+from ..state.fingerprint import REMEDY
 from ..trainer.evaluation_budget import EvaluationBudget
 from ..trainer.trainer import VanillaTransformerTrainer
 from . import finishing
 from .adapters import add_lora, merge_lora
 from .argument_checks import check_optimizer, check_selection, check_size, refused_as_one_line
 from .arguments import DataArguments, ModelArguments, RunArguments, model_config, score_options
-from .facts import data_facts, fixed_facts, model_facts, other_facts
+from .facts import data_facts, fixed_facts, other_facts
 from .fine_tuning import (
     NO_IMPORTERS,
     Importers,
     ModelClass,
-    PretrainedTranslator,
-    base_folder,
     describe_defaults,
-    load_base_model,
-    prepare_model,
     resumed_model,
     score_before,
 )
-from .languages import run_languages
-from .planning import PlanUpdates, check_schedule, choose_by_pairs
+from .planning import PlanUpdates, check_schedule
 from .precision import resolve_precision
 from .report import duration, show_progress
+from .run_data import load_base, load_data
 from .run_state import Run
 
 _CHECKED_REFERENCES = 100  # that a normaliser must not refuse as a whole
@@ -145,46 +127,17 @@ def load_run(
     importers: Importers = NO_IMPORTERS,
 ) -> Run:
     """Load the data and the model: a new one, the one at `model_name_or_path`, or one for the checkpoint."""
-    base, model_class, facts = _load_base(args, checkpoint, importers)
-    fine_tuned = args.model_name_or_path is not None
-    loaded = base.tokenizers if base is not None else loaded_tokenizers(data_args, checkpoint)
-    take_task(data_args, loaded)
-    take_source_form(data_args, loaded, args.trust_remote_code)
-    if not fine_tuned and not args.choices:  # which may change the sizes
+    base, model_class, facts = load_base(args, checkpoint, importers)
+    if args.model_name_or_path is None and not args.choices:  # which may change the sizes
         _configuration(model_args, model_class)
-    base_name = args.model_name_or_path
-    languages = None if base_name is None else model_languages(base_name)
-    is_first = args.local_process_index == 0  # the other ranks of a host read its cache
-    with taking_turns("reading", is_first):
-        corpus = load_corpus(data_args, args.seed, languages, print_main, pair_warnings)
-    model_args, data_args, args, chosen = choose_by_pairs(
-        (model_args, data_args, args), corpus, checkpoint
-    )
-    take_task(data_args, loaded)  # the chosen arguments may be others
-    take_source_form(data_args, loaded, args.trust_remote_code)
-    vocab_size = model_args.vocab_size or VanillaTransformerConfig.vocab_size
-    if base is not None:
-        prepare_model(base, model_args, data_args)
-    tokenizers = loaded or broadcast_from_main(
-        lambda: train_tokenizers(corpus, vocab_size, data_args, args.seed, print_main),
-        step="tokenizer training",
-    )
-    if base is None:
-        print_main(describe_sizes(tokenizers, vocab_size, data_args))
-    if data_args.task is not None:
-        set_task(tokenizers, data_args.task, new=not fine_tuned)
-    record_form(tokenizers[0], data_args.source_form)
-    match_case(tokenizers, data_args, print_main)
-    if tokenizer_task(*tokenizers) == "language":
-        name_languages(tokenizers, run_languages(data_args, args))
-    with taking_turns("encoding", is_first):
-        encoded, encoding = encode_corpus(corpus, tokenizers, data_args, args.seed, print_main)
+    data = load_data((model_args, data_args, args), checkpoint, base, pair_warnings)
+    model_args, data_args, args = data.model_args, data.data_args, data.args
     if base is not None:
         model = base.model
-    elif fine_tuned and checkpoint is not None:
+    elif args.model_name_or_path is not None and checkpoint is not None:
         model = resumed_model(checkpoint, model_args, data_args, model_class)
     else:
-        model = build_model(model_args, tokenizers, checkpoint, model_class)
+        model = build_model(model_args, data.tokenizers, checkpoint, model_class)
     if args.lora_r:
         model = add_lora(model, args)
     return Run(
@@ -192,36 +145,13 @@ def load_run(
         data_args=data_args,
         args=args,
         checkpoint=checkpoint,
-        corpus=corpus,
-        tokenizers=tokenizers,
-        encoded=encoded,
-        encoding=encoding,
+        corpus=data.corpus,
+        tokenizers=data.tokenizers,
+        encoded=data.encoded,
+        encoding=data.encoding,
         model=model,
-        facts=facts | chosen,
+        facts=facts | data.chosen,
     )
-
-
-def _load_base(
-    args: RunArguments, checkpoint: Path | None, importers: Importers
-) -> tuple[PretrainedTranslator | None, ModelClass | None, dict[str, object]]:
-    """Load the model that training starts from, or None for fresh weights and for those of a checkpoint.
-
-    Return it with the class that the run trains, or None for the default, and the facts about both.
-    """
-    # A checkpoint of adapters has the adapters alone.
-    starts = args.model_name_or_path is not None and (checkpoint is None or args.lora_r > 0)
-    facts = model_facts(args, base_folder(args, fetch=starts))
-    if checkpoint is not None:
-        require_same(checkpoint, read_run_state(checkpoint).fixed, facts, REMEDY)
-    model_class = None if args.model_class is None else import_class(args.model_class)
-    if args.trust_remote_code:
-        for trusted in (args.model_name_or_path, *(args.teacher or ())):
-            if trusted is not None:
-                trust_code(Path(trusted))
-    base = None
-    if starts:
-        base = load_base_model(str(args.model_name_or_path), model_class, importers)
-    return base, model_class, facts
 
 
 def check_positions(run: Run) -> None:

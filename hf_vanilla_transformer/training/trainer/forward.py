@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ...batches.packing import is_packed
 from ...layers_vanilla_transformer import is_plain_linear
 from ...loss_vanilla_transformer import VanillaTransformerOutput
 from ...utils.random_state import kept_random_state
@@ -126,7 +127,7 @@ class CompiledForward:
 
     def fits(self, batch: Mapping[str, Any]) -> bool:
         """True if the batch has the shape that is compiled."""
-        if self.failed or "segment_ids" not in batch:
+        if self.failed or not is_packed(batch):
             return False
         return (tuple(batch["input_ids"].shape), tuple(batch["labels"].shape)) == self.shapes
 

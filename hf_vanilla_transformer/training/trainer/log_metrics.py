@@ -8,6 +8,7 @@ import torch
 from transformers import TrainerState
 
 from ...batches.batching import Batch
+from ...batches.packing import token_mask
 from ...loss_vanilla_transformer import IGNORED
 
 
@@ -34,7 +35,7 @@ class ThroughputMeter:
         if target_tokens is not None:
             self._target_tokens = self._target_tokens + target_tokens
         for batch in batches:
-            mask = batch.get("segment_ids", batch.get("attention_mask"))
+            mask = token_mask(batch)
             if mask is None or "labels" not in batch:
                 continue
             labels = batch["labels"]

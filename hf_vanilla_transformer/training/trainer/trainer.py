@@ -20,7 +20,7 @@ from transformers.trainer_utils import TrainOutput
 from transformers.utils import ModelOutput
 
 from ...batches.batching import Batch, LengthGroupedSampler, TokenBatchSampler
-from ...batches.packing import PLAN_VERSION, PackedBatchSampler
+from ...batches.packing import PLAN_VERSION, PackedBatchSampler, is_packed, token_mask
 from ...batches.redrawing import RedrawnDataset
 from ...loss_vanilla_transformer import IGNORED
 from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -481,11 +481,10 @@ class VanillaTransformerTrainer(TranslatingTrainer):
     def _track_num_input_tokens(self, inputs: Batch | list[Batch]) -> None:
         """Count the tokens of pairs, without free places of packed rows and without the dummy pairs of a batch."""
         for batch in _batches(inputs):
-            if "segment_ids" in batch:
-                batch = {**batch, "attention_mask": batch["segment_ids"].ne(0)}
-            elif self.by_tokens and "attention_mask" in batch:
+            mask = token_mask(batch)
+            if mask is not None and (self.by_tokens or is_packed(batch)):
                 is_pair = batch["labels"].ne(IGNORED).any(dim=1, keepdim=True)  # (B, 1)
-                batch = {**batch, "attention_mask": batch["attention_mask"] * is_pair}
+                batch = {**batch, "attention_mask": mask * is_pair}
             super()._track_num_input_tokens(batch)
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:

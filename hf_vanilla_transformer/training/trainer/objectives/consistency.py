@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel, TrainingArguments
 
 from ....batches.batching import Batch
+from ....batches.packing import is_packed
 from ....loss_vanilla_transformer import (
     IGNORED,
     cache_sized_parts,
@@ -66,7 +67,7 @@ class ConsistencyObjective(Objective):
         (B, T).
         """
         batch = dict(batch)
-        if "segment_ids" not in batch:
+        if not is_packed(batch):
             batch["attention_mask"] = model.source_mask(
                 batch["input_ids"], batch.get("attention_mask")
             )

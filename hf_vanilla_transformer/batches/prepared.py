@@ -1,0 +1,159 @@
+"""A prepared folder: the data of a run, encoded once and mapped by every process that trains on it.
+
+The folder contains
+
+- `prepared.json`: the settings that decide the data, and the reports and fingerprints of the splits;
+- `tokenizer/`: of `save_tokenizers`;
+- `train.arrow`: the training pairs as token ids, in one record batch. So the ids of all sentences are one array of the
+  file, which no process copies;
+- a folder for each other split, with its text (`pairs`) and its ids (`encoded`).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+
+from ..corpora.corpus import Corpus
+from ..corpora.mixtures import MixtureReport
+from ..corpora.pairs import PairReport
+from ..text.tokenizer_files import save_tokenizers
+from ..utils.atomic_write import new_folder
+from ..utils.errors import UserError
+from ..utils.untrusted import one_line, read_json_object
+from .batching import ROWS_PER_READ
+from .corpus_tokenizers import Tokenizers, tokenizer_folder
+from .encoding import EncodingReport
+
+VERSION = 1
+_FACTS = "prepared.json"
+_TRAIN = "train.arrow"
+_SIDES = "input_ids", "labels"
+
+
+@dataclass
+class Prepared:
+    """The data of a run. The text of the training pairs is not part of it."""
+
+    settings: dict[str, Any]  #: fields that decided the data
+    corpus: Corpus
+    encoded: dict[str, Dataset]  #: the splits as token ids
+    encoding: dict[str, EncodingReport]
+
+
+def write_prepared(folder: Path, prepared: Prepared, tokenizers: Tokenizers) -> None:
+    """Write a prepared folder. It exists when it is complete.
+
+    Raises:
+        UserError: the folder exists.
+        DiskFull: there is no space.
+    """
+    corpus = prepared.corpus
+    facts = {
+        "version": VERSION,
+        "settings": prepared.settings,
+        "pairs": {split: len(pairs) for split, pairs in corpus.pairs.items()},
+        "corpus": {name: value for name, value in vars(corpus).items() if name != "pairs"},
+        "encoding": prepared.encoding,
+    }
+    with new_folder(folder) as new:
+        save_tokenizers(tokenizer_folder(str(new)), *tokenizers)
+        for split, encoded in prepared.encoded.items():
+            if split == "train":
+                sizes = [len(each) for each in tokenizers]
+                _write_flat(encoded, new / _TRAIN, np.min_scalar_type(max(sizes)))
+                for name in _SIDES:  # nothing maps them any more
+                    (new / _TRAIN).with_suffix(f".{name}").unlink()
+                continue
+            corpus.pairs[split].save_to_disk(str(new / split / "pairs"))
+            encoded.save_to_disk(str(new / split / "encoded"))
+        text = json.dumps(facts, indent=2, default=asdict, ensure_ascii=False)
+        (new / _FACTS).write_text(text + "\n", encoding="utf-8")
+
+
+def read_prepared(folder: Path) -> Prepared:
+    """Map a prepared folder. What this holds in memory does not grow with the training pairs.
+
+    Raises:
+        UserError: there is no such folder, or it is damaged or of another version.
+    """
+    file = folder / _FACTS
+    if not file.is_file():
+        raise UserError(f"data: {folder} is no folder of `vanilla-transformer prepare`")
+    facts = read_json_object(file)
+    if facts.get("version") != VERSION:
+        raise UserError(
+            f"data: {folder} was prepared by another version of this package: prepare it again"
+        )
+    try:
+        corpus = _restored_corpus(facts["corpus"])
+        encoded = {}
+        for split, count in facts["pairs"].items():
+            if split == "train":
+                encoded[split] = Dataset.from_file(str(folder / _TRAIN))
+                # Only the number of the texts counts from here on.
+                corpus.pairs[split] = Dataset(pa.table({"line": pa.nulls(count)}))
+                continue
+            corpus.pairs[split] = Dataset.load_from_disk(str(folder / split / "pairs"))
+            encoded[split] = Dataset.load_from_disk(str(folder / split / "encoded"))
+        encoding = {split: EncodingReport(**each) for split, each in facts["encoding"].items()}
+    except (OSError, ValueError, TypeError, LookupError, pa.ArrowException) as error:
+        raise UserError(
+            f"data: {folder} is damaged ({one_line(error)}): prepare it again"
+        ) from error
+    return Prepared(facts["settings"], corpus, encoded, encoding)
+
+
+def _restored_corpus(facts: Mapping[str, Any]) -> Corpus:
+    """A corpus without its pairs, from JSON."""
+    reports = {split: _restored_report(each) for split, each in facts["reports"].items()}
+    selected = {split: tuple(each) for split, each in facts["selected"].items()}
+    directions = {split: list(map(tuple, each)) for split, each in facts["directions"].items()}
+    changed = {"reports": reports, "selected": selected, "directions": directions}
+    return Corpus(**{**facts, **changed})
+
+
+def _restored_report(facts: Mapping[str, Any]) -> PairReport | MixtureReport:
+    if "parts" not in facts:
+        return PairReport(**facts)
+    return MixtureReport(**{**facts, "parts": list(map(_restored_report, facts["parts"]))})
+
+
+# Ids in one array
+
+
+def _write_flat(encoded: Dataset, path: Path, ids_type: np.dtype) -> None:
+    """Write a table of lists of ids as one record batch, a part at a time."""
+    columns = {name: _flat_column(encoded, name, path, ids_type) for name in _SIDES}
+    for name in encoded.column_names:
+        if name not in _SIDES:
+            column = encoded.select_columns([name]).with_format("arrow")[:][name]
+            columns[name] = pa.concat_arrays(column.chunks)
+    table = pa.table(columns)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _flat_column(encoded: Dataset, name: str, path: Path, ids_type: np.dtype) -> pa.LargeListArray:
+    """A column of lists of ids, whose ids are mapped from a file of their own."""
+    lengths = []
+    part = path.with_suffix(f".{name}")
+    column = encoded.select_columns([name]).with_format("arrow")
+    with part.open("wb") as file:
+        for table in column.iter(batch_size=ROWS_PER_READ):
+            for chunk in table[name].chunks:
+                lengths.append(chunk.value_lengths().to_numpy(zero_copy_only=False))
+                ids = chunk.flatten().to_numpy(zero_copy_only=False)
+                ids.astype(ids_type).tofile(file)
+    starts = np.cumsum(np.concatenate([[0], *lengths]), dtype=np.int64)
+    values = pa.Array.from_buffers(
+        pa.from_numpy_dtype(ids_type),
+        int(starts[-1]),
+        [None, pa.memory_map(str(part)).read_buffer()],
+    )
+    return pa.LargeListArray.from_arrays(pa.array(starts), values)

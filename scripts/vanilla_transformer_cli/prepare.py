@@ -1,0 +1,32 @@
+"""Read training text, train its tokenizers and encode it, once for all runs and processes that train on it.
+
+  vanilla-transformer prepare small_corpus --train train.en train.de --output_dir data
+  vanilla-transformer train small_corpus --data data --output_dir runs/mine
+
+It takes the recipe and the flags of `train`. Those of the data, such as --held_out_pairs or --max_source_length, are
+those of every run on the folder, and so is the seed by which pairs are drawn for validation. A run does not read the
+text again. Its processes map one file, and with packed rows (pack: true) none of them copies the ids. It is worth it
+for text of millions of pairs, for several runs on the same text, and where the hosts of a run share a file system.
+"""
+
+import sys
+
+from .parsing import parse_run
+
+
+def parse_arguments(arguments: list[str] | None, prog: str | None) -> list[str]:
+    """Return the arguments unparsed, because the package defines the fields. `--help` is answered here."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(f"usage: {prog} [RECIPE] [--FIELD VALUE ...]\n\n{__doc__}")
+        print("--help-all                          list every field and exit")
+        sys.exit(0)
+    return arguments
+
+
+def main(arguments: list[str]) -> None:
+    from hf_vanilla_transformer.cleaning.judging import sample_warnings
+    from hf_vanilla_transformer.training.run.run_data import prepare_run
+
+    parsed, importers = parse_run(arguments)
+    prepare_run(*parsed, pair_warnings=sample_warnings, importers=importers)
