@@ -84,8 +84,6 @@ def check_output(source: str | Path | None, output: str | Path | None) -> None:
         raise UserError(
             f"output: {output} would be no {other} document; the input must be one, or name it .txt"
         )
-    if not name.resolve().parent.is_dir():
-        raise UserError(f"output: {output}: there is no folder {name.parent}")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 from typing import Any, get_args, get_type_hints
 
 from ..text.tokenizer_files import save_tokenizers
-from ..utils.atomic_write import new_folder, require_new
+from ..utils.atomic_write import new_folder, require_apart, require_new
 from ..utils.errors import UserError, shown
 from .sources import local_files
 
@@ -60,6 +60,7 @@ def convert(
         options[name] = _parsed(name, value, get_args(types[name]) or (types[name],))
     output = Path(output)
     require_new(output, overwrite)
+    require_apart(output, source)
     files = local_files(source)
     if (files / "adapter_config.json").is_file():
         remedy = "model.merge_and_unload().save_pretrained(FOLDER) merges it, then convert FOLDER"

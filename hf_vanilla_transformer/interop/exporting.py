@@ -15,7 +15,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..text.source_form import form_note
 from ..text.source_text import normalizing
 from ..text.tokenizer_files import load_tokenizers, save_tokenizers
-from ..utils.atomic_write import atomic_file, new_folder
+from ..utils.atomic_write import atomic_file, new_folder, require_apart
 from ..utils.errors import UserError
 from .converted import File, check_size
 from .search_settings import LIBRARIES, search_differences
@@ -101,13 +101,6 @@ def refuse_options(target_format: str, options: Mapping[str, object]) -> None:
     for name, value in options.items():
         if value and target_format not in OPTIONS[name]:
             raise UserError(f"{name}={value}: only {' and '.join(OPTIONS[name])} has this option")
-
-
-def require_apart(output: str | Path, source: str | Path) -> None:
-    """Refuse an output that contains the model's folder: replacing it would delete the model."""
-    folder = Path(source).resolve()
-    if Path(output).resolve() in (folder, *folder.parents):
-        raise UserError(f"output {output} contains the model itself; name a new folder")
 
 
 def load_translator(

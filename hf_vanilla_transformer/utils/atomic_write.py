@@ -132,6 +132,13 @@ def require_new(output: Path, overwrite: bool) -> None:
         raise UserError(f"output {output} exists already: name a new folder, or give --overwrite")
 
 
+def require_apart(output: str | Path, source: str | Path) -> None:
+    """Refuse an output that contains the model's folder: replacing it would delete the model."""
+    folder = Path(source).resolve()
+    if Path(output).resolve() in (folder, *folder.parents):
+        raise UserError(f"output {output} contains the model itself; name a new folder")
+
+
 def share_files(path: Path) -> None:
     """Give a file, or all of a folder, the mode that the umask allows. safetensors writes for their owner alone."""
     for file in (path, *path.rglob("*")):

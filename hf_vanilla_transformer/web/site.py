@@ -11,7 +11,7 @@ import torch
 
 from ..generation_vanilla_transformer import ALPHA, BEAMS, MAX_LENGTH_OVER_SOURCE
 from ..inference.languages import model_languages
-from ..interop.exporting import load_translator, refuse_languages, require_apart
+from ..interop.exporting import load_translator, refuse_languages
 from ..interop.search_settings import (
     PAGE,
     banned_tokens,
@@ -26,7 +26,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from ..text.source_form import form_note
 from ..text.token_kinds import tokenizer_task
 from ..text.tokenizer_files import load_tokenizers
-from ..utils.atomic_write import new_folder
+from ..utils.atomic_write import new_folder, require_apart
 from ..utils.errors import UserError
 from .page import model_facts, page_files
 

@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 
 from .models import use_model_code, use_shipped_models
-from .parsing import Parser, did_you_mean, output_that_is_input
+from .parsing import Parser, did_you_mean, output_that_is_input, output_without_folder
 
 # subcommand and name of its module -> description
 SUBCOMMANDS = {
@@ -34,6 +34,9 @@ SUBCOMMANDS = {
     "tokenizer": "train a tokenizer alone",
     "recipes": "list the recipes, or print one",
 }
+
+# Subcommands whose output is a folder. They make the folders above it.
+WRITE_FOLDERS = ("convert", "export", "average")
 
 # Subcommands in which the warnings and bars of transformers are shown, or that do not need it.
 NOT_SILENT = ("train", "prepare", "recipes", "merge", "clean")
@@ -107,8 +110,11 @@ def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:
         sys.exit(0)
     # `train` leaves its arguments to the package.
     is_parsed = isinstance(parsed, argparse.Namespace)
-    if is_parsed and (clash := output_that_is_input(parsed)):
-        print(f"error: {clash}", file=sys.stderr)
+    refusal = output_that_is_input(parsed) if is_parsed else None
+    if is_parsed and name not in WRITE_FOLDERS:
+        refusal = refusal or output_without_folder(parsed)
+    if refusal:
+        print(f"error: {refusal}", file=sys.stderr)
         sys.exit(2)
     if name in KERNELS_KEPT:  # read at the first product, the second variable by torch
         os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS_KEPT[name]))

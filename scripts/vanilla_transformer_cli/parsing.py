@@ -213,6 +213,16 @@ def output_that_is_input(parsed: argparse.Namespace) -> str | None:
     return None
 
 
+def output_without_folder(parsed: argparse.Namespace) -> str | None:
+    """A line that refuses a file in a folder that does not exist. None if there is none."""
+    for name in OUTPUTS:
+        for path in _paths(getattr(parsed, name, None)):
+            folder = os.path.dirname(path) or "."
+            if not os.path.isdir(folder):
+                return f"{path}: there is no folder {folder}: make it, or name another file"
+    return None
+
+
 def _paths(value: Any) -> list[str]:
     values = value if isinstance(value, list | tuple) else [value]
     return [each for each in values if isinstance(each, str) and each not in ("", "-")]

@@ -47,6 +47,11 @@ def test_convert_overwrites_only_when_asked(command, opus, tmp_path):
     assert not (tmp_path / "there" / "thesis.tex").exists()
 
 
+def test_convert_keeps_a_folder_that_contains_its_source(command, opus):
+    status, _, err = command("convert", "--from", "marian", opus, opus.parent, "--overwrite")
+    assert (status, err.count("\n")) == (2, 1) and "contains the model" in err and (opus / "config.json").is_file()
+
+
 def test_convert_keeps_the_old_folder_on_failure(command, opus, tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "model.safetensors").write_text("old")

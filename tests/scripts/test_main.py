@@ -234,6 +234,14 @@ def test_output_that_is_an_input_is_refused(command, tmp_path, monkeypatch, name
     assert text.read_text(encoding="utf-8") == "a\tb\n"
 
 
+@pytest.mark.parametrize("name", SAME_FILE.keys() - {"convert", "export", "average"})
+def test_output_in_a_missing_folder_is_refused_before_anything_is_read(command, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    words = [{"FILE": "text.tsv", "SAME": "no/out.tsv"}.get(word, word) for word in SAME_FILE[name].split()]
+    line = "error: no/out.tsv: there is no folder no: make it, or name another file\n"
+    assert command(*words) == (2, "", line) and not list(tmp_path.iterdir())
+
+
 def test_two_outputs_in_one_file_are_refused(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, _, errors = command(*["clean", "a.en", "a.de", "--output", "b.tsv", "--dropped", "./b.tsv"])
