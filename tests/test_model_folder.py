@@ -2,12 +2,16 @@
 
 import json
 import os
+import pickle
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, pre_tokenizers
 
 from hf_vanilla_transformer import Translator
@@ -18,7 +22,6 @@ from hf_vanilla_transformer.training.run.fine_tuning import load_base_model
 from hf_vanilla_transformer.utils.model_folder import check_model_files
 from hf_vanilla_transformer.utils.untrusted import read_safetensors_header
 from tests.model_helpers import error_of, save_model, with_paths
-from vanilla_transformer_cli.main import main
 
 Damage = Callable[[Path], object]
 
@@ -73,6 +76,44 @@ def first_half_of_an_archive(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"PK\3\4" + bytes(100))
 
 
+def instead(name: str, make: Callable[[Path], object]) -> Damage:
+    """Put something else in the place of a file."""
+
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+
+    return change
+
+
+def link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def weights(changed: Callable[[torch.Tensor], torch.Tensor]) -> Damage:
+    """Change the first matrix of the weights."""
+
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / WEIGHTS)
+        name = next(name for name, tensor in tensors.items() if tensor.dim() == 2)
+        save_file(tensors | {name: changed(tensors[name])}, folder / WEIGHTS, {"format": "pt"})
+
+    return change
+
+
+def pickle_as_weights(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Path))
+
+
+def index_of(files: dict[str, str]) -> Damage:
+    def change(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+
+    return change
+
+
 def header_with(length: int, content: bytes) -> Damage:
     """Weights whose header says that it has this length."""
     return lambda folder: (folder / WEIGHTS).write_bytes(length.to_bytes(8, "little") + content)
@@ -103,18 +144,57 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "width": (config(d_model=2**16), "config.json: d_model=65536: "),
     "vocabulary": (config(vocab_size=10**12), "config.json: vocab_size=1000000000000: "),
     "kernel of the Hub": (config(_attn_implementation="x/kernel:f"), "config.json: _attn_implementation=x/kernel:f"),
+    "no start": (config(decoder_start_token_id=None), "config.json: decoder_start_token_id=None: ids"),
     "start beyond the vocabulary": (config(decoder_start_token_id=10**6), "decoder_start_token_id=1000000: ids"),
-    "beams": (search(num_beams=10**9), "generation_config.json: num_beams=1000000000: a whole number from 1 to 1000"),
+    "beams": (search(num_beams=10**9), "generation_config.json: num_beams=1000000000: a whole number from 1 to 256"),
     "beams as text": (search(num_beams="4"), "generation_config.json: num_beams=4: a whole"),
     "beams as truth": (search(num_beams=True), "generation_config.json: num_beams=True"),
     "length": (search(max_length=10**12), "generation_config.json: max_length=1000000000000"),
     "new tokens": (search(max_new_tokens=-4), "generation_config.json: max_new_tokens=-4"),
-    "penalty": (search(length_penalty=float("nan")), "generation_config.json: length_penalty=nan: a number from"),
+    "penalty": (search(length_penalty=float("nan")), "generation_config.json: length_penalty=nan: a finite"),
     "old settings of a search": (config(num_beams=10**9), "config.json: num_beams=1000000000"),
     "end as text": (search(eos_token_id=["a"]), "generation_config.json: eos_token_id="),
     "suppressed id": (search(suppress_tokens=[10**6]), "generation_config.json: suppress_tokens="),
     "bad words": (search(bad_words_ids=[3]), "generation_config.json: bad_words_ids="),
     "directions": (fields("tokenizer_config.json", directions=[["a"]]), "tokenizer_config.json: directions="),
+    "dropout that is no number": (config(dropout=float("nan")), "config.json: dropout=nan: a finite"),
+    "epsilon that is no number": (config(layer_norm_eps=float("inf")), "config.json: layer_norm_eps=inf: a finite"),
+    "decoder alone": (config(is_encoder_decoder=False), "config.json: is_encoder_decoder=False: true"),
+    "labels": (config(num_labels=10**9), "config.json: num_labels=1000000000"),
+    "groups of beams": (search(num_beam_groups=2), "num_beam_groups=2: a whole number from 1 to 1 "),
+    "penalty of nothing": (search(repetition_penalty=0), "repetition_penalty=0: a number from 0.001"),
+    "no length": (search(max_length=1), "max_length=1: a whole number from 2"),
+    "folder as a search": (instead("generation_config.json", Path.mkdir), "generation_config.json: a folder, or"),
+    "folder as weights": (instead(WEIGHTS, Path.mkdir), f"{WEIGHTS}: a folder, or"),
+    "link to nothing": (instead("tokenizer_config.json", link), "tokenizer_config.json: a folder, or"),
+    "pipe as card": (instead("README.md", os.mkfifo), "README.md: neither a file"),
+}
+
+# Damage that only the libraries see.
+DAMAGES_IN_DEPTH: dict[str, tuple[Damage, str]] = {
+    "no configuration": (lambda folder: (folder / "config.json").unlink(), "config.json"),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), ""),
+    "no configuration of the tokenizer": (lambda folder: (folder / "tokenizer_config.json").unlink(), "pad_token"),
+    "width that no weight has": (config(d_model=-8), "d_model"),
+    "width as text": (config(d_model="16"), "d_model"),
+    "layers that the weights lack": (config(encoder_layers=3), ""),
+    "layers that are left": (config(decoder_layers=1), ""),
+    "heads": (config(encoder_attention_heads=3), "heads"),
+    "activation": (config(activation_function="x"), "activation_function"),
+    "quantisation": (
+        config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
+        "bitsandbytes",
+    ),
+    "tokenizer of a list": (write("tokenizer.json", "[]"), "tokenizer"),
+    "tokenizer that is deep": (write("tokenizer.json", DEEP), "tokenizer"),
+    "tokenizer that is no text": (lambda folder: (folder / "tokenizer.json").write_bytes(b"\xff\0"), "tokenizer"),
+    "weights that are no numbers": (weights(lambda weight: weight * float("nan")), "finite"),
+    "weights that are integers": (weights(lambda weight: weight.int()), "I32"),
+    "weights of another shape": (weights(lambda weight: weight[1:].clone()), "shapes"),
+    "weights of no tensors": (lambda folder: save_file({}, folder / WEIGHTS), ""),
+    "pickle as weights": (pickle_as_weights, ""),
+    "index of nothing": (index_of({}), ""),
+    "index of a missing file": (index_of({"a": "model-1.safetensors"}), ""),
 }
 
 
@@ -150,27 +230,70 @@ def test_loaders_pass_the_gate(good: Path, load: Callable[[Path], Any], name: st
 
 
 COMMANDS = {
-    "translate": "translate --model FOLDER --input TEXT",
-    "serve": "serve --model en-de=FOLDER --port 0",
+    "translate": "--model FOLDER --input TEXT",
+    "predict": "--model FOLDER --input TEXT",
+    "evaluate": "--model FOLDER --source TEXT --reference TEXT",
+    "serve": "--model en-de=FOLDER --port 0",
+    "train": "--model_name_or_path FOLDER --train TEXT TEXT.de --output_dir NEW",
+    "convert": "--from marian FOLDER NEW",
+    "publish": "FOLDER --repo-id me/x --dry-run",
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("name", ["pointer as tokenizer", "half of the weights", "directions"])
-def test_commands_pass_the_gate(good, command, name, tmp_path, capsys):
-    damage, expected = DAMAGES[name]
-    (tmp_path / "text").write_text("one\n")
-    paths = {"FOLDER": damaged(good, tmp_path, damage), "TEXT": tmp_path / "text"}
-    with pytest.raises(SystemExit) as ended:
-        main(with_paths(COMMANDS[command].split(), **paths))
-    (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and line.startswith(f"error: {paths['FOLDER']}")
-    pytest.raises(ValueError, check_model_files, paths["FOLDER"]).match(expected)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_refuse_every_damage_in_one_line(good, name, tmp_path, command, bounded_memory, monkeypatch):
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_: None)  # a server that starts would never end
+    for text in ("text", "text.de"):
+        (tmp_path / text).write_text("one\n")
+    wrong = {}
+    for number, (kind, (damage, _)) in enumerate((DAMAGES | DAMAGES_IN_DEPTH).items()):
+        folder = shutil.copytree(good, tmp_path / str(number))
+        damage(folder)
+        paths = {"FOLDER": folder, "TEXT": tmp_path / "text", "NEW": tmp_path / "new"}
+        before = time.process_time()
+        status, _, errors = command(name, *with_paths(COMMANDS[name].split(), **paths))
+        seconds = time.process_time() - before
+        is_line = status == 2 and errors.startswith("error: ") and errors.count("\n") == 1
+        if not is_line or seconds > 2 or (tmp_path / "new").exists():
+            wrong[kind] = status, seconds, errors
+    assert not wrong
 
 
-def test_quantised_weights_without_their_library_are_one_line(good: Path, tmp_path: Path) -> None:
-    quantised = config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})
-    assert "bitsandbytes" in error_of(load_model, damaged(good, tmp_path, quantised), "cpu")
+@pytest.fixture
+def bounded_memory() -> Iterator[None]:
+    """Let this process take a gigabyte more, and not all that a damaged file asks for."""
+    resource = pytest.importorskip("resource", reason="of Unix")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+# A search that only transformers has, and that fails as soon as it runs.
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"decoder_start_token_id": [1, 2]},
+        {"stop_strings": ["a"]},
+        {"exponential_decay_length_penalty": "x"},
+        {"sequence_bias": 1},
+        {"guidance_scale": 2.0},
+        {"constraints": 1},
+        {"bad_words_ids": []},
+    ],
+    ids=str,
+)
+def test_search_that_fails_is_one_line(good, settings, tmp_path):
+    translator = Translator.from_pretrained(damaged(good, tmp_path, search(**settings)), "cpu")
+    assert "generate refuses these settings" in error_of(list, translator.translate(["one two"]))
+
+
+@pytest.mark.parametrize("name", DAMAGES_IN_DEPTH)
+def test_damage_that_libraries_see_names_its_reason(good: Path, name: str, tmp_path: Path) -> None:
+    damage, expected = DAMAGES_IN_DEPTH[name]
+    folder = damaged(good, tmp_path, damage)
+    assert expected in error_of(Translator.from_pretrained, folder, "cpu")
 
 
 def test_deep_card_has_no_languages(tmp_path: Path) -> None:

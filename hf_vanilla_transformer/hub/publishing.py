@@ -16,6 +16,7 @@ from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import validate_repo_id
 
 from ..inference.loading import check_model_folder
+from ..text.tokenizer_files import load_tokenizers
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line, read_json_object
 from .card import CardFacts, card_for_repository, model_card
@@ -41,6 +42,8 @@ def prepared_files(
     folder = Path(folder)
     files = choose_files(folder)
     check_model_folder(folder, subclasses=False)  # the Hub's users load them with their code
+    if {"tokenizer.json", "tokenizer_config.json"} & files.chosen.keys():
+        load_tokenizers(folder)
     files.chosen[CARD] = _card(files, folder, repo_id, license)
     return files
 

@@ -112,8 +112,11 @@ def card_languages(folder: Path) -> list[str]:
 
     `language_bcp47` has the codes with their subtags, such as pt-BR, that the Hub refuses in `language`.
     """
+    card = folder / "README.md"
+    if not card.is_file():
+        return []
     try:
-        with (folder / "README.md").open("rb") as file:
+        with card.open("rb") as file:
             text = file.read(_MAX_CARD)
         if not text.startswith(b"---"):
             return []

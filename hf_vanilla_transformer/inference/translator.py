@@ -35,6 +35,7 @@ from ..text.words import WordSplitter, white_space_words, words
 from ..utils.cpu_time import on_fitting_threads
 from ..utils.errors import UserError, check_at_least_one, without_panic
 from ..utils.shipped_models import model_folder
+from ..utils.untrusted import one_line
 from .alignment import align, chosen_layer, source_inputs
 from .batching import (
     BATCHES_AHEAD,
@@ -637,8 +638,16 @@ class Translator:
             )
         engine = getattr(models[0], "inference_engine", None)
         compiled = getattr(engine, "compile", False)  # for one number of threads
-        with nullcontext() if compiled else on_fitting_threads():
-            output = models[0].generate(**(arguments | request.settings))
+        try:
+            with nullcontext() if compiled else on_fitting_threads():
+                output = models[0].generate(**(arguments | request.settings))
+        except UserError:
+            raise
+        # Settings that only transformers has are checked by nobody before they are used.
+        except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
+            raise UserError(
+                f"generate refuses these settings, or those of generation_config.json ({one_line(error)})"
+            ) from error
         return self._hypotheses(models, sources, output, 1 + prefix_length, request)
 
     def _hypotheses(

@@ -102,7 +102,7 @@ def load_tokenizers(
 def _load(folder: Path) -> PreTrainedTokenizerBase:
     check_model_files(folder)
     try:
-        return recognising_added_tokens(AutoTokenizer.from_pretrained(str(folder)))
+        tokenizer = recognising_added_tokens(AutoTokenizer.from_pretrained(str(folder)))
     except Exception as error:  # the tokenizers library raises nothing more specific
         names = " ".join(path.name for path in folder.glob("*"))
         if folder.is_dir() and not re.search(r"token|vocab|\.spm|\.model\b", names):
@@ -111,6 +111,9 @@ def _load(folder: Path) -> PreTrainedTokenizerBase:
             ) from error
         refusal = UserError(f"{folder}: cannot load the tokenizer ({one_line(error)})")
         raise missing_extra(error) or refusal from error
+    if tokenizer.pad_token is None:
+        raise UserError(f"{folder}: its tokenizer has no pad_token; tokenizer_config.json names it")
+    return tokenizer
 
 
 def unrecognised_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -3,6 +3,7 @@
 Libraries read such files without limits of memory and time, or fail with messages that name no file.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +12,20 @@ from typing import Any, TypeGuard
 from .errors import UserError, did_you_mean, shown
 from .untrusted import check_files, read_json_object, read_safetensors_header
 
+_NAMES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+
 # Sizes in config.json, and the most that they may be where the weights do not tell.
 _LAYERS = re.compile(r"(num_)?((encoder|decoder|hidden)_)?layers")
-_WIDTH = re.compile(r"d_model|hidden_size|((encoder|decoder)_)?ffn_dim|intermediate_size")
+_WIDTH = re.compile(
+    r"d_model|hidden_size|((encoder|decoder)_)?ffn_dim|intermediate_size|num_labels"
+)
 _VOCABULARY = re.compile(r"\w*vocab_size")
 _MAX_LAYERS = 1000
 _MAX_WIDTH = 2**16
@@ -21,22 +33,24 @@ _MAX_VOCABULARY = 2**18
 _IDS = re.compile(r"\w*_token_id|(begin_)?suppress_tokens|bad_words_ids")
 
 # Settings of a search, with their types, smallest and largest values. `generate` allocates memory for them unchecked.
-_BEAMS = (int,), 1, 1000
+_BEAMS = (int,), 1, 256
 _TOKENS = (int,), 0, 100_000
 _FACTOR = (int, float), 0, 1e6
+_PENALTY = (int, float), 1e-3, 1e3
 _EXPONENT = (int, float), -1e6, 1e6
 _SEARCH: dict[str, tuple[tuple[type, ...], float, float]] = {
     "num_beams": _BEAMS,
     "num_return_sequences": _BEAMS,
-    "max_length": _TOKENS,
-    "max_new_tokens": _TOKENS,
+    "num_beam_groups": ((int,), 1, 1),
+    "max_length": ((int,), 2, 100_000),
+    "max_new_tokens": ((int,), 1, 100_000),
     "max_length_over_source": _TOKENS,
     "min_length": _TOKENS,
     "min_new_tokens": _TOKENS,
     "no_repeat_ngram_size": _TOKENS,
     "encoder_no_repeat_ngram_size": _TOKENS,
-    "repetition_penalty": _FACTOR,
-    "encoder_repetition_penalty": _FACTOR,
+    "repetition_penalty": _PENALTY,
+    "encoder_repetition_penalty": _PENALTY,
     "temperature": _FACTOR,
     "top_p": _FACTOR,
     "top_k": _TOKENS,
@@ -67,7 +81,13 @@ def check_model_files(folder: Path) -> None:
         UserError: one line with the file, the field, its value and the remedy.
     """
     for part in (folder, folder / "target_tokenizer"):
-        check_files(sorted(part.glob("*")))
+        files = sorted(part.glob("*"))
+        check_files(files)
+        for file in files:
+            if file.name in _NAMES and not file.is_file():
+                raise UserError(
+                    f"{file}: a folder, or a link to nothing: put the file itself there"
+                )
         if (file := part / "tokenizer_config.json").is_file():
             pairs = read_json_object(file).get("directions")
             if pairs is not None and not are_pairs(pairs):
@@ -80,6 +100,9 @@ def check_model_files(folder: Path) -> None:
     for file in (config, folder / "generation_config.json"):
         if file.is_file():
             settings = read_json_object(file)
+            for name, value in settings.items():
+                if isinstance(value, float) and not math.isfinite(value):
+                    raise _refusal(file, name, value, "a finite number is needed")
             check_search(file, settings)
             _check_ids(file, settings, count)
 
@@ -121,13 +144,16 @@ def _check_sizes(file: Path, values: Mapping[str, Any]) -> None:
         for pattern, most in limits.items():
             if pattern.fullmatch(name) and isinstance(value, int) and value > most:
                 raise _refusal(file, name, value, f"its weights allow {most:,} at most")
+        if name in ("is_encoder_decoder", "return_dict") and value is not True:
+            raise _refusal(file, name, value, "true is needed")
         if name.endswith("attn_implementation") and "/" in str(value):
             raise _refusal(file, name, value, "code of the Hub is not run: remove the field")
 
 
 def _check_ids(file: Path, settings: Mapping[str, Any], count: int) -> None:
     for name, value in settings.items():
-        if not _IDS.fullmatch(name) or value is None:
+        is_needed = name == "decoder_start_token_id" and file.name == "config.json"
+        if not _IDS.fullmatch(name) or (value is None and not is_needed):
             continue
         rows = value if isinstance(value, list) else [value]
         if name == "bad_words_ids":
