@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Translate a file in 64 shards: sbatch scripts/deploy/slurm_translate.sh MODEL INPUT OUTPUT [FLAG…]
+# SHARDS=128 sbatch --array=1-128 … for another number. A lost shard runs again alone: sbatch --array=40 …
 # Then, as a job that starts after them:
 #   sbatch --dependency=afterok:JOB --wrap "vanilla-transformer merge --output OUTPUT"
 #SBATCH --job-name=translate
@@ -14,4 +15,4 @@ model=$1 input=$2 output=$3
 
 # A shard that is killed, or runs again on a different node, continues after its last chunk.
 srun vanilla-transformer translate --model "$model" --input "$input" --output "$output" \
-  --shard "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_MAX" "${@:4}"
+  --shard "$SLURM_ARRAY_TASK_ID/${SHARDS:-64}" "${@:4}"

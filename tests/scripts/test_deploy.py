@@ -46,7 +46,7 @@ def test_commands_in_files_parse(path: Path) -> None:
     text = re.sub(r"\\\n|\n {12,}(?=--)", " ", path.read_text("utf-8"))
     for flags in re.findall(r"vanilla-transformer translate ([^\n]*)", text):
         flags = flags.replace("$((JOB_COMPLETION_INDEX + 1))", "3").replace("$SLURM_ARRAY_TASK_ID/", "3/")
-        words = re.sub(r'"\$\{@:\d\}"|"', "", flags.replace("$SLURM_ARRAY_TASK_MAX", "64")).split()
+        words = re.sub(r'"\$\{@:\d\}"|"', "", flags.replace("${SHARDS:-64}", "64")).split()
         assert translate.parse_arguments(words, "translate").shard == (3, 64)
     if path.name == "kubernetes_server.yaml":
         container = next(yaml.safe_load_all(text))["spec"]["template"]["spec"]["containers"][0]
@@ -169,6 +169,19 @@ def test_slurm_accepts_the_files(path: Path, slurm: dict[str, str]) -> None:
     assert result.returncode == 0 and "to start at" in result.stderr, result.stderr
 
 
+@pytest.mark.parametrize(("shards", "expected"), [({}, "40/64"), ({"SHARDS": "128"}, "40/128")])
+def test_shard_that_slurm_runs_again_alone_has_its_share(
+    tmp_path: Path, shards: dict[str, str], expected: str
+) -> None:
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    # sbatch --array=40
+    array = {"SLURM_ARRAY_TASK_ID": "40", "SLURM_ARRAY_TASK_MIN": "40", "SLURM_ARRAY_TASK_MAX": "40"}
+    env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", **array, **shards}
+    command = ["bash", str(FILES / "slurm_translate.sh"), "model", "in", "out"]
+    assert f"--shard {expected}\n" in subprocess.check_output(command, env=env, text=True)
+
+
 @pytest.mark.slow
 def test_shards_of_slurm_merge_to_one_translation(slurm: dict[str, str], tmp_path: Path) -> None:
     folder = save_model(tmp_path / "model", LINES, vocab_size=300, tie_word_embeddings=False)
@@ -182,7 +195,7 @@ def test_shards_of_slurm_merge_to_one_translation(slurm: dict[str, str], tmp_pat
         f"--output={tmp_path}/log-%a",
         str(FILES / "slurm_translate.sh"),
     ]
-    subprocess.run([*command, *files, *flags], env=slurm, check=True, timeout=900)
+    subprocess.run([*command, *files, *flags], env={**slurm, "SHARDS": "3"}, check=True, timeout=900)
     subprocess.run([tool("vanilla-transformer"), "merge", "--output", files[2]], check=True)
     expected = Translator.from_pretrained(folder, device="cpu").translate(
         LINES, num_beams=1, max_new_tokens=4, batch_size=1
