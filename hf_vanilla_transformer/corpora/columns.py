@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -63,6 +64,14 @@ class Columns:
             f"name the {side} by {side}_column, or by {side}_lang" + (f"; {hint}" if hint else "")
         )
 
+    def used_of(
+        self, columns: Sequence[str], where: str, sides: Sequence[str] = SIDES
+    ) -> list[str]:
+        """The columns that `select_columns` needs. The others may be large."""
+        keys = [self.key_in(side, columns, where) for side in sides]
+        of_codes = (*SIDES, *CODES) if self.codes_in(columns) else ()
+        return list(dict.fromkeys([*(parent or key for parent, key in keys), *of_codes]))
+
 
 def select_columns(
     rows: Iterable[tuple[int, Row | BadRow]],
@@ -109,13 +118,18 @@ def _check_languages(row: Row, keys: Iterable[tuple[str | None, str]], where: st
 
 
 def read_sides(
-    path: Path, columns: Columns, repairs: Repairs, sides: Sequence[str] = SIDES
+    path: Path,
+    columns: Columns,
+    repairs: Repairs,
+    sides: Sequence[str] = SIDES,
+    with_cells: bool = True,
 ) -> Iterator[RawRow]:
-    """Read `sides` of a table or a translation memory."""
+    """Read `sides` of a table or a translation memory. Without the other cells, Parquet decodes no other column."""
     kind = file_format(path)
     if kind not in FORMATS:
         hint = NEEDS_HEADER if kind in TABLES_WITH_HEADER else ""
-        return select_columns(read_rows(path, repairs), columns, str(path), hint, sides)
+        used = None if with_cells else partial(columns.used_of, where=str(path), sides=sides)
+        return select_columns(read_rows(path, repairs, used), columns, str(path), hint, sides)
     named = columns.source_lang, columns.target_lang
     if named == (None, None) and columns.languages:
         named = columns.languages

@@ -17,7 +17,7 @@ from ..utils.atomic_write import atomic_file
 from ..utils.dataset_cache import cache_file, remove_leftovers
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line
-from .columns import SIDES, Columns, RawRow, read_sides, select_columns
+from .columns import Columns, RawRow, read_sides, select_columns
 from .inputs import Input
 from .readers import BadRow, Repairs, Row, read_parallel
 
@@ -164,7 +164,7 @@ class Source:
     input: Input
     columns: Columns
     data: Dataset | None = None
-    with_cells: bool = False  #: whether `rows` has the other cells of a dataset, too
+    with_cells: bool = False  #: whether `rows` has the other cells, too
 
     def rows(self, repairs: Repairs) -> Iterator[RawRow]:
         """Read from the start and count repairs. Raises UserError if the input is malformed."""
@@ -174,16 +174,13 @@ class Source:
         if len(files) == 2:
             lines = read_parallel(files[0], files[1], repairs)
             return ((line, [text, translation], {}) for line, text, translation in lines)
-        return read_sides(files[0], self.columns, repairs)
+        return read_sides(files[0], self.columns, repairs, with_cells=self.with_cells)
 
     def _rows_of(self, data: Dataset) -> Iterator[tuple[int, Row]]:
         name = self.input.name
         if not self.with_cells:
             # decode no other columns: they may be images
-            keys = [self.columns.key_in(side, data.column_names, name) for side in SIDES]
-            chosen = [parent or key for parent, key in keys]
-            chosen += self.columns.codes_in(data.column_names)
-            data = data.select_columns(list(dict.fromkeys(chosen)))
+            data = data.select_columns(self.columns.used_of(data.column_names, name))
         line = 0
         try:
             for batch in data.iter(batch_size=1000):

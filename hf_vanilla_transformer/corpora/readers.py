@@ -22,6 +22,7 @@ from ..utils.untrusted import one_line, require_file
 Row = Mapping[str, Any]
 #: repair -> number of lines that it was made in
 Repairs = dict[str, int]
+UsedColumns = Callable[[list[str]], list[str]]  # of the columns of a file
 _CARRIAGE_RETURN = "carriage return at the line end"
 # A cell as spreadsheets write it: quotation marks around it, doubled within it.
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
@@ -51,6 +52,7 @@ _DOCUMENTS_BY_CONTENT = {
     ".tex": rb"\\[a-z]+",
 }
 _START = 10_000  # bytes
+_ROWS_PER_BATCH = 4096  # of Parquet: as Python objects, a row may have thousands of numbers
 
 CONVERT_FILE = "convert it: iconv -f {} -t utf-8 OLD > NEW"
 #: advice for a table without the requested columns
@@ -341,7 +343,9 @@ def _rows(
             yield line, dict(zip(names, [*cells, *missing], strict=True))
 
 
-def read_parquet(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
+def read_parquet(
+    path: Path, repairs: Repairs, used: UsedColumns | None = None
+) -> Iterator[tuple[int, Row | BadRow]]:
     """Read a Parquet file in record batches. Yields (row number from 1, row, or a `BadRow` if it is not UTF-8)."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
@@ -350,8 +354,10 @@ def read_parquet(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadR
     line = 0
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            _require_unique(file.schema_arrow.names, path)
-            for batch in file.iter_batches():
+            names = file.schema_arrow.names
+            _require_unique(names, path)
+            columns = None if used is None else used(names)
+            for batch in file.iter_batches(_ROWS_PER_BATCH, columns=columns):
                 for row in _batch_rows(batch):
                     line += 1
                     yield line, row
@@ -393,11 +399,18 @@ def is_readable(path: Path) -> bool:
     return file_format(path) in _READERS
 
 
-def read_rows(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
-    """Read a file of rows in the format of its suffix. All but Parquet may also be gzipped, with the suffix `.gz`."""
+def read_rows(
+    path: Path, repairs: Repairs, used: UsedColumns | None = None
+) -> Iterator[tuple[int, Row | BadRow]]:
+    """Read a file of rows in the format of its suffix. All but Parquet may also be gzipped, with the suffix `.gz`.
+
+    `used` chooses the columns of Parquet, whose rows have no others. None: all.
+    """
     suffix = file_format(path)
     if suffix not in _READERS:
         raise UserError(
             f"{path}: unknown file format {suffix!r}; known are {', '.join(sorted(_READERS))}"
         )
+    if suffix == ".parquet":
+        return read_parquet(path, repairs, used)
     return _READERS[suffix](path, repairs)

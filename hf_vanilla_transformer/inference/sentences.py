@@ -33,11 +33,16 @@ def read_sentences(
         columns: its columns or languages.
         one_line: whether a line break within a cell becomes a space. Models were trained on cells as they are.
     """
-    return (text for text, _ in _sentences_with_cells(path, side, columns, one_line))
+    rows = _sentences_with_cells(path, side, columns, one_line, with_cells=False)
+    return (text for text, _ in rows)
 
 
 def _sentences_with_cells(
-    path: str | Path | None, side: str, columns: Columns | None, one_line: bool
+    path: str | Path | None,
+    side: str,
+    columns: Columns | None,
+    one_line: bool,
+    with_cells: bool = True,
 ) -> Iterator[tuple[str, Cells]]:
     """Yield sentences, each with the other cells of its row."""
     if path is None or not has_pairs(Path(path)):
@@ -45,7 +50,8 @@ def _sentences_with_cells(
         return
     from ..corpora.pairs import defect
 
-    for line, (text,), cells in read_sides(Path(path), columns or Columns(), {}, [side]):
+    rows = read_sides(Path(path), columns or Columns(), {}, [side], with_cells)
+    for line, (text,), cells in rows:
         if not isinstance(text, BadRow):
             text = text_of(text, f"{path}, line {line}: {side}")
         if text is None and side == "source":  # it has no translation. A reference must be there

@@ -13,8 +13,10 @@ import pyarrow.parquet as parquet
 import pytest
 
 from hf_vanilla_transformer.corpora import load_pairs
+from hf_vanilla_transformer.corpora.columns import Columns, read_sides
 from hf_vanilla_transformer.corpora.pairs import defect
 from hf_vanilla_transformer.corpora.readers import BadRow, read_rows, repaired_lines
+from hf_vanilla_transformer.inference.sentences import read_sentences
 from hf_vanilla_transformer.utils.dataset_cache import cache_file
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of
@@ -275,3 +277,21 @@ def test_columns_without_a_name_are_kept_apart(tmp_path, suffix, sign):
     (tmp_path / f"x.{suffix}").write_text("\n".join(map(sign.join, rows)), encoding="utf-8")
     ((_, row),) = read_rows(tmp_path / f"x.{suffix}", {})
     assert list(row.values()) == ["7", "a", "b", "x"]
+
+
+def test_columns_that_nobody_uses_are_not_read(tmp_path):
+    path = tmp_path / "x.parquet"
+    sources, targets = map(list, zip(*GOOD, strict=True))
+    table = {"source": sources, "target": targets, "source_lang": ["en"] * 40, "target_lang": ["de"] * 40}
+    table["embedding"] = [[number / 7] * 50 for number in range(40)]
+    parquet.write_table(pa.table(table), path, write_page_checksum=True, use_dictionary=False)
+    chunk = parquet.ParquetFile(path).metadata.row_group(0).column(4)
+    assert chunk.path_in_schema.startswith("embedding")
+    content = bytearray(path.read_bytes())
+    content[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= 255  # reading the column would fail
+    path.write_bytes(content)
+    for languages in ({}, {"source_lang": "en"}, {"source_lang": "en", "target_lang": "de"}):
+        assert load_pairs(path, **languages)[0]["source"][:] == sources
+    assert list(read_sentences(path, "target")) == targets
+    with pytest.raises(UserError, match="not a readable Parquet file"):
+        list(read_sides(path, Columns(), {}))
