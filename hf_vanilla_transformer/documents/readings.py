@@ -3,7 +3,9 @@
 import io
 import re
 import zipfile
+from functools import cache
 from html import escape, unescape
+from typing import Any
 
 from ..corpora.translation_memories import MARKUP, untranslated_state, xml_language
 from ..text.language_codes import language_match
@@ -117,7 +119,16 @@ def _read_tree(root: XmlElement, reading: Reading) -> None:
 
 
 def _attributes(element: XmlElement) -> str:
-    return " ".join(f"{key}={value}" for key, value in sorted(element.attrib.items()))
+    values = _attributes_path()(element)
+    return " ".join(sorted(f"{value.attrname}={value}" for value in values))
+
+
+@cache
+def _attributes_path() -> Any:
+    """All attributes. `attrib` looks for each from the first one on."""
+    from lxml import etree
+
+    return etree.XPath("@*")
 
 
 def _is_verbatim(tag: str, element: XmlElement) -> bool:

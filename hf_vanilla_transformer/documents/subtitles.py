@@ -194,12 +194,13 @@ def _cut(text: str, lengths: Sequence[int]) -> list[str]:
     """A text in pieces of about these proportions, cut between words."""
     first = next((place for place, letter in enumerate(text) if letter.isalnum()), 0)
     breaks = [place for place in break_points(text) if place > first]
-    if _TAG.search(text):
-        inside = {place for tag in _TAG.finditer(text) for place in range(tag.start(), tag.end())}
+    inside = {place for tag in _TAG.finditer(text) for place in range(*tag.span())}
+    if inside:
         breaks = [
             place for place in breaks if place - 1 not in inside and text[place - 1].isspace()
         ]
-    shown = {place: len(_TAG.sub("", text[:place])) for place in [*breaks, len(text)]}
+    # the letters outside tags before each place
+    shown = [*accumulate((place not in inside for place in range(len(text))), initial=0)]
     pieces = []
     start = 0
     for number, length in enumerate(accumulate(lengths[:-1]), start=1):

@@ -168,10 +168,11 @@ class InlineText:
 
     def add_text(self, parent: XmlElement, text: str, form: str) -> None:
         """Add a text at the end of an element."""
-        if len(parent):
-            parent[-1].tail = (parent[-1].tail or "") + text
-        else:
+        last = next(parent.iterchildren(reversed=True), None)  # `len` counts the children
+        if last is None:
             parent.text = (parent.text or "") + text
+        else:
+            last.tail = (last.tail or "") + text
 
 
 def whole_or_apart(events: list[Event]) -> list[Event]:

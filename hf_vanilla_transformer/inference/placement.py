@@ -301,8 +301,8 @@ class Placement:
 
     def _sides(self, element: Element) -> tuple[bool, bool]:
         """Return whether an element follows the unit before it directly, and whether it ends after white space."""
-        before = self.source[: element.start][-1:]
-        after = self.source[element.start :][:1]
+        before = self.source[max(0, element.start - 1) : element.start]
+        after = self.source[element.start : element.start + 1]
         if element.start < element.end:
             return after.isspace(), self.source[element.end - 1].isspace()
         between_words = is_letter(before) and is_letter(after)
@@ -320,8 +320,11 @@ class Placement:
         """The target unit that an element without aligned units precedes."""
         next_unit = bisect_left(self.starts, element.start)
         stands_left, _ = self._sides(element)
-        for linked in reversed(self.linked[:next_unit]) if stands_left else self.linked[next_unit:]:
-            if targets := [target for target in linked if outer.first <= target < outer.last]:
+        before = range(next_unit - 1, -1, -1)
+        for unit in before if stands_left else range(next_unit, len(self.linked)):
+            if targets := [
+                target for target in self.linked[unit] if outer.first <= target < outer.last
+            ]:
                 return max(targets) + 1 if stands_left else min(targets)
         return outer.first if stands_left else outer.last
 

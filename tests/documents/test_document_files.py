@@ -5,6 +5,7 @@ import html
 import io
 import shutil
 import subprocess
+import time
 import zipfile
 from pathlib import Path
 
@@ -311,6 +312,35 @@ def test_browsers_read_the_letters_of_a_page(declaration: str, encoding: str) ->
     page = f"<html><head>{declaration}<title>One</title></head><body><p>two&nbsp;three</p></body></html>"
     translated = translate_document(page.encode(), ".html", translator_by(lambda _: "zwölf 日"))
     assert html.unescape(translated.decode(encoding)).count("zwölf 日") == 2
+
+
+def word_of_attributes(count: int) -> bytes:
+    names = " ".join(f'a{number}="b"' for number in range(count))
+    part = f'<w:document xmlns:w="{W}"><w:p {names}><w:r><w:t>one two</w:t></w:r></w:p></w:document>'
+    return zipped({"word/document.xml": part})
+
+
+SHAPES = {
+    "formulas": (".md", lambda count: b"\\(a " * count),
+    "comments": (".md", lambda count: b"{/* " * count),
+    "roles": (".md", lambda count: b":a" * count),
+    "attributes": (".docx", word_of_attributes),
+    "voices": (".vtt", lambda count: b"WEBVTT\n\n00:01.000 --> 00:02.000\n" + b"<v a" * count),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_time_grows_with_the_length_of_a_document_of_any_shape(name: str) -> None:
+    suffix, shape = SHAPES[name]
+
+    def seconds(count: int) -> float:
+        document = shape(count)
+        start = time.process_time()
+        translate_document(document, suffix, translator_by(str.upper))
+        return time.process_time() - start
+
+    seconds(10)  # imports
+    assert seconds(8000) < 16 * min(seconds(1000) for _ in range(3)) + 0.1  # 64 if it were quadratic
 
 
 @pytest.mark.parametrize("charset", ["CHARSET", "UTF-8"])

@@ -111,8 +111,8 @@ XHTML = "<?xml version='1.0'?><html xmlns='http://www.w3.org/1999/xhtml'><body><
     [
         # the title of a picture in a line ends no line
         ("<p>one <svg><title>x</title></svg> two</p>", "<p><svg><title>x</title></svg> TWO ONE</p>"),
-        # XML has no names for these characters, and HTML has
-        (XHTML.format("one &mdash; caf&eacute;"), XHTML.format("CAFÉ — ONE")),
+        # XML has no names for these characters, and HTML has. Both have their numbers
+        (XHTML.format("one &mdash; caf&eacute;"), XHTML.format("CAF&#201; &#8212; ONE")),
         # browsers show a bare "&" and "<", and a translation escapes them
         (XHTML.format("one & two <br/>R&D"), XHTML.format("TWO &amp; ONE <br/>R&D")),
         (XHTML.format("one < two &x; six"), XHTML.format("SIX &amp;X; TWO &lt; ONE")),
