@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 #: A tag of a template: Liquid, Jinja or Hugo.
 _TEMPLATE_TAG = r"(?:\{%.*?%\}|\{#.*?#\}|\{\{[<%].*?[>%]\}\})"
 _STRING = r"[\"'][^\"'\n]+[\"']"
-_EXPORTED = r"\s*(?:default\s+)?(?:(?:const|let|var)\s+[\w{\[].*=|(?:async\s+)?function\b.*\(|class\s+\w+.*\{)"
+_EXPORTED = (
+    r"\s*(?:default\s+)?(?:(?:const|let|var)\s+[\w{\[].*=|(?:async\s+)?function\b.*\(|class\s+\w+.*\{"
+    r"|(?<=default )[(\[{])"
+)
 
 #: Blocks that stay.
 _KEPT_BLOCKS = (
@@ -42,10 +45,11 @@ _KEPT_BLOCKS = (
     r"\*\[[^\]\n]+\]:.*",
     r"\([\w.:-]+\)=[ \t]*",
     rf"import\s(?:.*\sfrom\s+)?{_STRING};?[ \t]*",
-    # modules of MDX, up to an empty line
+    # modules of MDX, up to an empty line, or to the end of their brackets
     r"import\s*\{[^}\n]*(?:\n.*\S.*)*",
     rf"export\s(?:.*\sfrom\s+{_STRING};?[ \t]*|{_EXPORTED}.*(?:\n.*\S.*)*)",
 )
+_MOST_OF_MODULE = 20_000  # letters
 _KEPT = re.compile(rf"(?:{'|'.join(_KEPT_BLOCKS)})$", re.MULTILINE)
 
 _CONTAINER = re.compile(
@@ -72,15 +76,30 @@ def _kept(state: "StateBlock", start: int, end: int, silent: bool) -> bool:
     match = _KEPT.match(state.src, _start(state, start))
     if match is None or state.is_code_block(start):
         return False
-    after = start + 1 + match[0].count("\n")
+    content = match[0] + _rest_of_module(state.src, match)
+    after = start + 1 + content.count("\n")
     if after > end:
         return False
     if not silent:
         token = state.push("kept", "", 0)
-        token.content = match[0]
+        token.content = content
         token.map = [start, after]
         state.line = after
     return True
+
+
+def _rest_of_module(source: str, match: re.Match[str]) -> str:
+    """The lines of a module of MDX after its first empty line, up to the one in which its brackets close."""
+    text = match[0]
+    depth = sum(map(text.count, "([{")) - sum(map(text.count, ")]}"))
+    if depth <= 0 or not text.startswith("export"):
+        return ""
+    rest = source[match.end() : match.end() + _MOST_OF_MODULE]
+    for bracket in re.finditer(r"[()\[\]{}]", rest):
+        depth += 1 if bracket[0] in "([{" else -1
+        if depth == 0:
+            return rest[: bracket.end()] + rest[bracket.end() :].partition("\n")[0]
+    return ""
 
 
 def _definition(state: "StateBlock", start: int, end: int, silent: bool) -> bool:

@@ -37,6 +37,7 @@ _SUBTITLE_TAG = re.compile(r"</?[A-Za-z\d][^<>]*>|</>|\{\\[^{}]*\}|\{[A-Za-z]:[^
 
 #: The root elements of parts of DOCX and ODT with text.
 _PARTS = names("document hdr ftr footnotes endnotes comments document-content document-styles")
+_STATES = names("state subState")  # of targets, which change
 #: Elements that a translation may have more or less often: runs, spaces and hyphens, and what programs write anew.
 _OF_WORDS = names("r t s proofErr lastRenderedPageBreak noBreakHyphen softHyphen")
 
@@ -228,7 +229,7 @@ def _add_rest(root: XmlElement, filled: set[XmlElement], reading: Reading) -> No
     for element in root.iter():
         texts = [(element.text or "").strip(), (element.tail or "").strip()]
         if element not in filled:
-            attributes = sorted(item for item in element.attrib.items() if item[0] != "state")
+            attributes = sorted(item for item in element.attrib.items() if item[0] not in _STATES)
             reading.order.append((str(element.tag), *texts, tuple(attributes)))
 
 

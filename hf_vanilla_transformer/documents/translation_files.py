@@ -129,6 +129,7 @@ class _Document:
         for element in (unit, target):
             if element.get("state") in UNTRANSLATED:
                 element.set("state", "translated")
+                element.attrib.pop("subState", None)  # it is one of the old state
         places = _segments_of(target, are_marked)
         for number in missing:
             if number not in places:

@@ -713,7 +713,7 @@ XLIFF_CASES = [
         "</trans-unit>",
     ),
     (
-        '<segment state="initial"><source>a b</source><target>x</target></segment>',
+        '<segment state="initial" subState="my:value"><source>a b</source><target>x</target></segment>',
         '<segment state="translated"><source>a b</source><target>B A</target></segment>',
     ),
 ]

@@ -18,6 +18,8 @@ KEPT = {
     "raw text of Liquid": "{% raw %}\n\nHello {{ name }}\n\n{% endraw %}\n",
     "formula in brackets": "\\[\nE = mc^2\n\\]\n",
     "module of MDX": "export const meta = {\n  title: 'Hello world'\n};\n",
+    "module of MDX with empty lines": "export const meta = {\n  title: 'Hello world',\n\n  other: [\n\n 'a b']\n}\n",
+    "component of MDX": "export default ({children}) => <Layout>{children}</Layout>\n",
     "function of MDX": "export default function Layout(props) {\n  return <div>{props.children}</div>;\n}\n",
     "comment of MDX": "{/* one\n\ntwo */}\n",
     "import of MDX": "import {\n  one,\n  two\n} from './three'\n",
