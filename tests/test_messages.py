@@ -13,7 +13,7 @@ import pytest
 from hf_vanilla_transformer import Translator, VanillaTransformerConfig
 from hf_vanilla_transformer.engine.continuous import ContinuousSearch
 from hf_vanilla_transformer.hub.publishing import publish
-from hf_vanilla_transformer.inference.text_io import line_writer, read_lines
+from hf_vanilla_transformer.inference.text_io import input_lines, line_writer
 from hf_vanilla_transformer.utils.errors import UserError, run_command
 from tests.model_helpers import save_model, tiny_model
 from vanilla_transformer_cli.main import SUBCOMMANDS, main
@@ -135,7 +135,7 @@ def test_closed_streams_are_one_line(stream: str, name: str, monkeypatch: pytest
     monkeypatch.setattr(f"sys.{stream}", None)
     with pytest.raises(UserError, match=f"{name} is closed: name a file"):
         if stream == "stdin":
-            next(read_lines())
+            next(input_lines())
         else:
             with line_writer():
                 pass

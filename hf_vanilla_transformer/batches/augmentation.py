@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..corpora.mixtures import PART
 from ..text.perturbations import PERTURBATIONS, Languages
-from .batching import Row
+from .batching import Example
 from .redrawing import RedrawnDataset, TextChange, unchanged_rows
 
 
@@ -62,7 +62,7 @@ class _Augment(TextChange):
 
     name = "augment"
 
-    def new_texts(self, pair: Row, draw: Random) -> tuple[str, str] | None:
+    def new_texts(self, pair: Example, draw: Random) -> tuple[str, str] | None:
         shares = [1 - sum(self.augment.values()), *self.augment.values()]
         (name,) = draw.choices([None, *self.augment], shares)
         if name is None:
@@ -73,7 +73,7 @@ class _Augment(TextChange):
         perturbed = PERTURBATIONS[name](texts, other, draw, self.languages[part])
         return None if perturbed == texts else perturbed
 
-    def _other(self, pair: Row, draw: Random) -> tuple[str, str]:
+    def _other(self, pair: Example, draw: Random) -> tuple[str, str]:
         """The text of a random pair of the same input or direction."""
         while True:
             other = self.table[draw.randrange(len(self.table))]

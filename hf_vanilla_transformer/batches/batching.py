@@ -19,7 +19,7 @@ BUCKET = 2  # tokens: the width of a bucket of source lengths
 ROWS_PER_READ = 50_000
 
 
-def pair_lengths(dataset: "Dataset | Rows") -> tuple[np.ndarray, np.ndarray]:
+def pair_lengths(dataset: "Dataset | Examples") -> tuple[np.ndarray, np.ndarray]:
     """Source and target lengths in tokens, each (number of pairs,), of the rows of a dataset without augmentation."""
     dataset = getattr(dataset, "encoded", dataset)
     if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":  # `set_transform`
@@ -261,19 +261,19 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
 # The pairs of the batches
 
 #: A pair as token ids, `input_ids` and `labels`, with the other columns of its dataset.
-Row: TypeAlias = dict[str, Any]
-Rows: TypeAlias = list[Row]
+Example: TypeAlias = dict[str, Any]
+Examples: TypeAlias = list[Example]
 #: The tensors of a batch, by the names of the model's arguments.
 Batch: TypeAlias = dict[str, torch.Tensor]
 
 
-def read_rows(dataset: Any, numbers: Sequence[int]) -> Rows:
+def read_examples(dataset: Any, numbers: Sequence[int]) -> Examples:
     """The rows of a dataset with these numbers, at once if it can."""
     read = getattr(dataset, "__getitems__", None)
     return [dataset[row] for row in numbers] if read is None else read(list(numbers))
 
 
-def select_rows(row_of: Callable[[int], Row], batches: list[list[int]]) -> list[Rows]:
+def select_rows(row_of: Callable[[int], Example], batches: list[list[int]]) -> list[Examples]:
     """The rows of each batch, by their numbers. `~row` is a dummy pair: its labels become -100."""
     return [
         [row_of(row) if row >= 0 else _without_labels(row_of(~row)) for row in batch]
@@ -281,7 +281,7 @@ def select_rows(row_of: Callable[[int], Row], batches: list[list[int]]) -> list[
     ]
 
 
-def _without_labels(row: Row) -> Row:
+def _without_labels(row: Example) -> Example:
     return {**row, "labels": [IGNORED] * len(row["labels"])}
 
 
@@ -303,7 +303,7 @@ class TokenBatchDataset(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, batches: list[list[int]]) -> list[Rows]:
+    def __getitems__(self, batches: list[list[int]]) -> list[Examples]:
         rows, batches = self._read(batches)
         return select_rows(rows.__getitem__, batches)
 
@@ -312,10 +312,10 @@ class TokenBatchDataset(torch.utils.data.Dataset):
         _, batches = self._read(batches)
         return [[max(row, ~row) for row in batch] for batch in batches]
 
-    def _read(self, batches: list[list[int]]) -> tuple[dict[int, Row], list[list[int]]]:
+    def _read(self, batches: list[list[int]]) -> tuple[dict[int, Example], list[list[int]]]:
         """The rows by their numbers, and this rank's batches of them."""
         numbers = sorted({max(row, ~row) for batch in batches for row in batch})
-        rows = dict(zip(numbers, read_rows(self.dataset, numbers), strict=True))
+        rows = dict(zip(numbers, read_examples(self.dataset, numbers), strict=True))
         if not getattr(self.dataset, "grows", False):
             return rows, batches
         # below, a row is its place in `numbers`
@@ -332,8 +332,8 @@ class TokenBatchDataset(torch.utils.data.Dataset):
 
 
 def collate_batches(
-    batches: list[Rows],
-    collator: Callable[[Rows], Batch],
+    batches: list[Examples],
+    collator: Callable[[Examples], Batch],
     row_unit: int = 1,
     pad_token_ids: tuple[int, int] = (0, 0),
 ) -> list[Batch]:
@@ -348,7 +348,7 @@ def collate_batches(
 
 
 def _collate_rounded(
-    batch: Rows, collator: Callable[[Rows], Batch], row_unit: int, pads: tuple[int, int]
+    batch: Examples, collator: Callable[[Examples], Batch], row_unit: int, pads: tuple[int, int]
 ) -> Batch:
     longest = {name: max(len(row[name]) for row in batch) for name in ("input_ids", "labels")}
     pairs, source, target = rounded_shape(

@@ -33,9 +33,9 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..loss_vanilla_transformer import IGNORED
 from .batching import (
     ROWS_PER_READ,
-    Row,
+    Example,
     TokenBatchSampler,
-    read_rows,
+    read_examples,
     runs_of_equals,
     shuffled_runs,
 )
@@ -384,7 +384,7 @@ class FlatPairs:
     )
 
     @classmethod
-    def of_rows(cls, rows: Sequence[Row]) -> "FlatPairs":
+    def of_rows(cls, rows: Sequence[Example]) -> "FlatPairs":
         """The pairs of rows with `PAIR_COLUMNS`, the two masks and inputs left out or not.
 
         Raises:
@@ -562,7 +562,7 @@ class PackedPairs(torch.utils.data.Dataset):
         dataset: Dataset,
         layout: PackedLayout,
         sampler: PackedBatchSampler,
-        collator: Callable[[list[Row]], Mapping[str, Any]] | None = None,
+        collator: Callable[[list[Example]], Mapping[str, Any]] | None = None,
     ):
         self.dataset = dataset
         self.layout = layout
@@ -597,7 +597,7 @@ class PackedPairs(torch.utils.data.Dataset):
         ]
 
     def collated(
-        self, rows: Sequence[np.ndarray], collator: Callable[[list[Row]], Mapping[str, Any]]
+        self, rows: Sequence[np.ndarray], collator: Callable[[list[Example]], Mapping[str, Any]]
     ) -> dict[str, Tensor]:
         """A planned batch, with the pairs as a collator makes them now. Rows that do not fit any more are filled anew.
 
@@ -607,7 +607,7 @@ class PackedPairs(torch.utils.data.Dataset):
         if not len(numbers):
             return self.layout.pack(FlatPairs.of_rows([]), rows)
         pairs = FlatPairs.of_batch(
-            collator(read_rows(self.dataset, numbers.tolist())), self.layout.pad_token_id
+            collator(read_examples(self.dataset, numbers.tolist())), self.layout.pad_token_id
         )
         source, target = pairs.lengths
         layout = self.layout
@@ -625,8 +625,8 @@ class PackedPairs(torch.utils.data.Dataset):
         filled = fill_rows(source, target, places)
         return layout.pack(pairs, deal(filled, max(len(filled), len(rows)), 1)[0])
 
-    def _rows(self, numbers: Sequence[int]) -> list[Row]:
-        rows = read_rows(self.dataset, numbers)
+    def _rows(self, numbers: Sequence[int]) -> list[Example]:
+        rows = read_examples(self.dataset, numbers)
         return [{name: row[name] for name in TABLE_COLUMNS if name in row} for row in rows]
 
     def _read(self, batches: list[list[np.ndarray]]) -> tuple[list[int], FlatPairs]:
@@ -678,7 +678,7 @@ class PackedCollator:
         self.layout = PackedLayout.of(config, (source_places, target_places))
         self.rows = rows
 
-    def __call__(self, features: Sequence[Row]) -> dict[str, Tensor]:
+    def __call__(self, features: Sequence[Example]) -> dict[str, Tensor]:
         """Pack features with `input_ids` and `labels`. Returns: as `PackedLayout.pack`."""
         pairs = FlatPairs.of_rows(features)
         places = self.layout.source_places, self.layout.target_places

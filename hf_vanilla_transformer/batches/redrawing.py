@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from ..text.source_text import source_text
 from ..text.token_kinds import has_closed_vocabulary
 from ..utils.errors import UserError
-from .batching import Row
+from .batching import Example
 
 _CHECKED_ROWS = 1000
 _DIFFERENT = 0.01  # of the rows may encode differently after decoding
@@ -21,7 +21,7 @@ _IDS = ("input_ids", "labels")
 
 #: Changes a row of `encode_pairs` for an epoch. It depends on nothing else, so that the rows are the same in every
 #: process and after resuming.
-Change: TypeAlias = Callable[[Row, int], Row]
+Change: TypeAlias = Callable[[Example, int], Example]
 
 
 class RedrawnDataset(torch.utils.data.Dataset):
@@ -49,13 +49,13 @@ class RedrawnDataset(torch.utils.data.Dataset):
         """These rows, with the same changes."""
         return RedrawnDataset(self.encoded.select(rows), *self.changes)
 
-    def __getitem__(self, row: int) -> Row:
+    def __getitem__(self, row: int) -> Example:
         return self.__getitems__([row])[0]
 
-    def __getitems__(self, rows: list[int]) -> list[Row]:
+    def __getitems__(self, rows: list[int]) -> list[Example]:
         return list(map(self._changed, self.encoded.__getitems__(rows)))
 
-    def _changed(self, row: Row) -> Row:
+    def _changed(self, row: Example) -> Example:
         for change in self.changes:
             row = change(row, int(self.epoch))
         return row
@@ -92,11 +92,11 @@ class TextChange:
     name = ""  #: the argument that asks for the change
     grows = True
 
-    def new_texts(self, pair: Row, draw: Random) -> Sequence[str] | None:
+    def new_texts(self, pair: Example, draw: Random) -> Sequence[str] | None:
         """Return another source and target for a pair, or None if it stays as it is."""
         raise NotImplementedError
 
-    def __call__(self, pair: Row, epoch: int) -> Row:
+    def __call__(self, pair: Example, epoch: int) -> Example:
         texts = self.new_texts(pair, Random(f"{self.name} {self.seed} {epoch} {pair['line']}"))
         return pair if texts is None else self._encoded(pair, texts)
 
@@ -105,7 +105,7 @@ class TextChange:
         changes = encoded.changes if isinstance(encoded, RedrawnDataset) else ()
         return RedrawnDataset(unchanged_rows(encoded), *changes, self)
 
-    def texts(self, pair: Row) -> tuple[str, str]:
+    def texts(self, pair: Example) -> tuple[str, str]:
         """The source and the target of a pair."""
         source, target = (
             tokenizer.decode(
@@ -115,7 +115,7 @@ class TextChange:
         )
         return source, target
 
-    def _encoded(self, pair: Row, texts: Sequence[str]) -> Row:
+    def _encoded(self, pair: Example, texts: Sequence[str]) -> Example:
         """The pair with other texts, or as it is if they are too long or have symbols that a tokenizer lacks."""
         ids = [self._ids(pair, side, text) for side, text in enumerate(texts)]
         for own, limit, tokenizer in zip(ids, self.limits, self.tokenizers, strict=True):
@@ -125,7 +125,7 @@ class TextChange:
                 return pair
         return {**pair, "input_ids": ids[0], "labels": ids[1]}
 
-    def _ids(self, pair: Row, side: int, text: str) -> list[int]:
+    def _ids(self, pair: Example, side: int, text: str) -> list[int]:
         """The ids of a text, between the special tokens of the pair's."""
         tokenizer = self.tokenizers[side]
         start, _, end = split_special_tokens(pair[_IDS[side]], tokenizer)
@@ -133,7 +133,7 @@ class TextChange:
         ids = tokenizer(**texts, add_special_tokens=False, verbose=False)["input_ids"]
         return [*start, *ids, *end]
 
-    def restored_rows(self, encoded: Dataset | RedrawnDataset) -> list[Row]:
+    def restored_rows(self, encoded: Dataset | RedrawnDataset) -> list[Example]:
         """Return the first 1,000 rows. Refuse tokenizers that do not restore their text."""
         table = unchanged_rows(encoded)
         rows = table.with_format(None).take(min(_CHECKED_ROWS, len(table))).to_list()

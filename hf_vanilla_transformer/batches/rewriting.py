@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line
-from .batching import Row
+from .batching import Example
 from .redrawing import RedrawnDataset, TextChange
 
 #: A function from source, target and random numbers to a source and a target of the same meaning.
@@ -66,21 +66,21 @@ class _Rewriting(TextChange):
 
     name = "rewrite"
 
-    def new_texts(self, pair: Row, draw: Random) -> Sequence[str]:
+    def new_texts(self, pair: Example, draw: Random) -> Sequence[str]:
         source, target = self.rewrite(*self.texts(pair), draw)
         for text in (source, target):
             if not isinstance(text, str) or not text:
                 raise TypeError(f"returned {text!r}, not a text")
         return source, target
 
-    def __call__(self, pair: Row, epoch: int) -> Row:
+    def __call__(self, pair: Example, epoch: int) -> Example:
         try:
             return super().__call__(pair, epoch)
         except Exception as error:  # the code of the user
             _LOGGER.debug("rewrite: line %s stays as it is: %s", pair["line"], one_line(error))
             return pair
 
-    def require_results(self, rows: list[Row]) -> None:
+    def require_results(self, rows: list[Example]) -> None:
         """Log the number of pairs that stay as they are. Refuse a function that fails for most of them."""
         failed = 0
         first: tuple[int, str] | None = None

@@ -19,7 +19,7 @@ from .rules import (
     RULES,
     SEQUENCE_RULES,
     FittingLimits,
-    Pair,
+    TextPair,
     broken_rule,
     flaws,
     repaired_entities,
@@ -34,8 +34,8 @@ _FEW = 5
 _WARNED = 0.02
 
 _MARK = re.compile(r"\s*>>(\S+)<<")
-Direction: TypeAlias = tuple[str, str]
-Group: TypeAlias = tuple[int, Direction]
+Codes: TypeAlias = tuple[str, str]
+Group: TypeAlias = tuple[int, Codes]
 
 
 class PairRow(NamedTuple):
@@ -44,18 +44,18 @@ class PairRow(NamedTuple):
     line: int
     source: str
     target: str
-    direction: Direction = ("", "")  #: codes of the languages, if the text names them
+    direction: Codes = ("", "")  #: codes of the languages, if the text names them
     part: int = 0  #: the number of the input
     cells: Mapping[str, Any] = {}  #: the other cells of the row
     defect: str | None = None  #: why loading leaves the pair out
 
     @property
-    def pair(self) -> Pair:
+    def pair(self) -> TextPair:
         """Source and target."""
         return self.source, self.target
 
     @property
-    def language(self) -> Direction:
+    def language(self) -> Codes:
         """The codes, with the mark of the target language at the start of the source, `>>de<< …`."""
         mark = _MARK.match(self.source)
         return (self.direction[0], mark[1]) if mark else self.direction
@@ -128,7 +128,7 @@ def judge_pairs(
         detect: detect the languages that the rows name.
         one_direction: whether an input that names no languages has one direction.
         task: "language" compares sentences by their words, "sequence" by all of their characters.
-        limits: fields of `Limits`, for all directions. The rest is taken from pairs of each direction.
+        limits: fields of `PairLimits`, for all directions. The rest is taken from pairs of each direction.
 
     Returns:
         An iterator of the judged rows, and the report that it fills. Rows with a defect have no rule and are not
@@ -190,7 +190,7 @@ class _Judge:
 
     def _survey(self, rows: Iterable[PairRow]) -> set[int]:
         """Take the limits from the text, and return the keys that occur more than once."""
-        samples: dict[Group, list[Pair]] = {}
+        samples: dict[Group, list[TextPair]] = {}
         counts: Counter[Group] = Counter()
         draw = Random(0)
         seen: set[int] = set()

@@ -15,11 +15,10 @@ from typing import TypeAlias
 import regex
 
 from ..text.language_detection import likely_language
-from ..text.words import UNSPACED, words
+from ..text.words import UNSPACED, TextPair, words
 from .damaged_characters import has_damaged_characters
 from .number_values import numbers_of
 
-Pair: TypeAlias = tuple[str, str]
 Scripts: TypeAlias = tuple[str, str]
 
 _SMOOTHING = 5  # characters, so that the ratio of short sentences varies less
@@ -67,7 +66,7 @@ _LOUD_MARKS = re.compile(r"[!?]{2,}|[.,]{2}(?<!\.\.\.)|\s{2,}")
 
 
 @dataclass
-class Limits:
+class PairLimits:
     """The limits of a translation. `of_sample` takes those from the text that are not given."""
 
     max_characters: int = 1000  #: of a side
@@ -80,7 +79,7 @@ class Limits:
     close_languages: bool = False  #: whether many words are the same in both
 
     @classmethod
-    def of_sample(cls, pairs: Sequence[Pair], **values: object) -> "Limits":
+    def of_sample(cls, pairs: Sequence[TextPair], **values: object) -> "PairLimits":
         """Limits that fit the pairs: ratios within five deviations, and the scripts of a fifth of all letters."""
         sides = list(zip(*pairs, strict=True)) or [(), ()]
         sampled = {
@@ -92,7 +91,7 @@ class Limits:
         return cls(**(sampled | values))  # type: ignore[arg-type]
 
 
-def _ratios_of(pairs: Sequence[Pair]) -> tuple[float, float]:
+def _ratios_of(pairs: Sequence[TextPair]) -> tuple[float, float]:
     """The median of the ratios, and the largest distance from it."""
     ratios = [_log_ratio(*pair) for pair in pairs] or [0.0]
     middle = statistics.median(ratios)
@@ -113,7 +112,7 @@ def _has_long_words(texts: Sequence[str]) -> bool:
     return sum(map(_has_long_word, texts)) > _FREQUENT_LONG_WORDS * len(texts)
 
 
-def _are_close(pairs: Sequence[Pair]) -> bool:
+def _are_close(pairs: Sequence[TextPair]) -> bool:
     """Return whether two languages are so close that a translation has many words of its source.
 
     Copies do not count. A text may have many of them.
@@ -128,24 +127,26 @@ class FittingLimits:
     A text of several languages without codes has several such combinations, and so has Serbian.
     """
 
-    def __init__(self, pairs: Sequence[Pair], one_direction: bool = True, **values: object) -> None:
+    def __init__(
+        self, pairs: Sequence[TextPair], one_direction: bool = True, **values: object
+    ) -> None:
         share = _FREQUENT_SCRIPTS if one_direction else _FREQUENT_SCRIPTS_OF_SEVERAL
         frequent = max(_FEW_PAIRS, share * len(pairs))
-        self.others = Limits.of_sample(pairs, **values)
-        self.by_scripts: dict[Scripts, Limits] = {}
-        groups: dict[Scripts, list[Pair]] = {}
+        self.others = PairLimits.of_sample(pairs, **values)
+        self.by_scripts: dict[Scripts, PairLimits] = {}
+        groups: dict[Scripts, list[TextPair]] = {}
         for pair in pairs:
             groups.setdefault(main_scripts(pair), []).append(pair)
         for scripts, members in groups.items():
             if all(scripts) and len(members) >= frequent:
-                self.by_scripts[scripts] = Limits.of_sample(members, **values)
+                self.by_scripts[scripts] = PairLimits.of_sample(members, **values)
 
-    def of(self, pair: Pair) -> Limits:
+    def of(self, pair: TextPair) -> PairLimits:
         """The limits for a pair."""
         return self.by_scripts.get(main_scripts(pair), self.others)
 
 
-def main_scripts(pair: Pair) -> Scripts:
+def main_scripts(pair: TextPair) -> Scripts:
     """The most frequent script of the letters of each side, "" without letters."""
     return _main_script(pair[0]), _main_script(pair[1])
 
@@ -168,16 +169,16 @@ def _script(letter: str) -> str:
     return "CJK" if name in ("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "IDEOGRAPHIC") else name
 
 
-def _length(pair: Pair, limits: Limits) -> bool:
+def _length(pair: TextPair, limits: PairLimits) -> bool:
     return max(map(len, pair)) > limits.max_characters
 
 
-def _ratio(pair: Pair, limits: Limits) -> bool:
+def _ratio(pair: TextPair, limits: PairLimits) -> bool:
     middle, distance = limits.ratio
     return abs(_log_ratio(*pair) - middle) > distance
 
 
-def _wrong_script(pair: Pair, limits: Limits) -> bool:
+def _wrong_script(pair: TextPair, limits: PairLimits) -> bool:
     for text, scripts in zip(pair, limits.scripts, strict=True):
         letters = [_script(letter) in scripts for letter in text if letter.isalpha()]
         if scripts and letters and sum(letters) < _SCRIPT_SHARE * len(letters):
@@ -185,14 +186,14 @@ def _wrong_script(pair: Pair, limits: Limits) -> bool:
     return False
 
 
-def _wrong_language(pair: Pair, limits: Limits) -> bool:
+def _wrong_language(pair: TextPair, limits: PairLimits) -> bool:
     return limits.languages is not None and any(
         sum(map(str.isalpha, text)) >= _MIN_LETTERS and not likely_language(text, language)
         for text, language in zip(pair, limits.languages, strict=True)
     )
 
 
-def _copy(pair: Pair, limits: Limits) -> bool:
+def _copy(pair: TextPair, limits: PairLimits) -> bool:
     """Most words are the same as in the source. Names may be, so that short pairs pass."""
     if limits.close_languages:
         return False
@@ -202,7 +203,7 @@ def _copy(pair: Pair, limits: Limits) -> bool:
     return max(source.total(), target.total()) >= 4 and _share(source, target) >= _SHARE_OF_COPY
 
 
-def _common_words(pair: Pair) -> float:
+def _common_words(pair: TextPair) -> float:
     """The share of the words of the longer side that both sides have."""
     return _share(*map(_word_counts, pair))
 
@@ -216,18 +217,18 @@ def _word_counts(text: str) -> Counter[str]:
     return Counter(text[start:end] for start, end in words(text))
 
 
-def _repetition(pair: Pair, limits: Limits) -> bool:
+def _repetition(pair: TextPair, limits: PairLimits) -> bool:
     first, second = (_REPEATED.search(text) is not None for text in pair)
     return first != second
 
 
-def _numbers(pair: Pair, limits: Limits) -> bool:
+def _numbers(pair: TextPair, limits: PairLimits) -> bool:
     """Each side has a number that the other lacks. "3 dogs" may be "drei Hunde"."""
     source, target = map(numbers_of, pair)
     return source.lacks_one_of(target) and target.lacks_one_of(source)
 
 
-def _capitals(pair: Pair, limits: Limits) -> bool:
+def _capitals(pair: TextPair, limits: PairLimits) -> bool:
     """One side is in capitals, and most letters of the other are not."""
     loud = [text.isupper() for text in pair]
     if loud[0] == loud[1]:
@@ -245,7 +246,7 @@ def _cased_letters(text: str) -> str:
     return letters if 2 * len(letters) > sum(map(str.isalpha, text)) else ""
 
 
-def _spaces(pair: Pair, limits: Limits) -> bool:
+def _spaces(pair: TextPair, limits: PairLimits) -> bool:
     """A word has so many letters that the spaces of a sentence must be missing."""
     return any(
         _has_long_word(text) and not usual
@@ -259,7 +260,7 @@ def _has_long_word(text: str) -> bool:
     return _LONG_WORD.search(without_addresses(text)) is not None
 
 
-def _addresses(pair: Pair, limits: Limits) -> bool:
+def _addresses(pair: TextPair, limits: PairLimits) -> bool:
     source, target = map(_addresses_of, pair)
     return source != target
 
@@ -284,7 +285,7 @@ def _may_have_address(text: str) -> bool:
     return any(sign in text for sign in _SIGNS_OF_ADDRESS)
 
 
-def _markup(pair: Pair, limits: Limits) -> bool:
+def _markup(pair: TextPair, limits: PairLimits) -> bool:
     """The sides have different tags. `<br/>`, `<br>` and `<BR />` are one."""
     source, target = (Counter(map(_tag_name, _TAG.findall(text))) for text in pair)
     return source != target
@@ -295,12 +296,12 @@ def _tag_name(tag: str) -> str:
     return match[0] if match else tag
 
 
-def _mojibake(pair: Pair, limits: Limits) -> bool:
+def _mojibake(pair: TextPair, limits: PairLimits) -> bool:
     return any(has_damaged_characters(without_addresses(text)) for text in pair)
 
 
 #: Rule -> description and predicate. Duplicates and overlap compare with other pairs.
-RULES: dict[str, tuple[str, Callable[[Pair, Limits], bool] | None]] = {
+RULES: dict[str, tuple[str, Callable[[TextPair, PairLimits], bool] | None]] = {
     "length": ("a side is too long", _length),
     "mojibake": ("characters of a wrong encoding or alphabet", _mojibake),
     "markup": ("the sides have different tags", _markup),
@@ -323,7 +324,7 @@ RULES: dict[str, tuple[str, Callable[[Pair, Limits], bool] | None]] = {
 SEQUENCE_RULES = ("length", "overlap", "duplicate")
 
 
-def broken_rule(pair: Pair, rules: Iterable[str], limits: Limits) -> str | None:
+def broken_rule(pair: TextPair, rules: Iterable[str], limits: PairLimits) -> str | None:
     """The first rule that a pair breaks by itself, or None."""
     for name in rules:
         test = RULES[name][1]
@@ -332,7 +333,7 @@ def broken_rule(pair: Pair, rules: Iterable[str], limits: Limits) -> str | None:
     return None
 
 
-def repaired_entities(pair: Pair) -> Pair:
+def repaired_entities(pair: TextPair) -> TextPair:
     """The pair with characters instead of entities, such as "&amp;", if the sides have different ones."""
     entities = [Counter(_ENTITY.findall(text)) for text in pair]
     if entities[0] == entities[1]:
@@ -347,7 +348,7 @@ def _unescaped(text: str) -> str:
     return text
 
 
-def flaws(pair: Pair) -> int:
+def flaws(pair: TextPair) -> int:
     """How much is wrong with a pair that has near duplicates: capitals, no capital at all, spaces, marks."""
     total = 0
     for text in pair:

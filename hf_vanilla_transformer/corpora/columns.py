@@ -10,7 +10,15 @@ from typing import Any, TypeAlias
 from ..text.language_codes import SAME_LANGUAGE, language_match
 from ..text.language_tokens import CODES
 from ..utils.errors import UserError
-from .readers import NEEDS_HEADER, TABLES_WITH_HEADER, BadRow, Repairs, Row, file_format, read_rows
+from .readers import (
+    NEEDS_HEADER,
+    TABLES_WITH_HEADER,
+    BadRow,
+    Repairs,
+    TableRow,
+    file_format,
+    read_rows,
+)
 from .translation_memories import FORMATS, read_memory
 
 SIDES = "source", "target"
@@ -74,7 +82,7 @@ class Columns:
 
 
 def select_columns(
-    rows: Iterable[tuple[int, Row | BadRow]],
+    rows: Iterable[tuple[int, TableRow | BadRow]],
     columns: Columns,
     where: str,
     hint: str,
@@ -101,13 +109,13 @@ def select_columns(
         yield line, texts, {name: value for name, value in row.items() if name not in used}
 
 
-def _nested(row: Row) -> Mapping[str, Any]:
+def _nested(row: TableRow) -> Mapping[str, Any]:
     """The texts by language of the column "translation"."""
     texts = row.get("translation")
     return texts if isinstance(texts, Mapping) else {}
 
 
-def _check_languages(row: Row, keys: Iterable[tuple[str | None, str]], where: str) -> None:
+def _check_languages(row: TableRow, keys: Iterable[tuple[str | None, str]], where: str) -> None:
     nested = _nested(row)
     missing = [key for parent, key in keys if parent and key not in nested]
     if missing:

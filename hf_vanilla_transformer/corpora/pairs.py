@@ -19,7 +19,7 @@ from ..utils.errors import UserError
 from ..utils.untrusted import one_line
 from .columns import Columns, RawRow, read_sides, select_columns
 from .inputs import Input
-from .readers import BadRow, Repairs, Row, read_parallel
+from .readers import BadRow, Repairs, TableRow, read_parallel
 
 FEATURES = Features({"source": Value("string"), "target": Value("string"), "line": Value("int64")})
 
@@ -176,7 +176,7 @@ class Source:
             return ((line, [text, translation], {}) for line, text, translation in lines)
         return read_sides(files[0], self.columns, repairs, with_cells=self.with_cells)
 
-    def _rows_of(self, data: Dataset) -> Iterator[tuple[int, Row]]:
+    def _rows_of(self, data: Dataset) -> Iterator[tuple[int, TableRow]]:
         name = self.input.name
         if not self.with_cells:
             # decode no other columns: they may be images

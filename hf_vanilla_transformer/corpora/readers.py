@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line, require_file
 
-Row = Mapping[str, Any]
+TableRow = Mapping[str, Any]
 #: repair -> number of lines that it was made in
 Repairs = dict[str, int]
 UsedColumns = Callable[[list[str]], list[str]]  # of the columns of a file
@@ -190,7 +190,7 @@ def read_parallel(
         yield line, source, target
 
 
-def read_json(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row]]:
+def read_json(path: Path, repairs: Repairs) -> Iterator[tuple[int, TableRow]]:
     """Read JSON lines, or one JSON array of objects. Yields (line or element number from 1, object)."""
     lines = (
         (line, text)
@@ -247,7 +247,7 @@ def _require_unique(names: list[str], path: Path) -> None:
         raise UserError(f"{path} has two columns {name!r}; give each a different name")
 
 
-def _object(row: Any, where: str) -> Row:
+def _object(row: Any, where: str) -> TableRow:
     if not isinstance(row, dict):
         is_number = isinstance(row, int | float) and not isinstance(row, bool)
         kind = "number" if is_number else type(row).__name__
@@ -255,7 +255,7 @@ def _object(row: Any, where: str) -> Row:
     return row
 
 
-def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
+def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, TableRow | BadRow]]:
     """Yield (line number, row), or a `BadRow`, of a file as in RFC 4180 with a header. Cells are never converted.
 
     Spreadsheets of some countries write semicolons or tabs in the place of commas. The header has most of these.
@@ -292,7 +292,7 @@ def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]
         repairs[repair] = repairs.get(repair, 0) + count
 
 
-def read_tsv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]:
+def read_tsv(path: Path, repairs: Repairs) -> Iterator[tuple[int, TableRow | BadRow]]:
     """Yield (line number, row), or a `BadRow` for a line with too many tabs. A quotation mark is text.
 
     Spreadsheets put cells into quotation marks. If most lines have such cells, a warning says so.
@@ -321,7 +321,7 @@ def read_tsv(path: Path, repairs: Repairs) -> Iterator[tuple[int, Row | BadRow]]
 
 def _rows(
     records: Iterator[tuple[int, list[str] | BadRow]], path: Path
-) -> Iterator[tuple[int, Row | BadRow]]:
+) -> Iterator[tuple[int, TableRow | BadRow]]:
     """Name the cells of each record by the first record."""
     header: list[str] = []
     names: list[str] = []
@@ -345,7 +345,7 @@ def _rows(
 
 def read_parquet(
     path: Path, repairs: Repairs, used: UsedColumns | None = None
-) -> Iterator[tuple[int, Row | BadRow]]:
+) -> Iterator[tuple[int, TableRow | BadRow]]:
     """Read a Parquet file in record batches. Yields (row number from 1, row, or a `BadRow` if it is not UTF-8)."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
@@ -368,7 +368,7 @@ def read_parquet(
         raise UserError(f"{path} is not a readable Parquet file: {one_line(error)}") from None
 
 
-def _batch_rows(batch: Any) -> Iterator[Row | BadRow]:
+def _batch_rows(batch: Any) -> Iterator[TableRow | BadRow]:
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError:
@@ -379,7 +379,7 @@ def _batch_rows(batch: Any) -> Iterator[Row | BadRow]:
                 yield BadRow("not UTF-8")
 
 
-_READERS: dict[str, Callable[[Path, Repairs], Iterator[tuple[int, Row | BadRow]]]] = {
+_READERS: dict[str, Callable[[Path, Repairs], Iterator[tuple[int, TableRow | BadRow]]]] = {
     ".json": read_json,
     ".jsonl": read_json,
     ".csv": read_csv,
@@ -401,7 +401,7 @@ def is_readable(path: Path) -> bool:
 
 def read_rows(
     path: Path, repairs: Repairs, used: UsedColumns | None = None
-) -> Iterator[tuple[int, Row | BadRow]]:
+) -> Iterator[tuple[int, TableRow | BadRow]]:
     """Read a file of rows in the format of its suffix. All but Parquet may also be gzipped, with the suffix `.gz`.
 
     `used` chooses the columns of Parquet, whose rows have no others. None: all.

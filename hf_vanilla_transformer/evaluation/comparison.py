@@ -33,9 +33,9 @@ TRIALS = 10000
 LENGTHS = 10, 20, 30, 50  # words, the ends of the groups
 
 #: `score`, `mean`, `interval` and the p-values of a metric.
-Result: TypeAlias = dict[str, float]
+ComparedScores: TypeAlias = dict[str, float]
 #: Results by system and metric.
-Results: TypeAlias = dict[str, dict[str, Result]]
+Results: TypeAlias = dict[str, dict[str, ComparedScores]]
 
 
 class Comparison(TypedDict):
@@ -140,7 +140,7 @@ def _tests_of(
 
 def _paired_tests(
     scorer: Any, inputs: Mapping[str, Any], references: list[list[str]]
-) -> tuple[dict[str, Result], str]:
+) -> tuple[dict[str, ComparedScores], str]:
     """sacreBLEU's results of one score by system, and its signature."""
     named = list(inputs.items())
     scorers = {"": scorer}
@@ -149,7 +149,7 @@ def _paired_tests(
     signatures, bootstrap = by_bootstrap()
     _, trials = by_trials()
     ((name, signature),) = signatures.items()
-    results: dict[str, Result] = {}
+    results: dict[str, ComparedScores] = {}
     # sacreBLEU's annotation allows names of systems
     resampled = cast(list[Any], bootstrap[name])
     exchanged = cast(list[Any], trials[name])

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..engine.shared_copy import shared_copy
-from ..text.side_tokens import Decoder, Side, side_decoder
+from ..text.side_tokens import DecodeIds, Side, side_decoder
 from ..text.words import UNIT, WordSplitter, white_space_words
 from ..utils.errors import UserError
 from .batching import MAX_TOKENS, length_batches
@@ -114,7 +114,7 @@ def word_ranges(
     return ranges
 
 
-def _last_units(ids: Sequence[int], special: set[int], decode: Decoder) -> list[int | None]:
+def _last_units(ids: Sequence[int], special: set[int], decode: DecodeIds) -> list[int | None]:
     """The last `UNIT` of each token, counted from 0. None for special tokens and white space."""
     numbers: list[int | None] = [None] * len(ids)
     span: list[int] = []  # the tokens since the first one of the current unit

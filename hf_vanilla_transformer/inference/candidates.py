@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..corpora.readers import lines_of
 from ..utils.errors import UserError, check_at_least_one
-from ..utils.normalization import Normalizer, Place, n_best_places
+from ..utils.normalization import FormatPlace, Normalizer, n_best_places
 from .hypothesis import Hypothesis
 from .line_warnings import LineWarnings
 from .text_io import on_one_line
@@ -68,8 +68,8 @@ def merge_candidates(
     """
     searched = [each for each in lists if each[0].log_probability is not None]
     lists = searched or lists
-    weights: dict[Place, Fraction] = defaultdict(Fraction)
-    members: dict[Place, list[tuple[float | None, float]]] = defaultdict(list)
+    weights: dict[FormatPlace, Fraction] = defaultdict(Fraction)
+    members: dict[FormatPlace, list[tuple[float | None, float]]] = defaultdict(list)
     for hypotheses in lists:
         shares = probability_shares(hypotheses)
         places = n_best_places([one.text for one in hypotheses], normalize)

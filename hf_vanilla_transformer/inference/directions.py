@@ -11,7 +11,7 @@ from ..utils.errors import UserError
 
 Codes = str | Iterable[str] | None
 # The number of a line, for messages, and the direction of its sentence.
-Place = tuple[int, Direction]
+PlacedDirection = tuple[int, Direction]
 
 
 class Directions:
@@ -161,7 +161,7 @@ class Directions:
         return frozenset(self.source.ids.values())
 
 
-def next_places(places: Iterator[Place], count: int) -> list[Place]:
+def next_places(places: Iterator[PlacedDirection], count: int) -> list[PlacedDirection]:
     """The places of the next sentences.
 
     Raises:

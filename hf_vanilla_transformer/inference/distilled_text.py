@@ -19,7 +19,7 @@ from .file_translation import claim, translate_file
 from .fingerprints import text_fingerprint, translator_fingerprint
 from .ray_workers import RayPool
 from .sentences import read_sentences
-from .text_io import line_writer, read_lines
+from .text_io import input_lines, line_writer
 from .translator import Translator
 
 SOURCE, TARGET = DISTILLED
@@ -92,7 +92,7 @@ def distil(
         line_writer(folder / names[0]) as write_line,
         line_writer(folder / names[1]) as write_translation,
     ):
-        for line, translation in zip(lines, read_lines(translations), strict=True):
+        for line, translation in zip(lines, input_lines(translations), strict=True):
             if not line.strip():
                 continue
             if not translation.strip():

@@ -26,7 +26,7 @@ from .candidates import FORMATS, candidate_lines, translate_candidates
 from .fingerprints import text_fingerprint, translator_fingerprint
 from .line_warnings import LineWarnings
 from .ray_workers import RayPool
-from .text_io import line_writer, on_one_line, open_to_write, read_lines
+from .text_io import input_lines, line_writer, on_one_line, open_to_write
 from .translator import Hypothesis, Translator
 
 BATCHES_PER_CHUNK = 8
@@ -334,7 +334,7 @@ def _write_parquet(parts: list[Path], output: str | Path, column: str, unknown: 
     if unknown:
         columns.append(("unknown", pa.list_(pa.string())))
     schema = pa.schema(columns)
-    rows = (json.loads(line) for part in parts for line in read_lines(part))
+    rows = (json.loads(line) for part in parts for line in input_lines(part))
     with open_to_write(output) as stream, parquet.ParquetWriter(stream, schema) as file:
         while group := list(islice(rows, _ROWS_PER_GROUP)):
             file.write_table(pa.Table.from_pylist(group, schema))

@@ -12,7 +12,7 @@ from ..corpora.readers import BadRow
 from ..text.cells import text_of
 from ..text.language_tokens import CODES
 from ..utils.errors import UserError
-from .text_io import on_one_line, read_lines
+from .text_io import input_lines, on_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def read_sentences(
     """Read sentences, one per line, per row of a table or per unit of a translation memory.
 
     Args:
-        path: as of `text_io.read_lines`, or a file of `parse_inputs` with pairs, by its suffix.
+        path: as of `text_io.input_lines`, or a file of `parse_inputs` with pairs, by its suffix.
         side: source or target, in a file with pairs.
         columns: its columns or languages.
         one_line: whether a line break within a cell becomes a space. Models were trained on cells as they are.
@@ -46,7 +46,7 @@ def _sentences_with_cells(
 ) -> Iterator[tuple[str, Cells]]:
     """Yield sentences, each with the other cells of its row."""
     if path is None or not has_pairs(Path(path)):
-        yield from ((line, {}) for line in read_lines(path))
+        yield from ((line, {}) for line in input_lines(path))
         return
     from ..corpora.pairs import defect
 

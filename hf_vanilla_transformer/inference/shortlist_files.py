@@ -20,7 +20,7 @@ from ..text.words import words
 from ..utils.errors import UserError, check_at_least_one
 from ..utils.untrusted import require_file
 from .alignment import Link, align, word_ranges
-from .text_io import line_writer, read_lines
+from .text_io import input_lines, line_writer
 
 _WINDOW = 4096  # pairs that are aligned together
 _WRITABLE = re.compile(r"[^ \t\r\n]+")
@@ -39,7 +39,7 @@ def read_shortlist(path: str | os.PathLike, translator: Any) -> Shortlist:
     target_ids = {token: index for index, token in enumerate(target_tokens)}
     always = _special_targets(translator)
     candidates: dict[int, list[int]] = {}
-    for number, line in enumerate(read_lines(require_file(Path(path))), start=1):
+    for number, line in enumerate(input_lines(require_file(Path(path))), start=1):
         source, _, targets = line.partition("\t")
         try:
             ids = [target_ids[token] for token in targets.split(" ") if token]

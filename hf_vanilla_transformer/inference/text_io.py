@@ -20,14 +20,14 @@ def silence_transformers() -> None:
     logging.disable_progress_bar()
 
 
-def read_lines(path: str | Path | None = None) -> Iterator[str]:
+def input_lines(path: str | Path | None = None) -> Iterator[str]:
     """Read lines of text as they arrive. Only a line feed ends a line.
 
     Args:
         path: a file, gzipped or not, or a named pipe. None or "-" is standard input.
 
     Yields:
-        The lines without their ends, as `data.readers.read_lines` yields them.
+        The lines without their ends, as `corpora.readers.read_lines` yields them.
 
     Raises:
         UserError: no such file, bytes that are not UTF-8 (with the line number), or a damaged gzip file.

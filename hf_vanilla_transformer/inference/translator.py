@@ -46,7 +46,7 @@ from .batching import (
     search_jobs,
     with_prefixes,
 )
-from .directions import Codes, Directions, Place, next_places
+from .directions import Codes, Directions, PlacedDirection, next_places
 from .hypothesis import Hypothesis
 from .line_warnings import LineWarnings
 from .loading import load_model
@@ -344,7 +344,10 @@ class Translator:
         return LengthPenalty(1.0 if alpha is None else alpha, "power")
 
     def _stream(
-        self, pairs: Iterator[tuple[str, str]], places: Iterator[Place], request: TranslationRequest
+        self,
+        pairs: Iterator[tuple[str, str]],
+        places: Iterator[PlacedDirection],
+        request: TranslationRequest,
     ) -> Iterator[list[Hypothesis]]:
         ahead = request.batch_size * BATCHES_AHEAD if request.batch_size > 1 else 1
         warnings = LineWarnings()
@@ -368,7 +371,7 @@ class Translator:
     def _translate_protected(
         self,
         window: list[tuple[str, str]],
-        places: list[Place],
+        places: list[PlacedDirection],
         request: TranslationRequest,
         warnings: LineWarnings,
     ) -> list[list[Hypothesis]]:
@@ -415,7 +418,7 @@ class Translator:
     def _translate_window(
         self,
         window: list[tuple[str, str]],
-        places: list[Place],
+        places: list[PlacedDirection],
         request: TranslationRequest,
         warnings: LineWarnings,
     ) -> list[list[Hypothesis]]:

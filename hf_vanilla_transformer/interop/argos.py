@@ -40,7 +40,7 @@ def write(
         folder: a model with a `MarianTokenizer`, because Argos needs its SentencePiece models.
         output: the file.
         languages: the codes of source and target, such as ("en", "de"), or None for those of the model.
-        quantization: see `ctranslate2.convert`.
+        quantization: see `ctranslate2.write_ctranslate2`.
     """
     codes = list(languages or model_languages(folder) or ())
     if len(codes) != 2 or not all(_CODE.fullmatch(str(code)) for code in codes):
@@ -78,7 +78,7 @@ def write(
     name = f"translate-{source}_{target}-1_0"
     content["metadata.json"] = json.dumps(metadata, indent=2).encode()
     with tempfile.TemporaryDirectory() as temporary:
-        converted = ctranslate2.convert(folder, Path(temporary) / "model", quantization)
+        converted = ctranslate2.write_ctranslate2(folder, Path(temporary) / "model", quantization)
         content |= {
             f"model/{file.name}": file.read_bytes()
             for file in sorted(converted.glob("*vocabulary.*"))

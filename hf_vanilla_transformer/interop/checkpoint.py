@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from .converted import Converted, Fields, Tensors
 from .state_dicts import TensorRef, build_model
 from .transformers_folders import set_generation_config
-from .vocabularies import Side, with_tokenizers
+from .vocabularies import TextSide, with_tokenizers
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Checkpoint:
     fields: Fields  #: of the configuration, without those that the weights decide
     search: Fields  #: settings of `generate`
     unused: Iterable[str] = ()  #: tensors that may be left out
-    sides: Sequence[Side] = ()  #: the text of source and target, if there are vocabularies
+    sides: Sequence[TextSide] = ()  #: the text of source and target, if there are vocabularies
     notes: Sequence[str] = ()  #: for the user
 
     def converted(self) -> Converted:

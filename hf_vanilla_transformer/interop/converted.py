@@ -30,11 +30,11 @@ class Converted:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        check_size(self.tokenizer, self.model.config.vocab_size)
-        check_size(self.target_tokenizer, self.model.config.target_vocab_size)
+        check_tokenizer_size(self.tokenizer, self.model.config.vocab_size)
+        check_tokenizer_size(self.target_tokenizer, self.model.config.target_vocab_size)
 
 
-def check_size(tokenizer: PreTrainedTokenizerBase | None, rows: int) -> None:
+def check_tokenizer_size(tokenizer: PreTrainedTokenizerBase | None, rows: int) -> None:
     """Raise a UserError if a tokenizer has more tokens than the model has rows in its embedding."""
     if tokenizer is not None and len(tokenizer) > rows:
         raise UserError(

@@ -1,6 +1,6 @@
 """CTranslate2: registers our architecture with its converter of transformers' models.
 
-Its command ct2-transformers-converter does not import this package, so call `convert` instead.
+Its command ct2-transformers-converter does not import this package, so call `write_ctranslate2` instead.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ ACTIVATIONS = {
 }
 
 
-def convert(
+def write_ctranslate2(
     folder: str | Path,
     output: str | Path,
     quantization: str | None = None,

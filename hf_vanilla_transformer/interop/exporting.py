@@ -17,7 +17,7 @@ from ..text.source_text import normalizing
 from ..text.tokenizer_files import load_tokenizers, save_tokenizers
 from ..utils.atomic_write import atomic_file, new_folder, require_apart
 from ..utils.errors import UserError
-from .converted import File, check_size
+from .converted import File, check_tokenizer_size
 from .search_settings import LIBRARIES, search_differences
 from .self_test import self_test
 from .transformers_folders import check_generation_config, load_peer
@@ -58,7 +58,7 @@ def export(
         output: a new folder. It appears when it is complete.
         overwrite: replace a folder that exists already.
         languages: for argos, the codes of source and target. Its output is a file.
-        quantization, vmap: see `ctranslate2.convert`.
+        quantization, vmap: see `ctranslate2.write_ctranslate2`.
         dtypes: for onnx, of the weights, keys of `transformers_js.DTYPES`. Default: fp32.
     """
     if target_format not in FORMATS:
@@ -75,13 +75,13 @@ def export(
         model = load_translator(source, target_format == "onnx")
         check_generation_config(model.generation_config)
         tokenizers = load_tokenizers(source)
-        check_size(tokenizers[0], model.config.vocab_size)
+        check_tokenizer_size(tokenizers[0], model.config.vocab_size)
         refuse_languages(target_format, tokenizers)
         match target_format:
             case "argos":
                 module.write(model, source, written, languages, quantization)
             case "ctranslate2":
-                module.convert(source, written, quantization, vmap)
+                module.write_ctranslate2(source, written, quantization, vmap)
                 note = module.search_note(model, tokenizers[1])
             case "marian":
                 module.write(model, written)

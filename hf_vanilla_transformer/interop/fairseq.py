@@ -135,7 +135,7 @@ def from_fairseq(
 
 def _texts(
     task: Options, folder: Path, direction: Sequence[str | None], raw_text: Sequence[Fields]
-) -> tuple[list[vocabularies.Side], list[str]]:
+) -> tuple[list[vocabularies.TextSide], list[str]]:
     """The text of source and target, if their dictionaries are in the folder, and notes.
 
     Args:
@@ -167,7 +167,7 @@ def _texts(
             raise UserError(f"a dictionary overwrites a special token: {reason}")
         tokens += [token for token in added if token not in tokens]
         special = dict(zip(_SPECIAL_NAMES, tokens, strict=False))
-        sides.append(vocabularies.Side(tokens, special, origin=file, language=language, **raw))
+        sides.append(vocabularies.TextSide(tokens, special, origin=file, language=language, **raw))
     given = [f"--{name.replace('_', '-')}" for name in _LANGUAGE_OPTIONS if name in task]
     names = ", ".join(given)
     note = f"its task adds tokens of languages to the text ({names}), the tokenizer does not"
@@ -300,7 +300,7 @@ def _read_dictionary(file: Path) -> list[str]:
     """The tokens of `Dictionary.load`: the special tokens, then one in each line before its count and flag."""
     tokens = list(SPECIAL_TOKENS)
     ids = {token: number for number, token in enumerate(tokens)}
-    for number, line in enumerate(vocabularies.read_lines(file), 1):
+    for number, line in enumerate(vocabularies.vocabulary_lines(file), 1):
         if not line.strip():
             continue
         rest, _, last = line.rstrip().rpartition(" ")

@@ -12,7 +12,7 @@ from .checkpoint import Checkpoint
 from .converted import Converted, Fields, Tensors
 from .options import Options
 from .state_dicts import STACKS, Renames
-from .vocabularies import Side
+from .vocabularies import TextSide
 
 EPSILON = 1e-6  # of its LayerNorm
 SIDES = ("src", "trg")
@@ -191,16 +191,16 @@ def _fields(model: Options) -> Fields:
 
 def _text(
     folder: Path, options: Options, side: str, special: Mapping[str, str], further: list[str]
-) -> Side:
+) -> TextSide:
     """The text of a side. Its tokens are in the order of JoeyNMT's `Vocabulary`, each once, special ones first."""
     file = folder / f"{side}_vocab.txt"
     named = options.text("voc_file")
     if not file.is_file() and named:
         file = folder / Path(named).name
-    listed = [*special.values(), *further, *vocabularies.read_lines(file)]
+    listed = [*special.values(), *further, *vocabularies.vocabulary_lines(file)]
     tokens = list(dict.fromkeys(listed))
     is_split = options.text("level") == "word" and not _changes_text(options)
-    return Side(
+    return TextSide(
         tokens,
         special,
         origin=f"{side}_vocab.txt",

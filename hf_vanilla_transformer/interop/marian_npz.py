@@ -160,7 +160,7 @@ def from_marian_npz(
         languages = source_language, target_language
         raw_text = vocabularies.raw_text(spm_models, codes_of_sides)
         texts = [
-            vocabularies.Side(
+            vocabularies.TextSide(
                 _with_unused(side, pad), _SPECIAL, origin=path, language=language, **raw
             )
             for side, path, language, raw in zip(sides, paths, languages, raw_text, strict=True)
@@ -367,9 +367,9 @@ def _tokens(path: Path) -> list[str]:
     if path.suffix == ".spm":
         return vocabularies.sentencepiece_pieces(path)
     if require_file(path).suffix not in (".yml", ".yaml", ".json"):
-        return vocabularies.read_lines(path)
+        return vocabularies.vocabulary_lines(path)
     refusal = f"{path}: no vocabulary of Marian"
-    text = "\n".join(vocabularies.read_lines(path))
+    text = "\n".join(vocabularies.vocabulary_lines(path))
     # Marian's YAML library writes these characters bare, and others take them for line ends or refuse them
     unused = (character for character in map(chr, range(0xE000, 0xF900)) if character not in text)
     replaced = dict(zip(sorted({*text} & {*_BARE}), unused, strict=False))

@@ -18,7 +18,7 @@ from .checkpoint import Checkpoint
 from .converted import Converted, Fields, File, Tensors
 from .options import Options, Unsupported
 from .state_dicts import STACKS, Renames
-from .vocabularies import Side
+from .vocabularies import TextSide
 
 _MAX_NESTING = 8
 _MAX_PARTS = 1000  # of the objects around a vocabulary of torchtext
@@ -147,7 +147,7 @@ def from_opennmt(
     vocab = state.get("vocab")
     tokens = _vocabularies(vocab)
     is_version_3 = isinstance(vocab, Mapping) and isinstance(vocab.get("src"), list)
-    sides: list[Side] = []
+    sides: list[TextSide] = []
     notes = ["the checkpoint contains no vocabularies"]
     ids = search_ids = _TORCHTEXT_IDS
     if tokens:
@@ -290,7 +290,7 @@ def texts(
     special: Mapping[str, str],
     files: Sequence[File],
     transforms: list[str],
-) -> tuple[list[Side], list[str]]:
+) -> tuple[list[TextSide], list[str]]:
     """The text of source and target, and a note on transforms of the training that change text but are not applied.
 
     Sources do not end with </s>. `files` are `codes` and two SentencePiece models, or None.
@@ -300,7 +300,7 @@ def texts(
         vocabularies.both_sides(*spm_models), vocabularies.both_sides(codes)
     )
     sides = [
-        Side(
+        TextSide(
             of_side,
             {name: token for name, token in special.items() if token in of_side},
             ends=ends,

@@ -50,7 +50,7 @@ SPLIT_AT_SPACES = (
 
 
 @dataclass(frozen=True)
-class Side:
+class TextSide:
     """The text of source or target. Without a file for raw text it is tokenized already."""
 
     tokens: list[str]  #: by id
@@ -88,7 +88,7 @@ def raw_text(sentencepiece: Sequence[Path], codes: Sequence[Path]) -> list[Field
     return [{field: file} for file in sentencepiece or codes] or [{}, {}]
 
 
-def with_tokenizers(model: PreTrainedModel, source: Side, target: Side) -> Converted:
+def with_tokenizers(model: PreTrainedModel, source: TextSide, target: TextSide) -> Converted:
     """The model with tokenizers of source and target."""
     sizes = model.config.vocab_size, model.config.target_vocab_size
     for side, size in zip((source, target), sizes, strict=True):
@@ -114,14 +114,14 @@ def with_tokenizers(model: PreTrainedModel, source: Side, target: Side) -> Conve
     return Converted(model, tokenizer, for_target, notes)
 
 
-def _are_atoms(side: Side) -> bool:
+def _are_atoms(side: TextSide) -> bool:
     """Return whether the tokens are atoms and bonds of SMILES, and no words."""
     symbols = [token for token in side.tokens if token not in side.special.values()]
     atoms = sum(_SMILES.fullmatch(symbol) is not None for symbol in symbols)
     return atoms > _SMILES_SHARE * len(symbols)
 
 
-def whitespace_tokenizer(side: Side) -> PreTrainedTokenizerFast:
+def whitespace_tokenizer(side: TextSide) -> PreTrainedTokenizerFast:
     """A tokenizer for text that is tokenized already."""
     ids = ids_by_token(side.tokens, side.origin)
     backend = Tokenizer(models.WordLevel(ids, unk_token=side.special["unk_token"]))
@@ -144,7 +144,7 @@ def given_tokenizer(
     """
     if path.is_dir():
         return load_tokenizers(path)[0]
-    content = "\n".join(read_lines(path))
+    content = "\n".join(vocabulary_lines(path))
     try:
         backend = Tokenizer.from_str(content)
     except Exception as error:  # the library raises nothing more specific
@@ -168,7 +168,7 @@ def tokens_by_id(ids: Fields, refusal: str) -> list[str]:
     return [token for _, token in by_id]
 
 
-def fast_sentencepiece_tokenizer(side: Side) -> PreTrainedTokenizerFast:
+def fast_sentencepiece_tokenizer(side: TextSide) -> PreTrainedTokenizerFast:
     """A tokenizer for raw text, with the ids of the toolkit. Unlike a `MarianTokenizer` it need not end a sentence."""
     path = require_file(side.spm or Path())
     with _reading_sentencepiece(str(path)):
@@ -325,7 +325,7 @@ def _normalizer_steps(normal: Any) -> list[Any]:
     return steps
 
 
-def sentencepiece_tokenizer(source: Side, target: Side) -> PreTrainedTokenizerBase:
+def sentencepiece_tokenizer(source: TextSide, target: TextSide) -> PreTrainedTokenizerBase:
     """A `MarianTokenizer` for raw text, with the ids of the toolkit."""
     spm_models = {
         name: str(require_file(side.spm or Path()))
@@ -372,7 +372,7 @@ def _reading_sentencepiece(files: str) -> Iterator[None]:
         raise UserError(f"{files}: no SentencePiece model ({error})") from None
 
 
-def bpe_tokenizer(side: Side) -> PreTrainedTokenizerBase:
+def bpe_tokenizer(side: TextSide) -> PreTrainedTokenizerBase:
     """An `FSMTTokenizer` for raw text of a language: Moses, then a byte-pair encoding. It ends each sentence.
 
     The codes are of subword-nmt 0.2 or newer, or of fastBPE. The class marks the end of a word with "</w>". The tokens
@@ -394,7 +394,7 @@ def bpe_tokenizer(side: Side) -> PreTrainedTokenizerBase:
         )
 
 
-def endless_bpe_tokenizer(side: Side) -> PreTrainedTokenizerBase:
+def endless_bpe_tokenizer(side: TextSide) -> PreTrainedTokenizerBase:
     """A `CTRLTokenizer`: a byte-pair encoding of text that is split at white space. It adds no end of a sentence."""
     with TemporaryDirectory() as folder:
         return transformers.CTRLTokenizer(
@@ -407,7 +407,7 @@ def endless_bpe_tokenizer(side: Side) -> PreTrainedTokenizerBase:
         )
 
 
-def _write_merges(folder: str, side: Side) -> str:
+def _write_merges(folder: str, side: TextSide) -> str:
     file = Path(folder) / "merges.txt"
     lines = ["#version: 0.2", *_merges(side.codes or Path()), ""]
     file.write_text("\n".join(lines), encoding="utf-8")
@@ -420,7 +420,7 @@ def _with_end(token: str) -> str:
 
 def _merges(codes: Path) -> list[str]:
     """The merges of a file of codes. fastBPE adds a count to each."""
-    lines = read_lines(codes)
+    lines = vocabulary_lines(codes)
     if lines and lines[0].startswith("#version:"):
         version = lines[0].split(":", 1)[1].strip()
         lines = lines[1:]
@@ -437,7 +437,7 @@ def _merges(codes: Path) -> list[str]:
     return [" ".join(line.split()[:2]) for line in lines]
 
 
-def read_lines(path: Path) -> list[str]:
+def vocabulary_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 text, without a byte order mark. Raises a UserError if it is missing or not UTF-8."""
     try:
         return require_file(path).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")

@@ -24,7 +24,7 @@ from ..utils.errors import check_at_least_one
 
 logger = logging.getLogger(__name__)
 
-Result: TypeAlias = list[FoundHypothesis] | Exception
+Outcome: TypeAlias = list[FoundHypothesis] | Exception
 
 
 class QueueFull(Exception):
@@ -211,7 +211,7 @@ class Engine:
         search: ContinuousSearch,
         joining: list[QueuedSentence],
         error: torch.OutOfMemoryError,
-    ) -> list[tuple[QueuedSentence, Result]]:
+    ) -> list[tuple[QueuedSentence, Outcome]]:
         """Put the sentences of a batch without memory back into the queue, and halve the batches of this worker.
 
         Return the error of a sentence that was alone.
@@ -252,10 +252,10 @@ class Engine:
 
 def _join(
     search: ContinuousSearch, sentences: list[QueuedSentence]
-) -> list[tuple[QueuedSentence, Result]]:
+) -> list[tuple[QueuedSentence, Outcome]]:
     """Start sentences. Return those that cannot start, with their errors."""
     rows = [(sentence, sentence.source, sentence.n_best, sentence.prefix) for sentence in sentences]
-    failed: dict[QueuedSentence, Result] = {}
+    failed: dict[QueuedSentence, Outcome] = {}
     try:
         search.join(rows)
     except torch.OutOfMemoryError:
@@ -271,7 +271,7 @@ def _join(
     return [*failed.items()]
 
 
-def _resolve(sentence: QueuedSentence, result: Result) -> None:
+def _resolve(sentence: QueuedSentence, result: Outcome) -> None:
     if not sentence.future.set_running_or_notify_cancel():
         return
     if isinstance(result, Exception):

@@ -19,7 +19,7 @@ from ..text.language_detection import detect_languages
 from ..utils.errors import shown
 from . import schemas
 from .document_process import DocumentProcesses, ServerEnds, Upload
-from .metrics import Metrics
+from .metrics import ServerMetrics
 from .options import Limits
 from .request_body import UploadedFile
 from .sequences import SequenceModel
@@ -47,7 +47,7 @@ class Server:
         self.limits = limits
         engines = {pair.engine: pair for pair in reversed(self.pairs)}
         self.models = list(engines.values())[::-1]  # the first pair of each model
-        self.metrics = Metrics({pair.name: pair.engine for pair in self.models})
+        self.metrics = ServerMetrics({pair.name: pair.engine for pair in self.models})
         self.documents = DocumentProcesses()
         self.files: dict[str, bytes] = {}  # translated documents, the oldest first
         self.codes = list(

@@ -33,7 +33,7 @@ _OF_ENGINES = {
 }
 
 
-class Metrics:
+class ServerMetrics:
     """The requests of a server by path and status with their seconds, and the sentences of its engines.
 
     Args:

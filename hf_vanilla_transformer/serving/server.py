@@ -20,7 +20,7 @@ from ..text.token_kinds import tokenizer_task
 from ..text.tokenizer_files import load_tokenizers
 from ..utils.errors import UserError, check_at_least_one
 from ..utils.system_calls import encodable, open_files, raise_open_files
-from ..web.page import model_facts
+from ..web.page import page_facts
 from .app import create_app
 from .http_rules import LOOPBACK
 from .interface import Server
@@ -122,7 +122,7 @@ def _site(
     """`site.json` of the page, as web/README.md describes it."""
     return {
         "engine": "server",
-        **model_facts(translator.model, folder, source, target, translator.task),
+        **page_facts(translator.model, folder, source, target, translator.task),
         "dtype": translator.describe()["dtype"],
         "bytes": translator.model.get_memory_footprint(),
     }

@@ -35,7 +35,7 @@ CODES = "source_lang", "target_lang"
 #: tokens by code.
 DIRECTIONS = "directions"
 MARKS = "language_marks"
-TOKENS = "language_tokens"
+RECORDED_TOKENS = "language_tokens"
 
 # Tokens that are added here, before a source and at the start of a translation.
 _ON_SOURCE = ">>{}<<"
@@ -163,11 +163,12 @@ def language_tokens(
     for code, token in recorded_tokens(settings).items():
         if code not in ids:
             raise UserError(
-                f"tokenizer_config.json: {TOKENS}: {code}: {shown(token)} is no token, or has another role"
+                f"tokenizer_config.json: {RECORDED_TOKENS}: {code}: {shown(token)} is no token, or has another role"
             )
         if marks is None and not _tokens_of_class(tokenizer):
             raise UserError(
-                f'tokenizer_config.json: {TOKENS} needs {MARKS}, such as ["target", false] for >>de<< before a source'
+                f'tokenizer_config.json: {RECORDED_TOKENS} needs {MARKS}, such as ["target", false] for >>de<< before '
+                "a source"
             )
     if not ids:
         return None
@@ -191,8 +192,8 @@ def tokens_by_language(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
 
 def recorded_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     """The token of each language that tokenizer_config.json has a record of."""
-    if TOKENS in settings or MARKS not in settings:
-        return dict(settings.get(TOKENS) or {})
+    if RECORDED_TOKENS in settings or MARKS not in settings:
+        return dict(settings.get(RECORDED_TOKENS) or {})
     # Models that were trained here before the tokens were recorded have one form each.
     form = _ON_TARGET if settings[MARKS][1] else _ON_SOURCE
     return {target: form.format(target) for _, target in settings.get(DIRECTIONS) or ()}
@@ -294,7 +295,7 @@ def add_language_tokens(
         for token in new.values()
     ]
     tokenizer.add_tokens(added, special_tokens=not on_source)
-    settings[TOKENS] = recorded_tokens(settings) | new
+    settings[RECORDED_TOKENS] = recorded_tokens(settings) | new
     if recorded:
         settings[DIRECTIONS] = [list(pair) for pair in dict.fromkeys(map(tuple, recorded))]
     return [*new]

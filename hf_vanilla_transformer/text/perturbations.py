@@ -15,9 +15,7 @@ import regex
 
 from ..utils.errors import UserError
 from .language_codes import base_language
-from .words import UNSPACED, graphemes
-
-Pair: TypeAlias = tuple[str, str]
+from .words import UNSPACED, TextPair, graphemes
 
 #: Marks that end a sentence, in all scripts. A Greek question mark looks like a semicolon.
 _MARKS = ".!?…。！？．｡।॥؟۔።፧፨։՜՞။၊។៕།᠃᱾߹\u037e"
@@ -76,7 +74,9 @@ _TURKIC = ("tr", "az", "crh", "gag", "tur", "aze", "azj")
 Languages: TypeAlias = tuple[str | None, str | None]
 
 
-def upper(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, None)) -> Pair:
+def upper(
+    pair: TextPair, other: TextPair, draw: Random, languages: Languages = (None, None)
+) -> TextPair:
     """Both sides in capitals, but for words that contain more than letters, such as addresses and placeholders.
 
     A pair whose source has no capitals, such as a Chinese one, stays as it is.
@@ -84,12 +84,14 @@ def upper(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, N
     return _cased(pair, languages, _capitals)
 
 
-def title(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, None)) -> Pair:
+def title(
+    pair: TextPair, other: TextPair, draw: Random, languages: Languages = (None, None)
+) -> TextPair:
     """The first letter of every word in capitals, on both sides, unless the source has no capitals."""
     return _cased(pair, languages, _capitalised)
 
 
-def _cased(pair: Pair, languages: Languages, change: Callable[..., str]) -> Pair:
+def _cased(pair: TextPair, languages: Languages, change: Callable[..., str]) -> TextPair:
     source, target = (
         _WORDS.sub(partial(change, language=language), text)
         for text, language in zip(pair, languages, strict=True)
@@ -113,7 +115,9 @@ def _dotted(text: str, language: str | None) -> str:
     return text.replace("i", "İ") if base_language(language) in _TURKIC else text
 
 
-def typos(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, None)) -> Pair:
+def typos(
+    pair: TextPair, other: TextPair, draw: Random, languages: Languages = (None, None)
+) -> TextPair:
     """Letters of the source that are exchanged, doubled, missing or replaced by one of their word.
 
     A letter keeps its vowel signs and tones. Some letters are a word of a script without spaces.
@@ -137,8 +141,8 @@ def _signs(word: str) -> int:
 
 
 def end_punctuation(
-    pair: Pair, other: Pair, draw: Random, languages: Languages = (None, None)
-) -> Pair:
+    pair: TextPair, other: TextPair, draw: Random, languages: Languages = (None, None)
+) -> TextPair:
     """Without the mark at the end, on both sides, or with the full stop of its script if there was none.
 
     A pair with a side in a script without a full stop, such as Thai, stays without.
@@ -183,7 +187,9 @@ def _script(letter: str) -> str:
     return unicodedata.name(letter, "?").split(" ")[0]
 
 
-def merge(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, None)) -> Pair:
+def merge(
+    pair: TextPair, other: TextPair, draw: Random, languages: Languages = (None, None)
+) -> TextPair:
     """Two pairs as one. No space stands between Chinese or Japanese sentences."""
     source, target = (_joined(*texts) for texts in zip(pair, other, strict=True))
     return source, target
@@ -195,12 +201,16 @@ def _joined(first: str, second: str) -> str:
     return f"{first}{space}{second}".strip()
 
 
-def copy(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, None)) -> Pair:
+def copy(
+    pair: TextPair, other: TextPair, draw: Random, languages: Languages = (None, None)
+) -> TextPair:
     """The target as the source: text that is in the right language already stays as it is."""
     return pair[1], pair[1]
 
 
-def noise(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, None)) -> Pair:
+def noise(
+    pair: TextPair, other: TextPair, draw: Random, languages: Languages = (None, None)
+) -> TextPair:
     """The pair with a word of random foreign letters in it, the same on both sides."""
     own = {_script(letter) for text in pair for letter in text if letter.isalpha()}
     first = draw.choice([start for script, start in _BLOCKS.items() if script not in own])
@@ -210,7 +220,7 @@ def noise(pair: Pair, other: Pair, draw: Random, languages: Languages = (None, N
     return f"{pair[0]} {word}", f"{pair[1]} {word}"
 
 
-PERTURBATIONS: dict[str, Callable[[Pair, Pair, Random, Languages], Pair]] = {
+PERTURBATIONS: dict[str, Callable[[TextPair, TextPair, Random, Languages], TextPair]] = {
     each.__name__: each for each in (upper, title, typos, end_punctuation, merge, copy, noise)
 }
 
@@ -250,7 +260,9 @@ def perturbation_names(names: Iterable[str]) -> list[str]:
     return list(chosen)
 
 
-def perturb_all(name: str, pairs: list[Pair], languages: Languages = (None, None)) -> list[Pair]:
+def perturb_all(
+    name: str, pairs: list[TextPair], languages: Languages = (None, None)
+) -> list[TextPair]:
     """Return all pairs with one of `PERTURBATIONS`, drawn from its name and the number of the pair.
 
     A pair is merged with the next one.

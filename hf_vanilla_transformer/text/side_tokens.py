@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 
 Side = Literal["source", "target"]
-Decoder = Callable[[Sequence[int]], str]
+DecodeIds = Callable[[Sequence[int]], str]
 
 #: Arguments of `decode` for the text of a translation. Cleaning up would change its spaces.
 AS_TEXT: dict[str, object] = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
@@ -52,7 +52,7 @@ def tokens_of_sides(
     )
 
 
-def side_decoder(tokenizer: PreTrainedTokenizerBase, side: Side) -> Decoder:
+def side_decoder(tokenizer: PreTrainedTokenizerBase, side: Side) -> DecodeIds:
     """A function from the ids of one side to text, special tokens included. `decode` takes ids of the target only."""
     if side == "source" and target_vocabulary(tokenizer) is not None:
         tokens = _vocabulary(tokenizer, side)

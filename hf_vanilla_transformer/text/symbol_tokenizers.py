@@ -86,7 +86,7 @@ def train_any_tokenizer(
 
     Args:
         rows: texts and their line numbers.
-        tokens: one of `TOKENS`, or a regular expression.
+        tokens: one of `KINDS_OF_TOKENS`, or a regular expression.
         vocab_size: the number of tokens. For tokens that the text determines, the largest number.
         min_frequency, content: of `bpe`, as in `train_tokenizer`.
         lowercase: lower-case all text.

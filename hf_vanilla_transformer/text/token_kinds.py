@@ -23,7 +23,7 @@ PATTERNS = {
     ),
 }
 #: Names of `tokens`. Anything else is a regular expression.
-TOKENS = ("bpe", "sentencepiece", "chars", "bytes", "words", *PATTERNS)
+KINDS_OF_TOKENS = ("bpe", "sentencepiece", "chars", "bytes", "words", *PATTERNS)
 #: Tokens of text in a language. Its source is normalised.
 LANGUAGE_TOKENS = ("bpe", "sentencepiece")
 TASKS = ("language", "sequence")
@@ -32,16 +32,16 @@ _NAME = re.compile(r"\w+")
 
 
 def check_tokens(tokens: str, field: str = "tokens") -> None:
-    """Refuse what is neither one of `TOKENS` nor a regular expression. `field` starts the error.
+    """Refuse what is neither one of `KINDS_OF_TOKENS` nor a regular expression. `field` starts the error.
 
     A word is no regular expression, because it would be a misspelt name.
     """
-    if tokens in TOKENS:
+    if tokens in KINDS_OF_TOKENS:
         return
     if _NAME.fullmatch(tokens) or not tokens:
         hint = (
-            did_you_mean(tokens, TOKENS)
-            or f"choose from {', '.join(TOKENS)}, or give a regular expression"
+            did_you_mean(tokens, KINDS_OF_TOKENS)
+            or f"choose from {', '.join(KINDS_OF_TOKENS)}, or give a regular expression"
         )
         raise UserError(f"{field}: {tokens!r} is unknown; {hint}")
     try:

@@ -3,9 +3,12 @@
 import re
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import regex
+
+#: The texts of source and target.
+TextPair: TypeAlias = tuple[str, str]
 
 #: Characters of scripts without spaces: Thai, Lao, Tibetan, Burmese, Khmer, Japanese, Chinese and their marks.
 UNSPACED = (

@@ -15,7 +15,7 @@ Normalizer: TypeAlias = Callable[[str], str | None]
 INVALID = "\uffff"
 
 #: A text of an n-best list, and whether it is valid. None: nobody has checked it.
-Place: TypeAlias = tuple[str, bool | None]
+FormatPlace: TypeAlias = tuple[str, bool | None]
 
 logger = logging.getLogger(__name__)
 
@@ -50,13 +50,15 @@ def normalized_hypotheses(
     return [INVALID if form is None else form for form in forms], forms.count(None)
 
 
-def n_best_places(texts: Iterable[str], normalize: Normalizer | None) -> dict[Place, list[int]]:
+def n_best_places(
+    texts: Iterable[str], normalize: Normalizer | None
+) -> dict[FormatPlace, list[int]]:
     """The places of an n-best list, best first, and the rows of `texts` that each stands for.
 
     A place is a text with its validity: the form of a valid text, or an invalid or unchecked text as it is. Equal
     ones are one place, the one of the best.
     """
-    places: dict[Place, list[int]] = {}
+    places: dict[FormatPlace, list[int]] = {}
     for row, text in enumerate(texts):
         form = None if normalize is None else normal_form(text, normalize)
         place = (text, None if normalize is None else False) if form is None else (form, True)

@@ -55,7 +55,7 @@ def page_files(site: dict[str, object]) -> dict[str, bytes]:
     return files
 
 
-def model_facts(
+def page_facts(
     model: VanillaTransformerForConditionalGeneration,
     folder: Path,
     source: str | None,

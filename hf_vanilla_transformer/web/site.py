@@ -28,7 +28,7 @@ from ..text.token_kinds import tokenizer_task
 from ..text.tokenizer_files import load_tokenizers
 from ..utils.atomic_write import new_folder, require_apart
 from ..utils.errors import UserError
-from .page import model_facts, page_files
+from .page import page_facts, page_files
 
 # The libraries of the page, pinned: the npm package with its version, the file in it, and the hash (SRI) of that file.
 _HOST = "https://cdn.jsdelivr.net/npm"
@@ -126,7 +126,7 @@ def describe(
     from_language, to_language = languages or (None, None)
     return {
         "engine": "browser",
-        **model_facts(model, source, from_language, to_language, task),
+        **page_facts(model, source, from_language, to_language, task),
         **({"examples": examples} if examples else {}),
         "search": search_settings(model),
         "tokenizer": ["model/tokenizer.json", "model/tokenizer_config.json"],

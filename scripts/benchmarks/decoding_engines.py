@@ -151,12 +151,12 @@ class CTranslate2Engine:
         quantization: str,
         workers: bool = False,
     ):
-        from hf_vanilla_transformer.interop.ctranslate2 import convert
+        from hf_vanilla_transformer.interop.ctranslate2 import write_ctranslate2
 
         threads = torch.get_num_threads()
         parallel = threads if workers else 1
         output = Path(mkdtemp(dir=work)) / "model"
-        convert(folder, output, quantization, shortlist)
+        write_ctranslate2(folder, output, quantization, shortlist)
         self.shortlist = shortlist
         import ctranslate2
 

@@ -6,7 +6,7 @@ from datasets import Dataset
 from hf_vanilla_transformer.cleaning.damaged_characters import has_damaged_characters
 from hf_vanilla_transformer.cleaning.judging import PairRow, judge_pairs, sample_warnings
 from hf_vanilla_transformer.cleaning.report import report_page, report_text
-from hf_vanilla_transformer.cleaning.rules import RULES, Limits
+from hf_vanilla_transformer.cleaning.rules import RULES, PairLimits
 from hf_vanilla_transformer.corpora import number_pairs
 from hf_vanilla_transformer.text.text_keys import sentence_key
 from hf_vanilla_transformer.utils.errors import UserError
@@ -314,7 +314,7 @@ def test_spellings_of_a_tag_are_one(tags):
 
 def test_scripts_come_from_the_text():
     pairs = [("犬が走ります", "The dog runs"), ("カタカナとひらがな", "Katakana and hiragana")] * 20
-    assert Limits.of_sample(pairs).scripts == (frozenset({"CJK"}), frozenset({"LATIN"}))
+    assert PairLimits.of_sample(pairs).scripts == (frozenset({"CJK"}), frozenset({"LATIN"}))
     assert judge([*pairs, ("dogs run", "The dogs run fast")], "script")[0][-1] == "script"
 
 

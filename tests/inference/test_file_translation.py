@@ -26,7 +26,7 @@ from hf_vanilla_transformer.inference.file_translation import (
     translated_lines,
 )
 from hf_vanilla_transformer.inference.fingerprints import translator_fingerprint
-from hf_vanilla_transformer.inference.text_io import read_lines
+from hf_vanilla_transformer.inference.text_io import input_lines
 from hf_vanilla_transformer.text import train_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of, save_model, tiny_model
@@ -59,7 +59,7 @@ def output(tmp_path: Path) -> Path:
 
 
 def translate(translator: Translator, source: Path, output: Path, **settings: Any) -> None:
-    translate_file(translator, read_lines(source), output, **SETTINGS | settings)
+    translate_file(translator, input_lines(source), output, **SETTINGS | settings)
 
 
 def expected(translator: Translator, lines: list[str] = LINES, **settings: Any) -> str:

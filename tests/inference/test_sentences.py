@@ -15,7 +15,7 @@ from hf_vanilla_transformer.inference.sentences import (
     read_sentence_pairs,
     read_sentences,
 )
-from hf_vanilla_transformer.inference.text_io import read_lines
+from hf_vanilla_transformer.inference.text_io import input_lines
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of
 from tests.pair_files import PAIRS, write_pairs
@@ -87,7 +87,7 @@ def test_other_formats_are_refused_by_name(tmp_path, suffix):
     path = tmp_path / f"x.{suffix}"
     path.write_text("1\n00:00:01,000 --> 00:00:02,000\na\n")  # `srt` is a language, too
     (text := tmp_path / "x.txt").write_text("a\n")
-    assert f"x.{suffix}" in error_of(lambda: list(read_lines(path)))
+    assert f"x.{suffix}" in error_of(lambda: list(input_lines(path)))
     if suffix not in ("tmx", "csv", "json"):
         for names in ([path, text], [text, path]):
             assert f"x.{suffix}" in error_of(load_pairs, names)

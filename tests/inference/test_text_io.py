@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from hf_vanilla_transformer.inference.text_io import line_writer, read_lines
+from hf_vanilla_transformer.inference.text_io import input_lines, line_writer
 from tests.model_helpers import error_of
 
 # U+2028, U+0085, form feed and a lone carriage return end lines for Python's str.splitlines, not for `wc -l`
@@ -20,19 +20,19 @@ LINES = ["eins", "", "zwei\u2028drei\x85vier\x0cfünf\rsechs", "日本 🙂"]
 def test_lines_end_with_line_feeds_only(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(gzip.compress(TEXT.encode()) if name.endswith(".gz") else TEXT.encode())
-    assert list(read_lines(path)) == LINES
+    assert list(input_lines(path)) == LINES
 
 
 def test_byte_order_mark_is_dropped(tmp_path):
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbfeins\nzwei\n")
-    assert list(read_lines(tmp_path / "a")) == ["eins", "zwei"]
+    assert list(input_lines(tmp_path / "a")) == ["eins", "zwei"]
 
 
 def test_standard_input_is_read_as_it_arrives(monkeypatch):
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as pipe, os.fdopen(writing, "wb", buffering=0) as other_end:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(pipe))
-        lines = read_lines()
+        lines = input_lines()
         for line in LINES:
             other_end.write(line.encode() + b"\n")
             assert next(lines) == line
@@ -42,19 +42,19 @@ def test_named_pipe_is_read_from_its_first_byte(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(TEXT.encode(),))
     writer.start()
-    assert list(read_lines(tmp_path / "pipe")) == LINES
+    assert list(input_lines(tmp_path / "pipe")) == LINES
     writer.join()
 
 
 def test_damaged_gzip_is_refused(tmp_path):
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"text\n" * 1000)[:-12])
-    assert "gzip" in error_of(lambda: list(read_lines(tmp_path / "a.gz")))
+    assert "gzip" in error_of(lambda: list(input_lines(tmp_path / "a.gz")))
 
 
 def test_file_may_be_read_while_it_is_rewritten(tmp_path):
     (tmp_path / "a").write_text("b\nc\n")
     (tmp_path / "link").symlink_to("a")
     with line_writer(tmp_path / "link") as write:
-        for line in read_lines(tmp_path / "a"):
+        for line in input_lines(tmp_path / "a"):
             write(line.upper())
     assert (tmp_path / "a").read_text() == "B\nC\n" and (tmp_path / "link").is_symlink()

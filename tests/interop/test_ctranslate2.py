@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_vanilla_transformer.inference import Translator
-from hf_vanilla_transformer.interop.ctranslate2 import convert
+from hf_vanilla_transformer.interop.ctranslate2 import write_ctranslate2
 from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
 from hf_vanilla_transformer.text.symbol_tokenizers import train_any_tokenizer
@@ -46,7 +46,7 @@ def test_ctranslate2_export_generates_our_tokens(fields: dict, beams: int, token
         model.lm_head.bias[[0, PAD, 3]] = -1e4
     model.save_pretrained(tmp_path / "model")
     save_tokenizers(tmp_path / "model", tokenizer)
-    engine = ctranslate2.Translator(str(convert(tmp_path / "model", tmp_path / "ct2")), "cpu")
+    engine = ctranslate2.Translator(str(write_ctranslate2(tmp_path / "model", tmp_path / "ct2")), "cpu")
     rows = tokenizer(SENTENCES)["input_ids"]
     results = engine.translate_batch(
         [tokenizer.convert_ids_to_tokens(row) for row in rows],
@@ -148,7 +148,7 @@ def engine_id(token: str, tokenizer) -> int:
 def test_ctranslate2_export_names_unsupported_options(fields, tokenizer, tmp_path, record_property):
     tiny_model(vocab_size=320, **fields).save_pretrained(tmp_path / "model")
     save_tokenizers(tmp_path / "model", tokenizer)
-    assert "CTranslate2" in error_of(convert, tmp_path / "model", tmp_path / "ct2")
+    assert "CTranslate2" in error_of(write_ctranslate2, tmp_path / "model", tmp_path / "ct2")
     assert not (tmp_path / "ct2").exists()
     record_property("not exported", spelt(fields))
 
@@ -164,7 +164,7 @@ def test_ctranslate2_export_gives_our_text_of_any_tokens(tokens: str, tmp_path: 
         model.lm_head.bias[[0, PAD, 3]] = -1e4
     model.save_pretrained(tmp_path / "model")
     save_tokenizers(tmp_path / "model", tokenizer)
-    engine = ctranslate2.Translator(str(convert(tmp_path / "model", tmp_path / "ct2")), "cpu")
+    engine = ctranslate2.Translator(str(write_ctranslate2(tmp_path / "model", tmp_path / "ct2")), "cpu")
     rows = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in texts]
     results = engine.translate_batch(rows, beam_size=4, length_penalty=1.0, max_decoding_length=9)
     settings = {"num_beams": 4, "length_penalty": 1.0, "max_new_tokens": 9, "early_stopping": True}

@@ -8,7 +8,7 @@ import torch
 from transformers import MarianMTModel, MarianTokenizer
 
 from hf_vanilla_transformer.interop.converting import convert
-from hf_vanilla_transformer.interop.vocabularies import Side, whitespace_tokenizer
+from hf_vanilla_transformer.interop.vocabularies import TextSide, whitespace_tokenizer
 from tests.interop.checkpoints import eole, fairseq, joeynmt, marian_npz, opennmt
 from tests.interop.checkpoints.torch_transformer import PYTORCH_TUTORIAL, TUTORIAL_OPTIONS, AroundTorch
 from tests.interop.foreign import (
@@ -145,7 +145,7 @@ def _torch(folder: Path) -> Path:
         words = sorted({word for line in lines for word in line.split()})
         tokens = ["<unk>", "<pad>", "<bos>", "<eos>", *words]
         special = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
-        whitespace_tokenizer(Side(tokens, special)).backend_tokenizer.save(str(folder / f"{side}.json"))
+        whitespace_tokenizer(TextSide(tokens, special)).backend_tokenizer.save(str(folder / f"{side}.json"))
     files = {"tokenizer": folder / "en.json", "target_tokenizer": folder / "de.json"}
     return _converted("torch", folder / "model.pt", folder, heads=4, norm_first=True, **TUTORIAL_OPTIONS, **files)
 

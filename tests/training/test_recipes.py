@@ -11,7 +11,7 @@ from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerP
 from hf_vanilla_transformer.text import train_tokenizer
 from hf_vanilla_transformer.training.run.arguments import ModelArguments, chosen_values, run_task
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
-from hf_vanilla_transformer.training.run.run import build_model
+from hf_vanilla_transformer.training.run.run import fresh_model
 from tests.trainer_helpers import error_of
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "recipes"
@@ -246,7 +246,7 @@ def test_model_fields_are_those_of_the_configuration():
 def test_preset_fields_can_be_overridden():
     model_args, _, _ = parse_recipe(["--preset=C2", "--d_model=16", "--encoder_ffn_dim=16", "--output_dir=x"])
     tokenizer = train_tokenizer(["two two"] * 3, 262)
-    config = build_model(model_args, (tokenizer, tokenizer)).config
+    config = fresh_model(model_args, (tokenizer, tokenizer)).config
     assert (config.encoder_layers, config.decoder_layers, config.d_model) == (2, 2, 16)
     assert (config.encoder_ffn_dim, config.decoder_ffn_dim) == (16, 2048)
 

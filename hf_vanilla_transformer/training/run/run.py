@@ -137,7 +137,7 @@ def load_run(
     elif args.model_name_or_path is not None and checkpoint is not None:
         model = resumed_model(checkpoint, model_args, data_args, model_class)
     else:
-        model = build_model(model_args, data.tokenizers, checkpoint, model_class)
+        model = fresh_model(model_args, data.tokenizers, checkpoint, model_class)
     if args.lora_r:
         model = add_lora(model, args)
     return Run(
@@ -193,7 +193,7 @@ def _record_length(run: Run) -> None:
 # 1. Model and trainer
 
 
-def build_model(
+def fresh_model(
     model_args: ModelArguments,
     tokenizers: Tokenizers,
     checkpoint: Path | None = None,

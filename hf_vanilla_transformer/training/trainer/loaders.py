@@ -16,8 +16,8 @@ from transformers import PreTrainedConfig, TrainingArguments
 
 from ...batches.batching import (
     Batch,
+    Examples,
     LengthGroupedSampler,
-    Rows,
     TokenBatchDataset,
     TokenBatchSampler,
     collate_batches,
@@ -57,7 +57,7 @@ def packed_row_loader(
     dataset: Dataset,
     config: PreTrainedConfig,
     batches_per_update: int,
-    collator: Callable[[Rows], Batch] | None = None,
+    collator: Callable[[Examples], Batch] | None = None,
 ) -> DataLoader:
     """The loader of packed rows, of a `collator` that makes padded batches or of the ids themselves.
 
@@ -77,7 +77,7 @@ def packed_row_loader(
     return kind(pairs, batch_sampler=sampler, collate_fn=list, **_options(args))
 
 
-def _check_collator(pairs: PackedPairs, collator: Callable[[Rows], Batch]) -> None:
+def _check_collator(pairs: PackedPairs, collator: Callable[[Examples], Batch]) -> None:
     """Refuse a collator whose batches cannot be packed, at the start."""
     with kept_random_state(torch.device("cpu")):
         try:
@@ -90,7 +90,7 @@ def token_batch_loader(
     args: TrainingArguments,
     dataset: Dataset,
     batches_per_update: int,
-    collate: Callable[[list[Rows]], list[Batch]],
+    collate: Callable[[list[Examples]], list[Batch]],
 ) -> DataLoader:
     """The loader of padded batches of similar lengths."""
     plan = _plan(args, batches_per_update)
@@ -156,8 +156,8 @@ def _warn_of_long_pairs(args: TrainingArguments, longest: int, count: str = "som
 
 
 def padded_batches(
-    config: PreTrainedConfig, collator: Callable[[Rows], Batch], rounds: bool
-) -> Callable[[list[Rows]], list[Batch]]:
+    config: PreTrainedConfig, collator: Callable[[Examples], Batch], rounds: bool
+) -> Callable[[list[Examples]], list[Batch]]:
     """The collator of an update, from the collator of a batch.
 
     If it `rounds`, in bfloat16 on a CPU, the shapes of batches are rounded, see `ReleaseFreeMemory`.
