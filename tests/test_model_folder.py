@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.inference.languages import card_languages
@@ -301,6 +301,22 @@ def test_deep_card_has_no_languages(tmp_path: Path) -> None:
     assert card_languages(tmp_path) == []
     (tmp_path / "README.md").write_text("---\nlanguage:\n- no\n- en\n---\n")
     assert card_languages(tmp_path) == ["no", "en"]
+
+
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+def test_tokenizer_that_multiplies_a_text_is_refused(good: Path, part: str, tmp_path: Path) -> None:
+    library: Any = {"normalizer": normalizers, "decoder": decoders}[part]
+
+    def tokenizer_of(replacements: int) -> Path:
+        folder = shutil.copytree(good, tmp_path / str(replacements))
+        tokenizer: Any = load_tokenizers(folder)[0]
+        steps = library.Sequence([library.Replace("o", "oo")] * replacements)
+        setattr(tokenizer.backend_tokenizer, part, steps)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    load_tokenizers(tokenizer_of(9))
+    assert f"its {part} makes texts 1,099,511,627,776 times as long" in error_of(load_tokenizers, tokenizer_of(40))
 
 
 def test_panic_of_a_tokenizer_is_a_user_error(good: Path, tmp_path: Path) -> None:

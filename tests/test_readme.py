@@ -103,7 +103,9 @@ def run_python(name, capsys):
     printed = []
     for number, block in enumerate(blocks(DOCUMENTS[name], "python"), start=1):
         exec(compile(block, f"{name}, Python block {number}", "exec"), namespace)
-        printed.append((capsys.readouterr().out.strip().splitlines() or [""])[-1])
+        lines = capsys.readouterr().out.strip().splitlines()
+        assert {*re.findall(r"^print\(.*\)  # (.+)$", block, re.MULTILINE)} <= {*lines}
+        printed.append((lines or [""])[-1])
     return namespace, printed
 
 

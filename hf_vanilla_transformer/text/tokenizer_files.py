@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import logging
+import math
 import re
 import shutil
 from collections.abc import Sequence
@@ -24,6 +25,9 @@ TARGET_FOLDER = "target_tokenizer"
 
 # Arguments of `from_pretrained` that transformers saves with a tokenizer.
 _LOADING = ("is_local", "local_files_only")
+
+# Characters for each one of a text.
+_MAX_GROWTH = 1000
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -113,7 +117,27 @@ def _load(folder: Path) -> PreTrainedTokenizerBase:
         raise missing_extra(error) or refusal from error
     if tokenizer.pad_token is None:
         raise UserError(f"{folder}: its tokenizer has no pad_token; tokenizer_config.json names it")
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    for part in ("normalizer", "decoder"):
+        step = getattr(backend, part, None)
+        # the state of a step is its part of tokenizer.json
+        if step is not None and (growth := _growth(json.loads(step.__getstate__()))) > _MAX_GROWTH:
+            raise UserError(
+                f"{folder}/tokenizer.json: its {part} makes texts {growth:,.0f} times as long, more than {_MAX_GROWTH}"
+            )
     return tokenizer
+
+
+def _growth(step: Any) -> float:
+    """How many times as long the replacements of a normalizer or a decoder may make a text, one after the other."""
+    if isinstance(step, list):
+        return math.prod(map(_growth, step))
+    if not isinstance(step, dict):
+        return 1
+    if step.get("type") == "Replace":
+        old = step["pattern"].get("String", " ")  # a regular expression may match one character
+        return max(1, len(step["content"]) / max(1, len(old)))
+    return math.prod(map(_growth, step.values()))
 
 
 def unrecognised_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:

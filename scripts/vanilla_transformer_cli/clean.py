@@ -124,7 +124,9 @@ def main(arguments: argparse.Namespace) -> None:
         _write(arguments, rows, judged)
         if write_page is not None:
             write_page(report_page(report, rows.summary()))
-    print(rows.summary())
+    # The reader keeps what it can read, and the rules keep what is right.
+    if not report.summary().startswith(rows.summary()):
+        print(rows.summary())
     if len(arguments.output) == 2 and rows.names:
         print(f"left out the columns {', '.join(rows.names)}: a .tsv as --output keeps them")
     print(report_text(report))

@@ -7,6 +7,8 @@
 """
 
 import argparse
+import re
+from itertools import takewhile
 
 from .parsing import Parser, did_you_mean, installed_recipes
 
@@ -29,5 +31,12 @@ def main(arguments: argparse.Namespace) -> None:
         return
     width = max(map(len, recipes))
     for name, path in recipes.items():
-        description = path.read_text(encoding="utf-8").partition("\n")[0]  # a comment
-        print(f"{name:{width}}  {description.removeprefix('#').strip()}")
+        print(f"{name:{width}}  {_first_sentence(path.read_text(encoding='utf-8'))}")
+
+
+def _first_sentence(recipe: str) -> str:
+    """The first sentence of the comment at the top of a recipe."""
+    # an indented line is a command
+    paragraph = takewhile(re.compile(r"# \S").match, recipe.splitlines())
+    text = " ".join(line.removeprefix("# ") for line in paragraph)
+    return re.split(r"(?<=\.) (?=\D)", text)[0]

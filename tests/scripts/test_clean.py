@@ -57,7 +57,8 @@ def test_spaces_of_a_pair_stay_as_they_are(command, tmp_path, in_tmp_path):
     (tmp_path / "a.jsonl").write_text(
         '{"source": "a\\tb\\u00a0c", "target": "d\\u3000e", "id": 7, "tags": ["x"]}\n', encoding="utf-8"
     )
-    assert command("clean", "a.jsonl", "--output", "a.tsv")[0] == 0
+    status, printed, _ = command("clean", "a.jsonl", "--output", "a.tsv")
+    assert status == 0 and printed.count("kept") == 1
     lines = (tmp_path / "a.tsv").read_text(encoding="utf-8").splitlines()
     assert lines == ["source\ttarget\tid\ttags", 'a b\u00a0c\td\u3000e\t7\t["x"]']
 

@@ -174,7 +174,8 @@ def test_recipes_are_listed_with_what_they_train(command, repository):
     assert {line.split()[0] for line in printed.splitlines()} == {
         name for name in files if not name.startswith("accelerate_")
     }
-    assert all(len(line.split()) > 3 for line in printed.splitlines())
+    assert all(len(line.split()) > 3 and line[-1] in ".:" for line in printed.splitlines())
+    assert "(34.5 BLEU on its lower-cased, tokenised" in printed and "tokenised\n" not in printed
 
 
 def test_recipe_is_printed_as_a_file_that_can_be_edited(command, repository):
