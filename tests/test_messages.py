@@ -25,6 +25,7 @@ COMMANDS = [
     ("train --train no.en no.de --output_dir run", "train: no.en"),
     ("train --train text text --output_dir run --learning_rate -1", "learning_rate"),
     ("train --lerning_rate 1 --output_dir run", "lerning_rate"),
+    ("prepare --train text text --output_dir model", "output_dir"),
     ("translate --model none", "none"),
     ("translate --model model --input text --batch_size 0", "batch_size"),
     ("translate --model model --beam_size 4", "--beam_size"),

@@ -236,7 +236,7 @@ def parse_script(path, arguments, parse):
 
 
 def parse_subcommand(arguments, parse):
-    if arguments[0] == "train":
+    if arguments[0] in ("train", "prepare"):
         parse_recipe([recipe_path(arguments[1]), *arguments[2:]])
     else:
         parse(lambda: vanilla_transformer(arguments), [])

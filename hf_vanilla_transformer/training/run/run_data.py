@@ -27,7 +27,7 @@ from ...inference.languages import model_languages, name_languages
 from ...inference.loading import import_class, trust_code
 from ...text.token_kinds import record_form, set_task, tokenizer_task
 from ...text.tokenizer_files import load_tokenizers, tokenizer_digest
-from ...utils.atomic_write import report_full_disk, require_new
+from ...utils.atomic_write import report_full_disk
 from ...utils.errors import UserError
 from ..state.distributed import broadcast_from_main, print_main, taking_turns
 from ..state.fingerprint import REMEDY, read_run_state, require_same
@@ -86,7 +86,8 @@ def prepare_run(
     folder = Path(args.output_dir)
     if data_args.data:
         raise UserError(f"data: {data_args.data} is prepared already: leave it out, or train on it")
-    require_new(folder, overwrite=False)
+    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+        raise UserError(f"output_dir: {folder} exists already: name a new folder")
     base, _, _ = load_base(args, None, importers)
     with report_full_disk(datasets_config.HF_DATASETS_CACHE):
         data = load_data((model_args, data_args, args), None, base, pair_warnings)
