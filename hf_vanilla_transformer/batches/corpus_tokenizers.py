@@ -48,10 +48,6 @@ def loaded_tokenizers(data_args: DataArguments, checkpoint: Path | None) -> Toke
     if name is None:
         return None
     source, target = load_tokenizers(name)
-    if None in (source.pad_token_id, target.pad_token_id):
-        raise UserError(
-            f"tokenizer_name: {name} has no pad_token, which batches need: set one and save it again"
-        )
     check_end_token(target, name)
     return source, target
 

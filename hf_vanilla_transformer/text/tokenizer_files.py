@@ -116,7 +116,9 @@ def _load(folder: Path) -> PreTrainedTokenizerBase:
         refusal = UserError(f"{folder}: cannot load the tokenizer ({one_line(error)})")
         raise missing_extra(error) or refusal from error
     if tokenizer.pad_token is None:
-        raise UserError(f"{folder}: its tokenizer has no pad_token; tokenizer_config.json names it")
+        raise UserError(
+            f"{folder}: its tokenizer has no pad_token, which batches need: set one and save it again"
+        )
     backend = getattr(tokenizer, "backend_tokenizer", None)
     for part in ("normalizer", "decoder"):
         step = getattr(backend, part, None)
