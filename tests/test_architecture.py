@@ -260,7 +260,7 @@ LOADED = {
     "text.language_tokens": 15,
     "inference.languages": 23,
     "evaluation.metrics": 26,
-    "inference.translator": 42,
+    "inference.translator": 43,
     "training.trainer.trainer": 58,
 }
 

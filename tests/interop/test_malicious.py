@@ -392,10 +392,7 @@ def test_malicious_links(file: str, target: str, good: dict[str, Path], tmp_path
     shutil.copytree(good["marian"], tmp_path / "in")
     (tmp_path / "in" / file).unlink()
     (tmp_path / "in" / file).symlink_to(pointed)
-    if file == "generation_config.json" and target in ("circle", "nothing", "folder"):  # as without it
-        convert("marian", tmp_path / "in", tmp_path / "out")
-    else:
-        assert SECRET not in refused("marian", tmp_path / "in")
+    assert SECRET not in refused("marian", tmp_path / "in")
     assert target != "secret" or pointed.read_text() == SECRET
 
 
