@@ -56,6 +56,7 @@ COMMANDS = [
     ("shortlist --model model --source text --target short --output out", "short"),
     ("tokenizer text --vocab_size 99 --output_dir out", "vocab_size"),
     ("recipes nonsense", "nonsense"),
+    ("prepare --train none.en none.de --output_dir out", "none.en"),
 ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from ..corpora.corpus import Corpus
-from ..corpora.data_arguments import DataArguments, has_two_tokenizers, run_task, tokens_of_sides
+from ..corpora.data_arguments import DataArguments, has_two_tokenizers, kinds_of_sides, run_task
 from ..text.language_tokens import add_language_tokens
 from ..text.source_form import FORMS
 from ..text.symbol_tokenizers import train_any_tokenizer
@@ -95,7 +95,7 @@ def train_tokenizers(
     Those of a language learn from a sample, drawn by `seed` from an epoch, in which inputs and directions have their
     weights. `say` gets a line about it. Others need every symbol of the text.
     """
-    kinds = tokens_of_sides(data_args)
+    kinds = kinds_of_sides(data_args)
     task = run_task(data_args)
     # Keys the tokenizer cache.
     content = f"{corpus.fingerprint('train')} {len(corpus.pairs['train'])}"
@@ -139,7 +139,7 @@ def describe_sizes(tokenizers: Tokenizers, vocab_size: int, data_args: DataArgum
     """One line on the sizes of tokenizers. It says if the text had too few words for `vocab_size`."""
     sizes = [len(each) for each in dict.fromkeys(tokenizers)]
     line = f"tokenizer: {' and '.join(f'{size:,}' for size in sizes)} tokens"
-    of_languages = set(tokens_of_sides(data_args)) <= set(LANGUAGE_TOKENS)
+    of_languages = set(kinds_of_sides(data_args)) <= set(LANGUAGE_TOKENS)
     if data_args.tokenizer_name or not of_languages or min(sizes) >= vocab_size:
         return line
     return f"{line}; vocab_size={vocab_size:,} needs more text"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from datasets import Dataset
 
+from ..corpora.directions import CodePair
 from ..text.text_keys import TextKey, sentence_key, text_key
 from ..utils.errors import UserError
 from .rules import (
@@ -34,8 +35,7 @@ _FEW = 5
 _WARNED = 0.02
 
 _MARK = re.compile(r"\s*>>(\S+)<<")
-Codes: TypeAlias = tuple[str, str]
-Group: TypeAlias = tuple[int, Codes]
+Group: TypeAlias = tuple[int, CodePair]
 
 
 class PairRow(NamedTuple):
@@ -44,7 +44,7 @@ class PairRow(NamedTuple):
     line: int
     source: str
     target: str
-    direction: Codes = ("", "")  #: codes of the languages, if the text names them
+    direction: CodePair = ("", "")  #: codes of the languages, if the text names them
     part: int = 0  #: the number of the input
     cells: Mapping[str, Any] = {}  #: the other cells of the row
     defect: str | None = None  #: why loading leaves the pair out
@@ -55,7 +55,7 @@ class PairRow(NamedTuple):
         return self.source, self.target
 
     @property
-    def language(self) -> Codes:
+    def language(self) -> CodePair:
         """The codes, with the mark of the target language at the start of the source, `>>de<< …`."""
         mark = _MARK.match(self.source)
         return (self.direction[0], mark[1]) if mark else self.direction

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..corpora.columns import SIDES, Columns, cell_text
+from ..corpora.directions import CodePair
 from ..corpora.mixtures import MixtureReport, open_sources
 from ..corpora.pairs import PairReport, Source, checked_pairs
 from ..corpora.readers import file_format
 from ..text.language_tokens import CODES
-from .judging import Codes, PairRow
+from .judging import PairRow
 
 
 @dataclass
@@ -49,7 +50,7 @@ class CleaningInput:
                     defect=defect,
                 )
 
-    def _languages(self, source: Source) -> Codes:
+    def _languages(self, source: Source) -> CodePair:
         """The languages of an input whose rows do not name them: those of the flags, or of two names of files."""
         files = source.input.files
         if self.columns.source_lang and self.columns.target_lang:
@@ -87,7 +88,7 @@ def _side_text(value: object) -> str:
     return value.encode("utf-8", "replace").decode() if not value.isascii() else value
 
 
-def _direction(cells: Any) -> Codes | None:
+def _direction(cells: Any) -> CodePair | None:
     """The codes of a row, if its table has them."""
     source, target = (cell_text(cells.get(name)) for name in CODES)
     return (source, target) if source or target else None

@@ -15,7 +15,7 @@ from ..text.text_keys import TextKey, text_key
 from ..utils.errors import UserError
 from ..utils.system_info import counted
 from .data_arguments import DataArguments, has_two_tokenizers, run_task
-from .directions import LanguagePair, inputs_of, load_directions, parse_directions, part_names
+from .directions import CodePair, inputs_of, load_directions, parse_directions, part_names
 from .inputs import DISTILLED, Input, parse_inputs
 from .mixtures import PART, MixtureReport, load_pairs
 from .pairs import PairReport
@@ -37,7 +37,7 @@ class Corpus:
     #: for a split that does not consist of all rows, their number and a digest of the row numbers
     selected: dict[str, tuple[int, str]] = field(default_factory=dict)
     #: of a model of many languages, by split
-    directions: dict[str, list[LanguagePair]] = field(default_factory=dict)
+    directions: dict[str, list[CodePair]] = field(default_factory=dict)
     #: names of directions or inputs that are scored apart
     parts: dict[str, list[str]] = field(default_factory=dict)
     #: digests of the sources of splits that `source_form` has changed

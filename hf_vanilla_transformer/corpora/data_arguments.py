@@ -170,17 +170,17 @@ class DataArguments:
                 raise UserError(f"{name}: {value}: leave it out, it does not go with directions")
 
 
-def tokens_of_sides(data_args: DataArguments) -> tuple[str, str]:
+def kinds_of_sides(data_args: DataArguments) -> tuple[str, str]:
     """The tokens of source and target, as `--tokens` names them."""
     return data_args.source_tokens or data_args.tokens, data_args.target_tokens or data_args.tokens
 
 
 def has_two_tokenizers(data_args: DataArguments) -> bool:
     """Return whether a run trains a tokenizer for each side, not a joint one."""
-    source, target = tokens_of_sides(data_args)
+    source, target = kinds_of_sides(data_args)
     return data_args.separate_vocabularies or data_args.source_lowercase or source != target
 
 
 def run_task(data_args: DataArguments) -> str:
     """The `task` of a run, "language" or "sequence"."""
-    return data_args.task or task_of(*tokens_of_sides(data_args))
+    return data_args.task or task_of(*kinds_of_sides(data_args))

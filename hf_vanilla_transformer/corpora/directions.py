@@ -18,15 +18,15 @@ from ..utils.errors import UserError
 from .mixtures import MixtureReport, concatenated
 from .pairs import PairReport
 
-LanguagePair = tuple[str, str]  # the codes of source and target
+CodePair = tuple[str, str]  # the codes of source and target
 
 _CODE = r"[a-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*"
 _DIRECTION = re.compile(rf"({_CODE})-({_CODE})")
 
 
-def parse_directions(items: Sequence[str]) -> list[LanguagePair]:
+def parse_directions(items: Sequence[str]) -> list[CodePair]:
     """Parse directions such as `en-de`, `eng_Latn-deu_Latn` and `en-pt_BR`, of two languages each."""
-    directions: list[LanguagePair] = []
+    directions: list[CodePair] = []
     for item in items:
         codes = item.split("-")
         if len(codes) != 2 or not all(re.fullmatch(_CODE, code) for code in codes):
@@ -43,15 +43,15 @@ def parse_directions(items: Sequence[str]) -> list[LanguagePair]:
 
 def inputs_of(
     inputs: str | Path | Sequence[str | Path],
-    directions: Sequence[LanguagePair],
+    directions: Sequence[CodePair],
     training: bool = True,
-) -> dict[LanguagePair, list[str]]:
+) -> dict[CodePair, list[str]]:
     """The inputs of each direction: those that follow its mark, `en-de=`, and those before the first mark.
 
     Text for evaluation may have other directions than `directions`, and need not have all of them.
     """
     shared: list[str] = []
-    groups: dict[LanguagePair, list[str]] = {}
+    groups: dict[CodePair, list[str]] = {}
     current = shared
     for value in map(str, [inputs] if isinstance(inputs, str | Path) else inputs):
         name, equals, rest = value.partition("=")
@@ -63,7 +63,7 @@ def inputs_of(
             current = groups.setdefault(direction, [])
             value = rest
         current.append(value)
-    found: dict[LanguagePair, list[str]] = {}
+    found: dict[CodePair, list[str]] = {}
     for direction in dict.fromkeys([*directions, *groups]):
         values = [*shared, *groups.get(direction, ())]
         if values:
@@ -81,8 +81,8 @@ def sampling_rates(sizes: Sequence[int], temperature: float) -> list[float]:
 
 
 def load_directions(
-    inputs: Mapping[LanguagePair, list[str]],
-    load: Callable[[list[str], LanguagePair], tuple[Any, PairReport | MixtureReport]],
+    inputs: Mapping[CodePair, list[str]],
+    load: Callable[[list[str], CodePair], tuple[Any, PairReport | MixtureReport]],
     temperature: float = 1.0,
     seed: int = 0,
 ) -> tuple[Dataset, MixtureReport]:
