@@ -235,7 +235,7 @@ def test_output_that_is_an_input_is_refused(command, tmp_path, monkeypatch, name
     assert text.read_text(encoding="utf-8") == "a\tb\n"
 
 
-@pytest.mark.parametrize("name", SAME_FILE.keys() - {"convert", "export", "average"})
+@pytest.mark.parametrize("name", sorted(SAME_FILE.keys() - {"convert", "export", "average"}))
 def test_output_in_a_missing_folder_is_refused_before_anything_is_read(command, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     words = [{"FILE": "text.tsv", "SAME": "no/out.tsv"}.get(word, word) for word in SAME_FILE[name].split()]
