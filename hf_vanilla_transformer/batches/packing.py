@@ -334,12 +334,13 @@ class FlatIds:
     @classmethod
     def of_column(cls, dataset: Dataset, name: str) -> "FlatIds":
         """The lists of ids in a column of a table. Those of a table in one piece, as a prepared one is, stay there."""
-        pieces = dataset.data.column(name).chunks
-        if dataset._indices is None and len(pieces) == 1 and pieces[0].offsets[0].as_py() == 0:
-            return cls(pieces[0].flatten().to_numpy(), pieces[0].offsets.to_numpy())
+        column = dataset.select_columns([name]).with_format("arrow")
+        if dataset.data.column(name).num_chunks == 1:
+            pieces = column[:][name].chunks  # no copy, unless rows were selected
+            if len(pieces) == 1 and pieces[0].offsets[0].as_py() == 0:
+                return cls(pieces[0].flatten().to_numpy(), pieces[0].offsets.to_numpy())
         ids = []
         lengths = []
-        column = dataset.select_columns([name]).with_format("arrow")
         for table in column.iter(batch_size=ROWS_PER_READ):
             for chunk in table[name].chunks:
                 part = chunk.flatten().to_numpy(zero_copy_only=False)

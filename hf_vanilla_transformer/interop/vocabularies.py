@@ -18,7 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..text.token_kinds import PATTERNS, describe_tokenizer
-from ..text.tokenizer_files import load_tokenizers
+from ..text.tokenizer_files import load_tokenizer
 from ..text.tokenizer_training import fast_tokenizer
 from ..utils.errors import UserError, naming_extras
 from ..utils.untrusted import one_line, require_file
@@ -140,10 +140,14 @@ def given_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """The tokenizer in a folder or in a tokenizer.json.
 
-    `ids` has the special tokens. With `starts` a text starts with `bos_token`.
+    `ids` has the special tokens. A folder that names none for padding gets that of the model, which batches need. With
+    `starts` a text starts with `bos_token`, in a tokenizer.json.
     """
     if path.is_dir():
-        return load_tokenizers(path)[0]
+        tokenizer = load_tokenizer(path)
+        if tokenizer.pad_token is None and ids["pad_token"] is not None:
+            tokenizer.pad_token = tokenizer.convert_ids_to_tokens(ids["pad_token"])
+        return tokenizer
     content = "\n".join(vocabulary_lines(path))
     try:
         backend = Tokenizer.from_str(content)

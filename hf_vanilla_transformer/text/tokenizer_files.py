@@ -95,15 +95,26 @@ def load_tokenizers(
         (source tokenizer, target tokenizer), the same object if the folder has no `target_tokenizer`.
 
     Raises:
-        UserError: there is no tokenizer.
+        UserError: there is no tokenizer, or one that cannot pad.
     """
     folder = Path(directory).expanduser()
-    source = _load(folder)
-    target = folder / TARGET_FOLDER
-    return source, _load(target) if target.is_dir() else source
+    target_folder = folder / TARGET_FOLDER
+    source = load_tokenizer(folder)
+    target = load_tokenizer(target_folder) if target_folder.is_dir() else source
+    for tokenizer, place in ((source, folder), (target, target_folder)):
+        if tokenizer.pad_token is None:
+            raise UserError(
+                f"{place}: its tokenizer has no pad_token, which batches need: set one and save it again"
+            )
+    return source, target
 
 
-def _load(folder: Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Load one tokenizer, which may lack tokens that a model needs.
+
+    Raises:
+        UserError: there is no tokenizer, or it would make texts much longer.
+    """
     check_model_files(folder)
     try:
         tokenizer = recognising_added_tokens(AutoTokenizer.from_pretrained(str(folder)))
@@ -115,10 +126,6 @@ def _load(folder: Path) -> PreTrainedTokenizerBase:
             ) from error
         refusal = UserError(f"{folder}: cannot load the tokenizer ({one_line(error)})")
         raise missing_extra(error) or refusal from error
-    if tokenizer.pad_token is None:
-        raise UserError(
-            f"{folder}: its tokenizer has no pad_token, which batches need: set one and save it again"
-        )
     backend = getattr(tokenizer, "backend_tokenizer", None)
     for part in ("normalizer", "decoder"):
         step = getattr(backend, part, None)
