@@ -6,17 +6,15 @@ elsewhere may change.
 """
 
 import ast
-import json
 import shlex
-import shutil
-import subprocess
-import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+from tests.faulty_copies import RunTests, copy_repository, running_tests
 
 
 class Fault(NamedTuple):
@@ -71,62 +69,15 @@ def names_of(statement: ast.AST) -> list[str]:
     return [statement.name] if isinstance(statement, ast.FunctionDef | ast.ClassDef) else []
 
 
-# Imports the libraries (this takes longer than most tests), and forks for each run of pytest.
-RUNNER = """
-import json, os, signal, sys
-import accelerate, datasets, hypothesis, pytest, torch
-from transformers import MarianMTModel, Seq2SeqTrainer
-
-for line in sys.stdin:
-    folder, arguments = json.loads(line)
-    child = os.fork()
-    if not child:
-        signal.alarm(600)  # a fault may never end
-        os.chdir(folder)
-        os.environ["PYTHONPATH"] = folder
-        sys.path.insert(0, folder)
-        for stream in (1, 2):
-            os.dup2(os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-        status = pytest.main(arguments)
-        sys.stdout.flush()
-        os._exit(status)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-Outcome = tuple[int, str]  # exit status of pytest, and its output
-RunTests = Callable[[Path, list[str]], Outcome]
-
-
 @pytest.fixture(scope="module")
 def run_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunTests]:
-    """Runs pytest in a copy of the repository."""
-    command = [sys.executable, "-c", RUNNER]
-    folder = tmp_path_factory.mktemp("runner")
-    with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as runner:
-        assert runner.stdin is not None and runner.stdout is not None
-
-        def run(copy: Path, arguments: list[str]) -> Outcome:
-            flags = ["-x", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider"]
-            print(json.dumps([str(copy), [*flags, *arguments]]), file=runner.stdin, flush=True)
-            status = int(runner.stdout.readline())
-            return status, (copy / "output.txt").read_text(encoding="utf-8", errors="replace")
-
+    with running_tests(tmp_path_factory.mktemp("runner")) as run:
         yield run
-        runner.stdin.close()
 
 
 @pytest.fixture
 def copy(repository: Path, tmp_path: Path) -> Path:
-    """The repository: the package and its tests copied, all else linked.
-
-    What passes in the repository passes in such a copy, so that a test that fails in it has noticed the fault.
-    """
-    for entry in repository.iterdir():
-        if entry.name in ("hf_vanilla_transformer", "tests"):
-            shutil.copytree(entry, tmp_path / entry.name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            (tmp_path / entry.name).symlink_to(entry)
-    return tmp_path
+    return copy_repository(repository, tmp_path)
 
 
 def selection(fault: Fault) -> tuple[list[str], list[str]]:

@@ -19,14 +19,14 @@ import datasets
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer.batches import corpus_tokenizers
 from hf_vanilla_transformer.evaluation import score_translations
-from hf_vanilla_transformer.training.run import finishing, run
+from hf_vanilla_transformer.training.run import finishing, run, run_data
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.utils.errors import UserError, run_command
 from tests.trainer_helpers import TINY_RUN, as_flags
 
 # Each phase, and the function at whose beginning it is reported. It is slowed down there, so that signals hit it.
 PHASES: dict[str, tuple[Any, str, float]] = {
-    "reading": (run, "load_corpus", 0.1),
+    "reading": (run_data, "load_corpus", 0.1),
     "tokenizer training": (corpus_tokenizers, "train_any_tokenizer", 0.1),
     "training": (VanillaTransformerTrainer, "training_step", 0.02),
     "saving": (VanillaTransformerTrainer, "_save_rng_state", 0.1),

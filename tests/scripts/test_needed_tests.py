@@ -1,0 +1,38 @@
+"""Which tests a changed module needs, and which random faults change what it does."""
+
+from scripts.mutants.__main__ import meaning
+from scripts.mutants.needed_tests import importers, modules, needed_tests
+
+IMPORTERS = {
+    "package.words": {"package.lines", "tests.helpers"},
+    "package.lines": {"tests.test_lines", "tests.test_pages"},
+    "package.pages": set(),
+    "tests.helpers": {"tests.test_spelling", "tests.test_words"},
+    "tests.test_lines": set(),
+    "tests.test_pages": set(),
+    "tests.test_spelling": set(),
+    "tests.test_words": set(),
+}
+
+
+def test_needed_tests_import_the_module_or_a_helper_that_does() -> None:
+    assert needed_tests("package.words", IMPORTERS) == ["tests.test_words", "tests.test_spelling"]
+
+
+def test_tests_of_importers_are_needed_where_no_test_imports_the_module() -> None:
+    without_helper = {**IMPORTERS, "package.words": {"package.lines"}}
+    assert needed_tests("package.words", without_helper) == ["tests.test_lines", "tests.test_pages"]
+    assert needed_tests("package.pages", IMPORTERS) == []
+
+
+def test_names_of_a_face_lead_to_their_modules() -> None:
+    found = importers(modules())
+    module = "hf_vanilla_transformer.inference.translator"
+    assert "tests.inference.test_translator" in needed_tests(module, found)
+
+
+def test_annotations_of_types_have_no_meaning() -> None:
+    assert meaning("def f(x: int | None = 1) -> int:\n    y: int = x\n    return y") == meaning(
+        "def f(x: int + None = 1) -> str:\n    y: str = x\n    return y"
+    )
+    assert meaning("x = 1") != meaning("x = 2")
