@@ -34,7 +34,7 @@ def train_in_one_process(folder):
     return results
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[3])
 def several(request, repository, tmp_path_factory):
     folder = tmp_path_factory.mktemp(f"{request.param}_processes")
     single = train_in_one_process(folder)

@@ -143,7 +143,7 @@ def test_lost_host_returns_to_the_same_weights(
     assert_same_model(tmp_path / "run", undisturbed(sharded), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("sharded", ["", "FULL_STATE_DICT"])
+@pytest.mark.parametrize("sharded", ["", "FULL_STATE_DICT"] if DEATHS else ["FULL_STATE_DICT"])
 def test_run_goes_on_without_a_lost_host(
     network: str, undisturbed: Callable[[str], Path], tmp_path: Path, sharded: str
 ) -> None:
