@@ -7,6 +7,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -74,6 +75,15 @@ def release_and_remove(lock: BaseFileLock) -> None:
             file.unlink(missing_ok=True)
     else:
         lock.release()
+
+
+def process_numbers() -> str:
+    """Return what tells hosts apart whose processes have other numbers: containers may have one host name."""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:  # not Linux
+        namespace = ""
+    return f"{socket.gethostname()} {namespace}"
 
 
 def process_runs(number: int) -> bool:
