@@ -133,9 +133,9 @@ def difference(mutant: Mutant, known: dict[str, Path]) -> str:
     return "\n".join([f"{file}:{number}", *(f"  {change}" for change in changes)])
 
 
-def main() -> None:
+def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--count", type=int, default=50, help="faults in all (default: %(default)s)"
@@ -144,7 +144,10 @@ def main() -> None:
     parser.add_argument(
         "--room", nargs="*", help="folders of the package, or bundle (default: all)"
     )
-    arguments = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main(arguments: argparse.Namespace) -> None:
     known = modules()
     found = importers(known)
     rooms = arguments.room or sorted({room_of(name) for name in known if name.startswith(PACKAGE)})
@@ -166,4 +169,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(parse_arguments(None, "python -m scripts.mutants"))
