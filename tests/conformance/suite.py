@@ -19,6 +19,7 @@ from hf_tests.test_modeling_common import ModelTesterMixin, global_rng, ids_tens
 from hf_tests.test_training_mixin import TrainingTesterMixin
 from parameterized import parameterized
 from torch import Tensor
+from torch.multiprocessing import ProcessExitedException
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.testing_utils import torch_device
 
@@ -192,8 +193,17 @@ class FsdpTests(TesterMixin, fsdp_mixin.FSDPTesterMixin):
         return config_class, fields
 
     def _run_fsdp2_distributed_test(self, name: str, test: Any, *args: Any, **kwargs: Any) -> None:
-        """The mixin's, on a translator (see adapters.py)."""
-        super()._run_fsdp2_distributed_test(name, on_a_translator, test, *args, **kwargs)
+        """The mixin's, on a translator (see adapters.py), and once more if a signal ended a process.
+
+        About once in a hundred runs the thread of gloo crashes in `malloc` on a CPU.
+        """
+        run = super()._run_fsdp2_distributed_test
+        try:
+            run(name, on_a_translator, test, *args, **kwargs)
+        except ProcessExitedException as error:
+            if error.signal_name is None:
+                raise
+            run(name, on_a_translator, test, *args, **kwargs)
 
 
 class TensorParallelTests(TesterMixin, tensor_parallel_mixin.TensorParallelTesterMixin):
