@@ -347,6 +347,25 @@ def test_right_variants_are_right(module, name, old, new, note):
     assert note in " ".join(report.notes)
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new", "words"),
+    [
+        ("Letters", "x = each(x, p)", "pass", "x is never called"),
+        ("Transformer", "y = layer(y, x, src_mask, tgt_mask)", "pass", "decoder_layers is never called"),
+        (
+            "Transformer",
+            "copied(encoder) for _ in range(num_layers)",
+            "encoder for _ in ()",
+            "the encoder has no layers",
+        ),
+    ],
+)
+def test_a_stack_without_layers_is_named(name, old, new, words):
+    module = unusual if name == "Letters" else styles
+    (mistake,) = check(planted(module, old, new)[name], {}).mistakes
+    assert mistake.place == "layers" and mistake.explanation.startswith(words)
+
+
 def test_one_module_in_two_places_is_found():
     class Shared(styles.Transformer):
         def __init__(self, src_vocab_size, tgt_vocab_size, d_model, num_heads, num_layers, d_ff):

@@ -242,6 +242,10 @@ def _first_mistakes(checked: _Subject) -> Report | None:
     if found.unused_layers:
         explanation = f"{found.unused_layers[0].rstrip('.')} is never called"
         return Report([Mistake("layers", "§3.1", "unused", explanation)], float("inf"), [])
+    for stack, sublayers in found.sublayers.items():
+        if not sublayers:
+            explanation = f"the {stack} has no layers: no sublayer reads its embeddings alone"
+            return Report([Mistake("layers", "§3.1", "none", explanation)], float("inf"), [])
     return Report([_TIED], float("inf"), []) if found.tied_to_source else None
 
 

@@ -69,7 +69,7 @@ class Roles:
         unused: names of parameters that no operation uses.
         filled: those of them that got the role of a missing weight.
         half_norms: names of gains and biases that no operation uses, of normalisations that are used.
-        unused_layers: the modules whose parameters are all unused, although other layers of the stack are called.
+        unused_layers: the modules without a used parameter, in a stack of which other layers are called, or none.
         repeated: one small projection serves all heads of an attention.
         is_swapped: cross-attention comes before self-attention.
     """
@@ -365,7 +365,9 @@ def _add_unused(roles: Roles, graph: Graph, stacks: Mapping[str, Stack], module:
                     roles, graph, f"model.{name}.layers.{number}.", name, layer, prefix, unused
                 )
     roles.unused = [*biases, *unused]
-    roles.unused_layers = _unused_layers([*biases, *unused], module)
+    roles.unused_layers = _unused_layers(roles.unused, module)
+    if not all(stack.layers for stack in stacks.values()):
+        roles.unused_layers += _unused_modules(roles.unused, module)
     unused = {
         name: each
         for name, each in unused.items()
@@ -455,6 +457,16 @@ def _unused_layers(unused: Collection[str], module: nn.Module) -> list[str]:
         for layer, is_unused in layers.items()
         if is_unused and len([name for name in unused if name.startswith(layer)]) > 4
     ]
+
+
+def _unused_modules(unused: Collection[str], module: nn.Module) -> list[str]:
+    """The outermost modules of at least one layer of which no parameter is used, such as "encoder."."""
+    outermost: list[str] = []
+    for name, part in module.named_modules():
+        inside = {f"{name}.{each}" for each, value in part.named_parameters() if is_trained(value)}
+        if len(inside) > 4 and inside <= {*unused} and not name.startswith(tuple(outermost)):
+            outermost.append(f"{name}.")
+    return outermost
 
 
 def _without_final_norm(stacks: Mapping[str, Stack]) -> Iterator[str]:
