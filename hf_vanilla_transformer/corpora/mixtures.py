@@ -66,6 +66,7 @@ def load_pairs(
     target_lang: str | None = None,
     source_column: str | None = None,
     target_column: str | None = None,
+    line_pattern: str | None = None,
     languages: tuple[str, str] | None = None,
     numbers_size: int = 20_000,
     seed: int = 0,
@@ -77,14 +78,15 @@ def load_pairs(
     the input's content, and memory-mapped.
 
     Args:
-        inputs: as of `parse_inputs`. CSV and TSV files need a header.
+        inputs: as of `parse_inputs`. CSV and TSV files need a header, unless columns are numbers.
         weights: whole numbers from 1, one for each input, or None for 1. The module's docstring explains them.
         split: the split of datasets.
         field: the name of the argument in errors about inputs.
         source_lang, target_lang: keys in the column `translation`, names of columns, languages of a translation
             memory (`en` finds `en-GB`), suffixes of the files of a prefix, or languages of the built-in corpus.
-        source_column, target_column: names of columns. If none of the four is given: `source` and `target`.
-        languages: of a model, for tables without these columns and for memories if none of the four is given.
+        source_column, target_column, line_pattern: of `Columns`. If none of the five is given, the columns are
+            `source` and `target`.
+        languages: of a model, for tables without these columns and for memories if none of the five is given.
         numbers_size, seed: of the built-in corpus `numbers`.
 
     Returns:
@@ -97,7 +99,9 @@ def load_pairs(
         UserError: a missing, ambiguous or unreadable input, an encoding that is not UTF-8, parallel files of different
             lengths, a missing column or language, no valid pair, or wrong weights.
     """
-    columns = Columns(source_column, target_column, source_lang, target_lang, languages)
+    columns = Columns(
+        source_column, target_column, source_lang, target_lang, languages, line_pattern
+    )
     sources = open_sources(
         inputs,
         columns,
@@ -128,7 +132,7 @@ def open_sources(
     """Open inputs, as of `load_pairs`, without reading their pairs."""
     languages = columns.source_lang, columns.target_lang
     sources = []
-    for chosen in parse_inputs(inputs, *languages, field):
+    for chosen in parse_inputs(inputs, *languages, field, columns.of_lines):
         data: Any = None
         if chosen.dataset in BUILT_IN:
             data = _built_in(str(chosen.dataset), numbers_size, seed, languages)[split]

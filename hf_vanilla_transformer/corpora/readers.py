@@ -56,7 +56,10 @@ _ROWS_PER_BATCH = 4096  # of Parquet: as Python objects, a row may have thousand
 
 CONVERT_FILE = "convert it: iconv -f {} -t utf-8 OLD > NEW"
 #: advice for a table without the requested columns
-NEEDS_HEADER = "the first line of a CSV or TSV file names its columns: add it if it is missing"
+NEEDS_HEADER = (
+    "the first line of a CSV or TSV file names its columns: if it is missing, give their numbers, such as "
+    "source_column=1 and target_column=2"
+)
 
 
 @dataclass(frozen=True)
@@ -255,20 +258,22 @@ def _object(row: Any, where: str) -> TableRow:
     return row
 
 
-def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, TableRow | BadRow]]:
-    """Yield (line number, row), or a `BadRow`, of a file as in RFC 4180 with a header. Cells are never converted.
+def read_csv(
+    path: Path, repairs: Repairs, header: bool = True
+) -> Iterator[tuple[int, TableRow | BadRow]]:
+    """Yield (line number, row), or a `BadRow`, of a file as in RFC 4180. Cells are never converted.
 
-    Spreadsheets of some countries write semicolons or tabs in the place of commas. The header has most of these.
+    Spreadsheets of some countries write semicolons or tabs in the place of commas. The first line has most of these.
     """
     csv.field_size_limit(2**31 - 1)  # the caller limits the length of a sentence
     found: Repairs = {}
     lines = repaired_lines(path, found)
-    header = next(lines, "")
-    unquoted = _QUOTED.sub("", header)
+    first = next(lines, "")
+    unquoted = _QUOTED.sub("", first)
     delimiter = max(",;\t", key=unquoted.count)
     # a quoted cell may contain line breaks, so each line needs its end
     records = csv.reader(
-        (f"{line}\n" for line in chain([header], lines)), delimiter=delimiter, strict=True
+        (f"{line}\n" for line in chain([first], lines)), delimiter=delimiter, strict=True
     )
 
     def cells() -> Iterator[tuple[int, list[str] | BadRow]]:
@@ -286,13 +291,15 @@ def read_csv(path: Path, repairs: Repairs) -> Iterator[tuple[int, TableRow | Bad
                     ) from None
                 yield line, BadRow("malformed CSV: " + str(error).split(" - ")[0])
 
-    yield from _rows(cells(), path)
+    yield from _rows(cells(), path, header)
     found.pop(_CARRIAGE_RETURN, None)  # the line ends of RFC 4180
     for repair, count in found.items():
         repairs[repair] = repairs.get(repair, 0) + count
 
 
-def read_tsv(path: Path, repairs: Repairs) -> Iterator[tuple[int, TableRow | BadRow]]:
+def read_tsv(
+    path: Path, repairs: Repairs, header: bool = True
+) -> Iterator[tuple[int, TableRow | BadRow]]:
     """Yield (line number, row), or a `BadRow` for a line with too many tabs. A quotation mark is text.
 
     Spreadsheets put cells into quotation marks. If most lines have such cells, a warning says so.
@@ -308,7 +315,7 @@ def read_tsv(path: Path, repairs: Repairs) -> Iterator[tuple[int, TableRow | Bad
             quoted += any(map(_QUOTED.fullmatch, row))
             yield line, row
 
-    yield from _rows(cells(), path)
+    yield from _rows(cells(), path, header)
     if quoted > _MANY_QUOTED * total:
         logging.getLogger(__name__).warning(
             "%s: %s of %s lines have cells in quotation marks, which are text in a TSV: if a spreadsheet wrote them, "
@@ -320,27 +327,42 @@ def read_tsv(path: Path, repairs: Repairs) -> Iterator[tuple[int, TableRow | Bad
 
 
 def _rows(
-    records: Iterator[tuple[int, list[str] | BadRow]], path: Path
+    records: Iterator[tuple[int, list[str] | BadRow]], path: Path, has_header: bool
 ) -> Iterator[tuple[int, TableRow | BadRow]]:
-    """Name the cells of each record by the first record."""
+    """Name the cells of each record by the first record, or by their numbers from 1 without a header."""
     header: list[str] = []
     names: list[str] = []
     for line, cells in records:
         if isinstance(cells, BadRow):
             yield line, cells
-        elif not cells:
             continue
-        elif not header:
+        if not cells:
+            continue
+        if not names and has_header:
             header = cells
             _require_unique([name.strip() for name in header], path)
             names = [name or f"column {number}" for number, name in enumerate(header, start=1)]
-        elif cells == header:
+            continue
+        if not names:
+            names = [str(number) for number in range(1, len(cells) + 1)]
+        if cells == header:
             yield line, BadRow("the header again")
-        elif len(cells) > len(header):
-            yield line, BadRow("more cells than the header")
+        elif len(cells) > len(names):
+            yield line, BadRow(f"more cells than the {'header' if has_header else 'first line'}")
         else:
-            missing = [None] * (len(header) - len(cells))
+            missing = [None] * (len(names) - len(cells))
             yield line, dict(zip(names, [*cells, *missing], strict=True))
+
+
+def read_matches(
+    path: Path, pattern: re.Pattern[str], repairs: Repairs
+) -> Iterator[tuple[int, TableRow | BadRow]]:
+    """Yield (line number, named groups of the pattern), or a `BadRow` for a line that does not match."""
+    for line, text in enumerate(repaired_lines(path, repairs), start=1):
+        if match := pattern.fullmatch(text):
+            yield line, match.groupdict()
+        elif text:
+            yield line, BadRow("no match of line_pattern")
 
 
 def read_parquet(
@@ -379,7 +401,7 @@ def _batch_rows(batch: Any) -> Iterator[TableRow | BadRow]:
                 yield BadRow("not UTF-8")
 
 
-_READERS: dict[str, Callable[[Path, Repairs], Iterator[tuple[int, TableRow | BadRow]]]] = {
+_READERS: dict[str, Callable[..., Iterator[tuple[int, TableRow | BadRow]]]] = {
     ".json": read_json,
     ".jsonl": read_json,
     ".csv": read_csv,
@@ -400,17 +422,23 @@ def is_readable(path: Path) -> bool:
 
 
 def read_rows(
-    path: Path, repairs: Repairs, used: UsedColumns | None = None
+    path: Path, repairs: Repairs, used: UsedColumns | None = None, header: bool = True
 ) -> Iterator[tuple[int, TableRow | BadRow]]:
     """Read a file of rows in the format of its suffix. All but Parquet may also be gzipped, with the suffix `.gz`.
 
-    `used` chooses the columns of Parquet, whose rows have no others. None: all.
+    `used` chooses the columns of Parquet, whose rows have no others. None: all. Without a `header` the columns of text
+    have numbers, and a file of any other suffix is a TSV.
     """
     suffix = file_format(path)
+    if suffix == ".parquet":
+        return read_parquet(path, repairs, used)
+    if not header and suffix in TABLES_WITH_HEADER:
+        return _READERS[suffix](path, repairs, header)
+    if not header and suffix not in _READERS:
+        require_plain_text(path)
+        return read_tsv(path, repairs, header)
     if suffix not in _READERS:
         raise UserError(
             f"{path}: unknown file format {suffix!r}; known are {', '.join(sorted(_READERS))}"
         )
-    if suffix == ".parquet":
-        return read_parquet(path, repairs, used)
     return _READERS[suffix](path, repairs)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..corpora.columns import Columns, cell_text, read_sides
-from ..corpora.inputs import Input, has_pairs
+from ..corpora.inputs import Input
 from ..corpora.readers import BadRow
 from ..text.cells import text_of
 from ..text.language_tokens import CODES
@@ -45,12 +45,13 @@ def _sentences_with_cells(
     with_cells: bool = True,
 ) -> Iterator[tuple[str, Cells]]:
     """Yield sentences, each with the other cells of its row."""
-    if path is None or not has_pairs(Path(path)):
+    columns = columns or Columns()
+    if path is None or not columns.are_in(Path(path)):
         yield from ((line, {}) for line in input_lines(path))
         return
     from ..corpora.pairs import defect
 
-    rows = read_sides(Path(path), columns or Columns(), {}, [side], with_cells)
+    rows = read_sides(Path(path), columns, {}, [side], with_cells)
     for line, (text,), cells in rows:
         if not isinstance(text, BadRow):
             text = text_of(text, f"{path}, line {line}: {side}")
@@ -112,7 +113,7 @@ def read_sentence_pairs(
         columns, one_line: as of `read_sentences`.
     """
     columns = columns or Columns()
-    if source is not None and _are_one_file(source, target):
+    if source is not None and columns.are_in(Path(source)) and _are_one_file(source, target):
         from ..corpora.pairs import PairReport, Source, checked_pairs
 
         report = PairReport(str(source))
@@ -137,4 +138,4 @@ def read_sentence_pairs(
 
 
 def _are_one_file(source: str | Path, target: str | Path) -> bool:
-    return has_pairs(Path(source)) and Path(source).resolve() == Path(target).resolve()
+    return Path(source).resolve() == Path(target).resolve()

@@ -16,11 +16,13 @@ from ..utils.errors import UserError, did_you_mean, shown
 from ..utils.untrusted import one_line
 
 #: Regular expressions that have a name. `smiles` has the atoms, bonds, branches and rings of Schwaller et al. 2019
-#: (arXiv 1811.02633), in the syntax that Rust, Python and JavaScript share.
+#: (arXiv 1811.02633), and RDKit's numbers of rings from 100. `tagged` has characters, and tags in brackets, whole. The
+#: syntax is that which Rust, Python and JavaScript share.
 PATTERNS = {
     "smiles": (
-        r"\[[^\]]+\]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|/|:|~|@|\?|>|\*|\$|%[0-9]{2}|[0-9]"
+        r"\[[^\]]+\]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|/|:|~|@|\?|>|\*|\$|%\([0-9]+\)|%[0-9]{2}|[0-9]"
     ),
+    "tagged": r"\[[^\[\]]+\]|[\s\S]",
 }
 #: Names of `tokens`. Anything else is a regular expression.
 KINDS_OF_TOKENS = ("bpe", "sentencepiece", "chars", "bytes", "words", *PATTERNS)

@@ -74,7 +74,10 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
             "or `predict --n_best`, in any --format",
             int,
         ),
-        by=Flag("NAME", "scores by length, or by the value of this column of --source"),
+        by=Flag(
+            "NAME",
+            "scores by length, or by the value of this column of --source, a name or a number",
+        ),
         perturb=Flag(
             "NAME",
             "scores of perturbed text too: upper, title, typos, end_punctuation, merge, copy, noise, or all",

@@ -42,7 +42,7 @@ class Flag(NamedTuple):
     dest: str | None = None
 
 
-COLUMNS = "source_lang", "target_lang", "source_column", "target_column"
+COLUMNS = "source_lang", "target_lang", "source_column", "target_column", "line_pattern"
 REPETITION = "no_repeat_ngram_size", "repetition_penalty"
 CANDIDATES = "format", "normalize", "spellings"  # of n-best lists
 DECODING = (
@@ -105,9 +105,15 @@ SHARED: dict[str, Flag | str] = {
     "target_lang": Flag("CODE", "target language, such as de (default: the model's)"),
     "source_column": Flag(
         "NAME",
-        "column of the source in a CSV, TSV, JSON or Parquet file (default: source, or the language)",
+        "column of the source in a CSV, TSV, JSON or Parquet file (default: source, or the language), or its number, "
+        "from 1, in text with tabs or commas and without a header; {3:;}{1} joins two, the first of tags between ;",
     ),
     "target_column": Flag("NAME", "column of the target (default: target, or the language)"),
+    "line_pattern": Flag(
+        "REGEX",
+        "text whose lines have both sides: an expression with the groups (?P<source>...) and (?P<target>...), or "
+        "cmudict",
+    ),
     "shard": Flag(
         "I/N", "only the I-th of N shares of the lines, for the jobs of a scheduler", _shard
     ),
@@ -166,12 +172,13 @@ def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | N
     For a model of many languages, the languages are also the direction of plain text.
     """
     from hf_vanilla_transformer.corpora.columns import Columns
-    from hf_vanilla_transformer.corpora.inputs import has_pairs
     from hf_vanilla_transformer.inference.languages import has_language_tokens, model_languages
     from hf_vanilla_transformer.utils.errors import UserError
 
+    languages = model_languages(model) if model else None
+    columns = Columns(**given_values(arguments, *COLUMNS), languages=languages)
     used = getattr(arguments, "paragraphs", False) or any(
-        has_pairs(Path(file)) for file in files if file
+        columns.are_in(Path(file)) for file in files if file
     )
     given = {} if used else given_values(arguments, *COLUMNS)
     if given and not (
@@ -180,8 +187,7 @@ def columns_of(arguments: argparse.Namespace, model: str | None, *files: str | N
         raise UserError(
             f"--{next(iter(given))} has no effect: plain text has no columns and one language"
         )
-    languages = model_languages(model) if model else None
-    return Columns(**given_values(arguments, *COLUMNS), languages=languages)
+    return columns
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:

@@ -43,8 +43,8 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         input=Flag("F", "sequences, one a line, .gz too, or a table (default: standard input)"),
     )
     add_line_flags(parser, "prediction")
-    columns = parser.add_argument_group("tables: CSV, TSV, JSON lines, Parquet")
-    add_shared_flags(columns, "source_column", "target_column")
+    columns = parser.add_argument_group("tables: CSV, TSV, JSON lines, Parquet, text with columns")
+    add_shared_flags(columns, "source_column", "target_column", "line_pattern")
     return parser.parse_args(arguments)
 
 

@@ -45,7 +45,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.corpora.columns import SIDES
-    from hf_vanilla_transformer.corpora.inputs import has_pairs
     from hf_vanilla_transformer.inference.sentences import read_sentences
     from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
     from hf_vanilla_transformer.text.tokenizer_training import (
@@ -61,7 +60,7 @@ def main(arguments: argparse.Namespace) -> None:
     sides = [
         (file, side)
         for file in arguments.files
-        for side in SIDES[: 2 if has_pairs(Path(file)) else 1]
+        for side in SIDES[: 2 if columns.are_in(Path(file)) else 1]
     ]
 
     def read() -> Iterator[str]:

@@ -30,8 +30,10 @@ data:
   --train_weights N                 how often the pairs of each input occur in an epoch
   --source_lang CODE                source language, such as en
   --target_lang CODE                target language, such as de
-  --source_column NAME              column of the source in a table (target_column: of the target)
-  --tokens KIND                     bpe, sentencepiece, chars, bytes, words, smiles or a regular expression
+  --source_column NAME              column of the source in a table (target_column: of the target), its number if the
+                                    table has no header, or several: '{{3:;}}{{1}}' (tokens: tagged)
+  --line_pattern REGEX              text whose lines have both sides: IN: (?P<source>.*) OUT: (?P<target>.*)
+  --tokens KIND                     bpe, sentencepiece, chars, bytes, words, smiles, tagged or a regular expression
                                     (source_tokens)
   --rewrite MODULE:FUNCTION         other spellings of each pair, drawn anew in every epoch
   --augment NAME=P                  perturb random training pairs: typos=0.12 upper=0.05 ... (see evaluate --perturb)
