@@ -26,7 +26,7 @@ def encode_corpus(
 ) -> tuple[dict[str, Dataset], dict[str, EncodingReport]]:
     """Tokenize all splits. Training pairs over the length limits are dropped and counted, evaluation pairs kept.
 
-    `say` gets a line about pairs that are too long, and about unknown symbols.
+    `say` gets a line about pairs that are too long, about unknown symbols, and about the progress.
     """
     encoded: dict[str, Dataset] = {}
     reports = {}
@@ -39,6 +39,8 @@ def encode_corpus(
             max_target_length=data_args.max_target_length,
             drop_too_long=training,
             directions=corpus.directions.get(split, ()),
+            workers=data_args.workers,
+            say=say,
         )
         if report.too_long:
             say(f"{split}: {report.summary()}")

@@ -1,10 +1,11 @@
 """Sentence pairs as token ids."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
@@ -16,8 +17,19 @@ from ..text.source_text import source_text
 from ..text.token_kinds import has_closed_vocabulary, unknown_symbols
 from ..text.tokenizer_files import recognising_added_tokens
 from ..utils.errors import UserError
+from .encoded_blocks import encode_blocks
 
 _COLUMNS = ["input_ids", "labels", "length", "line"]
+_FACTS = ["source_length", "target_length", "line", "unknown"]
+_TYPES = {
+    "input_ids": pa.list_(pa.int32()),
+    "labels": pa.list_(pa.int32()),
+    "length": pa.int32(),
+    "line": pa.int64(),
+    "source_length": pa.int32(),
+    "target_length": pa.int32(),
+    "unknown": pa.bool_(),
+}
 
 
 @dataclass
@@ -87,6 +99,8 @@ def encode_pairs(
     max_target_length: int | None = None,
     drop_too_long: bool,
     directions: Sequence[Direction] = (),
+    workers: int = 1,
+    say: Callable[[str], None] = print,
 ) -> tuple[Dataset, EncodingReport]:
     """Tokenize sentence pairs, without truncation.
 
@@ -99,6 +113,8 @@ def encode_pairs(
         drop_too_long: drop pairs over a limit, and refuse unknown symbols (training). Evaluation keeps all pairs,
             because scores on a subset of the test set are not comparable.
         directions: the direction of each number in the column `part`. The tokenizers have their language tokens.
+        workers: processes for a corpus of several blocks. A single one leaves the cores to the tokenizers.
+        say: gets lines about the progress.
 
     Returns:
         Columns `input_ids`, `labels`, `length` (tokens of the longer side) and `line`, and `part` if the pairs have
@@ -109,11 +125,11 @@ def encode_pairs(
     """
     source, target = map(recognising_added_tokens, (tokenizer, target_tokenizer or tokenizer))
     encode = _Encode(source, target, directions, refuse_unknown=drop_too_long)
-    encoded = pairs.map(
-        encode, batched=True, with_indices=True, remove_columns=pairs.column_names, desc="Encoding"
-    )
-    facts = ["source_length", "target_length", "line", "unknown"]
-    lengths = encoded.select_columns(facts).with_format("numpy")[:]
+    if "line" not in pairs.column_names:
+        pairs = pairs.add_column("line", np.arange(1, len(pairs) + 1))
+    parts = {PART: pa.int32()} if PART in pairs.column_names else {}
+    encoded = encode_blocks(pairs, encode, pa.schema(_TYPES | parts), workers, say)
+    lengths = encoded.select_columns(_FACTS).with_format("numpy")[:]
     long_source = lengths["source_length"] > (max_source_length or np.inf)
     long_target = lengths["target_length"] > (max_target_length or np.inf)
     too_long = long_source | long_target
@@ -133,20 +149,19 @@ def encode_pairs(
         if too_long.all():
             raise UserError(f"every pair is longer than the limits: {report.summary()}")
         encoded = encoded.select(np.flatnonzero(~too_long))
-    columns = [*_COLUMNS, PART] if PART in encoded.column_names else _COLUMNS
-    return encoded.select_columns(columns), report
+    return encoded.select_columns([*_COLUMNS, *parts]), report
 
 
 @dataclass
 class _Encode:
-    """Tokenizes a batch of pairs. It is a class, because `datasets` would hash everything that a closure captures."""
+    """Tokenizes a batch of pairs. It is a class, because a closure is not pickled for processes."""
 
     tokenizer: PreTrainedTokenizerBase
     target_tokenizer: PreTrainedTokenizerBase
     directions: Sequence[Direction]
     refuse_unknown: bool
 
-    def __call__(self, batch: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+    def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         # not verbose: `model_max_length` does not apply, the caller sets limits
         options = {"return_attention_mask": False, "verbose": False}
         sources = [source_text(text, self.tokenizer) for text in batch["source"]]
@@ -160,7 +175,7 @@ class _Encode:
             ids = list(map(source.source, ids, chosen))
             labels = list(map(target.translation, labels, chosen))
         parts = {PART: batch[PART]} if PART in batch else {}
-        lines = batch.get("line") or [index + 1 for index in indices]
+        lines = batch["line"]
         return parts | {
             "unknown": self._unknown(batch, (ids, labels), lines),
             "input_ids": ids,

@@ -6,7 +6,9 @@ The folder contains
 - `tokenizer/`: of `save_tokenizers`;
 - `train.arrow`: the training pairs as token ids, in one record batch. So the ids of all sentences are one array of the
   file, which no process copies;
-- a folder for each other split, with its text (`pairs`) and its ids (`encoded`).
+- for each other split its text, `SPLIT.pairs.arrow`, and its ids, `SPLIT.arrow`.
+
+The bytes are the same for any number of workers, and also after an interruption.
 """
 
 import json
@@ -30,9 +32,8 @@ from .batching import ROWS_PER_READ
 from .corpus_tokenizers import Tokenizers, tokenizer_folder
 from .encoding import EncodingReport
 
-VERSION = 1
+VERSION = 2
 _FACTS = "prepared.json"
-_TRAIN = "train.arrow"
 _SIDES = "input_ids", "labels"
 
 
@@ -64,14 +65,15 @@ def write_prepared(folder: Path, prepared: Prepared, tokenizers: Tokenizers) -> 
     with new_folder(folder) as new:
         save_tokenizers(tokenizer_folder(str(new)), *tokenizers)
         for split, encoded in prepared.encoded.items():
+            path = _file(new, split)
             if split == "train":
                 sizes = [len(each) for each in tokenizers]
-                _write_flat(encoded, new / _TRAIN, np.min_scalar_type(max(sizes)))
+                _write_flat(encoded, path, np.min_scalar_type(max(sizes)))
                 for name in _SIDES:  # nothing maps them any more
-                    (new / _TRAIN).with_suffix(f".{name}").unlink()
+                    path.with_suffix(f".{name}").unlink()
                 continue
-            corpus.pairs[split].save_to_disk(str(new / split / "pairs"))
-            encoded.save_to_disk(str(new / split / "encoded"))
+            _write_table(encoded.with_format("arrow")[:], path)
+            _write_table(corpus.pairs[split].with_format("arrow")[:], _file(new, f"{split}.pairs"))
         text = json.dumps(facts, indent=2, default=asdict, ensure_ascii=False)
         (new / _FACTS).write_text(text + "\n", encoding="utf-8")
 
@@ -94,13 +96,12 @@ def read_prepared(folder: Path) -> Prepared:
         corpus = _restored_corpus(facts["corpus"])
         encoded = {}
         for split, count in facts["pairs"].items():
+            encoded[split] = Dataset.from_file(str(_file(folder, split)))
             if split == "train":
-                encoded[split] = Dataset.from_file(str(folder / _TRAIN))
                 # Only the number of the texts counts from here on.
                 corpus.pairs[split] = Dataset(pa.table({"line": pa.nulls(count)}))
                 continue
-            corpus.pairs[split] = Dataset.load_from_disk(str(folder / split / "pairs"))
-            encoded[split] = Dataset.load_from_disk(str(folder / split / "encoded"))
+            corpus.pairs[split] = Dataset.from_file(str(_file(folder, f"{split}.pairs")))
         encoding = {split: EncodingReport(**each) for split, each in facts["encoding"].items()}
     except (OSError, ValueError, TypeError, LookupError, pa.ArrowException) as error:
         raise UserError(
@@ -124,7 +125,16 @@ def _restored_report(facts: Mapping[str, Any]) -> PairReport | MixtureReport:
     return MixtureReport(**{**facts, "parts": list(map(_restored_report, facts["parts"]))})
 
 
-# Ids in one array
+# Tables
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.arrow"
+
+
+def _write_table(table: pa.Table, path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
 
 
 def _write_flat(encoded: Dataset, path: Path, ids_type: np.dtype) -> None:
@@ -134,9 +144,7 @@ def _write_flat(encoded: Dataset, path: Path, ids_type: np.dtype) -> None:
         if name not in _SIDES:
             column = encoded.select_columns([name]).with_format("arrow")[:][name]
             columns[name] = pa.concat_arrays(column.chunks)
-    table = pa.table(columns)
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
+    _write_table(pa.table(columns), path)
 
 
 def _flat_column(encoded: Dataset, name: str, path: Path, ids_type: np.dtype) -> pa.LargeListArray:

@@ -14,6 +14,7 @@ from .directions import parse_directions
 
 # At least 1.
 _COUNTS = (
+    "workers",
     "numbers_size",
     "max_source_length",
     "max_target_length",
@@ -39,6 +40,10 @@ class DataArguments:
 
     data: str | None = optional_argument(
         "A folder of `vanilla-transformer prepare`, in place of the fields that it was prepared with"
+    )
+    workers: int = HfArg(
+        default=1,
+        help="Processes that encode large text. With one, the tokenizers use the cores for half of the work",
     )
     source_lang: str | None = optional_argument("Source language, such as en")
     target_lang: str | None = optional_argument("Target language, such as de")

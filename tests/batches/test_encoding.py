@@ -1,10 +1,12 @@
 """Pairs as token ids: kept and dropped pairs, the report, and pairs that change in each epoch."""
 
+from pathlib import Path
+
 import pytest
 from datasets import Dataset
 from torch.utils.data import DataLoader
 
-from hf_vanilla_transformer.batches import encode_pairs, with_augmentation
+from hf_vanilla_transformer.batches import encode_pairs, encoded_blocks, with_augmentation
 from hf_vanilla_transformer.corpora import load_pairs
 from hf_vanilla_transformer.text import train_tokenizer
 from hf_vanilla_transformer.text.symbol_tokenizers import train_symbol_tokenizer
@@ -124,6 +126,37 @@ def test_encoding_is_cached_until_the_tokenizer_changes(tmp_path, tokenizer, ger
     pairs, _ = load_pairs(path)
     files = [encode_pairs(pairs, each, drop_too_long=True)[0].cache_files for each in (tokenizer, tokenizer, german)]
     assert files[0] and files[0] == files[1] != files[2]
+
+
+def test_blocks_of_several_workers_are_those_of_one(tmp_path, tokenizer, monkeypatch):
+    """The files of a start that was interrupted are found by the next one, with another number of workers."""
+    monkeypatch.setattr(encoded_blocks, "BLOCK", 4)
+    contents = []
+    for workers in (1, 2):
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / str(workers)))
+        text = {"source": SOURCES * 3, "target": TARGETS * 3}
+        rows = Dataset.from_dict(text)
+        encoded, report = encode_pairs(rows.select(range(1, 14)), tokenizer, drop_too_long=True, workers=workers)
+        assert encoded["input_ids"][:] == tokenizer(text["source"][1:14])["input_ids"]
+        assert encoded["labels"][:] == tokenizer(text["target"][1:14])["input_ids"]
+        assert encoded["line"][:] == list(range(1, 14)) and report.seen == 13
+        files = sorted(Path(each["filename"]) for each in encoded.cache_files)
+        assert len(files) == 4
+        contents.append({file.name: file.read_bytes() for file in files})
+    assert contents[0] == contents[1]
+    files[1].unlink()
+    times = [file.stat().st_mtime_ns for file in files if file.exists()]
+    encode_pairs(rows.select(range(1, 14)), tokenizer, drop_too_long=True)
+    assert [file.stat().st_mtime_ns for file in files if file != files[1]] == times
+    assert files[1].read_bytes() == contents[0][files[1].name]
+
+
+def test_refusal_of_a_worker_is_that_of_the_first_block(monkeypatch):
+    monkeypatch.setattr(encoded_blocks, "BLOCK", 2)
+    characters = train_symbol_tokenizer([("ab", 1)], "chars")
+    pairs = Dataset.from_dict({"source": ["a", "b", "a", "x", "b", "y"], "target": ["a"] * 6})
+    refused = error_of(encode_pairs, pairs, characters, drop_too_long=True, workers=2)
+    assert refused.startswith("line 4: the source has 'x'")
 
 
 def epoch_of(fresh, epoch):

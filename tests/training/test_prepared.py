@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hf_vanilla_transformer.batches import encoded_blocks
 from hf_vanilla_transformer.batches.packing import FlatPairs
 from hf_vanilla_transformer.batches.prepared import read_prepared
+from hf_vanilla_transformer.training.run.arguments import RunArguments
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run_data import load_data, prepare_run
 from tests.trainer_helpers import TINY_RUN, as_flags, assert_same_model, error_of, run_tiny
@@ -132,6 +134,27 @@ def test_other_data_than_prepared_are_refused(
         change(data)
     arguments = parsed(tmp_path / "run", **{"data": data, "vocab_size": None, **fields})
     assert error_of(load_data, arguments, None, None).startswith(message.replace("DATA", str(data)))
+
+
+def test_folder_prepared_by_two_workers_has_the_same_bytes(
+    folders: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, fields = folders
+    monkeypatch.setattr(encoded_blocks, "BLOCK", 20)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    prepare_run(*parsed(tmp_path / "data", workers=2, **fields))
+    names = {file.relative_to(data) for file in data.rglob("*") if file.is_file()}
+    assert names == {file.relative_to(tmp_path / "data") for file in (tmp_path / "data").rglob("*") if file.is_file()}
+    for name in names:
+        assert (data / name).read_bytes() == (tmp_path / "data" / name).read_bytes(), name
+
+
+def test_prepared_folder_is_not_written_by_several_ranks(
+    folders: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = parsed(tmp_path / "data", **folders[1])
+    monkeypatch.setattr(RunArguments, "world_size", 2)
+    assert error_of(prepare_run, *arguments).startswith("prepare: 2 processes of torchrun")
 
 
 def test_prepared_folder_is_new(folders: tuple[Path, dict[str, Any]]) -> None:

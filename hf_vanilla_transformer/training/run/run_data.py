@@ -48,6 +48,7 @@ from .planning import choose_by_pairs
 # Data arguments that do not decide the pairs, their ids or the tokenizers.
 _OF_TRAINING = (
     "data",
+    "workers",
     "augment",
     "rewrite",
     "metrics",
@@ -84,6 +85,11 @@ def prepare_run(
         UserError: a mistake that the user can correct.
     """
     folder = Path(args.output_dir)
+    if args.world_size > 1:
+        raise UserError(
+            f"prepare: {args.world_size} processes of torchrun or accelerate would write one folder: start it "
+            "without them, with --workers N"
+        )
     if data_args.data:
         raise UserError(f"data: {data_args.data} is prepared already: leave it out, or train on it")
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
