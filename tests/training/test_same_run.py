@@ -45,8 +45,9 @@ OTHERS = [(f"{source} {source}", f"{target} {target}") for source, target in PAI
 MODULE = __name__
 # Data arguments that are compared by the content that they load.
 COMPARED_BY_CONTENT = {"train", "train_weights", "sampling_temperature", "numbers_size", "bidirectional"}
-COMPARED_BY_CONTENT |= {"source_column", "target_column", "held_out_pairs", "validation", "max_eval_length"}
-COMPARED_BY_CONTENT |= {"test", "max_eval_samples", "max_test_samples", "base_test", "tokenizer_name", "data"}
+COMPARED_BY_CONTENT |= {"source_column", "target_column", "line_pattern", "held_out_pairs", "validation"}
+COMPARED_BY_CONTENT |= {"test", "max_eval_length", "max_eval_samples", "max_test_samples", "base_test"}
+COMPARED_BY_CONTENT |= {"tokenizer_name", "data"}
 MODEL_ARGUMENTS = set(vars(parse_recipe([])[0]))
 
 

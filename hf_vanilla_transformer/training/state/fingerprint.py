@@ -169,6 +169,8 @@ IRRELEVANT = (
     "hub_strategy",
     "hub_always_push",
     "hub_revision",
+    # encodes the same ids in other processes
+    "workers",
     # reads the same batches in other processes
     "dataloader_num_workers",
     # copies the same batches
