@@ -21,6 +21,7 @@ class Machine:
             "_PROCESS": self.process,
             "_STATISTICS": self.statistics,
             "usable_cores": lambda: {0, 1, 2, 3},
+            "has_low_priority": lambda: False,
             "time.monotonic": lambda: self.clock,
             "time.process_time": lambda: self.own,
             "os.sysconf": lambda name: 100,

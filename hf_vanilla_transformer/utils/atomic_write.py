@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import DiskFull, UserError
-from .system_calls import process_numbers, process_runs, replace
+from .system_calls import process_namespace, process_runs, replace
 
 _FULL = {
     errno.ENOSPC: "no space left on the disk",
@@ -112,7 +112,7 @@ def new_folder(output: Path, overwrite: bool = False) -> Iterator[Path]:
 
 def _mark_of_process(target: Path) -> str:
     """The start of a temporary name next to `target`. Removes what a killed process of this host has left there."""
-    host = f"{zlib.crc32(process_numbers().encode()):08x}"
+    host = f"{zlib.crc32(process_namespace().encode()):08x}"
     left = re.compile(rf"\.{host}-(\d{{1,7}})-\w+\.{re.escape(target.name)}")
     for path in target.parent.iterdir() if target.parent.is_dir() else ():
         match = left.fullmatch(path.name)

@@ -77,8 +77,8 @@ def release_and_remove(lock: BaseFileLock) -> None:
         lock.release()
 
 
-def process_numbers() -> str:
-    """Return what tells hosts apart whose processes have other numbers: containers may have one host name."""
+def process_namespace() -> str:
+    """Return the host name and its namespace of process numbers, because containers may share a host name."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:  # not Linux

@@ -34,13 +34,13 @@ def train_in_one_process(folder):
     return results
 
 
-@pytest.fixture(scope="module", params=[3])
-def several(request, repository, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(f"{request.param}_processes")
+@pytest.fixture(scope="module")
+def several(repository, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("three_processes")
     single = train_in_one_process(folder)
-    launch(repository, *TORCHRUN, f"--nproc_per_node={request.param}", worker.__file__, str(folder))
+    launch(repository, *TORCHRUN, "--nproc_per_node=3", worker.__file__, str(folder))
     results = torch.load(folder / "results.pt", weights_only=False)
-    assert results["processes"] == request.param
+    assert results["processes"] == 3
     return results, single, folder
 
 
