@@ -56,6 +56,8 @@ _TAG_OR_ENTITY = re.compile(r"<(?=[A-Za-z/!?])|&(?=#|[A-Za-z][A-Za-z0-9]*;)")
 _PUNCTUATION = re.compile(r"[\\`*_\[\]<>#~&$|!{}=+^]")
 _BLOCK_MARK = re.compile(r"\A(?:(?=[-*+>#=~`:|!?])|\d{1,9}(?=[.)](?:\s|\Z)))")
 
+# A cell of a table, or what separates cells. Bars of filters of templates separate none.
+_CELL = re.compile(r"(?:\{[{%][^{}\n]*[%}]\}|\\.|[^|\n])+|[|\n]")
 _CELLS = frozenset(["th_open", "td_open"])
 
 _TAG_OF_MARK = {"*": "em", "_": "em", "**": "strong", "__": "strong", "~~": "del"}
@@ -290,8 +292,17 @@ def _inline_pieces(content: str, references: References, parent: str) -> list[st
         in_paragraph=parent == "paragraph_open",
         in_table=parent in _CELLS,
     )
-    events = whole_elements(inline_events(content, references))
-    return split_events(events, partial(passage_of, unescape=unescapeAll, passage=make))
+    contents = [content]
+    # Rows of a table that only a template completes, or verses of pandoc.
+    if parent == "paragraph_open" and all(row.startswith("|") for row in content.split("\n")):
+        make = partial(make, in_paragraph=False, in_table=True)
+        contents = _CELL.findall(content)
+    passage = partial(passage_of, unescape=unescapeAll, passage=make)
+    pieces: list[str | Passage] = []
+    for part in contents:
+        events = whole_elements(inline_events(part, references))
+        pieces += split_events(events, passage) if part.strip() else [part]
+    return pieces
 
 
 def _with_tags(element: Element) -> Element:

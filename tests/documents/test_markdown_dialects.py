@@ -2,7 +2,9 @@
 
 import pytest
 
+from hf_vanilla_transformer.documents import markdown_blocks
 from hf_vanilla_transformer.documents.document_files import translate_document
+from hf_vanilla_transformer.documents.markdown_text import split_markdown
 from tests.trials.documents import TRANSLATIONS
 
 pytest.importorskip("markdown_it", reason="needs the extra `documents`")
@@ -66,9 +68,17 @@ BLOCKS = [
     ("> [!tip]- My title\n> Two words\n", "> [!tip]- My title\n> TWO WORDS\n"),
     ("> [!faq] One?\n> > [!todo] Two\n> > six\n", "> [!faq] One?\n> > [!todo] Two\n> > SIX\n"),
     ('!!! info inline end "My title"\n    Two\n', '!!! info inline end "MY TITLE"\n    TWO\n'),
-    ("/// note | My title\nTwo\n///\n", "/// note | My title\nTWO\n///\n"),
+    ("/// note | My title\nTwo\n///\n", "/// note | MY TITLE\nTWO\n///\n"),
     ("{{% notice note %}}\nTwo\n{{% /notice %}}\n", "{{% notice note %}}\nTWO\n{{% /notice %}}\n"),
     (":::{figure} a.png\n:alt: one two\nTwo\n:::\n", ":::{figure} a.png\n:alt: one two\nTWO\n:::\n"),
+    (":::note Title here\nTwo\n:::\n", ":::note TITLE HERE\nTWO\n:::\n"),
+    (":::tip[Title here]\n\nTwo\n\n:::\n", ":::tip[TITLE HERE]\n\nTWO\n\n:::\n"),
+    ("/// html | div\nTwo\n///\n", "/// html | div\nTWO\n///\n"),
+    ("::: code-group a b\nTwo\n:::\n", "::: code-group a b\nTWO\n:::\n"),
+    (
+        "| a | {% if x %}c d |{% endif %}\n|---|---|\n| {{ a | b }} | **X** |{% endif %}\n",
+        "| A | {% if x %}C D |{% endif %}\n|---|---|\n| {{ a | b }} | **X** |{% endif %}\n",
+    ),
     ("\\[one two\\]\n", "\\[ONE TWO\\]\n"),
     ("- Import the list from 'one'\n", "- IMPORT THE LIST FROM 'ONE'\n"),  # no module
     ("> $$\n> x\n> $$\n> two\n\n$$a$$ one\n\n$$b$$\n", "> $$\n> x\n> $$\n> TWO\n\n$$a$$ ONE\n\n$$b$$\n"),
@@ -82,3 +92,20 @@ BLOCKS = [
 @pytest.mark.parametrize(("document", "expected"), BLOCKS)
 def test_marks_of_a_block_stay_on_their_lines(document: str, expected: str) -> None:
     assert translated(document) == expected
+
+
+OPENINGS = ["$$", "\\[", "\\[" + "=" * 50, "\\begin{a%d}", "{% raw", "{{< code", "{/*", "--8<--\n", "- $$", "> {/*"]
+
+
+@pytest.mark.parametrize("opening", [*OPENINGS, "{% a %}" * 40])
+def test_openings_without_an_end_are_read_in_linear_time(opening: str) -> None:
+    text = "\n\n".join(f"{opening} one".replace("%d", str(number)) for number in range(200))
+    assert split_markdown(text)  # {% a %}: years, if each tag were tried with each later end
+
+
+def test_ends_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    ends = markdown_blocks._ends
+    monkeypatch.setattr(markdown_blocks, "_ends", lambda *given: passes.append(given) or ends(*given))
+    split_markdown("\n\n".join(f"\\begin{{a{number}}} one" for number in range(100)))
+    assert len(passes) == 1
