@@ -59,6 +59,20 @@ _SEARCH: dict[str, tuple[tuple[type, ...], float, float]] = {
     "paper_length_penalty": _EXPONENT,
 }
 
+# Fields of tokenizer_config.json, with their types. Tokenizers are loaded with others, and fail at their first use.
+_FIELDS: dict[str, tuple[type, str]] = {
+    "model_input_names": (list, "a list that begins with input_ids"),
+    "tokenizer_class": (str, "text"),
+    "tokens": (str, "text"),
+    "task": (str, "text"),
+    "normalize_source": (bool, "true or false"),
+    "clean_up_tokenization_spaces": (bool, "true or false"),
+    "split_special_tokens": (bool, "true or false"),
+    "added_tokens_decoder": (dict, "an object"),
+    "language_tokens": (dict, "an object"),
+    "language_marks": (list, "a list"),
+}
+
 
 def require_model_folder(folder: Path) -> None:
     """Raise a UserError if there is no such folder."""
@@ -89,9 +103,7 @@ def check_model_files(folder: Path) -> None:
                     f"{file}: a folder, or a link to nothing: put the file itself there"
                 )
         if (file := part / "tokenizer_config.json").is_file():
-            pairs = read_json_object(file).get("directions")
-            if pairs is not None and not are_pairs(pairs):
-                raise _refusal(file, "directions", pairs, "a list of pairs of codes is needed")
+            _check_tokenizer(file, read_json_object(file))
     config = folder / "config.json"
     values = read_json_object(config) if config.is_file() else {}
     _check_sizes(config, values)
@@ -122,6 +134,19 @@ def are_pairs(values: object) -> TypeGuard[list[list[str]]]:
     return isinstance(values, list) and all(
         isinstance(pair, list) and [type(code) for code in pair] == [str, str] for pair in values
     )
+
+
+def _check_tokenizer(file: Path, values: Mapping[str, Any]) -> None:
+    pairs = values.get("directions")
+    if pairs is not None and not are_pairs(pairs):
+        raise _refusal(file, "directions", pairs, "a list of pairs of codes is needed")
+    for name, (kind, needed) in _FIELDS.items():
+        value = values.get(name)
+        is_right = isinstance(value, kind)
+        if name == "model_input_names" and isinstance(value, list):
+            is_right = value[:1] == ["input_ids"] and {*map(type, value)} == {str}
+        if value is not None and not is_right:
+            raise _refusal(file, name, value, f"{needed} is needed")
 
 
 def _check_sizes(file: Path, values: Mapping[str, Any]) -> None:
