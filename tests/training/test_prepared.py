@@ -115,6 +115,8 @@ def of_another_version(folder: Path) -> None:
     ("change", "fields", "message"),
     [
         (None, {"max_source_length": 50}, "max_source_length: 50, but DATA was prepared with 60: leave it out"),
+        # the default, named
+        (None, {"max_source_length": 256}, "max_source_length: 256, but DATA was prepared with 60: leave it out"),
         (None, {"vocab_size": 300}, "vocab_size: 300, but DATA was prepared with None"),
         (shutil.rmtree, {}, "data: DATA is no folder of `vanilla-transformer prepare`"),
         (damaged, {}, "data: DATA is damaged"),

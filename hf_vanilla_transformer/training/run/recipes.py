@@ -150,11 +150,7 @@ def parse_recipe(arguments: Sequence[str]) -> ParsedArguments:
     values = _read(recipe) if recipe else {}
     rows = values.pop(BY_PAIRS, {})
     from_file = list(_as_flags(values, recipe)) if recipe else []
-    given = {
-        flag.removeprefix("--").split("=")[0].replace("-", "_")
-        for flag in arguments
-        if flag.startswith("--")
-    }
+    given = _named(arguments)
     for name in sorted(given - {"help", ""}):
         _require_field(name, "the command line")
     if {"-h", "--help"} & set(arguments):
@@ -199,7 +195,17 @@ def _parse(parser: HfArgumentParser, flags: list[str]) -> ParsedArguments:
         raise missing_extra(error) or UserError(
             " ".join(str(error).split()) or repr(error)
         ) from None
+    run.named = sorted(_named(flags))
     return model, data, run
+
+
+def _named(flags: Sequence[str]) -> set[str]:
+    """The names of the fields among flags and their values."""
+    return {
+        flag.removeprefix("--").split("=")[0].replace("-", "_")
+        for flag in flags
+        if flag.startswith("--")
+    }
 
 
 def _read(recipe: str) -> dict[str, Any]:

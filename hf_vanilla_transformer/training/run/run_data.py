@@ -1,6 +1,6 @@
 """The data of a run: read, tokenized and encoded, or mapped from a folder that `prepare` wrote."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ def load_data(
     fine_tuned = args.model_name_or_path is not None
     prepared = None if data_args.data is None else read_prepared(Path(data_args.data))
     if prepared is not None:
-        _take_settings(prepared.settings, data_args.data, data_args)
+        _take_settings(prepared.settings, args.named, data_args)
     loaded = base.tokenizers if base is not None else loaded_tokenizers(data_args, checkpoint)
     take_task(data_args, loaded)
     take_source_form(data_args, loaded, args.trust_remote_code)
@@ -156,7 +156,7 @@ def load_data(
         (model_args, data_args, args), corpus, checkpoint
     )
     if prepared is not None:
-        _take_settings(prepared.settings, data_args.data, data_args, model_args)
+        _take_settings(prepared.settings, args.named, data_args, model_args)
     take_task(data_args, loaded)  # the chosen arguments may be others
     take_source_form(data_args, loaded, args.trust_remote_code)
     vocab_size = model_args.vocab_size or VanillaTransformerConfig.vocab_size
@@ -198,19 +198,23 @@ def _settings(*arguments: ModelArguments | DataArguments) -> dict[str, object]:
 
 
 def _take_settings(
-    settings: Mapping[str, object], folder: str | None, *arguments: ModelArguments | DataArguments
+    settings: Mapping[str, object],
+    named: Collection[str],
+    data_args: DataArguments,
+    *others: ModelArguments,
 ) -> None:
-    """Let arguments have the settings of a prepared folder. One with another value of its own is refused."""
-    for each in arguments:
+    """Let arguments have the settings of the prepared folder. Another value is refused, also a default if `named`."""
+    for each in (data_args, *others):
         for field in fields(each):
             if field.name not in settings:
                 continue
             value = getattr(each, field.name)
             prepared = settings[field.name]
-            if value not in (prepared, field.default):
+            is_chosen = field.name in named or value != field.default
+            if is_chosen and value != prepared:
                 raise UserError(
-                    f"{field.name}: {value}, but {folder} was prepared with {prepared}: leave it out, or prepare the "
-                    "data again"
+                    f"{field.name}: {value}, but {data_args.data} was prepared with {prepared}: leave it out, or "
+                    "prepare the data again"
                 )
             setattr(each, field.name, prepared)
 
