@@ -88,14 +88,10 @@ def _cluster(address: str) -> Iterator[Any]:
             log_to_driver=False,
             logging_level=logging.WARNING,
         )
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        ray.exceptions.RayError,
-    ) as error:
+    except Exception as error:  # a node that is too slow raises no subclass
+        remedy = ": RAY_raylet_start_wait_time_s=300 waits longer" if address == "local" else ""
         raise UserError(
-            f"ray: cannot connect to a cluster at {address} ({one_line(error)})"
+            f"ray: cannot connect to a cluster at {address} ({one_line(error)}){remedy}"
         ) from error
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # it says that it shows no bars
     ray.data.DataContext.get_current().enable_progress_bars = False

@@ -142,6 +142,20 @@ def test_errors_of_workers_of_ray_reach_the_caller(folder: Path) -> None:
         list(pool.map(refuse, ["two"], "of another model"))
 
 
+def test_ray_that_does_not_start_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray raises a plain Exception where a node is slow."""
+    ray = pytest.importorskip("ray", reason='pip install ".[ray]"')
+
+    def init(*args: Any, **settings: Any) -> None:
+        raise Exception("The current node timed out during startup.\nSee the log.")
+
+    monkeypatch.setattr(ray, "init", init)
+    pool = RayPool("local", partial(Translator.from_pretrained, folder, device="cpu"))
+    message = r"^ray: cannot connect to a cluster at local \(.*timed out.*\): RAY_raylet_start_wait_time_s=300 [^\n]*$"
+    with pytest.raises(UserError, match=message):
+        list(pool.map(refuse, ["two"], "of no model"))
+
+
 def refuse(translator: Translator, line: str) -> str:
     raise UserError("line: refused")
 
