@@ -156,7 +156,8 @@ class DataArguments:
     metrics: list[str] | None = optional_argument(
         "The scores of evaluations: bleu, chrf, chrf++, ter, exact_match, token_error_rate, character_error_rate, "
         "sequence_error_rate, MODULE:FUNCTION, or what evaluate.load finds, a folder or a name on the Hub (default: "
-        "bleu chrf; of sequences that are no language character_error_rate; always exact_match)"
+        "bleu chrf; of other sequences character_error_rate, or token_error_rate if their tokens are words or matches "
+        "of a regular expression; always exact_match)"
     )
     normalize: str | None = optional_argument(
         "A function that brings translations and references to one form before they are scored, and returns None for "

@@ -20,7 +20,7 @@ from sacrebleu.metrics.bleu import BLEUScore
 from ..utils.errors import UserError
 from .bleu_tokenizers import check_tokenizer, fitting_tokenizer
 from .edit_distance import edit_distance
-from .metric_names import TOP
+from .metric_names import TOP, Splitter
 
 #: A metric of one's own: sources, hypotheses and references (the first of each) to one number for each sentence.
 SentenceMetric: TypeAlias = Callable[[list[str], list[str], list[str]], Sequence[float]]
@@ -270,16 +270,26 @@ class TopK(TextMetric):
 
 
 class TokenErrorRate(RateMetric):
-    """Edits of tokens between white space, in percent of the tokens of the references, as jiwer's `wer`.
+    """Edits of tokens, in percent of the tokens of the references, as jiwer's `wer`.
 
     It is the word error rate of text, and the phoneme error rate of phonemes. Of several references the nearest
     counts.
+
+    Args:
+        lowercase: ignore case.
+        split: returns the tokens of a text without white space at its ends. None separates them at white space.
     """
 
     key = "token_error_rate"
 
+    def __init__(self, lowercase: bool = False, split: Splitter | None = None) -> None:
+        self.split = split
+        super().__init__(lowercase)
+
     def tokens(self, text: str) -> Sequence[str]:
         """The tokens of a text."""
+        if self.split is not None:
+            return self.split(self.normal(text))
         words = re.sub(r"\s\s+", " ", self.cased(text)).strip().split(" ")
         return [word for word in words if word]
 

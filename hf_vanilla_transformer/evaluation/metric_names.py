@@ -1,7 +1,7 @@
 """The names of the package's scores, and how they compare texts, without the libraries that compute them."""
 
-from collections.abc import Sequence
-from typing import TypedDict
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypedDict
 
 from ..utils.normalization import Normalizer
 
@@ -35,6 +35,10 @@ LOWER_IS_BETTER = (
 DEFAULT = "bleu", "chrf"
 #: scores of other sequences
 OF_SEQUENCES = "exact_match", "character_error_rate"
+#: scores of sequences of words, or of the matches of a regular expression
+OF_TOKENS = "exact_match", "token_error_rate"
+#: A function from a text to its tokens (`text.token_kinds.token_splitter`).
+Splitter: TypeAlias = Callable[[str], Sequence[str]]
 #: k of the scores top_1, top_3 … of `top_k`
 TOP = 1, 3, 5, 10, 50
 
@@ -46,6 +50,14 @@ class ScoreOptions(TypedDict, total=False):
     tokenize: str | None
     lowercase: bool
     normalize: Normalizer | None
+    split: Splitter | None
+
+
+def default_metrics(task: str, split: Splitter | None) -> Sequence[str]:
+    """The scores of a model of this task, whose target tokens `split` gives."""
+    if task == "language":
+        return DEFAULT
+    return OF_SEQUENCES if split is None else OF_TOKENS
 
 
 def lower_is_better(name: str) -> bool | None:

@@ -18,7 +18,7 @@ from ..utils.normalization import (
 )
 from ..utils.untrusted import one_line
 from ..utils.user_code import import_function
-from .metric_names import DEFAULT, SIGNED, TITLES, TOP, ScoreOptions
+from .metric_names import DEFAULT, SIGNED, TITLES, TOP, ScoreOptions, Splitter
 
 if TYPE_CHECKING:
     from evaluate import EvaluationModule
@@ -38,13 +38,16 @@ class Scores(NamedTuple):
 
 
 def make_metrics(
-    metrics: Metrics, tokenize: str | None = None, lowercase: bool = False
+    metrics: Metrics,
+    tokenize: str | None = None,
+    lowercase: bool = False,
+    split: Splitter | None = None,
 ) -> "dict[str, EvaluationModule]":
     """Return metrics of `evaluate` by name.
 
     Args:
         metrics: names or metrics.
-        tokenize, lowercase: as of `score_translations`.
+        tokenize, lowercase, split: as of `score_translations`.
 
     Raises:
         UserError: a name that is neither built in nor found by `evaluate.load`, or an unknown tokenizer.
@@ -54,17 +57,21 @@ def make_metrics(
     made: dict[str, EvaluationModule] = {}
     for metric in metrics:
         if isinstance(metric, str):
-            made[metric] = _load_metric(metric, tokenize, lowercase)
+            made[metric] = _load_metric(metric, tokenize, lowercase, split)
         else:
             made[getattr(metric, "key", None) or metric.name] = metric
     return made
 
 
-def _load_metric(name: str, tokenize: str | None, lowercase: bool) -> "EvaluationModule":
+def _load_metric(
+    name: str, tokenize: str | None, lowercase: bool, split: Splitter | None
+) -> "EvaluationModule":
     from . import metric_classes
 
     if name == "bleu":
         return metric_classes.Bleu(tokenize, lowercase)
+    if name == "token_error_rate":
+        return metric_classes.TokenErrorRate(lowercase, split)
     if name in metric_classes.CLASSES:
         return metric_classes.CLASSES[name](lowercase)
     if ":" in name:
@@ -222,6 +229,7 @@ def score_translations(
     n_best: Sequence[Sequence[str]] | None = None,
     normalize: Normalizer | None = None,
     groups: "Groups | None" = None,
+    split: Splitter | None = None,
 ) -> dict[str, Any]:
     """Score translations.
 
@@ -239,6 +247,7 @@ def score_translations(
         normalize: brings texts to one form before they are compared. Texts for which it raises or returns None are
             invalid.
         groups: sentences that are scored apart, too, such as `bleu_en-de`.
+        split: returns the tokens of a text for `token_error_rate`. None separates them at white space.
 
     Returns:
         Each score, such as `bleu`, and the signature of those of sacreBLEU, `bleu_signature`. With BLEU
@@ -253,7 +262,7 @@ def score_translations(
     Source: BLEU, Papineni et al. 2002. chrF, Popović 2015. TER, Snover et al. 2006. sacreBLEU, Post 2018, computes
     them.
     """
-    scorer = Scorer.of(metrics, tokenize, lowercase, normalize)
+    scorer = Scorer.of(metrics, tokenize, lowercase, normalize, split)
     columns = reference_lists(references)
     if n_best is not None:
         n_best = of_equal_length(n_best, longest(n_best))
@@ -291,9 +300,10 @@ class Scorer:
         tokenize: str | None = None,
         lowercase: bool = False,
         normalize: Normalizer | None = None,
+        split: Splitter | None = None,
     ) -> "Scorer":
         """Make the metrics, with exact match."""
-        made = make_metrics(metrics, tokenize, lowercase)
+        made = make_metrics(metrics, tokenize, lowercase, split)
         if "exact_match" not in made:
             made |= make_metrics(["exact_match"], lowercase=lowercase)
         return cls(made, normalize)

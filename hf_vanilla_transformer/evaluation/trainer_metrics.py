@@ -8,7 +8,7 @@ from datasets import Dataset
 from transformers import EvalPrediction, PreTrainedTokenizerBase, Seq2SeqTrainer
 
 from ..text.language_tokens import decode_targets, token_ids
-from ..text.token_kinds import tokenizer_task
+from ..text.token_kinds import token_splitter, tokenizer_task
 from ..utils.errors import UserError
 from ..utils.normalization import Normalizer
 from .metric_names import DEFAULT, TITLES, ScoreOptions, title_of
@@ -31,7 +31,7 @@ def translation_metrics(
         trainer = Seq2SeqTrainer(model, args, …, compute_metrics=translation_metrics(tokenizer))
 
     Args:
-        tokenizer: the tokenizer of the target language.
+        tokenizer: the tokenizer of the target language. It gives the tokens of `token_error_rate`.
         tokenize, lowercase, metrics, normalize: see `score_translations`.
         groups: of predictions of as many sentences. Others are scored without groups.
         sources: of predictions of as many sentences, for metrics that need them.
@@ -49,7 +49,7 @@ def translation_metrics(
         raise UserError(
             "tokenizer: it has no pad token, so predictions cannot be distinguished from padding; set one"
         )
-    scorer = Scorer.of(metrics, tokenize, lowercase, normalize)
+    scorer = Scorer.of(metrics, tokenize, lowercase, normalize, token_splitter(tokenizer))
 
     def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
         predicted = token_ids(prediction.predictions, pad_id)

@@ -6,7 +6,7 @@ languages, or of sequences alone. `normalize_source` says whether `text.source_t
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tokenizers import Regex
@@ -92,6 +92,19 @@ def has_closed_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether a tokenizer was trained here with the symbols of a text only, so that others are unknown."""
     tokens = getattr(tokenizer, "init_kwargs", {}).get("tokens")
     return tokens is not None and tokens not in ("bytes", *LANGUAGE_TOKENS)
+
+
+def token_splitter(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[str]] | None:
+    """The function from a text to its tokens, if they are words or the matches of a regular expression.
+
+    None for a tokenizer of characters or bytes, or of text in a language, and for one that does not say what it is.
+    """
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    pre_tokenizer = getattr(backend, "pre_tokenizer", None)
+    by_characters = getattr(tokenizer, "init_kwargs", {}).get("tokens") == "chars"
+    if by_characters or pre_tokenizer is None or not has_closed_vocabulary(tokenizer):
+        return None
+    return lambda text: [piece for piece, _ in pre_tokenizer.pre_tokenize_str(text)]
 
 
 def unknown_symbols(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:

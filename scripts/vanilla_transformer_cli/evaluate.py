@@ -60,7 +60,8 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
             "bleu, chrf, chrf++, ter, exact_match, top_k (with --n_best), token_error_rate, character_error_rate, "
             "sequence_error_rate, MODULE:FUNCTION that returns one number per sentence for the lists of sources, "
             "hypotheses and references, or what evaluate.load finds: a folder, or a metric on the Hub such as comet "
-            "(default: bleu chrf; of a model of other sequences exact_match character_error_rate; with --n_best "
+            "(default: bleu chrf; of a model of other sequences exact_match and character_error_rate, or "
+            "token_error_rate by its own tokens if they are words or matches of a regular expression; with --n_best "
             "top_k)",
             nargs="+",
         ),
@@ -284,16 +285,20 @@ def fitting_metrics(options: dict[str, Any], references: list[str]) -> dict[str,
     return metrics | make_metrics(["bleu"], fitting_tokenizer(references), options["lowercase"])
 
 
-def scoring_options(arguments: argparse.Namespace, task: str) -> dict[str, Any]:
-    """The arguments of `score_translations` that the flags give."""
-    from hf_vanilla_transformer.evaluation.metric_names import DEFAULT, OF_SEQUENCES
+def scoring_options(
+    arguments: argparse.Namespace, task: str, translators: list[Any]
+) -> dict[str, Any]:
+    """The arguments of `score_translations` that the flags give. The first translator gives the tokens."""
+    from hf_vanilla_transformer.evaluation.metric_names import default_metrics
     from hf_vanilla_transformer.evaluation.metrics import make_metrics
+    from hf_vanilla_transformer.text.token_kinds import token_splitter
     from hf_vanilla_transformer.utils.normalization import import_normalizer
 
-    of_task = DEFAULT if task == "language" else OF_SEQUENCES
-    names = arguments.metrics or (["top_k"] if arguments.n_best else of_task)
+    split = token_splitter(translators[0].target_tokenizer) if translators else None
+    names = arguments.metrics or (["top_k"] if arguments.n_best else default_metrics(task, split))
+    tokenize, lowercase = arguments.bleu_tokenize, arguments.bleu_lowercase
     return {
-        "metrics": make_metrics(names, arguments.bleu_tokenize, arguments.bleu_lowercase),
+        "metrics": make_metrics(names, tokenize, lowercase, split),
         "lowercase": arguments.bleu_lowercase,
         "normalize": import_normalizer(arguments.normalize),
     }
@@ -334,14 +339,15 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.utils.errors import UserError
 
     systems = load_systems(arguments)
-    tasks = {translator.task for translator in systems.values() if translator}
+    translators = [translator for translator in systems.values() if translator]
+    tasks = {translator.task for translator in translators}
     task = "sequence" if "sequence" in tasks else "language"
     if arguments.perturb and task == "sequence":
         raise UserError(
             "perturb: it perturbs text in a language, and the model reads other sequences"
         )
     # before the model translates for an hour
-    options = scoring_options(arguments, task)
+    options = scoring_options(arguments, task, translators)
     names = score_names(options["metrics"])
     perturbations = perturbation_names(arguments.perturb or [])
     with (

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 from pathlib import Path
 
 import evaluate
@@ -14,9 +15,11 @@ from hf_vanilla_transformer.evaluation import metric_classes, score_translations
 from hf_vanilla_transformer.evaluation.comparison import scores_by_group
 from hf_vanilla_transformer.evaluation.edit_distance import edit_distance
 from hf_vanilla_transformer.evaluation.metric_classes import Bleu, CharacterErrorRate, Chrf, TokenErrorRate, TopK
-from hf_vanilla_transformer.evaluation.metric_names import TITLES
+from hf_vanilla_transformer.evaluation.metric_names import TITLES, default_metrics
 from hf_vanilla_transformer.evaluation.metrics import Groups, make_metrics, score_names
 from hf_vanilla_transformer.evaluation.score_tables import group_table, render
+from hf_vanilla_transformer.text.symbol_tokenizers import train_symbol_tokenizer
+from hf_vanilla_transformer.text.token_kinds import token_splitter
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import SPECIAL_TOKENS, error_of, word_tokenizer
 
@@ -177,6 +180,47 @@ def test_normaliser_that_returns_no_text_is_refused(form):
 def test_error_rates_of_odd_texts_equal_jiwer(metric, judge, references, hypotheses):
     score = score_translations(hypotheses, references, metrics=[metric])[metric]
     assert score == pytest.approx(100 * judge(references, hypotheses), abs=1e-12)
+
+
+# restated: the tokens of each kind, white space at the ends left out
+TOKENS_OF = {
+    "words": lambda text: text.strip().split(" "),
+    "smiles": lambda text: re.findall(r"\[[^\]]+\]|Br|Cl|[^\s]", text),
+    "tagged": lambda text: re.findall(r"\[[^\[\]]+\]|[\s\S]", text.strip()),
+    "[a-z]+|.": lambda text: re.findall(r"[a-z]+|.", text.strip()),
+}
+PREDICTED = {
+    "words": (["a b ɑ̃ d", "k k s"], ["a ɑ̃ d ", "k z s s"]),
+    "smiles": (["BrCC[C@@H](Cl)O", "c1ccccc1"], ["ClCC[C@H](Cl)O", "c1ccccc1[Na+]"]),
+    "tagged": (["[V][PST]ran", "[N]two words"], ["[V][PRS]ran", "[N]twoword"]),
+    "[a-z]+|.": (["cos(x)**2", "sin(x)"], ["sin(x)**2", "sin(xy)*"]),
+}
+
+
+@pytest.mark.parametrize("tokens", TOKENS_OF)
+def test_token_error_rate_counts_the_tokens_of_the_model(tokens):
+    references, hypotheses = PREDICTED[tokens]
+    tokenizer = train_symbol_tokenizer([(text, 1) for text in references], tokens)
+    split = token_splitter(tokenizer)
+    assert default_metrics("sequence", split) == ("exact_match", "token_error_rate")
+    score = score_translations(hypotheses, references, metrics=["token_error_rate"], split=split)["token_error_rate"]
+    wanted, predicted = (list(map(TOKENS_OF[tokens], texts)) for texts in (references, hypotheses))
+    edits = sum(map(plain_distance, wanted, predicted))
+    assert edits and score == pytest.approx(100 * edits / sum(map(len, wanted)), abs=1e-9)
+
+
+@pytest.mark.parametrize("tokens", ["chars", "bytes"])
+def test_models_of_characters_are_scored_by_characters(tokens):
+    split = token_splitter(train_symbol_tokenizer([("a b", 1)], tokens))
+    assert split is None and default_metrics("sequence", split) == ("exact_match", "character_error_rate")
+
+
+def test_trainer_scores_the_tokens_of_its_tokenizer():
+    tokenizer = train_symbol_tokenizer([("BrCCO", 1)], "smiles")
+    labels = np.array([tokenizer("BrCCO")["input_ids"]])
+    predicted = np.array([tokenizer("CCCO")["input_ids"]])
+    scores = translation_metrics(tokenizer, metrics=["token_error_rate"])(EvalPrediction(predicted, labels))
+    assert scores["token_error_rate"] == 25
 
 
 def test_lists_of_unequal_lengths_have_the_top_of_the_longest():

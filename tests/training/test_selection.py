@@ -1,6 +1,7 @@
 """A score that is not measured never selects in the place of another."""
 
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla_transformer.evaluation.metric_names import LOWER_IS_BETTER, TITLES
 from hf_vanilla_transformer.training.run.argument_checks import check_selection
@@ -73,4 +74,4 @@ def test_own_score_that_would_select_by_default_is_refused(tmp_path):
 def test_scores_of_lists_are_refused_before_training(tmp_path):
     _, data_args, _ = parse_recipe(["--output_dir", str(tmp_path), "--metrics", "exact_match", "top_k"])
     with pytest.raises(UserError, match="^metrics: top_k scores n-best lists, .*evaluate --n_best$"):
-        score_options(data_args)
+        score_options(data_args, PreTrainedTokenizerBase())

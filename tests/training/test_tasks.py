@@ -62,7 +62,7 @@ def test_fine_tuning_takes_the_task_of_its_base_model(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture, average: dict[str, Any]
 ) -> None:
     results = run(tmp_path / "run", model_name_or_path=str(base), **splits(tmp_path), **average)
-    assert {"test_exact_match", "eval_character_error_rate", "before_test_exact_match"} <= results.keys()
+    assert {"test_exact_match", "eval_token_error_rate", "before_test_exact_match"} <= results.keys()
     assert not [name for name in results if "bleu" in name or "chrf" in name]
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     printed = "".join(capsys.readouterr())

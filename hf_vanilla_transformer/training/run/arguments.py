@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from transformers import (
     GenerationConfig,
+    PreTrainedTokenizerBase,
     Seq2SeqTrainingArguments,
     TrainingArguments,
 )
@@ -14,7 +15,8 @@ from transformers.hf_argparser import HfArg
 
 from ...configuration_vanilla_transformer import PRESETS, VanillaTransformerConfig
 from ...corpora.data_arguments import DataArguments, optional_argument, run_task
-from ...evaluation.metric_names import DEFAULT, OF_SEQUENCES, ScoreOptions
+from ...evaluation.metric_names import ScoreOptions, default_metrics
+from ...text.token_kinds import token_splitter
 from ...utils.errors import UserError
 from ...utils.normalization import import_normalizer
 from .argument_checks import check_run_arguments, check_training_arguments, is_lower_better
@@ -309,19 +311,20 @@ def model_config(
     return config_class.from_preset(preset, **chosen) if preset else config_class(**chosen)
 
 
-def score_options(data_args: DataArguments) -> ScoreOptions:
-    """The arguments of `score_translations` in evaluations and in the test."""
-    default = DEFAULT if run_task(data_args) == "language" else OF_SEQUENCES
+def score_options(data_args: DataArguments, tokenizer: PreTrainedTokenizerBase) -> ScoreOptions:
+    """The arguments of `score_translations` in evaluations and in the test. `tokenizer` is that of the target."""
+    split = token_splitter(tokenizer)
     if "top_k" in (data_args.metrics or ()):
         raise UserError(
             "metrics: top_k scores n-best lists, and a run has one prediction for each line: "
             "score the trained model with evaluate --n_best"
         )
     return {
-        "metrics": data_args.metrics or list(default),
+        "metrics": data_args.metrics or list(default_metrics(run_task(data_args), split)),
         "normalize": import_normalizer(data_args.normalize),
         "tokenize": data_args.bleu_tokenize,
         "lowercase": data_args.bleu_lowercase,
+        "split": split,
     }
 
 

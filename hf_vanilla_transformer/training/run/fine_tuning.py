@@ -242,7 +242,7 @@ def score_before(trainer: VanillaTransformerTrainer, run: Run) -> dict[str, obje
             if split in run.encoded:
                 print_main(f"before fine-tuning, {split}:")
                 pairs = run.corpus.pairs[split]
-                options = score_options(run.data_args)
+                options = score_options(run.data_args, run.tokenizers[1])
                 results = score_test_split(
                     trainer, run.encoded[split], pairs, split, options, run.groups(split)
                 )

@@ -69,7 +69,7 @@ def score_and_save(
     """
     args = run.args
     folder = Path(run.args.output_dir)
-    options = score_options(run.data_args)
+    options = score_options(run.data_args, run.tokenizers[1])
     saved = f"the last update is saved, and a resumed run continues with the scores: {resume_hint(folder)}"
     stop.signals.message = f"the scores are left out; {saved}"
     with _scoring("the validation split", stop, args.device, saved):

@@ -314,8 +314,10 @@ def make_trainer(
 def _validation_metrics(run: Run) -> Callable[[EvalPrediction], dict[str, float]]:
     """The `compute_metrics` of evaluations. Choose the score that selects the weights, if it is a default."""
     args = run.args
-    options = score_options(run.data_args)
-    metrics = make_metrics(options["metrics"], options["tokenize"], options["lowercase"])
+    options = score_options(run.data_args, run.tokenizers[1])
+    metrics = make_metrics(
+        options["metrics"], options["tokenize"], options["lowercase"], options["split"]
+    )
     names = score_names(metrics) + (["invalid"] if options["normalize"] else [])
     check_selection(args, names, several=bool(run.data_args.directions))
     if args.metric_for_best_model not in (None, "bleu"):
