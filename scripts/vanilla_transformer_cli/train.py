@@ -64,6 +64,8 @@ training:
   --warmup_steps N                  updates of linear warm-up
   --auto_bf16 BOOL                  train in bfloat16 if that is faster here
   --seed N                          of weights, order and dropout
+  --seeds N                         several runs instead, in output_dir/seed-1 ..., and a table of mean and deviation
+                                    (the same command again goes on with them)
   --resume_from_checkpoint true     go on with the run in output_dir
 
 evaluation:
@@ -93,6 +95,14 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> list[str]:
 def main(arguments: list[str]) -> None:
     from hf_vanilla_transformer.cleaning.judging import sample_warnings
     from hf_vanilla_transformer.training.run.run import run_training
+    from hf_vanilla_transformer.training.run.seeds import run_seeds
 
-    parsed, importers = parse_run(arguments)
-    run_training(*parsed, pair_warnings=sample_warnings, importers=importers)
+    def run(flags: list[str]) -> None:
+        parsed, importers = parse_run([*arguments, *flags])
+        run_training(*parsed, pair_warnings=sample_warnings, importers=importers)
+
+    parsed, _ = parse_run(arguments)
+    if parsed[-1].seeds:
+        run_seeds(parsed, run)
+    else:
+        run([])

@@ -256,6 +256,9 @@ class RunArguments(VanillaTransformerTrainingArguments):
         "Stop after this many evaluations without improvement"
     )
     max_minutes: float | None = optional_argument("Stop training after this many minutes")
+    seeds: list[int] | None = optional_argument(
+        "Make a run for each seed, in output_dir/seed-1 ..., and a table of mean and deviation"
+    )
     average_last: int = HfArg(
         default=0,
         help="Average the last N checkpoints (§6.1), if that scores higher, or without validation data",

@@ -82,6 +82,8 @@ def run_training(
         UserError: a mistake that the user can correct.
         Interrupted: Ctrl-C or SIGTERM. A checkpoint is saved, unless nothing was trained yet.
     """
+    if args.seeds:
+        raise UserError("seeds: this is one run: leave it out and set seed, or call run_seeds")
     folder = Path(args.output_dir)
     silence_other_ranks()
     signals = StopSignals()
