@@ -34,7 +34,7 @@ data:
                                     table has no header, or several: '{{3:;}}{{1}}' (tokens: tagged)
   --line_pattern REGEX              text whose lines have both sides: IN: (?P<source>.*) OUT: (?P<target>.*)
   --tokens KIND                     bpe, sentencepiece, chars, bytes, words, smiles, tagged or a regular expression
-                                    (source_tokens)
+                                    (source_tokens), with the recipe small_sequences for what is no language
   --rewrite MODULE:FUNCTION         other spellings of each pair, drawn anew in every epoch
   --augment NAME=P                  perturb random training pairs: typos=0.12 upper=0.05 ... (see evaluate --perturb)
   --max_eval_samples N              evaluate on the first N pairs only (max_test_samples)

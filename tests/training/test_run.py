@@ -19,7 +19,7 @@ from tests.trainer_helpers import as_flags, assert_same_model, run_tiny, write_p
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "recipes"
 #: test_sequence_recipes.py has the others
-SEQUENCES = ("g2p_en", "retrosynthesis", "retrosynthesis_gpu", "derivatives")
+SEQUENCES = ("g2p_en", "retrosynthesis", "retrosynthesis_gpu", "derivatives", "small_sequences")
 RECIPES = {
     path.stem: path
     for path in FOLDER.glob("*.yaml")
