@@ -62,7 +62,7 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
             "hypotheses and references, or what evaluate.load finds: a folder, or a metric on the Hub such as comet "
             "(default: bleu chrf; of a model of other sequences exact_match and character_error_rate, or "
             "token_error_rate by its own tokens if they are words or matches of a regular expression; with --n_best "
-            "top_k)",
+            "top_k). White space at both ends of a line does not count, also where a space is a symbol",
             nargs="+",
         ),
         normalize=Flag(
