@@ -2,6 +2,7 @@
 
   vanilla-transformer train numbers_en_de --output_dir runs/numbers
   vanilla-transformer train small_corpus --train train.en train.de --output_dir runs/mine
+  vanilla-transformer train small_sequences --tokens chars --train words.tsv --output_dir runs/words
   vanilla-transformer train --model_name_or_path opus-mt-en-de --train train.en train.de --output_dir runs/tuned
 
 A recipe is a YAML file of fields. Each field is also a flag, and flags win. The common fields are below. --help-all
@@ -34,7 +35,7 @@ data:
                                     table has no header, or several: '{{3:;}}{{1}}' (tokens: tagged)
   --line_pattern REGEX              text whose lines have both sides: IN: (?P<source>.*) OUT: (?P<target>.*)
   --tokens KIND                     bpe, sentencepiece, chars, bytes, words, smiles, tagged or a regular expression
-                                    (source_tokens), with the recipe small_sequences for what is no language
+                                    (source_tokens)
   --rewrite MODULE:FUNCTION         other spellings of each pair, drawn anew in every epoch
   --augment NAME=P                  perturb random training pairs: typos=0.12 upper=0.05 ... (see evaluate --perturb)
   --max_eval_samples N              evaluate on the first N pairs only (max_test_samples)
