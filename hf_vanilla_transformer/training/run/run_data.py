@@ -204,7 +204,8 @@ def _take_settings(
     *others: ModelArguments,
 ) -> None:
     """Let arguments have the settings of the prepared folder. Another value is refused, also a default if `named`."""
-    for each in (data_args, *others):
+    arguments: list[DataArguments | ModelArguments] = [data_args, *others]
+    for each in arguments:
         for field in fields(each):
             if field.name not in settings:
                 continue
