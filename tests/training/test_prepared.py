@@ -138,6 +138,18 @@ def test_other_data_than_prepared_are_refused(
     assert error_of(load_data, arguments, None, None).startswith(message.replace("DATA", str(data)))
 
 
+def test_recipe_of_the_prepared_data_is_no_contradiction(tmp_path: Path) -> None:
+    fields = write_text(tmp_path / "text")
+    recipe = tmp_path / "recipe.yaml"
+    rows = "by_pairs:\n  20:\n    vocab_size: 50\n  100:\n    vocab_size: 40\n"
+    recipe.write_text(f"held_out_pairs: 3\nlearning_rate: 0.01\n{rows}")
+    flags = as_flags({name: fields[name] for name in ("train", "tokens", "source_lang", "target_lang")})
+    data = str(tmp_path / "data")
+    prepare_run(*parse_recipe([str(recipe), "--output_dir", data, *flags]))
+    arguments = parse_recipe([str(recipe), "--output_dir", str(tmp_path / "run"), "--data", data])
+    assert load_data(arguments, None, None).model_args.vocab_size == 40
+
+
 def test_folder_prepared_by_two_workers_has_the_same_bytes(
     folders: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
