@@ -122,9 +122,13 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def open_binary(path: Path) -> IO[bytes]:
     """Open a file for reading bytes, decompressed if it starts with the bytes of gzip."""
     require_file(path)
+    return cast(IO[bytes], gzip.open(path, "rb")) if is_zipped(path) else path.open("rb")
+
+
+def is_zipped(path: Path) -> bool:
+    """Return whether a file starts with the bytes of gzip."""
     with path.open("rb") as handle:
-        zipped = handle.read(2) == _GZIP_MAGIC
-    return cast(IO[bytes], gzip.open(path, "rb")) if zipped else path.open("rb")
+        return handle.read(2) == _GZIP_MAGIC
 
 
 def decode_line(raw: bytes, name: str | Path, number: int, remedy: str = CONVERT_FILE) -> str:

@@ -4,17 +4,22 @@ The input is cut into chunks of lines. The translation of each chunk is written 
 to the output. In the end these files are concatenated. A killed job resumes with the missing chunks. A shard is a job
 that translates every N-th chunk, on any machine. The name of a chunk's file contains a digest of its lines, the model
 and the settings, so that a different translation is never reused.
+
+A file of plain text is cut by its bytes where the output has no numbers of lines. A shard then reads its own chunks
+alone. Of other input each shard reads all, and hashes it to know the names of all chunks.
 """
 
 import copy
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 from itertools import count, islice
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ..corpora.readers import file_format
 from ..text.token_kinds import has_closed_vocabulary
@@ -26,6 +31,7 @@ from .candidates import FORMATS, candidate_lines, translate_candidates
 from .fingerprints import text_fingerprint, translator_fingerprint
 from .line_warnings import LineWarnings
 from .ray_workers import RayPool
+from .text_chunks import TextChunks
 from .text_io import input_lines, line_writer, on_one_line, open_to_write
 from .translator import Hypothesis, Translator
 
@@ -33,6 +39,9 @@ BATCHES_PER_CHUNK = 8
 
 _JOB = "job.json"  # model and settings of the chunks
 _ORDER = "chunks.json"  # names of all chunks, written at the end of each shard
+_TEXT = "text.json"  # or the file whose bytes are cut, and the size of its chunks
+_NOTES = {_JOB, _ORDER, _TEXT}
+_CHUNKS_OF_A_SIZE = 1000  # of input without a known end. The next ones are twice as large
 _TABLES = (".jsonl", ".parquet")
 _ROWS_PER_GROUP = 50_000  # of Parquet
 _OTHER_JOB = (
@@ -129,7 +138,7 @@ def _moses_lines(number: int, hypotheses: Iterable[Hypothesis]) -> Iterator[str]
 
 def translate_file(
     translator: Translator,
-    sentences: Iterable[str],
+    sentences: Iterable[str] | Path,
     output: str | Path,
     *,
     column: str = "translation",
@@ -144,6 +153,7 @@ def translate_file(
     """Translate sentences into a file. A killed call resumes.
 
     Args:
+        sentences: sentences, or a file of plain text that is not compressed, so that a shard need not read all of it.
         output: gets the lines of `translated_lines`, compressed if its name ends in `.gz`, when they are complete.
             A `.jsonl` or `.parquet` file gets rows of `line` (from 1), `source`, the `column`, and the list `unknown`:
             the symbols of the source that the model does not know, if its vocabulary is closed.
@@ -172,15 +182,23 @@ def translate_file(
     claim(parts / _JOB, job, f"output: {parts} contains parts of {_OTHER_JOB}")
 
     codes = codes or {}
-    rows = zip(sentences, *codes.values(), strict=True)
     spellings = settings.get("spellings", 1)
-    inputs_per_chunk = -(-batch_size * BATCHES_PER_CHUNK // spellings)  # a chunk has whole inputs
+    lines_per_chunk = -(-batch_size * BATCHES_PER_CHUNK // spellings) * spellings  # whole inputs
+    has_numbers = is_table or settings.get("n_best") or (pool and shard)  # of lines
+    text = None
+    if isinstance(sentences, Path) and not codes and not has_numbers:
+        text = _claimed_text(sentences, lines_per_chunk, parts)
+        chunks = _chunks_of_text(text, parts, _text(job), number_of_shard, shards)
+    else:
+        lines = input_lines(sentences) if isinstance(sentences, Path) else sentences
+        rows = zip(lines, *codes.values(), strict=True)
+        chunks = _chunks(rows, lines_per_chunk, parts, _text(job))
     names: list[str] = []
 
     def missing() -> Iterator[_Chunk]:
-        for chunk in _chunks(rows, inputs_per_chunk * spellings, parts, _text(job)):
+        for chunk in chunks:
             names.append(chunk.part.name)
-            if len(names) % shards != number_of_shard % shards:
+            if text is None and len(names) % shards != number_of_shard % shards:
                 continue
             if chunk.part.exists():
                 progress(len(chunk.rows))
@@ -192,19 +210,19 @@ def translate_file(
     )
     warnings = LineWarnings()
     try:
-        results: Iterator[tuple[_Chunk, list[str], LineWarnings]]
+        results: Iterator[_Result]
         if pool is None:
-            results = map(partial(translate, translator), missing())
+            results = map(partial(_translate_located, partial(translate, translator)), missing())
         else:
             results = pool.map(translate, missing(), fingerprint)
-        for chunk, lines, warnings_of_chunk in results:
+        for chunk, translations, warnings_of_chunk in results:
             with line_writer(chunk.part) as write:
-                for line in lines:
+                for line in translations:
                     write(line)
             progress(len(chunk.rows))
-            warnings.add(warnings_of_chunk)
+            warnings.add(warnings_of_chunk, chunk.lines_before)
     except UserError:
-        has_chunks = any(path.name != _JOB for path in parts.glob("*"))
+        has_chunks = any(path.name not in _NOTES for path in parts.glob("*"))
         if shard is None and not has_chunks:
             shutil.rmtree(parts, ignore_errors=True)
         raise
@@ -212,7 +230,7 @@ def translate_file(
         warnings.warn()
     if shard is None:
         _join(names, output)
-    else:
+    elif text is None:
         refusal = f"output: {parts} contains shards of other text or another batch_size"
         claim(parts / _ORDER, names, refusal)
 
@@ -231,17 +249,67 @@ class _Chunk(NamedTuple):
     part: Path
     first_line: int
     rows: list[tuple[Any, ...]]  # sentences, and the codes of their languages
+    lines_before: Callable[[], int] | None = None  # of the input, which `first_line` leaves out
+
+
+_Result: TypeAlias = tuple[_Chunk, list[str], LineWarnings]
 
 
 def _chunks(rows: Iterator[tuple[Any, ...]], size: int, parts: Path, job: str) -> Iterator[_Chunk]:
     """Cut rows into chunks, each with the name of its file."""
+    first_line = 1
     for number in count():
-        first_line = number * size + 1
-        chunk = list(islice(rows, size))
+        chunk = list(islice(rows, size << number // _CHUNKS_OF_A_SIZE))
         if not chunk:
             return
         digest = text_fingerprint([job, first_line, *chunk])
         yield _Chunk(parts / f"{number:09d}-{digest}", first_line, chunk)
+        first_line += len(chunk)
+
+
+def _chunks_of_text(
+    text: TextChunks, parts: Path, job: str, number_of_shard: int, shards: int
+) -> Iterator[_Chunk]:
+    """The chunks of a shard of a file. Of several shards, each counts the lines before them only if it must."""
+    first_line = 1
+    for number in range(number_of_shard - 1, len(text), shards):
+        raw = text.read(number)
+        rows = [(line,) for line in text.decode(number, raw)]
+        part = parts / _name_in_text(number, raw, job)
+        if shards > 1:
+            yield _Chunk(part, 1, rows, partial(text.lines_before, number))
+        else:
+            yield _Chunk(part, first_line, rows)
+            first_line += len(rows)
+
+
+def _name_in_text(number: int, raw: bytes, job: str) -> str:
+    return f"{number:09d}-{blake2b(job.encode() + raw, digest_size=8).hexdigest()}"
+
+
+def _claimed_text(path: Path, lines: int, parts: Path) -> TextChunks:
+    """The chunks of a file, of the size that an earlier call chose. Of another file they are refused."""
+    text = TextChunks.of(path, lines)
+    note = parts / _TEXT
+    other = f"output: {parts} contains parts of an output of other text; delete it, or name a new output"
+    if not note.exists():
+        found = {"path": str(path.resolve()), "total": text.total, "size": text.size}
+        claim(note, found | {"ends": text.ends()}, other)
+        return text
+    known = _read(note)
+    if (known["total"], known["ends"]) != (text.total, text.ends()):
+        raise UserError(other)
+    return replace(text, size=known["size"])
+
+
+def _translate_located(translate: Callable[[_Chunk], _Result], chunk: _Chunk) -> _Result:
+    """Translate a chunk. An error names the line of the file."""
+    try:
+        return translate(chunk)
+    except UserError:
+        if chunk.lines_before is None:
+            raise
+    return translate(chunk._replace(first_line=chunk.lines_before() + 1))
 
 
 def _translate_chunk(
@@ -251,8 +319,10 @@ def _translate_chunk(
     column: str | None,
     codes: list[str],
     **settings: Any,
-) -> tuple[_Chunk, list[str], LineWarnings]:
+) -> _Result:
     """The chunk, its lines of output, and its warnings. `codes` names the cells after the first of its rows."""
+    if not chunk.rows:  # a line is longer than a chunk
+        return chunk, [], LineWarnings()
     translator = copy.copy(translator)
     translator.line_warnings = LineWarnings()
     sentences, *codes_of_rows = map(list, zip(*chunk.rows, strict=True))
@@ -282,11 +352,11 @@ def merge_shards(output: str | Path) -> int:
         UserError: no shard has finished, a chunk is missing, or a file there is of other text, model or settings.
     """
     parts = _parts_of(output)
-    if not (parts / _ORDER).is_file():
+    if not any((parts / note).is_file() for note in (_ORDER, _TEXT)):
         raise UserError(f"output: no shard of {output} has finished: there is no {parts / _ORDER}")
-    names = json.loads((parts / _ORDER).read_text(encoding="utf-8"))
     files = {path.name for path in parts.iterdir() if not path.name.startswith(".")}
-    present = files - {_JOB, _ORDER}
+    present = files - _NOTES
+    names = _names_of_text(parts, present) if (parts / _TEXT).is_file() else _read(parts / _ORDER)
     missing = [name for name in names if name not in present]
     foreign = sorted(present - set(names))
     if missing:
@@ -305,6 +375,21 @@ def merge_shards(output: str | Path) -> int:
     return len(names)
 
 
+def _names_of_text(parts: Path, present: Collection[str]) -> list[str]:
+    """The names of all chunks of a file, or where the file is not, of those that are present, by their numbers."""
+    note = _read(parts / _TEXT)
+    text = TextChunks(Path(note["path"]), note["total"], note["size"])
+    if text.path.is_file():
+        job = (parts / _JOB).read_text(encoding="utf-8")
+        return [_name_in_text(number, text.read(number), job) for number in range(len(text))]
+    by_number = {int(name.split("-")[0]): name for name in sorted(present)}
+    return [by_number.get(number, f"{number:09d}-") for number in range(len(text))]
+
+
+def _read(note: Path) -> Any:
+    return json.loads(note.read_text(encoding="utf-8"))
+
+
 def _parts_of(output: str | Path) -> Path:
     require_parent(Path(output))
     target = Path(output).resolve()
@@ -316,7 +401,7 @@ def _join(names: list[str], output: str | Path) -> None:
     folder = _parts_of(output)
     parts = [folder / name for name in names]
     if file_format(Path(output)) == ".parquet":
-        job = json.loads((folder / _JOB).read_text(encoding="utf-8"))
+        job = _read(folder / _JOB)
         _write_parquet(parts, output, job["table"], job["unknown"])
     else:
         with open_to_write(output) as stream:

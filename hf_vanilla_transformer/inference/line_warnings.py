@@ -1,7 +1,7 @@
 """Lines with symbols that a tokenizer does not know, or with other faults, and one warning for all of a fault."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
@@ -83,15 +83,16 @@ class LineWarnings:
         """Count a line with a fault, and the symbol that is one. `fault` starts the warning."""
         self._faults.setdefault(fault, _Lines()).add(line, line, symbol)
 
-    def add(self, other: "LineWarnings") -> None:
-        """Add the lines of another count."""
+    def add(self, other: "LineWarnings", lines_before: Callable[[], int] | None = None) -> None:
+        """Add the lines of another count. `lines_before` is asked how many lines it left out, if it has any."""
+        before = lines_before() if lines_before is not None and other._faults else 0
         for fault, lines in other._faults.items():
             mine = self._faults.setdefault(fault, _Lines())
             for start, end in lines.ranges:
-                mine.add(start, end)
+                mine.add(start + before, end + before)
             mine.count += lines.left_out
             mine.left_out += lines.left_out
-            mine.symbols |= lines.symbols
+            mine.symbols |= {line + before: symbol for line, symbol in lines.symbols.items()}
         self.hypotheses += other.hypotheses
         self.invalid += other.invalid
 

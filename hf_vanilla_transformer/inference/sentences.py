@@ -8,7 +8,7 @@ from typing import Any
 
 from ..corpora.columns import Columns, cell_text, read_sides
 from ..corpora.inputs import Input
-from ..corpora.readers import BadRow
+from ..corpora.readers import BadRow, is_zipped
 from ..text.cells import text_of
 from ..text.language_tokens import CODES
 from ..utils.errors import UserError
@@ -35,6 +35,13 @@ def read_sentences(
     """
     rows = _sentences_with_cells(path, side, columns, one_line, with_cells=False)
     return (text for text, _ in rows)
+
+
+def file_of_lines(path: str | Path | None, columns: Columns) -> Path | None:
+    """Return the file whose lines are the sentences, if it can be read from any byte: no pipe, table or gzip file."""
+    if path is None or not Path(path).is_file() or columns.are_in(Path(path)):
+        return None
+    return None if is_zipped(Path(path)) else Path(path)
 
 
 def _sentences_with_cells(

@@ -57,6 +57,7 @@ def write_lines(
         settings: arguments of `translated_lines`, in addition to those that the flags give.
     """
     from hf_vanilla_transformer.inference.file_translation import translate_file, translated_lines
+    from hf_vanilla_transformer.inference.sentences import file_of_lines
     from hf_vanilla_transformer.inference.text_io import line_writer
     from hf_vanilla_transformer.utils.normalization import import_normalizer
 
@@ -70,7 +71,7 @@ def write_lines(
             sentences, codes = _input(arguments, translator, columns, one_line)
             translate_file(
                 translator,
-                sentences,
+                sentences if codes else file_of_lines(arguments.input, columns) or sentences,
                 arguments.output,
                 column=column,
                 codes=codes,

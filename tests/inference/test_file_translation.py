@@ -19,6 +19,7 @@ import torch
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.corpora.readers import read_rows
+from hf_vanilla_transformer.inference import text_chunks
 from hf_vanilla_transformer.inference.file_translation import (
     BATCHES_PER_CHUNK,
     merge_shards,
@@ -26,6 +27,7 @@ from hf_vanilla_transformer.inference.file_translation import (
     translated_lines,
 )
 from hf_vanilla_transformer.inference.fingerprints import translator_fingerprint
+from hf_vanilla_transformer.inference.line_warnings import LineWarnings
 from hf_vanilla_transformer.inference.text_io import input_lines
 from hf_vanilla_transformer.text import train_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
@@ -202,6 +204,76 @@ def test_killed_job_resumes(
 
 
 # Shards
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of a file of about as many lines as those of an iterator."""
+    monkeypatch.setattr(text_chunks, "_BYTES_OF_LINE", 17)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("shards", [1, 3, 64])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_shards_of_a_file_are_one_translation(
+    translator: Translator, source: Path, output: Path, shards: int, is_there: bool
+) -> None:
+    counts: list[int] = []
+    for shard in reversed(range(1, shards + 1)):
+        translate_file(translator, source, output, shard=(shard, shards), progress=counts.append, **SETTINGS)
+    assert sum(counts) == len(LINES) and len(counts) == 4
+    if not is_there:
+        source.unlink()
+    assert merge_shards(output) == 4
+    assert output.read_text(encoding="utf-8") == expected(translator)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_shards_of_a_file_with_another_batch_size_and_the_whole(
+    translator: Translator, source: Path, output: Path
+) -> None:
+    counts: list[int] = []
+    translate_file(translator, source, output, shard=(2, 3), **SETTINGS)
+    with pytest.raises(UserError, match="3 of 4 chunks"):
+        merge_shards(output)
+    translate_file(translator, source, output, progress=counts.append, **SETTINGS | {"batch_size": 2})
+    assert len(counts) == 4 and output.read_text(encoding="utf-8") == expected(translator)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_shard_of_an_edited_file_is_refused(translator: Translator, source: Path, output: Path) -> None:
+    translate_file(translator, source, output, shard=(1, 2), **SETTINGS)
+    text = source.read_bytes()
+    source.write_bytes(text.replace(b"9 two", b"9 six"))
+    with pytest.raises(UserError, match="other text; delete it"):
+        translate_file(translator, source, output, shard=(2, 2), **SETTINGS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_chunks, "_END", 8)  # the edit is not at an end
+        source.write_bytes(text)
+        (output.with_name(".out.parts") / "text.json").unlink()
+        translate_file(translator, source, output, shard=(1, 2), **SETTINGS)
+        source.write_bytes(text.replace(b"9 two", b"9 six"))
+        translate_file(translator, source, output, shard=(2, 2), **SETTINGS)
+    with pytest.raises(UserError, match="of other text, model or settings"):
+        merge_shards(output)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_shard_of_a_file_names_its_lines(folder: Path, source: Path, output: Path) -> None:
+    model = tiny_model(
+        vocab_size=300, tie_word_embeddings=False, position_encoding_type="learned", max_position_embeddings=64
+    )
+    translator = Translator(model, Translator.from_pretrained(folder, device="cpu").source_tokenizer)
+    lines = [*LINES, "two hundred " * 80]
+    source.write_text("\n".join(lines), encoding="utf-8")
+    count = len(text_chunks.TextChunks.of(source, CHUNK))
+    with pytest.raises(UserError, match=f"line {len(lines)}: .* 64"):
+        for shard in range(1, count + 1):
+            translate_file(translator, source, output, shard=(shard, count), **SETTINGS)
+    of_chunk, together = LineWarnings(), LineWarnings()
+    of_chunk.add_fault("fault", 2, "?")
+    together.add(of_chunk, lambda: 10)
+    assert together.warnings() == ["fault, such as '?' (line 12)"]
 
 
 @pytest.mark.parametrize("shards", [1, 3, 64])
