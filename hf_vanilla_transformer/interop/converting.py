@@ -62,7 +62,9 @@ def convert(
     require_new(output, overwrite)
     require_apart(output, source)
     files = local_files(source)
-    if (files / "adapter_config.json").is_file():
+    # PEFT saves a second adapter in a folder of its own
+    places = [files] if (files / "config.json").is_file() else [files, *files.glob("*/")]
+    if any((place / "adapter_config.json").is_file() for place in places):
         remedy = "model.merge_and_unload().save_pretrained(FOLDER) merges it, then convert FOLDER"
         raise UserError(f"{source}: an adapter of PEFT is no whole model; {remedy}")
     try:

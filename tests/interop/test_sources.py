@@ -18,8 +18,10 @@ def test_zip_archive_is_named(tmp_path: Path) -> None:
     assert "unzip" in error_of(convert, "marian-npz", tmp_path / "opus.zip", tmp_path / "ours")
 
 
-def test_adapter_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+@pytest.mark.parametrize("place", [".", "second"])
+def test_adapter_is_refused_with_the_remedy(place: str, tmp_path: Path) -> None:
+    (tmp_path / place).mkdir(exist_ok=True)
+    (tmp_path / place / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     assert "merge_and_unload" in error_of(convert, "marian", tmp_path, tmp_path / "ours")
 
 
