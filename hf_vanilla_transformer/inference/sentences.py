@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, tee
+from itertools import chain, tee, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..corpora.columns import Columns, cell_text, read_sides
 from ..corpora.inputs import Input
@@ -17,6 +17,7 @@ from .text_io import input_lines, on_one_line
 logger = logging.getLogger(__name__)
 
 Cells = Mapping[str, Any]
+Text = TypeVar("Text", str, tuple[str, str])
 
 
 def read_sentences(
@@ -77,7 +78,20 @@ def read_directed_sentences(
 
     A file without such a column has no entry for it. The iterators are to be read together.
     """
-    rows = _sentences_with_cells(path, "source", columns, one_line)
+    return _with_codes(_sentences_with_cells(path, "source", columns, one_line))
+
+
+def read_directed_pairs(
+    source: str | Path | None, target: str | Path, columns: Columns, one_line: bool
+) -> tuple[Iterator[tuple[str, str]], dict[str, Iterator[str | None]]]:
+    """Read pairs as `stream_sentence_pairs`, and the languages of each as `read_directed_sentences`."""
+    rows = stream_sentence_pairs(source, target, columns, one_line)
+    return _with_codes(((text, translation), cells) for text, translation, cells in rows)
+
+
+def _with_codes(
+    rows: Iterator[tuple[Text, Cells]],
+) -> tuple[Iterator[Text], dict[str, Iterator[str | None]]]:
     first = next(rows, None)
     if first is None:
         return iter(()), {}
@@ -87,7 +101,7 @@ def read_directed_sentences(
     return (text for text, _ in texts), codes
 
 
-def _cells_of(rows: Iterator[tuple[str, Cells]], name: str) -> Iterator[str | None]:
+def _cells_of(rows: Iterator[tuple[Any, Cells]], name: str) -> Iterator[str | None]:
     return (cells.get(name) or None for _, cells in rows)
 
 
@@ -111,37 +125,63 @@ def read_sentence_pairs(
     columns: Columns | None = None,
     one_line: bool = True,
 ) -> tuple[list[str], list[str], list[Cells]]:
-    """Read sentences, their translations, and the other cells of the rows of the source.
+    """Read sentences, their translations, and the other cells of the source, as `stream_sentence_pairs`."""
+    rows = list(stream_sentence_pairs(source, target, columns, one_line))
+    sources, targets, cells = map(list, zip(*rows, strict=True)) if rows else ([], [], [])
+    return sources, targets, cells
+
+
+def stream_sentence_pairs(
+    source: str | Path | None,
+    target: str | Path,
+    columns: Columns | None = None,
+    one_line: bool = True,
+) -> Iterator[tuple[str, str, Cells]]:
+    """Yield sentences, their translations, and the other cells of the rows of the source.
 
     If both are one file with pairs, its incomplete rows are dropped and counted in a warning, as in training.
 
     Args:
         source, target: as `path` of `read_sentences`.
         columns, one_line: as of `read_sentences`.
+
+    Raises:
+        UserError: one has more lines, at its end.
     """
     columns = columns or Columns()
     if source is not None and columns.are_in(Path(source)) and _are_one_file(source, target):
-        from ..corpora.pairs import PairReport, Source, checked_pairs
+        yield from _pairs_of_rows(Path(source), columns, one_line)
+        return
+    rows = _sentences_with_cells(source, "source", columns, one_line)
+    targets = read_sentences(target, "target", columns, one_line)
+    for line, (row, translation) in enumerate(zip_longest(rows, targets), start=1):
+        if row is None or translation is None:
+            # The count is of all lines, so that the error says how many are missing.
+            longer = line + sum(1 for _ in (targets if row is None else rows))
+            counts = (line - 1, longer) if row is None else (longer, line - 1)
+            name = source or "standard input"
+            raise UserError(
+                f"{name} has {counts[0]} lines, {target} has {counts[1]}: each needs its other"
+            )
+        text, cells = row
+        yield text, translation, cells
 
-        report = PairReport(str(source))
-        checked = checked_pairs(Source(Input(str(source), (Path(source),)), columns), report)
-        rows = [(*texts, cells) for reason, (_, texts, cells) in checked if reason is None]
-        if report.dropped:
-            logger.warning("%s: %s", source, report.summary())
-        sources, targets, cells = map(list, zip(*rows, strict=True))
-        if one_line:
-            sources = list(map(on_one_line, sources))
-            targets = list(map(on_one_line, targets))
-        return sources, targets, cells
-    of_source = list(_sentences_with_cells(source, "source", columns, one_line))
-    sources = [text for text, _ in of_source]
-    targets = list(read_sentences(target, "target", columns, one_line))
-    if len(sources) != len(targets):
-        name = source or "standard input"
-        raise UserError(
-            f"{name} has {len(sources)} lines, {target} has {len(targets)}: each needs its other"
-        )
-    return sources, targets, [cells for _, cells in of_source]
+
+def _pairs_of_rows(
+    path: Path, columns: Columns, one_line: bool
+) -> Iterator[tuple[str, str, Cells]]:
+    """The pairs of a table or a translation memory, and the other cells."""
+    from ..corpora.pairs import PairReport, Source, checked_pairs
+
+    report = PairReport(str(path))
+    for reason, (_, texts, cells) in checked_pairs(
+        Source(Input(str(path), (path,)), columns), report
+    ):
+        if reason is None:
+            source, target = map(on_one_line, texts) if one_line else texts
+            yield source, target, cells
+    if report.dropped:
+        logger.warning("%s: %s", path, report.summary())
 
 
 def _are_one_file(source: str | Path, target: str | Path) -> bool:

@@ -118,14 +118,19 @@ def _scores(
     arguments: argparse.Namespace, translator: Any, columns: Any, one_line: bool
 ) -> Iterator[str]:
     """For each pair of lines its log-probability, a tab, and those of its tokens."""
+    from hf_vanilla_transformer.inference import sentences
     from hf_vanilla_transformer.inference.scoring import score_translations_of
-    from hf_vanilla_transformer.inference.sentences import codes_in, read_sentence_pairs
 
-    *sides, cells = read_sentence_pairs(
-        arguments.input, arguments.score, columns, one_line=one_line
-    )
-    codes = codes_of(arguments, translator, codes_in(cells))
+    source, target = arguments.input, arguments.score
+    codes: dict[str, Any] = {}
+    pairs: Iterator[tuple[str, str]]
+    if translator.directions.source is None:
+        rows = sentences.stream_sentence_pairs(source, target, columns, one_line)
+        pairs = ((text, translation) for text, translation, _ in rows)
+    else:
+        pairs, codes = sentences.read_directed_pairs(source, target, columns, one_line)
+        codes = codes_of(arguments, translator, codes)
     settings = given_values(arguments, "batch_size", "max_tokens_per_batch")
-    for scored in score_translations_of(translator, zip(*sides, strict=True), **settings, **codes):
+    for scored in score_translations_of(translator, pairs, **settings, **codes):
         tokens = " ".join(f"{log_p:.4f}" for log_p in scored.log_probabilities)
         yield f"{scored.log_probability:.4f}\t{tokens}"

@@ -29,11 +29,11 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 
 def main(arguments: argparse.Namespace) -> None:
-    from hf_vanilla_transformer.inference.sentences import read_sentence_pairs
+    from hf_vanilla_transformer.inference.sentences import stream_sentence_pairs
     from hf_vanilla_transformer.inference.shortlist_files import write_shortlist
 
     translator = load_translator(arguments, [arguments.model])
-    sources, targets, _ = read_sentence_pairs(arguments.source, arguments.target)
-    pairs = zip(sources, targets, strict=True)
+    rows = stream_sentence_pairs(arguments.source, arguments.target)
+    pairs = ((source, target) for source, target, _ in rows)
     count = write_shortlist(translator, pairs, arguments.output)
     print(f"{arguments.output}: {count:,} source tokens")

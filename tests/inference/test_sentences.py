@@ -14,6 +14,7 @@ from hf_vanilla_transformer.inference.sentences import (
     read_directed_sentences,
     read_sentence_pairs,
     read_sentences,
+    stream_sentence_pairs,
 )
 from hf_vanilla_transformer.inference.text_io import input_lines
 from hf_vanilla_transformer.utils.errors import UserError
@@ -59,6 +60,25 @@ def test_incomplete_rows_are_dropped_from_pairs_and_refused_alone(tmp_path, capl
     assert "kept 2 of 4 pairs" in caplog.text and "missing target" in caplog.text
     assert list(read_sentences(path)) == ["a", "c d", "f", ""]
     assert "line 5" in error_of(lambda: list(read_sentences(path, "target")))
+
+
+def test_pairs_are_read_as_they_are_needed(tmp_path):
+    paths = tmp_path / "x.en", tmp_path / "x.de"
+    for path in paths:
+        path.write_text("".join(f"{number}\n" for number in range(100_000)) + "\udcff", errors="surrogateescape")
+    pairs = stream_sentence_pairs(*paths)
+    assert [next(pairs)[:2] for _ in range(3)] == [("0", "0"), ("1", "1"), ("2", "2")]
+    with pytest.raises(UserError, match="line 100001"):
+        list(pairs)
+
+
+@pytest.mark.parametrize("lines", [(5, 3), (3, 5)])
+def test_texts_of_other_lengths_are_refused(tmp_path, lines):
+    paths = tmp_path / "x.en", tmp_path / "x.de"
+    for path, count in zip(paths, lines, strict=True):
+        path.write_text("a\n" * count)
+    with pytest.raises(UserError, match=f"x.en has {lines[0]} lines, .*x.de has {lines[1]}: each needs its other"):
+        read_sentence_pairs(*paths)
 
 
 def test_languages_and_labels_are_those_of_the_rows_that_are_read(tmp_path):
