@@ -1,13 +1,8 @@
 """Pairs encoded block by block, by several processes, into files that a later start finds."""
 
-import multiprocessing
-import os
-import signal
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +13,7 @@ from datasets.utils import tqdm
 
 from ..utils.atomic_write import atomic_file
 from ..utils.dataset_cache import cache_file, remove_leftovers
-from ..utils.system_calls import process_context
+from ..utils.process_pool import in_order
 
 BLOCK = 50_000  # pairs of a file. With another number a corpus is encoded again
 _ROWS = 1000  # of a call of the tokenizers
@@ -54,7 +49,8 @@ def encode_blocks(
         began = said = time.monotonic()
         encoded = 0
         work = ((_rows(pairs, start), files[start]) for start in missing)
-        for count in _in_order(work, encode, schema, min(workers, len(missing))):
+        write = partial(_write, encode, schema)
+        for count in in_order(write, work, min(workers, len(missing)), __name__):
             bar.update(count)
             encoded += count
             now = time.monotonic()
@@ -69,44 +65,19 @@ def _progress(done: int, total: int, rate: float) -> str:
     return f"encoded {done:,} of {total:,} pairs, {rate:,.0f} a second, {minutes:,.0f} min left"
 
 
-def _rows(pairs: Dataset, start: int) -> pa.Table:
-    """The rows of a block."""
+def _rows(pairs: Dataset, start: int) -> bytes:
+    """The rows of a block alone. A pickled slice of a table has all of it."""
     block = pairs.select(range(start, min(start + BLOCK, len(pairs))))
-    return block.with_format("arrow")[:]
-
-
-def _in_order(
-    work: Iterator[tuple[pa.Table, Path]], encode: Encode, schema: pa.Schema, workers: int
-) -> Iterator[int]:
-    """Write blocks, and yield the number of pairs of each. The error is that of the first block that has one."""
-    if workers <= 1:
-        for rows, file in work:
-            yield _write(encode, schema, rows, file)
-        return
-    context = process_context(__name__)
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (encode, schema))
-    waiting: deque[Future[int]] = deque()
-    try:
-        for rows, file in work:
-            waiting.append(pool.submit(_write_in_worker, _as_bytes(rows), file))
-            if len(waiting) > 2 * workers:  # the others would wait in memory
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _as_bytes(rows: pa.Table) -> bytes:
-    """The rows alone. A pickled slice of a table has all of it."""
+    rows = block.with_format("arrow")[:]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
     return sink.getvalue().to_pybytes()
 
 
-def _write(encode: Encode, schema: pa.Schema, rows: pa.Table, file: Path) -> int:
+def _write(encode: Encode, schema: pa.Schema, pairs: bytes, file: Path) -> int:
     """Encode the pairs of a block into a file, which exists when it is complete. Return their number."""
+    rows = pa.ipc.open_stream(pairs).read_all()
     with (
         atomic_file(file) as temporary,
         pa.OSFile(str(temporary), "wb") as sink,
@@ -115,34 +86,3 @@ def _write(encode: Encode, schema: pa.Schema, rows: pa.Table, file: Path) -> int
         for batch in rows.to_batches(_ROWS):
             writer.write_table(pa.table(encode(batch.to_pydict()), schema=schema))
     return len(rows)
-
-
-# In the processes of workers
-
-
-class _Worker:
-    """What a worker encodes with."""
-
-    encode: Encode
-    schema: pa.Schema
-
-
-def _start_worker(encode: Encode, schema: pa.Schema) -> None:
-    _Worker.encode = staticmethod(encode)
-    _Worker.schema = schema
-    # Ctrl-C in a terminal reaches all processes. The main process decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each worker has a core
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """End this process after the main process was killed, which could not tell it."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _write_in_worker(rows: bytes, file: Path) -> int:
-    return _write(_Worker.encode, _Worker.schema, pa.ipc.open_stream(rows).read_all(), file)
