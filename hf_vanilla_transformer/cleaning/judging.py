@@ -5,17 +5,24 @@ direction, or of its input if the text names no languages.
 """
 
 import re
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, TypeAlias
+from tempfile import gettempdir
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from datasets import Dataset
+import numpy as np
 
-from ..corpora.directions import CodePair
-from ..text.text_keys import TextKey, sentence_key, text_key
-from ..utils.errors import UserError
+from ..text.language_codes import CodePair
+from ..text.text_keys import TextKey, stable_key, text_key
+from ..utils.atomic_write import report_full_disk
+from ..utils.errors import UserError, check_at_least_one
+from ..utils.process_pool import in_order
+from .duplicates import RECORD, open_duplicates
 from .rules import (
     RULES,
     SEQUENCE_RULES,
@@ -26,7 +33,11 @@ from .rules import (
     repaired_entities,
 )
 
+if TYPE_CHECKING:  # its import would take seconds in each worker
+    from datasets import Dataset
+
 SAMPLE = 10_000  # pairs of each direction that its limits are taken from
+BLOCK = 5000  # pairs that a worker judges at a time
 EXAMPLES = 10
 
 # pairs of a sample, and the number and share of damaged ones that are not worth a warning
@@ -116,18 +127,22 @@ def judge_pairs(
     detect: bool = False,
     one_direction: bool = False,
     task: str = "language",
+    workers: int = 1,
+    folder: Path | None = None,
     **limits: object,
 ) -> tuple[Iterator[Judged], CleaningReport]:
     """Judge pairs one by one.
 
     Args:
-        rows: the pairs. They are read two or three times: for the limits, for the best of near duplicates, and to be
-            judged. An iterator, which can be read once, is kept in memory.
+        rows: the pairs. They are read three times: for the limits, to be judged, and to be returned, with a byte for
+            each in memory. An iterator, which can be read once, is kept in memory.
         rules: names of `RULES`. None is all, or `SEQUENCE_RULES` if `task` is "sequence".
         excluded: sentences of validation and test sets. A pair with one of them on a side is dropped.
         detect: detect the languages that the rows name.
         one_direction: whether an input that names no languages has one direction.
         task: "language" compares sentences by their words, "sequence" by all of their characters.
+        workers: processes that judge blocks of pairs. The result is the same for any number.
+        folder: for temporary files of 28 bytes a pair. None is the folder of the system.
         limits: fields of `PairLimits`, for all directions. The rest is taken from pairs of each direction.
 
     Returns:
@@ -135,8 +150,9 @@ def judge_pairs(
         counted.
 
     Raises:
-        UserError: an unknown rule.
+        UserError: an unknown rule, or a text that changes meanwhile.
     """
+    check_at_least_one(workers=workers)
     if rules is None:
         rules = tuple(RULES) if task == "language" else SEQUENCE_RULES
     unknown = [rule for rule in rules if rule not in RULES]
@@ -147,56 +163,64 @@ def judge_pairs(
     key = text_key(task)
     judge = _Judge(
         rules=tuple(rules),
-        excluded=frozenset(map(key, excluded)),
+        excluded=np.sort(np.fromiter(map(key, excluded if "overlap" in rules else ()), np.int64)),
         detect=detect,
         one_direction=one_direction,
         given=limits,
-        report=report,
         key=key,
     )
-    return judge.judged(again), report
+    return judge.judged(again, report, workers, folder), report
 
 
 @dataclass
 class _Judge:
     rules: tuple[str, ...]
-    # Hashes, because a set of the sentences themselves would not fit into memory.
-    excluded: frozenset[int]
+    excluded: np.ndarray  # keys of sentences, sorted. A set has ten times their bytes
     detect: bool
     one_direction: bool
     given: dict[str, object]
-    report: CleaningReport
     key: TextKey
     limits: dict[Group, FittingLimits] = field(default_factory=dict)
 
-    def judged(self, rows: Iterable[PairRow]) -> Iterator[Judged]:
-        repeated = self._survey(rows)
-        best = self._best_of_near_duplicates(rows, repeated)
-        seen: set[int] = set()
-        for number, row in enumerate(rows):
+    def judged(
+        self, rows: Iterable[PairRow], report: CleaningReport, workers: int, folder: Path | None
+    ) -> Iterator[Judged]:
+        verdicts = self._verdicts(rows, workers, folder)
+        names = (None, *self.rules)
+        for row in rows:
             if row.defect is not None:
                 yield Judged(None, row)
                 continue
+            rule = names[verdicts[report.seen]] if report.seen < len(verdicts) else None
             repaired = self._repaired(row)
-            rule = self._rule(repaired)
-            if rule is None and "duplicate" in self.rules:
-                key = hash((row.language, repaired.pair))
-                rule = "duplicate" if key in seen else None
-                seen.add(key)
-            if rule is None and best and best.get(_key(repaired), (0, number))[1] != number:
-                rule = "near_duplicate"
-            self.report.count(rule, row, repaired is not row)
+            report.count(rule, row, repaired is not row)
             yield Judged(rule, repaired)
+        if report.seen != len(verdicts):
+            raise UserError("the text changed while it was read: start again")
 
-    def _survey(self, rows: Iterable[PairRow]) -> set[int]:
-        """Take the limits from the text, and return the keys that occur more than once."""
+    def _verdicts(self, rows: Iterable[PairRow], workers: int, folder: Path | None) -> bytearray:
+        """The verdict of each row without a defect."""
+        place = str(folder or gettempdir())
+        blocks = -(-self._survey(rows) // BLOCK)
+        verdicts = bytearray()
+        with report_full_disk(place), open_duplicates(place) as duplicates:
+            work = self._blocks(rows)
+            for block, records in in_order(self, work, min(workers, blocks), __name__):
+                records["row"] += len(verdicts)
+                verdicts += block
+                duplicates.add(records)
+            changed = np.frombuffer(verdicts, np.uint8)
+            for rule, dropped in duplicates.rows():
+                if rule in self.rules:
+                    changed[dropped] = self._verdict(rule)
+        return verdicts
+
+    def _survey(self, rows: Iterable[PairRow]) -> int:
+        """Take the limits from the text, and return the number of its rows without a defect."""
         samples: dict[Group, list[TextPair]] = {}
         counts: Counter[Group] = Counter()
         draw = Random(0)
-        seen: set[int] = set()
-        repeated: set[int] = set()
-        compares = "near_duplicate" in self.rules
-        for _, row in self._sound(rows):
+        for row in self._sound(rows):
             group = row.group
             counts[group] += 1
             sample = samples.setdefault(group, [])
@@ -204,9 +228,6 @@ class _Judge:
                 sample.append(row.pair)
             elif (place := draw.randrange(counts[group])) < SAMPLE:
                 sample[place] = row.pair
-            if compares:
-                key = _key(row)
-                (repeated if key in seen else seen).add(key)
         for group, sample in samples.items():
             _, languages = group
             given = dict(self.given)
@@ -214,27 +235,17 @@ class _Judge:
                 given["languages"] = languages
             one_direction = self.one_direction or any(languages)
             self.limits[group] = FittingLimits(sample, one_direction, **given)
-        return repeated
+        return counts.total()
 
-    def _best_of_near_duplicates(
-        self, rows: Iterable[PairRow], repeated: set[int]
-    ) -> dict[int, tuple[int, int]]:
-        """The flaws and the number of the row to keep, by key."""
-        best: dict[int, tuple[int, int]] = {}
-        if not repeated:
-            return best
-        for number, row in self._sound(rows):
-            key = _key(row)
-            if key in repeated and self._rule(row) is None:
-                candidate = flaws(row.pair), number
-                best[key] = min(best.get(key, candidate), candidate)
-        return best
+    def _blocks(self, rows: Iterable[PairRow]) -> Iterator[tuple[list[PairRow]]]:
+        # The other cells, which may be long, are not for the workers.
+        judged = (row._replace(cells={}) for row in self._sound(rows))
+        while block := list(islice(judged, BLOCK)):
+            yield (block,)
 
-    def _sound(self, rows: Iterable[PairRow]) -> Iterator[tuple[int, PairRow]]:
-        """The rows without a defect, repaired, and their numbers."""
-        return (
-            (number, self._repaired(row)) for number, row in enumerate(rows) if row.defect is None
-        )
+    def _sound(self, rows: Iterable[PairRow]) -> Iterator[PairRow]:
+        """The rows without a defect, repaired."""
+        return (self._repaired(row) for row in rows if row.defect is None)
 
     def _repaired(self, row: PairRow) -> PairRow:
         """The row without entities on one side, if tags are compared."""
@@ -243,20 +254,35 @@ class _Judge:
         source, target = repaired_entities(row.pair)
         return row if (source, target) == row.pair else row._replace(source=source, target=target)
 
-    def _rule(self, row: PairRow) -> str | None:
-        """The rule that a pair breaks without other pairs of the text."""
-        rule = broken_rule(row.pair, self.rules, self.limits[row.group].of(row.pair))
-        if rule is not None or not self.excluded or "overlap" not in self.rules:
-            return rule
-        return None if self.excluded.isdisjoint(map(self.key, row.pair)) else "overlap"
+    def __call__(self, rows: Sequence[PairRow]) -> tuple[bytes, np.ndarray]:
+        """Judge pairs without the others, in any process. Return their verdicts, and the records of those to keep."""
+        compares = any(RULES[rule][1] is None for rule in self.rules)
+        verdicts = bytearray()
+        records = []
+        for row in rows:
+            rule = broken_rule(row.pair, self.rules, self.limits[row.group].of(row.pair))
+            if rule is None and compares:
+                keys = tuple(map(self.key, row.pair))
+                if any(map(self._is_excluded, keys)):
+                    rule = "overlap"
+                else:
+                    exact = stable_key("\0".join((*row.language, *row.pair)))
+                    is_by_words = "near_duplicate" in self.rules
+                    near = stable_key(f"{row.language} {keys}") if is_by_words else exact
+                    records.append((near, exact, flaws(row.pair), len(verdicts)))
+            verdicts.append(self._verdict(rule))
+        return bytes(verdicts), np.array(records, RECORD)
+
+    def _verdict(self, rule: str | None) -> int:
+        """The number of a rule, from 1, or 0."""
+        return 0 if rule is None else 1 + self.rules.index(rule)
+
+    def _is_excluded(self, key: int) -> bool:
+        place = bisect_left(self.excluded, key)
+        return place < len(self.excluded) and bool(self.excluded[place] == key)
 
 
-def _key(row: PairRow) -> int:
-    """A number that near duplicates of one direction have in common."""
-    return hash((row.language, sentence_key(row.source), sentence_key(row.target)))
-
-
-def sample_warnings(pairs: Dataset) -> Iterator[str]:
+def sample_warnings(pairs: "Dataset") -> Iterator[str]:
     """Return a line for each rule that more than 2 % of a sample break. Rules that need other text are left out."""
     sample = pairs.select(range(0, len(pairs), max(1, len(pairs) // _CHECKED)))
     rules = [name for name, (_, test) in RULES.items() if test and name != "language"]

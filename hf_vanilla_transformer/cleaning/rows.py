@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..corpora.columns import SIDES, Columns, cell_text
-from ..corpora.directions import CodePair
 from ..corpora.mixtures import MixtureReport, open_sources
 from ..corpora.pairs import PairReport, Source, checked_pairs
 from ..corpora.readers import file_format
+from ..text.language_codes import CodePair
 from ..text.language_tokens import CODES
 from .judging import PairRow
 

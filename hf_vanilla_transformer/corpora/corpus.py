@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from datasets import Dataset
 
+from ..text.language_codes import CodePair
 from ..text.source_form import SourceForm
 from ..text.text_keys import TextKey, text_key
 from ..utils.errors import UserError
 from ..utils.system_info import counted
 from .columns import Columns
 from .data_arguments import DataArguments, has_two_tokenizers, run_task
-from .directions import CodePair, inputs_of, load_directions, parse_directions, part_names
+from .directions import inputs_of, load_directions, parse_directions, part_names
 from .inputs import DISTILLED, Input, parse_inputs
 from .mixtures import PART, MixtureReport, load_pairs
 from .pairs import PairReport

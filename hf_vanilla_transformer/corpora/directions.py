@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
+from ..text.language_codes import CodePair
 from ..utils.errors import UserError
 from .mixtures import MixtureReport, concatenated
 from .pairs import PairReport
-
-CodePair = tuple[str, str]  # the codes of source and target
 
 _CODE = r"[a-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})*"
 _DIRECTION = re.compile(rf"({_CODE})-({_CODE})")

@@ -1,5 +1,9 @@
 """Codes of languages, such as `en`, `pt-BR` and `zh_Hans`, and how well two of them fit."""
 
+from typing import TypeAlias
+
+CodePair: TypeAlias = tuple[str, str]  # the codes of source and target
+
 SAME_LANGUAGE = 3
 
 

@@ -2,6 +2,7 @@
 
 import unicodedata
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import TypeAlias
 
 import regex
@@ -15,12 +16,18 @@ _COMPARED = regex.compile(r"[\w\p{M}]+|(?<!\S)-(?=\d)|[\p{Sm}\p{Sc}\p{So}#%&@]")
 _MINUS = "\u2212"
 
 
+def stable_key(text: str) -> int:
+    """A number of 64 bits that is the same in all processes, which Python's `hash` is not."""
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
 def sentence_key(text: str) -> int:
     """A number that is the same for sentences that differ in case, composition, spaces and punctuation alone."""
     text = unicodedata.normalize("NFKC", text).casefold().replace(_MINUS, "-")
-    return hash(" ".join(_COMPARED.findall(text)))
+    return stable_key(" ".join(_COMPARED.findall(text)))
 
 
 def text_key(task: str) -> TextKey:
     """The key of a task: `sentence_key` for "language". Sequences must be equal: `c1ccccc1` is not `C1CCCCC1`."""
-    return sentence_key if task == "language" else hash
+    return sentence_key if task == "language" else stable_key

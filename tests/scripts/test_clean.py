@@ -1,5 +1,10 @@
 """`vanilla-transformer clean`: which pairs are written where."""
 
+import os
+
+from hf_vanilla_transformer.cleaning import judging
+from hf_vanilla_transformer.cleaning.rules import RULES
+from hf_vanilla_transformer.utils.process_pool import in_order
 from tests.cleaning.test_cleaning import DAMAGE, GOOD
 
 
@@ -83,3 +88,37 @@ def test_sequences_are_compared_whole_and_left_as_they_are(command, tmp_path, in
     dropped = [line.split("\t")[:2] for line in (tmp_path / "dropped.tsv").read_text(encoding="utf-8").splitlines()]
     assert dropped == [["duplicate", "4"], ["length", "6"], ["overlap", "8"]]
     assert "kept 4 of 7 pairs" in printed
+
+
+def test_output_and_report_are_the_same_for_any_number_of_workers(command, tmp_path, in_tmp_path, monkeypatch):
+    monkeypatch.setattr(judging, "BLOCK", 40)
+    damaged = [damage(*GOOD[row]) for row, damage in enumerate(DAMAGE.values(), start=100)]
+    loud = [(source.upper(), target.upper() + " !!") for source, target in GOOD[:4]]
+    pairs = [*loud, *GOOD, ("", "leer"), *damaged, *GOOD[350:355], *loud, ("A &amp; B", "A & B")]
+    write(tmp_path / "train.tsv", ["en\tde", *("\t".join(pair) for pair in pairs)])
+    write(tmp_path / "test.tsv", ["en\tde", "x\t" + DAMAGE["overlap"]("", "")[1]])
+    flags = ["--exclude", "test.tsv", "--source_lang", "en", "--target_lang", "de", "--dropped", "d.tsv"]
+    results = []
+    for workers in ("1", "2", "3"):
+        arguments = ["clean", "train.tsv", "--output", "clean.tsv", *flags]
+        arguments += ["--report", "r.html", "--workers", workers]
+        status, printed, errors = command(*arguments)
+        assert (status, errors) == (0, "")
+        results.append([printed, *((tmp_path / name).read_bytes() for name in ("clean.tsv", "d.tsv", "r.html"))])
+    assert results[0] == results[1] == results[2]
+    dropped = {line.split(b"\t")[0].decode() for line in results[0][2].splitlines()}
+    assert dropped == {"empty source", *RULES} - {"language"}  # py3langid takes seconds
+
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(judging, "in_order", lambda _, *rest: in_order(os._exit, [(1,)], *rest[1:]))
+    status, _, errors = command(*arguments)
+    assert status == 2 and errors.count("\n") == 1 and "workers: one of 3 processes was ended" in errors
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_workers_are_at_least_one(command, tmp_path, in_tmp_path):
+    write(tmp_path / "a.tsv", ["source\ttarget", "a\tb"])
+    assert command("clean", "a.tsv", "--output", "b.tsv", "--workers", "0")[::2] == (
+        2,
+        "error: workers: must be at least 1, not 0\n",
+    )
