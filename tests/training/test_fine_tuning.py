@@ -22,9 +22,10 @@ from hf_vanilla_transformer.interop.exporting import export
 from hf_vanilla_transformer.interop.importers import IMPORTERS
 from hf_vanilla_transformer.serving.languages import model_folders
 from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.text.vocabulary import extend_languages
 from hf_vanilla_transformer.training.run import adapters
-from hf_vanilla_transformer.training.run.arguments import RunArguments
-from hf_vanilla_transformer.training.run.fine_tuning import SCORES_BEFORE, load_base_model
+from hf_vanilla_transformer.training.run.arguments import DataArguments, ModelArguments, RunArguments
+from hf_vanilla_transformer.training.run.fine_tuning import SCORES_BEFORE, check_fields, load_base_model
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run import run_training
 from hf_vanilla_transformer.utils.errors import UserError
@@ -99,6 +100,18 @@ def test_fine_tuning_keeps_tokenizer_sizes_and_search_settings(base: Path, tuned
     assert new["dropout"] == 0.3 and model.generation_config.num_beams == 2
     before, after = load_tokenizers(base)[0], load_tokenizers(folder)[0]
     assert before.get_vocab() == after.get_vocab() and before(SOURCES)["input_ids"] == after(SOURCES)["input_ids"]
+
+
+def test_vocabulary_size_of_the_recipe_of_the_base_counts_no_languages(base: Path) -> None:
+    translator = load_base_model(str(base))
+    tokenizer, config = translator.tokenizers[0], translator.model.config
+    size = config.vocab_size
+    assert extend_languages(translator.model, tokenizer, [("en", "de"), ("de", "en")], {}) == ["de", "en"]
+    assert config.vocab_size == size + 2
+    check_fields("base", config, tokenizer, ModelArguments(vocab_size=size), DataArguments())
+    for other in (size - 1, size + 1):
+        error = error_of(check_fields, "base", config, tokenizer, ModelArguments(vocab_size=other), DataArguments())
+        assert error == f"vocab_size: {other}: fine-tuning keeps {size + 2} of base, leave it out"
 
 
 def test_languages_of_the_base_travel_with_the_model(text: dict, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ...inference.directions import Directions
 from ...inference.loading import load_model, registered_class
 from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ...text import load_tokenizers
+from ...text.language_tokens import recorded_tokens
 from ...text.vocabulary import extend_languages
 from ...utils.atomic_write import atomic_file
 from ...utils.errors import UserError
@@ -112,6 +113,7 @@ def load_base_model(
 def check_fields(
     name: str,
     config: VanillaTransformerConfig,
+    tokenizer: PreTrainedTokenizerBase,
     model_args: ModelArguments,
     data_args: DataArguments,
 ) -> None:
@@ -119,11 +121,15 @@ def check_fields(
 
     The regularisation may change. All other fields of the configuration decide the shapes or the meaning of weights.
     """
+    # A recipe's `vocab_size` counts no tokens of languages.
+    size_in_its_recipe = config.vocab_size - len(recorded_tokens(tokenizer.init_kwargs))
     for field, value in vars(model_args).items():
         if value is None or field in REGULARISATION:
             continue
         if field == "preset":
             raise UserError(f"preset: {value}: fine-tuning keeps the sizes of {name}, leave it out")
+        if field == "vocab_size" and value == size_in_its_recipe:
+            continue
         if (kept := getattr(config, field)) != value:
             raise UserError(f"{field}: {value}: fine-tuning keeps {kept} of {name}, leave it out")
     for field in _TOKENIZER_FIELDS:
@@ -149,7 +155,7 @@ def prepare_model(
     base: PretrainedTranslator, model_args: ModelArguments, data_args: DataArguments
 ) -> None:
     """Check the recipe against the base model, and set its dropout and label smoothing."""
-    check_fields(base.name, base.model.config, model_args, data_args)
+    check_fields(base.name, base.model.config, base.tokenizers[0], model_args, data_args)
     check_tokens_kept(base.name, base.tokenizers, data_args)
     if data_args.directions:
         add_languages(base, data_args)
@@ -205,7 +211,7 @@ def resumed_model(
         model_class or registered_class(checkpoint) or VanillaTransformerForConditionalGeneration
     )
     config = chosen.config_class.from_pretrained(checkpoint)
-    check_fields(str(checkpoint), config, model_args, data_args)
+    check_fields(str(checkpoint), config, load_tokenizers(checkpoint)[0], model_args, data_args)
     for name in REGULARISATION:
         if (value := getattr(model_args, name)) is not None:
             setattr(config, name, value)
