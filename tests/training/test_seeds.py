@@ -51,6 +51,13 @@ def test_killed_seeds_end_in_the_same_table(train, tmp_path):
     assert json.loads((killed / "seeds.json").read_text(encoding="utf-8")) == stored
     assert (killed / "seed-1" / "README.md").read_text(encoding="utf-8") == cards[0]
 
+    # as a kill between the results and the card leaves them
+    (killed / "seed-1" / "README.md").unlink()
+    status, _, errors = train("--seeds", "1", "2", "--output_dir", str(killed))
+    assert status == 0, errors
+    assert json.loads((killed / "seeds.json").read_text(encoding="utf-8")) == stored
+    assert (killed / "seed-1" / "README.md").read_text(encoding="utf-8").count(row) == 1
+
     status, _, errors = train("--seeds", "1", "2", "--output_dir", str(whole), "--max_steps", "3")
     assert status == 2 and re.match(r"error: max_steps: 3, but the runs in .* have 2: name a new output_dir", errors)
 

@@ -44,7 +44,7 @@ def run_seeds(parsed: ParsedArguments, run: Callable[[list[str]], object]) -> No
     _require_same_fields(folder / SEEDS, fields)
     folders = {seed: folder / f"seed-{seed}" for seed in seeds}
     for seed, its_folder in folders.items():
-        if (its_folder / _RESULTS).is_file():
+        if (its_folder / _CARD).is_file():  # the last file of a run
             print_main(f"seed {seed}: {its_folder} is complete")
             continue
         if is_main_rank() and not (folder / SEEDS).is_file():
