@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import islice, product, repeat
+from itertools import islice, product, repeat, starmap
 
 from transformers import PreTrainedTokenizerBase
 
@@ -89,11 +89,27 @@ class Directions:
             return False
         return self.target.target_mark or bool(self.target.directions)
 
+    def completed(self, source_lang: str | None, target_lang: str | None) -> Direction:
+        """The direction with a missing code: that of the only trained pair with the other code, or the default."""
+        codes = source_lang, target_lang
+        if self.source is not None and any(codes) and not all(codes):
+            fitting = [
+                pair
+                for pair in self.source.directions
+                if all(
+                    not code or known_code(code, [own])
+                    for code, own in zip(codes, pair, strict=True)
+                )
+            ]
+            if len(fitting) == 1:
+                return fitting[0]
+        return source_lang or self.default[0], target_lang or self.default[1]
+
     def changed(self, source_lang: str | None, target_lang: str | None) -> "Directions":
-        """The same languages with this default. None keeps the one that there is."""
+        """The same languages with this default. None keeps the one that there is, or the one of the only pair."""
         self.check((source_lang, target_lang))
         other = copy.copy(self)
-        other.default = source_lang or self.default[0], target_lang or self.default[1]
+        other.default = self.completed(source_lang, target_lang)
         return other
 
     def check(self, direction: Direction) -> Direction:
@@ -114,11 +130,9 @@ class Directions:
 
     def each(self, source_lang: Codes, target_lang: Codes) -> Iterator[Direction]:
         """The direction of each sentence. Codes for all sentences are checked at once, and have no end."""
-        source, target = self.default
         for_all = isinstance(source_lang, str | None) and isinstance(target_lang, str | None)
-        sources = _repeated(source_lang, source)
-        targets = _repeated(target_lang, target)
-        directions: Iterator[Direction] = zip(sources, targets, strict=False)
+        sources, targets = _repeated(source_lang), _repeated(target_lang)
+        directions = starmap(self.completed, zip(sources, targets, strict=False))
         if for_all:
             self.check(next(directions))
         return map(self.check, directions)
@@ -173,10 +187,8 @@ def next_places(places: Iterator[PlacedDirection], count: int) -> list[PlacedDir
     return taken
 
 
-def _repeated(codes: Codes, default: str | None) -> Iterator[str | None]:
-    if isinstance(codes, str | None):
-        return repeat(codes or default)
-    return iter(codes)
+def _repeated(codes: Codes) -> Iterator[str | None]:
+    return repeat(codes) if isinstance(codes, str | None) else iter(codes)
 
 
 def _setting(tokenizer: PreTrainedTokenizerBase, name: str) -> str | None:

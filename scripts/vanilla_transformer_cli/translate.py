@@ -1,5 +1,6 @@
 """Translate text line by line with a trained model.
 
+  echo 'Good morning!' | vanilla-transformer translate --model en_de
   vanilla-transformer translate --model runs/numbers_en_de < source.txt > translation.txt
   vanilla-transformer translate --model runs/numbers_en_de --input source.txt.gz --output translation.txt
   vanilla-transformer translate --model runs/numbers_en_de --input source.txt --score translation.txt > scores.tsv
@@ -52,7 +53,9 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser = Parser(prog, __doc__)
     add_flags(
         parser,
-        model=Flag("DIR", "model folder; several form an ensemble", required=True, nargs="+"),
+        model=Flag(
+            "DIR", "model folder, or en_de; several form an ensemble", required=True, nargs="+"
+        ),
         input=Flag(
             "F", "text to translate, .gz too, a table or a document (default: standard input)"
         ),
@@ -72,9 +75,16 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 
 def languages_of(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
     """The languages of the text and of its translation, by the flags or the model."""
-    from hf_vanilla_transformer.inference.languages import model_languages
+    from hf_vanilla_transformer.inference.directions import Directions
+    from hf_vanilla_transformer.inference.languages import has_language_tokens, model_languages
+    from hf_vanilla_transformer.text import load_tokenizers
 
-    source, target = model_languages(arguments.model[0]) or ("en", None)
+    folder = arguments.model[0]
+    if has_language_tokens(folder):
+        directions = Directions(*load_tokenizers(folder))
+        source, target = directions.completed(arguments.source_lang, arguments.target_lang)
+        return source or "en", target
+    source, target = model_languages(folder) or ("en", None)
     return arguments.source_lang or source, arguments.target_lang or target
 
 

@@ -8,6 +8,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.inference import optimize_for_inference
+from hf_vanilla_transformer.text.language_tokens import Direction
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of, save_model, save_model_of_languages
 
@@ -141,3 +142,20 @@ def test_codes_may_be_spelt_in_another_way(tmp_path: Path, on_source: bool) -> N
     translator = Translator.from_pretrained(save_model_of_languages(tmp_path / "model", on_source))
     expected = list(translator.translate(TEXT, source_lang="en", target_lang="de", max_new_tokens=4))
     assert list(translator.directed("EN", "De").translate(TEXT, max_new_tokens=4)) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "completed"),
+    [
+        ((None, "en"), ("de", "en")),
+        ((None, "FR"), ("en", "fr")),
+        (("de", None), ("de", "en")),
+        (("en", None), ("en", None)),  # of two pairs
+        ((None, None), (None, None)),
+        (("fr", "de"), ("fr", "de")),  # an untrained pair that is named whole
+    ],
+)
+def test_missing_code_is_that_of_the_only_pair(folder: Path, given: Direction, completed: Direction) -> None:
+    directions = Translator.from_pretrained(folder).directions
+    assert directions.completed(*given) == directions.changed(*given).default == completed
+    assert next(directions.each(*given)) == completed
