@@ -41,6 +41,7 @@ import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 from tests import covering, pretended_gpu  # noqa: E402
+from tests.forked_interpreter import Interpreter  # noqa: E402
 
 torch.set_num_threads(_THREADS)
 if not torch.cuda.is_available():
@@ -157,6 +158,14 @@ def own_modules(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(str(in_tmp_path)):
             del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def python() -> Iterator[Interpreter]:
+    """Runs programs in processes of their own, which need not import the libraries."""
+    interpreter = Interpreter()
+    yield interpreter
+    interpreter.close()
 
 
 @pytest.fixture(scope="session")
