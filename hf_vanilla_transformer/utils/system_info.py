@@ -1,5 +1,6 @@
 """The machine and the versions that a measured figure depends on."""
 
+import functools
 import os
 import platform
 import re
@@ -46,8 +47,15 @@ def versions(*more: str) -> dict[str, str]:
 
     installed = {"python": platform.python_version(), "hf_vanilla_transformer": __version__}
     for name in (*PACKAGES, *more):
-        try:
-            installed[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+        if version := _installed_version(name):
+            installed[name] = version
     return installed
+
+
+@functools.cache
+def _installed_version(name: str) -> str | None:
+    """The version of a package, or None if it is not installed. Its metadata take milliseconds to read."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

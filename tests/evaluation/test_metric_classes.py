@@ -16,7 +16,7 @@ from hf_vanilla_transformer.evaluation.comparison import scores_by_group
 from hf_vanilla_transformer.evaluation.edit_distance import edit_distance
 from hf_vanilla_transformer.evaluation.metric_classes import Bleu, CharacterErrorRate, Chrf, TokenErrorRate, TopK
 from hf_vanilla_transformer.evaluation.metric_names import TITLES, default_metrics
-from hf_vanilla_transformer.evaluation.metrics import Groups, make_metrics, score_names
+from hf_vanilla_transformer.evaluation.metrics import Groups, Texts, compute_metric, make_metrics, score_names
 from hf_vanilla_transformer.evaluation.score_tables import group_table, render
 from hf_vanilla_transformer.text.symbol_tokenizers import train_symbol_tokenizer
 from hf_vanilla_transformer.text.token_kinds import token_splitter
@@ -71,6 +71,18 @@ def test_top_k_counts_lists_with_the_reference_among_the_first_k():
 
 def test_names_and_classes_agree():
     assert list(metric_classes.CLASSES) == list(TITLES)
+
+
+@pytest.mark.parametrize("name", TITLES)
+def test_scores_of_texts_are_those_of_compute(name):
+    hypotheses, references = ["a b c d", "F g"], [["a b c e", "f g"], ["a b", "x"]]
+    n_best = [[text, "a b"] for text in hypotheses]
+    texts = Texts(hypotheses, references, n_best=n_best)
+    metric = make_metrics([name])[name]
+    predictions = n_best if name == "top_k" else hypotheses
+    computed = metric.compute(predictions=predictions, references=[list(row) for row in zip(*references, strict=True)])
+    scores, details = compute_metric(name, metric, texts)
+    assert scores | details == computed and scores
 
 
 def test_metrics_combine_with_others(tmp_path):
