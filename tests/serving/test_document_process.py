@@ -126,10 +126,12 @@ def test_server_starts_after_the_imports_of_documents(tmp_path: Path, monkeypatc
     (tmp_path / "imported_slowly.py").write_text("import time\ntime.sleep(0.5)\nopen(__file__ + 'done', 'w')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(document_process, "__name__", "imported_slowly")
-    forkserver._forkserver._stop()  # that of other tests
+    own = forkserver.ForkServer()  # that of other tests has imported what it needs
+    for name in ("set_forkserver_preload", "connect_to_new_process"):
+        monkeypatch.setattr(forkserver, name, getattr(own, name))
     DocumentProcesses().start()
     assert (tmp_path / "imported_slowly.pydone").exists()
-    forkserver._forkserver._stop()
+    own._stop()
 
 
 def test_unpacked_uploads_are_limited() -> None:

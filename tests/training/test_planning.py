@@ -125,7 +125,7 @@ def clock(monkeypatch):
 
 def planned(folder, flags, **fields):
     """Train. Return the updates and the learning rates that were logged."""
-    run_tiny(folder, **flags, **TRAIN, **fields)
+    run_tiny(folder, **flags, **TRAIN | fields)
     state = json.loads((folder / "trainer_state.json").read_text())
     return state["global_step"], [entry["learning_rate"] for entry in state["log_history"] if "learning_rate" in entry]
 
@@ -178,7 +178,7 @@ def test_resumed_run_keeps_its_schedule(tmp_path, pairs, clock):
 def test_plan_is_shortened_if_updates_become_slower(tmp_path, pairs, clock, capsys):
     """Other processes use the machine: the rate still decays within the minutes."""
     clock.seconds = lambda updates: 6 if updates >= 30 else 3
-    updates, rates = planned(tmp_path / "run", pairs(12), **SCHEDULED | {"max_minutes": 5})
+    updates, rates = planned(tmp_path / "run", pairs(12), **SCHEDULED, save_steps=1000)
     assert 30 < updates < 90 and clock.now <= 300
     assert rates[-1] <= 2 * 0.01 / updates
     assert capsys.readouterr().out.count("schedule: ") >= 2

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hf_vanilla_transformer import generation_vanilla_transformer as generation
 from hf_vanilla_transformer.batches import encoded_blocks
 from hf_vanilla_transformer.batches.packing import FlatPairs
 from hf_vanilla_transformer.batches.prepared import read_prepared
@@ -24,11 +25,11 @@ TRAINING = {"max_tokens_per_batch": 120, "max_steps": 4, "eval_strategy": "steps
 
 
 def write_text(folder: Path) -> dict[str, Any]:
-    """Two inputs of training text, one with a sentence over `max_source_length`, and two of test text."""
+    """Two inputs of training text and two of test text, each with a sentence over `max_source_length`."""
     folder.mkdir()
     for name, first in (("news", 0), ("talks", 3), ("test_a", 1), ("test_b", 2)):
         lines = [" ".join(WORDS[: 1 + (number + first) % 8]) for number in range(24)]
-        lines[5] = f"{name} " * 20
+        lines[5] = (f"{name} " * 20)[:65]
         (folder / f"{name}.en").write_text("\n".join(lines) + "\n")
         (folder / f"{name}.de").write_text("\n".join(line.upper()[::-1] for line in lines) + "\n")
     inputs = {split: [str(folder / name) for name in names] for split, names in SPLITS.items()}
@@ -61,8 +62,9 @@ def losses(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("changed", [{"pack": False}, {"pack": True}, {"rewrite": f"{__name__}:shouted"}], ids=str)
 def test_run_on_prepared_data_is_the_run_on_its_text(
-    folders: tuple[Path, dict[str, Any]], changed: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture
+    folders: tuple[Path, dict[str, Any]], changed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(generation, "MAX_LENGTH_OVER_SOURCE", 5)  # which such a model reaches
     data, fields = folders
     text = Path(fields["train"][0]).parent
     direct = run_tiny(tmp_path / "direct", **TRAINING, **fields, **changed)
