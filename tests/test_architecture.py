@@ -13,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.bundle_rules import violations
+from tests.forked_interpreter import Interpreter
 from vanilla_transformer_cli.main import SUBCOMMANDS
 
 ROOT = Path(__file__).parents[1]
@@ -316,37 +317,48 @@ import hf_vanilla_transformer.evaluation
 print(json.dumps([face, sorted(sys.modules.keys() - before)]))
 """
 
-# Importing the libraries takes seconds, so one process imports them and forks for each program. The first does without
-# some of them.
+# Text is read line by line, without the libraries that read tables.
+LINES = """
+import json
+from hf_vanilla_transformer.inference.sentences import read_sentences
+lines = [*read_sentences("tests/planted_faults.txt")]
+print(json.dumps([lines, list(sys.modules)]))
+"""
+
+# One process forks for each program.
 FORKS = """
 import os, sys
-import torch, transformers
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerFast
-
-def run(program):
+for program in sys.argv[1:]:
     if not os.fork():
         exec(program, {"sys": sys})
         sys.stdout.flush()
         os._exit(0)
     assert os.wait()[1] == 0, program
-
-run(sys.argv[1])
-import accelerate, datasets
-from transformers import Seq2SeqTrainer
-import transformers.trainer_seq2seq
-for program in sys.argv[2:]:
-    run(program)
 """
-PROGRAMS = {"face": FACE, "state": STATE}
+# Without the libraries that the package might import.
+FEW_LIBRARIES = """
+import torch, transformers
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerFast
+"""
+ALONE = {"face": FACE, "lines": LINES}
+PROGRAMS = {"state": STATE}
 PROGRAMS |= {name: f"import json, {PACKAGE.name}.{name}\nprint(json.dumps(list(sys.modules)))" for name in LOADED}
 
 
 @pytest.fixture(scope="module")
-def printed() -> dict[str, Any]:
-    """What each program prints."""
-    command = [sys.executable, "-c", FORKS, *PROGRAMS.values()]
+def printed_alone() -> dict[str, Any]:
+    """What programs print in a process with few libraries."""
+    command = [sys.executable, "-c", FEW_LIBRARIES + FORKS, *ALONE.values()]
     lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT).stdout.splitlines()
-    return {name: json.loads(line) for name, line in zip(PROGRAMS, lines, strict=True)}
+    return {name: json.loads(line) for name, line in zip(ALONE, lines, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def printed(python: Interpreter) -> dict[str, Any]:
+    """What each program prints."""
+    run = python.run(["-c", FORKS, *PROGRAMS.values()], cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    return {name: json.loads(line) for name, line in zip(PROGRAMS, run.stdout.splitlines(), strict=True)}
 
 
 @pytest.mark.parametrize("name", LOADED)
@@ -354,10 +366,16 @@ def test_import_loads_few_files(name: str, printed: dict[str, Any]) -> None:
     assert sum(module.split(".")[0] == PACKAGE.name for module in printed[name]) <= LOADED[name]
 
 
-def test_import_needs_only_torch_and_transformers(printed: dict[str, Any]) -> None:
-    face, evaluation = printed["face"]
+def test_import_needs_only_torch_and_transformers(printed_alone: dict[str, Any]) -> None:
+    face, evaluation = printed_alone["face"]
     libraries = {"matplotlib", "num2words", "tensorboard", "datasets", "sacrebleu", "accelerate"}
     assert libraries.isdisjoint(face) and "matplotlib" not in evaluation
+
+
+def test_lines_of_text_are_read_without_datasets(printed_alone: dict[str, Any]) -> None:
+    lines, modules = printed_alone["lines"]
+    assert lines == (ROOT / "tests" / "planted_faults.txt").read_text(encoding="utf-8").splitlines()
+    assert {"datasets", "pandas"}.isdisjoint(modules)
 
 
 def test_names_of_metrics_are_known_without_evaluate(printed: dict[str, Any]) -> None:

@@ -1,8 +1,6 @@
 """Files and folders appear when they are complete. An error leaves the old ones."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -96,10 +94,10 @@ with {writer}(Path(sys.argv[1])) as temporary:
 
 @pytest.mark.skipif(os.name == "nt", reason="no signal asks for a process")
 @pytest.mark.parametrize("writer", [atomic_file, new_folder])
-def test_what_a_killed_process_has_left_is_removed_by_the_next(tmp_path, writer):
+def test_what_a_killed_process_has_left_is_removed_by_the_next(python, tmp_path, writer):
     target, is_folder = tmp_path / "out", writer is new_folder
     code = KILLED.format(writer=writer.__name__, is_folder=is_folder)
-    assert subprocess.run([sys.executable, "-c", code, target]).returncode == -9
+    assert python.run(["-c", code, target]).returncode == -9
     (tmp_path / ".mine.out").touch()
     assert len(list(tmp_path.iterdir())) == 2
     with writer(target) as first, writer(target) as second:  # of a process that runs

@@ -1,7 +1,7 @@
 """A model with another feed-forward network and another attention, and a loss of one's own: the whole life."""
 
 import importlib
-import subprocess
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -94,7 +94,7 @@ SOURCES = [FEED_FORWARD, pytest.param(ATTENTION, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=["feed_forward", "attention"])
-def test_subclass_trains_saves_loads_and_publishes(source, tmp_path, own_modules, command):
+def test_subclass_trains_saves_loads_and_publishes(source, tmp_path, own_modules, command, python):
     (tmp_path / "own_model.py").write_text(source, encoding="utf-8")
     (tmp_path / "text").write_text("one two\nthree\n" * 5, encoding="utf-8")
     flags = as_flags(TINY_RUN | {"train": ["text", "text"], "max_steps": 2, "output_dir": "run"})
@@ -106,8 +106,8 @@ def test_subclass_trains_saves_loads_and_publishes(source, tmp_path, own_modules
     model = own.OwnTranslator.from_pretrained("run").eval()
     ids = torch.tensor([[5, 6, 7, 2]])
     torch.save(model(input_ids=ids, labels=ids).logits.detach(), tmp_path / "logits")
-    script = [sys.executable, "-c", LOAD, "run", "logits"]
-    loaded = subprocess.run(script, capture_output=True, text=True, env={"PATH": "", "HF_HOME": str(tmp_path / "hf")})
+    environment = {name: value for name, value in os.environ.items() if name not in ("PATH", "PYTHONPATH")}
+    loaded = python.run(["-c", LOAD, "run", "logits"], env=environment)
     assert loaded.returncode == 0, loaded.stderr
     with pytest.raises(ValueError, match="decoded through their modules"):
         optimize_for_inference(model)

@@ -1,15 +1,13 @@
 """A loaded model is independent of its folder: files that are replaced, cut off or removed change and end nothing."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from hf_vanilla_transformer.engine.linear import int8_error
+from tests.forked_interpreter import Interpreter
 from tests.model_helpers import randomise
 from tests.serving_helpers import CORPUS, echo_folder, echo_translator
 from tests.trainer_helpers import as_flags, write_pairs
@@ -148,24 +146,23 @@ def folders(tmp_path: Path) -> list[str]:
     return [str(tmp_path / name) for name in names]
 
 
-def succeed(script: str, *arguments: str) -> None:
-    command = [sys.executable, "-c", FIRST_LINES + script, *arguments]
-    result = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=300)
+def succeed(python: Interpreter, script: str, *arguments: str) -> None:
+    result = python.run(["-c", FIRST_LINES + script, *arguments], seconds=300)
     assert result.returncode == 0, f"status {result.returncode}: {result.stderr[-3000:]}"
 
 
-def test_loaded_weights_do_not_follow_their_files(folders: list[str]) -> None:
+def test_loaded_weights_do_not_follow_their_files(python: Interpreter, folders: list[str]) -> None:
     has_int8 = int8_error(torch.device("cpu"), torch.float32) is None
-    succeed(LOADED, *folders, *(["int8"] if has_int8 else []))
+    succeed(python, LOADED, *folders, *(["int8"] if has_int8 else []))
 
 
-def test_server_answers_the_same_without_its_folder(folders: list[str]) -> None:
+def test_server_answers_the_same_without_its_folder(python: Interpreter, folders: list[str]) -> None:
     pytest.importorskip("fastapi", reason="needs the extra `serve`")
-    succeed(SERVED, *folders)
+    succeed(python, SERVED, *folders)
 
 
-def test_fine_tuning_ends_the_same_without_its_base(folders: list[str], tmp_path: Path) -> None:
+def test_fine_tuning_ends_the_same_without_its_base(python: Interpreter, folders: list[str], tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="needs the extra `lora`, with which weights of the base stay as they are")
     text = write_pairs(tmp_path / "text", list(zip(CORPUS, reversed(CORPUS), strict=True)))
     flags = as_flags({**text, "model_name_or_path": folders[0], "lora_r": 2, **SETTINGS})
-    succeed(TRAINED, *folders, *flags)
+    succeed(python, TRAINED, *folders, *flags)

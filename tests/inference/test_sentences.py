@@ -1,9 +1,5 @@
 """Sentences from tables and translation memories: what commands read is what training reads."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from hf_vanilla_transformer.corpora import load_pairs
@@ -111,12 +107,3 @@ def test_other_formats_are_refused_by_name(tmp_path, suffix):
     if suffix not in ("tmx", "csv", "json"):
         for names in ([path, text], [text, path]):
             assert f"x.{suffix}" in error_of(load_pairs, names)
-
-
-def test_lines_of_text_are_read_without_datasets(tmp_path: Path) -> None:
-    (tmp_path / "lines.txt").write_text("a\nb\n", encoding="utf-8")
-    script = (
-        "import sys; from hf_vanilla_transformer.inference.sentences import read_sentences; "
-        "assert len([*read_sentences(sys.argv[1])]) == 2; assert not {'datasets', 'pandas'} & sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "lines.txt")], check=True)

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -186,7 +184,7 @@ def test_old_folders_are_still_normalised():
     assert tokenizer_task(old) == "language"
 
 
-def test_each_tokenizer_loads_without_this_package(tokenizers, tmp_path):
+def test_each_tokenizer_loads_without_this_package(tokenizers, tmp_path, python):
     texts = [text for own in TEXTS.values() for text in own] + SPECIAL
     expected = {}
     for number, (tokens, tokenizer) in enumerate(tokenizers.items()):
@@ -205,8 +203,7 @@ def test_each_tokenizer_loads_without_this_package(tokenizers, tmp_path):
         "assert 'hf_vanilla_transformer' not in sys.modules\n"
         "print(json.dumps(answers))\n"
     )
-    command = [sys.executable, "-I", "-c", program, json.dumps([str(tmp_path), texts])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = python.run(["-I", "-c", program, json.dumps([str(tmp_path), texts])])
     assert json.loads(done.stdout.splitlines()[-1]) == expected
 
 
