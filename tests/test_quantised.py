@@ -1,9 +1,6 @@
 """int8 weights on a CPU: transformers quantises with torchao while it loads."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -46,7 +43,7 @@ for config in (Int8WeightOnlyConfig(), Int8DynamicActivationInt8WeightConfig()):
     importlib.util.find_spec("torchao") is None, reason="torchao is not installed; it comes with the extra 'int8'"
 )
 @torch.no_grad()
-def test_int8_loads_translates_and_saves(tmp_path) -> None:
+def test_int8_loads_translates_and_saves(tmp_path, python) -> None:
     model = tiny_model(d_model=64, encoder_ffn_dim=128, decoder_ffn_dim=128, vocab_size=400)
     folder, again = tmp_path / "model", tmp_path / "again"
     model.save_pretrained(folder)
@@ -55,8 +52,7 @@ def test_int8_loads_translates_and_saves(tmp_path) -> None:
     written = model.generate(**batch, max_new_tokens=10)
     batch["decoder_input_ids"] = torch.tensor(sentences([5, 5], 400, seed=1))
     torch.save({**batch, "logits": model(**batch).logits, "written": written}, tmp_path / "data.pt")
-    command = [sys.executable, "-c", SCRIPT, str(folder), str(again), str(tmp_path / "data.pt")]
-    result = subprocess.run(command, env=os.environ, capture_output=True, text=True)
+    result = python.run(["-c", SCRIPT, folder, again, tmp_path / "data.pt"])
     assert result.returncode == 0, result.stderr
     weights = [(path / "model.safetensors").stat().st_size for path in (again, folder)]
     assert weights[0] < 0.5 * weights[1]

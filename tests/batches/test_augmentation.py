@@ -14,7 +14,7 @@ from hf_vanilla_transformer.text.perturbations import PERTURBATIONS, parse_augme
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of
 
-ROWS = 600
+ROWS = 200
 SOURCES = [f"two dogs run over field {number} ." for number in range(ROWS)]
 TARGETS = [f"zwei Hunde laufen über Feld {number} ." for number in range(ROWS)]
 
@@ -66,7 +66,7 @@ def test_each_kind_has_its_probability(encoded, tokenizer):
         "copy": 0.05,
         "noise": 0.05,
     }
-    data, counts, epochs = with_augmentation(encoded, tokenizer, augment=augment, seed=3), Counter(), 4
+    data, counts, epochs = with_augmentation(encoded, tokenizer, augment=augment, seed=3), Counter(), 12
     for epoch in range(epochs):
         counts.update(kind_of(*texts, line) for line, texts in enumerate(texts_of(data, tokenizer, epoch)))
     for name, share in augment.items():
