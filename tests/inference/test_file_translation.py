@@ -1,6 +1,7 @@
 """Files are translated in chunks: stopped jobs and shards in any order join to the translation of one run."""
 
 import copy
+import functools
 import gzip
 import os
 import random
@@ -65,7 +66,12 @@ def translate(translator: Translator, source: Path, output: Path, **settings: An
 
 
 def expected(translator: Translator, lines: list[str] = LINES, **settings: Any) -> str:
-    texts = translator.translate(lines, **SETTINGS | settings)
+    return _translated(translator, tuple(lines), tuple(settings.items()))
+
+
+@functools.cache
+def _translated(translator: Translator, lines: tuple[str, ...], settings: tuple[tuple[str, Any], ...]) -> str:
+    texts = translator.translate(lines, **SETTINGS | dict(settings))
     return "".join(text.replace("\n", " ") + "\n" for text in texts)
 
 
