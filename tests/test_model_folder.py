@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+from transformers import GenerationConfig
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.inference.languages import card_languages
@@ -171,6 +172,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "labels": (config(num_labels=10**9), "config.json: num_labels=1000000000"),
     "groups of beams": (search(num_beam_groups=2), "num_beam_groups=2: a whole number from 1 to 1 "),
     "penalty of nothing": (search(repetition_penalty=0), "repetition_penalty=0: a number from 0.001"),
+    "sampling as text": (search(do_sample="x"), "generation_config.json: do_sample=x: true or false is needed"),
     "no length": (search(max_length=1), "max_length=1: a whole number from 2"),
     "folder as a search": (instead("generation_config.json", Path.mkdir), "generation_config.json: a folder, or"),
     "folder as weights": (instead(WEIGHTS, Path.mkdir), f"{WEIGHTS}: a folder, or"),
@@ -229,6 +231,43 @@ def test_gate_takes_whole_folders(good: Path, tmp_path: Path) -> None:
     assert header and all(entry["shape"] == shapes[name] for name, entry in header.items())
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong", "needed"),
+    [
+        *((name, "x", "true or false") for name in ("use_cache", "renormalize_logits", "remove_invalid_values")),
+        *((name, 3, "true or false") for name in ("return_dict_in_generate", "output_scores", "token_healing")),
+        *((name, 3, "a number from 0 to 1") for name in ("top_p", "min_p", "typical_p", "epsilon_cutoff")),
+        *((name, "x", "a number") for name in ("top_p", "temperature", "diversity_penalty", "guidance_scale")),
+        *((name, 3, "a list") for name in ("constraints", "force_words_ids", "sequence_bias")),
+        *((name, 3, "an object") for name in ("watermarking_config", "compile_config")),
+        *(("early_stopping", value, "true, false or never") for value in ("x", 1, ["never"])),
+        ("exponential_decay_length_penalty", "x", "a list"),
+        ("stop_strings", 3, "text or a list"),
+        ("cache_implementation", 3, "text"),
+    ],
+)
+def test_setting_of_a_search_of_a_wrong_type_is_named(good, name, wrong, needed, tmp_path):
+    for file in ("generation_config.json", "config.json"):
+        folder = damaged(good, tmp_path / file, fields(file, **{name: wrong}))
+        line = error_of(check_model_files, folder)
+        assert line.startswith(f"{folder / file}: {name}=") and f": {needed}" in line
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        GenerationConfig(decoder_start_token_id=0).to_dict(),
+        {"early_stopping": "never", "sequence_bias": [[[3], 1.0]], "stop_strings": "a", "top_p": 1, "do_sample": True},
+        {"early_stopping": True, "stop_strings": ["a"], "typical_p": 1.0, "epsilon_cutoff": 0.0, "temperature": 1},
+        {"exponential_decay_length_penalty": [5, 1.5], "watermarking_config": {}, "cache_implementation": "static"},
+    ],
+    ids=["defaults", "never", "true", "nested"],
+)
+def test_gate_takes_right_settings_of_a_search(good: Path, right: dict[str, Any], tmp_path: Path) -> None:
+    check_model_files(damaged(good, tmp_path, search(**right)))
+    check_model_files(damaged(good, tmp_path / "old", config(**right)))
+
+
 @pytest.mark.parametrize("load", [load_model, load_tokenizers, load_base_model, check_model_folder])
 @pytest.mark.parametrize("name", ["pointer as weights", "beams", "layers"])
 def test_loaders_pass_the_gate(good: Path, load: Callable[[Path], Any], name: str, tmp_path: Path) -> None:
@@ -284,10 +323,10 @@ def bounded_memory() -> Iterator[None]:
     [
         {"decoder_start_token_id": [1, 2]},
         {"stop_strings": ["a"]},
-        {"exponential_decay_length_penalty": "x"},
-        {"sequence_bias": 1},
+        {"exponential_decay_length_penalty": [1]},
+        {"sequence_bias": []},
         {"guidance_scale": 2.0},
-        {"constraints": 1},
+        {"constraints": [1]},
         {"bad_words_ids": []},
     ],
     ids=str,

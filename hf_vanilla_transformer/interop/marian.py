@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, MarianConfig, MarianMTModel
+from transformers import MarianConfig, MarianMTModel
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -19,6 +19,7 @@ from .transformers_folders import (
     from_peer,
     load_tokenizer,
     read_folder,
+    saved_search,
 )
 
 # The D features are the input of these modules.
@@ -72,7 +73,7 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
         settings.pop("early_stopping", None)
     if not settings.keys() & {"max_length", "max_new_tokens"}:
         settings["max_length"] = model.config.max_position_embeddings
-    marian.generation_config = GenerationConfig(**settings)
+    marian.generation_config = saved_search(settings)
     marian.save_pretrained(folder)
 
 

@@ -209,7 +209,13 @@ def set_generation_config(
     no_settings = ("_", "transformers_version", "unk_token_id")
     settings = {name: value for name, value in settings.items() if not name.startswith(no_settings)}
     settings = {"num_beams": 1, "length_penalty": 1.0} | settings
+    model.generation_config = saved_search(settings)
+
+
+def saved_search(settings: Fields) -> GenerationConfig:
+    """A generation config with these settings, or a UserError if transformers refuses to save it."""
     with reading_weights("generation settings"):
         generation_config = GenerationConfig(**settings)
+        generation_config.validate(strict=True)
     check_generation_config(generation_config)
-    model.generation_config = generation_config
+    return generation_config

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 from .errors import UserError, did_you_mean, shown
 from .untrusted import check_files, read_json_object, read_safetensors_header
@@ -36,6 +36,7 @@ _IDS = re.compile(r"\w*_token_id|(begin_)?suppress_tokens|bad_words_ids")
 _BEAMS = (int,), 1, 256
 _TOKENS = (int,), 0, 100_000
 _FACTOR = (int, float), 0, 1e6
+_SHARE = (int, float), 0, 1
 _PENALTY = (int, float), 1e-3, 1e3
 _EXPONENT = (int, float), -1e6, 1e6
 _SEARCH: dict[str, tuple[tuple[type, ...], float, float]] = {
@@ -51,26 +52,51 @@ _SEARCH: dict[str, tuple[tuple[type, ...], float, float]] = {
     "encoder_no_repeat_ngram_size": _TOKENS,
     "repetition_penalty": _PENALTY,
     "encoder_repetition_penalty": _PENALTY,
-    "temperature": _FACTOR,
-    "top_p": _FACTOR,
+    **dict.fromkeys(
+        ("temperature", "diversity_penalty", "penalty_alpha", "guidance_scale"), _FACTOR
+    ),
+    **dict.fromkeys(
+        ("top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"), _SHARE
+    ),
     "top_k": _TOKENS,
     "max_time": _FACTOR,
     "length_penalty": _EXPONENT,
     "paper_length_penalty": _EXPONENT,
 }
 
-# Fields of tokenizer_config.json, with their types. Tokenizers are loaded with others, and fail at their first use.
-_FIELDS: dict[str, tuple[type, str]] = {
+# Fields with their types. Libraries take others, and fail at their first use or ignore them.
+_Fields: TypeAlias = dict[str, tuple[type | tuple[type, ...], str]]
+_TRUTH = bool, "true or false"
+_TEXT = str, "text"
+_LIST = list, "a list"
+_OBJECT = dict, "an object"
+_OF_TOKENIZERS: _Fields = {
     "model_input_names": (list, "a list that begins with input_ids"),
-    "tokenizer_class": (str, "text"),
-    "tokens": (str, "text"),
-    "task": (str, "text"),
-    "normalize_source": (bool, "true or false"),
-    "clean_up_tokenization_spaces": (bool, "true or false"),
-    "split_special_tokens": (bool, "true or false"),
-    "added_tokens_decoder": (dict, "an object"),
-    "language_tokens": (dict, "an object"),
-    "language_marks": (list, "a list"),
+    "tokenizer_class": _TEXT,
+    "tokens": _TEXT,
+    "task": _TEXT,
+    "normalize_source": _TRUTH,
+    "clean_up_tokenization_spaces": _TRUTH,
+    "split_special_tokens": _TRUTH,
+    "added_tokens_decoder": _OBJECT,
+    "language_tokens": _OBJECT,
+    "language_marks": _LIST,
+}
+_FLAGS = (
+    "do_sample use_cache renormalize_logits remove_invalid_values token_healing return_dict_in_generate output_scores "
+    "output_logits output_attentions output_hidden_states"
+)
+_OF_SEARCHES: _Fields = {
+    **dict.fromkeys(_FLAGS.split(), _TRUTH),
+    "early_stopping": (bool, "true, false or never"),
+    "constraints": _LIST,
+    "force_words_ids": _LIST,
+    "exponential_decay_length_penalty": _LIST,
+    "sequence_bias": ((list, dict), "a list or an object"),
+    "stop_strings": ((str, list), "text or a list"),
+    "cache_implementation": _TEXT,
+    "watermarking_config": _OBJECT,
+    "compile_config": _OBJECT,
 }
 
 
@@ -116,6 +142,7 @@ def check_model_files(folder: Path) -> None:
                 if isinstance(value, float) and not math.isfinite(value):
                     raise _refusal(file, name, value, "a finite number is needed")
             check_search(file, settings)
+            _check_fields(file, settings, _OF_SEARCHES)
             _check_ids(file, settings, count)
 
 
@@ -140,9 +167,13 @@ def _check_tokenizer(file: Path, values: Mapping[str, Any]) -> None:
     pairs = values.get("directions")
     if pairs is not None and not are_pairs(pairs):
         raise _refusal(file, "directions", pairs, "a list of pairs of codes is needed")
-    for name, (kind, needed) in _FIELDS.items():
+    _check_fields(file, values, _OF_TOKENIZERS)
+
+
+def _check_fields(file: Path, values: Mapping[str, Any], fields: _Fields) -> None:
+    for name, (kind, needed) in fields.items():
         value = values.get(name)
-        is_right = isinstance(value, kind)
+        is_right = isinstance(value, kind) or (name, value) == ("early_stopping", "never")
         if name == "model_input_names" and isinstance(value, list):
             is_right = value[:1] == ["input_ids"] and {*map(type, value)} == {str}
         if value is not None and not is_right:

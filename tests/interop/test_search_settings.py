@@ -11,6 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.interop.converting import convert
 from hf_vanilla_transformer.interop.exporting import FORMATS, export
 from hf_vanilla_transformer.interop.search_settings import (
     APPLIED,
@@ -31,7 +32,7 @@ from hf_vanilla_transformer.text import load_tokenizers
 from hf_vanilla_transformer.text.side_tokens import side_tokens
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.interop.exports import LINES, best_token, write_model
-from tests.model_helpers import EOS, tiny_model
+from tests.model_helpers import EOS, error_of, tiny_model
 
 # Tokens that the model of these tests writes: the settings change its translations.
 SETTINGS: list[dict[str, Any]] = [
@@ -225,3 +226,13 @@ def test_line_of_an_export_names_what_the_library_does_not_apply(exported: Path,
     written = json.loads((tmp_path / "marian" / "generation_config.json").read_text())
     own = {name for name, libraries in OF_HYPOTHESES.items() if TRANSFORMERS not in libraries}
     assert not own & written.keys() and (written["num_beams"], written["length_penalty"]) == (3, 0.5)
+
+
+def test_search_that_transformers_does_not_save_is_one_line(exported: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(exported / "model", tmp_path / "model")
+    export("marian", folder, tmp_path / "marian")
+    for model in (folder, tmp_path / "marian"):
+        path = model / "generation_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"temperature": 0.7}))
+    assert "`temperature`" in error_of(export, "marian", folder, tmp_path / "again")
+    assert "`temperature`" in error_of(convert, "marian", tmp_path / "marian", tmp_path / "back")

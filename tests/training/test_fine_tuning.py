@@ -365,3 +365,18 @@ def test_lora_refuses_what_it_cannot_train(base, text, tmp_path, fields, name):
     fields = {field: value for field, value in fields.items() if value is not None}
     flags = ["--output_dir", str(tmp_path / "run"), *as_flags({**SETTINGS, **text, **fields})]
     assert error_of(lambda: run_training(*parse_recipe(flags))).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(
+    ("search", "fields"),
+    [({"temperature": 0.7}, {}), ({}, {"test_num_beams": 1, "test_length_penalty": 0.6})],
+    ids=["of the base", "of the run"],
+)
+def test_search_that_cannot_be_saved_is_refused_before_training(base, text, tmp_path, search, fields):
+    """transformers saves no generation config with settings that another one disables."""
+    folder = shutil.copytree(base, tmp_path / "base")
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | search))
+    line = error_of(fine_tune, tmp_path / "run", folder, text, **fields)
+    assert line.startswith(f"{file}: ") and ("temperature" if search else "length_penalty") in line
+    assert not list((tmp_path / "run").glob("checkpoint-*"))

@@ -1,5 +1,6 @@
 """A training run from arguments to a model folder: load data, train, select weights, save, test."""
 
+import copy
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +43,14 @@ from ..trainer.trainer import VanillaTransformerTrainer
 from . import finishing
 from .adapters import add_lora, merge_lora
 from .argument_checks import check_optimizer, check_selection, check_size, refused_as_one_line
-from .arguments import DataArguments, ModelArguments, RunArguments, model_config, score_options
+from .arguments import (
+    DataArguments,
+    ModelArguments,
+    RunArguments,
+    model_config,
+    score_options,
+    set_decoding,
+)
 from .facts import data_facts, fixed_facts, other_facts
 from .fine_tuning import (
     NO_IMPORTERS,
@@ -99,6 +107,7 @@ def run_training(
             published = destination(args)
             resolve_arguments(run.model, args, checkpoint)
             check_positions(run)
+            _check_search(run)
             _record_length(run)
             trainer, stop = make_trainer(run, signals)
             show_progress(trainer, run.corpus.pairs.get("validation"), run.tokenizers[1])
@@ -181,6 +190,15 @@ def check_positions(run: Run) -> None:
                 f"{split} data: the lines {', '.join(map(str, lines))} have up to {longest.max()} tokens: {remedy}; "
                 f"max_eval_length={limit} leaves them out"
             )
+
+
+def _check_search(run: Run) -> None:
+    """Refuse settings of a search that transformers would refuse to save after the training."""
+    search = copy.deepcopy(run.model.generation_config)
+    set_decoding(search, run.args)
+    folder = Path(run.args.model_name_or_path or run.args.output_dir)
+    with refused_as_one_line(f"{folder / 'generation_config.json'}"):
+        search.validate(strict=True)
 
 
 def _record_length(run: Run) -> None:
