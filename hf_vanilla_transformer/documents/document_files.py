@@ -9,8 +9,8 @@ from pathlib import Path
 from ..corpora.translation_memories import FORMATS
 from ..inference.placement import TranslateTexts
 from ..utils.errors import UserError
-from .guard import Reading, guarded
-from .html_text import translate_html
+from .guard import Reading, Refused, guarded
+from .html_text import translate_html, wrong_end
 from .markdown_text import read_markdown, translate_markdown
 from .office_files import MAX_UNPACKED, translate_office
 from .po_files import catalogue_of, translate_po
@@ -99,7 +99,11 @@ class _TextFormat:
     def translated(self, data: bytes, translate: TranslateTexts) -> bytes:
         """Translate the content of a file."""
         text, encoding = decode(data, self._declared_encoding(data))
-        result = guarded(self.prepared(text), self.translate, translate, self.read, self.fills)
+        try:
+            result = guarded(self.prepared(text), self.translate, translate, self.read, self.fills)
+        except Refused as error:
+            wrong = wrong_end(text) if self.read is read_html else ""
+            raise Refused(f"{error}; {wrong}" if wrong else str(error)) from None
         has_references = self.declaration in (_CHARSET, _ENCODING)
         try:
             return result.encode(encoding, "xmlcharrefreplace" if has_references else "strict")

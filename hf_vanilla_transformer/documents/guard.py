@@ -120,8 +120,12 @@ def _check_result(
         )
 
 
-def _refusal(reason: str) -> UserError:
-    return UserError(f"documents: this file is not translated: {reason}")
+class Refused(UserError):
+    """The translation of a document would change more than its text."""
+
+
+def _refusal(reason: str) -> Refused:
+    return Refused(f"documents: this file is not translated: {reason}")
 
 
 def _named(letters: Counter[str]) -> str:

@@ -36,6 +36,7 @@ _ENDED_BY: dict[str, frozenset[str]] = {
     **dict.fromkeys(["td", "th"], names("td th tr tbody tfoot")),
     **dict.fromkeys(["tr", "thead", "tbody", "tfoot"], names("tr thead tbody tfoot")),
 }
+_NEED_NO_END = _VOID | _ENDED_BY.keys() | names("html head body caption colgroup rt rp")
 
 _LETTERS = re.compile(rf"[^\W{UNSPACED}]+")
 _NO_LETTER = re.compile(rf"[\W{UNSPACED}]")
@@ -63,6 +64,21 @@ def split_html(document: str) -> list["str | Passage"]:
 def translate_html(document: str, translate: TranslateTexts) -> str:
     """Translate the text of a document."""
     return translate_pieces(split_html(document), translate)
+
+
+def wrong_end(document: str) -> str:
+    """The first end tag that does not end the last open element, with both lines, or "". Parsers differ after it."""
+    opened = [("html", 1)]
+    line = 1
+    for token in scan(document):
+        if token.kind == "start" and token.tag not in _NEED_NO_END:
+            opened.append((token.tag, line))
+        elif token.kind == "end" and token.tag not in _NEED_NO_END:
+            tag, start = opened.pop()
+            if tag != token.tag:
+                return f"line {line}: </{token.tag}> does not end <{tag}> of line {start}"
+        line += token.raw.count("\n")
+    return ""
 
 
 def html_event(token: Token) -> Event:

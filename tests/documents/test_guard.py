@@ -137,3 +137,21 @@ def test_file_is_refused_before_it_is_translated() -> None:
     deep = "<b>" * 10_000 + "seven dogs"
     assert "two readers" in error_of(lambda: translate_document(deep.encode(), ".html", never))
     assert "line 2 is no line of PO" in error_of(translate_document, b'msgid "a"\nmsgst "b"\n', ".po", never)
+
+
+@pytest.mark.parametrize(
+    ("document", "ends"),
+    [
+        ("<html><body>\n<p>One two\n<pre><code><div>\ncode</code></pre><p>Three</body>", (4, "code", "div", 3)),
+        ("<ul><li>One<li>Two</ul>\n<div>\n<code><div>x</code></div>\n<p>Three", (3, "code", "div", 3)),
+        ("<p>One<br><img src=x>\n<table><tr><td>a<tr><td>b</table>\n<pre><div>x</pre><p>y", (3, "pre", "div", 3)),
+    ],
+)
+def test_refusal_of_html_names_the_end_tag_of_another_element(document: str, ends: tuple) -> None:
+    refusal = error_of(translate_document, document.encode(), ".html", upper)
+    assert refusal.endswith("; line {}: </{}> does not end <{}> of line {}".format(*ends))
+
+
+def test_refusal_of_well_nested_html_names_no_tag() -> None:
+    line = error_of(translate_document, b"<p>One <b>two</b></p>", ".html", lambda texts: [[TranslatedPart("One", "")]])
+    assert line.endswith("is empty")
