@@ -14,7 +14,12 @@ _WITHIN_WORD = re.compile(
     rf"(?<=[{_LATIN}])[{_CYRILLIC_LOOKALIKES}]+(?=[{_LATIN}])"
     rf"|(?<=[{_CYRILLIC}])[{_LATIN_LOOKALIKES}]+(?=[{_CYRILLIC}])"
     rf"|(?<=[{_LATIN}{_CYRILLIC}])[{_INVISIBLE}](?=[{_LATIN}{_CYRILLIC}])"
+    # KOI8-R has small letters where windows-1251 has capitals. "мРНК" is a word.
+    rf"|(?<![{_CYRILLIC}])[а-яё][А-ЯЁ]{{4,}}"
 )
+_FIRST_BYTES = frozenset("ВГДЕРСطظ")  # of letters in UTF-8, in windows-1251 and windows-1256
+# windows-1251 that was read as ISO 8859-1, and no "Nããããão".
+_ACCENTED = re.compile(r"(?:([\u00c0-\u00ff])(?!\1)){5}")
 # Most texts have none of these characters, and a set tells it faster than an expression.
 _SUSPECTS = frozenset(_CYRILLIC_LOOKALIKES + _INVISIBLE)
 _LOST_LETTER = re.compile(rf"[{_LATIN}{_CYRILLIC}]\?[a-z\u00df-\u00ff\u0430-\u045f]")
@@ -26,9 +31,9 @@ _OPENING_QUOTE = re.compile(r"(?<![^ (\[\u2013\u2014-])[»›”’](?=\w)")
 def has_damaged_characters(text: str) -> bool:
     """Return True for text with damaged characters. Take out its addresses before, because they may contain `?`.
 
-    Damaged are UTF-8 that was read as a different encoding (by the sequences that ftfy knows), U+FFFD or a question
-    mark in place of a letter, a Latin letter within a Cyrillic word or the reverse, and an invisible space within a
-    word.
+    Damaged are UTF-8 that was read as a different encoding (by the sequences that ftfy knows, or as a whole), Cyrillic
+    in KOI8-R or windows-1251 that was, U+FFFD or a question mark in place of a letter, a Latin letter within a
+    Cyrillic word or the reverse, and an invisible space within a word.
     """
     from ftfy.badness import is_bad
 
@@ -38,4 +43,16 @@ def has_damaged_characters(text: str) -> bool:
         return False
     if not _SUSPECTS.isdisjoint(text) and _WITHIN_WORD.search(text):
         return True
-    return _REPLACED in text or is_bad(_OPENING_QUOTE.sub("", text))
+    if _REPLACED in text or _ACCENTED.search(text) or is_bad(_OPENING_QUOTE.sub("", text)):
+        return True
+    if _FIRST_BYTES.isdisjoint(text):
+        return False
+    return _is_utf8_read_as("cp1251", text) or _is_utf8_read_as("cp1256", text)
+
+
+def _is_utf8_read_as(encoding: str, text: str) -> bool:
+    """Return True if the bytes of a text are UTF-8. One letter may be so by chance."""
+    try:
+        return len(text.encode(encoding).decode("utf-8")) < len(text) - 1
+    except UnicodeError:
+        return False

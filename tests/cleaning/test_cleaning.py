@@ -204,6 +204,27 @@ def test_text_of_a_wrong_encoding_is_found(text):
 
 
 @pytest.mark.parametrize(
+    ("text", "encoding", "other"),
+    [
+        ("Über die Straße gehen", "utf-8", "cp1251"),
+        ("Où est passé ce garçon ?", "utf-8", "cp1251"),
+        ("مرحبا بكم في المدينة القديمة", "utf-8", "cp1256"),
+        ("Привет, как дела сегодня", "koi8_r", "cp1251"),
+        ("Привет, как дела сегодня", "cp1251", "koi8_r"),
+        ("Привет, как дела сегодня", "cp1251", "latin-1"),
+    ],
+)
+def test_text_of_another_old_encoding_is_found(text, encoding, other):
+    misread = text.encode(encoding).decode(other)
+    assert judge([("x", text), ("x", misread)], "mojibake")[0] == [None, "mojibake"]
+
+
+@pytest.mark.parametrize("text", ["мРНК и тРНК", "Nããããão!", "þýðing á íslensku", "Ні, дякую. Її брат", "«В»", "طظ"])
+def test_rare_but_right_words_are_no_wrong_encoding(text):
+    assert judge([("x", text)], "mojibake")[0] == [None]
+
+
+@pytest.mark.parametrize(
     ("text", "rule"),
     [
         ("SMSы для VIPов, миниUSB, iPhoneом, 10 °С", None),
