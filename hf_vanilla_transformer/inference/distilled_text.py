@@ -66,7 +66,7 @@ def distil(
         settings = sampling | settings
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"output_dir {folder} is a file; name a folder")
+        raise UserError(f"output_dir {folder} is a file: name a folder")
     folder.mkdir(parents=True, exist_ok=True)
     lines = list(read_sentences(source, "source", columns))
     job = {"source": text_fingerprint(lines), "teacher": translator_fingerprint(teacher)}

@@ -73,7 +73,7 @@ def open_to_write(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a file for bytes that replaces `path` when the block ends without an error, gzipped if it ends in `.gz`."""
     target = Path(path).resolve()
     if target.is_dir():
-        raise UserError(f"{path}: this is a folder; give the name of a file")
+        raise UserError(f"output {path} is a folder: name a file")
     opened = gzip.open if target.suffix == ".gz" else open
     with atomic_file(target) as temporary, opened(temporary, "wb") as stream:
         yield cast(IO[bytes], stream)

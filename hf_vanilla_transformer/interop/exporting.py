@@ -122,7 +122,7 @@ def _new_file(output: Path, overwrite: bool) -> AbstractContextManager[Path]:
     if output.suffix != ".argosmodel" or output.is_dir():
         raise UserError(f"output {output}: name a file that ends with .argosmodel")
     if output.exists() and not overwrite:
-        raise UserError(f"output {output} exists already; name a new file, or give --overwrite")
+        raise UserError(f"output {output} exists already: name a new file, or give --overwrite")
     output.parent.mkdir(parents=True, exist_ok=True)
     return atomic_file(output)
 

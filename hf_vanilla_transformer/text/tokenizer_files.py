@@ -49,7 +49,7 @@ def save_tokenizers(
         DiskFull: there is no space.
     """
     if Path(directory).is_file():  # `save_pretrained` would only log it
-        raise UserError(f"{directory} is a file; name a folder for the tokenizer")
+        raise UserError(f"{directory} is a file: name a folder for the tokenizer")
     target_folder = Path(directory) / TARGET_FOLDER
     with report_full_disk(directory):
         _save(source, Path(directory))

@@ -137,7 +137,7 @@ def require_apart(output: str | Path, source: str | Path) -> None:
     """Refuse an output that contains the model's folder: replacing it would delete the model."""
     folder = Path(source).resolve()
     if Path(output).resolve() in (folder, *folder.parents):
-        raise UserError(f"output {output} contains the model itself; name a new folder")
+        raise UserError(f"output {output} contains the model itself: name a new folder")
 
 
 def share_files(path: Path) -> None:

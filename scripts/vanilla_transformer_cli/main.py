@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 
 from .models import use_model_code, use_shipped_models
-from .parsing import Parser, did_you_mean, output_that_is_input, output_without_folder
+from .parsing import Parser, did_you_mean, output_that_is_input, output_that_is_no_file
 
 # subcommand and name of its module -> description
 SUBCOMMANDS = {
@@ -112,7 +112,7 @@ def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:
     is_parsed = isinstance(parsed, argparse.Namespace)
     refusal = output_that_is_input(parsed) if is_parsed else None
     if is_parsed and name not in WRITE_FOLDERS:
-        refusal = refusal or output_without_folder(parsed)
+        refusal = refusal or output_that_is_no_file(parsed)
     if refusal:
         print(f"error: {refusal}", file=sys.stderr)
         sys.exit(2)

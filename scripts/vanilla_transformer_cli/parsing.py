@@ -219,10 +219,12 @@ def output_that_is_input(parsed: argparse.Namespace) -> str | None:
     return None
 
 
-def output_without_folder(parsed: argparse.Namespace) -> str | None:
-    """A line that refuses a file in a folder that does not exist. None if there is none."""
+def output_that_is_no_file(parsed: argparse.Namespace) -> str | None:
+    """A line that refuses a folder, or a file in a folder that does not exist. None if there is none."""
     for name in OUTPUTS:
         for path in _paths(getattr(parsed, name, None)):
+            if os.path.isdir(path):
+                return f"{name} {path} is a folder: name a file"
             folder = os.path.dirname(path) or "."
             if not os.path.isdir(folder):
                 return f"{path}: there is no folder {folder}: make it, or name another file"

@@ -12,7 +12,9 @@ import pytest
 import yaml
 from torch import distributed
 
+from hf_vanilla_transformer.inference.text_io import line_writer
 from hf_vanilla_transformer.training.run.arguments import DataArguments, ModelArguments, RunArguments
+from tests.model_helpers import error_of
 from vanilla_transformer_cli.main import SUBCOMMANDS, main
 from vanilla_transformer_cli.train import HELP
 
@@ -241,6 +243,16 @@ def test_output_in_a_missing_folder_is_refused_before_anything_is_read(command, 
     words = [{"FILE": "text.tsv", "SAME": "no/out.tsv"}.get(word, word) for word in SAME_FILE[name].split()]
     line = "error: no/out.tsv: there is no folder no: make it, or name another file\n"
     assert command(*words) == (2, "", line) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", sorted(SAME_FILE.keys() - {"convert", "export", "average"}))
+def test_output_that_is_a_folder_is_refused_before_anything_is_read(command, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "no").mkdir()
+    words = [{"FILE": "text.tsv", "SAME": "no"}.get(word, word) for word in SAME_FILE[name].split()]
+    status, out, errors = command(*words)
+    assert (status, out) == (2, "") and errors.endswith(" no is a folder: name a file\n") and errors.count("\n") == 1
+    assert error_of(line_writer("no").__enter__) == "output no is a folder: name a file"
 
 
 def test_two_outputs_in_one_file_are_refused(command, tmp_path, monkeypatch):

@@ -271,7 +271,7 @@ def one_run_at_a_time(run: Path) -> Iterator[None]:
         except Timeout:
             return f"output_dir {run}: a process is already training in it; end it, or choose a different folder"
         except FileExistsError:
-            return f"output_dir {run} is a file; name a folder"
+            return f"output_dir {run} is a file: name a folder"
         except OSError as error:
             return f"output_dir {run} cannot be written: {error.strerror or error}"
         return None
