@@ -112,19 +112,23 @@ def card_languages(folder: Path) -> list[str]:
 
     `language_bcp47` has the codes with their subtags, such as pt-BR, that the Hub refuses in `language`.
     """
-    card = folder / "README.md"
-    if not card.is_file():
-        return []
-    try:
-        with card.open("rb") as file:
-            text = file.read(_MAX_CARD)
-        if not text.startswith(b"---"):
-            return []
-        # all values as strings: `no` is Norwegian, not false
-        metadata = parse_yaml_mapping(text.split(b"---")[1], "", as_text=True)
-    except (OSError, UserError):
-        return []
+    metadata = card_metadata(folder)
     languages = metadata.get("language_bcp47") or metadata.get("language")
     if not isinstance(languages, list):
         return []
     return [str(code).replace("_", "-") for code in languages]
+
+
+def card_metadata(folder: Path) -> dict[Any, Any]:
+    """Read the metadata of a model card, {} if there is none. All values are text: `no` is Norwegian, not false."""
+    card = folder / "README.md"
+    if not card.is_file():
+        return {}
+    try:
+        with card.open("rb") as file:
+            text = file.read(_MAX_CARD)
+        if not text.startswith(b"---"):
+            return {}
+        return parse_yaml_mapping(text.split(b"---")[1], "", as_text=True)
+    except (OSError, UserError):
+        return {}

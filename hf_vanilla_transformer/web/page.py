@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..inference.languages import card_metadata
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..utils.errors import UserError
 from ..utils.untrusted import read_json_object
@@ -76,11 +77,12 @@ def page_facts(
 
 
 def _examples(folder: Path) -> list[str]:
-    """Sources of the test translations in the folder of a run."""
+    """Sources of the test translations in the folder of a run, or the texts of the `widget` in a card."""
     try:
         rows = read_json_object(folder / "all_results.json").get("test_examples")
     except (OSError, UserError):
-        return []
+        widget = card_metadata(folder).get("widget") or ()
+        rows = [[each["text"]] for each in widget if isinstance(each, dict) and "text" in each]
     return [str(row[0]) for row in rows[:_EXAMPLES] if row] if isinstance(rows, list) else []
 
 

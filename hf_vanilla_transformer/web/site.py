@@ -76,7 +76,7 @@ def write_site(
         dtypes: of the weights, keys of `interop.transformers_js.DTYPES`. The page starts with the first.
         runtime: folder after `npm install` of `PACKAGES`. The site contains the runtime and works without a network.
             None lets the page load the runtime from a content delivery network and check its hash.
-        examples: sentences that the page offers. Without any, those of the run's test.
+        examples: sentences that the page offers. Without any, those of the run's test or of the card's `widget`.
 
     Raises:
         UserError: the folder is not empty, the model is damaged, the runtime has a different version, or

@@ -25,7 +25,12 @@ from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers, train_
 from hf_vanilla_transformer.text.vocabulary import extend_languages
 from hf_vanilla_transformer.training.run import adapters
 from hf_vanilla_transformer.training.run.arguments import DataArguments, ModelArguments, RunArguments
-from hf_vanilla_transformer.training.run.fine_tuning import SCORES_BEFORE, check_fields, load_base_model
+from hf_vanilla_transformer.training.run.fine_tuning import (
+    SCORES_BEFORE,
+    check_fields,
+    describe_defaults,
+    load_base_model,
+)
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run import run_training
 from hf_vanilla_transformer.utils.errors import UserError
@@ -194,7 +199,10 @@ def test_optimizer_defaults_are_said_and_differ_from_fresh_weights(tuned: tuple)
     assert (changed.lr_scheduler_type, changed.warmup_steps, changed.logging_steps) == ("linear", 0.05, 0.05)
     # the paper's schedule after 200,000 updates, d_model^-0.5 · 200000^-0.5, with d_model = 32
     rate = f"{32**-0.5 * 200_000**-0.5:.3g}"
-    assert f"learning_rate {rate}, lr_scheduler_type linear, warmup_steps 0.05" in tuned[2]
+    said = f"learning_rate {rate}, lr_scheduler_type linear, warmup_steps 0.05, per_device_train_batch_size 4 "
+    assert said in tuned[2]
+    changed.learning_rate, changed.max_tokens_per_batch = 1.0, 256
+    assert "warmup_steps 0.05, max_tokens_per_batch 256 " in describe_defaults(changed)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from hf_vanilla_transformer import web
-from hf_vanilla_transformer.web.page import content_security_policy
+from hf_vanilla_transformer.text import load_tokenizers
+from hf_vanilla_transformer.utils.shipped_models import model_folder, shipped_models
+from hf_vanilla_transformer.web.page import content_security_policy, page_facts
 from hf_vanilla_transformer.web.site import _runtime
+from tests.model_helpers import tiny_model
 
 FOLDER = Path(web.__file__).parent / "static"
 SERVER = {"engine": "server", "search": {"num_beams": 4}}
@@ -26,6 +29,23 @@ def policy_of(html: str) -> dict[str, list[str]]:
     text = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)
     assert text is not None
     return {part.split()[0]: part.split()[1:] for part in text[1].split("; ")}
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_page_of_a_shipped_model_offers_what_its_card_types(name: str) -> None:
+    """Each is a source without an unknown symbol."""
+    folder = Path(model_folder(name))
+    tokenizer = load_tokenizers(folder)[0]
+    offered = page_facts(tiny_model(), folder, None, None)["examples"]
+    assert isinstance(offered, list) and offered
+    assert re.findall(r"^echo '?([^' ]+)'? \| ", (folder / "README.md").read_text("utf-8"), re.M)[0] in offered
+    assert not any(tokenizer.unk_token_id in tokenizer(text)["input_ids"] for text in offered)
+
+
+@pytest.mark.parametrize("widget", ["", "widget: 3", "widget: [a, [b], {src: c}]", "widget: {text: d}"])
+def test_card_of_another_form_offers_nothing(widget: str, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(f"---\ntags: []\n{widget}\n---\n", encoding="utf-8")
+    assert page_facts(tiny_model(), tmp_path, None, None)["examples"] == []
 
 
 @pytest.mark.parametrize("site", [SERVER, browser(True), browser(False)], ids=["server", "local", "remote"])

@@ -224,7 +224,8 @@ def describe_defaults(args: RunArguments) -> str:
     """One line about the optimizer settings. The defaults differ from those for fresh weights."""
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     rate = f"learning_rate {args.learning_rate:.3g}"
-    chosen = f"{rate}, lr_scheduler_type {schedule}, warmup_steps {args.warmup_steps:g}"
+    name = "max_tokens_per_batch" if args.max_tokens_per_batch else "per_device_train_batch_size"
+    chosen = f"{rate}, lr_scheduler_type {schedule}, warmup_steps {args.warmup_steps:g}, {name} {getattr(args, name)}"
     return f"fine-tuning {args.model_name_or_path}: {chosen} (fresh weights have the schedule of section 5.3)"
 
 
