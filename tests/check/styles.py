@@ -103,6 +103,8 @@ class Transformer(nn.Module):
         y = self.positional_encoding(self.decoder_embedding(src[:, :length] if self.bug == "input" else tgt) * scale)
         if self.bug == "dropout":
             x = functional.dropout(x)
+        if self.bug == "dropped mask":
+            src_mask = self.encoder_layers[0].dropout(src_mask.float())
         for layer in self.encoder_layers:
             x = layer(x, src_mask)
         for layer in self.decoder_layers:
@@ -131,6 +133,7 @@ CLASSES = by_bug(
         "inputs": ["input"],
         "output": ["output"],
         "layers": ["shared"],
+        "masks": ["dropped mask"],
     }
 )
 

@@ -53,6 +53,12 @@ _TIED = Mistake(
 _PRE = Mistake(
     "norm position", "§3.1", "post", "an argument asks for pre-norm, and the layers are post-norm"
 )
+_DROPPED_MASK = Mistake(
+    "masks",
+    "§3.2.3",
+    "dropout",
+    "dropout reads a mask: in training it hides other keys at random",
+)
 _CACHED = Mistake(
     "cached step",
     "§3.1",
@@ -212,6 +218,10 @@ def _checked(
     report = _with_notes(checked, report, build)
     if report.mistakes:
         return report
+    with subject.DropoutOfMask() as dropout:
+        calls[0].run()
+    if dropout.is_found:
+        return Report([_DROPPED_MASK], float("inf"), report.notes)
     asks_pre_norm = any(
         "norm" in name and (value is True or value == "pre") for name, value in arguments.items()
     )

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from hf_vanilla_transformer.utils.errors import UserError
 from hf_vanilla_transformer.utils.untrusted import one_line
@@ -141,6 +143,19 @@ def heads_of(module: nn.Module, arguments: Mapping[str, Any]) -> list[int]:
     ]
     numbers += [int(value) for name, value in arguments.items() if "head" in name or name == "h"]
     return list(dict.fromkeys(numbers))
+
+
+class DropoutOfMask(TorchFunctionMode):
+    """Context that notes whether dropout reads a tensor of two values, which is a mask. It acts in training alone."""
+
+    is_found = False
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is functional.dropout and args and args[0].unique().numel() == 2:
+            self.is_found = True
+        return function(*args, **(kwargs or {}))
 
 
 def switch_off_dropout(module: nn.Module) -> None:
