@@ -5,7 +5,8 @@ import ast
 import dataclasses
 import importlib
 import importlib.util
-import json
+import io
+import itertools
 import re
 import runpy
 import shlex
@@ -20,6 +21,7 @@ from hf_vanilla_transformer.interop.converting import FORMATS as IMPORT_FORMATS
 from hf_vanilla_transformer.interop.exporting import FORMATS as EXPORT_FORMATS
 from hf_vanilla_transformer.training.run.arguments import DataArguments, ModelArguments, RunArguments
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
+from hf_vanilla_transformer.utils.shipped_models import model_folder, shipped_models
 from scripts.benchmarks.decoding_engines import ENGINES as DECODING_ENGINES
 from scripts.benchmarks.training import ENGINES as TRAINING_ENGINES
 from tests.model_helpers import SMALL_SIZES, save_model, save_model_of_languages, slow
@@ -60,10 +62,13 @@ def commands(text: str) -> list[list[str]]:
     """The parts of every command in a bash block, without variables before it, comments and redirections."""
     lines = "\n".join(blocks(text, "bash")).replace("\\\n", " ").splitlines()
     found = []
-    for parts in (shlex.split(line, comments=True) for line in lines):
-        end = next((index for index, part in enumerate(parts) if part in ("<", ">", "|")), len(parts))
-        start = next((index for index, part in enumerate(parts) if not re.match(r"[A-Z0-9_]+=", part)), end)
-        found += [parts[start:end]] if parts[start:end] else []
+    for line in lines:
+        split = shlex.split(line, comments=True)
+        for is_pipe, group in itertools.groupby(split, "|".__eq__):
+            parts = [] if is_pipe else list(group)
+            end = next((index for index, part in enumerate(parts) if part in ("<", ">")), len(parts))
+            start = next((index for index, part in enumerate(parts) if not re.match(r"[A-Z0-9_]+=", part)), end)
+            found += [parts[start:end]] if parts[start:end] else []
     return found
 
 
@@ -111,26 +116,39 @@ def run_python(name, capsys):
 
 def test_python_of_readme_runs(quickstart, tmp_path, capsys):
     namespace, printed = run_python("README.md", capsys)
-    translations = eval(printed[0])
+    assert printed[0] == SHOWN_BY_PYTHON[0].strip()
+    translations = [each["translation_text"] for each in eval(printed[1])]
     assert len(translations) == 2 and all(isinstance(each, str) for each in translations)
-    assert [each["translation_text"] for each in eval(printed[1])] == translations
     assert (tmp_path / "runs" / "fine_tuned" / "model.safetensors").is_file()
     assert namespace["trainer"].state.global_step == 20
 
 
 # Flags that make the trainings of the first commands short, by the number of the command.
 SHORTER = {
-    0: "--numbers_size 40 --max_steps 2 --eval_steps 2 --save_steps 2 --d_model 16 --encoder_layers 1 "
+    2: "--numbers_size 40 --max_steps 2 --eval_steps 2 --save_steps 2 --d_model 16 --encoder_layers 1 "
     "--decoder_layers 1 --encoder_ffn_dim 16 --decoder_ffn_dim 16 --max_eval_samples 2 --max_test_samples 2",
-    2: "--max_steps 2 --per_device_train_batch_size 2",
+    4: "--max_steps 2 --per_device_train_batch_size 2",
 }
 
 FIRST_COMMANDS = [
     arguments
     for title in ("Quick start", "Fine-tune")
     for executable, *arguments in commands(section(README, title))
-    if executable == "vanilla-transformer"
-]  # train, translate, serve, and the fine-tuning
+    if executable == "vanilla-transformer" and arguments[0] != "predict"
+]  # translate and serve with the shipped model, train, translate, and the fine-tuning
+
+SHOWN_BY_COMMANDS = blocks(section(README, "Quick start"), "text")
+SHOWN_BY_PYTHON = blocks(section(README, "Translate"), "text")
+
+
+def test_first_command_translates_a_sentence(capsys, monkeypatch):
+    (_, sentence), translate = commands(section(README, "Quick start"))[3:5]
+    assert translate == ["vanilla-transformer", *FIRST_COMMANDS[0]]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{sentence}\n".encode()), encoding="utf-8"))
+    with pytest.raises(SystemExit) as leaving:
+        vanilla_transformer(FIRST_COMMANDS[0])
+    assert leaving.value.code == 0
+    assert capsys.readouterr().out == SHOWN_BY_COMMANDS[0]
 
 
 def run_first_commands(tmp_path, capfd):
@@ -141,8 +159,7 @@ def run_first_commands(tmp_path, capfd):
         ("train.de", "".join(f"{num2words(n, lang='de')}\n" for n in range(20))),
     ):
         (tmp_path / name).write_text(lines, encoding="utf-8")
-    train, translate, _, fine_tune = FIRST_COMMANDS
-    for number, arguments in enumerate((train, translate, fine_tune)):
+    for number, arguments in enumerate(FIRST_COMMANDS[2:], start=2):
         with pytest.raises(SystemExit) as leaving:
             vanilla_transformer([*arguments, *SHORTER.get(number, "").split()])
         assert leaving.value.code == 0, capfd.readouterr().err
@@ -156,13 +173,15 @@ def test_first_screen_trains_translates_and_fine_tunes(tmp_path, in_tmp_path, ca
 
 
 @pytest.mark.slow  # a process that imports torch
-def test_first_screen_serves(quickstart, tmp_path):
+def test_first_screen_serves(tmp_path):
     pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
     pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
-    assert FIRST_COMMANDS[2][:3] == ["serve", "--model", "runs/quickstart"]
-    # the name of a folder without a card gives the languages
-    with running_server(quickstart.rename(quickstart.with_name("en-de")), tmp_path) as server:
-        assert json.loads(urllib.request.urlopen(f"{server.url}/health").read()) == {"status": "ok"}
+    assert FIRST_COMMANDS[1] == ["serve", "--model", "en_de"]
+    with running_server(Path(model_folder("en_de")), tmp_path) as server:
+        (form, answer), *_ = re.findall(r"^\$ curl (-d .*) http.*\n(.*)$", DOCUMENTS["scripts/docs/serving.md"], re.M)
+        data = "&".join(shlex.split(form.replace("-d ", "")))
+        request = urllib.request.Request(f"{server.url}/translate", data.replace(" ", "+").encode())
+        assert urllib.request.urlopen(request).read().decode() == answer
 
 
 def test_quick_start_installs_the_tested_versions_without_cuda():
@@ -205,7 +224,7 @@ def test_python_of_no_other_document_is_left_out():
     with_python = {name for name, text in DOCUMENTS.items() if "```python" in text}
     guides = {f"scripts/docs/{guide}.md" for guide in (*GUIDES, *TRANSLATED, "fine_tuning")}
     # test_predict.py runs these
-    cards = {f"hf_vanilla_transformer/models/{name}/README.md" for name in ("g2p_en", "retrosynthesis")}
+    cards = {f"hf_vanilla_transformer/models/{name}/README.md" for name in shipped_models()}
     assert with_python == {"README.md", "hf_vanilla_transformer/README.md", *cards, *guides}
 
 

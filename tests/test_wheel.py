@@ -80,18 +80,22 @@ def test_wheel_has_the_c_functions_for_every_processor(wheel: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_installed_wheel_predicts_phonemes_offline(wheel: Path, tmp_path: Path) -> None:
+def test_installed_wheel_predicts_and_translates_offline(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         archive.extractall(tmp_path / "site")
     files = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
     files |= {"tokenizer.json", "tokenizer_config.json"}
     of_targets = {"target_tokenizer/tokenizer.json", "target_tokenizer/tokenizer_config.json"}
-    for model, expected in (("g2p_en", files | of_targets), ("retrosynthesis", files)):
+    for model, expected, size in (
+        ("g2p_en", files | of_targets, 3e6),
+        ("retrosynthesis", files, 3e6),
+        ("en_de", files, 12e6),
+    ):
         prefix = f"hf_vanilla_transformer/models/{model}/"
         assert {name.removeprefix(prefix) for name in names if name.startswith(prefix)} == expected
         folder = tmp_path / "site" / prefix
-        assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 3e6
+        assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < size
     folder = tmp_path / "site" / "hf_vanilla_transformer" / "models" / "g2p_en"
     command = ["-m", "vanilla_transformer_cli", "predict", "--model", "g2p_en"]
     run = installed(tmp_path, *command, given="kitten\nworld\n")
@@ -102,3 +106,6 @@ def test_installed_wheel_predicts_phonemes_offline(wheel: Path, tmp_path: Path) 
     )
     loaded = installed(tmp_path, "-c", script, str(folder))
     assert loaded.returncode == 0, loaded.stderr
+    command = ["-m", "vanilla_transformer_cli", "translate", "--model", "en_de"]
+    run = installed(tmp_path, *command, given="Good morning!\n")
+    assert run.stdout == "Guten Morgen!\n", run.stderr

@@ -1,6 +1,6 @@
 """Serve models over HTTP: translations to LibreTranslate's clients, predictions of sequences, and a page.
 
-  vanilla-transformer serve --model runs/numbers_en_de
+  vanilla-transformer serve --model en_de
   vanilla-transformer serve --model en-de=runs/first de-en=runs/second --port 8000 --api_key_file key.txt
 
 The page is at http://127.0.0.1:5000/. Other clients call it as they call LibreTranslate:
@@ -28,8 +28,8 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         parser,
         model=Flag(
             "DIR",
-            "model folder, or SOURCE-TARGET=DIR if neither its card nor its name has the languages; several serve "
-            "several pairs, and so does a model of many languages; of sequences one folder, or g2p_en",
+            "model folder, en_de, or SOURCE-TARGET=DIR if neither its card nor its name has the languages; several "
+            "serve several pairs, and so does a model of many languages; of sequences one folder, or g2p_en",
             required=True,
             nargs="+",
         ),
