@@ -11,6 +11,7 @@ from ..text.tokenizer_files import save_tokenizers
 from ..utils.atomic_write import new_folder, require_apart, require_new
 from ..utils.errors import UserError, shown
 from .sources import local_files
+from .transformers_folders import make_savable
 
 #: The module of this package, and its function, that reads each format.
 FORMATS = {
@@ -72,6 +73,7 @@ def convert(
     except UserError as error:
         message = str(error).replace(str(files), str(source))
         raise UserError(message if str(source) in message else f"{source}: {message}") from None
+    make_savable(converted.model.generation_config)
     with new_folder(output, overwrite) as folder:
         converted.model.save_pretrained(folder)
         if converted.tokenizer is not None:

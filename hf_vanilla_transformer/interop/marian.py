@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import MarianConfig, MarianMTModel
+from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -18,8 +18,8 @@ from .transformers_folders import (
     SAME_FIELDS,
     from_peer,
     load_tokenizer,
+    make_savable,
     read_folder,
-    saved_search,
 )
 
 # The D features are the input of these modules.
@@ -67,13 +67,10 @@ def write(model: VanillaTransformerForConditionalGeneration, folder: Path) -> No
         if TRANSFORMERS not in libraries:
             search.pop(name, None)
     settings = marian.generation_config.to_diff_dict() | defaults | search
-    if settings["num_beams"] == 1:
-        # transformers refuses to save options of a beam search for a greedy one
-        settings.pop("length_penalty")
-        settings.pop("early_stopping", None)
     if not settings.keys() & {"max_length", "max_new_tokens"}:
         settings["max_length"] = model.config.max_position_embeddings
-    marian.generation_config = saved_search(settings)
+    marian.generation_config = GenerationConfig(**settings)
+    make_savable(marian.generation_config)
     marian.save_pretrained(folder)
 
 

@@ -209,13 +209,15 @@ def set_generation_config(
     no_settings = ("_", "transformers_version", "unk_token_id")
     settings = {name: value for name, value in settings.items() if not name.startswith(no_settings)}
     settings = {"num_beams": 1, "length_penalty": 1.0} | settings
-    model.generation_config = saved_search(settings)
-
-
-def saved_search(settings: Fields) -> GenerationConfig:
-    """A generation config with these settings, or a UserError if transformers refuses to save it."""
     with reading_weights("generation settings"):
         generation_config = GenerationConfig(**settings)
-        generation_config.validate(strict=True)
     check_generation_config(generation_config)
-    return generation_config
+    model.generation_config = generation_config
+
+
+def make_savable(search: GenerationConfig) -> None:
+    """Drop what has no effect with one beam, or raise a UserError for what transformers does not save either."""
+    if search.num_beams == 1:
+        search.length_penalty, search.early_stopping = 1.0, False  # the defaults
+    with reading_weights("generation settings"):
+        search.validate(strict=True)

@@ -73,7 +73,7 @@ def test_interrupted_benchmark_reports_the_finished_rounds(run, folder, tmp_path
         (("--source", "missing"), "missing"),
         (("--reference", "short"), "references: "),
         (("--bleu_tokenize", "13b"), "'13b'"),
-        (("--output", "."), "error: .: "),
+        (("--output", "."), "error: output . is a folder"),
     ],
 )
 def test_wrong_arguments_are_refused_before_an_engine_starts(run, folder, tmp_path, monkeypatch, wrong, message):
@@ -110,7 +110,7 @@ def test_training_figures_are_printed_and_written(run, tmp_path):
         (("--processes", "0"), "processes: "),
         (("--target", "missing", "--source", "source"), "missing"),
         (("--device", "tpu"), "device: tpu"),
-        (("--output", "."), "error: .: "),
+        (("--output", "."), "error: output . is a folder"),
     ],
 )
 def test_wrong_training_arguments_are_refused_before_an_engine_starts(run, monkeypatch, wrong, message):

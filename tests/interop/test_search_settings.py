@@ -236,3 +236,14 @@ def test_search_that_transformers_does_not_save_is_one_line(exported: Path, tmp_
         path.write_text(json.dumps(json.loads(path.read_text()) | {"temperature": 0.7}))
     assert "`temperature`" in error_of(export, "marian", folder, tmp_path / "again")
     assert "`temperature`" in error_of(convert, "marian", tmp_path / "marian", tmp_path / "back")
+
+
+def test_penalty_of_one_beam_is_no_obstacle(exported: Path, tmp_path: Path) -> None:
+    """Eole and fairseq may name one, and transformers does not save it."""
+    export("marian", exported / "model", tmp_path / "marian")
+    file = tmp_path / "marian" / "generation_config.json"
+    settings = json.loads(file.read_text()) | {"num_beams": 1, "length_penalty": 0.0, "early_stopping": True}
+    file.write_text(json.dumps(settings))
+    convert("marian", tmp_path / "marian", tmp_path / "back")
+    search = GenerationConfig.from_pretrained(tmp_path / "back")
+    assert (search.num_beams, search.length_penalty, bool(search.early_stopping)) == (1, 1.0, False)

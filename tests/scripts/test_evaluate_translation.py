@@ -129,7 +129,7 @@ def test_perturbed_text_is_scored(command, work, model_folder):
         ("--hypothesis hypotheses --reference references --bleu_tokenize 13b", "'13b'"),
         ("--model missing --source short --reference short", "missing: "),
         ("--model {model} --source short --reference short --num_beams 0", "num_beams: "),
-        ("--model {model} --source short --reference short --output .", "error: .: "),
+        ("--model {model} --source short --reference short --output .", "error: output . is a folder"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(command, work, model_folder, arguments, message):

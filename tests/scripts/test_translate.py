@@ -91,7 +91,7 @@ def test_prints_of_libraries_go_to_standard_error(run, model_folder, tmp_path, m
         ({"--device": "cuda:99"}, "device: 'cuda:99'"),
         ({"--input": "missing.txt"}, "missing.txt"),
         ({"--input": "latin1.txt"}, "latin1.txt, line 2, byte 2 (0xfc)"),
-        ({"--output": "."}, "error: .: "),
+        ({"--output": "."}, "error: output . is a folder"),
         ({"--output": "no/such/out.txt"}, "no/such"),
         ({"--batch_size": "0"}, "batch_size"),
         ({"--max_tokens_per_batch": "0"}, "max_tokens_per_batch"),
