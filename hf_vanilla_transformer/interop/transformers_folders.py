@@ -218,6 +218,8 @@ def set_generation_config(
 def make_savable(search: GenerationConfig) -> None:
     """Drop what has no effect with one beam, or raise a UserError for what transformers does not save either."""
     if search.num_beams == 1:
-        search.length_penalty, search.early_stopping = 1.0, False  # the defaults
+        search.early_stopping = False
+        if search.length_penalty is not None:  # the paper's may be in its place, which is saved
+            search.length_penalty = 1.0
     with reading_weights("generation settings"):
         search.validate(strict=True)

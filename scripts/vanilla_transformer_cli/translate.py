@@ -76,12 +76,12 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
 def languages_of(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
     """The languages of the text and of its translation, by the flags or the model."""
     from hf_vanilla_transformer.inference.directions import Directions
-    from hf_vanilla_transformer.inference.languages import has_language_tokens, model_languages
+    from hf_vanilla_transformer.inference.languages import model_languages
     from hf_vanilla_transformer.text import load_tokenizers
 
     folder = arguments.model[0]
-    if has_language_tokens(folder):
-        directions = Directions(*load_tokenizers(folder))
+    directions = Directions(*load_tokenizers(folder))
+    if directions.source is not None:
         source, target = directions.completed(arguments.source_lang, arguments.target_lang)
         return source or "en", target
     source, target = model_languages(folder) or ("en", None)

@@ -28,6 +28,7 @@ from hf_vanilla_transformer.interop.search_settings import (
     ends,
     search_differences,
 )
+from hf_vanilla_transformer.interop.transformers_folders import make_savable
 from hf_vanilla_transformer.text import load_tokenizers
 from hf_vanilla_transformer.text.side_tokens import side_tokens
 from hf_vanilla_transformer.utils.errors import UserError
@@ -247,3 +248,9 @@ def test_penalty_of_one_beam_is_no_obstacle(exported: Path, tmp_path: Path) -> N
     convert("marian", tmp_path / "marian", tmp_path / "back")
     search = GenerationConfig.from_pretrained(tmp_path / "back")
     assert (search.num_beams, search.length_penalty, bool(search.early_stopping)) == (1, 1.0, False)
+
+
+def test_penalty_of_the_paper_stays_alone_with_one_beam() -> None:
+    search = GenerationConfig(num_beams=1, paper_length_penalty=0.6)
+    make_savable(search)
+    assert (search.length_penalty, search.paper_length_penalty) == (None, 0.6)
