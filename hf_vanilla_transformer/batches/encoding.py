@@ -16,6 +16,7 @@ from ..text.language_tokens import Direction, encode_targets, language_tokens
 from ..text.source_text import source_text
 from ..text.token_kinds import has_closed_vocabulary, unknown_symbols
 from ..text.tokenizer_files import recognising_added_tokens
+from ..text.word_encoding import WordEncoder, encodes_by_words
 from ..utils.errors import UserError
 from .encoded_blocks import encode_blocks
 
@@ -161,13 +162,25 @@ class _Encode:
     directions: Sequence[Direction]
     refuse_unknown: bool
 
+    def __post_init__(self) -> None:
+        self._encoders = {
+            side: WordEncoder(tokenizer) if encodes_by_words(tokenizer) else None
+            for side, tokenizer in zip(SIDES, (self.tokenizer, self.target_tokenizer), strict=True)
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The words that the encoders remember belong neither to the hash nor to another process.
+        return type(self), (
+            self.tokenizer,
+            self.target_tokenizer,
+            self.directions,
+            self.refuse_unknown,
+        )
+
     def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        # not verbose: `model_max_length` does not apply, the caller sets limits
-        options = {"return_attention_mask": False, "verbose": False}
         sources = [source_text(text, self.tokenizer) for text in batch["source"]]
-        ids = self.tokenizer(sources, **options)["input_ids"]
-        # `text_target` switches Marian's and other bilingual tokenizers to the target language
-        labels = encode_targets(self.target_tokenizer, batch["target"], **options)
+        ids = self._ids("source", sources)
+        labels = self._ids("target", batch["target"])
         source = language_tokens(self.tokenizer)
         target = language_tokens(self.target_tokenizer)
         if self.directions and source and target:
@@ -185,6 +198,16 @@ class _Encode:
             "target_length": [len(row) for row in labels],
             "line": lines,
         }
+
+    def _ids(self, side: str, texts: list[str]) -> list[list[int]]:
+        if encoder := self._encoders[side]:
+            return encoder(texts)
+        # not verbose: `model_max_length` does not apply, the caller sets limits
+        options = {"return_attention_mask": False, "verbose": False}
+        if side == "source":
+            return self.tokenizer(texts, **options)["input_ids"]
+        # `text_target` switches Marian's and other bilingual tokenizers to the target language
+        return encode_targets(self.target_tokenizer, texts, **options)
 
     def _unknown(
         self,

@@ -342,7 +342,7 @@ class FlatIds:
         ids = []
         lengths = []
         for table in column.iter(batch_size=ROWS_PER_READ):
-            for chunk in table[name].chunks:
+            for chunk in table.combine_chunks()[name].chunks:  # a selection has one of each row
                 part = chunk.flatten().to_numpy(zero_copy_only=False)
                 ids.append(part.astype(_smallest_dtype(part)))
                 lengths.append(chunk.value_lengths().to_numpy(zero_copy_only=False))

@@ -26,6 +26,7 @@ from ..corpora.mixtures import MixtureReport
 from ..corpora.pairs import PairReport
 from ..text.tokenizer_files import save_tokenizers
 from ..utils.atomic_write import new_folder
+from ..utils.dataset_cache import in_one_piece
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line, read_json_object
 from .batching import ROWS_PER_READ
@@ -72,8 +73,8 @@ def write_prepared(folder: Path, prepared: Prepared, tokenizers: Tokenizers) -> 
                 for name in _SIDES:  # nothing maps them any more
                     path.with_suffix(f".{name}").unlink()
                 continue
-            _write_table(encoded.with_format("arrow")[:], path)
-            _write_table(corpus.pairs[split].with_format("arrow")[:], _file(new, f"{split}.pairs"))
+            _write_table(in_one_piece(encoded), path)
+            _write_table(in_one_piece(corpus.pairs[split]), _file(new, f"{split}.pairs"))
         text = json.dumps(facts, indent=2, default=asdict, ensure_ascii=False)
         (new / _FACTS).write_text(text + "\n", encoding="utf-8")
 
@@ -134,7 +135,7 @@ def _file(folder: Path, name: str) -> Path:
 
 def _write_table(table: pa.Table, path: Path) -> None:
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table.combine_chunks())
+        writer.write_table(table)
 
 
 def _write_flat(encoded: Dataset, path: Path, ids_type: np.dtype) -> None:
@@ -142,8 +143,7 @@ def _write_flat(encoded: Dataset, path: Path, ids_type: np.dtype) -> None:
     columns = {name: _flat_column(encoded, name, path, ids_type) for name in _SIDES}
     for name in encoded.column_names:
         if name not in _SIDES:
-            column = encoded.select_columns([name]).with_format("arrow")[:][name]
-            columns[name] = pa.concat_arrays(column.chunks)
+            columns[name] = in_one_piece(encoded.select_columns([name]))[name].combine_chunks()
     _write_table(pa.table(columns), path)
 
 
@@ -154,7 +154,7 @@ def _flat_column(encoded: Dataset, name: str, path: Path, ids_type: np.dtype) ->
     column = encoded.select_columns([name]).with_format("arrow")
     with part.open("wb") as file:
         for table in column.iter(batch_size=ROWS_PER_READ):
-            for chunk in table[name].chunks:
+            for chunk in table.combine_chunks()[name].chunks:
                 lengths.append(chunk.value_lengths().to_numpy(zero_copy_only=False))
                 ids = chunk.flatten().to_numpy(zero_copy_only=False)
                 ids.astype(ids_type).tofile(file)

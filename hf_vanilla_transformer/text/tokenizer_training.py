@@ -161,7 +161,7 @@ def fast_tokenizer(
 def _trained_backend(
     texts: Iterable[str], vocab_size: int, min_frequency: int, lowercase: bool, content: str | None
 ) -> Tokenizer:
-    backend = _untrained_backend(lowercase)
+    backend = untrained_backend(lowercase)
     settings = (
         tokenizers.__version__,
         backend.to_str(),
@@ -228,7 +228,8 @@ def _train_interruptibly(backend: Tokenizer, texts: Iterator[str], trainer: Any)
         raise errors[0]
 
 
-def _untrained_backend(lowercase: bool) -> Tokenizer:
+def untrained_backend(lowercase: bool) -> Tokenizer:
+    """A byte-level BPE without tokens."""
     backend = Tokenizer(models.BPE())
     # A space before every text, stripped by the decoder, gives a word the same token at the start of a sentence as
     # within it. `add_prefix_space` adds none before a text that starts with a space, and decoding cannot detect that.

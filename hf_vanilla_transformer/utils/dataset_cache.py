@@ -1,10 +1,11 @@
-"""Files in the cache of `datasets` that this package makes."""
+"""Files in the cache of `datasets` that this package makes, and tables of its data sets."""
 
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import datasets
+import pyarrow as pa
 
 _LEFTOVER_SECONDS = 3600
 
@@ -25,3 +26,8 @@ def remove_leftovers() -> None:
                 and time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS
             ):
                 path.unlink()
+
+
+def in_one_piece(dataset: datasets.Dataset) -> pa.Table:
+    """The table of a data set. That of a selection has a chunk for each row, of which each takes some 50 µs."""
+    return dataset.with_format("arrow")[:].combine_chunks()

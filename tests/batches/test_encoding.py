@@ -6,7 +6,7 @@ import pytest
 from datasets import Dataset
 from torch.utils.data import DataLoader
 
-from hf_vanilla_transformer.batches import encode_pairs, encoded_blocks, with_augmentation
+from hf_vanilla_transformer.batches import encode_pairs, encoded_blocks, encoding, with_augmentation
 from hf_vanilla_transformer.corpora import load_pairs
 from hf_vanilla_transformer.text import train_tokenizer
 from hf_vanilla_transformer.text.symbol_tokenizers import train_symbol_tokenizer
@@ -55,6 +55,20 @@ def test_separate_tokenizers_encode_their_side(pairs, tokenizer, german):
     rows = rows_of(encode_pairs(pairs, tokenizer, german, drop_too_long=False)[0])
     assert [row["input_ids"] for row in rows] == tokenizer(SOURCES)["input_ids"]
     assert [row["labels"] for row in rows] == german(TARGETS)["input_ids"]
+
+
+def test_chosen_pairs_are_encoded_many_at_once(pairs, tokenizer, monkeypatch):
+    sizes = []
+    encode = encoding._Encode.__call__
+
+    def counted(self, batch):
+        sizes.append(len(batch["source"]))
+        return encode(self, batch)
+
+    monkeypatch.setattr(encoding._Encode, "__call__", counted)
+    rows = rows_of(encode_pairs(pairs.select([4, 0, 2]), tokenizer, drop_too_long=True)[0])
+    assert sizes == [3]
+    assert [row["line"] for row in rows] == [5, 1, 3]
 
 
 def symbol_tokenizers():
