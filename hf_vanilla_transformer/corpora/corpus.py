@@ -299,7 +299,8 @@ def hold_out(
     of the N that are `distilled` (N,) are not drawn, and at most a tenth of the sources is. `task` decides which texts
     are the same. Return the row numbers of the training pairs and of the validation pairs.
     """
-    sources, targets = (_keys(pairs, column, text_key(task)) for column in ("source", "target"))
+    key = text_key(task)
+    sources = _keys(pairs, "source", key)
     rows = np.flatnonzero(~distilled)
     first = np.sort(rows[np.unique(sources[rows], return_index=True)[1]])
     count = min(count, len(first) // 10)
@@ -308,7 +309,10 @@ def hold_out(
             f"held_out_pairs: {len(first)} distinct sources that no model translated are too few; give validation data"
         )
     drawn = np.sort(np.random.default_rng(seed).choice(first, count, replace=False))
-    known = np.isin(sources, sources[drawn]) | (distilled & np.isin(targets, targets[drawn]))
+    known = np.isin(sources, sources[drawn])
+    if bidirectional or distilled.any():  # most corpora need no keys of the other side
+        targets = _keys(pairs, "target", key)
+        known |= distilled & np.isin(targets, targets[drawn])
     if bidirectional:
         sentences = np.concatenate([sources[drawn], targets[drawn]])
         known |= np.isin(sources, sentences) | np.isin(targets, sentences)

@@ -60,7 +60,7 @@ class WordEncoder:
     def _learn(self, words: set[str]) -> None:
         if len(self._ids) + len(words) > _REMEMBERED:
             self._ids.clear()
-        new = list(words - self._ids.keys())
+        new = [word for word in words if word not in self._ids]
         self._ids.update(zip(new, self._encode(new, add_special_tokens=False), strict=True))
 
     def _encode(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
