@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..corpora.readers import file_format
 from ..text.token_kinds import has_closed_vocabulary
-from ..utils.atomic_write import atomic_file, require_parent
+from ..utils.atomic_write import require_parent, write_first
 from ..utils.errors import UserError, check_at_least_one
 from ..utils.normalization import Normalizer
 from .batching import MAX_TOKENS
@@ -307,15 +307,13 @@ def _name_in_text(number: int, raw: bytes, job: str) -> str:
 def _claimed_text(path: Path, lines: int, parts: Path) -> TextChunks:
     """The chunks of a file, of the size that an earlier call chose. Of another file they are refused."""
     text = TextChunks.of(path, lines)
-    note = parts / _TEXT
-    other = f"output: {parts} contains parts of an output of other text; delete it, or name a new output"
-    if not note.exists():
-        found = {"path": str(path.resolve()), "total": text.total, "size": text.size}
-        claim(note, found | {"ends": text.ends()}, other)
-        return text
-    known = _read(note)
-    if (known["total"], known["ends"]) != (text.total, text.ends()):
-        raise UserError(other)
+    found = {"path": str(path.resolve()), "total": text.total, "size": text.size}
+    found["ends"] = text.ends()
+    known = json.loads(write_first(parts / _TEXT, _text(found)))
+    if (known["total"], known["ends"]) != (found["total"], found["ends"]):
+        raise UserError(
+            f"output: {parts} contains parts of an output of other text; delete it, or name a new output"
+        )
     return replace(text, size=known["size"])
 
 
@@ -445,11 +443,7 @@ def _write_parquet(parts: list[Path], output: str | Path, column: str, unknown: 
 def claim(note: Path, job: Any, refusal: str) -> None:
     """Record a job in `note`, or raise a UserError, `refusal`, if that has a different one."""
     text = _text(job)
-    if not note.exists():
-        note.parent.mkdir(exist_ok=True)
-        with atomic_file(note) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    elif note.read_text(encoding="utf-8") != text:
+    if write_first(note, text) != text:
         raise UserError(refusal)
 
 

@@ -31,6 +31,7 @@ from hf_vanilla_transformer.inference.fingerprints import translator_fingerprint
 from hf_vanilla_transformer.inference.line_warnings import LineWarnings
 from hf_vanilla_transformer.inference.text_io import input_lines
 from hf_vanilla_transformer.text import train_tokenizer
+from hf_vanilla_transformer.utils import atomic_write
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of, save_model, tiny_model
 
@@ -247,6 +248,30 @@ def test_shards_of_a_file_with_another_batch_size_and_the_whole(
         merge_shards(output)
     translate_file(translator, source, output, progress=counts.append, **SETTINGS | {"batch_size": 2})
     assert len(counts) == 4 and output.read_text(encoding="utf-8") == expected(translator)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("note", ["job.json", "text.json"])
+@pytest.mark.parametrize("change", [{}, {"batch_size": 2}, {"max_new_tokens": 3}], ids=str)
+def test_shards_that_start_together_are_one_job(
+    translator: Translator, source: Path, output: Path, monkeypatch: pytest.MonkeyPatch, note: str, change: Any
+) -> None:
+    rename = atomic_write.rename_to_new
+
+    def rename_later(new: Path, target: Path) -> None:
+        if target.name == note:
+            monkeypatch.setattr(atomic_write, "rename_to_new", rename)
+            translate_file(translator, source, output, shard=(2, 2), **SETTINGS | change)
+        rename(new, target)
+
+    monkeypatch.setattr(atomic_write, "rename_to_new", rename_later)
+    if "max_new_tokens" in change:
+        with pytest.raises(UserError, match="with other settings"):
+            translate_file(translator, source, output, shard=(1, 2), **SETTINGS)
+        return
+    translate_file(translator, source, output, shard=(1, 2), **SETTINGS)
+    merge_shards(output)
+    assert output.read_text(encoding="utf-8") == expected(translator)
 
 
 @pytest.mark.usefixtures("small_chunks")
