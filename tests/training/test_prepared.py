@@ -157,13 +157,22 @@ def test_recipe_of_the_prepared_data_is_no_contradiction(tmp_path: Path) -> None
     assert load_data(arguments, None, None).model_args.vocab_size == 40
 
 
+@pytest.mark.parametrize("shards", [False, True])
 def test_folder_prepared_by_two_workers_has_the_same_bytes(
-    folders: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: bool
 ) -> None:
     data, fields = folders
     monkeypatch.setattr(encoded_blocks, "BLOCK", 20)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    prepare_run(*parsed(tmp_path / "data", workers=2, **fields))
+    arguments = parsed(tmp_path / "data", workers=2, **fields)
+    encoded = tmp_path / "cache" / "hf_vanilla_transformer"
+    counts = []
+    for shard in ((2, 3), (3, 3)) * shards:
+        prepare_run(*arguments, shard=shard)
+        counts.append(len(list(encoded.glob("encoded-*"))))
+    assert counts == [1, 2][: len(counts)], "of four blocks, the first and the last are of shard 1"
+    assert not (tmp_path / "data").exists()
+    prepare_run(*arguments)
     names = {file.relative_to(data) for file in data.rglob("*") if file.is_file()}
     assert names == {file.relative_to(tmp_path / "data") for file in (tmp_path / "data").rglob("*") if file.is_file()}
     for name in names:
