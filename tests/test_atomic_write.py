@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_vanilla_transformer.utils.atomic_write import atomic_file, new_folder, replace_folder
+from hf_vanilla_transformer.utils import atomic_write
+from hf_vanilla_transformer.utils.atomic_write import atomic_file, new_folder, replace_folder, write_first
 from hf_vanilla_transformer.utils.errors import UserError
 
 
@@ -80,6 +81,27 @@ def test_replace_folder_restores_the_old_one_if_renaming_fails(tmp_path, monkeyp
     monkeypatch.undo()
     replace_folder(tmp_path / "new", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"] and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_first_text_of_a_file_is_that_of_all(tmp_path, monkeypatch, has_links):
+    """A process writes while another, which saw no file, is about to."""
+    note, rename = tmp_path / "new" / "note", atomic_write.rename_to_new
+
+    def rename_later(source, target):
+        monkeypatch.setattr(atomic_write, "rename_to_new", rename)
+        assert write_first(target, "first") == "first"
+        rename(source, target)
+
+    def link(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(atomic_write, "rename_to_new", rename_later)
+    if not has_links:
+        monkeypatch.setattr(os, "link", link)
+    assert write_first(note, "second") == ("first" if has_links else "second")
+    assert write_first(note, "third") == note.read_text()
+    assert [path.name for path in note.parent.iterdir()] == ["note"]
 
 
 KILLED = """

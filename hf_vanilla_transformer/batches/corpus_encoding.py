@@ -23,10 +23,12 @@ def encode_corpus(
     tokenizers: Tokenizers,
     data_args: DataArguments,
     say: Callable[[str], None] = print,
+    shard: tuple[int, int] | None = None,
 ) -> tuple[dict[str, Dataset], dict[str, EncodingReport]]:
     """Tokenize all splits. Training pairs over the length limits are dropped and counted, evaluation pairs kept.
 
     `say` gets a line about pairs that are too long, about unknown symbols, and about the progress.
+    A `shard` of `encode_blocks` has a part of the training pairs, and nothing else.
     """
     encoded: dict[str, Dataset] = {}
     reports = {}
@@ -41,6 +43,7 @@ def encode_corpus(
             directions=corpus.directions.get(split, ()),
             workers=data_args.workers,
             say=say,
+            shard=shard if training else None,
         )
         if report.too_long:
             say(f"{split}: {report.summary()}")

@@ -23,8 +23,17 @@ _SECONDS = 60  # between two lines, if there is no bar
 Encode: TypeAlias = Callable[[dict[str, list[Any]]], dict[str, list[Any]]]
 
 
+class ShardEncoded(Exception):
+    """A shard has done its work. The pairs of all shards are not known to it."""
+
+
 def encode_blocks(
-    pairs: Dataset, encode: Encode, schema: pa.Schema, workers: int, say: Callable[[str], None]
+    pairs: Dataset,
+    encode: Encode,
+    schema: pa.Schema,
+    workers: int,
+    say: Callable[[str], None],
+    shard: tuple[int, int] | None = None,
 ) -> Dataset:
     """Encode pairs into files in the cache of `datasets`, of which those that exist are not written again.
 
@@ -36,6 +45,10 @@ def encode_blocks(
         schema: of its result.
         workers: processes. One block, or one worker, is encoded in this process.
         say: gets a line now and then if bars are disabled.
+        shard: (i, N) encodes the i-th of N shares of the blocks only, for a call without it.
+
+    Raises:
+        ShardEncoded: the blocks of a shard are encoded.
     """
     key = Hasher.hash((pairs._fingerprint, encode, str(schema), BLOCK))
     files = {
@@ -45,6 +58,9 @@ def encode_blocks(
     if missing:
         remove_leftovers()
     done = min(len(pairs), BLOCK * (len(files) - len(missing)))
+    if shard is not None:
+        number, shards = shard
+        missing = [start for start in missing if start // BLOCK % shards == number - 1]
     with tqdm(desc="Encoding", total=len(pairs), initial=done, unit=" pairs") as bar:
         began = said = time.monotonic()
         encoded = 0
@@ -57,6 +73,8 @@ def encode_blocks(
             if bar.disable and now - said > _SECONDS:
                 said = now
                 say(_progress(done + encoded, len(pairs), encoded / (now - began)))
+    if shard is not None:
+        raise ShardEncoded
     return concatenate_datasets([Dataset.from_file(str(file)) for file in files.values()])
 
 

@@ -102,6 +102,7 @@ def encode_pairs(
     directions: Sequence[Direction] = (),
     workers: int = 1,
     say: Callable[[str], None] = print,
+    shard: tuple[int, int] | None = None,
 ) -> tuple[Dataset, EncodingReport]:
     """Tokenize sentence pairs, without truncation.
 
@@ -116,6 +117,7 @@ def encode_pairs(
         directions: the direction of each number in the column `part`. The tokenizers have their language tokens.
         workers: processes for a corpus of several blocks. A single one leaves the cores to the tokenizers.
         say: gets lines about the progress.
+        shard: as of `encode_blocks`.
 
     Returns:
         Columns `input_ids`, `labels`, `length` (tokens of the longer side) and `line`, and `part` if the pairs have
@@ -129,7 +131,7 @@ def encode_pairs(
     if "line" not in pairs.column_names:
         pairs = pairs.add_column("line", np.arange(1, len(pairs) + 1))
     parts = {PART: pa.int32()} if PART in pairs.column_names else {}
-    encoded = encode_blocks(pairs, encode, pa.schema(_TYPES | parts), workers, say)
+    encoded = encode_blocks(pairs, encode, pa.schema(_TYPES | parts), workers, say, shard)
     lengths = encoded.select_columns(_FACTS).with_format("numpy")[:]
     long_source = lengths["source_length"] > (max_source_length or np.inf)
     long_target = lengths["target_length"] > (max_target_length or np.inf)

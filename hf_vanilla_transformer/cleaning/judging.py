@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ..text.language_codes import CodePair
+from ..text.language_detection import is_known
 from ..text.text_keys import TextKey, stable_key, text_key
 from ..utils.atomic_write import report_full_disk
 from ..utils.errors import UserError, check_at_least_one
@@ -129,7 +130,7 @@ def judge_pairs(
     task: str = "language",
     workers: int = 1,
     folder: Path | None = None,
-    **limits: object,
+    **limits: Any,
 ) -> tuple[Iterator[Judged], CleaningReport]:
     """Judge pairs one by one.
 
@@ -178,7 +179,7 @@ class _Judge:
     excluded: np.ndarray  # keys of sentences, sorted. A set has ten times their bytes
     detect: bool
     one_direction: bool
-    given: dict[str, object]
+    given: dict[str, Any]
     key: TextKey
     limits: dict[Group, FittingLimits] = field(default_factory=dict)
 
@@ -233,6 +234,8 @@ class _Judge:
             given = dict(self.given)
             if self.detect and all(languages):
                 given["languages"] = languages
+            for language in given.get("languages") or ():  # a warning here, and none in each worker
+                is_known(language)
             one_direction = self.one_direction or any(languages)
             self.limits[group] = FittingLimits(sample, one_direction, **given)
         return counts.total()

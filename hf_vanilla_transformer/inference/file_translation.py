@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..corpora.readers import file_format
 from ..text.token_kinds import has_closed_vocabulary
-from ..utils.atomic_write import atomic_file, require_parent
+from ..utils.atomic_write import require_parent, write_first
 from ..utils.errors import UserError, check_at_least_one
 from ..utils.normalization import Normalizer
 from .batching import MAX_TOKENS
@@ -31,6 +31,7 @@ from .candidates import FORMATS, candidate_lines, translate_candidates
 from .fingerprints import text_fingerprint, translator_fingerprint
 from .line_warnings import LineWarnings
 from .ray_workers import RayPool
+from .scoring import ScoredTranslation, score_translations_of
 from .text_chunks import TextChunks
 from .text_io import input_lines, line_writer, on_one_line, open_to_write
 from .translator import Hypothesis, Translator
@@ -60,6 +61,7 @@ def translated_lines(
     n_best: int | None = None,
     alignment: bool = False,
     paragraphs: ParagraphTranslator | None = None,
+    targets: Iterable[str] | None = None,
     first_line: int = 1,
     n_best_format: str = "moses",
     normalize: Normalizer | None = None,
@@ -78,6 +80,8 @@ def translated_lines(
         normalize, spellings: of these candidates, see `candidates.translate_candidates`.
         paragraphs: translates lines that are paragraphs, such as `documents.documents.translate_documents`.
             None takes each line as one sentence.
+        targets: existing translations. The lines are their scores: the log-probability of each, a tab, and those of
+            its tokens. The only settings are those of `score_translations_of`.
         one_line: whether a line break in a translation becomes a space.
         others: as in `Translator.translate_nbest`.
 
@@ -85,6 +89,10 @@ def translated_lines(
         UserError: what that raises, and as early; `n_best` with greedy search, which has no scores; `paragraphs` with
             what belongs to a sentence.
     """
+    if targets is not None:
+        pairs = zip(sentences, targets, strict=True)
+        scored = score_translations_of(translator, pairs, first_line=first_line, **settings)
+        return map(_score_line, scored)
     if paragraphs is not None:
         if n_best is not None or alignment or settings.get("prefixes") is not None:
             raise UserError("paragraphs: n_best, alignment and prefixes belong to single sentences")
@@ -136,13 +144,18 @@ def _moses_lines(number: int, hypotheses: Iterable[Hypothesis]) -> Iterator[str]
         yield line if one.alignment is None else f"{line} ||| {one.pharaoh}"
 
 
+def _score_line(scored: ScoredTranslation) -> str:
+    tokens = " ".join(f"{log_p:.4f}" for log_p in scored.log_probabilities)
+    return f"{scored.log_probability:.4f}\t{tokens}"
+
+
 def translate_file(
     translator: Translator,
     sentences: Iterable[str] | Path,
     output: str | Path,
     *,
     column: str = "translation",
-    codes: Mapping[str, Iterator[str | None]] | None = None,
+    codes: Mapping[str, Iterator[Any]] | None = None,
     batch_size: int = 64,
     max_tokens_per_batch: int = MAX_TOKENS,
     progress: Callable[[int], object] = lambda lines: None,
@@ -158,7 +171,8 @@ def translate_file(
             A `.jsonl` or `.parquet` file gets rows of `line` (from 1), `source`, the `column`, and the list `unknown`:
             the symbols of the source that the model does not know, if its vocabulary is closed.
         column: the name of the translations in a table.
-        codes: the languages of each line, `source_lang` and `target_lang`, for a model of many.
+        codes: what `translated_lines` takes for each line: `source_lang` and `target_lang`, the languages for a model
+            of many, and `targets`, which are scored.
         batch_size, max_tokens_per_batch, settings: as in `translated_lines`. The limits may change on a resume.
         progress: called with the number of lines of each chunk, also of one that an earlier call finished.
         shard: (i, N) translates chunks i, i + N, … from 1 only, and leaves their files to `merge_shards` or to a call
@@ -170,10 +184,13 @@ def translate_file(
     """
     number_of_shard, shards = shard or (1, 1)
     parts = _parts_of(output)
-    _check_columns(settings, Path(output))
+    codes = codes or {}
+    _check_columns(settings, Path(output), scores="targets" in codes)
     is_table = file_format(Path(output)) in _TABLES and not settings.get("n_best")
     fingerprint = translator_fingerprint(translator)
     job = {"translator": fingerprint} | settings
+    if "targets" in codes:
+        job["score"] = True
     if is_table:
         job["table"] = column
         job["unknown"] = has_closed_vocabulary(translator.source_tokenizer)
@@ -181,7 +198,6 @@ def translate_file(
     translated_lines(translator, [], **settings)  # checks the arguments before anything is read
     claim(parts / _JOB, job, f"output: {parts} contains parts of {_OTHER_JOB}")
 
-    codes = codes or {}
     spellings = settings.get("spellings", 1)
     lines_per_chunk = -(-batch_size * BATCHES_PER_CHUNK // spellings) * spellings  # whole inputs
     has_numbers = is_table or settings.get("n_best") or (pool and shard)  # of lines
@@ -235,13 +251,14 @@ def translate_file(
         claim(parts / _ORDER, names, refusal)
 
 
-def _check_columns(settings: Mapping[str, Any], output: Path) -> None:
+def _check_columns(settings: Mapping[str, Any], output: Path, scores: bool) -> None:
     """Refuse settings with a result for which a table has no column."""
     suffix = file_format(output)
     if suffix not in _TABLES or suffix == f".{settings.get('n_best_format')}":
         return
-    for name in ("n_best", "alignment"):
-        if settings.get(name):
+    values = {**settings, "score": scores}
+    for name in ("n_best", "alignment", "score"):
+        if values.get(name):
             raise UserError(f"{name}: {output} has no column for it; name an output of plain text")
 
 
@@ -290,15 +307,13 @@ def _name_in_text(number: int, raw: bytes, job: str) -> str:
 def _claimed_text(path: Path, lines: int, parts: Path) -> TextChunks:
     """The chunks of a file, of the size that an earlier call chose. Of another file they are refused."""
     text = TextChunks.of(path, lines)
-    note = parts / _TEXT
-    other = f"output: {parts} contains parts of an output of other text; delete it, or name a new output"
-    if not note.exists():
-        found = {"path": str(path.resolve()), "total": text.total, "size": text.size}
-        claim(note, found | {"ends": text.ends()}, other)
-        return text
-    known = _read(note)
-    if (known["total"], known["ends"]) != (text.total, text.ends()):
-        raise UserError(other)
+    found = {"path": str(path.resolve()), "total": text.total, "size": text.size}
+    found["ends"] = text.ends()
+    known = json.loads(write_first(parts / _TEXT, _text(found)))
+    if (known["total"], known["ends"]) != (found["total"], found["ends"]):
+        raise UserError(
+            f"output: {parts} contains parts of an output of other text; delete it, or name a new output"
+        )
     return replace(text, size=known["size"])
 
 
@@ -428,11 +443,7 @@ def _write_parquet(parts: list[Path], output: str | Path, column: str, unknown: 
 def claim(note: Path, job: Any, refusal: str) -> None:
     """Record a job in `note`, or raise a UserError, `refusal`, if that has a different one."""
     text = _text(job)
-    if not note.exists():
-        note.parent.mkdir(exist_ok=True)
-        with atomic_file(note) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    elif note.read_text(encoding="utf-8") != text:
+    if write_first(note, text) != text:
         raise UserError(refusal)
 
 

@@ -34,6 +34,7 @@ def score_translations_of(
     max_tokens_per_batch: int = MAX_TOKENS,
     source_lang: Codes = None,
     target_lang: Codes = None,
+    first_line: int = 1,
 ) -> Iterator[ScoredTranslation]:
     """Score given translations, in their order.
 
@@ -43,13 +44,14 @@ def score_translations_of(
         batch_size: pairs per batch, at most. `BATCHES_AHEAD` batches are read ahead and sorted by length.
         max_tokens_per_batch: tokens per batch on its longer side, padding included, at most. A longer pair goes alone.
         source_lang, target_lang: for a model of many languages, as of `Translator.translate_nbest`.
+        first_line: the number of the first pair in errors and warnings.
 
     Raises:
         UserError: a limit below 1, a language that the model does not have, or a source longer than its learned
             positions.
     """
     check_at_least_one(batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch)
-    places = enumerate(translator.directions.each(source_lang, target_lang), start=1)
+    places = enumerate(translator.directions.each(source_lang, target_lang), start=first_line)
     pairs = iter(pairs)
     directions = translator.directions
     tokenizer = translator.target_tokenizer
@@ -79,4 +81,4 @@ def score_translations_of(
                     scored[i] = ScoredTranslation(tokens[mark:], row[mark:])
             yield from (scored[i] for i in range(len(window)))
     finally:  # also of a stream that is not read to its end
-        warnings.warn()
+        translator.report(warnings)

@@ -83,10 +83,12 @@ def read_directed_sentences(
 
 def read_directed_pairs(
     source: str | Path | None, target: str | Path, columns: Columns, one_line: bool
-) -> tuple[Iterator[tuple[str, str]], dict[str, Iterator[str | None]]]:
+) -> tuple[Iterator[str], Iterator[str], dict[str, Iterator[str | None]]]:
     """Read pairs as `stream_sentence_pairs`, and the languages of each as `read_directed_sentences`."""
     rows = stream_sentence_pairs(source, target, columns, one_line)
-    return _with_codes(((text, translation), cells) for text, translation, cells in rows)
+    pairs, codes = _with_codes(((text, translation), cells) for text, translation, cells in rows)
+    pairs, copies = tee(pairs)
+    return (text for text, _ in pairs), (translation for _, translation in copies), codes
 
 
 def _with_codes(

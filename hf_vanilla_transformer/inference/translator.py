@@ -361,12 +361,16 @@ class Translator:
                 ]
                 yield from translate(texts, of_window, request, warnings)
         finally:  # also of a stream that is not read to its end
-            if self.line_warnings is None:
-                warnings.warn()
-            else:
-                self.line_warnings.add(warnings)
+            self.report(warnings)
         if request.has_codes and next(places, None) is not None:
             raise UserError("source_lang, target_lang: there are more codes than sentences")
+
+    def report(self, warnings: LineWarnings) -> None:
+        """Add the faults of a call to `line_warnings`, or warn of them."""
+        if self.line_warnings is None:
+            warnings.warn()
+        else:
+            self.line_warnings.add(warnings)
 
     def _translate_protected(
         self,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import DiskFull, UserError
-from .system_calls import process_namespace, process_runs, replace
+from .system_calls import process_namespace, process_runs, rename_to_new, replace
 
 _FULL = {
     errno.ENOSPC: "no space left on the disk",
@@ -60,6 +60,23 @@ def full_disk_reason(error: BaseException | None) -> str | None:
         error = error.__cause__ or error.__context__
     # The last is the first that was raised: torch.save replaces the operating system's error.
     return _FULL[reasons[-1]] if reasons else None
+
+
+def write_first(path: Path, text: str) -> str:
+    """Write a file of text, if no process has written it before, and return its text. Its folder may be new.
+
+    Of several processes that write it at the same time, one does, and all get its text.
+    """
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_name(_mark_of_process(path) + path.name)
+        try:
+            with report_full_disk(path.parent):
+                temporary.write_text(text, encoding="utf-8")
+                rename_to_new(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return path.read_text(encoding="utf-8")
 
 
 @contextmanager

@@ -60,6 +60,19 @@ def replace(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> N
         time.sleep(0.05)
 
 
+def rename_to_new(source: Path, target: Path) -> None:
+    """Rename a file to one that does not exist. If it does, `source` may stay.
+
+    `os.rename` replaces it, but on Windows. Some file systems have no links. There, two processes may both rename.
+    """
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        return
+    except OSError:
+        replace(source, target)
+
+
 def release_and_remove(lock: BaseFileLock) -> None:
     """Release a lock and delete its file.
 

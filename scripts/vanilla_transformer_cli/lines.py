@@ -35,8 +35,8 @@ def check_files(arguments: argparse.Namespace) -> None:
         if arguments.score:
             raise UserError(f"--score is for existing outputs, --{name} is for new ones")
     for name in given_values(arguments, "shard", "ray"):
-        if arguments.score or arguments.output in (None, "-"):
-            raise UserError(f"--{name} shares a file: it needs --output, and cannot have --score")
+        if arguments.output in (None, "-"):
+            raise UserError(f"--{name} shares a file: it needs --output")
     if arguments.score == "-" and arguments.input in (None, "-"):
         raise UserError("--score and --input cannot both be standard input: name a file")
 
@@ -61,11 +61,14 @@ def write_lines(
     from hf_vanilla_transformer.inference.text_io import line_writer
     from hf_vanilla_transformer.utils.normalization import import_normalizer
 
-    names = (*DECODING, "n_best", "n_best_format", "spellings", "alignment")
-    settings |= given_values(arguments, *names)
+    if arguments.score:
+        settings = given_values(arguments, "batch_size", "max_tokens_per_batch")
+    else:
+        names = (*DECODING, "n_best", "n_best_format", "spellings", "alignment")
+        settings |= given_values(arguments, *names)
     if arguments.normalize is not None:
         settings["normalize"] = import_normalizer(arguments.normalize)
-    if not arguments.score and _is_file(arguments.output):
+    if _is_file(arguments.output):
         with resumable() as progress:
             translator = load_translator(arguments, arguments.model)
             sentences, codes = _input(arguments, translator, columns, one_line)
@@ -86,12 +89,8 @@ def write_lines(
         print("type a line, or Ctrl-D to end", file=sys.stderr)
     with line_writer(arguments.output) as write:
         translator = load_translator(arguments, arguments.model)
-        if arguments.score:
-            lines = _scores(arguments, translator, columns, one_line)
-        else:
-            sentences, codes = _input(arguments, translator, columns, one_line)
-            lines = translated_lines(translator, sentences, **settings, **codes)
-        for line in lines:
+        sentences, codes = _input(arguments, translator, columns, one_line)
+        for line in translated_lines(translator, sentences, **settings, **codes):
             write(line)
 
 
@@ -105,32 +104,14 @@ def _is_file(output: str | None) -> bool:
 def _input(
     arguments: argparse.Namespace, translator: Any, columns: Any, one_line: bool
 ) -> tuple[Iterator[str], dict[str, Any]]:
-    """The sentences of --input, and their languages, for a model of many."""
+    """The sentences of --input, those of --score, and their languages, for a model of many."""
     from hf_vanilla_transformer.inference import sentences
 
+    if arguments.score:
+        files = arguments.input, arguments.score
+        texts, targets, codes = sentences.read_directed_pairs(*files, columns, one_line)
+        return texts, {"targets": targets} | codes_of(arguments, translator, codes)
     if translator.directions.source is None:
         return sentences.read_sentences(arguments.input, "source", columns, one_line), {}
     texts, codes = sentences.read_directed_sentences(arguments.input, columns, one_line)
     return texts, codes_of(arguments, translator, codes)
-
-
-def _scores(
-    arguments: argparse.Namespace, translator: Any, columns: Any, one_line: bool
-) -> Iterator[str]:
-    """For each pair of lines its log-probability, a tab, and those of its tokens."""
-    from hf_vanilla_transformer.inference import sentences
-    from hf_vanilla_transformer.inference.scoring import score_translations_of
-
-    source, target = arguments.input, arguments.score
-    codes: dict[str, Any] = {}
-    pairs: Iterator[tuple[str, str]]
-    if translator.directions.source is None:
-        rows = sentences.stream_sentence_pairs(source, target, columns, one_line)
-        pairs = ((text, translation) for text, translation, _ in rows)
-    else:
-        pairs, codes = sentences.read_directed_pairs(source, target, columns, one_line)
-        codes = codes_of(arguments, translator, codes)
-    settings = given_values(arguments, "batch_size", "max_tokens_per_batch")
-    for scored in score_translations_of(translator, pairs, **settings, **codes):
-        tokens = " ".join(f"{log_p:.4f}" for log_p in scored.log_probabilities)
-        yield f"{scored.log_probability:.4f}\t{tokens}"

@@ -9,11 +9,14 @@ text again. Its processes map one file, and with packed rows (pack: true) none o
 for text of millions of pairs, for several runs on the same text, and where the hosts of a run share a file system.
 
 --workers N encodes in N processes. The same command goes on after an interruption, with any N, to the same folder.
+Jobs of a scheduler whose hosts share the cache of `datasets` (HF_DATASETS_CACHE) take --shard 1/64 to --shard 64/64 of
+it, in any order. Then the command without --shard joins them.
 """
 
+import argparse
 import sys
 
-from .parsing import parse_run
+from .parsing import Parser, add_shared_flags, parse_run
 
 
 def parse_arguments(arguments: list[str] | None, prog: str | None) -> list[str]:
@@ -30,5 +33,9 @@ def main(arguments: list[str]) -> None:
     from hf_vanilla_transformer.cleaning.judging import sample_warnings
     from hf_vanilla_transformer.training.run.run_data import prepare_run
 
-    parsed, importers = parse_run(arguments)
-    prepare_run(*parsed, pair_warnings=sample_warnings, importers=importers)
+    parser = Parser("vanilla-transformer prepare")
+    add_shared_flags(parser, "shard")
+    # not its own: it refuses the fields of the package
+    own, flags = argparse.ArgumentParser.parse_known_args(parser, arguments)
+    parsed, importers = parse_run(flags)
+    prepare_run(*parsed, pair_warnings=sample_warnings, importers=importers, shard=own.shard)

@@ -25,7 +25,7 @@ candidates, --format jsonl a list of these for each line. The same texts are one
 first of the translation, the second with the third. Words are separated by white space in every language, as in other
 aligners.
 --score writes, for each pair of lines, the natural log-probability of the translation, a tab, and one log-probability
-for each token, including the end-of-sentence token.
+for each token, including the end-of-sentence token. A killed call resumes, and shards share it, as a translation.
 """
 
 import argparse

@@ -93,6 +93,12 @@ def test_planted_damage_is_found_by_its_rule(rule):
     assert rule in report_text(report) and RULES[rule][0] in report_page(report, "read")
 
 
+def test_language_that_is_not_detected_is_named_once(caplog):
+    pytest.importorskip("py3langid")
+    assert judge(GOOD[:3], "language", languages=("en", "deu_Latn"))[0] == [None] * 3
+    assert [record.args for record in caplog.records] == [("deu_Latn",)]
+
+
 CAPITALS = [
     ("ᎯᎠ ᏗᎧᎾᏩᏛᏍᏗ ᎠᎴ ᏧᎾᏓᎴᏅᏓ ᏴᏫ ᎤᎾᏓᏤᎵᏛ ᎤᎵᏍᎨᏛ", "This is about the rights of all different people."),
     ("THE GOVERNMENT ADOPTS A NEW LAW", "მთავრობა ახალ კანონს იღებს დღეს საღამოს"),

@@ -20,7 +20,7 @@ import torch
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.corpora.readers import read_rows
-from hf_vanilla_transformer.inference import text_chunks
+from hf_vanilla_transformer.inference import file_translation, text_chunks
 from hf_vanilla_transformer.inference.file_translation import (
     BATCHES_PER_CHUNK,
     merge_shards,
@@ -31,6 +31,7 @@ from hf_vanilla_transformer.inference.fingerprints import translator_fingerprint
 from hf_vanilla_transformer.inference.line_warnings import LineWarnings
 from hf_vanilla_transformer.inference.text_io import input_lines
 from hf_vanilla_transformer.text import train_tokenizer
+from hf_vanilla_transformer.utils import atomic_write
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of, save_model, tiny_model
 
@@ -92,7 +93,7 @@ def stopped_after(sentences: int) -> Iterator[None]:
         yield
 
 
-def test_errors_name_the_line_of_the_file(folder: Path, source: Path, output: Path) -> None:
+def test_errors_name_the_line_of_the_file(folder: Path, source: Path, output: Path, tmp_path: Path) -> None:
     model = tiny_model(
         vocab_size=300, tie_word_embeddings=False, position_encoding_type="learned", max_position_embeddings=64
     )
@@ -100,6 +101,9 @@ def test_errors_name_the_line_of_the_file(folder: Path, source: Path, output: Pa
     source.write_text("\n".join(LINES[:CHUNK] + ["two hundred " * 80]), encoding="utf-8")
     with pytest.raises(UserError, match=f"line {CHUNK + 1}: .* 64"):
         translate(translator, source, output)
+    with pytest.raises(UserError, match=f"line {CHUNK + 1}: .* 64"):
+        targets = {"targets": iter(LINES[: CHUNK + 1])}
+        translate_file(translator, input_lines(source), tmp_path / "scores", codes=targets, batch_size=1)
 
 
 def test_n_best_numbers_continue_over_chunks(translator: Translator, output: Path) -> None:
@@ -247,6 +251,30 @@ def test_shards_of_a_file_with_another_batch_size_and_the_whole(
 
 
 @pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("note", ["job.json", "text.json"])
+@pytest.mark.parametrize("change", [{}, {"batch_size": 2}, {"max_new_tokens": 3}], ids=str)
+def test_shards_that_start_together_are_one_job(
+    translator: Translator, source: Path, output: Path, monkeypatch: pytest.MonkeyPatch, note: str, change: Any
+) -> None:
+    rename = atomic_write.rename_to_new
+
+    def rename_later(new: Path, target: Path) -> None:
+        if target.name == note:
+            monkeypatch.setattr(atomic_write, "rename_to_new", rename)
+            translate_file(translator, source, output, shard=(2, 2), **SETTINGS | change)
+        rename(new, target)
+
+    monkeypatch.setattr(atomic_write, "rename_to_new", rename_later)
+    if "max_new_tokens" in change:
+        with pytest.raises(UserError, match="with other settings"):
+            translate_file(translator, source, output, shard=(1, 2), **SETTINGS)
+        return
+    translate_file(translator, source, output, shard=(1, 2), **SETTINGS)
+    merge_shards(output)
+    assert output.read_text(encoding="utf-8") == expected(translator)
+
+
+@pytest.mark.usefixtures("small_chunks")
 def test_shard_of_an_edited_file_is_refused(translator: Translator, source: Path, output: Path) -> None:
     translate_file(translator, source, output, shard=(1, 2), **SETTINGS)
     text = source.read_bytes()
@@ -376,6 +404,45 @@ def test_shards_by_command(translator: Translator, folder: Path, source: Path, o
     for wrong in ("0/2", "3/2", "1", "a/b", "1/0", "-1/2"):
         status, _, errors = command("translate", *flags, f"--shard={wrong}")
         assert status == 2 and wrong in errors
+
+
+def test_scores_of_a_file_are_shared_and_resumed(
+    folder: Path, source: Path, output: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = source.with_name("targets")
+    targets.write_text("\n".join(reversed(LINES)) + "\n", encoding="utf-8")
+    call = [
+        "translate",
+        "--model",
+        folder,
+        "--input",
+        source,
+        "--score",
+        targets,
+        "--batch_size",
+        1,
+        "--device",
+        "cpu",
+    ]
+    status, printed, errors = command(*call)
+    assert (status, errors, printed.count("\n")) == (0, "", len(LINES))
+    assert command(*call, "--output", output, "--shard", "2/3")[0] == 0
+    assert "chunks of" in command("merge", "--output", output)[2]
+    original, scored = file_translation.score_translations_of, []
+
+    def recorded(translator: Translator, pairs: Iterator[tuple[str, str]], **settings: Any) -> Any:
+        scored.extend(chunk := list(pairs))
+        return original(translator, chunk, **settings)
+
+    monkeypatch.setattr(file_translation, "score_translations_of", recorded)
+    assert command(*call, "--output", output, "--shard", "1/3")[0] == 0
+    pairs = list(zip(LINES, reversed(LINES), strict=True))
+    assert scored == pairs[:CHUNK] + pairs[3 * CHUNK :]
+    assert "different model or with other settings" in command(*call[:5], "--output", output)[2]
+    assert command(*call, "--output", output)[0] == 0
+    assert scored[len(LINES) - 2 * CHUNK :] == pairs[2 * CHUNK : 3 * CHUNK], "no chunk is scored twice"
+    assert output.read_text(encoding="utf-8") == printed
+    assert "score: " in command(*call, "--output", output.with_name("out.jsonl"))[2]
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "parquet"])

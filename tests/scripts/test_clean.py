@@ -1,11 +1,17 @@
 """`vanilla-transformer clean`: which pairs are written where."""
 
 import os
+from functools import partial
 
-from hf_vanilla_transformer.cleaning import judging
+import datasets
+import pytest
+
+from hf_vanilla_transformer.cleaning import duplicates, judging
 from hf_vanilla_transformer.cleaning.rules import RULES
 from hf_vanilla_transformer.utils.process_pool import in_order
 from tests.cleaning.test_cleaning import DAMAGE, GOOD
+from tests.killed_runs import check_kills
+from vanilla_transformer_cli.main import main
 
 
 def write(path, lines):
@@ -114,6 +120,33 @@ def test_output_and_report_are_the_same_for_any_number_of_workers(command, tmp_p
     status, _, errors = command(*arguments)
     assert status == 2 and errors.count("\n") == 1 and "workers: one of 3 processes was ended" in errors
     assert sorted(tmp_path.iterdir()) == before
+
+
+def kill_cleaning(folder, workers, kills):
+    """In a process of its own, which has no threads."""
+    judging.BLOCK, duplicates._IN_MEMORY = 40, 64
+    pairs = [*GOOD[:150], *GOOD[100:110], DAMAGE["copy"](*GOOD[200]), ("", "leer")]
+    write(folder / "train.tsv", ["source\ttarget", *("\t".join(pair) for pair in pairs)])
+    write(folder / "test.tsv", ["source\ttarget", f"{GOOD[7][0]}\tx"])
+
+    def clean(case, workers=workers):
+        datasets.config.HF_DATASETS_CACHE = case / "cache"
+        names = ("a.en", "a.de", "--exclude", folder / "test.tsv", "--dropped", "d.tsv", "--report", "r.html")
+        os.chdir(case)
+        main(["clean", f"{folder}/train.tsv", "--output", *map(str, names), "--workers", str(workers)])
+
+    check_kills(clean, partial(clean, workers=1), folder, kills)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="runs are forks")
+@pytest.mark.parametrize(
+    ("workers", "kills"), [(2, 4), *(pytest.param(n, 12, marks=pytest.mark.slow) for n in (1, 4))]
+)
+def test_killed_cleaning_leaves_no_half_file(python, repository, tmp_path, workers, kills):
+    call = f"kill_cleaning(Path({str(tmp_path)!r}), {workers}, {kills})"
+    program = f"from pathlib import Path\nfrom {kill_cleaning.__module__} import kill_cleaning\n{call}"
+    done = python.run(["-c", program], cwd=repository, seconds=900)
+    assert done.returncode == 0, done.stderr
 
 
 def test_workers_are_at_least_one(command, tmp_path, in_tmp_path):

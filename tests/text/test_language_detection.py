@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_vanilla_transformer.text.language_detection import detect_languages, likely_language
+from hf_vanilla_transformer.text.language_detection import detect_languages, is_known, likely_language
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,8 @@ def test_most_probable_language_is_the_first(text: str, languages: list[str], ex
 def test_language_without_a_model_is_named(caplog):
     """A code of NLLB would otherwise switch `clean --detect` off without a word."""
     pytest.importorskip("py3langid", reason="needs the extra `detect`")
+    assert likely_language("Ein Mann fährt mit dem Rad durch den Schnee.", "eng_Latn")
+    assert not caplog.records, "each process of `clean --workers` would warn"
     for _ in range(2):
-        assert likely_language("Ein Mann fährt mit dem Rad durch den Schnee.", "eng_Latn")
+        assert not is_known("eng_Latn") and is_known("en_GB")
     assert [record.args for record in caplog.records] == [("eng_Latn",)]

@@ -1,11 +1,14 @@
 """A prepared folder: a run on it is the run on its text, which it does not read again. Other settings are refused."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 
@@ -16,6 +19,8 @@ from hf_vanilla_transformer.batches.prepared import read_prepared
 from hf_vanilla_transformer.training.run.arguments import RunArguments
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run_data import load_data, prepare_run
+from tests.forked_interpreter import Interpreter
+from tests.killed_runs import check_kills
 from tests.trainer_helpers import TINY_RUN, as_flags, assert_same_model, error_of, run_tiny
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
@@ -152,17 +157,52 @@ def test_recipe_of_the_prepared_data_is_no_contradiction(tmp_path: Path) -> None
     assert load_data(arguments, None, None).model_args.vocab_size == 40
 
 
+@pytest.mark.parametrize("shards", [False, True])
 def test_folder_prepared_by_two_workers_has_the_same_bytes(
-    folders: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: bool
 ) -> None:
     data, fields = folders
     monkeypatch.setattr(encoded_blocks, "BLOCK", 20)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    prepare_run(*parsed(tmp_path / "data", workers=2, **fields))
+    arguments = parsed(tmp_path / "data", workers=2, **fields)
+    encoded = tmp_path / "cache" / "hf_vanilla_transformer"
+    counts = []
+    for shard in ((2, 3), (3, 3)) * shards:
+        prepare_run(*arguments, shard=shard)
+        counts.append(len(list(encoded.glob("encoded-*"))))
+    assert counts == [1, 2][: len(counts)], "of four blocks, the first and the last are of shard 1"
+    assert not (tmp_path / "data").exists()
+    prepare_run(*arguments)
     names = {file.relative_to(data) for file in data.rglob("*") if file.is_file()}
     assert names == {file.relative_to(tmp_path / "data") for file in (tmp_path / "data").rglob("*") if file.is_file()}
     for name in names:
         assert (data / name).read_bytes() == (tmp_path / "data" / name).read_bytes(), name
+
+
+def kill_preparing(folder: Path, workers: int, kills: int) -> None:
+    """In a process of its own, which has no threads."""
+    encoded_blocks.BLOCK = 8
+    fields = write_text(folder / "text") | {"tokens": "bpe", "vocab_size": 280}
+
+    def prepare(case: Path, workers: int = workers) -> None:
+        datasets.config.HF_DATASETS_CACHE = case / "cache"
+        prepare_run(*parsed(case / "data", workers=workers, **fields))
+
+    check_kills(prepare, partial(prepare, workers=1), folder, kills)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="runs are forks")
+@pytest.mark.parametrize(
+    ("workers", "kills"), [(1, 3), *(pytest.param(workers, 12, marks=pytest.mark.slow) for workers in (1, 2, 4))]
+)
+def test_killed_preparation_goes_on_to_the_same_bytes(
+    python: Interpreter, repository: Path, tmp_path: Path, workers: int, kills: int
+) -> None:
+    module = kill_preparing.__module__
+    call = f"kill_preparing(Path({str(tmp_path)!r}), {workers}, {kills})"
+    program = f"from pathlib import Path\nfrom {module} import kill_preparing\n{call}"
+    done = python.run(["-c", program], cwd=repository, seconds=900)
+    assert done.returncode == 0, done.stderr
 
 
 def test_prepared_folder_is_not_written_by_several_ranks(

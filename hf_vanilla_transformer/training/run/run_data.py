@@ -18,6 +18,7 @@ from ...batches.corpus_tokenizers import (
     tokenizer_folder,
     train_tokenizers,
 )
+from ...batches.encoded_blocks import ShardEncoded
 from ...batches.encoding import EncodingReport
 from ...batches.prepared import Prepared, read_prepared, write_prepared
 from ...batches.redrawing import unchanged_rows
@@ -78,8 +79,11 @@ def prepare_run(
     args: RunArguments,
     pair_warnings: PairWarnings | None = None,
     importers: Importers = NO_IMPORTERS,
+    shard: tuple[int, int] | None = None,
 ) -> None:
     """Write the data of a run to the new folder `args.output_dir`, for the argument `data` of other runs.
+
+    A `shard` (i, N) encodes its share of the training pairs into the cache, for a call without it.
 
     Raises:
         UserError: a mistake that the user can correct.
@@ -95,8 +99,12 @@ def prepare_run(
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
         raise UserError(f"output_dir: {folder} exists already: name a new folder")
     base, _, _ = load_base(args, None, importers)
-    with report_full_disk(datasets_config.HF_DATASETS_CACHE):
-        data = load_data((model_args, data_args, args), None, base, pair_warnings)
+    try:
+        with report_full_disk(datasets_config.HF_DATASETS_CACHE):
+            data = load_data((model_args, data_args, args), None, base, pair_warnings, shard)
+    except ShardEncoded:
+        print_main("encoded: after all shards, the same command without --shard joins them")
+        return
     encoded = data.encoded | {"train": unchanged_rows(data.encoded["train"])}
     settings = _settings(data.model_args, data.data_args) | {"seed": args.seed}
     prepared = Prepared(settings, data.corpus, encoded, data.encoding)
@@ -132,8 +140,13 @@ def load_data(
     checkpoint: Path | None,
     base: PretrainedTranslator | None,
     pair_warnings: PairWarnings | None = None,
+    shard: tuple[int, int] | None = None,
 ) -> RunData:
-    """Load the data of a run, with the tokenizers of the base model or of the checkpoint, if there are some."""
+    """Load the data of a run, with the tokenizers of the base model or of the checkpoint, if there are some.
+
+    Raises:
+        ShardEncoded: `shard` is one of `encode_blocks`, and its part is encoded.
+    """
     model_args, data_args, args = parsed
     fine_tuned = args.model_name_or_path is not None
     prepared = None if data_args.data is None else read_prepared(Path(data_args.data))
@@ -176,7 +189,7 @@ def load_data(
         name_languages(tokenizers, run_languages(data_args, args))
     if prepared is None:
         with taking_turns("encoding", is_first):
-            encoded, encoding = encode_corpus(corpus, tokenizers, data_args, print_main)
+            encoded, encoding = encode_corpus(corpus, tokenizers, data_args, print_main, shard)
     else:
         _require_tokenizers(data_args, tokenizers)
         encoded, encoding = prepared.encoded, prepared.encoding
