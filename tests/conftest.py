@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,17 @@ def computed_once() -> Iterator[None]:
         if marian := sys.modules.get("transformers.models.marian.modeling_marian"):
             positions = marian.MarianSinusoidalPositionalEmbedding
             patch.setattr(positions, "create_weight", once_for_each_size(positions.create_weight))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_forkserver() -> Iterator[None]:
+    """Let the server that processes are copies of import what all of them need: it starts once, for one of them."""
+    users = ("batches.encoded_blocks", "cleaning.judging", "serving.document_process")
+    modules = [f"hf_vanilla_transformer.{name}" for name in users]
+    preload = forkserver.set_forkserver_preload
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver, "set_forkserver_preload", lambda names: preload([*names, *modules]))
         yield
 
 
