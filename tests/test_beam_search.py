@@ -595,25 +595,39 @@ REFILLED = {
 }
 
 
-@pytest.mark.parametrize("case", REFILLED)
-def test_refilled_sentences_equal_sentences_alone(case: str, decoding: Decoding) -> None:
+def refilled(case: str) -> tuple[Model, dict[str, Any]]:
+    """The model of a case, and the arguments of its search."""
     settings = dict(REFILLED[case])
     fields = {name: settings.pop(name) for name in list(settings) if "position" in name}
-    model = decoding.prepare(varied_model(**fields))
+    model = varied_model(**fields)
     model.generation_config.max_length_over_source = 6
+    return model, settings
+
+
+@functools.cache
+def alone_by_modules(case: str, ids: tuple[int, ...]) -> Any:
+    model, settings = refilled(case)
+    return model.generate(input_ids=torch.tensor([ids]), **settings, **AS_DICT)
+
+
+@pytest.mark.parametrize("case", REFILLED)
+def test_refilled_sentences_equal_sentences_alone(case: str, decoding: Decoding) -> None:
     now, later, asked = [7, 2, 5, 9, 1, 3], [4, 12, 1, 8, 8, 3, 2, 6, 10, 1, 5], []
     if decoding.name == "compiled":
         now, later = now[:1], later[:4]
+    alone = [alone_by_modules(case, tuple(ids)) for ids in sentences(now, 24) + sentences(later, 24, seed=9)]
+    decoding.made.clear()
+    model, settings = refilled(case)
+    decoding.prepare(model)
     given = {
         name: value.expand(len(now), -1) if isinstance(value, Tensor) else value for name, value in settings.items()
     }
     found = model.generate(**source(now), **given, next_batch=batches(later, asked), **AS_DICT)
     assert max(asked) <= len(now)
-    wanted, alone = settings.get("num_return_sequences", 1), sentences(now, 24) + sentences(later, 24, seed=9)
+    wanted = settings.get("num_return_sequences", 1)
     rows = found.sequences.unflatten(0, (-1, wanted)).tolist()
     assert len(rows) == len(alone)
-    for i, ids in enumerate(alone):
-        expected = model.generate(input_ids=torch.tensor([ids]), **settings, **AS_DICT)
+    for i, expected in enumerate(alone):
         for row, one in zip(rows[i], expected.sequences.tolist(), strict=True):
             assert row[: len(one)] == one
             assert set(row[len(one) :]) <= {PAD}
