@@ -298,6 +298,10 @@ def test_learned_positions_limit_translation_and_source(tokenizer, monkeypatch):
     model = echo_model(tokenizer, position_encoding_type="learned", max_position_embeddings=20)
     translator = Translator(model, tokenizer)
     assert recorded(translator, monkeypatch, num_beams=1).max_new_tokens == 20
+    with monkeypatch.context() as patch:
+        patch.setattr(model.generation_config, "max_length_over_source", 3)
+        longest = len(tokenizer("seven")["input_ids"]) + 3
+        assert recorded(translator, patch, num_beams=1).max_new_tokens == longest
     list(translator.translate(["seven"], num_beams=1, min_new_tokens=20))  # to the last position and not beyond
     with pytest.raises(UserError, match="line 2: .* 20"):
         list(translator.translate(["seven", "seven " * 30]))
