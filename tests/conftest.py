@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave the libraries and the tests, a million objects, out of the collections of garbage in every test."""
+    """Leave the libraries and the tests, a million objects, out of the collections of garbage in every test.
+
+    The others are few enough to wait.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000)
     gc.enable()
 
 
@@ -78,7 +83,31 @@ def fixed_seeds() -> None:
     """Every test starts from the same random state, alone or among others."""
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    # torch.manual_seed(0) formats the stack, for a GPU that is initialised later.
+    seed_torch = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+    seed_torch(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_translations() -> Iterator[int]:
+    """Models that have learned nothing translate as long as they may: 8 tokens more than the source has, not 50.
+
+    Returns the limit of the package.
+    """
+    from hf_vanilla_transformer import generation_vanilla_transformer as generation
+
+    with pytest.MonkeyPatch.context() as patch:
+        limit = generation.MAX_LENGTH_OVER_SOURCE
+        patch.setattr(generation, "MAX_LENGTH_OVER_SOURCE", 8)
+        yield limit
+
+
+@pytest.fixture
+def limit_of_the_package(short_translations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Translations of any length that a user gets."""
+    from hf_vanilla_transformer import generation_vanilla_transformer as generation
+
+    monkeypatch.setattr(generation, "MAX_LENGTH_OVER_SOURCE", short_translations)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -118,11 +147,39 @@ def drawing() -> Iterator[dict[tuple[Any, str], Any]]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled_templates() -> Iterator[None]:
-    """Compile the template of the model cards once."""
+def computed_once() -> Iterator[None]:
+    """Compile the template of the model cards once, spell each number once, and compute Marian's positions once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jinja2.Environment, "compile", functools.cache(jinja2.Environment.compile))
+        if numbers := sys.modules.get("hf_vanilla_transformer.corpora.numbers"):
+            patch.setattr(numbers, "num2words", functools.cache(numbers.num2words))
+        if marian := sys.modules.get("transformers.models.marian.modeling_marian"):
+            positions = marian.MarianSinusoidalPositionalEmbedding
+            patch.setattr(positions, "create_weight", once_for_each_size(positions.create_weight))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_forkserver() -> Iterator[None]:
+    """Let the server that processes are copies of import what all of them need: it starts once, for one of them."""
+    users = ("batches.encoded_blocks", "cleaning.judging", "serving.document_process")
+    modules = [f"hf_vanilla_transformer.{name}" for name in users]
+    preload = forkserver.set_forkserver_preload
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver, "set_forkserver_preload", lambda names: preload([*names, *modules]))
+        yield
+
+
+def once_for_each_size(create_weight: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
+    weights: dict[Any, torch.Tensor] = {}
+
+    def copied(module: Any) -> torch.Tensor:
+        size = (module.weight.shape, module.weight.dtype, torch.get_default_device())
+        if size not in weights:
+            weights[size] = create_weight(module)
+        return weights[size].clone()
+
+    return copied
 
 
 @pytest.fixture

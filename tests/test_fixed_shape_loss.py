@@ -122,7 +122,7 @@ def test_model_with_the_fused_loss_is_one_graph_for_all_batches_of_a_shape() -> 
 
         return compiler
 
-    model = tiny_model(label_smoothing=0.1).train()
+    model = tiny_model(label_smoothing=0.1, encoder_layers=1, decoder_layers=1).train()
     backend = aot_autograd(fw_compiler=counting("forward"), bw_compiler=counting("backward"))
     step = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
     for seed in range(4):

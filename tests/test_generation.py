@@ -34,6 +34,7 @@ def test_attention_mask_defaults_to_the_pad_token(beams: int) -> None:
         assert_near(actual.scores[0], expected.scores[0])
 
 
+@pytest.mark.usefixtures("limit_of_the_package")
 def test_default_limit_is_source_plus_50() -> None:
     model = endless_model()
     for length in (3, 11):
@@ -98,6 +99,7 @@ def test_beam_of_four_is_the_default() -> None:
     assert model.generate(**inputs, max_new_tokens=5, num_return_sequences=4).shape[0] == 8
 
 
+@pytest.mark.usefixtures("limit_of_the_package")
 def test_generation_config_is_saved(tmp_path: Path) -> None:
     model = tiny_model()
     model.save_pretrained(tmp_path)

@@ -179,13 +179,14 @@ def test_evaluation_does_not_truncate_translations(tokenizer: PreTrainedTokenize
     for _ in range(3):
         trainer.evaluate()
     trainer.predict(rows)
-    assert lengths == [1 + len(source) + 50] * 4
+    over = model.generation_config.max_length_over_source
+    assert lengths == [1 + len(source) + over] * 4
     trainer.evaluate(max_new_tokens=7, num_beams=2)
     assert lengths[-1] == 8
     # the settings of the trainer are not saved in the checkpoint
     trainer.save_model(str(tmp_path / "saved"))
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path / "saved").eval()
-    assert loaded.generate(torch.tensor([source])).shape[1] == 1 + len(source) + 50
+    assert loaded.generate(torch.tensor([source])).shape[1] == lengths[0]
 
 
 @pytest.mark.parametrize("settings", [{}, {"generation_num_beams": 1}])

@@ -381,9 +381,9 @@ _SECRET_FIELD = re.compile(r"(^|[_-])(token|password|secret|key)$", re.IGNORECAS
 #: Keys of the Hub, AWS, GitHub, GitLab, Google, Slack, OpenAI and Anthropic, and of any service: tokens of JSON,
 #: private keys, addresses with a password.
 SECRET = re.compile(
-    r"\bhf_[A-Za-z0-9]{16,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bgh[opsru]_[A-Za-z0-9]{36}|\bgithub_pat_\w{22,}"
-    r"|\bglpat-[\w-]{20}|\bAIza[\w-]{35}|\bxox[abeprs]-[\w-]{10,}"
-    r"|\bsk-(?:(?:ant|proj|svcacct)-[\w-]{32,}|[A-Za-z0-9]{40,})|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"
+    r"\b(?:hf_[A-Za-z0-9]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}\b|gh[opsru]_[A-Za-z0-9]{36}|github_pat_\w{22,}"
+    r"|glpat-[\w-]{20}|AIza[\w-]{35}|xox[abeprs]-[\w-]{10,}"
+    r"|sk-(?:(?:ant|proj|svcacct)-[\w-]{32,}|[A-Za-z0-9]{40,})|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,})"
     r"|-----BEGIN (?:[A-Z]+ )*PRIVATE KEY|(?<=://)[^\s/:@\"'<>]+:[^\s/:@\"'<>]+@"
 )
 

@@ -294,7 +294,7 @@ class Translator:
             "batch_size": batch_size,
             "max_tokens_per_batch": max_tokens_per_batch,
             "num_beams": given.get("num_beams") or defaults.num_beams or 1,
-            "max_new_tokens": longest or f"source + {MAX_LENGTH_OVER_SOURCE}",
+            "max_new_tokens": longest or f"source + {self._length_over_source()}",
             "length_penalty": penalty,
             "device": str(self.model.device),
             "dtype": dtype,
@@ -573,6 +573,11 @@ class Translator:
         )
         return min(filter(None, limits), default=None)
 
+    def _length_over_source(self) -> int:
+        return getattr(
+            self.model.generation_config, "max_length_over_source", MAX_LENGTH_OVER_SOURCE
+        )
+
     def _search_in_memory(
         self,
         models: list[PreTrainedModel],
@@ -640,9 +645,8 @@ class Translator:
         limit = self.position_limit()
         if limit is not None and not self.model.generation_config.max_new_tokens:
             # the start token takes the first position. The last token is never fed back
-            arguments["max_new_tokens"] = min(
-                input_ids.shape[1] + MAX_LENGTH_OVER_SOURCE, limit - prefix_length
-            )
+            longest = input_ids.shape[1] + self._length_over_source()
+            arguments["max_new_tokens"] = min(longest, limit - prefix_length)
         engine = getattr(models[0], "inference_engine", None)
         compiled = getattr(engine, "compile", False)  # for one number of threads
         try:

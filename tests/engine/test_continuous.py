@@ -1,5 +1,6 @@
 """Sentences that join and leave a running batch get the translations that `generate` gives to each alone."""
 
+import functools
 import random
 from typing import Any
 
@@ -119,11 +120,25 @@ def test_translations_of_a_step_are_copied_to_the_host_together(monkeypatch: pyt
     assert len(copied) <= 5
 
 
+def endless_model() -> Model:
+    """Every translation is as long as it may be."""
+    return varied_model(end=-1e4)
+
+
+@functools.cache
+def alone_by_modules(over: int, *prefix: int) -> list[list[int]]:
+    """The tokens of each of `SOURCES`."""
+    model = endless_model()
+    given = torch.tensor([[model.generation_config.decoder_start_token_id, *prefix]])
+    settings = {"decoder_input_ids": given, "max_length_over_source": over}
+    return [alone(model, source, 3, 1, **settings)[0][0] for source in SOURCES]
+
+
 @pytest.mark.parametrize("optimized", [False, True])
 @pytest.mark.parametrize("over", [-5, 0, 1])
 @pytest.mark.parametrize("prefix", [[], [7], [7, 9, 11]], ids=len)
 def test_limit_of_the_source_does_not_count_a_prefix(prefix: list[int], over: int, optimized: bool) -> None:
-    model = varied_model(end=-1e4)  # every translation is as long as it may be
+    model = endless_model()
     if optimized:
         optimize_for_inference(model)
     settings = {"max_length_over_source": over}
@@ -132,9 +147,6 @@ def test_limit_of_the_source_does_not_count_a_prefix(prefix: list[int], over: in
     found: dict[int, Any] = {}
     while search:
         found |= dict(search.step())
-    start = model.generation_config.decoder_start_token_id
-    for i, source in enumerate(SOURCES):
-        given = torch.tensor([[start, *prefix]])
-        tokens, _ = alone(model, source, 3, 1, decoder_input_ids=given, **settings)[0]
+    for i, (source, tokens) in enumerate(zip(SOURCES, alone_by_modules(over, *prefix), strict=True)):
         assert found[i][0].tokens == tokens
         assert len(tokens) == len(prefix) + max(len(source) + over, 1)

@@ -12,7 +12,6 @@ from transformers import GenerationConfig
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.engine import c_kernels, kernels, linear
 from hf_vanilla_transformer.engine.ensemble import with_ensemble
-from hf_vanilla_transformer.generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE
 from hf_vanilla_transformer.inference import deoptimize, dtypes, workers
 from hf_vanilla_transformer.inference.batching import BATCHES_AHEAD
 from hf_vanilla_transformer.inference.file_translation import translated_lines
@@ -281,23 +280,28 @@ def recorded(translator, monkeypatch, **settings):
 
 def test_settings_default_to_the_checkpoints(model, tokenizer, monkeypatch):
     monkeypatch.setattr(model, "generation_config", GenerationConfig.from_dict(model.generation_config.to_dict()))
-    model.generation_config.update(num_beams=3, length_penalty=0.3)
+    model.generation_config.update(num_beams=3, length_penalty=0.3, max_length_over_source=40)
     translator = Translator(model, tokenizer)
     found = recorded(translator, monkeypatch)
     source_length = len(tokenizer("seven")["input_ids"])
     assert (found.num_beams, found.length_penalty) == (3, 0.3)
-    assert found.max_length == 1 + source_length + MAX_LENGTH_OVER_SOURCE  # the start token, and §6.1
+    assert found.max_length == 1 + source_length + 40  # the start token, and §6.1
     found = recorded(translator, monkeypatch, num_beams=2, length_penalty=1.5, max_new_tokens=5, min_new_tokens=3)
     assert (found.num_beams, found.length_penalty, found.max_new_tokens, found.min_new_tokens) == (2, 1.5, 5, 3)
     described = translator.describe(batch_size=7, num_beams=2)
     assert described["num_beams"] == 2 and described["length_penalty"] == 0.3 and described["batch_size"] == 7
-    assert described["max_new_tokens"] == "source + 50" and described["dtype"] == "float32"
+    assert described["max_new_tokens"] == "source + 40" and described["dtype"] == "float32"
 
 
+@pytest.mark.usefixtures("limit_of_the_package")
 def test_learned_positions_limit_translation_and_source(tokenizer, monkeypatch):
     model = echo_model(tokenizer, position_encoding_type="learned", max_position_embeddings=20)
     translator = Translator(model, tokenizer)
     assert recorded(translator, monkeypatch, num_beams=1).max_new_tokens == 20
+    with monkeypatch.context() as patch:
+        patch.setattr(model.generation_config, "max_length_over_source", 3)
+        longest = len(tokenizer("seven")["input_ids"]) + 3
+        assert recorded(translator, patch, num_beams=1).max_new_tokens == longest
     list(translator.translate(["seven"], num_beams=1, min_new_tokens=20))  # to the last position and not beyond
     with pytest.raises(UserError, match="line 2: .* 20"):
         list(translator.translate(["seven", "seven " * 30]))

@@ -9,7 +9,6 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla_transformer import Translator
-from hf_vanilla_transformer import generation_vanilla_transformer as generation
 from hf_vanilla_transformer.text.language_tokens import language_tokens
 from hf_vanilla_transformer.text.vocabulary import extend_languages
 from tests.model_helpers import slow
@@ -29,9 +28,7 @@ TOKENS = {"max_tokens_per_batch": 80, "tokens_per_update": 120}
 @pytest.fixture(scope="module", params=["target", *slow("source")])
 def finished(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("run") / "finished"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generation, "MAX_LENGTH_OVER_SOURCE", 5)  # which such a model reaches
-        return folder, run_tiny(folder, **NUMBERS, language_token=request.param)
+    return folder, run_tiny(folder, **NUMBERS, language_token=request.param)
 
 
 def test_each_direction_is_scored_and_the_mean_chooses(finished: tuple[Path, dict[str, Any]]) -> None:

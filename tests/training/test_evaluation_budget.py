@@ -89,6 +89,7 @@ def test_scores_that_select_weights_are_of_the_same_sentences(tmp_path, monkeypa
     assert len(set(counts[:-1])) == 1 and counts[0] is not None
 
 
+@pytest.mark.usefixtures("limit_of_the_package")
 def test_translations_that_do_not_end_are_cut_after_their_references(tmp_path, monkeypatch, caplog) -> None:
     lengths: list[tuple[int, int]] = []
     original = VanillaTransformerTrainer.prediction_step

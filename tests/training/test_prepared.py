@@ -12,7 +12,6 @@ import datasets
 import numpy as np
 import pytest
 
-from hf_vanilla_transformer import generation_vanilla_transformer as generation
 from hf_vanilla_transformer.batches import encoded_blocks
 from hf_vanilla_transformer.batches.packing import FlatPairs
 from hf_vanilla_transformer.batches.prepared import read_prepared
@@ -67,9 +66,8 @@ def losses(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("changed", [{"pack": False}, {"pack": True}, {"rewrite": f"{__name__}:shouted"}], ids=str)
 def test_run_on_prepared_data_is_the_run_on_its_text(
-    folders: tuple[Path, dict[str, Any]], changed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: tuple[Path, dict[str, Any]], changed: dict[str, Any], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(generation, "MAX_LENGTH_OVER_SOURCE", 5)  # which such a model reaches
     data, fields = folders
     text = Path(fields["train"][0]).parent
     direct = run_tiny(tmp_path / "direct", **TRAINING, **fields, **changed)

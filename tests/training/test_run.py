@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
 from hf_vanilla_transformer import VanillaTransformerTrainer
-from hf_vanilla_transformer import generation_vanilla_transformer as generation
 from hf_vanilla_transformer.corpora.corpus import load_corpus
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run import run_training
@@ -72,9 +71,7 @@ def finished(tmp_path_factory, parallel):
                 data["tokenizer_name"] = finish(Path(base).name)[0]
             if teachers := recipe.get("teacher"):
                 data["teacher"] = [finish(Path(each).name)[0] for each in teachers]
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(generation, "MAX_LENGTH_OVER_SOURCE", 30)  # which such a model reaches
-                runs[name] = folder, train(folder, RECIPES[name], eval_steps=1, **data)
+            runs[name] = folder, train(folder, RECIPES[name], eval_steps=1, **data)
         return runs[name]
 
     return finish

@@ -10,6 +10,7 @@ from tests.interop.exports import write_model
 from tests.model_helpers import error_of, tiny_model
 
 
+@pytest.mark.usefixtures("limit_of_the_package")
 def test_search_settings_are_those_of_generate() -> None:
     model = tiny_model()
     paper = {"num_beams": 4, "length_penalty": 0.6, "formula": "gnmt", "max_length_over_source": 50}
