@@ -160,11 +160,8 @@ def main(arguments: argparse.Namespace) -> None:
                 print(f"{result}: {difference(mutant, known)}\n", flush=True)
     print("| room | noticed | missed | undecided |\n|---|---|---|---|")
     for room in rooms:
-        print(
-            room,
-            *(counts[room, result] for result in ("noticed", "missed", "undecided")),
-            sep=" | ",
-        )
+        numbers = [str(counts[room, result]) for result in ("noticed", "missed", "undecided")]
+        print(f"| {room} | {' | '.join(numbers)} |")
 
 
 if __name__ == "__main__":
