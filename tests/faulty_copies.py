@@ -52,13 +52,14 @@ def running_tests(folder: Path, seconds: int = 600) -> Iterator[RunTests]:
     """Yield a function that runs pytest in a copy of the repository, until a test fails or the time is over."""
     command = [sys.executable, "-c", RUNNER]
     with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as runner:
-        assert runner.stdin is not None and runner.stdout is not None
+        requests, answers = runner.stdin, runner.stdout
+        assert requests is not None and answers is not None
 
         def run(copy: Path, arguments: list[str]) -> Outcome:
             flags = ["-x", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider"]
-            print(json.dumps([str(copy), seconds, [*flags, *arguments]]), file=runner.stdin, flush=True)
-            status = int(runner.stdout.readline())
+            print(json.dumps([str(copy), seconds, [*flags, *arguments]]), file=requests, flush=True)
+            status = int(answers.readline())
             return status, (copy / "output.txt").read_text(encoding="utf-8", errors="replace")
 
         yield run
-        runner.stdin.close()
+        requests.close()

@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.inference.languages import card_languages
 from hf_vanilla_transformer.inference.loading import check_model_folder, load_model
-from hf_vanilla_transformer.text import load_tokenizers
+from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers
 from hf_vanilla_transformer.training.run.fine_tuning import load_base_model
 from hf_vanilla_transformer.utils.model_folder import check_model_files
 from hf_vanilla_transformer.utils.untrusted import read_safetensors_header
@@ -266,6 +266,90 @@ def test_setting_of_a_search_of_a_wrong_type_is_named(good, name, wrong, needed,
 def test_gate_takes_right_settings_of_a_search(good: Path, right: dict[str, Any], tmp_path: Path) -> None:
     check_model_files(damaged(good, tmp_path, search(**right)))
     check_model_files(damaged(good, tmp_path / "old", config(**right)))
+
+
+NUMBERS = [-1, 0, 3, 2.5, 1e30, True]
+TEXTS = ["x", "", "left"]
+TOKENS = [{"content": "x"}, {"content": "x", "lstrip": True, "__type": "AddedToken"}]
+NO_TOKENS = [{"content": ""}, {"content": 3}, {"content": "x", "lstrip": 3}, {"lstrip": True}]
+NUMBERED = [{}, {"7": TOKENS[0]}]
+NOT_NUMBERED = [{"7": "x"}, {"7": {}}, {"x": TOKENS[0]}, {"-1": TOKENS[0]}]
+TEMPLATES = [{"a": "x"}, [{"name": "a", "template": "x"}]]
+LISTS = [[], ["x"], [3], [[]], [{"a": 1}], ["input_ids"], ["input_ids", 3]]
+KINDS = [*NUMBERS, *TEXTS, *TOKENS, *NO_TOKENS, *NUMBERED, *NOT_NUMBERED, *TEMPLATES, *LISTS, {"a": 1}, [TOKENS[0]]]
+
+ONE_TOKEN = "the text of a token", ["x", "left", *TOKENS]
+MANY_TOKENS = (
+    "a list or an object of tokens",
+    [[], ["x"], [TOKENS[0]], ["input_ids"], {}, {"7": "x"}, {"7": TOKENS[0]}, {"content": "x"}, TEMPLATES[0]]
+    + [{"x": TOKENS[0]}, {"-1": TOKENS[0]}],
+)
+SPECIAL = {name: ONE_TOKEN for name in ("pad_token", "eos_token", "unk_token", "mask_token")}
+SPECIAL |= {name: MANY_TOKENS for name in ("extra_special_tokens", "additional_special_tokens")}
+
+# File and field: what is needed, and the values of KINDS that are accepted.
+OF_TOKENIZERS = {
+    **{("tokenizer_config.json", name): accepted for name, accepted in SPECIAL.items()},
+    **{("special_tokens_map.json", name): accepted for name, accepted in SPECIAL.items()},
+    ("tokenizer_config.json", "model_max_length"): ("a whole number from 1", [3, 1e30]),
+    ("tokenizer_config.json", "padding_side"): ("left or right", ["left"]),
+    ("tokenizer_config.json", "truncation_side"): ("left or right", ["left"]),
+    ("tokenizer_config.json", "tokenizer_class"): ("text", TEXTS),
+    ("tokenizer_config.json", "model_input_names"): ("a list that begins with input_ids", [["input_ids"]]),
+    ("tokenizer_config.json", "added_tokens_decoder"): ("an object of tokens by their ids", NUMBERED),
+    ("tokenizer_config.json", "chat_template"): (
+        "text or an object of texts",
+        [*TEXTS, *TEMPLATES, [], {}, {"content": "x"}, {"content": ""}, {"7": "x"}, [TOKENS[0]]],
+    ),
+    ("added_tokens.json", "x"): ("the id of a token", [0, 3]),
+}
+
+
+@pytest.mark.parametrize(("file", "name"), OF_TOKENIZERS)
+def test_field_of_a_tokenizer_accepts_the_right_kinds_of_values(good, file, name, tmp_path):
+    needed, right = OF_TOKENIZERS[file, name]
+    right = [repr(value) for value in right]  # 1 is equal to True
+    folder = shutil.copytree(good, tmp_path / "model")
+    if not (folder / file).exists():
+        (folder / file).write_text("{}")
+    for value in KINDS:
+        fields(file, **{name: value})(folder)
+        if repr(value) in right:
+            check_model_files(folder)
+        else:
+            line = error_of(check_model_files, folder)
+            assert line.startswith(f"{folder / file}: {name}=") and line.endswith(f": {needed} is needed")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tokenizer_class", "Nope"),
+        ("tokenizer_class", ""),
+        ("chat_template", {"a": "x"}),
+        ("model_max_length", 3),
+        ("truncation_side", "left"),
+        ("mask_token", "<unk>"),
+    ],
+)
+def test_harmless_field_changes_no_token(good: Path, name: str, value: Any, tmp_path: Path) -> None:
+    texts = ["one two three", "three </s> two"]
+    expected = load_tokenizers(good)[0](texts).input_ids
+    tokenizer = load_tokenizers(damaged(good, tmp_path, fields("tokenizer_config.json", **{name: value})))[0]
+    save_tokenizers(tmp_path / "saved", tokenizer)
+    for loaded in (tokenizer, load_tokenizers(tmp_path / "saved")[0]):
+        assert loaded(texts).input_ids == expected
+
+
+@pytest.mark.parametrize("name", ["pad_token", "eos_token"])
+@pytest.mark.parametrize("side", ["", "target_tokenizer/"])
+def test_special_tokens_of_the_model_are_those_of_its_tokenizers(name: str, side: str, tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", ["one two"] * 3, ["eins zwei"] * 3 if side else None)
+    load_tokenizers(folder)
+    right = {"pad_token": "token 1, <pad>", "eos_token": "token 2, </s>"}[name]
+    fields(f"{side}tokenizer_config.json", **{name: "<unk>"})(folder)
+    line = error_of(Translator.from_pretrained, folder, "cpu")
+    assert line.startswith(f"{folder / side}: {name}=<unk>: the model's is {right}, which would stay")
 
 
 @pytest.mark.parametrize("load", [load_model, load_tokenizers, load_base_model, check_model_folder])

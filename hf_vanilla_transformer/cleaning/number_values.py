@@ -209,4 +209,4 @@ def _same_year(one: Decimal, other: Decimal) -> bool:
     """Return whether two values are one year, as "1990" and "90"."""
     earlier = min(one, other)
     later = max(one, other)
-    return earlier < 100 and 1000 <= later <= 2999 and later % 100 == earlier
+    return 1000 <= later <= 2999 and later % 100 == earlier

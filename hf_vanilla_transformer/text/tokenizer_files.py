@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..utils.atomic_write import atomic_file, report_full_disk
-from ..utils.errors import UserError, missing_extra
+from ..utils.errors import UserError, missing_extra, shown
 from ..utils.model_folder import check_model_files
-from ..utils.untrusted import one_line
+from ..utils.untrusted import one_line, read_json_object
 from .language_tokens import language_tokens
 from .side_tokens import target_vocabulary
 
@@ -95,7 +95,7 @@ def load_tokenizers(
         (source tokenizer, target tokenizer), the same object if the folder has no `target_tokenizer`.
 
     Raises:
-        UserError: there is no tokenizer, or one that cannot pad.
+        UserError: there is no tokenizer, or one that cannot pad, or its special tokens are not the model's.
     """
     folder = Path(directory).expanduser()
     target_folder = folder / TARGET_FOLDER
@@ -106,7 +106,26 @@ def load_tokenizers(
             raise UserError(
                 f"{place}: its tokenizer has no pad_token, which batches need: set one and save it again"
             )
+    _check_target(target, target_folder if target is not source else folder, folder)
     return source, target
+
+
+def _check_target(tokenizer: PreTrainedTokenizerBase, place: Path, folder: Path) -> None:
+    """Refuse a tokenizer to which the model's padding and end are text: they would stay in translations."""
+    has_two_vocabularies = target_vocabulary(tokenizer) is not None  # and the special ids of one
+    if has_two_vocabularies or not (folder / "config.json").is_file():
+        return
+    config = read_json_object(folder / "config.json")
+    for name in ("pad_token", "eos_token"):
+        number = config.get(f"decoder_{name}_id")
+        number = config.get(f"{name}_id") if number is None else number
+        ids = number if isinstance(number, list) else [number]
+        if number is not None and set(ids).isdisjoint(tokenizer.all_special_ids):
+            token = tokenizer.convert_ids_to_tokens(ids[0])
+            raise UserError(
+                f"{place}: {name}={shown(getattr(tokenizer, name))}: the model's is token {ids[0]}, {shown(token)}, "
+                "which would stay in translations: name this one in tokenizer_config.json"
+            )
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -5,7 +5,7 @@ Libraries read such files without limits of memory and time, or fail with messag
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
 
@@ -64,21 +64,84 @@ _SEARCH: dict[str, tuple[tuple[type, ...], float, float]] = {
     "paper_length_penalty": _EXPONENT,
 }
 
-# Fields with their types. Libraries take others, and fail at their first use or ignore them.
-_Fields: TypeAlias = dict[str, tuple[type | tuple[type, ...], str]]
-_TRUTH = bool, "true or false"
-_TEXT = str, "text"
-_LIST = list, "a list"
-_OBJECT = dict, "an object"
+# Fields with a test of their values, and what is needed. Libraries take other values, and fail at their first use or
+# ignore them.
+_Fields: TypeAlias = dict[str, tuple[Callable[[Any], bool], str]]
+
+
+def _of(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds)
+
+
+def _begins_with_ids(value: Any) -> bool:
+    return isinstance(value, list) and value[:1] == ["input_ids"] and {*map(type, value)} == {str}
+
+
+def _is_token(value: Any) -> bool:
+    """A token is text, or an object with the text and with flags."""
+    flags = value if isinstance(value, dict) else {"content": value}
+    content = flags.get("content")
+    return (
+        isinstance(content, str)
+        and content != ""
+        and all(_of(bool)(flags[name]) for name in flags if name not in ("content", "__type"))
+    )
+
+
+def _are_tokens(value: Any) -> bool:
+    tokens = value.values() if isinstance(value, dict) else value
+    return isinstance(value, list | dict) and all(map(_is_token, tokens))
+
+
+def _are_numbered_tokens(value: Any) -> bool:
+    return _of(dict)(value) and all(
+        number.isdecimal() and isinstance(token, dict) and _is_token(token)
+        for number, token in value.items()
+    )
+
+
+def _is_template(value: Any) -> bool:
+    """A template is text, or there are several by name: an object, or a list of their names and texts."""
+    if isinstance(value, list):
+        return all(_of(dict)(each) and _is_template(each) for each in value)
+    texts = value.values() if isinstance(value, dict) else [value]
+    return all(isinstance(text, str) for text in texts)
+
+
+_TRUTH = _of(bool), "true or false"
+_TEXT = _of(str), "text"
+_LIST = _of(list), "a list"
+_OBJECT = _of(dict), "an object"
+_ID = (lambda value: type(value) is int and value >= 0), "the id of a token"
+_SIDE = (lambda value: value in ("left", "right")), "left or right"
+_SPECIAL: _Fields = {
+    **dict.fromkeys(
+        (f"{name}_token" for name in ["bos", "eos", "unk", "sep", "pad", "cls", "mask"]),
+        (_is_token, "the text of a token"),
+    ),
+    **dict.fromkeys(
+        ("extra_special_tokens", "additional_special_tokens"),
+        (_are_tokens, "a list or an object of tokens"),
+    ),
+}
 _OF_TOKENIZERS: _Fields = {
-    "model_input_names": (list, "a list that begins with input_ids"),
+    **_SPECIAL,
+    "model_input_names": (_begins_with_ids, "a list that begins with input_ids"),
+    "model_max_length": (
+        # 1e30 is no limit
+        lambda value: (type(value) is int and value >= 1) or value == 1e30,
+        "a whole number from 1",
+    ),
+    "padding_side": _SIDE,
+    "truncation_side": _SIDE,
+    "chat_template": (_is_template, "text or an object of texts"),
     "tokenizer_class": _TEXT,
     "tokens": _TEXT,
     "task": _TEXT,
     "normalize_source": _TRUTH,
     "clean_up_tokenization_spaces": _TRUTH,
     "split_special_tokens": _TRUTH,
-    "added_tokens_decoder": _OBJECT,
+    "added_tokens_decoder": (_are_numbered_tokens, "an object of tokens by their ids"),
     "language_tokens": _OBJECT,
     "language_marks": _LIST,
 }
@@ -88,12 +151,15 @@ _FLAGS = (
 )
 _OF_SEARCHES: _Fields = {
     **dict.fromkeys(_FLAGS.split(), _TRUTH),
-    "early_stopping": (bool, "true, false or never"),
+    "early_stopping": (
+        lambda value: isinstance(value, bool) or value == "never",
+        "true, false or never",
+    ),
     "constraints": _LIST,
     "force_words_ids": _LIST,
     "exponential_decay_length_penalty": _LIST,
-    "sequence_bias": ((list, dict), "a list or an object"),
-    "stop_strings": ((str, list), "text or a list"),
+    "sequence_bias": (_of(list, dict), "a list or an object"),
+    "stop_strings": (_of(str, list), "text or a list"),
     "cache_implementation": _TEXT,
     "watermarking_config": _OBJECT,
     "compile_config": _OBJECT,
@@ -130,6 +196,11 @@ def check_model_files(folder: Path) -> None:
                 )
         if (file := part / "tokenizer_config.json").is_file():
             _check_tokenizer(file, read_json_object(file))
+        if (file := part / "special_tokens_map.json").is_file():
+            _check_fields(file, read_json_object(file), _SPECIAL)
+        if (file := part / "added_tokens.json").is_file():
+            added = read_json_object(file)
+            _check_fields(file, added, dict.fromkeys(added, _ID))
     config = folder / "config.json"
     values = read_json_object(config) if config.is_file() else {}
     _check_sizes(config, values)
@@ -171,12 +242,9 @@ def _check_tokenizer(file: Path, values: Mapping[str, Any]) -> None:
 
 
 def _check_fields(file: Path, values: Mapping[str, Any], fields: _Fields) -> None:
-    for name, (kind, needed) in fields.items():
+    for name, (is_right, needed) in fields.items():
         value = values.get(name)
-        is_right = isinstance(value, kind) or (name, value) == ("early_stopping", "never")
-        if name == "model_input_names" and isinstance(value, list):
-            is_right = value[:1] == ["input_ids"] and {*map(type, value)} == {str}
-        if value is not None and not is_right:
+        if value is not None and not is_right(value):
             raise _refusal(file, name, value, f"{needed} is needed")
 
 

@@ -123,6 +123,13 @@ def test_capitals_on_one_side_are_found(text):
     assert judge(pairs, "capitals")[0] == ["capitals", None]
 
 
+def test_limits_of_shares_and_lengths_are_inside():
+    words = [("a word", "a" * 40), ("a word", "a" * 40 + "."), ("a word", "a" * 41)]
+    assert judge([*GOOD, *words], "spaces")[0][-3:] == [None, None, "spaces"]
+    halves = [("ab", "ab γδ"), ("ab", "ab γδε")]
+    assert judge(halves, "script", scripts=(frozenset({"LATIN"}),) * 2)[0] == [None, "script"]
+
+
 def test_long_words_that_a_language_has_are_kept():
     numbers = number_pairs(200, seed=1, held_out=1)["train"]
     pairs = list(zip(numbers["source"], numbers["target"], strict=True))
@@ -357,6 +364,9 @@ def test_training_warns_of_frequent_damage():
     (warning,) = sample_warnings(table)
     assert "10%" in warning and "lines 4, 14, 24" in warning
     assert list(sample_warnings(table.select(range(3)))) == []
+    escaped = [text.replace(" and ", " &amp; ") if row % 5 == 0 else text for row, text in enumerate(table["source"])]
+    warnings = list(sample_warnings(table.remove_columns("source").add_column("source", escaped)))
+    assert any("about 20% of the training pairs: entities" in line for line in warnings)
 
 
 @pytest.mark.parametrize("mark", ["»", "›", "”", "’"])

@@ -21,9 +21,16 @@ def test_directions_are_parsed() -> None:
     ]
 
 
-@pytest.mark.parametrize("items", [["en"], ["en-de-fr"], ["en-de", "en-de"], ["en-en"], ["-de"], ["EN-DE"]])
-def test_unclear_directions_are_refused(items: list[str]) -> None:
-    assert "directions" in error_of(parse_directions, items)
+@pytest.mark.parametrize(
+    ("items", "reason"),
+    [
+        *((items, "SOURCE-TARGET is needed") for items in (["en"], ["en-de-fr"], ["-de"], ["EN-DE"])),
+        (["en-de", "en-de"], "en-de: twice"),
+        (["en-en"], "en-en: two languages are needed"),
+    ],
+)
+def test_unclear_directions_are_refused(items: list[str], reason: str) -> None:
+    assert reason in error_of(parse_directions, items)
 
 
 def test_inputs_belong_to_the_direction_before_them() -> None:

@@ -135,10 +135,13 @@ def test_parquet_text_that_is_not_utf8_is_dropped(tmp_path):
     assert len(pairs) == 40 and report.first_lines == {"not UTF-8": [41]}
 
 
-def test_mostly_latin1_file_is_refused_before_training(tmp_path):
-    targets = ["schön\n".encode("latin1") if number % 5 == 0 else line for number, line in enumerate(lines_of(1))]
-    with pytest.raises(UserError, match="8 of 40.*UTF-8.*iconv -f latin1"):
-        load_pairs(parallel(tmp_path, lines_of(0), targets))
+@pytest.mark.parametrize(("copies", "rows"), [(1, "8 of 40"), (75, "200 of 1,000")])
+def test_mostly_latin1_file_is_refused_before_training(tmp_path, copies, rows):
+    targets = [
+        "schön\n".encode("latin1") if number % 5 == 0 else line for number, line in enumerate(lines_of(1) * copies)
+    ]
+    with pytest.raises(UserError, match=f"{rows}.*UTF-8.*iconv -f latin1"):
+        load_pairs(parallel(tmp_path, lines_of(0) * copies, targets))
 
 
 def test_home_directory_in_paths_is_expanded(tmp_path, monkeypatch):

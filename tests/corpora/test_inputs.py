@@ -129,6 +129,12 @@ DOCUMENTS = {
 }
 
 
+def test_byte_order_mark_is_no_text_at_the_start_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "train.en"
+    path.write_text("\ufeffone\n\ufefftwo\n", encoding="utf-8")
+    assert list(read_lines(path)) == ["one", "\ufefftwo"]
+
+
 @pytest.mark.parametrize("suffix", DOCUMENTS)
 def test_content_tells_a_document_from_a_language(suffix: str, tmp_path: Path) -> None:
     document = tmp_path / f"document.{suffix}"

@@ -7,7 +7,8 @@ from datasets import Dataset
 
 from hf_vanilla_transformer.batches import encode_pairs
 from hf_vanilla_transformer.corpora import load_pairs
-from hf_vanilla_transformer.corpora.mixtures import concatenated
+from hf_vanilla_transformer.corpora.corpus import first_rows
+from hf_vanilla_transformer.corpora.mixtures import PART, concatenated
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
 from hf_vanilla_transformer.text import train_tokenizer
 from hf_vanilla_transformer.utils.errors import UserError
@@ -49,10 +50,17 @@ def test_weights_are_occurrences_per_epoch(inputs):
     for name, weight in zip(COUNTS, (1, 3, 2, 1, 1), strict=True):
         expected.update(dict.fromkeys(pairs_of(name), weight))
     assert Counter(text_of(pairs)) == expected
+    assert report.kept == len(pairs)
     # the header is line 1 of the first input. augmentation tells copies apart by their lines
     assert pairs["line"][:] == list(range(2, len(pairs) + 2))
     assert "table.tsv × 1: kept 5 of 5 pairs; " in report.summary() and "memory.tmx × 2: kept 2" in report.summary()
     assert text_of(load_pairs(inputs, **LANGUAGES)[0]) == [pair for name in COUNTS for pair in pairs_of(name)]
+
+
+def test_first_rows_are_a_share_of_each_input():
+    data = Dataset.from_dict({PART: [0] * 60 + [1] * 30 + [2] * 10})
+    assert first_rows(data, 10).tolist() == [*range(6), *range(60, 63), 90]
+    assert first_rows(data, 1000).tolist() == list(range(100))
 
 
 def test_mixture_is_the_same_in_every_run(inputs):

@@ -99,7 +99,7 @@ def test_metric_of_ones_own_is_tested_like_the_others(texts):
         compare_systems(systems, references, metrics=[FunctionMetric("m:one", lambda *_: [1.0])])
     # comparisons with NaN would find every difference significant
     undefined = FunctionMetric(
-        "m:nan", lambda _, texts, __: [float("nan") if n == 6 else 1.0 for n in range(len(texts))]
+        "m:nan", lambda _, texts, __: [{6: float("nan"), 8: float("inf")}.get(n, 1.0) for n in range(len(texts))]
     )
     with pytest.raises(UserError, match="m:nan: it returned nan for line 7"):
         compare_systems(systems, references, metrics=[undefined])

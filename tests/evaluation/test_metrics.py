@@ -11,7 +11,7 @@ from transformers import EvalPrediction
 
 from hf_vanilla_transformer.evaluation import score_translations, translation_metrics
 from hf_vanilla_transformer.evaluation.bleu_tokenizers import check_tokenizer
-from hf_vanilla_transformer.evaluation.trainer_metrics import score_test_split
+from hf_vanilla_transformer.evaluation.trainer_metrics import _shown, score_test_split
 from hf_vanilla_transformer.text.language_tokens import add_language_tokens
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import SPECIAL_TOKENS, error_of, word_tokenizer
@@ -81,6 +81,11 @@ def test_bleu_has_the_tokenizer_of_the_script(reference, hypothesis, tokenize, c
         tokenize = "char"
     assert scores["bleu"] == pytest.approx(sacrebleu.corpus_bleu([hypothesis], [[reference]], tokenize=tokenize).score)
     assert f"tok:{tokenize}" in scores["bleu_signature"] and scores["chrf"] > 0
+
+
+def test_line_of_scores_has_the_signature_of_bleu():
+    scores, signatures = {"bleu": 34.1, "chrf": 60.2}, {"bleu_signature": "BLEU|x", "chrf_signature": "chrF2|x"}
+    assert _shown(scores, signatures) == "BLEU 34.10 (BLEU|x), chrF 60.20"
 
 
 def test_signatures_contain_the_settings():

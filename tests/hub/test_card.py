@@ -76,6 +76,16 @@ def blocks(card: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)\n```", card, re.DOTALL)
 
 
+@pytest.mark.parametrize(("task", "names"), [("language", ["sacrebleu", "torch"]), ("sequence", ["torch"])])
+def test_signatures_and_versions_of_the_task_are_in_the_text(task: str, names: list[str], tmp_path) -> None:
+    versions = {"sacrebleu": "2.5.1", "torch": "2.13.0"}
+    card = write_model_card(tmp_path, full_facts(task=task, versions=versions)).read_text(encoding="utf-8")
+    (row,) = [line for line in card.splitlines() if "versions" in line]
+    assert row.endswith(", ".join(f"{name} {versions[name]}" for name in names))
+    _, _, text = card.split("---\n", 2)
+    assert BLEU_SIGNATURE in text and CHRF_SIGNATURE in text
+
+
 def test_metadata_is_read_back(tmp_path) -> None:
     path = write_model_card(tmp_path, full_facts())
     assert path == tmp_path / "README.md"

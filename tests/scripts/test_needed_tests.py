@@ -1,6 +1,11 @@
 """Which tests a changed module needs, and which random faults change what it does."""
 
-from scripts.mutants.__main__ import meaning
+import signal
+
+import pytest
+
+from scripts.mutants import __main__ as mutants
+from scripts.mutants.__main__ import Mutant, meaning, outcome
 from scripts.mutants.needed_tests import importers, modules, needed_tests
 
 IMPORTERS = {
@@ -36,3 +41,12 @@ def test_annotations_of_types_have_no_meaning() -> None:
         "def f(x: int + None = 1) -> str:\n    y: str = x\n    return y"
     )
     assert meaning("x = 1") != meaning("x = 2")
+
+
+def test_fault_is_undecided_if_the_time_was_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutants, "mutated", lambda *_: "")
+    monkeypatch.setattr(mutants, "copy_repository", lambda _, folder: folder)
+    known = {"module": mutants.ROOT / "README.md"}
+    statuses = {1: "noticed", 2: "noticed", 0: "missed", 5: "missed", -signal.SIGALRM: "undecided"}
+    for status, expected in statuses.items():
+        assert outcome(Mutant("module", "", 0), known, {"module": set()}, lambda *_, of=status: (of, "")) == expected

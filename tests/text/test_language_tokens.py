@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
@@ -26,7 +27,7 @@ from hf_vanilla_transformer.evaluation import translation_metrics
 from hf_vanilla_transformer.inference.directions import Directions
 from hf_vanilla_transformer.interop.joint_tokenizer import joint_tokenizer
 from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers
-from hf_vanilla_transformer.text.language_tokens import add_language_tokens, decode_targets, language_tokens
+from hf_vanilla_transformer.text.language_tokens import add_language_tokens, decode_targets, language_tokens, token_ids
 from tests.interop.foreign import SOURCES, write_m2m100_folder, write_opus_folder
 from tests.model_helpers import error_of, tiny_config
 
@@ -75,6 +76,14 @@ def test_text_without_a_token_is_no_exact_match(token: str) -> None:
     labels = tokenizer([f"one {token} two"])["input_ids"]
     scores = translation_metrics(tokenizer, metrics=["exact_match"])(EvalPrediction(predictions, labels))
     assert scores["exact_match"] == 0.0
+
+
+def test_predictions_are_the_first_of_several_outputs() -> None:
+    ids = np.array([[5, -100], [4, 6]])
+    others = np.zeros((2, 2, 3), int)
+    assert token_ids((ids, others), 0).tolist() == [[5, 0], [4, 6]]
+    for wrong in (others, ids[0], ids * 1.0):
+        assert "token ids (N, T) are needed" in error_of(token_ids, wrong, 0)
 
 
 def of_marian(folder: Path) -> tuple[PreTrainedTokenizerBase, list[str]]:

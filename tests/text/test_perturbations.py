@@ -42,6 +42,18 @@ def test_typos_change_letters_with_their_marks(source):
         assert set(graphemes(text)) <= letters  # no sign left its letter
 
 
+def test_typo_exchanges_doubles_loses_or_replaces_one_letter():
+    letters = list("abcdef")
+    places = range(len(letters) - 1)
+    begun = [("".join(letters[:place]), letters[place:]) for place in places]
+    exchanged = {start + end[1] + end[0] + "".join(end[2:]) for start, end in begun}
+    doubled = {start + end[0] + "".join(end) for start, end in begun}
+    lost = {start + end[0] + "".join(end[2:]) for start, end in begun}
+    replaced = {start + letter + "".join(end[1:]) for start, end in begun for letter in letters}
+    typos = {perturbed("typos", ("abcdef", "x"), number)[0] for number in range(1000)}
+    assert typos == exchanged | doubled | lost | replaced
+
+
 @pytest.mark.parametrize(
     ("pair", "expected"),
     [

@@ -27,7 +27,7 @@ SPELLINGS = ["hello", "world", "i'm", "Ünïcode 😀"]
 TEXTS = {
     "chars": SPELLINGS,
     "words": PHONEMES,
-    "smiles": REACTIONS,
+    "smiles": [*REACTIONS, "C" * 300],
     r"\d+|[a-z]+|\W": ["if (x == 12) return y", "a+b"],
 }
 SPECIAL = ["</s>", "a </s> b", "<s>", "<pad>x", "<unk>", "<0x41>", "▁", "Ġ", "\u2581a"]
