@@ -1,6 +1,7 @@
 """`optimize_for_inference`: it notices changes of the model, can be undone, and refuses unsupported models."""
 
 import copy
+import gc
 import pickle
 import threading
 from collections.abc import Callable
@@ -380,7 +381,10 @@ def test_deleted_models_give_their_memory_back() -> None:
         for _ in range(changes):
             write_in_place(model)
             translate(model, max_new_tokens=2)
-        return sum(weight.nbytes for weight in model.parameters())
+        nbytes = sum(weight.nbytes for weight in model.parameters())
+        del model
+        gc.collect()
+        return nbytes
 
     nbytes, before = once(1), resident_bytes()
     for _ in range(3):
