@@ -9,7 +9,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
-from hf_vanilla_transformer import VanillaTransformerTrainer, generation_vanilla_transformer
+from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer.corpora.corpus import load_corpus
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run import run_training
@@ -81,7 +81,7 @@ def finished(tmp_path_factory, parallel):
 
 
 @pytest.mark.parametrize("name", [*FAST, *slow(*sorted(RECIPES.keys() - set(FAST)))])
-def test_recipes_end_in_a_model_folder(finished, name, short_translations, monkeypatch):
+def test_recipes_end_in_a_model_folder(finished, name, short_translations):
     folder, results = finished(name)
     recipe = yaml.safe_load(RECIPES[name].read_text(encoding="utf-8"))
     files = {path.name for path in folder.iterdir()}
@@ -108,7 +108,7 @@ def test_recipes_end_in_a_model_folder(finished, name, short_translations, monke
     # the saved model has no length limit of an evaluation, nor the library's default of 20
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     assert 5 < model.config.trained_source_length < 256
-    monkeypatch.setattr(generation_vanilla_transformer, "MAX_LENGTH_OVER_SOURCE", short_translations)
+    model.generation_config.max_length_over_source = short_translations
     assert model.generate(torch.tensor([[9, 8, 2]]), min_new_tokens=30, num_beams=1).shape[1] > 30
 
 
