@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from itertools import chain
 
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .tokenizer_training import untrained_backend
@@ -81,6 +81,8 @@ def encodes_by_words(tokenizer: PreTrainedTokenizerBase) -> bool:
         return False
     backend = tokenizer.backend_tokenizer
     if not isinstance(backend.model, models.BPE) or backend.model.dropout is not None:
+        return False
+    if None in map(backend.token_to_id, pre_tokenizers.ByteLevel.alphabet()):
         return False
     own = [untrained_backend(lowercase) for lowercase in (False, True)]
     return _splitting(backend) in map(_splitting, own)

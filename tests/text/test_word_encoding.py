@@ -92,6 +92,7 @@ def test_other_tokenizers_are_not_for_words():
         changed(fresh(), normalizer=normalizers.NFC()),
         changed(fresh(), normalizer=None),
         changed(fresh(), pre_tokenizer=pre_tokenizers.Metaspace()),
+        changed(fresh(), model=models.BPE({"a": 0}, [])),
         changed(fresh(), model=models.WordLevel({"a": 0}, unk_token="a")),
     ]
     assert [encodes_by_words(each) for each in others] == [False] * len(others)
