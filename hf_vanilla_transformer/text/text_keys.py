@@ -43,7 +43,7 @@ def _number(text: bytes) -> int:
 
 def sentence_key(text: str) -> int:
     """A number that is the same for sentences that differ in case, composition, spaces and punctuation alone."""
-    if text.isascii():  # the same by bytes, in a fifth of the time
+    if text.isascii():  # the same words by bytes, in half the time
         apart = text.encode().translate(_ASCII_APART)
         if _SIGN not in apart and not ("-" in text and _NEGATIVE.search(text)):
             return _number(b" ".join(apart.split()))

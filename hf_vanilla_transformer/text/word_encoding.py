@@ -41,14 +41,16 @@ class WordEncoder:
         """The ids of each text, those of the tokenizer."""
         rows = [self._words(text) for text in texts]
         self._learn(set(chain.from_iterable(rows)))
-        whole = iter(self._encode([text for text, row in zip(texts, rows, strict=True) if not row]))
-        ids = self._ids.__getitem__
-        return [
-            [*self._before, *chain.from_iterable(map(ids, row)), *self._after]
-            if row
-            else next(whole)
-            for row in rows
-        ]
+        others = [text for text, row in zip(texts, rows, strict=True) if not row]
+        encoded_whole = iter(self._encode(others))
+        encoded = []
+        for row in rows:
+            if row:
+                words = chain.from_iterable(map(self._ids.__getitem__, row))
+                encoded.append([*self._before, *words, *self._after])
+            else:
+                encoded.append(next(encoded_whole))
+        return encoded
 
     def _words(self, text: str) -> list[str]:
         """The words of a text, or none if it has to be encoded whole."""
