@@ -14,9 +14,9 @@ from datasets import Dataset
 from torch.nn import functional as F
 
 from ..loss_vanilla_transformer import IGNORED
+from ..utils.dataset_cache import ROWS_PER_READ, batches_of
 
 BUCKET = 2  # tokens: the width of a bucket of source lengths
-ROWS_PER_READ = 50_000
 
 
 def pair_lengths(dataset: "Dataset | Examples") -> tuple[np.ndarray, np.ndarray]:
@@ -32,8 +32,9 @@ def pair_lengths(dataset: "Dataset | Examples") -> tuple[np.ndarray, np.ndarray]
     sides = ["input_ids", "labels"]
     lengths = np.empty((len(sides), len(dataset)), dtype=np.int32)  # (2, number of pairs)
     start = 0
-    # in chunks, because a filtered `Dataset` copies the ids it returns
-    for table in dataset.select_columns(sides).with_format("arrow").iter(batch_size=ROWS_PER_READ):
+    # in batches, because a filtered `Dataset` copies the ids it returns
+    columns = dataset.select_columns(sides).with_format("arrow")
+    for table in batches_of(columns, ROWS_PER_READ):
         for number, side in enumerate(sides):
             lengths[number, start : start + len(table)] = pc.list_value_length(
                 table[side]

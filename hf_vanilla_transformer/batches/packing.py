@@ -31,8 +31,8 @@ from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..loss_vanilla_transformer import IGNORED
+from ..utils.dataset_cache import ROWS_PER_READ, batches_of
 from .batching import (
-    ROWS_PER_READ,
     Example,
     TokenBatchSampler,
     read_examples,
@@ -341,7 +341,7 @@ class FlatIds:
                 return cls(pieces[0].flatten().to_numpy(), pieces[0].offsets.to_numpy())
         ids = []
         lengths = []
-        for table in column.iter(batch_size=ROWS_PER_READ):
+        for table in batches_of(column, ROWS_PER_READ):
             for chunk in table.combine_chunks()[name].chunks:  # a selection has one of each row
                 part = chunk.flatten().to_numpy(zero_copy_only=False)
                 ids.append(part.astype(_smallest_dtype(part)))

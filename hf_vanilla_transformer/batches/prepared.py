@@ -26,10 +26,9 @@ from ..corpora.mixtures import MixtureReport
 from ..corpora.pairs import PairReport
 from ..text.tokenizer_files import save_tokenizers
 from ..utils.atomic_write import new_folder
-from ..utils.dataset_cache import in_one_piece
+from ..utils.dataset_cache import ROWS_PER_READ, batches_of, in_one_piece
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line, read_json_object
-from .batching import ROWS_PER_READ
 from .corpus_tokenizers import Tokenizers, tokenizer_folder
 from .encoding import EncodingReport
 
@@ -153,7 +152,7 @@ def _flat_column(encoded: Dataset, name: str, path: Path, ids_type: np.dtype) ->
     part = path.with_suffix(f".{name}")
     column = encoded.select_columns([name]).with_format("arrow")
     with part.open("wb") as file:
-        for table in column.iter(batch_size=ROWS_PER_READ):
+        for table in batches_of(column, ROWS_PER_READ):
             for chunk in table.combine_chunks()[name].chunks:
                 lengths.append(chunk.value_lengths().to_numpy(zero_copy_only=False))
                 ids = chunk.flatten().to_numpy(zero_copy_only=False)

@@ -13,6 +13,7 @@ from datasets import Dataset
 from ..text.language_codes import CodePair
 from ..text.source_form import SourceForm
 from ..text.text_keys import TextKey, text_key
+from ..utils.dataset_cache import batches_of
 from ..utils.errors import UserError
 from ..utils.system_info import counted
 from .columns import Columns
@@ -56,7 +57,7 @@ class Corpus:
         pairs = self.pairs["train"] if rows is None else self.pairs["train"].select(rows)
         for column in columns:
             # Read in batches: row by row, a million rows take 20 s.
-            for batch in pairs.select_columns([column, "line"]).iter(ROWS_READ):
+            for batch in batches_of(pairs.select_columns([column, "line"]), ROWS_READ):
                 yield from zip(batch[column], batch["line"], strict=True)
 
     def fingerprint(self, split: str) -> str:
@@ -201,7 +202,7 @@ def _bring_to_form(corpus: Corpus, split: str, form: SourceForm) -> str:
     corpus.pairs[split] = after
     digest = hashlib.blake2b(digest_size=16)
     changed = 0
-    columns = [data.select_columns("source").iter(ROWS_READ) for data in (before, after)]
+    columns = [batches_of(data.select_columns("source"), ROWS_READ) for data in (before, after)]
     for old, new in zip(*columns, strict=True):
         changed += sum(map(str.__ne__, old["source"], new["source"]))
         digest.update("\0".join(new["source"]).encode())
@@ -325,7 +326,7 @@ def hold_out(
 
 
 def _keys(pairs: Dataset, column: str, key: TextKey) -> np.ndarray:
-    batches = pairs.select_columns([column]).iter(ROWS_READ)
+    batches = batches_of(pairs.select_columns([column]), ROWS_READ)
     return np.fromiter(
         (key(text) for batch in batches for text in batch[column]), np.int64, len(pairs)
     )

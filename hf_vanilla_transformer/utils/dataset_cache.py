@@ -1,12 +1,19 @@
 """Files in the cache of `datasets` that this package makes, and tables of its data sets."""
 
+import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pyarrow as pa
 
+from .system_calls import forget_pages
+
+ROWS_PER_READ = 50_000
+_MAPPED_ROWS = 200_000  # some 50 MB
 _LEFTOVER_SECONDS = 3600
 
 
@@ -26,6 +33,23 @@ def remove_leftovers() -> None:
                 and time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS
             ):
                 path.unlink()
+
+
+def batches_of(dataset: datasets.Dataset, rows: int) -> Iterator[Any]:
+    """The batches of `Dataset.iter`. What was read of mapped files does not stay in memory."""
+    read = 0
+    for batch in dataset.iter(rows):
+        yield batch
+        read += rows
+        if read >= _MAPPED_ROWS:
+            forget_rows(dataset)
+            read = 0
+    forget_rows(dataset)
+
+
+def forget_rows(dataset: datasets.Dataset) -> None:
+    """Let what was read of the mapped files of a data set leave the memory of this process."""
+    forget_pages({os.path.realpath(file["filename"]) for file in dataset.cache_files})
 
 
 def in_one_piece(dataset: datasets.Dataset) -> pa.Table:
