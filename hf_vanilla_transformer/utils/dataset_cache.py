@@ -37,13 +37,20 @@ def remove_leftovers() -> None:
                 path.unlink()
 
 
-def batches_of(dataset: datasets.Dataset, rows: int) -> Iterator[Any]:
-    """The batches of `Dataset.iter`. What was read of mapped files does not stay in memory."""
+def batches_of(
+    dataset: datasets.Dataset, rows: int, mapped_rows: int = _MAPPED_ROWS
+) -> Iterator[Any]:
+    """The batches of `Dataset.iter`. What was read of mapped files does not stay in memory.
+
+    Args:
+        rows: of a batch.
+        mapped_rows: after which pages are given back. Of rows that lie far apart each takes some 200 KB.
+    """
     read = 0
     for batch in dataset.iter(rows):
         yield batch
         read += rows
-        if read >= _MAPPED_ROWS:
+        if read >= mapped_rows:
             forget_rows(dataset)
             read = 0
     forget_rows(dataset)
