@@ -226,3 +226,14 @@ def test_progress_is_escaped_where_the_output_lacks_characters(
     monkeypatch.setattr(sys, "stdout", output)
     _write("für 中 ─ \ud800")
     assert output.buffer.getvalue().decode(encoding).rstrip() == written  # type: ignore[attr-defined]
+
+
+def test_ended_process_whose_parent_has_not_asked_for_it_does_not_run() -> None:
+    assert system_calls.process_runs(os.getpid())
+    silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+    ended = os.posix_spawn(sys.executable, [sys.executable, "--version"], {}, file_actions=silent)
+    os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)  # leave it to be asked for
+    os.kill(ended, 0)  # a signal finds it still
+    assert not system_calls.process_runs(ended)
+    os.waitpid(ended, 0)
+    assert not system_calls.process_runs(ended)
