@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from transformers import GenerationConfig
 
 from hf_vanilla_transformer import Translator
@@ -168,6 +168,19 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "marks as a number": (fields("tokenizer_config.json", language_marks=3), "language_marks=3: a list"),
     "dropout that is no number": (config(dropout=float("nan")), "config.json: dropout=nan: a finite"),
     "epsilon that is no number": (config(layer_norm_eps=float("inf")), "config.json: layer_norm_eps=inf: a finite"),
+    "mark of no side": (fields("tokenizer_config.json", language_marks=["x", False]), "language_marks=.*a list such"),
+    "one mark": (fields("tokenizer_config.json", language_marks=["target"]), "language_marks=.*a list such"),
+    "numbers as languages": (fields("tokenizer_config.json", language_tokens={"de": 3}), "language_tokens=.*of texts"),
+    "name of a class": (config(architectures="X"), "config.json: architectures=X: a list of texts"),
+    "list of code": (config(auto_map=["x"]), "config.json: auto_map="),
+    "type as a number": (config(model_type=3), "config.json: model_type=3: text"),
+    "index of a list": (write(f"{WEIGHTS}.index.json", '{"weight_map": []}'), r"index.json: weight_map=.*: an object"),
+    "index without files": (write(f"{WEIGHTS}.index.json", "{}"), "index.json: weight_map=None: an object"),
+    "index of numbers": (write(f"{WEIGHTS}.index.json", '{"weight_map": {"a": 3}}'), "weight_map=a dict: an object"),
+    "index of another folder": (
+        write(f"{WEIGHTS}.index.json", '{"weight_map": {"a": "../model.safetensors"}}'),
+        r"weight_map=../model.safetensors: a file of this folder",
+    ),
     "decoder alone": (config(is_encoder_decoder=False), "config.json: is_encoder_decoder=False: true"),
     "labels": (config(num_labels=10**9), "config.json: num_labels=1000000000"),
     "groups of beams": (search(num_beam_groups=2), "num_beam_groups=2: a whole number from 1 to 1 "),
@@ -195,6 +208,7 @@ DAMAGES_IN_DEPTH: dict[str, tuple[Damage, str]] = {
         config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
         "bitsandbytes",
     ),
+    "encoder alone": (config(model_type="bert", architectures=["BertModel"]), "bert"),
     "tokenizer of a list": (write("tokenizer.json", "[]"), "tokenizer"),
     "tokenizer that is deep": (write("tokenizer.json", DEEP), "tokenizer"),
     "tokenizer that is no text": (lambda folder: (folder / "tokenizer.json").write_bytes(b"\xff\0"), "tokenizer"),
@@ -350,6 +364,29 @@ def test_special_tokens_of_the_model_are_those_of_its_tokenizers(name: str, side
     fields(f"{side}tokenizer_config.json", **{name: "<unk>"})(folder)
     line = error_of(Translator.from_pretrained, folder, "cpu")
     assert line.startswith(f"{folder / side}: {name}=<unk>: the model's is {right}, which would stay")
+
+
+STEPS = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder"), "an object with a type")
+PARTS = STEPS | {"model": "an object", "truncation": "an object", "padding": "an object", "added_tokens": "a list"}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_part_of_a_tokenizer_of_a_wrong_type_is_named(good: Path, name: str, tmp_path: Path) -> None:
+    wrong = ["x", 3, True, {"a": "list"} if name == "added_tokens" else [], *([{}] if name in STEPS else [])]
+    folder = damaged(good, tmp_path, lambda folder: None)
+    for value in wrong:
+        fields("tokenizer.json", **{name: value})(folder)
+        with pytest.raises(Exception, match="did not match|expected|missing"):  # the library refuses it, too
+            Tokenizer.from_file(str(folder / "tokenizer.json"))
+        line = error_of(load_tokenizers, folder)
+        assert line.startswith(f"{folder / 'tokenizer.json'}: {name}=") and line.endswith(f": {PARTS[name]} is needed")
+
+
+def test_tokenizer_of_another_class_adds_tokens_that_the_model_lacks(good: Path, tmp_path: Path) -> None:
+    folder = damaged(good, tmp_path, fields("tokenizer_config.json", tokenizer_class="BertTokenizer"))
+    line = error_of(load_tokenizers, folder)
+    assert line.startswith(f"{folder}: its tokenizer, a BertTokenizer, adds token ")
+    assert line.endswith("name the right tokenizer_class in tokenizer_config.json")
 
 
 @pytest.mark.parametrize("load", [load_model, load_tokenizers, load_base_model, check_model_folder])
