@@ -42,6 +42,16 @@ def pair_lengths(dataset: "Dataset | Examples") -> tuple[np.ndarray, np.ndarray]
     return lengths[0], lengths[1]
 
 
+def id_chunks(dataset: Dataset, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the ids of the lists in a column, one list after the other, and the lengths of the lists, in parts."""
+    column = dataset.select_columns([name]).with_format("arrow")
+    for table in column.iter(batch_size=ROWS_PER_READ):
+        for chunk in table.combine_chunks()[name].chunks:  # a selection has one of each row
+            ids = chunk.flatten().to_numpy(zero_copy_only=False)
+            lengths = chunk.value_lengths().to_numpy(zero_copy_only=False)
+            yield ids, lengths
+
+
 class LengthGroupedSampler(torch.utils.data.Sampler[int]):
     """Yields every row once per epoch, so that `batch_size` consecutive pairs have similar source and target lengths.
 

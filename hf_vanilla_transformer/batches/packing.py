@@ -32,9 +32,9 @@ from transformers import PreTrainedConfig
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..loss_vanilla_transformer import IGNORED
 from .batching import (
-    ROWS_PER_READ,
     Example,
     TokenBatchSampler,
+    id_chunks,
     read_examples,
     runs_of_equals,
     shuffled_runs,
@@ -334,18 +334,16 @@ class FlatIds:
     @classmethod
     def of_column(cls, dataset: Dataset, name: str) -> "FlatIds":
         """The lists of ids in a column of a table. Those of a table in one piece, as a prepared one is, stay there."""
-        column = dataset.select_columns([name]).with_format("arrow")
         if dataset.data.column(name).num_chunks == 1:
-            pieces = column[:][name].chunks  # no copy, unless rows were selected
+            column = dataset.select_columns([name]).with_format("arrow")[:]
+            pieces = column[name].chunks  # no copy, unless rows were selected
             if len(pieces) == 1 and pieces[0].offsets[0].as_py() == 0:
                 return cls(pieces[0].flatten().to_numpy(), pieces[0].offsets.to_numpy())
         ids = []
         lengths = []
-        for table in column.iter(batch_size=ROWS_PER_READ):
-            for chunk in table.combine_chunks()[name].chunks:  # a selection has one of each row
-                part = chunk.flatten().to_numpy(zero_copy_only=False)
-                ids.append(part.astype(_smallest_dtype(part)))
-                lengths.append(chunk.value_lengths().to_numpy(zero_copy_only=False))
+        for part, its_lengths in id_chunks(dataset, name):
+            ids.append(part.astype(_smallest_dtype(part)))
+            lengths.append(its_lengths)
         return cls.of_parts(ids, lengths)
 
     @classmethod
@@ -461,8 +459,7 @@ def is_fixed(dataset: Any) -> bool:
 class PackedLayout:
     """The shape of packed rows and the tokens of free places."""
 
-    source_places: int  #: S
-    target_places: int  #: T
+    places: tuple[int, int]  #: S and T
     pad_token_id: int
     decoder_pad_token_id: int
     decoder_start_token_id: int
@@ -471,7 +468,7 @@ class PackedLayout:
     def of(cls, config: PreTrainedConfig, places: tuple[int, int]) -> "PackedLayout":
         """The layout for a model's configuration."""
         pad = getattr(config, "target_pad_token_id", config.pad_token_id)
-        return cls(*places, config.pad_token_id, pad, config.decoder_start_token_id)
+        return cls(places, config.pad_token_id, pad, config.decoder_start_token_id)
 
     def pack(self, pairs: FlatPairs, rows: Sequence[np.ndarray]) -> dict[str, Tensor]:
         """The tensors of a batch, from the numbers of the pairs of each row.
@@ -480,8 +477,8 @@ class PackedLayout:
             `input_ids`, `segment_ids` and `position_ids` (R, S), `decoder_input_ids`, `decoder_segment_ids`,
             `decoder_position_ids` and `labels` (R, T).
         """
-        source = _RowsOfSide.of(pairs.source, rows, self.source_places)
-        target = _RowsOfSide.of(pairs.target, rows, self.target_places)
+        source = _RowsOfSide.of(pairs.source, rows, self.places[0])
+        target = _RowsOfSide.of(pairs.target, rows, self.places[1])
         if pairs.inputs is None:  # shifted right within each pair (§3.1), as in `shift_right`
             previous = np.roll(target.ids, 1)
             inputs = np.where(target.position == 0, self.decoder_start_token_id, previous)
@@ -607,24 +604,23 @@ class PackedPairs(torch.utils.data.Dataset):
         numbers = np.concatenate(rows)
         if not len(numbers):
             return self.layout.pack(FlatPairs.of_rows([]), rows)
-        pairs = FlatPairs.of_batch(
-            collator(read_examples(self.dataset, numbers.tolist())), self.layout.pad_token_id
-        )
+        examples = read_examples(self.dataset, numbers.tolist())
+        pairs = FlatPairs.of_batch(collator(examples), self.layout.pad_token_id)
         source, target = pairs.lengths
-        layout = self.layout
-        planned = np.split(np.arange(len(numbers)), np.cumsum([len(row) for row in rows])[:-1])
+        places = self.layout.places
+        ends = np.cumsum([len(row) for row in rows])
+        planned = np.split(np.arange(len(numbers)), ends[:-1])
         if len(source) == len(numbers) and all(
-            source[row].sum() <= layout.source_places and target[row].sum() <= layout.target_places
-            for row in planned
+            source[row].sum() <= places[0] and target[row].sum() <= places[1] for row in planned
         ):
-            return layout.pack(pairs, planned)
-        places = (
-            max(layout.source_places, source.max(initial=0)),
-            max(layout.target_places, target.max(initial=0)),
+            return self.layout.pack(pairs, planned)
+        longest = (
+            max(places[0], int(source.max(initial=0))),
+            max(places[1], int(target.max(initial=0))),
         )
-        layout = replace(layout, source_places=int(places[0]), target_places=int(places[1]))
-        filled = fill_rows(source, target, places)
-        return layout.pack(pairs, deal(filled, max(len(filled), len(rows)), 1)[0])
+        filled = fill_rows(source, target, longest)
+        (dealt,) = deal(filled, max(len(filled), len(rows)), 1)
+        return replace(self.layout, places=longest).pack(pairs, dealt)
 
     def _rows(self, numbers: Sequence[int]) -> list[Example]:
         rows = read_examples(self.dataset, numbers)
@@ -638,7 +634,7 @@ class PackedPairs(torch.utils.data.Dataset):
     def _packed_again(self, pairs: FlatPairs) -> list[tuple[PackedLayout, list[np.ndarray]]]:
         """This rank's batches: layout and rows of places in `pairs`."""
         sampler = self.sampler
-        places = (self.layout.source_places, self.layout.target_places)
+        places = self.layout.places
         source, target = pairs.lengths
         # Rows that a pair would need.
         times = np.maximum(-(-source // places[0]), -(-target // places[1])).clip(1)
@@ -647,7 +643,7 @@ class PackedPairs(torch.utils.data.Dataset):
             chosen = np.flatnonzero(times == time)
             longer = (places[0] * int(time), places[1] * int(time))
             rows = [chosen[row] for row in fill_rows(source[chosen], target[chosen], longer)]
-            layout = replace(self.layout, source_places=longer[0], target_places=longer[1])
+            layout = replace(self.layout, places=longer)
             rows_of_batch = max(1, sampler.rows_of_batch // int(time))
             count = -(-len(rows) // rows_of_batch)
             count = -(-count // sampler.world_size) * sampler.world_size
@@ -682,7 +678,7 @@ class PackedCollator:
     def __call__(self, features: Sequence[Example]) -> dict[str, Tensor]:
         """Pack features with `input_ids` and `labels`. Returns: as `PackedLayout.pack`."""
         pairs = FlatPairs.of_rows(features)
-        places = self.layout.source_places, self.layout.target_places
+        places = self.layout.places
         rows = fill_rows(*pairs.lengths, places)
         if self.rows is not None:
             if len(rows) > self.rows:

@@ -29,7 +29,7 @@ from ..utils.atomic_write import new_folder
 from ..utils.dataset_cache import in_one_piece
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line, read_json_object
-from .batching import ROWS_PER_READ
+from .batching import id_chunks
 from .corpus_tokenizers import Tokenizers, tokenizer_folder
 from .encoding import EncodingReport
 
@@ -151,13 +151,10 @@ def _flat_column(encoded: Dataset, name: str, path: Path, ids_type: np.dtype) ->
     """A column of lists of ids, whose ids are mapped from a file of their own."""
     lengths = []
     part = path.with_suffix(f".{name}")
-    column = encoded.select_columns([name]).with_format("arrow")
     with part.open("wb") as file:
-        for table in column.iter(batch_size=ROWS_PER_READ):
-            for chunk in table.combine_chunks()[name].chunks:
-                lengths.append(chunk.value_lengths().to_numpy(zero_copy_only=False))
-                ids = chunk.flatten().to_numpy(zero_copy_only=False)
-                ids.astype(ids_type).tofile(file)
+        for ids, its_lengths in id_chunks(encoded, name):
+            ids.astype(ids_type).tofile(file)
+            lengths.append(its_lengths)
     starts = np.cumsum(np.concatenate([[0], *lengths]), dtype=np.int64)
     values = pa.Array.from_buffers(
         pa.from_numpy_dtype(ids_type),

@@ -12,7 +12,6 @@ from transformers import (
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
     TrainingArguments,
 )
@@ -114,7 +113,7 @@ class TrainingReport(TrainerCallback):
         self.items = "sentences" if task == "language" else "sequences"
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+        self, args: TrainingArguments, state: TrainerState, *_: object, **__: object
     ) -> None:
         if state.is_world_process_zero and state.global_step < state.max_steps:
             limit = (
@@ -128,7 +127,7 @@ class TrainingReport(TrainerCallback):
             self._warn_of_warmup(args, state.max_steps)
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+        self, args: TrainingArguments, state: TrainerState, *_: object, **__: object
     ) -> None:
         if (
             state.is_world_process_zero
@@ -149,15 +148,15 @@ class TrainingReport(TrainerCallback):
         self,
         args: TrainingArguments,
         state: TrainerState,
-        control: TrainerControl,
+        *_: object,
         logs: dict[str, float] | None = None,
-        **_: object,
+        **__: object,
     ) -> None:
         if state.is_world_process_zero and (line := log_line(logs or {}, state, self.items)):
             _write(line)
 
     def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+        self, args: TrainingArguments, state: TrainerState, *_: object, **__: object
     ) -> None:
         if state.is_world_process_zero and self.samples is not None:
             for line in self.samples.lines():

@@ -18,7 +18,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -272,19 +272,23 @@ def require_same(
     checkpoint: Path, saved: Mapping[str, object], now: Mapping[str, object], remedy: str
 ) -> None:
     """Refuse to resume with a value that differs from the checkpoint's. Only names in both are compared."""
-    for name, value in now.items():
-        if name in saved and not _equal(saved[name], value):
-            trained_with = f"but {checkpoint} was trained with {_shown(saved[name], value)}"
-            raise UserError(f"{name}: {_shown(value, saved[name])}, {trained_with}: {remedy}")
+    for name, was, becomes in _differences(saved, now):
+        raise UserError(f"{name}: {becomes}, but {checkpoint} was trained with {was}: {remedy}")
 
 
 def print_changes(kind: str, saved: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Print each value that differs from the checkpoint's. Only names in both are compared."""
+    for name, was, becomes in _differences(saved, now):
+        print_main(f"resuming with another {kind}: {name} was {was}, is now {becomes}")
+
+
+def _differences(
+    saved: Mapping[str, object], now: Mapping[str, object]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the name of each value that differs, and both values for a message."""
     for name, value in now.items():
         if name in saved and not _equal(saved[name], value):
-            was = _shown(saved[name], value)
-            becomes = _shown(value, saved[name])
-            print_main(f"resuming with another {kind}: {name} was {was}, is now {becomes}")
+            yield name, _shown(saved[name], value), _shown(value, saved[name])
 
 
 def _unknown(saved: Mapping[str, object], known: Collection[str]) -> dict[str, object]:

@@ -500,7 +500,9 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             self._require_finite_losses()
             require_loss_scale(self.accelerator.scaler)
             if not math.isfinite(logs.get("grad_norm", 0.0)):
-                del logs["grad_norm"]  # the scaler of fp16 left the update out. JSON has no such number
+                del logs[
+                    "grad_norm"
+                ]  # the scaler of fp16 left the update out. JSON has no such number
             limit = self._minutes_left()
             logs.update(
                 self.meter.read(
