@@ -19,6 +19,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging
 
 from ...evaluation.metric_names import TITLES, title_of
+from ...evaluation.trainer_metrics import ComputeMetrics
 from ...text.language_tokens import decode_targets
 from ...text.token_kinds import tokenizer_task
 from ...utils.markdown import isolated
@@ -69,9 +70,9 @@ class SampleTranslations:
 
     def taken_from(
         self,
-        compute_metrics: Callable[[EvalPrediction], dict[str, float]],
+        compute_metrics: ComputeMetrics,
         tokenizer: PreTrainedTokenizerBase,
-    ) -> Callable[[EvalPrediction], dict[str, float]]:
+    ) -> ComputeMetrics:
         """Wrap `compute_metrics` to keep the translation of a sentence that has not been shown."""
         if tokenizer_task(tokenizer) == "sequence":
             self._answer = "prediction"

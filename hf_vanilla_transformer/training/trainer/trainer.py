@@ -29,7 +29,7 @@ from ...utils.finite import first_not_finite
 from ..state.callbacks import WeightAverage
 from ..state.checkpoints import resume_hint
 from ..state.distributed import leave_signals_to_main_process, print_main, shard_tied_modules
-from ..state.fingerprint import PACKING
+from ..state.fingerprint import PACKING, Facts
 from .fast_paths import CAST_WEIGHTS, COMPILED_UPDATES, FUSED_LOSS, PACKED_ROWS, ROUNDED_SHAPES
 from .forward import ForwardChoice, forward_pass_of
 from .forward_choice import choose_forward
@@ -160,7 +160,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
 
     # Data
 
-    def _data(self) -> dict[str, object]:
+    def _data(self) -> Facts:
         plan = PLAN_VERSION if self.packs else None
         return {**super()._data(), "pack": self.packs, PACKING: plan}
 
