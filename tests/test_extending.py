@@ -30,8 +30,9 @@ from hf_vanilla_transformer.inference.loading import load_model
 from hf_vanilla_transformer.text import load_tokenizers
 from tests.model_helpers import save_model, tiny_config, tiny_model, with_paths
 from tests.trainer_helpers import QUIET, TINY_RUN, as_flags
+from vanilla_transformer_cli import serve
+from vanilla_transformer_cli.main import parse_arguments
 from vanilla_transformer_cli.models import use_model_code
-from vanilla_transformer_cli.serve import parse_arguments
 
 FEED_FORWARD = """
 import torch
@@ -242,7 +243,7 @@ def test_formats_of_other_libraries_refuse_a_subclass(
 
 def test_server_takes_the_code_of_a_folder_with_languages(own_folder: Any) -> None:
     folder, _ = own_folder(named=True)
-    use_model_code(parse_arguments(["--model", f"en-de={folder}", CODE], None))
+    use_model_code(parse_arguments(serve, ["--model", f"en-de={folder}", CODE], "serve"))
     assert type(load_model(folder, "cpu")).__name__ == "OwnTranslator"
 
 

@@ -8,7 +8,8 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..corpora.mixtures import PART
-from ..text.perturbations import PERTURBATIONS, Languages
+from ..text.language_tokens import Direction
+from ..text.perturbations import PERTURBATIONS, Context
 from .batching import Example
 from .redrawing import RedrawnDataset, TextChange, unchanged_rows
 
@@ -21,7 +22,7 @@ def with_augmentation(
     augment: Mapping[str, float],
     seed: int = 0,
     limits: tuple[int | None, int | None] = (None, None),
-    languages: Sequence[Languages] = ((None, None),),
+    languages: Sequence[Direction] = ((None, None),),
 ) -> RedrawnDataset:
     """Perturb random training pairs, chosen anew in every epoch.
 
@@ -58,7 +59,7 @@ def with_augmentation(
 class _Augment(TextChange):
     table: Dataset
     augment: Mapping[str, float]
-    languages: Sequence[Languages]
+    languages: Sequence[Direction]
 
     name = "augment"
 
@@ -70,7 +71,8 @@ class _Augment(TextChange):
         other = self._other(pair, draw) if name == "merge" else ("", "")
         texts = self.texts(pair)
         part = pair.get(PART, 0) if len(self.languages) > 1 else 0
-        perturbed = PERTURBATIONS[name](texts, other, draw, self.languages[part])
+        context = Context(texts, other, draw, self.languages[part])
+        perturbed = PERTURBATIONS[name](context)
         return None if perturbed == texts else perturbed
 
     def _other(self, pair: Example, draw: Random) -> tuple[str, str]:

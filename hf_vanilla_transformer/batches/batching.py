@@ -16,7 +16,15 @@ from torch.nn import functional as F
 from ..loss_vanilla_transformer import IGNORED
 from ..utils.dataset_cache import ROWS_PER_READ, batches_of
 
+#: The numbers of the rows of each batch of an update. `~row` is a dummy pair.
+BatchNumbers: TypeAlias = list[list[int]]
+
 BUCKET = 2  # tokens: the width of a bucket of source lengths
+
+
+def ceil_div(number: Any, divisor: Any) -> Any:
+    """The quotient of whole numbers, or arrays of them, rounded up."""
+    return -(-number // divisor)
 
 
 def pair_lengths(dataset: "Dataset | Examples") -> tuple[np.ndarray, np.ndarray]:
@@ -29,18 +37,26 @@ def pair_lengths(dataset: "Dataset | Examples") -> tuple[np.ndarray, np.ndarray]
         ]
         source, target = np.array(sizes, dtype=np.int64).reshape(-1, 2).T  # (2, number of pairs)
         return source, target
-    sides = ["input_ids", "labels"]
-    lengths = np.empty((len(sides), len(dataset)), dtype=np.int32)  # (2, number of pairs)
+    lengths = {side: np.empty(len(dataset), dtype=np.int32) for side in ("input_ids", "labels")}
+    tables = dataset.select_columns(list(lengths)).with_format("arrow")
     start = 0
     # in batches, because a filtered `Dataset` copies the ids it returns
-    columns = dataset.select_columns(sides).with_format("arrow")
-    for table in batches_of(columns, ROWS_PER_READ):
-        for number, side in enumerate(sides):
-            lengths[number, start : start + len(table)] = pc.list_value_length(
-                table[side]
-            ).to_numpy()
-        start += len(table)
-    return lengths[0], lengths[1]
+    for table in batches_of(tables, ROWS_PER_READ):
+        end = start + len(table)
+        for side, column in lengths.items():
+            column[start:end] = pc.list_value_length(table[side]).to_numpy()
+        start = end
+    return lengths["input_ids"], lengths["labels"]
+
+
+def id_chunks(dataset: Dataset, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the ids of the lists in a column, one list after the other, and the lengths of the lists, in parts."""
+    column = dataset.select_columns([name]).with_format("arrow")
+    for table in batches_of(column, ROWS_PER_READ):
+        for chunk in table.combine_chunks()[name].chunks:  # a selection has one of each row
+            ids = chunk.flatten().to_numpy(zero_copy_only=False)
+            lengths = chunk.value_lengths().to_numpy(zero_copy_only=False)
+            yield ids, lengths
 
 
 class LengthGroupedSampler(torch.utils.data.Sampler[int]):
@@ -97,7 +113,9 @@ def sort_by_length(source_lengths: np.ndarray, target_lengths: np.ndarray) -> np
 
 def runs_of_equals(source: np.ndarray, target: np.ndarray) -> np.ndarray:
     """The number of each run of pairs with equal source and equal target lengths, (number of pairs,)."""
-    return np.cumsum((np.diff(source, prepend=0) != 0) | (np.diff(target, prepend=0) != 0))
+    is_new_source = np.diff(source, prepend=0) != 0
+    is_new_target = np.diff(target, prepend=0) != 0
+    return np.cumsum(is_new_source | is_new_target)
 
 
 def shuffled_runs(runs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -113,9 +131,12 @@ def split_into_batches(lengths: np.ndarray, max_tokens: int) -> np.ndarray:
     starts = [0]
     while starts[-1] < len(lengths):
         start = starts[-1]
-        candidates = lengths[start : start + max(1, max_tokens // max(1, int(lengths[start])))]
-        padded = np.maximum.accumulate(candidates) * np.arange(1, len(candidates) + 1)
-        starts.append(start + max(1, int(np.searchsorted(padded, max_tokens, side="right"))))
+        most_pairs = max(1, max_tokens // max(1, int(lengths[start])))
+        candidates = lengths[start : start + most_pairs]
+        pairs = np.arange(1, len(candidates) + 1)
+        padded = np.maximum.accumulate(candidates) * pairs
+        fitting = int(np.searchsorted(padded, max_tokens, side="right"))
+        starts.append(start + max(1, fitting))
     return np.array(starts)
 
 
@@ -126,7 +147,8 @@ def even_groups(tokens: np.ndarray, count: int) -> np.ndarray:
     """
     border = np.concatenate([[0], np.cumsum(tokens)])
     targets = np.arange(count + 1) * (border[-1] / count)
-    nearest = np.searchsorted((border[:-1] + border[1:]) / 2, targets)
+    middles = (border[:-1] + border[1:]) / 2
+    nearest = np.searchsorted(middles, targets)
     step = np.arange(count + 1)
     starts = np.maximum.accumulate(nearest - step) + step  # strictly increasing …
     # … with a batch left for each group that follows.
@@ -148,7 +170,8 @@ def shard_batches(
 
     if world_size == 1:
         return [list(batches)]
-    total = -(-len(batches) // world_size) * world_size
+    batches_of_rank = ceil_div(len(batches), world_size)
+    total = batches_of_rank * world_size
     parts = sorted(batches, key=size, reverse=True)
     while len(parts) < total:
         largest = max(range(len(parts)), key=lambda i: size(parts[i]) if len(parts[i]) > 1 else 0)
@@ -167,7 +190,7 @@ def shard_batches(
     ]
 
 
-class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
+class TokenBatchSampler(torch.utils.data.Sampler[BatchNumbers]):
     """Yields the updates of an epoch, each as this rank's batches of row numbers. Every pair occurs in one batch.
 
     Pairs sorted by length are split into batches of at most `max_tokens` source tokens and at most `max_tokens`
@@ -223,7 +246,7 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
             return min(self.requested, len(self.tokens))
         if self.tokens_per_update:  # the limit of a batch, so that a batch is an update
             self.batches_per_update = 1
-        return -(-len(self.tokens) // self.batches_per_update)
+        return ceil_div(len(self.tokens), self.batches_per_update)
 
     def set_epoch(self, epoch: int) -> None:
         """Draw the order of an epoch. The trainer calls it."""
@@ -245,17 +268,18 @@ class TokenBatchSampler(torch.utils.data.Sampler[list[list[int]]]):
 
     def update(self, number: int) -> list[np.ndarray]:
         """The batches of one update, for all ranks together: row numbers of each."""
-        chosen = self.order[self.starts[number] : self.starts[number + 1]]
-        return [
-            self.rows[self.batch_starts[batch] : self.batch_starts[batch + 1]] for batch in chosen
-        ]
+        start, end = self.starts[number : number + 2]
+        batches = self.order[start:end]
+        starts = self.batch_starts[batches]
+        ends = self.batch_starts[batches + 1]
+        return [self.rows[first:last] for first, last in zip(starts, ends, strict=True)]
 
-    def batches(self, number: int) -> list[list[int]]:
+    def batches(self, number: int) -> BatchNumbers:
         """This rank's batches of one update: row numbers, or `~row` for a dummy pair."""
         shards = shard_batches(self.update(number), self.lengths, self.world_size)
         return [batch.tolist() for batch in shards[self.rank]]
 
-    def __iter__(self) -> Iterator[list[list[int]]]:
+    def __iter__(self) -> Iterator[BatchNumbers]:
         return map(self.batches, range(len(self)))
 
 
@@ -266,6 +290,7 @@ Example: TypeAlias = dict[str, Any]
 Examples: TypeAlias = list[Example]
 #: The tensors of a batch, by the names of the model's arguments.
 Batch: TypeAlias = dict[str, torch.Tensor]
+Collate: TypeAlias = Callable[[Examples], Batch]
 
 
 def read_examples(dataset: Any, numbers: Sequence[int]) -> Examples:
@@ -274,7 +299,7 @@ def read_examples(dataset: Any, numbers: Sequence[int]) -> Examples:
     return [dataset[row] for row in numbers] if read is None else read(list(numbers))
 
 
-def select_rows(row_of: Callable[[int], Example], batches: list[list[int]]) -> list[Examples]:
+def select_rows(row_of: Callable[[int], Example], batches: BatchNumbers) -> list[Examples]:
     """The rows of each batch, by their numbers. `~row` is a dummy pair: its labels become -100."""
     return [
         [row_of(row) if row >= 0 else _without_labels(row_of(~row)) for row in batch]
@@ -304,16 +329,16 @@ class TokenBatchDataset(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, batches: list[list[int]]) -> list[Examples]:
+    def __getitems__(self, batches: BatchNumbers) -> list[Examples]:
         rows, batches = self._read(batches)
         return select_rows(rows.__getitem__, batches)
 
-    def numbers(self, batches: list[list[int]]) -> list[list[int]]:
+    def numbers(self, batches: BatchNumbers) -> BatchNumbers:
         """The numbers of the pairs of each of this rank's batches."""
         _, batches = self._read(batches)
         return [[max(row, ~row) for row in batch] for batch in batches]
 
-    def _read(self, batches: list[list[int]]) -> tuple[dict[int, Example], list[list[int]]]:
+    def _read(self, batches: BatchNumbers) -> tuple[dict[int, Example], BatchNumbers]:
         """The rows by their numbers, and this rank's batches of them."""
         numbers = sorted({max(row, ~row) for batch in batches for row in batch})
         rows = dict(zip(numbers, read_examples(self.dataset, numbers), strict=True))
@@ -334,7 +359,7 @@ class TokenBatchDataset(torch.utils.data.Dataset):
 
 def collate_batches(
     batches: list[Examples],
-    collator: Callable[[Examples], Batch],
+    collator: Collate,
     row_unit: int = 1,
     pad_token_ids: tuple[int, int] = (0, 0),
 ) -> list[Batch]:
@@ -349,7 +374,7 @@ def collate_batches(
 
 
 def _collate_rounded(
-    batch: Examples, collator: Callable[[Examples], Batch], row_unit: int, pads: tuple[int, int]
+    batch: Examples, collator: Collate, row_unit: int, pads: tuple[int, int]
 ) -> Batch:
     longest = {name: max(len(row[name]) for row in batch) for name in ("input_ids", "labels")}
     pairs, source, target = rounded_shape(
@@ -375,5 +400,7 @@ def rounded_shape(pairs: int, source: int, target: int, row_unit: int) -> tuple[
     shapes = []
     for more in range(pairs, pairs + row_unit):
         unit = row_unit // math.gcd(row_unit, more)
-        shapes.append((more, -(-source // unit) * unit, -(-target // unit) * unit))
+        source_places = ceil_div(source, unit) * unit
+        target_places = ceil_div(target, unit) * unit
+        shapes.append((more, source_places, target_places))
     return min(shapes, key=lambda shape: shape[0] * (shape[1] + shape[2]))

@@ -9,7 +9,8 @@ from datasets import Dataset
 from ..corpora.corpus import Corpus
 from ..corpora.data_arguments import DataArguments, run_task
 from ..corpora.pairs import REPORTED_LINES, PairReport, describe_dropped
-from ..text.perturbations import Languages, parse_augment
+from ..text.language_tokens import Direction
+from ..text.perturbations import parse_augment
 from ..utils.errors import UserError
 from ..utils.user_code import import_function
 from .augmentation import with_augmentation
@@ -70,7 +71,7 @@ def changed_in_each_epoch(
             f"augment: {' '.join(data_args.augment)}: it perturbs text in a language; rewrite changes other "
             "sequences"
         )
-    languages: list[Languages] = [(data_args.source_lang, data_args.target_lang)]
+    languages: list[Direction] = [(data_args.source_lang, data_args.target_lang)]
     if corpus.directions:
         languages = list(corpus.directions["train"])
     augment = parse_augment(data_args.augment)

@@ -18,9 +18,9 @@ Shapes: N pairs, R rows, S and T places of a row.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -31,10 +31,14 @@ from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..loss_vanilla_transformer import IGNORED
-from ..utils.dataset_cache import ROWS_PER_READ, batches_of
 from .batching import (
+    Batch,
+    BatchNumbers,
+    Collate,
     Example,
     TokenBatchSampler,
+    ceil_div,
+    id_chunks,
     read_examples,
     runs_of_equals,
     shuffled_runs,
@@ -53,6 +57,9 @@ BACKENDS = ("sdpa", "eager")  # of attention, which take such masks
 # Columns of pairs that are the same in each epoch, so that they are read once
 TABLE_COLUMNS = "input_ids", "attention_mask", "labels"
 PAIR_COLUMNS = *TABLE_COLUMNS, "decoder_input_ids"  # for which packed rows have a place
+
+#: The numbers of the pairs of each row.
+PackedRows: TypeAlias = list[np.ndarray]
 
 
 def is_packed(batch: Mapping[str, Any]) -> bool:
@@ -77,10 +84,12 @@ def row_lengths(source: np.ndarray, target: np.ndarray, max_tokens: int) -> tupl
     longest = np.array([source.max(), target.max()])
     totals = np.maximum([source.sum(), target.sum()], 1)
     shares = totals / totals.max()
-    places = max(_rounded_up(longest.max(), ROW), _rounded_up((longest / shares).max(), UNIT))
+    needed = (longest / shares).max()
+    places = max(_rounded_up(longest.max(), ROW), _rounded_up(needed, UNIT))
     if max_tokens < places:
         places = max(int(longest.max()), max_tokens)
-    lengths = np.maximum(np.minimum(_rounded_up(places * shares, UNIT), places), longest)
+    rounded = _rounded_up(places * shares, UNIT)
+    lengths = np.clip(rounded, longest, places)
     return int(lengths[0]), int(lengths[1])
 
 
@@ -88,7 +97,7 @@ def _rounded_up(numbers: Any, unit: int) -> Any:
     return np.ceil(numbers / unit).astype(np.int64) * unit
 
 
-def fill_rows(source: np.ndarray, target: np.ndarray, places: tuple[int, int]) -> list[np.ndarray]:
+def fill_rows(source: np.ndarray, target: np.ndarray, places: tuple[int, int]) -> PackedRows:
     """Fit pairs with these lengths, each (N,), into rows with S and T places: the numbers of the pairs of each row.
 
     A row takes the pair that leaves the fewest places free, as a share of each side, and about as many on both sides,
@@ -260,13 +269,13 @@ class PackedBatchSampler(TokenBatchSampler):
         most_rows = max(1, self.limit // max(self.places))  # of a batch
         if self.tokens_per_update:
             updates = even_updates(rows, self.requested, most_rows)
-            batches = -(-rows // updates // most_rows)
+            batches = ceil_div(ceil_div(rows, updates), most_rows)
         else:
-            updates = -(-rows // (most_rows * self.batches_per_update))
+            updates = ceil_div(rows, most_rows * self.batches_per_update)
             batches = self.batches_per_update
-        self.batches_of_update = -(-batches // self.world_size) * self.world_size
-        most = -(-rows // updates)  # rows of an update
-        self.rows_of_batch = -(-most // self.batches_of_update)
+        self.batches_of_update = ceil_div(batches, self.world_size) * self.world_size
+        most = ceil_div(rows, updates)  # rows of an update
+        self.rows_of_batch = ceil_div(most, self.batches_of_update)
         self.starts = np.arange(updates + 1) * rows // updates
         return updates
 
@@ -278,12 +287,15 @@ class PackedBatchSampler(TokenBatchSampler):
         self.pairs[self.by_length] = self.planned[shuffled]
         self.order = rng.permutation(len(self.row_starts) - 1)
 
-    def update(self, number: int) -> list[np.ndarray]:
+    def update(self, number: int) -> PackedRows:
         """The rows of an update, for all ranks together: the numbers of the pairs of each."""
-        chosen = self.order[self.starts[number] : self.starts[number + 1]]
-        return [self.pairs[self.row_starts[row] : self.row_starts[row + 1]] for row in chosen]
+        start, end = self.starts[number : number + 2]
+        rows = self.order[start:end]
+        starts = self.row_starts[rows]
+        ends = self.row_starts[rows + 1]
+        return [self.pairs[first:last] for first, last in zip(starts, ends, strict=True)]
 
-    def batches(self, number: int) -> list[list[np.ndarray]]:  # type: ignore[override]
+    def batches(self, number: int) -> list[PackedRows]:  # type: ignore[override]
         """This rank's batches of an update, or the `whole`: rows of the numbers of pairs."""
         dealt = deal(self.update(number), self.rows_of_batch, self.batches_of_update)
         return dealt if self.whole else dealt[self.rank :: self.world_size]
@@ -298,17 +310,18 @@ def even_updates(rows: int, requested: int, most_rows: int) -> int:
         most_rows: of a batch.
     """
     requested = min(requested, rows)
-    near = range(requested - requested // 10, min(requested + requested // 10, rows) + 1)
+    tenth = requested // 10
+    near = range(requested - tenth, min(requested + tenth, rows) + 1)
 
     def planned_rows(updates: int) -> int:
-        most = -(-rows // updates)  # of an update
-        batches = -(-most // most_rows)
-        return updates * batches * -(-most // batches)
+        most = ceil_div(rows, updates)  # of an update
+        batches = ceil_div(most, most_rows)
+        return updates * batches * ceil_div(most, batches)
 
     return min(near, key=lambda updates: (planned_rows(updates), abs(updates - requested)))
 
 
-def deal(rows: list[np.ndarray], rows_of_batch: int, batches: int) -> list[list[np.ndarray]]:
+def deal(rows: PackedRows, rows_of_batch: int, batches: int) -> list[PackedRows]:
     """Deal rows to batches in turn, and fill each with empty rows."""
     empty = np.zeros(0, dtype=np.int64)
     dealt = [rows[first::batches] for first in range(batches)]
@@ -334,18 +347,16 @@ class FlatIds:
     @classmethod
     def of_column(cls, dataset: Dataset, name: str) -> "FlatIds":
         """The lists of ids in a column of a table. Those of a table in one piece, as a prepared one is, stay there."""
-        column = dataset.select_columns([name]).with_format("arrow")
         if dataset.data.column(name).num_chunks == 1:
-            pieces = column[:][name].chunks  # no copy, unless rows were selected
+            column = dataset.select_columns([name]).with_format("arrow")[:]
+            pieces = column[name].chunks  # no copy, unless rows were selected
             if len(pieces) == 1 and pieces[0].offsets[0].as_py() == 0:
                 return cls(pieces[0].flatten().to_numpy(), pieces[0].offsets.to_numpy())
         ids = []
         lengths = []
-        for table in batches_of(column, ROWS_PER_READ):
-            for chunk in table.combine_chunks()[name].chunks:  # a selection has one of each row
-                part = chunk.flatten().to_numpy(zero_copy_only=False)
-                ids.append(part.astype(_smallest_dtype(part)))
-                lengths.append(chunk.value_lengths().to_numpy(zero_copy_only=False))
+        for part, its_lengths in id_chunks(dataset, name):
+            ids.append(part.astype(_smallest_dtype(part)))
+            lengths.append(its_lengths)
         return cls.of_parts(ids, lengths)
 
     @classmethod
@@ -461,8 +472,7 @@ def is_fixed(dataset: Any) -> bool:
 class PackedLayout:
     """The shape of packed rows and the tokens of free places."""
 
-    source_places: int  #: S
-    target_places: int  #: T
+    places: tuple[int, int]  #: S and T
     pad_token_id: int
     decoder_pad_token_id: int
     decoder_start_token_id: int
@@ -471,17 +481,17 @@ class PackedLayout:
     def of(cls, config: PreTrainedConfig, places: tuple[int, int]) -> "PackedLayout":
         """The layout for a model's configuration."""
         pad = getattr(config, "target_pad_token_id", config.pad_token_id)
-        return cls(*places, config.pad_token_id, pad, config.decoder_start_token_id)
+        return cls(places, config.pad_token_id, pad, config.decoder_start_token_id)
 
-    def pack(self, pairs: FlatPairs, rows: Sequence[np.ndarray]) -> dict[str, Tensor]:
+    def pack(self, pairs: FlatPairs, rows: PackedRows) -> Batch:
         """The tensors of a batch, from the numbers of the pairs of each row.
 
         Returns:
             `input_ids`, `segment_ids` and `position_ids` (R, S), `decoder_input_ids`, `decoder_segment_ids`,
             `decoder_position_ids` and `labels` (R, T).
         """
-        source = _RowsOfSide.of(pairs.source, rows, self.source_places)
-        target = _RowsOfSide.of(pairs.target, rows, self.target_places)
+        source = _RowsOfSide.of(pairs.source, rows, self.places[0])
+        target = _RowsOfSide.of(pairs.target, rows, self.places[1])
         if pairs.inputs is None:  # shifted right within each pair (§3.1), as in `shift_right`
             previous = np.roll(target.ids, 1)
             inputs = np.where(target.position == 0, self.decoder_start_token_id, previous)
@@ -511,29 +521,31 @@ class _RowsOfSide:
     place: np.ndarray  #: among those of all rows
 
     @classmethod
-    def of(cls, side: FlatIds, rows: Sequence[np.ndarray], places: int) -> "_RowsOfSide":
+    def of(cls, side: FlatIds, rows: PackedRows, places: int) -> "_RowsOfSide":
         """Lay the sentences with these numbers in rows of `places`."""
         pairs = np.concatenate([*rows, []]).astype(np.int64)  # (n,), of all rows
         counts = np.array([len(row) for row in rows])
         row = np.repeat(np.arange(len(rows)), counts)  # (n,)
-        number_in_row = np.arange(len(pairs)) - (np.cumsum(counts) - counts)[row]
-        lengths = side.starts[pairs + 1] - side.starts[pairs]
+        number_in_row = np.arange(len(pairs)) - _before(counts)[row]
+        first_tokens = side.starts[pairs]
+        lengths = side.starts[pairs + 1] - first_tokens
         used = np.bincount(row, weights=lengths, minlength=len(rows)).astype(np.int64)
         if used.max(initial=0) > places:
             raise ValueError(f"{used.max()} tokens in a row of {places} places")
 
         pair = np.repeat(np.arange(len(pairs)), lengths)  # (tokens,), below n
         token = np.arange(len(pair))
-        position = token - (np.cumsum(lengths) - lengths)[pair]
-        before_row = np.cumsum(used) - used  # (rows,), tokens
-        index = side.starts[pairs][pair] + position
+        position = token - _before(lengths)[pair]
+        index = first_tokens[pair] + position
+        first_places = np.arange(len(rows)) * places
+        free_before = first_places - _before(used)  # (rows,)
         return cls(
             shape=(len(rows), places),
             index=index,
             ids=side.ids[index].astype(np.int64),
             position=position,
             segment=number_in_row[pair] + 1,
-            place=token + (np.arange(len(rows)) * places - before_row)[row[pair]],
+            place=token + free_before[row[pair]],
         )
 
     def laid_out(self, values: np.ndarray, free: int) -> Tensor:
@@ -541,6 +553,11 @@ class _RowsOfSide:
         tensor = np.full(self.shape, free, dtype=np.int64)
         tensor.reshape(-1)[self.place] = values
         return torch.from_numpy(tensor)
+
+
+def _before(counts: np.ndarray) -> np.ndarray:
+    """How many items of all groups come before each group with these `counts`."""
+    return np.cumsum(counts) - counts
 
 
 class PackedPairs(torch.utils.data.Dataset):
@@ -563,7 +580,7 @@ class PackedPairs(torch.utils.data.Dataset):
         dataset: Dataset,
         layout: PackedLayout,
         sampler: PackedBatchSampler,
-        collator: Callable[[list[Example]], Mapping[str, Any]] | None = None,
+        collator: Collate | None = None,
     ):
         self.dataset = dataset
         self.layout = layout
@@ -579,7 +596,7 @@ class PackedPairs(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, batches: list[list[np.ndarray]]) -> list[dict[str, Tensor]]:
+    def __getitems__(self, batches: list[PackedRows]) -> list[Batch]:
         if self.flat is not None:
             return [self.layout.pack(self.flat, rows) for rows in batches]
         if self.collator is not None:
@@ -587,7 +604,7 @@ class PackedPairs(torch.utils.data.Dataset):
         _, pairs = self._read(batches)
         return [layout.pack(pairs, rows) for layout, rows in self._packed_again(pairs)]
 
-    def numbers(self, batches: list[list[np.ndarray]]) -> list[list[int]]:
+    def numbers(self, batches: list[PackedRows]) -> BatchNumbers:
         """The numbers of the pairs of each of this rank's batches."""
         if not self.sampler.whole:
             return [np.concatenate(rows).tolist() for rows in batches]
@@ -597,9 +614,7 @@ class PackedPairs(torch.utils.data.Dataset):
             for _, rows in self._packed_again(pairs)
         ]
 
-    def collated(
-        self, rows: Sequence[np.ndarray], collator: Callable[[list[Example]], Mapping[str, Any]]
-    ) -> dict[str, Tensor]:
+    def collated(self, rows: PackedRows, collator: Collate) -> Batch:
         """A planned batch, with the pairs as a collator makes them now. Rows that do not fit any more are filled anew.
 
         The number of batches stays as it is, because other processes wait for each.
@@ -607,50 +622,51 @@ class PackedPairs(torch.utils.data.Dataset):
         numbers = np.concatenate(rows)
         if not len(numbers):
             return self.layout.pack(FlatPairs.of_rows([]), rows)
-        pairs = FlatPairs.of_batch(
-            collator(read_examples(self.dataset, numbers.tolist())), self.layout.pad_token_id
-        )
+        examples = read_examples(self.dataset, numbers.tolist())
+        pairs = FlatPairs.of_batch(collator(examples), self.layout.pad_token_id)
         source, target = pairs.lengths
-        layout = self.layout
-        planned = np.split(np.arange(len(numbers)), np.cumsum([len(row) for row in rows])[:-1])
-        if len(source) == len(numbers) and all(
-            source[row].sum() <= layout.source_places and target[row].sum() <= layout.target_places
-            for row in planned
-        ):
-            return layout.pack(pairs, planned)
-        places = (
-            max(layout.source_places, source.max(initial=0)),
-            max(layout.target_places, target.max(initial=0)),
+        source_places, target_places = self.layout.places
+        ends = np.cumsum([len(row) for row in rows])
+        planned = np.split(np.arange(len(numbers)), ends[:-1])
+
+        def fits(row: np.ndarray) -> bool:
+            return source[row].sum() <= source_places and target[row].sum() <= target_places
+
+        if len(source) == len(numbers) and all(map(fits, planned)):
+            return self.layout.pack(pairs, planned)
+        longest = (
+            max(source_places, int(source.max(initial=0))),
+            max(target_places, int(target.max(initial=0))),
         )
-        layout = replace(layout, source_places=int(places[0]), target_places=int(places[1]))
-        filled = fill_rows(source, target, places)
-        return layout.pack(pairs, deal(filled, max(len(filled), len(rows)), 1)[0])
+        filled = fill_rows(source, target, longest)
+        (dealt,) = deal(filled, max(len(filled), len(rows)), 1)
+        return replace(self.layout, places=longest).pack(pairs, dealt)
 
     def _rows(self, numbers: Sequence[int]) -> list[Example]:
         rows = read_examples(self.dataset, numbers)
         return [{name: row[name] for name in TABLE_COLUMNS if name in row} for row in rows]
 
-    def _read(self, batches: list[list[np.ndarray]]) -> tuple[list[int], FlatPairs]:
+    def _read(self, batches: list[PackedRows]) -> tuple[list[int], FlatPairs]:
         """The numbers of the pairs of some batches, and the pairs."""
         numbers = [int(number) for rows in batches for row in rows for number in row]
         return numbers, FlatPairs.of_rows(self._rows(numbers))
 
-    def _packed_again(self, pairs: FlatPairs) -> list[tuple[PackedLayout, list[np.ndarray]]]:
+    def _packed_again(self, pairs: FlatPairs) -> list[tuple[PackedLayout, PackedRows]]:
         """This rank's batches: layout and rows of places in `pairs`."""
         sampler = self.sampler
-        places = (self.layout.source_places, self.layout.target_places)
+        places = self.layout.places
         source, target = pairs.lengths
         # Rows that a pair would need.
-        times = np.maximum(-(-source // places[0]), -(-target // places[1])).clip(1)
+        times = np.maximum(ceil_div(source, places[0]), ceil_div(target, places[1])).clip(1)
         batches = []
         for time in np.unique(times):
             chosen = np.flatnonzero(times == time)
             longer = (places[0] * int(time), places[1] * int(time))
             rows = [chosen[row] for row in fill_rows(source[chosen], target[chosen], longer)]
-            layout = replace(self.layout, source_places=longer[0], target_places=longer[1])
+            layout = replace(self.layout, places=longer)
             rows_of_batch = max(1, sampler.rows_of_batch // int(time))
-            count = -(-len(rows) // rows_of_batch)
-            count = -(-count // sampler.world_size) * sampler.world_size
+            count = ceil_div(len(rows), rows_of_batch)
+            count = ceil_div(count, sampler.world_size) * sampler.world_size
             dealt = deal(rows, rows_of_batch, count)
             batches += [(layout, each) for each in dealt[sampler.rank :: sampler.world_size]]
         return batches
@@ -679,10 +695,10 @@ class PackedCollator:
         self.layout = PackedLayout.of(config, (source_places, target_places))
         self.rows = rows
 
-    def __call__(self, features: Sequence[Example]) -> dict[str, Tensor]:
+    def __call__(self, features: Sequence[Example]) -> Batch:
         """Pack features with `input_ids` and `labels`. Returns: as `PackedLayout.pack`."""
         pairs = FlatPairs.of_rows(features)
-        places = self.layout.source_places, self.layout.target_places
+        places = self.layout.places
         rows = fill_rows(*pairs.lengths, places)
         if self.rows is not None:
             if len(rows) > self.rows:

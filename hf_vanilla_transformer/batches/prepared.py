@@ -28,10 +28,11 @@ from ..corpora.mixtures import MixtureReport
 from ..corpora.pairs import PairReport
 from ..text.tokenizer_files import save_tokenizers
 from ..utils.atomic_write import new_folder
-from ..utils.dataset_cache import ROWS_PER_READ, batches_of, in_one_piece, number_columns
+from ..utils.dataset_cache import in_one_piece, number_columns
 from ..utils.errors import UserError
 from ..utils.system_calls import forget_pages
 from ..utils.untrusted import one_line, read_json_object
+from .batching import id_chunks
 from .corpus_tokenizers import Tokenizers, tokenizer_folder
 from .encoding import EncodingReport
 
@@ -174,13 +175,10 @@ def _write_flat(encoded: Dataset, path: Path, ids_type: np.dtype) -> None:
 def _flat_column(encoded: Dataset, name: str, part: Path, ids_type: np.dtype) -> pa.LargeListArray:
     """A column of lists of ids, which are mapped from the file `part`."""
     lengths = []
-    column = encoded.select_columns([name]).with_format("arrow")
     with part.open("wb") as file:
-        for table in batches_of(column, ROWS_PER_READ):
-            for chunk in table.combine_chunks()[name].chunks:
-                lengths.append(chunk.value_lengths().to_numpy(zero_copy_only=False))
-                ids = chunk.flatten().to_numpy(zero_copy_only=False)
-                ids.astype(ids_type).tofile(file)
+        for ids, its_lengths in id_chunks(encoded, name):
+            ids.astype(ids_type).tofile(file)
+            lengths.append(its_lengths)
     starts = np.cumsum(np.concatenate([[0], *lengths]), dtype=np.int64)
     values = pa.Array.from_buffers(
         pa.from_numpy_dtype(ids_type),

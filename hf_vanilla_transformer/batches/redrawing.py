@@ -66,10 +66,11 @@ def split_special_tokens(
 ) -> tuple[list[int], list[int], list[int]]:
     """Split ids into special tokens and tags at the start, text, and such tokens at the end."""
     special = set(tokenizer.added_tokens_decoder)
-    start = next((index for index, each in enumerate(ids) if each not in special), 0)
-    end = len(ids) - next(
-        (index for index, each in enumerate(reversed(ids)) if each not in special), 0
-    )
+    text = [place for place, each in enumerate(ids) if each not in special]
+    if not text:
+        return [], ids, []
+    start = text[0]
+    end = text[-1] + 1
     return ids[:start], ids[start:end], ids[end:]
 
 
@@ -97,7 +98,8 @@ class TextChange:
         raise NotImplementedError
 
     def __call__(self, pair: Example, epoch: int) -> Example:
-        texts = self.new_texts(pair, Random(f"{self.name} {self.seed} {epoch} {pair['line']}"))
+        draw = Random(f"{self.name} {self.seed} {epoch} {pair['line']}")
+        texts = self.new_texts(pair, draw)
         return pair if texts is None else self._encoded(pair, texts)
 
     def applied(self, encoded: Dataset | RedrawnDataset) -> RedrawnDataset:
@@ -107,13 +109,14 @@ class TextChange:
 
     def texts(self, pair: Example) -> tuple[str, str]:
         """The source and the target of a pair."""
-        source, target = (
-            tokenizer.decode(
-                split_special_tokens(pair[name], tokenizer)[1], clean_up_tokenization_spaces=False
-            )
-            for name, tokenizer in zip(_IDS, self.tokenizers, strict=True)
-        )
+        source = self._text(pair, 0)
+        target = self._text(pair, 1)
         return source, target
+
+    def _text(self, pair: Example, side: int) -> str:
+        tokenizer = self.tokenizers[side]
+        _, ids, _ = split_special_tokens(pair[_IDS[side]], tokenizer)
+        return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
     def _encoded(self, pair: Example, texts: Sequence[str]) -> Example:
         """The pair with other texts, or as it is if they are too long or have symbols that a tokenizer lacks."""
@@ -136,10 +139,11 @@ class TextChange:
     def restored_rows(self, encoded: Dataset | RedrawnDataset) -> list[Example]:
         """Return the first 1,000 rows. Refuse tokenizers that do not restore their text."""
         table = unchanged_rows(encoded)
-        rows = table.with_format(None).take(min(_CHECKED_ROWS, len(table))).to_list()
+        count = min(_CHECKED_ROWS, len(table))
+        rows = table.with_format(None).take(count).to_list()
         for side, name in enumerate(_IDS):
             different = sum(
-                self._ids(row, side, self.texts(row)[side]) != row[name] for row in rows
+                self._ids(row, side, self._text(row, side)) != row[name] for row in rows
             )
             if different > _DIFFERENT * len(rows):
                 raise UserError(

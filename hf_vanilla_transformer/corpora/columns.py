@@ -16,6 +16,7 @@ from .readers import (
     NEEDS_HEADER,
     TABLES_WITH_HEADER,
     BadRow,
+    NumberedRow,
     Repairs,
     TableRow,
     file_format,
@@ -160,7 +161,7 @@ class Columns:
 
 
 def select_columns(
-    rows: Iterable[tuple[int, TableRow | BadRow]],
+    rows: Iterable[NumberedRow],
     columns: Columns,
     where: str,
     hint: str,

@@ -11,6 +11,7 @@ import numpy as np
 from datasets import Dataset
 
 from ..text.language_codes import CodePair
+from ..text.language_tokens import Direction
 from ..text.source_form import SourceForm
 from ..text.text_keys import TextKey, text_key
 from ..utils.dataset_cache import batches_of, selected
@@ -160,9 +161,7 @@ def _load_split(
     inputs = getattr(data_args, split)
     training = split == "train"
 
-    def load(
-        inputs: list[str], direction: tuple[str | None, str | None]
-    ) -> tuple[Dataset, PairReport | MixtureReport]:
+    def load(inputs: list[str], direction: Direction) -> tuple[Dataset, PairReport | MixtureReport]:
         return load_pairs(
             inputs,
             weights=data_args.train_weights if training else None,

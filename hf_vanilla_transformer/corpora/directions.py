@@ -16,6 +16,7 @@ from datasets import Dataset
 
 from ..text.language_codes import CodePair
 from ..utils.errors import UserError
+from .inputs import InputNames
 from .mixtures import MixtureReport, concatenated
 from .pairs import PairReport
 
@@ -41,7 +42,7 @@ def parse_directions(items: Sequence[str]) -> list[CodePair]:
 
 
 def inputs_of(
-    inputs: str | Path | Sequence[str | Path],
+    inputs: InputNames,
     directions: Sequence[CodePair],
     training: bool = True,
 ) -> dict[CodePair, list[str]]:

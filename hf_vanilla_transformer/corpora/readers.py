@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeAlias, cast
 
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line, require_file
@@ -74,6 +74,11 @@ class BadRow:
     """Replaces a row or a text that cannot be read. It is no text, so that nothing can be trained on the reason."""
 
     reason: str
+
+
+#: The number of a line, and its row or cells.
+NumberedRow: TypeAlias = tuple[int, TableRow | BadRow]
+NumberedCells: TypeAlias = tuple[int, list[str] | BadRow]
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
@@ -290,9 +295,7 @@ def _object(row: Any, where: str) -> TableRow:
     return row
 
 
-def read_csv(
-    path: Path, repairs: Repairs, header: bool = True
-) -> Iterator[tuple[int, TableRow | BadRow]]:
+def read_csv(path: Path, repairs: Repairs, header: bool = True) -> Iterator[NumberedRow]:
     """Yield (line number, row), or a `BadRow`, of a file as in RFC 4180. Cells are never converted.
 
     Spreadsheets of some countries write semicolons or tabs in the place of commas. The first line has most of these.
@@ -308,7 +311,7 @@ def read_csv(
         (f"{line}\n" for line in chain([first], lines)), delimiter=delimiter, strict=True
     )
 
-    def cells() -> Iterator[tuple[int, list[str] | BadRow]]:
+    def cells() -> Iterator[NumberedCells]:
         while True:
             line = records.line_num + 1
             try:
@@ -329,9 +332,7 @@ def read_csv(
         repairs[repair] = repairs.get(repair, 0) + count
 
 
-def read_tsv(
-    path: Path, repairs: Repairs, header: bool = True
-) -> Iterator[tuple[int, TableRow | BadRow]]:
+def read_tsv(path: Path, repairs: Repairs, header: bool = True) -> Iterator[NumberedRow]:
     """Yield (line number, row), or a `BadRow` for a line with too many tabs. A quotation mark is text.
 
     Spreadsheets put cells into quotation marks. If most lines have such cells, a warning says so.
@@ -339,7 +340,7 @@ def read_tsv(
     quoted = 0
     total = 0
 
-    def cells() -> Iterator[tuple[int, list[str] | BadRow]]:
+    def cells() -> Iterator[NumberedCells]:
         nonlocal quoted, total
         for line, text in enumerate(repaired_lines(path, repairs), start=1):
             row = text.split("\t") if text else []
@@ -358,9 +359,7 @@ def read_tsv(
         )
 
 
-def _rows(
-    records: Iterator[tuple[int, list[str] | BadRow]], path: Path, has_header: bool
-) -> Iterator[tuple[int, TableRow | BadRow]]:
+def _rows(records: Iterator[NumberedCells], path: Path, has_header: bool) -> Iterator[NumberedRow]:
     """Name the cells of each record by the first record, or by their numbers from 1 without a header."""
     header: list[str] = []
     names: list[str] = []
@@ -386,9 +385,7 @@ def _rows(
             yield line, dict(zip(names, [*cells, *missing], strict=True))
 
 
-def read_matches(
-    path: Path, pattern: re.Pattern[str], repairs: Repairs
-) -> Iterator[tuple[int, TableRow | BadRow]]:
+def read_matches(path: Path, pattern: re.Pattern[str], repairs: Repairs) -> Iterator[NumberedRow]:
     """Yield (line number, named groups of the pattern), or a `BadRow` for a line that does not match."""
     for line, text in enumerate(repaired_lines(path, repairs), start=1):
         if match := pattern.fullmatch(text):
@@ -399,7 +396,7 @@ def read_matches(
 
 def read_parquet(
     path: Path, repairs: Repairs, used: UsedColumns | None = None
-) -> Iterator[tuple[int, TableRow | BadRow]]:
+) -> Iterator[NumberedRow]:
     """Read a Parquet file in record batches. Yields (row number from 1, row, or a `BadRow` if it is not UTF-8)."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
@@ -433,7 +430,7 @@ def _batch_rows(batch: Any) -> Iterator[TableRow | BadRow]:
                 yield BadRow("not UTF-8")
 
 
-_READERS: dict[str, Callable[..., Iterator[tuple[int, TableRow | BadRow]]]] = {
+_READERS: dict[str, Callable[..., Iterator[NumberedRow]]] = {
     ".json": read_json,
     ".jsonl": read_json,
     ".csv": read_csv,
@@ -455,7 +452,7 @@ def is_readable(path: Path) -> bool:
 
 def read_rows(
     path: Path, repairs: Repairs, used: UsedColumns | None = None, header: bool = True
-) -> Iterator[tuple[int, TableRow | BadRow]]:
+) -> Iterator[NumberedRow]:
     """Read a file of rows in the format of its suffix. All but Parquet may also be gzipped, with the suffix `.gz`.
 
     `used` chooses the columns of Parquet, whose rows have no others. None: all. Without a `header` the columns of text

@@ -11,11 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 from ..inference.placement import Element, Place, Placement, TranslatedPart, TranslateTexts
 
 #: White space that collapses in HTML. A no-break space does not.
 _SPACES = re.compile(r"[ \t\n\r\f]+")
+
+#: Escapes a text for a format, or reads an escaped one.
+ChangeText: TypeAlias = Callable[[str], str]
 
 _MAX_DEPTH = 64  # of inline elements. Deeper tags are elements without an end
 
@@ -45,7 +49,7 @@ class Passage:
     elements: list[Element]
     raw: str
     #: for the pieces of the translation
-    escape: Callable[[str], str] = partial(html.escape, quote=False)
+    escape: ChangeText = partial(html.escape, quote=False)
 
     def translated(self, parts: Sequence[TranslatedPart]) -> str:
         """The escaped translation with every inline tag exactly once, or the passage verbatim if it has not changed.
@@ -61,7 +65,7 @@ def with_elements(
     text: str,
     elements: list[Element],
     parts: Sequence[TranslatedPart],
-    escape: Callable[[str], str],
+    escape: ChangeText,
 ) -> str:
     """The translation of a text with its inline elements, each exactly once, where the alignment places it."""
     placement = Placement(text, parts, elements)
@@ -108,7 +112,7 @@ def split_events(
 
 def passage_of(
     run: list[Event],
-    unescape: Callable[[str], str] = html.unescape,
+    unescape: ChangeText = html.unescape,
     collapse: bool = True,
     passage: Callable[[str, list[Element], str], Passage] = Passage,
 ) -> list["str | Passage"]:
@@ -150,7 +154,7 @@ class _Content:
         space_before, space_after: white space around the text, if it collapses and no tag has it.
     """
 
-    def __init__(self, run: list[Event], unescape: Callable[[str], str], collapse: bool):
+    def __init__(self, run: list[Event], unescape: ChangeText, collapse: bool):
         self.text = ""
         self.roots: list[Element] = []
         self.space_before = ""

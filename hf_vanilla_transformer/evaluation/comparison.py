@@ -15,6 +15,8 @@ from .metric_names import DEFAULT, SIGNED
 from .metrics import (
     Groups,
     Metrics,
+    NBestLists,
+    References,
     Texts,
     compute_metric,
     compute_metrics,
@@ -47,14 +49,14 @@ class Comparison(TypedDict):
 
 def compare_systems(
     systems: Mapping[str, Sequence[str]],
-    references: Sequence[str] | Sequence[Sequence[str]],
+    references: References,
     *,
     sources: Sequence[str] | None = None,
     metrics: Metrics = DEFAULT,
     tokenize: str | None = None,
     lowercase: bool = False,
     normalize: Normalizer | None = None,
-    n_best: Mapping[str, Sequence[Sequence[str]]] | None = None,
+    n_best: Mapping[str, NBestLists] | None = None,
 ) -> Comparison:
     """Compare systems with the first of them, the baseline.
 
@@ -180,7 +182,7 @@ def _statistics(name: str, metric: "EvaluationModule", texts: Texts) -> dict[str
 
 
 def _lists_of_systems(
-    n_best: Mapping[str, Sequence[Sequence[str]]] | None,
+    n_best: Mapping[str, NBestLists] | None,
 ) -> dict[str, list[list[str]]]:
     """The n-best lists of each system, all of one length, so that all have the same scores."""
     length = max(map(longest, (n_best or {}).values()), default=0)
@@ -189,14 +191,14 @@ def _lists_of_systems(
 
 def scores_by_group(
     systems: Mapping[str, Sequence[str]],
-    references: Sequence[str] | Sequence[Sequence[str]],
+    references: References,
     labels: Sequence[str],
     *,
     metrics: Metrics = DEFAULT,
     tokenize: str | None = None,
     lowercase: bool = False,
     sources: Sequence[str] | None = None,
-    n_best: Mapping[str, Sequence[Sequence[str]]] | None = None,
+    n_best: Mapping[str, NBestLists] | None = None,
     normalize: Normalizer | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Score the sentences of each label, in the order in which labels occur.
@@ -251,7 +253,7 @@ def _sentence_scores(
 
 def largest_differences(
     systems: Mapping[str, Sequence[str]],
-    references: Sequence[str] | Sequence[Sequence[str]],
+    references: References,
     sources: Sequence[str] | None = None,
     count: int = 5,
     task: str = "language",

@@ -27,6 +27,8 @@ SentenceMetric: TypeAlias = Callable[[list[str], list[str], list[str]], Sequence
 
 #: The reference of a prediction, or several.
 Reference: TypeAlias = str | Sequence[str]
+#: sacreBLEU's lists of references.
+ReferenceColumns: TypeAlias = Sequence[Sequence[str]]
 
 _STRING = datasets.Value("string")
 _STRINGS = datasets.Sequence(_STRING)
@@ -119,7 +121,7 @@ class FunctionMetric(TextMetric):
 class SacrebleuMetric(TextMetric):
     """A metric that sacreBLEU computes (Post 2018)."""
 
-    def scorer(self, references: Sequence[Sequence[str]]) -> Metric:
+    def scorer(self, references: ReferenceColumns) -> Metric:
         """sacreBLEU's object for these lists of references."""
         raise NotImplementedError
 
@@ -152,7 +154,7 @@ class Bleu(SacrebleuMetric):
         self.tokenize = tokenize
         super().__init__(lowercase)
 
-    def scorer(self, references: Sequence[Sequence[str]]) -> BLEU:
+    def scorer(self, references: ReferenceColumns) -> BLEU:
         texts = [text for text in references[0] if text is not None]
         tokenize = self.tokenize or fitting_tokenizer(texts)
         # `force`: no warning that the text looks tokenised, as "none" expects
@@ -174,7 +176,7 @@ class Chrf(SacrebleuMetric):
     key = "chrf"
     word_order = 0
 
-    def scorer(self, references: Sequence[Sequence[str]]) -> CHRF:
+    def scorer(self, references: ReferenceColumns) -> CHRF:
         return CHRF(lowercase=self.lowercase, word_order=self.word_order)
 
 
@@ -190,7 +192,7 @@ class Ter(SacrebleuMetric):
 
     key = "ter"
 
-    def scorer(self, references: Sequence[Sequence[str]]) -> TER:
+    def scorer(self, references: ReferenceColumns) -> TER:
         return TER()
 
 

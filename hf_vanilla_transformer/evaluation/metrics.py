@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 #: Names (`metric_names.TITLES`, MODULE:FUNCTION, or whatever `evaluate.load` takes) or metrics of `evaluate`. A
 #: mapping names the metrics.
 Metrics: TypeAlias = "Sequence[str | EvaluationModule] | Mapping[str, EvaluationModule]"
+#: One reference for each hypothesis, or several such lists.
+References: TypeAlias = Sequence[str] | Sequence[Sequence[str]]
+#: The texts of each sentence, best first.
+NBestLists: TypeAlias = Sequence[Sequence[str]]
 #: What a metric tells besides its score: a signature, a count, the precisions of n-grams.
 Detail: TypeAlias = str | float | list[float]
 
@@ -96,7 +100,7 @@ class Texts:
     hypotheses: Sequence[str]
     references: Sequence[Sequence[str]]  #: one list of N, or several
     sources: Sequence[str] | None = None
-    n_best: Sequence[Sequence[str]] | None = None  #: for `top_k`, the n-best list of each sentence
+    n_best: NBestLists | None = None  #: for `top_k`, the n-best list of each sentence
 
     def select(self, rows: Sequence[int]) -> "Texts":
         """The texts of some sentences."""
@@ -139,7 +143,7 @@ def _ranked_forms(texts: Sequence[str], normalize: Normalizer | None) -> list[st
     return [*forms, *[INVALID] * (len(texts) - len(forms))]
 
 
-def of_equal_length(lists: Sequence[Sequence[str]], length: int) -> list[list[str]]:
+def of_equal_length(lists: NBestLists, length: int) -> list[list[str]]:
     """n-best lists of `length` texts. Texts that equal no reference fill up a shorter one."""
     return [[*text_list(texts, "n_best"), *[INVALID] * (length - len(texts))] for texts in lists]
 
@@ -229,13 +233,13 @@ def _scores_and_details(name: str, results: dict[str, Any] | float) -> Scores:
 
 def score_translations(
     hypotheses: Sequence[str],
-    references: Sequence[str] | Sequence[Sequence[str]],
+    references: References,
     *,
     tokenize: str | None = None,
     lowercase: bool = False,
     metrics: Metrics = DEFAULT,
     sources: Sequence[str] | None = None,
-    n_best: Sequence[Sequence[str]] | None = None,
+    n_best: NBestLists | None = None,
     normalize: Normalizer | None = None,
     groups: "Groups | None" = None,
     split: Splitter | None = None,
@@ -396,7 +400,7 @@ def example_translations(
     return [[sources[index], references[index], hypotheses[index]] for index in indices]
 
 
-def reference_lists(references: Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
+def reference_lists(references: References) -> list[list[str]]:
     """Return the lists of references. One list may stand alone."""
     check_items("references", references)
     items = list(references)

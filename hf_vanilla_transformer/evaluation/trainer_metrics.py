@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from datasets import Dataset
@@ -14,6 +15,9 @@ from ..utils.normalization import Normalizer
 from .metric_names import DEFAULT, TITLES, ScoreOptions, title_of
 from .metrics import Detail, Groups, Metrics, Scorer, Texts, example_translations
 
+#: The `compute_metrics` of a `Seq2SeqTrainer`.
+ComputeMetrics: TypeAlias = Callable[[EvalPrediction], dict[str, float]]
+
 
 def translation_metrics(
     tokenizer: PreTrainedTokenizerBase,
@@ -24,7 +28,7 @@ def translation_metrics(
     metrics: Metrics = DEFAULT,
     sources: Sequence[str] | None = None,
     normalize: Normalizer | None = None,
-) -> Callable[[EvalPrediction], dict[str, float]]:
+) -> ComputeMetrics:
     """Return a function for the `compute_metrics` argument of any `Seq2SeqTrainer`.
 
         args = Seq2SeqTrainingArguments(…, predict_with_generate=True)

@@ -18,6 +18,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..evaluation.metric_names import TITLES
+from ..text.language_codes import CodePair
 from ..text.language_tokens import DIRECTIONS, MARKS, recorded_tokens
 from ..text.tokenizer_files import TARGET_FOLDER
 from ..utils.atomic_write import atomic_file
@@ -50,15 +51,12 @@ class CardFacts:
 
     model_name: str  #: title and name in the usage code: a folder or a repository on the Hub
     languages: tuple[str, str] | None = None  #: (source, target), as codes such as en
-    directions: Sequence[tuple[str, str]] = ()  #: the pairs of a model of many languages
+    directions: Sequence[CodePair] = ()  #: the pairs of a model of many languages
     task: str = "language"  #: or "sequence": the card has no words of translation
     recipe: Mapping[str, Any] = field(default_factory=dict)  #: all recipe fields that were set
     #: `all_results.json`: `test_bleu`, `test_chrf`, `eval_bleu`, `train_updates`, `epoch` …; `test_examples` of
     #: `evaluation.example_translations`
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    #: sacreBLEU's, by metric (`bleu`) or by split and metric (`test_bleu`), if `metrics` lacks them as
-    #: `test_bleu_signature`
-    signatures: Mapping[str, str] = field(default_factory=dict)
     #: the numbers of pairs kept and dropped, by split (`train`, `validation`, `test`)
     data_summaries: Mapping[str, str] = field(default_factory=dict)
     #: the hash of the text, by split
@@ -203,14 +201,8 @@ def _results(facts: CardFacts) -> list[dict[str, Any]]:
             before = facts.metrics.get(f"before_{name}")
             if not _is_number(value):
                 continue
-            signature = None
             # Scores of a direction or an input are not in the metadata: those are of whole splits.
-            if not part:
-                signature = (
-                    facts.signatures.get(name)
-                    or facts.metrics.get(f"{name}_signature")
-                    or facts.signatures.get(metric)
-                )
+            signature = None if part else facts.metrics.get(f"{name}_signature")
             result = EvalResult(
                 task_type=task_type,
                 task_name=task_name,

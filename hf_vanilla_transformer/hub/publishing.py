@@ -64,7 +64,6 @@ def publish(
     *,
     private: bool | None = None,
     revision: str | None = None,
-    commit_message: str = "Upload model",
     license: str | None = None,
 ) -> str:
     """Upload a model folder to the Hub in one commit. Create the repository and the branch if necessary.
@@ -78,7 +77,6 @@ def publish(
         repo_id: `name`, or `organisation/name`.
         private: create a private repository, and refuse an existing public one.
         revision: the branch. None for the default one.
-        commit_message: the title of the commit.
         license: the id of the model's license on the Hub, for the card.
 
     Returns:
@@ -105,7 +103,7 @@ def publish(
         operations: list[Any] = [CommitOperationDelete(name) for name in sorted(old)]
         operations += [CommitOperationAdd(name, file) for name, file in files.chosen.items()]
         return api.create_commit(
-            repo_id, operations, commit_message=commit_message, revision=revision
+            repo_id, operations, commit_message="Upload model", revision=revision
         ).commit_url
 
 

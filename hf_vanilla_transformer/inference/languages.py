@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..text.language_codes import SAME_LANGUAGE, language_match
+from ..text.language_codes import SAME_LANGUAGE, CodePair, language_match
 from ..text.language_tokens import DIRECTIONS, language_tokens
 from ..text.tokenizer_files import load_tokenizers
 from ..utils.errors import UserError
@@ -57,7 +57,7 @@ def model_languages(folder: str | Path) -> tuple[str, str] | None:
     return named or ((match[1], match[2]) if match else None)
 
 
-def model_directions(folder: Path) -> list[tuple[str, str]]:
+def model_directions(folder: Path) -> list[CodePair]:
     """The directions of a model of many languages that was trained here, from its tokenizer_config.json."""
     pairs = _tokenizer_settings(folder).get(DIRECTIONS)
     if not are_pairs(pairs):

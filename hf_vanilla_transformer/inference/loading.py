@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
@@ -26,7 +25,12 @@ from ..utils.cpu_time import measured_cpu_time
 from ..utils.errors import UserError, shown
 from ..utils.finite import require_finite
 from ..utils.model_folder import check_model_files, require_model_folder
-from ..utils.untrusted import one_line, read_json_object, reading_weights
+from ..utils.untrusted import (
+    one_line,
+    read_json_object,
+    read_safetensors_header,
+    reading_weights,
+)
 from .dtypes import FASTEST, INT8, fastest_dtype, torch_dtype
 
 logger = logging.get_logger(__name__)
@@ -264,13 +268,12 @@ def _check_dtypes(folder: Path, model: PreTrainedModel) -> None:
         return
     parameters = dict(model.named_parameters())
     for file in folder.glob("model*.safetensors"):
-        with safe_open(file, "pt") as tensors:
-            for name in parameters.keys() & tensors.keys():
-                dtype = tensors.get_slice(name).get_dtype()
-                if dtype not in ("F64", "F32", "F16", "BF16"):
-                    raise UserError(
-                        f"{folder}: {name} is {dtype}, not F32, F16 or BF16; save the model again"
-                    )
+        for name, tensor in read_safetensors_header(file).items():
+            dtype = tensor["dtype"]
+            if name in parameters and dtype not in ("F64", "F32", "F16", "BF16"):
+                raise UserError(
+                    f"{folder}: {name} is {dtype}, not F32, F16 or BF16; save the model again"
+                )
 
 
 def _check_numbers(folder: Path, model: PreTrainedModel) -> None:

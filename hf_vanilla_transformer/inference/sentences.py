@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, tee, zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..corpora.columns import Columns, cell_text, read_sides
 from ..corpora.inputs import Input
@@ -17,7 +17,6 @@ from .text_io import input_lines, on_one_line
 logger = logging.getLogger(__name__)
 
 Cells = Mapping[str, Any]
-Text = TypeVar("Text", str, tuple[str, str])
 
 
 def read_sentences(
@@ -72,39 +71,30 @@ def _sentences_with_cells(
 
 
 def read_directed_sentences(
-    path: str | Path | None, columns: Columns | None = None, one_line: bool = True
+    path: str | Path | None,
+    columns: Columns | None = None,
+    one_line: bool = True,
+    target: str | Path | None = None,
 ) -> tuple[Iterator[str], dict[str, Iterator[str | None]]]:
-    """Read sources as `read_sentences`, and the languages of each: the columns `source_lang` and `target_lang`.
+    """Read sources as `read_sentences`, and by name what belongs to each.
 
-    A file without such a column has no entry for it. The iterators are to be read together.
+    These are the languages, the columns `source_lang` and `target_lang` if the file has them, and `targets`, the text
+    in a file `target`. The iterators are to be read together.
     """
-    return _with_codes(_sentences_with_cells(path, "source", columns, one_line))
-
-
-def read_directed_pairs(
-    source: str | Path | None, target: str | Path, columns: Columns, one_line: bool
-) -> tuple[Iterator[str], Iterator[str], dict[str, Iterator[str | None]]]:
-    """Read pairs as `stream_sentence_pairs`, and the languages of each as `read_directed_sentences`."""
-    rows = stream_sentence_pairs(source, target, columns, one_line)
-    pairs, codes = _with_codes(((text, translation), cells) for text, translation, cells in rows)
-    pairs, copies = tee(pairs)
-    return (text for text, _ in pairs), (translation for _, translation in copies), codes
-
-
-def _with_codes(
-    rows: Iterator[tuple[Text, Cells]],
-) -> tuple[Iterator[Text], dict[str, Iterator[str | None]]]:
+    rows = stream_sentence_pairs(path, target, columns, one_line)
     first = next(rows, None)
-    if first is None:
-        return iter(()), {}
-    names = [name for name in CODES if name in first[1]]
-    texts, *copies = tee(chain([first], rows), 1 + len(names))
-    codes = {name: _cells_of(copy, name) for name, copy in zip(names, copies, strict=True)}
-    return (text for text, _ in texts), codes
+    names = [name for name in CODES if first is not None and name in first[2]]
+    whole = rows if first is None else chain([first], rows)
+    sources, *copies = tee(whole, 1 + len(names))
+    found = {name: _cells_of(copy, name) for name, copy in zip(names, copies, strict=True)}
+    if target is not None:
+        sources, targets = tee(sources)
+        found["targets"] = (translation for _, translation, _ in targets)
+    return (text for text, _, _ in sources), found
 
 
-def _cells_of(rows: Iterator[tuple[Any, Cells]], name: str) -> Iterator[str | None]:
-    return (cells.get(name) or None for _, cells in rows)
+def _cells_of(rows: Iterator[tuple[str, str, Cells]], name: str) -> Iterator[str | None]:
+    return (cells.get(name) or None for _, _, cells in rows)
 
 
 def codes_in(cells: Sequence[Cells]) -> dict[str, list[str | None]]:
@@ -135,7 +125,7 @@ def read_sentence_pairs(
 
 def stream_sentence_pairs(
     source: str | Path | None,
-    target: str | Path,
+    target: str | Path | None,
     columns: Columns | None = None,
     one_line: bool = True,
 ) -> Iterator[tuple[str, str, Cells]]:
@@ -144,12 +134,16 @@ def stream_sentence_pairs(
     If both are one file with pairs, its incomplete rows are dropped and counted in a warning, as in training.
 
     Args:
-        source, target: as `path` of `read_sentences`.
+        source, target: as `path` of `read_sentences`. Without a target, translations are empty.
         columns, one_line: as of `read_sentences`.
 
     Raises:
         UserError: one has more lines, at its end.
     """
+    if target is None:
+        sources = _sentences_with_cells(source, "source", columns, one_line)
+        yield from ((text, "", cells) for text, cells in sources)
+        return
     columns = columns or Columns()
     if source is not None and columns.are_in(Path(source)) and _are_one_file(source, target):
         yield from _pairs_of_rows(Path(source), columns, one_line)

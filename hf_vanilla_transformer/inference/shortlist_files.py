@@ -17,12 +17,14 @@ import torch
 from ..engine.shortlist import Shortlist
 from ..text.side_tokens import tokens_of_sides
 from ..text.words import words
-from ..utils.errors import UserError, check_at_least_one
+from ..utils.errors import UserError
 from ..utils.untrusted import require_file
 from .alignment import Link, align, word_ranges
 from .text_io import input_lines, line_writer
 
 _WINDOW = 4096  # pairs that are aligned together
+BEST = 100  # candidates of each source token, at most
+FREQUENT = 1000  # target tokens that are candidates of every sentence
 _WRITABLE = re.compile(r"[^ \t\r\n]+")
 
 
@@ -72,8 +74,6 @@ def write_shortlist(
     translator: Any,
     pairs: Iterable[tuple[str, str]],
     path: str | os.PathLike,
-    best: int = 100,
-    frequent: int = 1000,
 ) -> int:
     """Count which target tokens are aligned with each source token, write a shortlist, and return its source tokens.
 
@@ -81,13 +81,7 @@ def write_shortlist(
         translator: its tokenizers split the text, and its model aligns it.
         pairs: sentences with their translations, such as the training data.
         path: the file. It appears when it is complete.
-        best: candidates of each source token, at most.
-        frequent: the most frequent target tokens, which are candidates of every sentence.
-
-    Raises:
-        UserError: a number below 1.
     """
-    check_at_least_one(best=best, frequent=frequent)
     counts: dict[int, Counter[int]] = {}
     totals: Counter[int] = Counter()
     tokenizers = translator.source_tokenizer, translator.target_tokenizer
@@ -104,9 +98,9 @@ def write_shortlist(
         - {*tokenizers[side].all_special_ids}
         for side in (0, 1)
     ]
-    ranked = {"": totals.most_common(frequent)}
+    ranked = {"": totals.most_common(FREQUENT)}
     ranked |= {
-        names[0][token]: counts[token].most_common(best)
+        names[0][token]: counts[token].most_common(BEST)
         for token in sorted(writable[0] & counts.keys())
     }
     with line_writer(Path(path)) as write:

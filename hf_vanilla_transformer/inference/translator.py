@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -58,6 +58,11 @@ if TYPE_CHECKING:
     from ..text.source_form import SourceForm  # few models have one
 
 logger = logging.getLogger(__name__)
+
+#: The hypotheses of each sentence, best first.
+NBest: TypeAlias = list[list[Hypothesis]]
+#: A sentence, and the text that its translation must begin with.
+Prefixed: TypeAlias = tuple[str, str]
 
 #: A fault of an output, by the task of its model. Sequences such as SMILES repeat their n-grams by nature.
 ENDLESS = {
@@ -338,7 +343,7 @@ class Translator:
 
     def _stream(
         self,
-        pairs: Iterator[tuple[str, str]],
+        pairs: Iterator[Prefixed],
         places: Iterator[PlacedDirection],
         request: TranslationRequest,
     ) -> Iterator[list[Hypothesis]]:
@@ -370,14 +375,14 @@ class Translator:
 
     def _translate_protected(
         self,
-        window: list[tuple[str, str]],
+        window: list[Prefixed],
         places: list[PlacedDirection],
         request: TranslationRequest,
         warnings: LineWarnings,
-    ) -> list[list[Hypothesis]]:
+    ) -> NBest:
         """Translate the sentences without their protected spans, and put the spans back."""
-        plain: list[tuple[str, str]] = []
-        shortened: list[tuple[str, str]] = []
+        plain: list[Prefixed] = []
+        shortened: list[Prefixed] = []
         spans: dict[int, Protected] = {}
         verbatim: list[int] = []
         for i, (line, prefix) in enumerate(window):
@@ -417,11 +422,11 @@ class Translator:
 
     def _translate_window(
         self,
-        window: list[tuple[str, str]],
+        window: list[Prefixed],
         places: list[PlacedDirection],
         request: TranslationRequest,
         warnings: LineWarnings,
-    ) -> list[list[Hypothesis]]:
+    ) -> NBest:
         no_alignment: list[Any] | None = None if request.alignment_layer is None else []
         no_tokens: list[Any] | None = [] if request.probabilities else None
         results = [
@@ -445,7 +450,7 @@ class Translator:
         stop = threading.Event()
         models = self._searched_models()
 
-        def search(job: SearchJob) -> list[list[Hypothesis]]:
+        def search(job: SearchJob) -> NBest:
             return self._search_in_memory(
                 models, [sentences[i] for i in job.indices], job.batch_size, request, stop
             )
@@ -581,13 +586,13 @@ class Translator:
         batch_size: int,
         request: TranslationRequest,
         stop: threading.Event,
-    ) -> list[list[Hypothesis]]:
+    ) -> NBest:
         """`_search` with half the batch as long as the memory of a GPU does not suffice."""
         while True:
             try:
                 if request.refill or batch_size >= len(sentences):
                     return self._search(models, sentences, batch_size, request, stop)
-                hypotheses: list[list[Hypothesis]] = []
+                hypotheses: NBest = []
                 for start in range(0, len(sentences), batch_size):
                     part = sentences[start : start + batch_size]
                     hypotheses += self._search(models, part, len(part), request, stop)
@@ -612,7 +617,7 @@ class Translator:
         batch_size: int,
         request: TranslationRequest,
         stop: threading.Event,
-    ) -> list[list[Hypothesis]]:
+    ) -> NBest:
         """Translate sentences in one search, `batch_size` at a time, refilling finished rows until `stop` is set."""
         sources = [sentence.source for sentence in sentences]
         pending = iter(sentences)
@@ -664,7 +669,7 @@ class Translator:
         output: Any,
         given: int,
         request: TranslationRequest,
-    ) -> list[list[Hypothesis]]:
+    ) -> NBest:
         """The output of `generate` for each source. The first `given` tokens of each sequence were forced."""
         sequences = output.sequences  # (N, T)
         shown = sequences[:, 1 + self.directions.prefix_length :]

@@ -1,10 +1,10 @@
 """One description of a toolkit's checkpoint. The importers give it, and it becomes a model with its tokenizers."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .converted import Converted, Fields, Tensors
-from .state_dicts import TensorRef, build_model
+from .state_dicts import Locate, build_model
 from .transformers_folders import set_generation_config
 from .vocabularies import TextSide, with_tokenizers
 
@@ -15,7 +15,7 @@ class Checkpoint:
 
     tensors: Tensors
     #: maps the name of our parameter to the toolkit's tensor
-    locate: Callable[[str], str | TensorRef]
+    locate: Locate
     fields: Fields  #: of the configuration, without those that the weights decide
     search: Fields  #: settings of `generate`
     unused: Iterable[str] = ()  #: tensors that may be left out

@@ -13,7 +13,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from safetensors.torch import load_file
@@ -73,6 +73,8 @@ class TensorRef(NamedTuple):
     transposed: bool = False  #: the toolkit computes x W where we compute x W^T
 
 
+#: From the name of our parameter to the toolkit's tensor.
+Locate: TypeAlias = Callable[[str], str | TensorRef]
 # Pairs of a pattern in our parameter names and its replacement in the toolkit's, applied in turn.
 Renames = tuple[tuple[str, str], ...]
 
@@ -319,7 +321,7 @@ def _state_of_module(module: Ignored) -> Fields:
     return state
 
 
-def weights_decide(tensors: Tensors, locate: Callable[[str], str | TensorRef]) -> Fields:
+def weights_decide(tensors: Tensors, locate: Locate) -> Fields:
     """The configuration fields that the weights decide: sizes, depths, biases, and which matrices are equal (§3.4).
 
     `locate` is as in `build_model`. A missing target embedding or output matrix is tied to the one before it.
@@ -386,7 +388,7 @@ def position_layout(tables: Iterable[Tensor]) -> str:
 def build_model(
     fields: Fields,
     tensors: Tensors,
-    locate: Callable[[str], str | TensorRef],
+    locate: Locate,
     unused: Iterable[str] = (),
 ) -> VanillaTransformerForConditionalGeneration:
     """The model with these configuration fields, and with the weights and the dtype of a toolkit's `tensors`.

@@ -6,12 +6,12 @@ tables of positions, are known by their shapes and the words in their names.
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..utils.errors import UserError, shown
 from .converted import Tensors
-from .state_dicts import STACKS, Renames, TensorRef, rename, without_prefix
+from .state_dicts import STACKS, Locate, Renames, TensorRef, rename, without_prefix
 
 _FIRST_LAYER = ".layers.0."
 _SELF_ATTENTION = f"{_FIRST_LAYER}self_attn.in_proj_weight"
@@ -98,7 +98,7 @@ def stack_paths(tensors: Tensors, where: str) -> dict[str, str]:
     return {stack: found[0] for stack, found in paths.items()}
 
 
-def locate_in_stacks(paths: dict[str, str], width: int) -> Callable[[str], str | TensorRef]:
+def locate_in_stacks(paths: dict[str, str], width: int) -> Locate:
     """A function from our parameters of the stacks to the tensors of `torch.nn.Transformer`."""
 
     def locate(name: str) -> str | TensorRef:

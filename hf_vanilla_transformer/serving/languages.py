@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..inference.languages import language_code, model_directions, model_languages
+from ..text.language_codes import CodePair
 from ..utils.errors import UserError
 from ..utils.model_folder import require_model_folder
 
@@ -33,7 +34,7 @@ def model_folders(arguments: Sequence[str]) -> dict[tuple[str, str], Path]:
     return folders
 
 
-def _pairs_of(folder: Path) -> list[tuple[str, str]]:
+def _pairs_of(folder: Path) -> list[CodePair]:
     """The pairs that a folder translates."""
     if directions := model_directions(folder):
         codes = [(language_code(source), language_code(target)) for source, target in directions]
@@ -46,7 +47,7 @@ def _pairs_of(folder: Path) -> list[tuple[str, str]]:
     )
 
 
-def _pairs_in(name: str) -> list[tuple[str, str]]:
+def _pairs_in(name: str) -> list[CodePair]:
     """The pairs of codes that a name such as `en-de` can mean."""
     hyphens = [index for index, character in enumerate(name) if character == "-"]
     pairs = [(language_code(name[:index]), language_code(name[index + 1 :])) for index in hyphens]

@@ -9,12 +9,13 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
-from typing import TypeAlias
+from typing import NamedTuple
 
 import regex
 
 from ..utils.errors import UserError
 from .language_codes import base_language
+from .language_tokens import Direction
 from .words import UNSPACED, TextPair, graphemes
 
 #: Marks that end a sentence, in all scripts. A Greek question mark looks like a semicolon.
@@ -71,30 +72,34 @@ _JOINED = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff9f]")
 _GEORGIAN = re.compile("[\u10d0-\u10ff]")
 _TURKIC = ("tr", "az", "crh", "gag", "tur", "aze", "azj")
 
-Languages: TypeAlias = tuple[str | None, str | None]
+
+class Context(NamedTuple):
+    """A pair, and what its perturbation may use."""
+
+    pair: TextPair
+    other: TextPair  #: another pair of the text
+    draw: Random
+    languages: Direction  #: for capitals
 
 
-def upper(
-    pair: TextPair, other: TextPair, draw: Random, languages: Languages = (None, None)
-) -> TextPair:
+def upper(context: Context) -> TextPair:
     """Both sides in capitals, but for words that contain more than letters, such as addresses and placeholders.
 
     A pair whose source has no capitals, such as a Chinese one, stays as it is.
     """
-    return _cased(pair, languages, _capitals)
+    return _cased(context, _capitals)
 
 
-def title(
-    pair: TextPair, other: TextPair, draw: Random, languages: Languages = (None, None)
-) -> TextPair:
+def title(context: Context) -> TextPair:
     """The first letter of every word in capitals, on both sides, unless the source has no capitals."""
-    return _cased(pair, languages, _capitalised)
+    return _cased(context, _capitalised)
 
 
-def _cased(pair: TextPair, languages: Languages, change: Callable[..., str]) -> TextPair:
+def _cased(context: Context, change: Callable[..., str]) -> TextPair:
+    pair = context.pair
     source, target = (
         _WORDS.sub(partial(change, language=language), text)
-        for text, language in zip(pair, languages, strict=True)
+        for text, language in zip(pair, context.languages, strict=True)
     )
     # the same source with another target would teach a contradiction
     return pair if source == pair[0] else (source, target)
@@ -115,20 +120,19 @@ def _dotted(text: str, language: str | None) -> str:
     return text.replace("i", "İ") if base_language(language) in _TURKIC else text
 
 
-def typos(
-    pair: TextPair, other: TextPair, draw: Random, languages: Languages = (None, None)
-) -> TextPair:
+def typos(context: Context) -> TextPair:
     """Letters of the source that are exchanged, doubled, missing or replaced by one of their word.
 
     A letter keeps its vowel signs and tones. Some letters are a word of a script without spaces.
     """
-    source = pair[0]
+    source, target = context.pair
+    draw = context.draw
     words = [word.span() for word in _WITH_TYPOS.finditer(source) if _can_have_typo(word[0])]
     if not words:
-        return pair
+        return context.pair
     for start, end in sorted(draw.sample(words, max(1, round(_TYPOS * len(words)))), reverse=True):
         source = source[:start] + _misspell(graphemes(source[start:end]), draw) + source[end:]
-    return source, pair[1]
+    return source, target
 
 
 def _can_have_typo(word: str) -> bool:
@@ -140,13 +144,12 @@ def _signs(word: str) -> int:
     return len(unicodedata.normalize("NFD", word)) + len(_SYLLABLES.findall(word))
 
 
-def end_punctuation(
-    pair: TextPair, other: TextPair, draw: Random, languages: Languages = (None, None)
-) -> TextPair:
+def end_punctuation(context: Context) -> TextPair:
     """Without the mark at the end, on both sides, or with the full stop of its script if there was none.
 
     A pair with a side in a script without a full stop, such as Thai, stays without.
     """
+    pair = context.pair
     texts = [text.rstrip() for text in pair]
     if all(text.endswith(tuple(_marks(text))) for text in texts):
         source, target = map(_without_mark, texts)
@@ -187,11 +190,9 @@ def _script(letter: str) -> str:
     return unicodedata.name(letter, "?").split(" ")[0]
 
 
-def merge(
-    pair: TextPair, other: TextPair, draw: Random, languages: Languages = (None, None)
-) -> TextPair:
+def merge(context: Context) -> TextPair:
     """Two pairs as one. No space stands between Chinese or Japanese sentences."""
-    source, target = (_joined(*texts) for texts in zip(pair, other, strict=True))
+    source, target = (_joined(*texts) for texts in zip(context.pair, context.other, strict=True))
     return source, target
 
 
@@ -201,26 +202,25 @@ def _joined(first: str, second: str) -> str:
     return f"{first}{space}{second}".strip()
 
 
-def copy(
-    pair: TextPair, other: TextPair, draw: Random, languages: Languages = (None, None)
-) -> TextPair:
+def copy(context: Context) -> TextPair:
     """The target as the source: text that is in the right language already stays as it is."""
-    return pair[1], pair[1]
+    _, target = context.pair
+    return target, target
 
 
-def noise(
-    pair: TextPair, other: TextPair, draw: Random, languages: Languages = (None, None)
-) -> TextPair:
+def noise(context: Context) -> TextPair:
     """The pair with a word of random foreign letters in it, the same on both sides."""
-    own = {_script(letter) for text in pair for letter in text if letter.isalpha()}
+    source, target = context.pair
+    draw = context.draw
+    own = {_script(letter) for letter in source + target if letter.isalpha()}
     first = draw.choice([start for script, start in _BLOCKS.items() if script not in own])
     word = "".join(chr(first + draw.randrange(20)) for _ in range(draw.randint(2, 8)))
     if draw.random() < 0.5:
-        return f"{word} {pair[0]}", f"{word} {pair[1]}"
-    return f"{pair[0]} {word}", f"{pair[1]} {word}"
+        return f"{word} {source}", f"{word} {target}"
+    return f"{source} {word}", f"{target} {word}"
 
 
-PERTURBATIONS: dict[str, Callable[[TextPair, TextPair, Random, Languages], TextPair]] = {
+PERTURBATIONS: dict[str, Callable[[Context], TextPair]] = {
     each.__name__: each for each in (upper, title, typos, end_punctuation, merge, copy, noise)
 }
 
@@ -261,7 +261,7 @@ def perturbation_names(names: Iterable[str]) -> list[str]:
 
 
 def perturb_all(
-    name: str, pairs: list[TextPair], languages: Languages = (None, None)
+    name: str, pairs: list[TextPair], languages: Direction = (None, None)
 ) -> list[TextPair]:
     """Return all pairs with one of `PERTURBATIONS`, drawn from its name and the number of the pair.
 
@@ -270,7 +270,7 @@ def perturb_all(
     perturb = PERTURBATIONS[name]
     following = [*pairs[1:], *pairs[:1]]
     return [
-        perturb(pair, other, Random(f"{name} {row}"), languages)
+        perturb(Context(pair, other, Random(f"{name} {row}"), languages))
         for row, (pair, other) in enumerate(zip(pairs, following, strict=True))
     ]
 

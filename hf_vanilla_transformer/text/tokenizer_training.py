@@ -70,13 +70,11 @@ def describe_sample(sentences: int, of: int) -> str:
     return f"tokenizer: learns from {sentences:,} of {of:,} sentences, drawn by seed"
 
 
-def sampled_texts(
-    texts: Callable[[], Iterable[str]], limit: int, say: Callable[[str], None] = print
-) -> Iterator[str]:
-    """At most `limit` of the texts that a function reads, which is called twice. `say` gets a line about fewer."""
+def sampled_texts(texts: Callable[[], Iterable[str]], limit: int) -> Iterator[str]:
+    """At most `limit` of the texts that a function reads, which is called twice. Print a line about fewer."""
     size = sum(1 for _ in texts())
     if size > limit:
-        say(describe_sample(limit, size))
+        print(describe_sample(limit, size))
     chosen = iter(sample_numbers(size, limit))
     following = next(chosen, None)
     for number, text in enumerate(texts()):

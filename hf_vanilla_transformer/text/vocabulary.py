@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..utils.errors import UserError
+from .language_codes import CodePair
 from .language_tokens import add_language_tokens, language_tokens
 
 
@@ -14,7 +15,7 @@ from .language_tokens import add_language_tokens, language_tokens
 def extend_languages(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    directions: Sequence[tuple[str, str]],
+    directions: Sequence[CodePair],
     related: Mapping[str, str],
     on_source: bool = True,
 ) -> list[str]:

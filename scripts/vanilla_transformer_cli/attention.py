@@ -12,8 +12,7 @@ from .models import MODEL_CODE
 from .parsing import Flag, Parser, add_flags, add_shared_flags
 
 
-def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = Parser(prog, __doc__)
+def add_arguments(parser: Parser) -> None:
     add_flags(
         parser,
         model=Flag("DIR", "folder of the trained model", required=True),
@@ -23,7 +22,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         output=Flag("F", "the plot: .png, .pdf or .svg", required=True),
     )
     add_shared_flags(parser, "source_lang", "target_lang", *MODEL_CODE, "device")
-    return parser.parse_args(arguments)
 
 
 def main(arguments: argparse.Namespace) -> None:

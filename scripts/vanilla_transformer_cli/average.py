@@ -29,8 +29,7 @@ TRAINING_STATE = (
 )
 
 
-def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = Parser(prog, __doc__)
+def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "checkpoints", nargs="*", metavar="CHECKPOINT", help="folders or .safetensors files"
     )
@@ -41,12 +40,13 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         output=Flag("DIR", "new folder, or a file.safetensors", required=True),
     )
     add_shared_flags(parser, *MODEL_CODE)
-    parsed = parser.parse_args(arguments)
+
+
+def check_arguments(parser: Parser, parsed: argparse.Namespace) -> None:
     if bool(parsed.checkpoints) == bool(parsed.run):
         parser.error("name the checkpoints, or give --run DIR --last K")
     if (parsed.run is None) != (parsed.last is None):
         parser.error("--run and --last go together")
-    return parsed
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -28,8 +28,7 @@ from .parsing import COLUMNS, COLUMNS_TITLE, Flag, Parser, add_flags, add_shared
 TASKS = ("language", "sequence")
 
 
-def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = Parser(prog, __doc__)
+def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "input",
         nargs="+",
@@ -55,14 +54,15 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         detect="drop other languages (extra detect); needs --source_lang and --target_lang, or their columns",
     )
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
-    parsed = parser.parse_args(arguments)
+
+
+def check_arguments(parser: Parser, parsed: argparse.Namespace) -> None:
     if len(parsed.output) > 2 or (
         len(parsed.output) == 1 and not parsed.output[0].endswith((".tsv", ".tsv.gz"))
     ):
         parser.error(
             f"--output {' '.join(parsed.output)}: give two text files, source first, or one .tsv"
         )
-    return parsed
 
 
 def _row(cells: Sequence[str]) -> str:

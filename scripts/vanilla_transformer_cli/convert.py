@@ -31,9 +31,8 @@ FORMATS = """\
 """
 
 
-def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    description = (__doc__ or "").replace("@@FORMATS@@\n", FORMATS)
-    parser = Parser(prog, description)
+def add_arguments(parser: Parser) -> None:
+    parser.description = (__doc__ or "").replace("@@FORMATS@@\n", FORMATS)
     names = [line.split()[0] for line in FORMATS.splitlines() if line[2] != " "]
     parser.add_argument(
         "--from", required=True, dest="source_format", choices=names, metavar="FORMAT"
@@ -50,7 +49,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         help="an option",
     )
     add_flags(parser, overwrite="replace a folder that exists already")
-    return parser.parse_args(arguments)
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -33,8 +33,7 @@ from .parsing import (
 SETTINGS = "num_beams", "length_penalty", "max_new_tokens", "batch_size", "shard"
 
 
-def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = Parser(prog, __doc__)
+def add_arguments(parser: Parser) -> None:
     add_flags(
         parser,
         teacher=Flag("DIR", "model folder; several form an ensemble", required=True, nargs="+"),
@@ -49,13 +48,14 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add_flags(group, temperature=Flag("T", "sample; 0 does not (default)", float, default=0.0))
     add_shared_flags(group, *SETTINGS, "device", "dtype", "ray")
     add_shared_flags(parser, *MODEL_CODE)
-    parsed = parser.parse_args(arguments)
+
+
+def check_arguments(parser: Parser, parsed: argparse.Namespace) -> None:
     for name in ("train.source.txt", "train.target.txt"):
         if is_same_file(os.path.join(parsed.output_dir, name), parsed.source_file):
             parser.error(
                 f"--output_dir {parsed.output_dir}: its {name} is the same file as --source_file"
             )
-    return parsed
 
 
 def main(arguments: argparse.Namespace) -> None:

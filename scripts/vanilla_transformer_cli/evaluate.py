@@ -33,8 +33,7 @@ from .parsing import (
 )
 
 
-def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = Parser(prog, __doc__)
+def add_arguments(parser: Parser) -> None:
     translations = parser.add_mutually_exclusive_group(required=True)
     add_flags(
         translations,
@@ -95,7 +94,9 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     group = parser.add_argument_group("decoding (defaults: the model's generation_config.json)")
     add_shared_flags(group, *DECODING, "workers", "device", "dtype")
     add_shared_flags(parser, *MODEL_CODE)
-    parsed = parser.parse_args(arguments)
+
+
+def check_arguments(parser: Parser, parsed: argparse.Namespace) -> None:
     if "top_k" in (parsed.metrics or []) and not parsed.n_best:
         parser.error("--metrics top_k scores n-best lists: give --n_best N")
     if parsed.n_best and parsed.perturb:
@@ -112,7 +113,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         parser.error("--perturb translates perturbed text, so that every system must be a model")
     if parsed.by not in (None, "length") and parsed.source is None:
         parser.error(f"--by {parsed.by} is a column of --source")
-    return parsed
 
 
 @dataclass

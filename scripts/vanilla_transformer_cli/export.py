@@ -25,8 +25,7 @@ from .models import MODEL_CODE
 from .parsing import Flag, Parser, add_flags, add_shared_flags, given_values
 
 
-def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = Parser(prog, __doc__)
+def add_arguments(parser: Parser) -> None:
     formats = ["argos", "ctranslate2", "marian", "onnx", "web"]
     parser.add_argument(
         "--to", required=True, dest="target_format", choices=formats, metavar="FORMAT"
@@ -60,7 +59,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         runtime=Flag("DIR", "folder in which npm installed the runtime, for use without a network"),
         example=Flag("TEXT", "sentences that the page offers", nargs="+", dest="examples"),
     )
-    return parser.parse_args(arguments)
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -116,11 +116,10 @@ def _input(
     """The sentences of --input, those of --score, and their languages, for a model of many."""
     from hf_vanilla_transformer.inference import sentences
 
-    if arguments.score:
-        files = arguments.input, arguments.score
-        texts, targets, codes = sentences.read_directed_pairs(*files, columns, one_line)
-        return texts, {"targets": targets} | codes_of(arguments, translator, codes)
-    if translator.directions.source is None:
+    if not arguments.score and translator.directions.source is None:
         return sentences.read_sentences(arguments.input, "source", columns, one_line), {}
-    texts, codes = sentences.read_directed_sentences(arguments.input, columns, one_line)
-    return texts, codes_of(arguments, translator, codes)
+    texts, found = sentences.read_directed_sentences(
+        arguments.input, columns, one_line, arguments.score
+    )
+    targets = {"targets": found.pop("targets")} if arguments.score else {}
+    return texts, targets | codes_of(arguments, translator, found)

@@ -1,7 +1,7 @@
 """`vanilla-transformer SUBCOMMAND`: import the module of one subcommand, parse its arguments, run it.
 
-Each subcommand's module has `parse_arguments(arguments, prog)` and `main(parsed)`. The first imports neither torch
-nor transformers. The second returns the exit status or None.
+Each subcommand's module has `add_arguments(parser)` and `main(parsed)`. The first imports neither torch nor
+transformers. The second returns the exit status or None.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from types import ModuleType
+from typing import Any
 
 from .models import use_model_code, use_shipped_models
 from .parsing import Parser, did_you_mean, output_that_is_input, output_that_is_no_file
@@ -95,17 +96,33 @@ def _escape_output() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
+def parse_arguments(module: ModuleType, arguments: list[str], prog: str) -> Any:
+    """Parse the words of a command line for the `main` of a module.
+
+    A module with its own `parse_arguments(arguments, prog)` does it itself. `check_arguments(parser, parsed)` refuses
+    what the parser cannot.
+    """
+    if hasattr(module, "parse_arguments"):
+        return module.parse_arguments(arguments, prog)
+    parser = Parser(prog, module.__doc__)
+    module.add_arguments(parser)
+    parsed = parser.parse_args(arguments)
+    if hasattr(module, "check_arguments"):
+        module.check_arguments(parser, parsed)
+    return parsed
+
+
 def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:
     """Run the `main` of a module as a command. Always raises SystemExit, with 2 for wrong arguments.
 
     Args:
-        module: has `parse_arguments(arguments, prog)` and `main(parsed)`.
+        module: has `main(parsed)`, and what `parse_arguments` needs.
         arguments: words of the command line.
         prog: the command, for its help.
     """
     name = prog.split()[-1]
     # parsed before the package is imported: importing torch takes seconds
-    parsed = module.parse_arguments(arguments, prog)
+    parsed = parse_arguments(module, arguments, prog)
     if name != "train" and int(os.environ.get("RANK", "0")) > 0:  # of torchrun or accelerate
         sys.exit(0)
     # `train` leaves its arguments to the package.

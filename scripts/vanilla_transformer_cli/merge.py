@@ -11,12 +11,10 @@ import argparse
 from .parsing import Parser
 
 
-def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = Parser(prog, __doc__)
+def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--output", required=True, metavar="F", help="the output that the shards were given"
     )
-    return parser.parse_args(arguments)
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -30,8 +30,7 @@ from .lines import add_line_flags, check_files, write_lines
 from .parsing import Flag, Parser, add_flags, add_shared_flags, columns_of
 
 
-def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = Parser(prog, __doc__)
+def add_arguments(parser: Parser) -> None:
     add_flags(
         parser,
         model=Flag(
@@ -45,7 +44,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add_line_flags(parser, "prediction")
     columns = parser.add_argument_group("tables: CSV, TSV, JSON lines, Parquet, text with columns")
     add_shared_flags(columns, "source_column", "target_column", "line_pattern")
-    return parser.parse_args(arguments)
 
 
 def main(arguments: argparse.Namespace) -> None:

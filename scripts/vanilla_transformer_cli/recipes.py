@@ -13,15 +13,15 @@ from itertools import takewhile
 from .parsing import Parser, did_you_mean, installed_recipes
 
 
-def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = Parser(prog, __doc__)
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("name", nargs="?", metavar="RECIPE", help="print this one")
-    parsed = parser.parse_args(arguments)
+
+
+def check_arguments(parser: Parser, parsed: argparse.Namespace) -> None:
     if parsed.name is not None and parsed.name not in installed_recipes():
         recipes = installed_recipes()
         hint = did_you_mean(parsed.name, recipes) or f"choose from {', '.join(recipes)}"
         parser.error(f"{parsed.name}: no such recipe; {hint}")
-    return parsed
 
 
 def main(arguments: argparse.Namespace) -> None:

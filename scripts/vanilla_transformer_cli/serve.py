@@ -22,8 +22,7 @@ _ENGINE = ("num_beams", *REPETITION, "batch_size", "max_tokens_per_batch")
 _TRANSLATOR = ("workers", "shortlist", "device", "dtype")
 
 
-def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = Parser(prog, __doc__)
+def add_arguments(parser: Parser) -> None:
     add_flags(
         parser,
         model=Flag(
@@ -68,7 +67,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     add_shared_flags(group, *_ENGINE, *_TRANSLATOR)
     add_shared_flags(parser, *MODEL_CODE)
     parser.set_defaults(dtype="fastest")
-    return parser.parse_args(arguments)
 
 
 def main(arguments: argparse.Namespace) -> None:

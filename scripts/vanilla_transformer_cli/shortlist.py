@@ -13,8 +13,7 @@ from .models import MODEL_CODE, load_translator
 from .parsing import Flag, Parser, add_flags, add_shared_flags
 
 
-def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = Parser(prog, __doc__)
+def add_arguments(parser: Parser) -> None:
     add_flags(
         parser,
         model=Flag("DIR", "model folder", required=True),
@@ -25,7 +24,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         output=Flag("F", "file for the shortlist", required=True),
     )
     add_shared_flags(parser, "device", "dtype", *MODEL_CODE)
-    return parser.parse_args(arguments)
 
 
 def main(arguments: argparse.Namespace) -> None:

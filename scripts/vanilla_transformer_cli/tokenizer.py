@@ -13,8 +13,7 @@ from pathlib import Path
 from .parsing import COLUMNS, COLUMNS_TITLE, Flag, Parser, add_flags, add_shared_flags, columns_of
 
 
-def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = Parser(prog, __doc__)
+def add_arguments(parser: Parser) -> None:
     parser.add_argument("files", nargs="+", help="text, one sentence per line, .gz too, or a table")
     add_flags(
         parser,
@@ -40,7 +39,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         ),
     )
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
-    return parser.parse_args(arguments)
 
 
 def main(arguments: argparse.Namespace) -> None:

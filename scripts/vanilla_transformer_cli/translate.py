@@ -49,8 +49,7 @@ from .parsing import (
 )
 
 
-def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.Namespace:
-    parser = Parser(prog, __doc__)
+def add_arguments(parser: Parser) -> None:
     add_flags(
         parser,
         model=Flag(
@@ -70,7 +69,6 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
         "emoji, times and lines without a letter, such as numbers, are kept",
     )
     add_shared_flags(parser.add_argument_group(COLUMNS_TITLE), *COLUMNS)
-    return parser.parse_args(arguments)
 
 
 def languages_of(arguments: argparse.Namespace) -> tuple[str | None, str | None]:

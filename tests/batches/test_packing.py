@@ -367,7 +367,7 @@ def test_table_and_rows_make_the_same_tensors() -> None:
     table = Dataset.from_list(ROWS).select(range(5, 50))  # its ids are read through an index
     sampler = PackedBatchSampler(*pair_lengths(table), 120, seed=1)
     places, target_places = sampler.places
-    layout = PackedLayout(places, target_places, PAD, PAD, START)
+    layout = PackedLayout(sampler.places, PAD, PAD, START)
     planned = next(iter(sampler))
     of_table = PackedPairs(table, layout, sampler).__getitems__(planned)
     of_rows = PackedPairs(ROWS[5:50], layout, sampler).__getitems__(planned)
@@ -411,7 +411,7 @@ def test_pairs_that_change_are_packed_once_over_all_ranks(world_size: int, colla
     batches = []
     for rank in range(world_size):
         sampler = PackedBatchSampler(*LENGTHS, 64, batches_per_update=4, world_size=world_size, rank=rank)
-        layout = PackedLayout(*sampler.places, PAD, PAD, START)
+        layout = PackedLayout(sampler.places, PAD, PAD, START)
         updates = PackedPairs(data, layout, sampler, collator)
         made = [updates.__getitems__(planned) for planned in sampler]
         batches.append([len(update) for update in made])

@@ -108,7 +108,8 @@ def test_aligned_tokens_become_candidates(tmp_path: Path, monkeypatch: pytest.Mo
     whole, path = translator(), tmp_path / "lex.txt"
     links = [[(0, 1), (1, 0)], [(0, 0)], [(1, 0)]]
     monkeypatch.setattr(shortlist_files, "align", lambda *_, **__: links)
-    count = write_shortlist(whole, PAIRS, path, best=50, frequent=2)
+    monkeypatch.setattr(shortlist_files, "FREQUENT", 2)
+    count = write_shortlist(whole, PAIRS, path)
     table = dict(line.split("\t") for line in path.read_text(encoding="utf-8").splitlines())
     assert len(table) == count + 1 and len(table[""].split(" ")) <= 2
     tokenize = whole.source_tokenizer.tokenize

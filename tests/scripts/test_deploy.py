@@ -42,15 +42,16 @@ def test_files_are_listed() -> None:
 def test_commands_in_files_parse(path: Path) -> None:
     """The flags of this package's commands, which no tool of a cluster knows."""
     from vanilla_transformer_cli import serve, translate
+    from vanilla_transformer_cli.main import parse_arguments
 
     text = re.sub(r"\\\n|\n {12,}(?=--)", " ", path.read_text("utf-8"))
     for flags in re.findall(r"vanilla-transformer translate ([^\n]*)", text):
         flags = flags.replace("$((JOB_COMPLETION_INDEX + 1))", "3").replace("$SLURM_ARRAY_TASK_ID/", "3/")
         words = re.sub(r'"\$\{@:\d\}"|"', "", flags.replace("${SHARDS:-64}", "64")).split()
-        assert translate.parse_arguments(words, "translate").shard == (3, 64)
+        assert parse_arguments(translate, words, "translate").shard == (3, 64)
     if path.name == "kubernetes_server.yaml":
         container = next(yaml.safe_load_all(text))["spec"]["template"]["spec"]["containers"][0]
-        assert serve.parse_arguments(container["args"], "serve").model == ["en-de=/model"]
+        assert parse_arguments(serve, container["args"], "serve").model == ["en-de=/model"]
 
 
 @pytest.mark.parametrize("path", sorted(FILES.glob("*.sh")), ids=lambda path: path.name)

@@ -15,7 +15,7 @@ from torch import distributed
 from hf_vanilla_transformer.inference.text_io import line_writer
 from hf_vanilla_transformer.training.run.arguments import DataArguments, ModelArguments, RunArguments
 from tests.model_helpers import error_of
-from vanilla_transformer_cli.main import SUBCOMMANDS, main
+from vanilla_transformer_cli.main import SUBCOMMANDS, main, parse_arguments
 from vanilla_transformer_cli.train import HELP
 
 
@@ -190,12 +190,12 @@ def test_recipe_is_printed_as_a_file_that_can_be_edited(command, repository):
 def test_repeated_flag_of_several_values_has_all_of_them() -> None:
     from vanilla_transformer_cli import clean, serve
 
-    served = serve.parse_arguments(["--model", "a", "--port", "1", "--model", "b", "c", "--port", "2"], "serve")
+    served = parse_arguments(serve, ["--model", "a", "--port", "1", "--model", "b", "c", "--port", "2"], "serve")
     assert (served.model, served.port) == (["a", "b", "c"], 2)
     files = ["x.en", "x.de", "--output", "y.tsv"]
-    cleaned = clean.parse_arguments([*files, "--exclude", "a.en", "a.de", "--exclude=b.tsv"], "clean")
+    cleaned = parse_arguments(clean, [*files, "--exclude", "a.en", "a.de", "--exclude=b.tsv"], "clean")
     assert cleaned.exclude == ["a.en", "a.de", "b.tsv"] and cleaned.input == files[:2]
-    assert clean.parse_arguments(files, "clean").exclude is None
+    assert parse_arguments(clean, files, "clean").exclude is None
 
 
 SAME_FILE = {

@@ -4,14 +4,14 @@ from random import Random
 
 import pytest
 
-from hf_vanilla_transformer.text.perturbations import PERTURBATIONS
+from hf_vanilla_transformer.text.perturbations import PERTURBATIONS, Context
 from hf_vanilla_transformer.text.words import graphemes, words
 
 CASELESS = ["一个男人在遛狗。", "लड़का खाता है", "ผู้ชายกำลังวิ่ง", "رجل يركض", "ბიჭი გარბის", "犬が走る", "개가 달린다"]
 
 
 def perturbed(name, pair, number=0, languages=(None, None)):
-    return PERTURBATIONS[name](pair, ("other", "anderes"), Random(number), languages)
+    return PERTURBATIONS[name](Context(pair, ("other", "anderes"), Random(number), languages))
 
 
 @pytest.mark.parametrize("source", CASELESS)
@@ -90,7 +90,8 @@ def test_capitals_are_for_all_words_of_a_sentence():
 
 
 def test_chinese_sentences_are_joined_without_a_space():
-    assert PERTURBATIONS["merge"](("我走。", "I go."), ("他来。", "He comes."), Random(0), (None, None)) == (
+    context = Context(("我走。", "I go."), ("他来。", "He comes."), Random(0), (None, None))
+    assert PERTURBATIONS["merge"](context) == (
         "我走。他来。",
         "I go. He comes.",
     )

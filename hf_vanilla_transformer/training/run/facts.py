@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...text.tokenizer_files import tokenizer_digest
-from ..state.fingerprint import TOKENIZER, content_of, source_digest
+from ..state.fingerprint import TOKENIZER, Facts, content_of, source_digest
 from .arguments import RunArguments
 from .run_state import Run
 
@@ -30,7 +30,7 @@ _OTHER = ("source_lang", "target_lang")
 _CODE = ("rewrite", "source_form", "normalize", "metrics")
 
 
-def model_facts(args: RunArguments, base: Path | None) -> dict[str, object]:
+def model_facts(args: RunArguments, base: Path | None) -> Facts:
     """The fixed facts about the base model and the adapters. `base` is the folder, if it is on this machine."""
     name = args.model_name_or_path
     content = None
@@ -55,18 +55,18 @@ def fixed_facts(run: Run) -> dict[str, Any]:
     return facts
 
 
-def data_facts(run: Run) -> dict[str, object]:
+def data_facts(run: Run) -> Facts:
     """The facts about the data that determine the batches: digests of the content, length limits, perturbations.
 
     The validation data counts if it selects the weights or ends the run.
     """
-    facts: dict[str, object] = {"training data": _digest_of_split(run, "train")}
+    facts: Facts = {"training data": _digest_of_split(run, "train")}
     for name in _OF_DATA:
         facts[name] = getattr(run.data_args, name)
     return facts | (_score_facts(run) if run.args.metric_for_best_model else {})
 
 
-def other_facts(run: Run) -> dict[str, object]:
+def other_facts(run: Run) -> Facts:
     """Facts that change nothing that is trained, unless the scores select the weights (`data_facts`)."""
     facts = {name: getattr(run.data_args, name) for name in _OTHER}
     for split in SCORED:
@@ -89,8 +89,8 @@ def split_fact(split: str) -> str:
     return f"{split} data"
 
 
-def _score_facts(run: Run) -> dict[str, object]:
-    facts: dict[str, object] = {split_fact("validation"): _digest_of_split(run, "validation")}
+def _score_facts(run: Run) -> Facts:
+    facts: Facts = {split_fact("validation"): _digest_of_split(run, "validation")}
     for name in _OF_SCORES:
         facts[name] = getattr(run.data_args, name)
     return facts

@@ -12,7 +12,6 @@ from transformers import (
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
     TrainingArguments,
 )
@@ -20,6 +19,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils import logging
 
 from ...evaluation.metric_names import TITLES, title_of
+from ...evaluation.trainer_metrics import ComputeMetrics
 from ...text.language_tokens import decode_targets
 from ...text.token_kinds import tokenizer_task
 from ...utils.markdown import isolated
@@ -36,7 +36,6 @@ _TRAINING = {
     "perplexity": "perplexity {:.2f}",
     "tokens_per_second": "{:,.0f} target tokens/s",
     "learning_rate": "learning rate {:.2e}",
-    "skipped_updates": "{} updates skipped",
 }
 _EVALUATION = {
     "eval_sentences": "{:,} sentences",
@@ -71,9 +70,9 @@ class SampleTranslations:
 
     def taken_from(
         self,
-        compute_metrics: Callable[[EvalPrediction], dict[str, float]],
+        compute_metrics: ComputeMetrics,
         tokenizer: PreTrainedTokenizerBase,
-    ) -> Callable[[EvalPrediction], dict[str, float]]:
+    ) -> ComputeMetrics:
         """Wrap `compute_metrics` to keep the translation of a sentence that has not been shown."""
         if tokenizer_task(tokenizer) == "sequence":
             self._answer = "prediction"
@@ -115,7 +114,7 @@ class TrainingReport(TrainerCallback):
         self.items = "sentences" if task == "language" else "sequences"
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+        self, args: TrainingArguments, state: TrainerState, *_: object, **__: object
     ) -> None:
         if state.is_world_process_zero and state.global_step < state.max_steps:
             limit = (
@@ -129,7 +128,7 @@ class TrainingReport(TrainerCallback):
             self._warn_of_warmup(args, state.max_steps)
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+        self, args: TrainingArguments, state: TrainerState, *_: object, **__: object
     ) -> None:
         if (
             state.is_world_process_zero
@@ -150,15 +149,15 @@ class TrainingReport(TrainerCallback):
         self,
         args: TrainingArguments,
         state: TrainerState,
-        control: TrainerControl,
+        *_: object,
         logs: dict[str, float] | None = None,
-        **_: object,
+        **__: object,
     ) -> None:
         if state.is_world_process_zero and (line := log_line(logs or {}, state, self.items)):
             _write(line)
 
     def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+        self, args: TrainingArguments, state: TrainerState, *_: object, **__: object
     ) -> None:
         if state.is_world_process_zero and self.samples is not None:
             for line in self.samples.lines():

@@ -2,7 +2,6 @@
 
 import copy
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from datasets import config as datasets_config
 from transformers import (
     DataCollatorForSeq2Seq,
     EarlyStoppingCallback,
-    EvalPrediction,
     TrainerCallback,
     set_seed,
 )
@@ -21,7 +19,7 @@ from ...batches.corpus_tokenizers import Tokenizers
 from ...configuration_vanilla_transformer import VanillaTransformerConfig
 from ...corpora.corpus import PairWarnings
 from ...evaluation.metrics import make_metrics, score_names
-from ...evaluation.trainer_metrics import translation_metrics
+from ...evaluation.trainer_metrics import ComputeMetrics, translation_metrics
 from ...hub.publishing import destination, publish_run
 from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ...utils.atomic_write import report_full_disk
@@ -331,7 +329,7 @@ def make_trainer(
     return trainer, stop
 
 
-def _validation_metrics(run: Run) -> Callable[[EvalPrediction], dict[str, float]]:
+def _validation_metrics(run: Run) -> ComputeMetrics:
     """The `compute_metrics` of evaluations. Choose the score that selects the weights, if it is a default."""
     args = run.args
     options = score_options(run.data_args, run.tokenizers[1])

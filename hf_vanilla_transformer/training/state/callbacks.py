@@ -164,14 +164,7 @@ class WeightAverage(TrainerCallback):
         self.average: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module,
-        **_: object,
-    ) -> None:
+    def on_train_begin(self, *_: object, model: nn.Module, **__: object) -> None:
         weights = trained_weights(model)
         if not self.average:
             self.average = {
@@ -185,9 +178,9 @@ class WeightAverage(TrainerCallback):
         self,
         args: TrainingArguments,
         state: TrainerState,
-        control: TrainerControl,
+        *_: object,
         model: nn.Module,
-        **_: object,
+        **__: object,
     ) -> None:
         decay = min(self.decay, (1 + state.global_step) / (10 + state.global_step))
         weights = {name: weight.float() for name, weight in trained_weights(model).items()}
@@ -234,7 +227,7 @@ class ReleaseFreeMemory(TrainerCallback):
     """Calls `release_free_memory` every 20 updates of a run on a CPU."""
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+        self, args: TrainingArguments, state: TrainerState, *_: object, **__: object
     ) -> None:
         if args.device.type == "cpu" and state.global_step % UPDATES == 0:
             release_free_memory()
@@ -247,9 +240,7 @@ class FitThreads(TrainerCallback):
         self._limit: int | None = None
         self._reported = False
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, *_: object, **__: object) -> None:
         if args.device.type != "cpu":
             return
         if self._limit is None:
@@ -262,8 +253,6 @@ class FitThreads(TrainerCallback):
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_end(self, *_: object, **__: object) -> None:
         if self._limit is not None:
             torch.set_num_threads(self._limit)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -20,7 +20,12 @@ from ...utils.atomic_write import atomic_file, replace_folder, report_full_disk,
 from ...utils.errors import DiskFull, UserError
 from ...utils.finite import require_finite
 from ...utils.system_calls import release_and_remove, replace, sync_to_disk
-from ...utils.untrusted import one_line, read_json_object
+from ...utils.untrusted import (
+    one_line,
+    read_json_object,
+    read_safetensors_header,
+    require_file,
+)
 from .distributed import (
     broadcast_from_main,
     errors_on_main_rank_only,
@@ -145,7 +150,7 @@ def require_readable(checkpoint: Path) -> None:
             if file.suffix == ".json":
                 read_json_object(file)
             elif file.suffix == ".safetensors":
-                _header(file)
+                read_safetensors_header(file)
         except UserError as error:
             raise UserError(f"{error}: {_remedy(checkpoint)}") from None
     for name in read_run_state(checkpoint).files:
@@ -214,7 +219,7 @@ def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
     if not checkpoints:
         raise UserError("there is no checkpoint to average")
     files = [each / WEIGHTS if each.is_dir() else each for each in checkpoints]
-    headers = [_header(file) for file in files]
+    headers = [_shapes(file) for file in files]
     for checkpoint, other in zip(checkpoints, headers, strict=True):
         different = sorted(dict(headers[0].items() ^ other.items()))
         if different:
@@ -226,17 +231,10 @@ def average_weights(checkpoints: Sequence[Path], target: Path) -> None:
         save_file(averaged, temporary, metadata={"format": "pt"})
 
 
-def _header(file: Path) -> dict[str, tuple]:
+def _shapes(file: Path) -> dict[str, tuple]:
     """Shape and dtype of each tensor in a file."""
-    if not file.is_file():
-        raise UserError(f"there is no {file}")
-    try:
-        tensors = safe_open(file, framework="pt")
-    except SafetensorError as error:
-        raise UserError(f"{file} is damaged or no safetensors file: {error}") from None
-    with tensors:
-        slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 (not a dictionary)
-        return {name: (*each.get_shape(), each.get_dtype()) for name, each in slices.items()}
+    header = read_safetensors_header(require_file(file))
+    return {name: (*each["shape"], each["dtype"]) for name, each in header.items()}
 
 
 def _mean(files: Sequence[Path], name: str) -> torch.Tensor:

@@ -18,11 +18,11 @@ import json
 import math
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TypeGuard
+from typing import TypeAlias, TypeGuard
 
 from torch.distributed.fsdp import FSDPModule
 from transformers import TrainingArguments
@@ -31,6 +31,9 @@ from ...configuration_vanilla_transformer import VanillaTransformerConfig
 from ...utils.errors import UserError
 from ...utils.untrusted import one_line
 from .distributed import print_main
+
+#: Values of settings, and other facts of a run, by their names.
+Facts: TypeAlias = dict[str, object]
 
 RUN_STATE = "run_state.json"
 CHECKED = (".json", ".safetensors")
@@ -199,15 +202,15 @@ IRRELEVANT = (
 class RunState:
     """The fingerprint of a run and its position in the data, next to weights, optimizer and counters."""
 
-    fixed: dict[str, object]  #: settings that cannot change within a run, such as the precision
+    fixed: Facts  #: settings that cannot change within a run, such as the precision
     #: settings and digests that determine the batches. They may change with `ignore_data_skip`.
-    data: dict[str, object]
+    data: Facts
     #: the next batch in the data, if the number of updates is not enough to find it
-    position: dict[str, object]
+    position: Facts
     #: settings of the loss. A resume prints their changes.
-    objective: dict[str, object] = field(default_factory=dict)
+    objective: Facts = field(default_factory=dict)
     #: all others. A resume prints their changes.
-    settings: dict[str, object] = field(default_factory=dict)
+    settings: Facts = field(default_factory=dict)
     #: the names of the checkpoint's files of settings and weights, which a partial copy lacks
     files: list[str] = field(default_factory=list)
 
@@ -268,31 +271,31 @@ def compare(checkpoint: Path, saved: RunState, now: RunState, new_epoch: bool) -
         print_main(f"resuming without {listed}: this run has no such setting")
 
 
-def require_same(
-    checkpoint: Path, saved: Mapping[str, object], now: Mapping[str, object], remedy: str
-) -> None:
+def require_same(checkpoint: Path, saved: Facts, now: Facts, remedy: str) -> None:
     """Refuse to resume with a value that differs from the checkpoint's. Only names in both are compared."""
-    for name, value in now.items():
-        if name in saved and not _equal(saved[name], value):
-            trained_with = f"but {checkpoint} was trained with {_shown(saved[name], value)}"
-            raise UserError(f"{name}: {_shown(value, saved[name])}, {trained_with}: {remedy}")
+    for name, was, becomes in _differences(saved, now):
+        raise UserError(f"{name}: {becomes}, but {checkpoint} was trained with {was}: {remedy}")
 
 
-def print_changes(kind: str, saved: Mapping[str, object], now: Mapping[str, object]) -> None:
+def print_changes(kind: str, saved: Facts, now: Facts) -> None:
     """Print each value that differs from the checkpoint's. Only names in both are compared."""
+    for name, was, becomes in _differences(saved, now):
+        print_main(f"resuming with another {kind}: {name} was {was}, is now {becomes}")
+
+
+def _differences(saved: Facts, now: Facts) -> Iterator[tuple[str, str, str]]:
+    """Yield the name of each value that differs, and both values for a message."""
     for name, value in now.items():
         if name in saved and not _equal(saved[name], value):
-            was = _shown(saved[name], value)
-            becomes = _shown(value, saved[name])
-            print_main(f"resuming with another {kind}: {name} was {was}, is now {becomes}")
+            yield name, _shown(saved[name], value), _shown(value, saved[name])
 
 
-def _unknown(saved: Mapping[str, object], known: Collection[str]) -> dict[str, object]:
+def _unknown(saved: Facts, known: Collection[str]) -> Facts:
     """The recorded settings that no longer exist, but for those that were switched off: None, False, 0, empty."""
     return {name: value for name, value in saved.items() if name not in known and value}
 
 
-def _require_known(checkpoint: Path, unknown: Mapping[str, object], remedy: str) -> None:
+def _require_known(checkpoint: Path, unknown: Facts, remedy: str) -> None:
     for name, value in unknown.items():
         raise UserError(
             f"{name}: {checkpoint} was trained with {value}, and this run has no such setting: {remedy}"
@@ -319,12 +322,12 @@ def _shown(value: object, other: object) -> str:
 # Values
 
 
-def plain_values(arguments: object, names: Sequence[str]) -> dict[str, object]:
+def plain_values(arguments: object, names: Sequence[str]) -> Facts:
     """The named arguments as JSON values."""
     return {name: _plain(getattr(arguments, name, None)) for name in names}
 
 
-def other_settings(arguments: TrainingArguments) -> dict[str, object]:
+def other_settings(arguments: TrainingArguments) -> Facts:
     """The arguments that are in no other group, as JSON values."""
     elsewhere = {*OPTIMIZATION, *SELECTION, *PLAN, *OBJECTIVE, *COMPARED_AS, *IRRELEVANT}
     names = [each.name for each in fields(arguments) if each.init and each.name not in elsewhere]
@@ -369,7 +372,7 @@ _TOKENIZER_FOLDER = "target_tokenizer"
 _BLOCK = 1 << 22
 
 
-def content_of(*folders: str | os.PathLike) -> dict[str, object]:
+def content_of(*folders: str | os.PathLike) -> Facts:
     """Return the names of model folders with a digest of their weights, settings, tokenizers and code.
 
     The digest is None if a folder is not on this machine.
@@ -458,9 +461,9 @@ _INCIDENTAL = (
 )
 
 
-def adapter_facts(model: object) -> dict[str, object]:
+def adapter_facts(model: object) -> Facts:
     """The settings of the adapters of a PEFT model. A scale or a dropout is not in the weights."""
-    facts: dict[str, object] = {}
+    facts: Facts = {}
     for name, config in getattr(model, "peft_config", {}).items():
         for setting, value in config.to_dict().items():
             if setting not in _INCIDENTAL:

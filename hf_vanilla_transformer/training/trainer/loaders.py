@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, TrainingArguments
 
 from ...batches.batching import (
     Batch,
+    Collate,
     Examples,
     LengthGroupedSampler,
     TokenBatchDataset,
@@ -57,7 +58,7 @@ def packed_row_loader(
     dataset: Dataset,
     config: PreTrainedConfig,
     batches_per_update: int,
-    collator: Callable[[Examples], Batch] | None = None,
+    collator: Collate | None = None,
 ) -> DataLoader:
     """The loader of packed rows, of a `collator` that makes padded batches or of the ids themselves.
 
@@ -77,7 +78,7 @@ def packed_row_loader(
     return kind(pairs, batch_sampler=sampler, collate_fn=list, **_options(args))
 
 
-def _check_collator(pairs: PackedPairs, collator: Callable[[Examples], Batch]) -> None:
+def _check_collator(pairs: PackedPairs, collator: Collate) -> None:
     """Refuse a collator whose batches cannot be packed, at the start."""
     with kept_random_state(torch.device("cpu")):
         try:
@@ -156,7 +157,7 @@ def _warn_of_long_pairs(args: TrainingArguments, longest: int, count: str = "som
 
 
 def padded_batches(
-    config: PreTrainedConfig, collator: Callable[[Examples], Batch], rounds: bool
+    config: PreTrainedConfig, collator: Collate, rounds: bool
 ) -> Callable[[list[Examples]], list[Batch]]:
     """The collator of an update, from the collator of a batch.
 

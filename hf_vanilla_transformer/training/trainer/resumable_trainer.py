@@ -47,6 +47,7 @@ from ..state.fingerprint import (
     PLAN,
     REGULARISATION,
     SELECTION,
+    Facts,
     RunState,
     adapter_facts,
     class_name,
@@ -100,7 +101,7 @@ class ResumableTrainer(Seq2SeqTrainer):
         self.other_facts = dict(other_facts or {})
         # When training started: the contents of the teachers' folders, and the code of the user.
         self._teachers: object = []
-        self._code: dict[str, object] = {}
+        self._code: Facts = {}
         # Batches per update without `tokens_per_update`. A resumed run takes the number from the checkpoint.
         self.batches_per_update = self.args.world_size
         # The plan of the training loader, or None without token batches.
@@ -233,7 +234,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             settings=self._settings(),
         )
 
-    def _fixed(self) -> dict[str, object]:
+    def _fixed(self) -> Facts:
         """Settings that cannot change within a run."""
         precision = {"no": "float32"}.get(
             self.accelerator.mixed_precision, self.accelerator.mixed_precision
@@ -251,7 +252,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             **adapter_facts(self.accelerator.unwrap_model(self.model)),
         }
 
-    def _objective(self) -> dict[str, object]:
+    def _objective(self) -> Facts:
         """Settings of the loss and of regularisation."""
         config = getattr(self.model, "config", None)
         loss = self.compute_loss_func
@@ -263,7 +264,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             "teacher": self._teachers,
         }
 
-    def _settings(self) -> dict[str, object]:
+    def _settings(self) -> Facts:
         """All other settings. A change of one is printed."""
         return {
             **other_settings(self.args),
@@ -273,7 +274,7 @@ class ResumableTrainer(Seq2SeqTrainer):
             **self.other_facts,
         }
 
-    def _data(self) -> dict[str, object]:
+    def _data(self) -> Facts:
         """Settings and facts that determine the batches."""
         args = self.args
         pairs = args.train_batch_size * args.gradient_accumulation_steps * args.world_size

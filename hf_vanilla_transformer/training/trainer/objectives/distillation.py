@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
-from ....batches.batching import Batch, Examples, pair_lengths
+from ....batches.batching import Batch, Collate, pair_lengths
 from ....inference.loading import load_model
 from ....loss_vanilla_transformer import (
     IGNORED,
@@ -137,7 +137,7 @@ class TopOfCorpus:
         self,
         count: int,
         pairs: Dataset,
-        collator: Callable[[Examples], Batch],
+        collator: Collate,
         distributions: Callable[[Batch], FullDistributions],
     ):
         self.start: dict[bytes, int] = {}  # of a pair: the number of its first position
@@ -234,7 +234,7 @@ class Teacher:
         self.weight = weight
         self.top: TopOfCorpus | None = None
 
-    def keep_top(self, count: int, pairs: Dataset, collator: Callable[[Examples], Batch]) -> None:
+    def keep_top(self, count: int, pairs: Dataset, collator: Collate) -> None:
         """Compute the `count` most probable target tokens of all training pairs, so that updates need no teacher."""
         count = min(count, self.models[0].config.target_vocab_size)
         self.top = TopOfCorpus(count, pairs, collator, self._distributions)
