@@ -18,7 +18,6 @@ from huggingface_hub.utils import validate_repo_id
 from ..inference.loading import check_model_folder
 from ..text.tokenizer_files import load_tokenizers
 from ..utils.errors import UserError
-from ..utils.model_folder import check_model_files
 from ..utils.untrusted import one_line, read_json_object
 from .card import CardFacts, card_for_repository, model_card
 from .model_files import CARD, ModelFiles, choose_files, is_model_file
@@ -41,7 +40,6 @@ def prepared_files(
     """
     check_repo_id(repo_id)
     folder = Path(folder)
-    check_model_files(folder)
     files = choose_files(folder)
     check_model_folder(folder, subclasses=False)  # the Hub's users load them with their code
     if {"tokenizer.json", "tokenizer_config.json"} & files.chosen.keys():
@@ -64,6 +62,7 @@ def publish(
     *,
     private: bool | None = None,
     revision: str | None = None,
+    commit_message: str = "Upload model",
     license: str | None = None,
 ) -> str:
     """Upload a model folder to the Hub in one commit. Create the repository and the branch if necessary.
@@ -77,6 +76,7 @@ def publish(
         repo_id: `name`, or `organisation/name`.
         private: create a private repository, and refuse an existing public one.
         revision: the branch. None for the default one.
+        commit_message: the title of the commit.
         license: the id of the model's license on the Hub, for the card.
 
     Returns:
@@ -103,7 +103,7 @@ def publish(
         operations: list[Any] = [CommitOperationDelete(name) for name in sorted(old)]
         operations += [CommitOperationAdd(name, file) for name, file in files.chosen.items()]
         return api.create_commit(
-            repo_id, operations, commit_message="Upload model", revision=revision
+            repo_id, operations, commit_message=commit_message, revision=revision
         ).commit_url
 
 

@@ -39,6 +39,12 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     parser.add_argument("--private", action="store_true", help="make the new repository private")
     parser.add_argument("--dry-run", action="store_true", help="list the files")
     parser.add_argument(
+        "--revision", "--branch", metavar="BRANCH", help="branch, created if necessary"
+    )
+    parser.add_argument(
+        "--commit-message", default="Upload model", metavar="TEXT", help="(default: Upload model)"
+    )
+    parser.add_argument(
         "--license", metavar="ID", help="the model's license for the card, as apache-2.0"
     )
     return parser.parse_args(arguments)
@@ -60,6 +66,8 @@ def main(arguments: argparse.Namespace) -> None:
         arguments.folder,
         arguments.repo_id,
         private=True if arguments.private else None,
+        revision=arguments.revision,
+        commit_message=arguments.commit_message,
         license=arguments.license,
     )
     print(address)

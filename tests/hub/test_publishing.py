@@ -42,9 +42,9 @@ def written(files: dict[str, bytes], where: Path) -> Path:
 
 def test_publish_commits_the_model_files_once(hub, saved) -> None:
     before = {path: path.read_bytes() for path in saved.folder.rglob("*") if path.is_file()}
-    address = publish(saved.folder, "translator")
+    address = publish(saved.folder, "translator", commit_message="First model")
     commits = hub.repositories["me/translator"].branches["main"]
-    assert [commit.message for commit in commits] == ["initial commit", "Upload model"]
+    assert [commit.message for commit in commits] == ["initial commit", "First model"]
     assert address == f"{hub.endpoint}/me/translator/commit/{commits[-1].oid}"
     assert commits[-1].files.keys() == PUBLIC | {".gitattributes"}
     assert not hub.repositories["me/translator"].private

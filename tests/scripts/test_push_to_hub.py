@@ -21,13 +21,13 @@ def test_dry_run_lists_files_without_requests(command, hub, saved):
 
 
 def test_upload_prints_the_commit(command, hub, saved, caplog):
-    flags = ["--private", "--license", "mit"]
+    flags = ["--private", "--branch", "v2", "--commit-message", "Second upload", "--license", "mit"]
     status, printed, errors = command("publish", saved.folder, "--repo-id", "x", *flags)
     assert status == 0, errors
     repository = hub.repositories["me/x"]
-    commit = repository.branches["main"][-1]
+    commit = repository.branches["v2"][-1]
     assert printed.strip() == f"{hub.endpoint}/me/x/commit/{commit.oid}"
-    assert repository.private and commit.message == "Upload model"
+    assert repository.private and commit.message == "Second upload"
     assert "license: mit" in commit.files["README.md"].decode()
     output = printed + errors + caplog.text
     assert TOKEN not in output and not any(TOKEN.encode() in content for content in commit.files.values())
