@@ -414,14 +414,19 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         )
 
     def source_mask(self, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
-        """Return the caller's mask, or 1 for every id (B, S) that is not the pad token."""
-        if (
-            attention_mask is None
-            and input_ids is not None
-            and self.config.pad_token_id is not None
-        ):
-            return input_ids.ne(self.config.pad_token_id).long()
-        return attention_mask
+        """Return the caller's mask, or 1 for every id (B, S) that is not the pad token.
+
+        Without a mask, a pad token that also ends sentences is a ValueError.
+        """
+        pad = self.config.pad_token_id
+        if attention_mask is not None or input_ids is None or pad is None:
+            return attention_mask
+        eos = self.config.eos_token_id
+        if pad in (eos if isinstance(eos, list) else [eos]):
+            raise ValueError(
+                f"attention_mask is missing: pad_token_id={pad} also ends sentences, so that ids do not show padding"
+            )
+        return input_ids.ne(pad).long()
 
 
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
