@@ -698,7 +698,10 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
     @generation_config.setter
     def generation_config(self, value: GenerationConfig) -> None:
-        if not isinstance(value, VanillaTransformerGenerationConfig):
+        if type(value) is GenerationConfig:
+            # No copy: the caller may change it later.
+            value.__class__ = VanillaTransformerGenerationConfig
+        elif not isinstance(value, VanillaTransformerGenerationConfig):
             value = VanillaTransformerGenerationConfig.from_dict(value.to_dict())
         self._generation_config = value
 

@@ -414,14 +414,19 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         )
 
     def source_mask(self, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
-        """Return the caller's mask, or 1 for every id (B, S) that is not the pad token."""
-        if (
-            attention_mask is None
-            and input_ids is not None
-            and self.config.pad_token_id is not None
-        ):
-            return input_ids.ne(self.config.pad_token_id).long()
-        return attention_mask
+        """Return the caller's mask, or 1 for every id (B, S) that is not the pad token.
+
+        Without a mask, a pad token that also ends sentences is a ValueError.
+        """
+        pad = self.config.pad_token_id
+        if attention_mask is not None or input_ids is None or pad is None:
+            return attention_mask
+        eos = self.config.eos_token_id
+        if pad in (eos if isinstance(eos, list) else [eos]):
+            raise ValueError(
+                f"attention_mask is missing: pad_token_id={pad} also ends sentences, so that ids do not show padding"
+            )
+        return input_ids.ne(pad).long()
 
 
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
@@ -753,20 +758,36 @@ def joint_product(states: Tensor, layers: Sequence[nn.Linear]) -> Sequence[Tenso
     On a GPU three products and their gradients are 17 kernels. The joint one is 8.
     """
     weight = torch.cat([each.weight for each in layers])  # (all outputs, D)
-    bias = None if layers[0].bias is None else torch.cat([each.bias for each in layers])
-    outputs = F.linear(states, weight, bias)  # (B, T, all outputs)
+    outputs = F.linear(states, weight, joint_bias(layers))  # (B, T, all outputs)
     return outputs.split([len(each.weight) for each in layers], dim=-1)
+
+
+def joint_bias(layers: Sequence[nn.Linear]) -> Tensor | None:
+    """The biases of linear layers side by side, zeros for a layer without one. None if no layer has one."""
+    if all(each.bias is None for each in layers):
+        return None
+    return torch.cat(
+        [
+            each.weight.new_zeros(len(each.weight)) if each.bias is None else each.bias
+            for each in layers
+        ]
+    )
 
 
 def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """True if a call is `F.linear` alone: without hooks, adapter, quantization, and sharded or offloaded weights."""
-    if type(module) is not nn.Linear or "forward" in vars(module):
-        return False
-    return not any(vars(module)[name] for name in HOOKS)
+    return type(module) is nn.Linear and "forward" not in vars(module) and not hooks_of(module)
 
 
 # The attributes in which `torch.nn.Module` keeps the hooks of a call, for example of pruning
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """The hooks that a call of a module runs: its own, and those of all modules."""
+    of_all = vars(nn.modules.module)
+    kinds = [vars(module)[name] for name in _HOOKS] + [of_all[f"_global{name}"] for name in _HOOKS]
+    return [hook for hooks in kinds for hook in hooks.values()]
 
 
 def cast_once(x: Tensor) -> Tensor:

@@ -133,7 +133,15 @@ def fused_objective(
         hidden_states: (P, N, D). weight: (V, D). bias: (V,) or None. labels: (N,), -100 for padding.
         uniform: u (P,), the weight that label smoothing gives to all tokens alike in each pass: ε times the weight of
             the pass's cross-entropy.
+
+    Raises:
+        ValueError: N is another number in the labels.
     """
+    if hidden_states.shape[1] != len(labels):
+        raise ValueError(
+            f"labels have {len(labels)} places, but the inputs of the decoder {hidden_states.shape[1]}: "
+            "pad both alike"
+        )
     with_gradients = torch.is_grad_enabled()
     loss, logged, *_ = _FusedObjective.apply(
         hidden_states, weight, bias, labels, differentiate, tuple(uniform), with_gradients

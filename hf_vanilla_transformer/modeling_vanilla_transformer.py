@@ -294,7 +294,7 @@ class VanillaTransformerForConditionalGeneration(
         logits: Any = None if skips else self.lm_head(states)  # (B, T, V)
         if labels is None:
             return VanillaTransformerOutput(logits=logits, **fields)
-        labels = labels.to(states.device)
+        labels = labels.to(states.device, torch.long)
         check_labels(labels, self.config.target_vocab_size)
         smoothing = self.config.label_smoothing if self.training else 0.0
         compute_losses = objective or translation_losses
@@ -414,6 +414,7 @@ class VanillaTransformerForCausalLM(GenerationMixin, VanillaTransformerLanguageM
         self.lm_head = nn.Linear(
             self.config.d_model, self.config.vocab_size, bias=self.config.lm_head_bias
         )
+        self.loss_type = None  # otherwise `Trainer` counts labels as if the model shifted them
         self.post_init()
 
     @can_return_tuple
@@ -459,7 +460,7 @@ class VanillaTransformerForCausalLM(GenerationMixin, VanillaTransformerLanguageM
         logits = self.lm_head(outputs.last_hidden_state[:, kept])  # (B, T, V)
         loss = None
         if labels is not None:
-            labels = labels.to(logits.device)
+            labels = labels.to(logits.device, torch.long)
             check_labels(labels, self.config.vocab_size)
             smoothing = self.config.label_smoothing if self.training else 0.0
             loss = translation_loss(logits, labels, smoothing, num_items_in_batch)

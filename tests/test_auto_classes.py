@@ -30,6 +30,7 @@ from hf_vanilla_transformer.interop.marian import to_marian
 from tests.model_helpers import (
     FIRST_WORD,
     PAD,
+    START,
     TYING_MODES,
     assert_near,
     assert_same_gradients,
@@ -41,7 +42,7 @@ from tests.model_helpers import (
     tiny_model,
     tying,
 )
-from tests.trainer_helpers import QUIET
+from tests.trainer_helpers import DESCENT, QUIET, collate
 
 AUTO_CLASSES = {
     AutoModel: VanillaTransformerModel,
@@ -277,6 +278,24 @@ def test_decoder_alone_does_not_depend_on_padding_or_cache() -> None:
     assert_near(rest.logits, together[:, -1:])
     written = decoder.generate(ids, attention_mask=ids.ne(PAD).long(), max_new_tokens=5, use_cache=True)
     assert written.equal(decoder.generate(ids, attention_mask=ids.ne(PAD).long(), max_new_tokens=5, use_cache=False))
+
+
+def test_loss_of_a_decoder_alone_is_the_mean_over_its_labels_in_the_trainer_of_transformers(tmp_path: Path) -> None:
+    """`Trainer` leaves the first label of each row out of its count, where it expects the model to shift them."""
+    torch.manual_seed(0)
+    decoder = VanillaTransformerForCausalLM(tiny_config())
+    rows = [{"input_ids": [START, *ids[:-1]], "labels": ids} for ids in sentences([3, 4, 5, 4])]
+    losses = []
+    for row in rows:
+        logits = decoder(torch.tensor([row["input_ids"]])).logits[0]
+        losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(row["labels"]), reduction="none"))
+    expected = torch.cat(losses).mean().item()
+    settings = {**QUIET, **DESCENT, "learning_rate": 0.0, "gradient_accumulation_steps": 2, "max_steps": 1}
+    args = TrainingArguments(str(tmp_path), **settings, per_device_train_batch_size=2, per_device_eval_batch_size=4)
+    trainer = Trainer(model=decoder, args=args, train_dataset=rows, eval_dataset=rows, data_collator=collate)
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(expected, rel=1e-5)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_decoder_of_a_translator_refuses_to_go_without_a_source() -> None:

@@ -172,6 +172,21 @@ def test_hooks_of_the_output_layer_run_in_training() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-6) and losses[0] != plain
 
 
+def test_hooks_of_all_modules_see_the_output_layer_in_training() -> None:
+    model = tiny_model()
+
+    def double(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+        return 2 * output if module is model.lm_head else None
+
+    plain = model(**BATCH).loss.item()
+    hook = torch.nn.modules.module.register_module_forward_hook(double)
+    try:
+        losses = [model.train(training)(**BATCH).loss.item() for training in (False, True)]
+    finally:
+        hook.remove()
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6) and losses[0] != plain
+
+
 @pytest.mark.parametrize(
     "change",
     [lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5), weight_norm],

@@ -105,6 +105,26 @@ def test_loss_without_labels_is_zero(fused: bool) -> None:
     assert weight.grad.abs().max() == 0
 
 
+@pytest.mark.parametrize("places", [4, 8])
+@pytest.mark.parametrize("training", [True, False])
+def test_labels_and_inputs_of_different_lengths_are_refused(training: bool, places: int) -> None:
+    """Places counted in one flat row would give each label the state of another one."""
+    ids = torch.full((3, 6), 5)
+    labels = torch.full((3, places), 6)
+    labels[:, 4:] = -100
+    with pytest.raises(ValueError, match=str(3 * places)):
+        tiny_model().train(training)(input_ids=ids, decoder_input_ids=ids, labels=labels)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_labels_of_32_bits_have_the_loss_of_64(training: bool) -> None:
+    model = tiny_model().train(training)
+    labels = torch.tensor([[5, 6, 2], [7, 2, -100]])
+    ids = torch.tensor([[8, 9], [9, 2]])
+    losses = [model(input_ids=ids.to(dtype), labels=labels.to(dtype)).loss for dtype in (torch.int32, torch.int64)]
+    assert losses[0].equal(losses[1])
+
+
 @pytest.mark.parametrize("skip_logits", [True, False])
 def test_torch_func_grad_of_the_model_equals_backward(skip_logits: bool) -> None:
     model = tiny_model(label_smoothing=0.1, lm_head_bias=True).train()

@@ -87,6 +87,19 @@ def test_invalid_inputs_are_named(inputs: dict, message: str) -> None:
         tiny_model()(**{"input_ids": IDS, "decoder_input_ids": IDS, **inputs})
 
 
+@pytest.mark.parametrize("eos", [2, [7, 2]])
+def test_padding_by_an_end_token_needs_a_mask(eos: int | list[int]) -> None:
+    """Without one the end of a sentence would be hidden, as if it were padding."""
+    model = tiny_model(pad_token_id=2, eos_token_id=eos)
+    ids = torch.tensor([[5, 6, 2, 2], [5, 6, 7, 2]])
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    for call in (model.generate, model.get_encoder(), lambda ids: model(input_ids=ids, labels=ids)):
+        with pytest.raises(ValueError, match="attention_mask.*pad_token_id=2"):
+            call(ids)
+    alone = model.get_encoder()(ids[:1, :3], mask[:1, :3]).last_hidden_state
+    assert_near(model.get_encoder()(ids, mask).last_hidden_state[:1, :3], alone)
+
+
 @pytest.mark.parametrize("labels", [[[5, 40, 6, 2]], [[5, 6, 40]], [[5, -7, 2]], [[5, 6, -7]]])
 @pytest.mark.parametrize("training", [False, True])
 def test_labels_outside_the_vocabulary_are_refused(labels: list, training: bool) -> None:

@@ -76,6 +76,16 @@ def test_a_field_that_is_set_after_trainer_filled_it_in_counts() -> None:
     assert (config.max_length, config.length_penalty) == (20, None)
 
 
+def test_generation_config_of_the_caller_may_be_changed_later() -> None:
+    model = varied_model(end=-1e4)
+    config = GenerationConfig(num_beams=1, max_new_tokens=3, decoder_start_token_id=0, pad_token_id=1)
+    model.generation_config = config
+    config.max_new_tokens = 6
+    assert model.generate(**source([4])).shape[1] == 7
+    fill_in_defaults(model)
+    assert config.length_penalty == 1.0 and "length_penalty" not in config.to_diff_dict()
+
+
 # Cases that the search does not cover
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..layers_vanilla_transformer import joint_bias
 from ..utils.system_info import cpu_name
 from . import kernels
 
@@ -159,9 +160,9 @@ def packed_linear(
     """
     weights = [linear.weight.detach().to(dtype) for linear in linears]
     weight = torch.cat(weights) if compiled or len(weights) > 1 else weights[0]  # (O, D)
-    bias = None
-    if linears[0].bias is not None:
-        bias = torch.cat([linear.bias.detach().to(dtype) for linear in linears])
+    bias = joint_bias(linears)
+    if bias is not None:
+        bias = bias.detach().to(dtype)
     if quantization == INT8:
         return DynamicInt8Linear(weight, bias)
     if compiled or not _can_prepack(weight):

@@ -151,7 +151,7 @@ class InferenceEngine:
     ) -> Packed | None:
         """Packed weights for the current model and compute dtype, or None if it cannot be packed."""
         device = model.device.type
-        dtype = model.lm_head.weight.dtype
+        dtype = model.dtype
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
         state = _state(model, for_encoder)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..layers_vanilla_transformer import HOOKS, eager_attention_forward
+from ..layers_vanilla_transformer import eager_attention_forward, hooks_of
 
 _PACKAGE = __name__.partition(".")[0]
 _LIBRARIES = (_PACKAGE, "transformers", "accelerate", "torch")
@@ -45,8 +45,7 @@ def foreign_part(model: nn.Module) -> str | None:
         kind = type(module)
         if not (is_known(kind) or kind.__module__.startswith(_ADAPTERS)):
             return f"{kind.__name__} {name}".rstrip()
-        hooks = [hook for kind_of_hook in HOOKS for hook in vars(module)[kind_of_hook].values()]
-        if not all(map(is_own, hooks)):
+        if not all(map(is_own, hooks_of(module))):
             return f"hooks of {name or kind.__name__}"
         own = vars(module).get("_original_forward", vars(module).get("forward"))
         if own is not None and not (is_own(own) and getattr(own, "__self__", module) is module):

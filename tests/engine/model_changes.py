@@ -220,6 +220,22 @@ def subclass_module(model: Model) -> Callable[[], Any]:
     return lambda: setattr(layer, "__class__", nn.Linear)
 
 
+def replace_output_layer(model: Model) -> Callable[[], Any]:
+    """By one without a weight of its own, as a quantized layer is."""
+
+    class Double(nn.Module):
+        def __init__(self, layer: nn.Module):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * self.layer(x)
+
+    plain = model.lm_head
+    model.lm_head = Double(plain).eval()
+    return lambda: setattr(model, "lm_head", plain)
+
+
 def inject_adapter(model: Model) -> Callable[[], Any]:
     peft = pytest.importorskip("peft")
     peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False), model)
@@ -231,6 +247,6 @@ Temporary = Callable[[Model], Callable[[], Any]]
 _HOOKS: list[Temporary] = [hook_module, pre_hook_module, hook_all_modules, pre_hook_all_modules]
 _REPLACED: list[Temporary] = [
     *(train_decoder, replace_forward, replace_method),
-    *(parametrize_weight, subclass_module, inject_adapter),
+    *(parametrize_weight, subclass_module, inject_adapter, replace_output_layer),
 ]
 TEMPORARY_CHANGES = {change.__name__: change for change in (*_HOOKS, *_REPLACED)}

@@ -19,6 +19,7 @@ from hf_vanilla_transformer.engine.linear import (
     packed_linear,
     quantize_per_row,
 )
+from hf_vanilla_transformer.layers_vanilla_transformer import joint_product
 from tests.pretended_gpu import counted, on_cpu, on_gpu
 
 WIDTH = 64
@@ -80,6 +81,20 @@ def test_packed_linears_compute_float64s_products(rows, compiled, bias, dtype, q
         assert found.dtype == dtype
         assert_within(found, right, tolerance)
     assert residual.equal(given[0]) and x.equal(given[1]), "inputs must not change"
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("without", [0, 1])
+@torch.no_grad()
+def test_layers_with_and_without_a_bias_are_joined(without: int, quantization: str | None) -> None:
+    """Whisper, for example, has no bias for keys."""
+    layers = linears(bias=True)
+    layers[without].bias = None
+    x = torch.randn(5, WIDTH)
+    expected = exact(layers, x)
+    packed = packed_linear(layers, torch.float32, quantization)
+    assert_within(packed(x), expected, TOLERANCES[torch.float32, quantization])
+    assert_within(torch.cat(list(joint_product(x, layers)), dim=1), expected, 1e-6)
 
 
 @pytest.mark.parametrize("bias", [True, False])

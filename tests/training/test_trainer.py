@@ -12,7 +12,11 @@ from datasets import Dataset, IterableDataset
 from safetensors.torch import load_file
 from transformers import Seq2SeqTrainer
 
-from hf_vanilla_transformer import VanillaTransformerTrainer, VanillaTransformerTrainingArguments
+from hf_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTrainer,
+    VanillaTransformerTrainingArguments,
+)
 from hf_vanilla_transformer.batches import encode_pairs, with_augmentation
 from hf_vanilla_transformer.batches.batching import collate_batches
 from hf_vanilla_transformer.batches.redrawing import RedrawnDataset
@@ -175,6 +179,16 @@ def test_model_that_ignores_num_items_in_batch_is_refused(tmp_path):
         make_trainer(tmp_path, model=tiny_marian(40), max_tokens_per_batch=40)
 
 
+def test_token_batches_without_labels_are_refused(tmp_path):
+    def collator(rows):
+        batch = collate(rows)
+        batch["targets"] = batch.pop("labels")
+        return batch
+
+    message = error_of(trained, tmp_path, data_collator=collator, max_tokens_per_batch=40, max_steps=1)
+    assert "max_tokens_per_batch=40" in message and "data_collator" in message
+
+
 def test_pair_over_the_token_limit_is_reported_and_trained(tmp_path, capsys):
     rows = [*random_pairs(10), {"input_ids": [5] * 70, "labels": [6, 2]}]
     made = trained(tmp_path, rows, max_tokens_per_batch=30, num_train_epochs=1)
@@ -277,6 +291,41 @@ def test_evaluation_computes_no_logits_that_are_dropped(tmp_path, monkeypatch, g
     monkeypatch.setattr("hf_vanilla_transformer.loss_vanilla_transformer.translation_loss", None)  # of logits
     made = make_trainer(tmp_path, data, model, predict_with_generate=generates, per_device_eval_batch_size=6)
     assert made.evaluate(data, max_new_tokens=3)["eval_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+class WithOwnLoss(VanillaTransformerForConditionalGeneration):
+    """A model whose `forward` names the arguments that it takes, and reads the logits."""
+
+    def forward(self, input_ids, attention_mask, labels, num_items_in_batch=None):
+        outputs = super().forward(input_ids, attention_mask, labels=labels)
+        outputs.loss = squared_logits(outputs, labels)
+        return outputs
+
+
+class TrainerWithOwnLoss(VanillaTransformerTrainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        loss = squared_logits(outputs, inputs["labels"])
+        return (loss, outputs) if return_outputs else loss
+
+
+def squared_logits(outputs, labels):
+    return outputs.logits[labels != -100].pow(2).mean()
+
+
+@pytest.mark.parametrize("own", ["model", "trainer"])
+def test_evaluation_computes_logits_for_code_of_the_caller(tmp_path, own):
+    data, model = random_pairs(6), tiny_model()
+    batch = collate(list(data))
+    with torch.no_grad():
+        expected = squared_logits(model(**batch, skip_logits=False), batch["labels"]).item()
+    kind = VanillaTransformerTrainer
+    if own == "model":
+        model.__class__ = WithOwnLoss
+    else:
+        kind = TrainerWithOwnLoss
+    made = make_trainer(tmp_path, data, model, kind, per_device_eval_batch_size=6)
+    assert made.evaluate(data)["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("generates", [True, False])

@@ -10,7 +10,8 @@ from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer.batches import batching
 from hf_vanilla_transformer.batches.batching import LengthGroupedSampler, pair_lengths
 from hf_vanilla_transformer.training.run.arguments import RunArguments
-from tests.model_helpers import tiny_model
+from tests.model_helpers import error_of, tiny_model
+from tests.trainer_helpers import make_trainer
 
 BATCH = 16
 
@@ -98,6 +99,22 @@ def test_trainer_groups_over_gradient_accumulation_steps(tmp_path):
     assert (sampler.batch_size, len(sampler)) == (12, 26)
     other = trainer(tmp_path, train_sampling_strategy="random")._get_train_sampler()
     assert not isinstance(other, LengthGroupedSampler)
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 0, 1], None])
+def test_rows_that_are_no_pairs_are_grouped_as_in_transformers(tmp_path, labels):
+    """Those of a classifier, for example, or of a collator that makes the labels."""
+    made = trainer(tmp_path)
+    columns = {"input_ids": [[5, 2], [6, 7, 2], [2], [8, 2]], "labels": labels}
+    made.train_dataset = Dataset.from_dict({name: column for name, column in columns.items() if column})
+    assert isinstance(made._get_train_sampler(), SourceLengthSampler)
+
+
+@pytest.mark.parametrize("columns", [{"text": ["a", "b"]}, {"input_ids": [[5, 2], [2]], "labels": [0, 1]}])
+def test_token_batches_of_rows_that_are_no_pairs_are_refused(tmp_path, columns):
+    settings = {"max_tokens_per_batch": 40, "remove_unused_columns": False}
+    made = make_trainer(tmp_path, Dataset.from_dict(columns), **settings)
+    assert "lists of ids, input_ids and labels" in error_of(made.get_train_dataloader)
 
 
 def test_trainer_reads_every_pair_once_per_epoch_in_a_new_order(tmp_path):

@@ -31,6 +31,8 @@ from ...utils.random_state import kept_random_state
 from ..state.distributed import leave_signals_to_main_process, print_main
 
 _END = object()
+# Errors of `pair_lengths` for rows without two lists of ids. The last two are Arrow's.
+_NO_PAIRS = (KeyError, TypeError, ValueError, NotImplementedError)
 
 
 class ReadAheadLoader(DataLoader):
@@ -178,8 +180,12 @@ def grouped_sampler(args: TrainingArguments, dataset: object) -> LengthGroupedSa
         return None
     if not isinstance(plain_dataset(dataset), Dataset):
         return None
+    try:
+        lengths = pair_lengths(dataset)
+    except _NO_PAIRS:
+        return None
     pairs = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    return LengthGroupedSampler(*pair_lengths(dataset), pairs, args.seed)
+    return LengthGroupedSampler(*lengths, pairs, args.seed)
 
 
 def plain_dataset(dataset: Any) -> Any:
@@ -192,7 +198,7 @@ def _lengths(dataset: Dataset) -> tuple[Any, Any]:
         raise UserError("there is no pair to train on")
     try:
         return pair_lengths(dataset)
-    except (KeyError, TypeError):
+    except _NO_PAIRS:
         raise UserError(
             "train_dataset: max_tokens_per_batch needs rows with lists of ids, input_ids and labels"
         ) from None

@@ -271,6 +271,11 @@ class VanillaTransformerTrainer(TranslatingTrainer):
 
     def _count_target_tokens(self, batches: list[Batch], device: torch.device) -> torch.Tensor:
         """The number of target tokens of an update over all ranks. The host does not wait for the device."""
+        if not all("labels" in batch for batch in batches):
+            raise UserError(
+                f"max_tokens_per_batch={self.args.max_tokens_per_batch} counts labels, which the batches of "
+                "data_collator lack: name them so, or set per_device_train_batch_size instead"
+            )
         on_rank = torch.stack([batch["labels"].ne(IGNORED).sum() for batch in batches]).sum()
         return self.accelerator.gather(on_rank.to(device, non_blocking=True)).sum()
 

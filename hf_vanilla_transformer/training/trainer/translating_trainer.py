@@ -17,10 +17,12 @@ from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import ModelOutput
 
 from ...batches.batching import Batch
+from ...engine.ownership import foreign_part
 from ...layers_vanilla_transformer import attention_kernels
 from ...modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ...text.language_tokens import LanguageTokens, language_tokens
 from .evaluation_budget import EvaluationBudget, longest_cut
+from .ownership import foreign_loss
 from .resumable_trainer import ResumableTrainer
 
 
@@ -108,7 +110,7 @@ class TranslatingTrainer(ResumableTrainer):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         """Skip logits (B, T, V) that the base class would drop, and translate with packed weights."""
         translates = self.args.predict_with_generate and not prediction_loss_only
-        if isinstance(self._base_model(), VanillaTransformerForConditionalGeneration):
+        if self._drops_logits():
             if prediction_loss_only:
                 inputs = {**inputs, "skip_logits": True}
             elif translates and self.label_smoother is None:  # it reads the logits
@@ -126,6 +128,12 @@ class TranslatingTrainer(ResumableTrainer):
             return super().prediction_step(
                 model, inputs, prediction_loss_only, ignore_keys, **kwargs
             )
+
+    def _drops_logits(self) -> bool:
+        """True if no code of the caller's, in the model or in the loss, reads the logits of an evaluation."""
+        model = self._base_model()
+        is_ours = isinstance(model, VanillaTransformerForConditionalGeneration)
+        return is_ours and foreign_part(self.model) is None and foreign_loss(self) is None
 
     @property
     def starts_with_language(self) -> bool:
