@@ -55,6 +55,25 @@ def test_new_folder_appears_at_the_end_or_never(tmp_path, overwrite):
     assert [path.name for path in output.parent.iterdir()] == ["out"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_private_files_of_a_new_folder_get_the_mode_of_the_umask(tmp_path):
+    """Others that a process has made readable or executable keep their modes."""
+    modes = {"weights": 0o600, "secret/weights": 0o400, "program": 0o755, "of a group": 0o640}
+    previous = os.umask(0o027)
+    try:
+        with new_folder(tmp_path / "out") as folder:
+            for name, mode in modes.items():
+                file = folder / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.touch()
+                file.chmod(mode)
+    finally:
+        os.umask(previous)
+    found = {name: (tmp_path / "out" / name).stat().st_mode & 0o777 for name in modes}
+    assert found == {"weights": 0o640, "secret/weights": 0o640, "program": 0o755, "of a group": 0o640}
+    assert sum(path.is_file() for path in tmp_path.rglob("*")) == len(modes)
+
+
 def test_new_folder_refuses_files_and_full_folders(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="is a file"), new_folder(tmp_path / "file", overwrite=True):

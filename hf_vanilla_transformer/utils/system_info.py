@@ -37,7 +37,7 @@ def cpu_name() -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         text = ""
-    match = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
+    match = re.search(r"^model name[ \t]*:[ \t]*(\S.*)$", text, re.MULTILINE)
     return match[1].strip() if match else platform.processor() or platform.machine()
 
 

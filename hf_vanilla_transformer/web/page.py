@@ -83,7 +83,9 @@ def _examples(folder: Path) -> list[str]:
     except (OSError, UserError):
         widget = card_metadata(folder).get("widget") or ()
         rows = [[each["text"]] for each in widget if isinstance(each, dict) and "text" in each]
-    return [str(row[0]) for row in rows[:_EXAMPLES] if row] if isinstance(rows, list) else []
+    if not isinstance(rows, list):
+        return []
+    return [str(row[0]) for row in rows[:_EXAMPLES] if isinstance(row, list) and row]
 
 
 def _index(html: str, site: dict[str, Any]) -> str:

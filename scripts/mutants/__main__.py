@@ -60,7 +60,10 @@ def mutated(mutant: Mutant, source: str) -> str | None:
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
-    wrong = mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence)
+    try:
+        wrong = mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence)
+    except AttributeError:  # cosmic-ray cannot replace an exception with a dotted name
+        return None
     if wrong is None:
         return None
     try:

@@ -1,9 +1,11 @@
 """Pairs as token ids: kept and dropped pairs, the report, and pairs that change in each epoch."""
 
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, disable_progress_bars, enable_progress_bars
 from torch.utils.data import DataLoader
 
 from hf_vanilla_transformer.batches import encode_pairs, encoded_blocks, encoding, with_augmentation
@@ -163,6 +165,27 @@ def test_blocks_of_several_workers_are_those_of_one(tmp_path, tokenizer, monkeyp
     encode_pairs(rows.select(range(1, 14)), tokenizer, drop_too_long=True)
     assert [file.stat().st_mtime_ns for file in files if file != files[1]] == times
     assert files[1].read_bytes() == contents[0][files[1].name]
+
+
+def test_progress_is_told_without_bars_from_the_pairs_that_are_encoded_already(tmp_path, tokenizer, monkeypatch):
+    """The clock advances 100 seconds for each block of 200 pairs."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path))
+    monkeypatch.setattr(encoded_blocks, "BLOCK", 200)
+    monkeypatch.setattr(encoded_blocks, "time", SimpleNamespace(monotonic=count(1000, 100).__next__))
+    pairs = Dataset.from_dict({"source": SOURCES * 240, "target": TARGETS * 240})
+    told = []
+    disable_progress_bars()
+    try:
+        with pytest.raises(encoded_blocks.ShardEncoded):
+            encode_pairs(pairs, tokenizer, drop_too_long=True, shard=(1, 2))
+        encode_pairs(pairs, tokenizer, drop_too_long=True, say=told.append)
+    finally:
+        enable_progress_bars()
+    assert told == [
+        "encoded 800 of 1,200 pairs, 2 a second, 3 min left",
+        "encoded 1,000 of 1,200 pairs, 2 a second, 2 min left",
+        "encoded 1,200 of 1,200 pairs, 2 a second, 0 min left",
+    ]
 
 
 def test_refusal_of_a_worker_is_that_of_the_first_block(monkeypatch):

@@ -1,5 +1,6 @@
 """Packed rows: the loss and gradients of padded pairs, in one shape, with every pair once."""
 
+import math
 import re
 from collections import Counter
 from fractions import Fraction
@@ -31,6 +32,7 @@ from hf_vanilla_transformer.batches.packing import (
     PackedBatchSampler,
     PackedLayout,
     PackedPairs,
+    even_updates,
     fill_rows,
 )
 from hf_vanilla_transformer.batches.redrawing import RedrawnDataset
@@ -352,6 +354,9 @@ def test_every_pair_occurs_once_in_an_epoch_and_updates_are_those_of_one_rank(
         shapes = {len(batch) for update in sampler for batch in update}
         assert shapes == {sampler.rows_of_batch}
         assert len(list(sampler)) == len(sampler)
+        assert sampler.rows_of_batch * max(sampler.places) <= 64
+        if batches := plan.get("batches_per_update"):
+            assert {len(update) for update in sampler} == {math.ceil(batches / world_size)}
         return [{int(pair) for batch in update for row in batch for pair in row} for update in sampler]
 
     for epoch in (0, 1):
@@ -361,6 +366,32 @@ def test_every_pair_occurs_once_in_an_epoch_and_updates_are_those_of_one_rank(
         assert [set().union(*parts) for parts in zip(*ranks, strict=True)] == together
     assert updates(1, 0, 0) != updates(1, 0, 1)
     assert updates(1, 0, 1) == updates(1, 0, 1)
+
+
+@pytest.mark.parametrize("most_rows", [1, 3, 8])
+def test_number_of_updates_is_the_best_within_a_tenth_of_the_requested(most_rows: int) -> None:
+    def empty_rows(rows: int, updates: int) -> int:
+        """Updates differ by one row, and all have the batches and the rows of the largest."""
+        most = math.ceil(rows / updates)
+        batches = math.ceil(most / most_rows)
+        return updates * batches * math.ceil(most / batches) - rows
+
+    for rows in (1, 9, 100, 333, 1000):
+        for requested in (1, 10, 19, 64, 90, 100, 250, 2000):
+            nearest = min(requested, rows)
+            allowed = [updates for updates in range(1, rows + 1) if 10 * abs(updates - nearest) <= nearest]
+            fewest = min(empty_rows(rows, updates) for updates in allowed)
+            best = [updates for updates in allowed if empty_rows(rows, updates) == fewest]
+            chosen = even_updates(rows, requested, most_rows)
+            assert chosen in best
+            assert abs(chosen - nearest) == min(abs(updates - nearest) for updates in best)
+
+
+@pytest.mark.parametrize("size", [1, 2**31 - 1, 2**31, 2**40])
+def test_pairs_are_numbered_by_the_smaller_dtype_that_has_their_number(size: int) -> None:
+    dtype = packing._index_dtype(size)
+    assert dtype(size) == size
+    assert dtype is (np.int32 if size < 2**31 else np.int64)
 
 
 def test_table_and_rows_make_the_same_tensors() -> None:

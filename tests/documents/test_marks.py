@@ -156,6 +156,41 @@ def test_marks_of_one_word_are_joined(source: str, expected: str) -> None:
     assert translated("html", source, one_word) == f"<p>{expected}</p>"
 
 
+@pytest.mark.parametrize("source", ["<b>two</b> six", "two <b>six</b>", "two <b>six</b> ten", "two six <b>ten</b>."])
+@pytest.mark.parametrize("target", ["!", "...", "?! ..."])
+def test_mark_encloses_a_sign_of_a_translation_without_words(source: str, target: str) -> None:
+    def signs(texts):
+        return [[TranslatedPart(text, target, [])] for text in texts]
+
+    paragraph = html.fragment_fromstring(f"<p>{translate_pieces(split_html(source), signs)}</p>")
+    (mark,) = paragraph
+    assert paragraph.text_content() == target
+    assert mark.text_content().strip()
+
+
+@pytest.mark.parametrize(
+    ("source", "links"),
+    [
+        ("<b>two six</b> <img> ten", [(0, 0), (1, 2), (2, 1)]),
+        ("ten <img> <b>two six</b>", [(0, 1), (1, 0), (2, 2)]),
+        ("<i>one</i> <b>two six</b> <img> ten", [(0, 0), (1, 1), (2, 3), (3, 2)]),
+        ("ten <img> <b>two six</b> <i>one</i>", [(0, 1), (1, 0), (2, 2), (3, 3)]),
+    ],
+)
+def test_mark_does_not_end_at_an_image_outside_it(source: str, links: list[tuple[int, int]]) -> None:
+    """The word after or before the image is placed between the words of the mark."""
+    words = [""] * len(links)
+    for word, place in links:
+        words[place] = html.fragment_fromstring(f"<p>{source}</p>").text_content().split()[word]
+
+    def placed(texts):
+        return [[TranslatedPart(text, " ".join(words), links)] for text in texts]
+
+    paragraph = html.fragment_fromstring(f"<p>{translate_pieces(split_html(source), placed)}</p>")
+    assert [mark.tag for mark in paragraph] == re.findall(r"<(\w+)", source)
+    assert paragraph.find("b").text_content() == "two ten six"
+
+
 def test_marks_that_find_no_letter_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     def letter(texts):
         return [[TranslatedPart(text, "Z", [(0, 0)])] for text in texts]

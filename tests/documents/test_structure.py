@@ -15,7 +15,10 @@ from tests.model_helpers import error_of
 from tests.trials.documents import TRANSLATIONS
 
 pytest.importorskip("markdown_it", reason="needs the extra `documents`")
-docx = pytest.importorskip("docx", reason="needs python-docx")
+
+
+def python_docx():
+    return pytest.importorskip("docx", reason="needs python-docx")
 
 
 def joined(texts):
@@ -76,7 +79,7 @@ def test_translation_that_looks_like_markdown_is_escaped() -> None:
 
 
 def document_of(paragraphs) -> bytes:
-    document = docx.Document()
+    document = python_docx().Document()
     for fill in paragraphs:
         fill(document.add_paragraph())
     data = io.BytesIO()
@@ -85,7 +88,7 @@ def document_of(paragraphs) -> bytes:
 
 
 def translated_docx(data: bytes, translate=upper):
-    return docx.Document(io.BytesIO(translate_document(data, ".docx", translate)))
+    return python_docx().Document(io.BytesIO(translate_document(data, ".docx", translate)))
 
 
 def runs_of(paragraph) -> list[tuple[str, bool | None]]:
@@ -96,7 +99,7 @@ WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 
 
 def element(xml: str):
-    return docx.oxml.parse_xml(f'<w:x xmlns:w="{WORD}">{xml}</w:x>')[0]
+    return python_docx().oxml.parse_xml(f'<w:x xmlns:w="{WORD}">{xml}</w:x>')[0]
 
 
 def test_tracked_formats_lose_no_text() -> None:
@@ -200,7 +203,7 @@ VERSIONS = {
 
 @pytest.mark.parametrize(("paragraph", "expected"), VERSIONS.values(), ids=VERSIONS)
 def test_both_versions_of_a_text_are_translated(paragraph: str, expected: list[str]) -> None:
-    children = list(docx.oxml.parse_xml(f'<w:x xmlns:w="{WORD}">{paragraph}</w:x>'))
+    children = list(python_docx().oxml.parse_xml(f'<w:x xmlns:w="{WORD}">{paragraph}</w:x>'))
     data = document_of([lambda filled: filled._p.extend(children)])
     (translated,) = translated_docx(data).paragraphs
     texts = [text for text in translated._p.iter(f"{{{WORD}}}t") if text.text]

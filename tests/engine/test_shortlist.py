@@ -9,6 +9,7 @@ import torch
 
 from hf_vanilla_transformer.engine import shortlist
 from hf_vanilla_transformer.engine.linear import int8_error
+from hf_vanilla_transformer.engine.shortlist import Shortlist
 from hf_vanilla_transformer.inference import Translator, optimize_for_inference, shortlist_files
 from hf_vanilla_transformer.inference.shortlist_files import write_shortlist
 from hf_vanilla_transformer.serving.engine import Engine
@@ -97,6 +98,14 @@ def test_only_candidates_of_each_sentence_are_searched(
     served = [short.target_tokenizer.decode(future.result()[0].tokens, skip_special_tokens=True) for future in futures]
     engine.close()
     assert served == right
+
+
+@pytest.mark.parametrize("tokens", [3, 4])
+def test_padding_has_no_candidates_of_its_own(tokens: int) -> None:
+    table = torch.tensor([[3 + token] for token in range(tokens)] + [[0]])
+    candidates = Shortlist(always=torch.tensor([0]), table=table, size=9)
+    allowed = candidates.allowed(torch.tensor([[0, 1], [2, 1]]), torch.tensor([[1, 1], [1, 0]]))
+    assert [row.nonzero().flatten().tolist() for row in allowed] == [[0, 3, 4], [0, 5]]
 
 
 def test_prefix_may_have_any_tokens(path: Path) -> None:

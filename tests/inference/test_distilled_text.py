@@ -39,10 +39,11 @@ def pairs(folder: Path) -> list[tuple[str, str]]:
 
 
 def test_distilled_text_pairs_each_line_with_its_translation(teacher, source, tmp_path):
-    count = distil(teacher, source, tmp_path / "out", num_beams=2)
+    output = tmp_path / "a" / "new" / "folder"
+    count = distil(teacher, source, output, num_beams=2)
     expected = [(line, text) for line, text in zip(LINES, teacher.translate(LINES, num_beams=2), strict=True) if line]
-    assert pairs(tmp_path / "out") == [pair for pair in expected if pair[1].strip()]
-    assert count == len(pairs(tmp_path / "out")) > 0
+    assert pairs(output) == [pair for pair in expected if pair[1].strip()]
+    assert count == len(pairs(output)) > 0
 
 
 def test_distilled_text_of_a_finished_translation_is_not_translated_again(teacher, source, tmp_path, monkeypatch):

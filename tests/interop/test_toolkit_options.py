@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hf_vanilla_transformer.interop import eole, fairseq, marian_npz, opennmt
-from hf_vanilla_transformer.interop.options import Unsupported
+from hf_vanilla_transformer.interop.options import Options, Unsupported
 from tests.interop.checkpoints import eole as eole_files
 from tests.interop.checkpoints import fairseq as fairseq_files
 from tests.interop.checkpoints import marian_npz as marian_files
@@ -36,10 +37,8 @@ def cases() -> Iterator[tuple[str, str, str, Any]]:
                 yield toolkit, section, name, next(value for value in values if value not in supported)
 
 
-@pytest.mark.parametrize(("toolkit", "section", "name", "value"), cases())
-def test_every_option_of_another_architecture_is_refused_by_name(
-    toolkit: str, section: str, name: str, value: Any, tmp_path: Path
-) -> None:
+def is_named(toolkit: str, section: str, name: str, value: Any, tmp_path: Path) -> bool:
+    """Whether the refusal of a checkpoint with this option names it."""
     if toolkit == "fairseq":
         fairseq_files.save(tmp_path / "model.pt", fairseq_files.weights(9, 8), **{name: value})
         error = error_of(fairseq.from_fairseq, tmp_path / "model.pt")
@@ -53,4 +52,32 @@ def test_every_option_of_another_architecture_is_refused_by_name(
         path = f"{section}.{name}".lstrip(".")
         eole_files.save(tmp_path, eole_files.weights(), {path: value})
         error = error_of(eole.from_eole, tmp_path)
-    assert f"{name.replace('_', '-')}=" in error.replace("_", "-")
+    return f"{name.replace('_', '-')}=" in error.replace("_", "-")
+
+
+@pytest.mark.parametrize(("toolkit", "section", "name", "value"), list(cases()))
+def test_every_option_of_another_architecture_is_refused_by_name(
+    toolkit: str, section: str, name: str, value: Any, tmp_path: Path
+) -> None:
+    assert is_named(toolkit, section, name, value, tmp_path)
+
+
+@pytest.mark.parametrize("value", [-0.5, float("nan"), "0.1", True])
+@pytest.mark.parametrize(
+    ("toolkit", "section", "name"),
+    [
+        *(("fairseq", "", f"{name}dropout") for name in ("", "attention_", "activation_", "relu_")),
+        *(("marian-npz", "", f"transformer-dropout{name}") for name in ("", "-attention", "-ffn")),
+        *(("opennmt", "", name) for name in ("dropout", "attention_dropout")),
+    ],
+)
+def test_dropout_that_is_no_probability_is_refused_by_name(
+    toolkit: str, section: str, name: str, value: Any, tmp_path: Path
+) -> None:
+    assert is_named(toolkit, section, name, value, tmp_path)
+
+
+def test_whole_numbers_are_those_of_64_bits() -> None:
+    most = torch.iinfo(torch.int64).max
+    assert Options({"size": most}).integer("size") == most
+    assert "size=" in error_of(Options({"size": most + 1}).integer, "size")

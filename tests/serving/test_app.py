@@ -124,6 +124,8 @@ def test_languages_are_listed(translator: Translator) -> None:
             "../en-xx/",
         ]
         assert client.post("/en-xx/page/translate", json={"text": "seven"}).json()["text"]
+        language = client.get("/frontend/settings").json()["language"]
+        assert [language[side]["code"] for side in ("source", "target")] == ["en", "de"]
 
 
 @pytest.mark.parametrize(
@@ -498,6 +500,30 @@ def test_metrics_are_prometheus_text(translator: Translator) -> None:
     assert lines['vanilla_transformer_sentences_waiting{pair="en-de"}'] == "0.0"
     assert lines['vanilla_transformer_sentences_running{pair="en-de"}'] == "0.0"
     assert lines['vanilla_transformer_queue_capacity{pair="en-de"}'] == "1024.0"
+
+
+def test_start_and_end_of_the_server_are_no_requests(client: Any) -> None:
+    async def application(*of_asgi: Any) -> None:
+        pass
+
+    asyncio.run(client.server.metrics.counted(application)({"type": "lifespan"}, None, None))
+
+
+def test_body_that_does_not_arrive_is_408(translator: Translator) -> None:
+    answers = []
+
+    async def receive() -> Any:
+        await asyncio.sleep(60)
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    headers = [(b"host", b"testserver"), (b"content-type", b"application/json"), (b"content-length", b"9")]
+    request = {"type": "http", "method": "POST", "path": "/translate", "query_string": b"", "headers": headers}
+    with client_of(language_pair(translator), timeout=0.05) as client:
+        asyncio.run(client.app(request, receive, send))
+    assert answers[0]["status"] == 408
+    assert "did not arrive within 0.05 seconds" in json.loads(answers[1]["body"])["error"]
 
 
 def test_page_and_what_it_loads_are_sent_with_a_policy(client: Any) -> None:

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,12 @@ pytest.importorskip("psutil", reason="measures the memory of the server with it"
 
 from hf_vanilla_transformer import Translator
 from hf_vanilla_transformer.serving import Limits, ServeOptions, serve
+from hf_vanilla_transformer.serving.engine import Engine
 from hf_vanilla_transformer.serving.server import _connection_limit
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.serving.running_server import RunningServer, ask, ask_all, post, read_answer, running_server
 from tests.serving_helpers import CORPUS, echo_folder
+from vanilla_transformer_cli.serve import parse_arguments
 
 GOOD = {"q": CORPUS[0], "source": "en", "target": "de"}
 LINES = [f"{CORPUS[i % 4].split('.')[0]} {CORPUS[i % 3]} {i}" for i in range(640)]
@@ -46,6 +49,17 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=60) == 0
         assert server.errors.read_text() == ""
+
+
+def test_limits_are_those_of_the_readme(repository: Path) -> None:
+    text = (repository / "hf_vanilla_transformer" / "serving" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `--(\w+)`[^|]*\| ([\d,]+)", text, re.MULTILINE)
+    documented = {name: int(number.replace(",", "")) for name, number in rows}
+    assert documented.keys() == {"max_characters", "max_queue", "timeout"}
+    of_command = vars(parse_arguments(["--model", "en_de"], None))
+    of_python = vars(Limits()) | {"max_queue": signature(Engine).parameters["max_queue"].default}
+    for name, limit in documented.items():
+        assert of_command[name] == of_python[name] == limit
 
 
 def assert_healthy(server: RunningServer, expected: list[str]) -> None:

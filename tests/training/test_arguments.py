@@ -1,8 +1,13 @@
 """Arguments that would fail in the middle of a run, or train nothing, are refused when they are given."""
 
-import pytest
+import re
 
+import pytest
+import torch
+
+from hf_vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from hf_vanilla_transformer.text import save_tokenizers, train_tokenizer
+from hf_vanilla_transformer.training.run import argument_checks
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from tests.trainer_helpers import error_of, run_tiny, write_pairs
 
@@ -54,6 +59,32 @@ def test_sizes_that_cannot_be_are_refused_before_the_text_is_read(tmp_path, caps
     message = error_of(train, tmp_path, **{name: value})
     assert message.startswith(f"{name}=") and str(value) in message
     assert "pairs" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("widths", [{}, {"head_dim": 5, "value_head_dim": 7}], ids=str)
+def test_size_of_a_model_is_that_of_its_matrices(monkeypatch, positions, widths):
+    config = VanillaTransformerConfig(
+        vocab_size=101,
+        d_model=24,
+        encoder_layers=3,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=3,
+        encoder_ffn_dim=50,
+        decoder_ffn_dim=70,
+        position_encoding_type=positions,
+        max_position_embeddings=30,
+        **widths,
+    )
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(config)
+    matrices = sum(weight.numel() for weight in model.parameters() if weight.ndim == 2)
+    monkeypatch.setattr(argument_checks, "memory_size", lambda: 4 * matrices)
+    argument_checks.check_size(config)
+    monkeypatch.setattr(argument_checks, "memory_size", lambda: 4 * matrices - 1)
+    message = error_of(argument_checks.check_size, config)
+    assert re.match(r"the model would have ([\d,]+) parameters", message)[1] == f"{matrices:,}"
 
 
 def train(folder, **values):

@@ -22,6 +22,22 @@ def test_explicit_score_that_is_not_measured_is_refused(tmp_path):
         check_selection(args, ["ter", "exact_match"])
 
 
+@pytest.mark.parametrize(
+    "selection",
+    [
+        ["--load_best_model_at_end", "true", "--save_strategy", "epoch"],
+        ["--early_stopping_patience", "2", "--save_strategy", "epoch"],
+        ["--save_strategy", "best"],
+    ],
+    ids=" ".join,
+)
+def test_score_of_a_run_that_selects_is_bleu(tmp_path, selection):
+    arguments = ["--output_dir", str(tmp_path), "--eval_strategy", "epoch"]
+    args = parse_recipe([*arguments, *selection])[-1]
+    assert (args.metric_for_best_model, args.greater_is_better) == ("bleu", True)
+    assert parse_recipe(arguments)[-1].metric_for_best_model is None
+
+
 def test_default_score_is_the_first_that_is_measured(tmp_path):
     args = parse_recipe(["--output_dir", str(tmp_path), *SELECTS])[-1]
     check_selection(args, ["ter", "exact_match"])

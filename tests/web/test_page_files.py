@@ -50,6 +50,21 @@ def test_card_of_another_form_offers_nothing(widget: str, tmp_path: Path) -> Non
     assert page_facts(tiny_model(), tmp_path, None, None)["examples"] == []
 
 
+def offered_by_a_run(folder: Path, examples: object) -> object:
+    (folder / "all_results.json").write_text(json.dumps({"test_examples": examples}), encoding="utf-8")
+    return page_facts(tiny_model(), folder, None, None)["examples"]
+
+
+def test_page_of_a_run_offers_the_first_sources_of_its_test(tmp_path: Path) -> None:
+    rows = [[f"source {number}", "translation", "reference"] for number in range(5)]
+    assert offered_by_a_run(tmp_path, rows) == ["source 0", "source 1", "source 2"]
+
+
+@pytest.mark.parametrize("examples", [None, 3, "text", {"0": ["a"]}, [3], [{"source": "a"}], ["text"], [[]]])
+def test_results_of_another_form_offer_nothing(examples: object, tmp_path: Path) -> None:
+    assert offered_by_a_run(tmp_path, examples) == []
+
+
 @pytest.mark.parametrize("site", [SERVER, browser(True), browser(False)], ids=["server", "local", "remote"])
 def test_page_files_are_complete(site: dict) -> None:
     files = web.page_files(site)

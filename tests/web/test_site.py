@@ -1,10 +1,12 @@
 """`export --to web`: the site's text about its model, and refusals before any writing."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from hf_vanilla_transformer.utils.errors import UserError
+from hf_vanilla_transformer.web import page_files, site
 from hf_vanilla_transformer.web.site import PACKAGES, _local_runtime, search_settings, write_site
 from tests.interop.exports import write_model
 from tests.model_helpers import error_of, tiny_model
@@ -25,6 +27,33 @@ def test_search_settings_are_those_of_generate() -> None:
     other = {"num_beams": 6, "length_penalty": 1.0, "formula": "power", "early_stopping": True, "max_new_tokens": 39}
     assert other.items() <= found.items() and found["suppressed_tokens"] == [1, 3]
     assert found["forced_eos_token_id"] == 2 and found["max_positions"] == 64
+
+
+def test_site_has_the_page_the_graphs_and_the_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With other bytes in place of the graphs, which take seconds, and of the runtime, which is a download."""
+
+    def write_graphs(model: object, source: Path, output: Path, dtypes: object) -> dict[str, int]:
+        output.mkdir(parents=True)
+        (output / "graphs").write_bytes(bytes(2_740_000))
+        return {"fp32": 2_740_000}
+
+    runtime = tmp_path / "installed.wasm"
+    runtime.write_bytes(bytes(1_000_000))
+    monkeypatch.setattr(site, "write", write_graphs)
+    monkeypatch.setattr(site, "self_test", lambda *arguments, **settings: "")
+    monkeypatch.setattr(site, "_local_runtime", lambda folder: {"wasm": runtime})
+    write_model(tmp_path / "model")
+    output = tmp_path / "site"
+    report = write_site(tmp_path / "model", output, dtypes=["fp32"], runtime=tmp_path, examples=["two"])
+
+    description = json.loads((output / "site.json").read_text(encoding="utf-8"))
+    expected = page_files(description)
+    for name, content in expected.items():
+        assert (output / name).read_bytes() == content
+    assert description["examples"] == ["two"] and description["dtypes"]["fp32"]["bytes"] == 2_740_000
+    assert (output / "runtime" / "installed.wasm").read_bytes() == runtime.read_bytes()
+    total = 3_740_000 + sum(map(len, expected.values()))
+    assert report.startswith(f"{output}: {total / 1e6:.1f} MB (model: fp32 2.7 MB)")
 
 
 def test_site_does_not_replace_the_model(tmp_path: Path) -> None:
