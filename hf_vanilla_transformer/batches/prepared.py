@@ -29,7 +29,7 @@ from ..utils.atomic_write import new_folder
 from ..utils.dataset_cache import in_one_piece
 from ..utils.errors import UserError
 from ..utils.untrusted import one_line, read_json_object
-from .batching import id_chunks
+from .batching import id_chunks, starts_of
 from .corpus_tokenizers import Tokenizers, tokenizer_folder
 from .encoding import EncodingReport
 
@@ -123,7 +123,8 @@ def _restored_corpus(facts: Mapping[str, Any]) -> Corpus:
 def _restored_report(facts: Mapping[str, Any]) -> PairReport | MixtureReport:
     if "parts" not in facts:
         return PairReport(**facts)
-    return MixtureReport(**{**facts, "parts": list(map(_restored_report, facts["parts"]))})
+    parts = list(map(_restored_report, facts["parts"]))
+    return MixtureReport(**{**facts, "parts": parts})
 
 
 # Tables
@@ -143,7 +144,8 @@ def _write_flat(encoded: Dataset, path: Path, ids_type: np.dtype) -> None:
     columns = {name: _flat_column(encoded, name, path, ids_type) for name in _SIDES}
     for name in encoded.column_names:
         if name not in _SIDES:
-            columns[name] = in_one_piece(encoded.select_columns([name]))[name].combine_chunks()
+            column = in_one_piece(encoded.select_columns([name]))
+            columns[name] = column[name].combine_chunks()
     _write_table(pa.table(columns), path)
 
 
@@ -155,7 +157,7 @@ def _flat_column(encoded: Dataset, name: str, path: Path, ids_type: np.dtype) ->
         for ids, its_lengths in id_chunks(encoded, name):
             ids.astype(ids_type).tofile(file)
             lengths.append(its_lengths)
-    starts = np.cumsum(np.concatenate([[0], *lengths]), dtype=np.int64)
+    starts = starts_of(lengths)
     values = pa.Array.from_buffers(
         pa.from_numpy_dtype(ids_type),
         int(starts[-1]),
