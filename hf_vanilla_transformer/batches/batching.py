@@ -27,6 +27,11 @@ def ceil_div(number: Any, divisor: Any) -> Any:
     return -(-number // divisor)
 
 
+def starts_of(counts: Sequence[np.ndarray]) -> np.ndarray:
+    """Where each group with these counts, given in parts, starts, and the end of the last: (groups + 1,)."""
+    return np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)
+
+
 def pair_lengths(dataset: "Dataset | Examples") -> tuple[np.ndarray, np.ndarray]:
     """Source and target lengths in tokens, each (number of pairs,), of the rows of a dataset without augmentation."""
     dataset = getattr(dataset, "encoded", dataset)
@@ -145,7 +150,7 @@ def even_groups(tokens: np.ndarray, count: int) -> np.ndarray:
 
     Return the start index of each group, and the end index of the last: (count + 1,).
     """
-    border = np.concatenate([[0], np.cumsum(tokens)])
+    border = starts_of([tokens])
     targets = np.arange(count + 1) * (border[-1] / count)
     middles = (border[:-1] + border[1:]) / 2
     nearest = np.searchsorted(middles, targets)
@@ -174,20 +179,21 @@ def shard_batches(
     total = batches_of_rank * world_size
     parts = sorted(batches, key=size, reverse=True)
     while len(parts) < total:
-        largest = max(range(len(parts)), key=lambda i: size(parts[i]) if len(parts[i]) > 1 else 0)
+        sizes = [size(batch) if len(batch) > 1 else 0 for batch in parts]
+        largest = sizes.index(max(sizes))
         batch = parts[largest]
         if len(batch) == 1:
             break
         half = (len(batch) + 1) // 2
         parts[largest : largest + 1] = [batch[:half], batch[half:]]
     parts.sort(key=size, reverse=True)
-    parts += [~parts[0][:1]] * (total - len(parts))
+    dummy = ~parts[0][:1]
+    parts += [dummy] * (total - len(parts))
     rounds = [parts[start : start + world_size] for start in range(0, total, world_size)]
     # alternate the direction: the rank with the largest batch of one round gets the smallest of the next
-    return [
-        [each[rank if turn % 2 == 0 else -1 - rank] for turn, each in enumerate(rounds)]
-        for rank in range(world_size)
-    ]
+    for odd in rounds[1::2]:
+        odd.reverse()
+    return [list(shard) for shard in zip(*rounds, strict=True)]
 
 
 class TokenBatchSampler(torch.utils.data.Sampler[BatchNumbers]):
@@ -230,7 +236,8 @@ class TokenBatchSampler(torch.utils.data.Sampler[BatchNumbers]):
         # Otherwise an update is one batch, or has `batches_per_update`.
         self.joins_batches = tokens_per_update is not None and tokens_per_update > max_tokens
         # Updates of an epoch with about `tokens_per_update`.
-        self.requested = max(1, round(int(target_lengths.sum()) / (tokens_per_update or 1)))
+        requested = int(target_lengths.sum()) / (tokens_per_update or 1)
+        self.requested = max(1, round(requested))
         self.updates = self._plan(source_lengths, target_lengths)
         self.epoch = -1
         self.set_epoch(0)
@@ -376,11 +383,11 @@ def collate_batches(
 def _collate_rounded(
     batch: Examples, collator: Collate, row_unit: int, pads: tuple[int, int]
 ) -> Batch:
-    longest = {name: max(len(row[name]) for row in batch) for name in ("input_ids", "labels")}
-    pairs, source, target = rounded_shape(
-        len(batch), longest["input_ids"], longest["labels"], row_unit
-    )
-    collated = collator(batch + [_without_labels(batch[-1])] * (pairs - len(batch)))
+    longest_source = max(len(row["input_ids"]) for row in batch)
+    longest_target = max(len(row["labels"]) for row in batch)
+    pairs, source, target = rounded_shape(len(batch), longest_source, longest_target, row_unit)
+    dummies = [_without_labels(batch[-1])] * (pairs - len(batch))
+    collated = collator(batch + dummies)
     lengths = {
         "input_ids": (source, pads[0]),
         "attention_mask": (source, 0),
@@ -389,10 +396,11 @@ def _collate_rounded(
     }
     if any(name not in lengths for name in collated):
         return collator(batch)  # has tensors of its own, whose padding is not known
-    return {
-        name: F.pad(tensor, (0, lengths[name][0] - tensor.shape[1]), value=lengths[name][1])
-        for name, tensor in collated.items()
-    }
+    padded = {}
+    for name, tensor in collated.items():
+        length, value = lengths[name]
+        padded[name] = F.pad(tensor, (0, length - tensor.shape[1]), value=value)
+    return padded
 
 
 def rounded_shape(pairs: int, source: int, target: int, row_unit: int) -> tuple[int, int, int]:

@@ -42,6 +42,7 @@ from .batching import (
     read_examples,
     runs_of_equals,
     shuffled_runs,
+    starts_of,
 )
 from .redrawing import RedrawnDataset
 
@@ -127,7 +128,8 @@ def planned_rows(
         repeats.append(times)
         if np.count_nonzero(kinds.left) <= len(kinds.left) * 7 // 8:
             kinds = kinds.select(kinds.left > 0)
-    kind_of_place = np.concatenate([np.tile(*each) for each in zip(rows, repeats, strict=True)])
+    tiled = [np.tile(*each) for each in zip(rows, repeats, strict=True)]
+    kind_of_place = np.concatenate(tiled)
     pairs = np.empty_like(order)
     pairs[np.argsort(kind_of_place, kind="stable")] = order
     return pairs, np.repeat([len(row) for row in rows], repeats)
@@ -252,13 +254,13 @@ class PackedBatchSampler(TokenBatchSampler):
         dtype = _index_dtype(len(source))
         pairs = rng.permutation(len(source)).astype(dtype)
         planned = []
-        counts = [np.zeros(1, dtype=np.int64)]
+        counts = []
         for start in range(0, len(pairs), WINDOW):
             window = pairs[start : start + WINDOW]
             order, counts_in_window = planned_rows(source[window], target[window], self.places)
             planned.append(window[order])
             counts.append(counts_in_window)
-        self.row_starts = np.cumsum(np.concatenate(counts))  # (rows + 1,)
+        self.row_starts = starts_of(counts)  # (rows + 1,)
         self.planned = np.concatenate(planned)  # (N,), the pairs of all rows
         rows = len(self.row_starts) - 1
         # the places in the plan, grouped by the lengths of their pairs
@@ -341,8 +343,8 @@ class FlatIds:
     @classmethod
     def of_parts(cls, ids: list[np.ndarray], lengths: list[np.ndarray]) -> "FlatIds":
         """Join arrays of ids. `lengths` are those of their sentences."""
-        starts = np.concatenate([[0], np.cumsum(np.concatenate([*lengths, []]))])
-        return cls(np.concatenate(ids) if ids else np.zeros(0, np.int64), starts.astype(np.int64))
+        joined = np.concatenate(ids) if ids else np.zeros(0, np.int64)
+        return cls(joined, starts_of(lengths))
 
     @classmethod
     def of_column(cls, dataset: Dataset, name: str) -> "FlatIds":
@@ -351,7 +353,8 @@ class FlatIds:
             column = dataset.select_columns([name]).with_format("arrow")[:]
             pieces = column[name].chunks  # no copy, unless rows were selected
             if len(pieces) == 1 and pieces[0].offsets[0].as_py() == 0:
-                return cls(pieces[0].flatten().to_numpy(), pieces[0].offsets.to_numpy())
+                (piece,) = pieces
+                return cls(piece.flatten().to_numpy(), piece.offsets.to_numpy())
         ids = []
         lengths = []
         for part, its_lengths in id_chunks(dataset, name):
@@ -363,7 +366,8 @@ class FlatIds:
     def of_lists(cls, sentences: Sequence[Sequence[int]]) -> "FlatIds":
         """Lists of ids."""
         ids = [np.asarray(sentence, dtype=np.int64) for sentence in sentences]
-        return cls.of_parts(ids, [np.array([len(each) for each in ids], dtype=np.int64)])
+        lengths = np.array([len(each) for each in ids], dtype=np.int64)
+        return cls.of_parts(ids, [lengths])
 
     @property
     def lengths(self) -> np.ndarray:
@@ -375,7 +379,7 @@ class FlatIds:
         if not np.array_equal(mask.starts, self.starts):
             raise ValueError("attention_mask has other lengths than input_ids")
         chosen = mask.ids != 0
-        before = np.concatenate([[0], np.cumsum(chosen)])
+        before = starts_of([chosen])
         return FlatIds(self.ids[chosen], before[self.starts])
 
 

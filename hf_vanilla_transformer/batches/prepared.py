@@ -32,7 +32,7 @@ from ..utils.dataset_cache import in_one_piece, number_columns
 from ..utils.errors import UserError
 from ..utils.system_calls import forget_pages
 from ..utils.untrusted import one_line, read_json_object
-from .batching import id_chunks
+from .batching import id_chunks, starts_of
 from .corpus_tokenizers import Tokenizers, tokenizer_folder
 from .encoding import EncodingReport
 
@@ -127,7 +127,8 @@ def _restored_corpus(facts: Mapping[str, Any]) -> Corpus:
 def _restored_report(facts: Mapping[str, Any]) -> PairReport | MixtureReport:
     if "parts" not in facts:
         return PairReport(**facts)
-    return MixtureReport(**{**facts, "parts": list(map(_restored_report, facts["parts"]))})
+    parts = list(map(_restored_report, facts["parts"]))
+    return MixtureReport(**{**facts, "parts": parts})
 
 
 # Tables
@@ -179,7 +180,7 @@ def _flat_column(encoded: Dataset, name: str, part: Path, ids_type: np.dtype) ->
         for ids, its_lengths in id_chunks(encoded, name):
             ids.astype(ids_type).tofile(file)
             lengths.append(its_lengths)
-    starts = np.cumsum(np.concatenate([[0], *lengths]), dtype=np.int64)
+    starts = starts_of(lengths)
     values = pa.Array.from_buffers(
         pa.from_numpy_dtype(ids_type),
         int(starts[-1]),

@@ -39,16 +39,17 @@ class Options:
     def number(self, name: str, default: float = 0.0, least: float = -math.inf) -> float:
         value = self._read(name, default, (int, float), "a number is needed")
         if not math.isfinite(value) or value < least:
-            raise self.error(
-                name, "a number is needed" + ("" if math.isinf(least) else f", at least {least}")
-            )
+            bound = "" if math.isinf(least) else f", at least {least}"
+            raise self.error(name, f"a number is needed{bound}")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.values.get(name)
-        if value is not None and not isinstance(value, bool | int):
+        if value is None:
+            return default
+        if not isinstance(value, bool | int):
             raise self.error(name, "true or false is needed")
-        return default if value is None else bool(value)
+        return bool(value)
 
     def text(self, name: str, default: str = "") -> str:
         return self._read(name, default, str, "text is needed")
@@ -63,7 +64,8 @@ class Options:
     def refuse(self, unsupported: Unsupported, neutral: tuple = (None, "")) -> None:
         """Raise a UserError for an option of a different architecture. `neutral` values count as missing."""
         for name, (supported, reason) in unsupported.items():
-            if self.values.get(name, supported[0]) not in (*supported, *neutral):
+            value = self.values.get(name, supported[0])
+            if value not in (*supported, *neutral):
                 raise self.error(name, f"such a model {reason}")
 
     def dropped(self, neutral: Fields) -> list[str]:
