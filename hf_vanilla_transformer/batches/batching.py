@@ -29,7 +29,8 @@ def ceil_div(number: Any, divisor: Any) -> Any:
 
 def starts_of(counts: Sequence[np.ndarray]) -> np.ndarray:
     """Where each group with these counts, given in parts, starts, and the end of the last: (groups + 1,)."""
-    return np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)
+    starts = np.concatenate([[0], *counts], dtype=np.int64)
+    return np.cumsum(starts, out=starts)
 
 
 def pair_lengths(dataset: "Dataset | Examples") -> tuple[np.ndarray, np.ndarray]:

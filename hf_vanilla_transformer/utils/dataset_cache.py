@@ -16,6 +16,8 @@ from .system_calls import forget_pages
 
 ROWS_PER_READ = 50_000
 _MAPPED_ROWS = 200_000  # some 50 MB
+_SCATTERED_ROWS = 200  # as much: the system maps 64 KB and more around each
+_FEW_ROWS = 20_000
 _LEFTOVER_SECONDS = 3600
 
 
@@ -44,7 +46,7 @@ def batches_of(
 
     Args:
         rows: of a batch.
-        mapped_rows: after which pages are given back. Of rows that lie far apart each takes some 200 KB.
+        mapped_rows: after which pages are given back.
     """
     read = 0
     for batch in dataset.iter(rows):
@@ -63,28 +65,34 @@ def forget_rows(dataset: datasets.Dataset) -> None:
 
 def number_columns(dataset: datasets.Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Columns of numbers, each (N,)."""
-    columns = dataset.select_columns(list(names)).with_format("arrow")
-    tables = [
-        {name: np.asarray(table[name]) for name in names}
-        for table in batches_of(columns, ROWS_PER_READ)
-    ]
-    return {name: np.concatenate([table[name] for table in tables]) for name in names}
+    types = {name: dataset.data.schema.field(name).type.to_pandas_dtype() for name in names}
+    columns = {name: np.empty(len(dataset), kind) for name, kind in types.items()}
+    tables = dataset.select_columns(list(names)).with_format("arrow")
+    start = 0
+    for table in batches_of(tables, ROWS_PER_READ):
+        end = start + len(table)
+        for name, column in columns.items():
+            column[start:end] = table[name]
+        start = end
+    return columns
 
 
 def selected(dataset: datasets.Dataset, rows: np.ndarray) -> datasets.Dataset:
-    """Rows of a data set. `Dataset.select` makes a Python object of the number of each, 40 bytes."""
+    """Rows of a data set. A few are read at once, because later readers would map the pages around each of them.
+
+    Of many, `Dataset.select` would make a Python object of each number, 40 bytes.
+    """
     digest = blake2b(dataset._fingerprint.encode(), digest_size=8)
     digest.update(np.ascontiguousarray(rows, dtype="<i8"))
+    facts = {"info": dataset.info, "split": dataset.split, "fingerprint": digest.hexdigest()}
+    if 0 < len(rows) <= _FEW_ROWS:
+        chosen = dataset.select(rows).with_format("arrow")
+        batches = batches_of(chosen, _SCATTERED_ROWS, mapped_rows=_SCATTERED_ROWS)
+        return datasets.Dataset(pa.concat_tables(batches).combine_chunks(), **facts)
     known = dataset._indices
     numbers = rows if known is None else known.column(0).to_numpy()[rows]
     indices = pa.table({"indices": pa.array(numbers.astype(np.uint64))})
-    return datasets.Dataset(
-        dataset.data,
-        info=dataset.info,
-        split=dataset.split,
-        indices_table=indices,
-        fingerprint=digest.hexdigest(),
-    )
+    return datasets.Dataset(dataset.data, indices_table=indices, **facts)
 
 
 def in_one_piece(dataset: datasets.Dataset) -> pa.Table:
