@@ -94,6 +94,43 @@ def test_error_names_the_lines_of_the_batch_alone(tmp_path: Path) -> None:
     assert len(lines) * max(lengths) <= 40  # one batch
 
 
+@pytest.mark.parametrize("settings", [TOKENS, {**TOKENS, "muon": True}], ids=["adam", "muon"])
+def test_update_is_skipped_where_the_user_asks(settings: dict[str, Any], tmp_path: Path) -> None:
+    """As if the optimizer had not been asked."""
+    asked: list[int] = []
+
+    class Reference(VanillaTransformerTrainer):
+        def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+            scheduler = super().create_scheduler(*args, **kwargs)
+            optimizer: Any = self.optimizer
+            step = optimizer.step
+
+            def without_one(*arguments: Any) -> Any:
+                asked.append(len(asked))
+                return None if len(asked) == WRONG + 1 else step(*arguments)
+
+            optimizer.step = without_one
+            return scheduler
+
+    expected = trained(tmp_path / "expected", kind=Reference, **settings)
+    skipping = trained(tmp_path / "skipped", skip_nonfinite_gradients=True, **settings)
+    assert len(asked) == skipping.state.global_step == 6
+    assert flat(skipping.model).equal(flat(expected.model))
+    assert all(average.equal(expected.ema.average[name]) for name, average in skipping.ema.average.items())
+    counts = [entry.get("skipped_updates") for entry in skipping.state.log_history if "loss" in entry]
+    assert counts == [1 if update == WRONG else None for update in range(6)]
+    assert_finite(tmp_path / "skipped" / "checkpoint-6")
+
+
+def test_loss_that_is_not_finite_is_never_skipped(tmp_path: Path) -> None:
+    class BadLoss(VanillaTransformerTrainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return super().compute_loss(*args, **kwargs) * (float("nan") if self.state.global_step == WRONG else 1)
+
+    message = error_of(trained, tmp_path, kind=BadLoss, skip_nonfinite_gradients=True, **TOKENS)
+    assert message.startswith(f"the loss of update {WRONG + 1} is nan")
+
+
 class Spoiler(TrainerCallback):
     """Writes a number into the weights after an update."""
 
@@ -158,7 +195,7 @@ def test_fused_optimizer_leaves_a_step_out_on_the_device(norm: float) -> None:
     optimizer.step()
     before, moments = flat(model), optimizer.state[model.weight]["exp_avg"].clone()
     model.weight.grad.fill_(norm)
-    leave_out_on_device(optimizer, torch.tensor(norm))
+    assert leave_out_on_device(optimizer, torch.tensor(norm))
     optimizer.step()
     changes = norm == 1.0
     assert flat(model).equal(before) is not changes
@@ -172,8 +209,7 @@ def test_other_optimizers_leave_nothing_out_by_themselves() -> None:
         torch.optim.AdamW(weights),
         MuonAdamW([{"params": weights, "muon": True}], fused=True, lr=0.1),
     ):
-        leave_out_on_device(optimizer, torch.tensor(1.0))
-        assert not hasattr(optimizer, "found_inf")
+        assert not leave_out_on_device(optimizer, torch.tensor(1.0))
 
 
 def test_norms_of_a_gpu_are_read_when_a_loss_is_logged(tmp_path: Path) -> None:
@@ -183,6 +219,11 @@ def test_norms_of_a_gpu_are_read_when_a_loss_is_logged(tmp_path: Path) -> None:
     trainer.losses.add(step, None, torch.tensor(float("inf")))
     with pytest.raises(UserError, match=rf"gradient of update {step + 1} is not finite .* the lines \d+"):
         trainer.log({"loss": 1.0})
+    trainer.args.skip_nonfinite_gradients = True
+    trainer.losses.add(step, None, torch.tensor(float("nan")))
+    logs = {"loss": 1.0}
+    trainer.log(logs)
+    assert logs["skipped_updates"] == 1 and trainer.losses.skipped == 0
 
 
 def with_scaler(trainer: Any, scale: float, monkeypatch: pytest.MonkeyPatch) -> torch.amp.GradScaler:
@@ -202,7 +243,6 @@ def test_scaler_of_fp16_goes_on_leaving_updates_out(tmp_path: Path, monkeypatch:
     assert trainer.state.global_step == 6
     assert scaler.get_scale() == 4.0
     assert flat(trainer.model).isfinite().all()
-    json.dumps(trainer.state.log_history, allow_nan=False)
 
 
 def test_run_in_fp16_without_any_update_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,3 +254,13 @@ def test_run_in_fp16_without_any_update_stops(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(UserError, match="^fp16: the gradients are not finite"):
         trainer.train()
     assert trainer.state.global_step == 2
+
+
+def test_log_of_a_skipped_update_is_json(tmp_path: Path) -> None:
+    trained(tmp_path, skip_nonfinite_gradients=True, **TOKENS)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    text = (tmp_path / "checkpoint-6" / "trainer_state.json").read_text(encoding="utf-8")
+    json.loads(text, parse_constant=refuse)

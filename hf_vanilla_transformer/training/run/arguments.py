@@ -121,6 +121,11 @@ class VanillaTransformerTrainingArguments(Seq2SeqTrainingArguments):
         default=False,
         help="Train the weight matrices of the layers with Muon (Jordan et al. 2024), everything else with optim",
     )
+    skip_nonfinite_gradients: bool = HfArg(
+        default=False,
+        help="Leave out an update whose gradient is not finite although its loss is, and count it in the log, instead "
+        "of stopping; fp16 always leaves it out",
+    )
     ema_decay: float = HfArg(
         default=0.0,
         help="Decay of an exponential moving average of the weights, such as 0.999; 0 keeps none",

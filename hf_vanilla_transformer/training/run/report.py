@@ -36,6 +36,7 @@ _TRAINING = {
     "perplexity": "perplexity {:.2f}",
     "tokens_per_second": "{:,.0f} target tokens/s",
     "learning_rate": "learning rate {:.2e}",
+    "skipped_updates": "{} updates skipped",
 }
 _EVALUATION = {
     "eval_sentences": "{:,} sentences",

@@ -25,6 +25,7 @@ class LossCheck:
 
     def __init__(self) -> None:
         self._unread: list[tuple[int, int | None, Tensor]] = []
+        self.skipped = 0  # updates that were left out since this was logged
 
     def add(self, update: int, batch: int | None, number: Tensor) -> None:
         """Keep the loss of a batch of an update, or without a batch the norm of the gradient of the update."""
@@ -35,8 +36,15 @@ class LossCheck:
         """True if the numbers should be read, because they are many."""
         return len(self._unread) >= MOST_UNREAD
 
-    def require_finite(self, lines_of: LinesOf) -> None:
-        """Read the numbers since the last call. Raise a UserError if one is not finite."""
+    def require_finite(self, lines_of: LinesOf, skips: bool = False) -> None:
+        """Read the numbers since the last call.
+
+        Args:
+            skips: count the gradients that are not finite, because their updates were left out.
+
+        Raises:
+            UserError: a loss or, unless it `skips`, a gradient is not finite.
+        """
         unread = self._unread
         self._unread = []
         if not unread:
@@ -45,17 +53,20 @@ class LossCheck:
         for (update, batch, _), value in zip(unread, values, strict=True):
             if math.isfinite(value):
                 continue
-            lines = lines_of(update, batch)
-            if batch is None:
-                raise gradient_error(update, value, lines)
-            message = f"the loss of update {update + 1} is {value}"
-            raise UserError(message + _in_lines("its batch", lines))
+            if batch is None and skips:
+                self.skipped += 1
+            elif batch is None:
+                raise gradient_error(update, value, lines_of(update, None))
+            else:
+                message = f"the loss of update {update + 1} is {value}"
+                raise UserError(message + _in_lines("its batch", lines_of(update, batch)))
 
 
 def gradient_error(update: int, norm: float, lines: list[int] | None) -> UserError:
     """The error of a gradient that is not finite, with the lines of the batches in question."""
     message = f"the gradient of update {update + 1} is not finite (its norm is {norm}), although its loss is"
-    return UserError(message + _in_lines("its data", lines))
+    remedy = "; skip_nonfinite_gradients leaves such updates out"
+    return UserError(message + _in_lines("its data", lines) + remedy)
 
 
 def _in_lines(batch: str, lines: list[int] | None) -> str:
@@ -73,16 +84,18 @@ def require_loss_scale(scaler: torch.amp.GradScaler | None) -> None:
         )
 
 
-def leave_out_on_device(optimizer: Any, norm: Tensor) -> None:
+def leave_out_on_device(optimizer: Any, norm: Tensor) -> bool:
     """Let a fused optimizer of torch leave out its step if the norm is not finite, without a wait for the device.
 
-    GradScaler tells it in the same way. Other optimizers stay as they are.
+    False if it is not one. GradScaler tells it in the same way.
     """
     plain = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
     is_fused = getattr(plain, "_step_supports_amp_scaling", False)
-    if is_fused and not isinstance(plain, MuonAdamW):
-        plain.grad_scale = None
-        plain.found_inf = norm.isfinite().logical_not().float()
+    if not is_fused or isinstance(plain, MuonAdamW):
+        return False
+    plain.grad_scale = None
+    plain.found_inf = norm.isfinite().logical_not().float()
+    return True
 
 
 def require_finite_on_all_ranks(

@@ -366,7 +366,7 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         A GPU is waited for. This is called when a loss is logged or saved, at the end of training, and after many
         batches.
         """
-        self.losses.require_finite(self._lines_of_batch)
+        self.losses.require_finite(self._lines_of_batch, self._skips_gradients)
 
     def _get_grad_norm(
         self, model: PreTrainedModel, grad_norm: torch.Tensor | float | None = None
@@ -378,20 +378,34 @@ class VanillaTransformerTrainer(TranslatingTrainer):
         return norm
 
     def _check_gradient(self, model: PreTrainedModel, norm: torch.Tensor | float) -> None:
-        """Stop the run if the gradient of the update is not finite.
+        """Stop the run if the gradient of the update is not finite, or leave the update out if the user asks for that.
 
-        A GPU is not waited for: the norm is read together with the losses, before the weights are used or saved, and a
-        fused optimizer leaves the update out by itself.
+        A GPU is not waited for if a fused optimizer can leave it out by itself, or if the run stops before the weights
+        are used or saved. The norm is then read together with the losses.
         """
         step = self.state.global_step
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()  # of the shards of all ranks
-        if isinstance(norm, torch.Tensor) and norm.device.type != "cpu":
-            if not self.is_fsdp_enabled:
-                leave_out_on_device(self.optimizer, norm)
+        if (
+            isinstance(norm, torch.Tensor)
+            and norm.device.type != "cpu"
+            and (self._leaves_out_on_device(norm) or not self._skips_gradients)
+        ):
             self.losses.add(step, None, norm)
-        elif not math.isfinite(norm):
+            return
+        if math.isfinite(norm):
+            return
+        if not self._skips_gradients:
             raise gradient_error(step, float(norm), self._lines_of_gradient(model))
+        self.losses.skipped += 1
+        model.zero_grad()  # a parameter without a gradient is not updated
+
+    def _leaves_out_on_device(self, norm: torch.Tensor) -> bool:
+        return not self.is_fsdp_enabled and leave_out_on_device(self.optimizer, norm)
+
+    @property
+    def _skips_gradients(self) -> bool:
+        return getattr(self.args, "skip_nonfinite_gradients", False)
 
     def _lines_of_gradient(self, model: PreTrainedModel) -> list[int] | None:
         """The lines of the batches of this update, of all ranks, whose own gradients are not finite.
@@ -505,9 +519,10 @@ class VanillaTransformerTrainer(TranslatingTrainer):
             self._require_finite_losses()
             require_loss_scale(self.accelerator.scaler)
             if not math.isfinite(logs.get("grad_norm", 0.0)):
-                del logs[
-                    "grad_norm"
-                ]  # the scaler of fp16 left the update out. JSON has no such number
+                del logs["grad_norm"]  # of an update that was left out. JSON has no such number
+            if self.losses.skipped:
+                logs["skipped_updates"] = self.losses.skipped
+                self.losses.skipped = 0
             limit = self._minutes_left()
             logs.update(
                 self.meter.read(
