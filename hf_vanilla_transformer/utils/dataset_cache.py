@@ -88,7 +88,8 @@ def selected(dataset: datasets.Dataset, rows: np.ndarray) -> datasets.Dataset:
     if 0 < len(rows) <= _FEW_ROWS:
         chosen = dataset.select(rows).with_format("arrow")
         batches = batches_of(chosen, _SCATTERED_ROWS, mapped_rows=_SCATTERED_ROWS)
-        return datasets.Dataset(pa.concat_tables(batches).combine_chunks(), **facts)
+        copies = [batch.combine_chunks() for batch in batches]  # each while its pages are there
+        return datasets.Dataset(pa.concat_tables(copies).combine_chunks(), **facts)
     known = dataset._indices
     numbers = rows if known is None else known.column(0).to_numpy()[rows]
     indices = pa.table({"indices": pa.array(numbers.astype(np.uint64))})
