@@ -262,7 +262,7 @@ LOADED = {
     "inference.languages": 23,
     "evaluation.metrics": 26,
     "inference.translator": 43,
-    "training.trainer.trainer": 58,
+    "training.trainer.trainer": 59,
 }
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import io
+import mmap
 import os
 import re
 import signal
@@ -226,3 +227,24 @@ def test_progress_is_escaped_where_the_output_lacks_characters(
     monkeypatch.setattr(sys, "stdout", output)
     _write("für 中 ─ \ud800")
     assert output.buffer.getvalue().decode(encoding).rstrip() == written  # type: ignore[attr-defined]
+
+
+def resident_of(file: Path) -> int:
+    """The kilobytes of a mapped file that are in this process's memory, as Linux reports them."""
+    text = Path("/proc/self/smaps").read_text()
+    mapping = text[text.index(str(file)) :]
+    return int(re.search(r"\nRss: +(\d+) kB", mapping)[1])
+
+
+def test_pages_of_a_mapped_file_leave_the_memory(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("read.bin", "other.bin")]
+    mapped = []
+    for file in files:
+        file.write_bytes(bytes(range(256)) * 4096)
+        with file.open("rb") as handle:
+            mapped.append(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
+    contents = [each[:] for each in mapped]
+    assert [resident_of(file) for file in files] == [1024, 1024]
+    system_calls.forget_pages({str(files[0])})
+    assert [resident_of(file) for file in files] == [0, 1024]
+    assert [each[:] for each in mapped] == contents

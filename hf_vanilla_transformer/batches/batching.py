@@ -14,12 +14,12 @@ from datasets import Dataset
 from torch.nn import functional as F
 
 from ..loss_vanilla_transformer import IGNORED
+from ..utils.dataset_cache import ROWS_PER_READ, batches_of
 
 #: The numbers of the rows of each batch of an update. `~row` is a dummy pair.
 BatchNumbers: TypeAlias = list[list[int]]
 
 BUCKET = 2  # tokens: the width of a bucket of source lengths
-ROWS_PER_READ = 50_000
 
 
 def ceil_div(number: Any, divisor: Any) -> Any:
@@ -45,8 +45,8 @@ def pair_lengths(dataset: "Dataset | Examples") -> tuple[np.ndarray, np.ndarray]
     lengths = {side: np.empty(len(dataset), dtype=np.int32) for side in ("input_ids", "labels")}
     tables = dataset.select_columns(list(lengths)).with_format("arrow")
     start = 0
-    # in chunks, because a filtered `Dataset` copies the ids it returns
-    for table in tables.iter(batch_size=ROWS_PER_READ):
+    # in batches, because a filtered `Dataset` copies the ids it returns
+    for table in batches_of(tables, ROWS_PER_READ):
         end = start + len(table)
         for side, column in lengths.items():
             column[start:end] = pc.list_value_length(table[side]).to_numpy()
@@ -57,7 +57,7 @@ def pair_lengths(dataset: "Dataset | Examples") -> tuple[np.ndarray, np.ndarray]
 def id_chunks(dataset: Dataset, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the ids of the lists in a column, one list after the other, and the lengths of the lists, in parts."""
     column = dataset.select_columns([name]).with_format("arrow")
-    for table in column.iter(batch_size=ROWS_PER_READ):
+    for table in batches_of(column, ROWS_PER_READ):
         for chunk in table.combine_chunks()[name].chunks:  # a selection has one of each row
             ids = chunk.flatten().to_numpy(zero_copy_only=False)
             lengths = chunk.value_lengths().to_numpy(zero_copy_only=False)

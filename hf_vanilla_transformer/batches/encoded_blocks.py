@@ -12,7 +12,7 @@ from datasets.fingerprint import Hasher
 from datasets.utils import tqdm
 
 from ..utils.atomic_write import atomic_file
-from ..utils.dataset_cache import cache_file, in_one_piece, remove_leftovers
+from ..utils.dataset_cache import cache_file, forget_rows, in_one_piece, remove_leftovers
 from ..utils.process_pool import in_order
 
 BLOCK = 50_000  # pairs of a file. With another number a corpus is encoded again
@@ -87,6 +87,7 @@ def _rows(pairs: Dataset, start: int) -> bytes:
     """The rows of a block alone. A pickled slice of a table has all of it."""
     block = pairs.select(range(start, min(start + BLOCK, len(pairs))))
     rows = in_one_piece(block)
+    forget_rows(pairs)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)

@@ -17,6 +17,7 @@ from ..text.source_text import source_text
 from ..text.token_kinds import has_closed_vocabulary, unknown_symbols
 from ..text.tokenizer_files import recognising_added_tokens
 from ..text.word_encoding import WordEncoder, encodes_by_words
+from ..utils.dataset_cache import number_columns, selected
 from ..utils.errors import UserError
 from .encoded_blocks import encode_blocks
 
@@ -132,7 +133,7 @@ def encode_pairs(
         pairs = pairs.add_column("line", np.arange(1, len(pairs) + 1))
     parts = {PART: pa.int32()} if PART in pairs.column_names else {}
     encoded = encode_blocks(pairs, encode, pa.schema(_TYPES | parts), workers, say, shard)
-    lengths = encoded.select_columns(_FACTS).with_format("numpy")[:]
+    lengths = number_columns(encoded, _FACTS)
     long_source = lengths["source_length"] > (max_source_length or np.inf)
     long_target = lengths["target_length"] > (max_target_length or np.inf)
     too_long = long_source | long_target
@@ -151,7 +152,7 @@ def encode_pairs(
     if drop_too_long and too_long.any():
         if too_long.all():
             raise UserError(f"every pair is longer than the limits: {report.summary()}")
-        encoded = encoded.select(np.flatnonzero(~too_long))
+        encoded = selected(encoded, np.flatnonzero(~too_long))
     return encoded.select_columns([*_COLUMNS, *parts]), report
 
 

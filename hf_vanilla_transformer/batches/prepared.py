@@ -11,11 +11,13 @@ The folder contains
 The bytes are the same for any number of workers, and also after an interruption.
 """
 
+import io
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +28,9 @@ from ..corpora.mixtures import MixtureReport
 from ..corpora.pairs import PairReport
 from ..text.tokenizer_files import save_tokenizers
 from ..utils.atomic_write import new_folder
-from ..utils.dataset_cache import in_one_piece
+from ..utils.dataset_cache import in_one_piece, number_columns
 from ..utils.errors import UserError
+from ..utils.system_calls import forget_pages
 from ..utils.untrusted import one_line, read_json_object
 from .batching import id_chunks, starts_of
 from .corpus_tokenizers import Tokenizers, tokenizer_folder
@@ -36,6 +39,7 @@ from .encoding import EncodingReport
 VERSION = 2
 _FACTS = "prepared.json"
 _SIDES = "input_ids", "labels"
+_PIECE = 1 << 26  # bytes
 
 
 @dataclass
@@ -134,25 +138,44 @@ def _file(folder: Path, name: str) -> Path:
     return folder / f"{name}.arrow"
 
 
-def _write_table(table: pa.Table, path: Path) -> None:
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
+def _write_table(table: pa.Table, path: Path, mapped: Collection[Path] = ()) -> None:
+    """Write a table. Of columns in files that are `mapped`, only a piece is in memory at a time."""
+    with path.open("wb") as file:
+        sink = pa.PythonFile(_InPieces(file, mapped), "w")
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+
+
+class _InPieces(io.RawIOBase):
+    """Writes a buffer piece by piece, and lets each piece of a mapped file leave the memory."""
+
+    def __init__(self, file: BinaryIO, mapped: Collection[Path]) -> None:
+        self._file = file
+        self._mapped = {os.path.realpath(each) for each in mapped}
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, buffer: Any) -> int:
+        content = memoryview(buffer).cast("B")
+        for start in range(0, len(content), _PIECE):
+            self._file.write(content[start : start + _PIECE])
+            forget_pages(self._mapped)
+        return len(content)
 
 
 def _write_flat(encoded: Dataset, path: Path, ids_type: np.dtype) -> None:
     """Write a table of lists of ids as one record batch, a part at a time."""
-    columns = {name: _flat_column(encoded, name, path, ids_type) for name in _SIDES}
-    for name in encoded.column_names:
-        if name not in _SIDES:
-            column = in_one_piece(encoded.select_columns([name]))
-            columns[name] = column[name].combine_chunks()
-    _write_table(pa.table(columns), path)
+    parts = [path.with_suffix(f".{name}") for name in _SIDES]
+    sides = [_flat_column(encoded, *each, ids_type) for each in zip(_SIDES, parts, strict=True)]
+    others = [name for name in encoded.column_names if name not in _SIDES]
+    columns = dict(zip(_SIDES, sides, strict=True)) | number_columns(encoded, others)
+    _write_table(pa.table(columns), path, mapped=parts)
 
 
-def _flat_column(encoded: Dataset, name: str, path: Path, ids_type: np.dtype) -> pa.LargeListArray:
-    """A column of lists of ids, whose ids are mapped from a file of their own."""
+def _flat_column(encoded: Dataset, name: str, part: Path, ids_type: np.dtype) -> pa.LargeListArray:
+    """A column of lists of ids, which are mapped from the file `part`."""
     lengths = []
-    part = path.with_suffix(f".{name}")
     with part.open("wb") as file:
         for ids, its_lengths in id_chunks(encoded, name):
             ids.astype(ids_type).tofile(file)

@@ -21,6 +21,7 @@ from ..text.language_codes import CodePair
 from ..text.language_detection import is_known
 from ..text.text_keys import TextKey, stable_key, text_key
 from ..utils.atomic_write import report_full_disk
+from ..utils.dataset_cache import batches_of
 from ..utils.errors import UserError, check_at_least_one
 from ..utils.process_pool import in_order
 from .duplicates import RECORD, open_duplicates
@@ -43,6 +44,7 @@ EXAMPLES = 10
 
 # pairs of a sample, and the number and share of damaged ones that are not worth a warning
 _CHECKED = 2000
+_ROWS_READ = 200
 _FEW = 5
 _WARNED = 0.02
 
@@ -289,12 +291,13 @@ def sample_warnings(pairs: "Dataset") -> Iterator[str]:
     """Return a line for each rule that more than 2 % of a sample break. Rules that need other text are left out."""
     sample = pairs.select(range(0, len(pairs), max(1, len(pairs) // _CHECKED)))
     rules = [name for name, (_, test) in RULES.items() if test and name != "language"]
-    parts = sample["part"] if "part" in sample.column_names else [0] * len(sample)
-    columns = (sample["line"], sample["source"], sample["target"], parts)
-    rows = [
-        PairRow(line, source, target, part=part)
-        for line, source, target, part in zip(*columns, strict=True)
-    ]
+    rows = []
+    for batch in batches_of(sample, _ROWS_READ, mapped_rows=_ROWS_READ):
+        lines = batch["line"]
+        parts = batch.get("part", [0] * len(lines))
+        columns = (lines, batch["source"], batch["target"], parts)
+        for line, source, target, part in zip(*columns, strict=True):
+            rows.append(PairRow(line, source, target, part=part))
     judged, report = judge_pairs(rows, rules, one_direction=True)
     deque(judged, maxlen=0)
     remedy = "vanilla-transformer clean shows and drops them"

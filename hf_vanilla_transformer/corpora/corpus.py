@@ -14,6 +14,7 @@ from ..text.language_codes import CodePair
 from ..text.language_tokens import Direction
 from ..text.source_form import SourceForm
 from ..text.text_keys import TextKey, text_key
+from ..utils.dataset_cache import batches_of, selected
 from ..utils.errors import UserError
 from ..utils.system_info import counted
 from .columns import Columns
@@ -48,16 +49,20 @@ class Corpus:
 
     def select(self, split: str, pairs: Dataset, rows: np.ndarray) -> None:
         """Let a split consist of some rows of `pairs`."""
-        known = f"{self.selected.get(split)} {len(pairs)} ".encode()
-        digest = hashlib.blake2b(known + rows.astype("<i8").tobytes(), digest_size=16).hexdigest()
-        self.pairs[split], self.selected[split] = pairs.select(rows), (len(rows), digest)
+        known = f"{self.selected.get(split)} {len(pairs)} "
+        digest = hashlib.blake2b(known.encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(rows, dtype="<i8"))
+        self.pairs[split] = selected(pairs, rows)
+        self.selected[split] = len(rows), digest.hexdigest()
 
     def texts(self, *columns: str, rows: np.ndarray | None = None) -> Iterator[tuple[str, int]]:
         """The training texts with their lines, of one column after the other, of all rows or of some."""
-        pairs = self.pairs["train"] if rows is None else self.pairs["train"].select(rows)
+        pairs = self.pairs["train"]
+        if rows is not None:
+            pairs = selected(pairs, rows)
         for column in columns:
             # Read in batches: row by row, a million rows take 20 s.
-            for batch in pairs.select_columns([column, "line"]).iter(ROWS_READ):
+            for batch in batches_of(pairs.select_columns([column, "line"]), ROWS_READ):
                 yield from zip(batch[column], batch["line"], strict=True)
 
     def fingerprint(self, split: str) -> str:
@@ -200,7 +205,7 @@ def _bring_to_form(corpus: Corpus, split: str, form: SourceForm) -> str:
     corpus.pairs[split] = after
     digest = hashlib.blake2b(digest_size=16)
     changed = 0
-    columns = [data.select_columns("source").iter(ROWS_READ) for data in (before, after)]
+    columns = [batches_of(data.select_columns("source"), ROWS_READ) for data in (before, after)]
     for old, new in zip(*columns, strict=True):
         changed += sum(map(str.__ne__, old["source"], new["source"]))
         digest.update("\0".join(new["source"]).encode())
@@ -308,13 +313,13 @@ def hold_out(
             f"held_out_pairs: {len(first)} distinct sources that no model translated are too few; give validation data"
         )
     drawn = np.sort(np.random.default_rng(seed).choice(first, count, replace=False))
-    known = np.isin(sources, sources[drawn])
+    known = _among(sources, sources[drawn])
     if bidirectional or distilled.any():  # most corpora need no keys of the other side
         targets = _keys(pairs, "target", key)
-        known |= distilled & np.isin(targets, targets[drawn])
+        known |= distilled & _among(targets, targets[drawn])
     if bidirectional:
         sentences = np.concatenate([sources[drawn], targets[drawn]])
-        known |= np.isin(sources, sentences) | np.isin(targets, sentences)
+        known |= _among(sources, sentences) | _among(targets, sentences)
     kept = np.flatnonzero(~known)
     if not len(kept):
         raise UserError(
@@ -323,8 +328,15 @@ def hold_out(
     return kept, drawn
 
 
+def _among(keys: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Whether each key is a chosen one, (N,). `np.isin` would sort all keys."""
+    chosen = np.unique(chosen)
+    places = np.searchsorted(chosen, keys).clip(max=len(chosen) - 1)
+    return chosen[places] == keys
+
+
 def _keys(pairs: Dataset, column: str, key: TextKey) -> np.ndarray:
-    batches = pairs.select_columns([column]).iter(ROWS_READ)
+    batches = batches_of(pairs.select_columns([column]), ROWS_READ)
     return np.fromiter(
         (key(text) for batch in batches for text in batch[column]), np.int64, len(pairs)
     )

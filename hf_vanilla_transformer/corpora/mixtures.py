@@ -14,6 +14,7 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from ..text.language_tokens import Direction
+from ..utils.dataset_cache import number_columns
 from ..utils.errors import UserError
 from .columns import Columns
 from .inputs import BUILT_IN, InputNames, parse_inputs
@@ -157,7 +158,7 @@ def concatenated(tables: Iterable[tuple[int, Dataset]], fingerprint: str) -> Dat
     copies = []
     last_line = 0
     for part, table in tables:
-        lines = np.asarray(table.with_format("numpy")["line"][:]) + last_line
+        lines = number_columns(table, ["line"])["line"] + last_line
         numbers = Dataset(pa.table({"line": lines, PART: np.full(len(lines), part, np.int32)}))
         # the text stays memory-mapped
         copies.append(

@@ -1,12 +1,12 @@
-"""Chunks of a translation on a Ray cluster, with Ray Data. Ray restarts a worker that dies and repeats its chunk."""
+"""Chunks of a translation on a Ray cluster. Ray restarts a worker that dies, and repeats its chunk."""
 
 import logging
 import os
-import pickle
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from ..utils.errors import UserError, naming_extras
@@ -16,6 +16,8 @@ from .translator import Translator
 
 #: A chunk that ends this many workers is the cause, such as one that needs too much memory.
 MAX_RETRIES = 20
+
+JOBS_OF_A_WORKER = 2  # the next one is there when one ends
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -40,35 +42,54 @@ class RayPool:
     def map(
         self, function: Callable[[Translator, Job], Result], jobs: Iterable[Job], fingerprint: str
     ) -> Iterator[Result]:
-        """Yield `function(translator, job)` for each job, in order of completion. All jobs are read first.
+        """Yield `function(translator, job)` for each job, in order of completion.
+
+        A few jobs for each worker are read ahead.
 
         Raises:
             UserError: what `function` raises, a cluster that cannot be reached, workers that cannot start, or a
                 model with another fingerprint on a worker.
         """
-        rows = [{"job": pickle.dumps(job)} for job in jobs]
-        if not rows:
+        unread = iter(jobs)
+        first = list(islice(unread, 1))
+        if not first:
             return
         with _cluster(self.address) as ray:
             resources = ray.cluster_resources()
             gpus = 0 if self.device == "cpu" else int(resources.get("GPU", 0))
             cores = self.workers or 1
             count = gpus or max(1, int(resources.get("CPU", 1)) // cores)
-            # a block for each job, because Ray repeats and reports whole blocks
-            results = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-                _Worker,
-                fn_constructor_args=[self.load, function, fingerprint],
-                batch_size=1,
-                concurrency=min(count, len(rows)),
+            remote_worker = ray.remote(_Worker).options(
                 num_cpus=cores,
                 num_gpus=int(gpus > 0),
-                ray_remote_args_fn=lambda: {"max_task_retries": MAX_RETRIES},
+                max_restarts=-1,
+                max_task_retries=MAX_RETRIES,
             )
-            for row in results.iter_rows():
-                result = pickle.loads(row["result"])
+            # no more workers than jobs
+            ahead = [*first, *islice(unread, count - 1)]
+            workers = [remote_worker.remote(self.load, function, fingerprint) for _ in ahead]
+            for result in _results(ray, workers, chain(ahead, unread)):
                 if isinstance(result, UserError):
                     raise result
                 yield result
+
+
+def _results(ray: Any, workers: Iterable[Any], jobs: Iterator[Any]) -> Iterator[Any]:
+    """The results of the jobs, in order of completion. A worker that is not ready yet has no job."""
+    starting = {worker.problem.remote(): worker for worker in workers}
+    running: dict[Any, Any] = {}  # result that is to come -> worker
+    while starting or running:
+        done = ray.wait([*running, *starting])[0][0]
+        is_new = done in starting
+        worker = starting.pop(done) if is_new else running.pop(done)
+        wanted = JOBS_OF_A_WORKER if is_new else 1
+        given = list(islice(jobs, wanted))
+        running.update((worker.run.remote(job), worker) for job in given)
+        if len(given) < wanted:
+            starting.clear()  # there is nothing left for them
+        result = ray.get(done)
+        if not is_new or result is not None:
+            yield result
 
 
 @contextmanager
@@ -77,7 +98,6 @@ def _cluster(address: str) -> Iterator[Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # sends nothing
     with naming_extras():
         import ray
-        import ray.data
     try:
         host, _, port = address.rpartition(":")
         if port.isdecimal():  # ray.init tries for minutes
@@ -93,8 +113,6 @@ def _cluster(address: str) -> Iterator[Any]:
         raise UserError(
             f"ray: cannot connect to a cluster at {address} ({one_line(error)}){remedy}"
         ) from error
-    logging.getLogger("ray.data").setLevel(logging.ERROR)  # it says that it shows no bars
-    ray.data.DataContext.get_current().enable_progress_bars = False
     try:
         yield ray
     except ray.exceptions.RayError as error:
@@ -112,21 +130,25 @@ class _Worker:
         function: Callable[[Translator, object], object],
         fingerprint: str,
     ):
-        self.load = load
         self.function = function
-        self.fingerprint = fingerprint
         self.translator: Translator | None = None
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
-        return {"result": [pickle.dumps(self.run(pickle.loads(job))) for job in batch["job"]]}
-
-    def run(self, job: Any) -> Any:
+        self.refusal: UserError | None = None
         try:
-            if self.translator is None:
-                translator = self.load()
-                if translator_fingerprint(translator) != self.fingerprint:
-                    raise UserError("model: a worker of Ray has another model in the same folder")
-                self.translator = translator
+            self.translator = load()
+        except UserError as error:
+            self.refusal = error
+            return
+        if translator_fingerprint(self.translator) != fingerprint:
+            self.refusal = UserError("model: a worker of Ray has another model in the same folder")
+
+    def problem(self) -> UserError | None:
+        """Why this worker cannot translate, or None."""
+        return self.refusal
+
+    def run(self, job: object) -> object:
+        if self.refusal is not None:
+            return self.refusal
+        try:
             return self.function(self.translator, job)
         except UserError as error:
             return error

@@ -1,12 +1,21 @@
 """Files in the cache of `datasets` that this package makes, and tables of its data sets."""
 
+import os
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
 
+from .system_calls import forget_pages
+
+ROWS_PER_READ = 50_000
+_MAPPED_ROWS = 200_000  # some 50 MB
 _LEFTOVER_SECONDS = 3600
 
 
@@ -26,6 +35,56 @@ def remove_leftovers() -> None:
                 and time.time() - path.stat().st_mtime > _LEFTOVER_SECONDS
             ):
                 path.unlink()
+
+
+def batches_of(
+    dataset: datasets.Dataset, rows: int, mapped_rows: int = _MAPPED_ROWS
+) -> Iterator[Any]:
+    """The batches of `Dataset.iter`. What was read of mapped files does not stay in memory.
+
+    Args:
+        rows: of a batch.
+        mapped_rows: after which pages are given back. Of rows that lie far apart each takes some 200 KB.
+    """
+    read = 0
+    for batch in dataset.iter(rows):
+        yield batch
+        read += rows
+        if read >= mapped_rows:
+            forget_rows(dataset)
+            read = 0
+    forget_rows(dataset)
+
+
+def forget_rows(dataset: datasets.Dataset) -> None:
+    """Let what was read of the mapped files of a data set leave the memory of this process."""
+    forget_pages({os.path.realpath(file["filename"]) for file in dataset.cache_files})
+
+
+def number_columns(dataset: datasets.Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Columns of numbers, each (N,)."""
+    columns = dataset.select_columns(list(names)).with_format("arrow")
+    tables = [
+        {name: np.asarray(table[name]) for name in names}
+        for table in batches_of(columns, ROWS_PER_READ)
+    ]
+    return {name: np.concatenate([table[name] for table in tables]) for name in names}
+
+
+def selected(dataset: datasets.Dataset, rows: np.ndarray) -> datasets.Dataset:
+    """Rows of a data set. `Dataset.select` makes a Python object of the number of each, 40 bytes."""
+    digest = blake2b(dataset._fingerprint.encode(), digest_size=8)
+    digest.update(np.ascontiguousarray(rows, dtype="<i8"))
+    known = dataset._indices
+    numbers = rows if known is None else known.column(0).to_numpy()[rows]
+    indices = pa.table({"indices": pa.array(numbers.astype(np.uint64))})
+    return datasets.Dataset(
+        dataset.data,
+        info=dataset.info,
+        split=dataset.split,
+        indices_table=indices,
+        fingerprint=digest.hexdigest(),
+    )
 
 
 def in_one_piece(dataset: datasets.Dataset) -> pa.Table:

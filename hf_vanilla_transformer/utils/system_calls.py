@@ -4,6 +4,7 @@ Other modules of the package make none of these calls themselves. `tests/test_sy
 """
 
 import ctypes
+import mmap
 import multiprocessing
 import os
 import signal
@@ -11,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
@@ -164,6 +166,24 @@ def release_free_memory() -> bool:
         return False
     trim(0)
     return True
+
+
+def forget_pages(files: Collection[str]) -> None:
+    """Give the pages of mapped files that this process has read back to the system. They are read again when needed.
+
+    The system itself takes them back only when memory is short, and the limits of a job count them. Windows and macOS
+    decide alone.
+    """
+    if sys.platform != "linux":
+        return
+    c_library = ctypes.CDLL(None)
+    for line in Path("/proc/self/maps").read_bytes().splitlines():
+        span, *_, file = line.split(maxsplit=5)
+        if os.fsdecode(file) in files:
+            start, end = (int(address, 16) for address in span.split(b"-"))
+            c_library.madvise(
+                ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED
+            )
 
 
 # Processes

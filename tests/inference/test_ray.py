@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 from hf_vanilla_transformer import BatchTranslator, Translator
 from hf_vanilla_transformer.corpora.inputs import DISTILLED
 from hf_vanilla_transformer.inference.fingerprints import translator_fingerprint
-from hf_vanilla_transformer.inference.ray_workers import RayPool
+from hf_vanilla_transformer.inference.ray_workers import JOBS_OF_A_WORKER, RayPool
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import save_model
 
@@ -85,7 +86,7 @@ def test_killed_workers_of_ray_lose_and_repeat_nothing(
         datasets.Dataset.from_dict({"id": range(LINES), "source": TEXT}).to_parquet(source)
     command = [sys.executable, "-m", "vanilla_transformer_cli", "translate", "--model", str(folder), "--ray", "local"]
     start = time.perf_counter()
-    run_and_kill([*command, "--input", str(source), "--output", str(output), *FLAGS], "_Worker)).submit", kills)
+    run_and_kill([*command, "--input", str(source), "--output", str(output), *FLAGS], "_Worker.run", kills)
     print(f"\n{form}, {LINES:,} lines, {kills} killed: {time.perf_counter() - start:.1f} s")
     lines = output.read_text(encoding="utf-8").split("\n")[:-1]
     if form == "txt":
@@ -142,6 +143,23 @@ def test_errors_of_workers_of_ray_reach_the_caller(folder: Path) -> None:
         list(pool.map(refuse, ["two"], "of another model"))
 
 
+def test_jobs_are_read_as_workers_need_them(folder: Path) -> None:
+    pytest.importorskip("ray", reason='pip install ".[ray]"')
+    load = partial(Translator.from_pretrained, folder, device="cpu")
+    read = 0
+
+    def jobs() -> Iterator[str]:
+        nonlocal read
+        for read in range(1, 201):
+            yield f"job {read}"
+
+    done = []
+    for result in RayPool("local", load, workers=1).map(echo, jobs(), translator_fingerprint(load())):
+        done.append(result)
+        assert read <= len(done) + JOBS_OF_A_WORKER * (os.cpu_count() or 1)
+    assert sorted(done) == sorted(f"job {number}" for number in range(1, 201))
+
+
 def test_ray_that_does_not_start_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray raises a plain Exception where a node is slow."""
     ray = pytest.importorskip("ray", reason='pip install ".[ray]"')
@@ -154,6 +172,10 @@ def test_ray_that_does_not_start_is_one_line(folder: Path, monkeypatch: pytest.M
     message = r"^ray: cannot connect to a cluster at local \(.*timed out.*\): RAY_raylet_start_wait_time_s=300 [^\n]*$"
     with pytest.raises(UserError, match=message):
         list(pool.map(refuse, ["two"], "of no model"))
+
+
+def echo(translator: Translator, line: str) -> str:
+    return line
 
 
 def refuse(translator: Translator, line: str) -> str:
