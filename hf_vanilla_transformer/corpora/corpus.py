@@ -51,7 +51,7 @@ class Corpus:
         """Let a split consist of some rows of `pairs`."""
         known = f"{self.selected.get(split)} {len(pairs)} "
         digest = hashlib.blake2b(known.encode(), digest_size=16)
-        digest.update(np.ascontiguousarray(rows, dtype="<i8"))
+        digest.update(np.ascontiguousarray(rows, dtype="<i8").data)
         self.pairs[split] = selected(pairs, rows)
         self.selected[split] = len(rows), digest.hexdigest()
 

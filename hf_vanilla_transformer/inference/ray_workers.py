@@ -146,7 +146,7 @@ class _Worker:
         return self.refusal
 
     def run(self, job: object) -> object:
-        if self.refusal is not None:
+        if self.translator is None or self.refusal is not None:
             return self.refusal
         try:
             return self.function(self.translator, job)

@@ -83,7 +83,7 @@ def selected(dataset: datasets.Dataset, rows: np.ndarray) -> datasets.Dataset:
     Of many, `Dataset.select` would make a Python object of each number, 40 bytes.
     """
     digest = blake2b(dataset._fingerprint.encode(), digest_size=8)
-    digest.update(np.ascontiguousarray(rows, dtype="<i8"))
+    digest.update(np.ascontiguousarray(rows, dtype="<i8").data)
     facts = {"info": dataset.info, "split": dataset.split, "fingerprint": digest.hexdigest()}
     if 0 < len(rows) <= _FEW_ROWS:
         chosen = dataset.select(rows).with_format("arrow")
