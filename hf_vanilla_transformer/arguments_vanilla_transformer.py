@@ -7,6 +7,7 @@ transformers 5.24, for example, renamed the cache, and decoding without it gives
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import transformers
 from torch import Tensor
 from transformers.cache_utils import Cache
@@ -58,4 +59,15 @@ def check_unread(arguments: Mapping[str, Any], backend: str | None) -> None:
         if not known or (isinstance(value, Tensor) and name != "num_items_in_batch"):
             raise ValueError(
                 f"forward has no argument {name} ({type(value).__name__}): check the name, or leave it out"
+            )
+
+
+def check_ids(ids: Tensor, size: int, name: str, remedy: str = "use the model's tokenizer") -> None:
+    """Raise a ValueError for ids outside 0 … size - 1, on a CPU and outside compiled graphs."""
+    # Elsewhere reading the values would synchronise the GPU or break the graph. There torch's check must do.
+    if ids.device.type == "cpu" and not torch.compiler.is_compiling():
+        low, high = (int(extreme) for extreme in ids.aminmax())
+        if low < 0 or high >= size:
+            raise ValueError(
+                f"{name} contains {low if low < 0 else high}, but must be below {size}; {remedy}"
             )

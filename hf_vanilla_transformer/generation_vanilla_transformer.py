@@ -26,9 +26,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from .arguments_vanilla_transformer import CACHE, one_cache
+from .arguments_vanilla_transformer import CACHE, check_ids, one_cache
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .layers_vanilla_transformer import check_ids
 from .search_vanilla_transformer import (
     REFILL_SHARE,
     BeamSearch,
@@ -698,8 +697,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
     @generation_config.setter
     def generation_config(self, value: GenerationConfig) -> None:
-        if type(value) is GenerationConfig:
-            # No copy: the caller may change it later.
+        if type(value) is GenerationConfig:  # no copy: the caller may change it later
             value.__class__ = VanillaTransformerGenerationConfig
         elif not isinstance(value, VanillaTransformerGenerationConfig):
             value = VanillaTransformerGenerationConfig.from_dict(value.to_dict())

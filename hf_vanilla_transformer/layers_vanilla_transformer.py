@@ -26,11 +26,12 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .arguments_vanilla_transformer import CACHE, check_unread, one_cache
+from .arguments_vanilla_transformer import CACHE, check_ids, check_unread, one_cache
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .masks_vanilla_transformer import (
     bidirectional_mask,
     causal_mask,
+    padding_mask,
     segment_mask,
     segment_positions,
     token_positions,
@@ -90,17 +91,6 @@ def eager_attention_forward(
     weights = F.dropout(scores.softmax(dim=-1).to(value.dtype), p=dropout, training=module.training)
     output = weights @ value  # (B, H, T, d_v)
     return output.transpose(1, 2).contiguous(), weights
-
-
-def check_ids(ids: Tensor, size: int, name: str, remedy: str = "use the model's tokenizer") -> None:
-    """Raise a ValueError for ids outside 0 … size - 1, on a CPU and outside compiled graphs."""
-    # Elsewhere reading the values would synchronise the GPU or break the graph. There torch's check must do.
-    if ids.device.type == "cpu" and not torch.compiler.is_compiling():
-        low, high = (int(extreme) for extreme in ids.aminmax())
-        if low < 0 or high >= size:
-            raise ValueError(
-                f"{name} contains {low if low < 0 else high}, but must be below {size}; {remedy}"
-            )
 
 
 # The kernels of torch's scaled dot-product attention
@@ -414,19 +404,10 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         )
 
     def source_mask(self, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
-        """Return the caller's mask, or 1 for every id (B, S) that is not the pad token.
-
-        Without a mask, a pad token that also ends sentences is a ValueError.
-        """
-        pad = self.config.pad_token_id
-        if attention_mask is not None or input_ids is None or pad is None:
+        """Return the caller's mask, or the `padding_mask` of the ids (B, S)."""
+        if attention_mask is not None or input_ids is None:
             return attention_mask
-        eos = self.config.eos_token_id
-        if pad in (eos if isinstance(eos, list) else [eos]):
-            raise ValueError(
-                f"attention_mask is missing: pad_token_id={pad} also ends sentences, so that ids do not show padding"
-            )
-        return input_ids.ne(pad).long()
+        return padding_mask(self.config, input_ids)
 
 
 class VanillaTransformerStack(VanillaTransformerPreTrainedModel):

@@ -72,6 +72,23 @@ def bidirectional_mask(
     )
 
 
+def padding_mask(config: VanillaTransformerConfig, input_ids: Tensor) -> Tensor | None:
+    """Return 1 for every id (B, S) that is not the pad token. None if there is no such token.
+
+    Raises:
+        ValueError: the pad token also ends sentences.
+    """
+    pad = config.pad_token_id
+    if pad is None:
+        return None
+    eos = config.eos_token_id
+    if pad in (eos if isinstance(eos, list) else [eos]):
+        raise ValueError(
+            f"attention_mask is missing: pad_token_id={pad} also ends sentences, so that ids do not show padding"
+        )
+    return input_ids.ne(pad).long()
+
+
 def token_positions(
     inputs: Tensor, attention_mask: Any, past: int = 0, prepared: bool = False
 ) -> Tensor:

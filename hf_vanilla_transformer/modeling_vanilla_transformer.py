@@ -23,7 +23,7 @@ from transformers.modeling_outputs import (
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
-from .arguments_vanilla_transformer import CACHE, one_cache
+from .arguments_vanilla_transformer import CACHE, check_ids, one_cache
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import (
     VanillaTransformerGenerationMixin,
@@ -33,7 +33,6 @@ from .layers_vanilla_transformer import (
     VanillaTransformerDecoder,
     VanillaTransformerEncoder,
     VanillaTransformerPreTrainedModel,
-    check_ids,
     dropout,
     is_plain_linear,
 )

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ..corpora.columns import SIDES
 from ..corpora.mixtures import PART
 from ..corpora.pairs import REPORTED_LINES, describe_dropped
+from ..text.cells import text_of
 from ..text.language_tokens import Direction, encode_targets, language_tokens
 from ..text.source_text import source_text
 from ..text.token_kinds import has_closed_vocabulary, unknown_symbols
@@ -125,7 +126,7 @@ def encode_pairs(
         it, cached by `datasets`, and the report.
 
     Raises:
-        UserError: every pair is too long, or a training pair has a symbol that its tokenizer lacks.
+        UserError: every pair is too long, one has no text, or a training pair has a symbol that its tokenizer lacks.
     """
     source, target = map(recognising_added_tokens, (tokenizer, target_tokenizer or tokenizer))
     encode = _Encode(source, target, directions, refuse_unknown=drop_too_long)
@@ -156,6 +157,16 @@ def encode_pairs(
     return encoded.select_columns([*_COLUMNS, *parts]), report
 
 
+def _require_text(batch: dict[str, list[Any]]) -> None:
+    """Raise a UserError for a pair with a side that is missing or no text."""
+    for side in SIDES:
+        if {*map(type, batch[side])} <= {str}:
+            continue
+        for cell, line in zip(batch[side], batch["line"], strict=True):
+            if text_of(cell, f"line {line}: the {side}") is None:
+                raise UserError(f"line {line}: the {side} has no text: leave the pair out")
+
+
 @dataclass
 class _Encode:
     """Tokenizes a batch of pairs. It is a class, because a closure is not pickled for processes."""
@@ -181,6 +192,7 @@ class _Encode:
         )
 
     def __call__(self, batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        _require_text(batch)
         sources = [source_text(text, self.tokenizer) for text in batch["source"]]
         ids = self._ids("source", sources)
         labels = self._ids("target", batch["target"])

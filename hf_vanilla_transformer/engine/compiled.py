@@ -24,6 +24,7 @@ from torch.export import Dim
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
+from ..arguments_vanilla_transformer import check_ids
 from ..generation_vanilla_transformer import (
     BeamCacheSlots,
     EncodedSource,
@@ -31,7 +32,6 @@ from ..generation_vanilla_transformer import (
     beam_numbers,
     take_slots,
 )
-from ..layers_vanilla_transformer import check_ids
 from ..search_vanilla_transformer import BeamState, Decoder, SearchConfig, resized
 from .kernels import compile_graph, has_compiler
 from .packed_weights import CrossKV, PackedWeights, PositionEncodings

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
-from ..layers_vanilla_transformer import VanillaTransformerAttention, check_ids
+from ..arguments_vanilla_transformer import check_ids
+from ..layers_vanilla_transformer import VanillaTransformerAttention
 from ..masks_vanilla_transformer import token_positions
 from ..search_vanilla_transformer import BeamState, SearchConfig
 from .c_kernels import Rows, View, attend, finish, write_cache

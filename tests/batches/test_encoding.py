@@ -87,6 +87,17 @@ def test_unknown_symbols_are_refused_in_training(pairs):
         rows_of(encode_pairs(pairs, characters, symbol_tokenizers()[1], drop_too_long=True)[0])
 
 
+@pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize(
+    ("cells", "reason"), [(["eins", None], "has no text"), ([1.5, float("nan")], "is 1.5 (float), not text")]
+)
+def test_pairs_without_text_are_refused(tokenizer, cells, reason, side):
+    texts = {"source": ["one", "two"], "target": ["eins", "zwei"], "line": [7, 9]}
+    line = 9 if None in cells else 7
+    message = error_of(encode_pairs, Dataset.from_dict(texts | {side: cells}), tokenizer, drop_too_long=True)
+    assert message.startswith(f"line {line}: the {side} {reason}")
+
+
 def test_unknown_symbols_are_counted_in_evaluation(pairs):
     tokenizers = symbol_tokenizers()
     encoded, report = encode_pairs(pairs, *tokenizers, drop_too_long=False)
