@@ -248,3 +248,14 @@ def test_pages_of_a_mapped_file_leave_the_memory(tmp_path: Path) -> None:
     system_calls.forget_pages({str(files[0])})
     assert [resident_of(file) for file in files] == [0, 1024]
     assert [each[:] for each in mapped] == contents
+
+
+def test_ended_process_whose_parent_has_not_asked_for_it_does_not_run() -> None:
+    assert system_calls.process_runs(os.getpid())
+    silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+    ended = os.posix_spawn(sys.executable, [sys.executable, "--version"], {}, file_actions=silent)
+    os.waitid(os.P_PID, ended, os.WEXITED | os.WNOWAIT)  # leave it to be asked for
+    os.kill(ended, 0)  # a signal finds it still
+    assert not system_calls.process_runs(ended)
+    os.waitpid(ended, 0)
+    assert not system_calls.process_runs(ended)
