@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from transformers import GenerationConfig
 
 from hf_vanilla_transformer import Translator
@@ -350,6 +350,29 @@ def test_special_tokens_of_the_model_are_those_of_its_tokenizers(name: str, side
     fields(f"{side}tokenizer_config.json", **{name: "<unk>"})(folder)
     line = error_of(Translator.from_pretrained, folder, "cpu")
     assert line.startswith(f"{folder / side}: {name}=<unk>: the model's is {right}, which would stay")
+
+
+STEPS = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder"), "an object with a type")
+PARTS = STEPS | {"model": "an object", "truncation": "an object", "padding": "an object", "added_tokens": "a list"}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_part_of_a_tokenizer_of_a_wrong_type_is_named(good: Path, name: str, tmp_path: Path) -> None:
+    wrong = ["x", 3, True, {"a": "list"} if name == "added_tokens" else [], *([{}] if name in STEPS else [])]
+    folder = damaged(good, tmp_path, lambda folder: None)
+    for value in wrong:
+        fields("tokenizer.json", **{name: value})(folder)
+        with pytest.raises(Exception, match="did not match|expected|missing"):  # the library refuses it, too
+            Tokenizer.from_file(str(folder / "tokenizer.json"))
+        line = error_of(load_tokenizers, folder)
+        assert line.startswith(f"{folder / 'tokenizer.json'}: {name}=") and line.endswith(f": {PARTS[name]} is needed")
+
+
+def test_tokenizer_of_another_class_adds_tokens_that_the_model_lacks(good: Path, tmp_path: Path) -> None:
+    folder = damaged(good, tmp_path, fields("tokenizer_config.json", tokenizer_class="BertTokenizer"))
+    line = error_of(load_tokenizers, folder)
+    assert line.startswith(f"{folder}: its tokenizer, a BertTokenizer, adds token ")
+    assert line.endswith("name the right tokenizer_class in tokenizer_config.json")
 
 
 @pytest.mark.parametrize("load", [load_model, load_tokenizers, load_base_model, check_model_folder])

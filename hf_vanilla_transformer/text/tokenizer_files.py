@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..utils.atomic_write import atomic_file, report_full_disk
 from ..utils.errors import UserError, missing_extra, shown
-from ..utils.model_folder import check_model_files
+from ..utils.model_folder import check_model_files, check_tokenizer_file
 from ..utils.untrusted import one_line, read_json_object
 from .language_tokens import language_tokens
 from .side_tokens import target_vocabulary
@@ -106,8 +106,23 @@ def load_tokenizers(
             raise UserError(
                 f"{place}: its tokenizer has no pad_token, which batches need: set one and save it again"
             )
+    _check_source(source, folder)
     _check_target(target, target_folder if target is not source else folder, folder)
     return source, target
+
+
+def _check_source(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Refuse a tokenizer that adds tokens to every text which the model lacks, as one of another class does."""
+    if not (folder / "config.json").is_file():
+        return
+    rows = read_json_object(folder / "config.json").get("vocab_size")
+    added = max(tokenizer("").input_ids, default=0)
+    if type(rows) is int and added >= rows:
+        raise UserError(
+            f"{folder}: its tokenizer, a {type(tokenizer).__name__}, adds token {added}, "
+            f"{shown(tokenizer.convert_ids_to_tokens(added))}, to every text, and the model's vocab_size is {rows}: "
+            "name the right tokenizer_class in tokenizer_config.json"
+        )
 
 
 def _check_target(tokenizer: PreTrainedTokenizerBase, place: Path, folder: Path) -> None:
@@ -143,6 +158,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             raise UserError(
                 f"{folder}: this folder has no tokenizer, such as tokenizer.json"
             ) from error
+        check_tokenizer_file(folder / "tokenizer.json")
         refusal = UserError(f"{folder}: cannot load the tokenizer ({one_line(error)})")
         raise missing_extra(error) or refusal from error
     backend = getattr(tokenizer, "backend_tokenizer", None)

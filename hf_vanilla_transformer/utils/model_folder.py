@@ -145,6 +145,16 @@ _OF_TOKENIZERS: _Fields = {
     "language_tokens": _OBJECT,
     "language_marks": _LIST,
 }
+# Of tokenizer.json: the tokenizers library names no field.
+_STEP = (lambda step: isinstance(step, dict) and "type" in step), "an object with a type"
+_OF_TOKENIZER_FILES: _Fields = {
+    "version": _TEXT,
+    "truncation": _OBJECT,
+    "padding": _OBJECT,
+    "added_tokens": _LIST,
+    **dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder"), _STEP),
+    "model": _OBJECT,  # without a type in old files
+}
 _FLAGS = (
     "do_sample use_cache renormalize_logits remove_invalid_values token_healing return_dict_in_generate output_scores "
     "output_logits output_attentions output_hidden_states"
@@ -215,6 +225,12 @@ def check_model_files(folder: Path) -> None:
             check_search(file, settings)
             _check_fields(file, settings, _OF_SEARCHES)
             _check_ids(file, settings, count)
+
+
+def check_tokenizer_file(file: Path) -> None:
+    """Refuse a tokenizer.json with a field of a wrong type. Large ones are slow to read: call it after a failure."""
+    if file.is_file():
+        _check_fields(file, read_json_object(file), _OF_TOKENIZER_FILES)
 
 
 def check_search(where: object, settings: Mapping[str, Any]) -> None:
