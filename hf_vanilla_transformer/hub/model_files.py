@@ -9,6 +9,7 @@ from transformers.dynamic_module_utils import get_relative_imports
 
 from ..text.tokenizer_files import TARGET_FOLDER
 from ..utils.errors import UserError
+from ..utils.model_folder import read_shards
 from ..utils.untrusted import read_json_object, read_safetensors_header
 from .card import SECRET
 
@@ -120,7 +121,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _shards(folder: Path) -> set[str]:
-    return set(read_json_object(folder / INDEX).get("weight_map", {}).values())
+    return read_shards(folder / INDEX)
 
 
 def _check_location(folder: Path, name: str) -> None:

@@ -18,6 +18,7 @@ from huggingface_hub.utils import validate_repo_id
 from ..inference.loading import check_model_folder
 from ..text.tokenizer_files import load_tokenizers
 from ..utils.errors import UserError
+from ..utils.model_folder import check_model_files
 from ..utils.untrusted import one_line, read_json_object
 from .card import CardFacts, card_for_repository, model_card
 from .model_files import CARD, ModelFiles, choose_files, is_model_file
@@ -40,6 +41,7 @@ def prepared_files(
     """
     check_repo_id(repo_id)
     folder = Path(folder)
+    check_model_files(folder)
     files = choose_files(folder)
     check_model_folder(folder, subclasses=False)  # the Hub's users load them with their code
     if {"tokenizer.json", "tokenizer_config.json"} & files.chosen.keys():

@@ -23,7 +23,7 @@ from transformers.utils import logging
 from .. import modeling_vanilla_transformer
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..utils.cpu_time import measured_cpu_time
-from ..utils.errors import UserError
+from ..utils.errors import UserError, shown
 from ..utils.finite import require_finite
 from ..utils.model_folder import check_model_files, require_model_folder
 from ..utils.untrusted import one_line, read_json_object, reading_weights
@@ -87,8 +87,9 @@ def load_model(
 def _from_folder(
     folder: Path, dtype: torch.dtype | str, model_class: type[PreTrainedModel] | None
 ) -> PreTrainedModel:
-    if model_class is None:
-        registered_class(folder)
+    if model_class is None and registered_class(folder) is None:
+        kind = shown(_config(folder).get("model_type"))
+        raise UserError(f"{folder}: model_type={kind} in config.json is no model that translates")
     with reading_weights(folder):
         return load_whole(
             model_class or AutoModelForSeq2SeqLM, folder, dtype=dtype, trust_remote_code=False

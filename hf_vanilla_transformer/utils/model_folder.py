@@ -108,6 +108,21 @@ def _is_template(value: Any) -> bool:
     return all(isinstance(text, str) for text in texts)
 
 
+def _are_texts(value: Any) -> bool:
+    """An object or a list of texts."""
+    texts = value.values() if isinstance(value, dict) else value
+    return all(isinstance(text, str) for text in texts)
+
+
+def _are_marks(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and value[0] in ("source", "target", None)
+        and isinstance(value[1], bool)
+    )
+
+
 _TRUTH = _of(bool), "true or false"
 _TEXT = _of(str), "text"
 _LIST = _of(list), "a list"
@@ -142,8 +157,13 @@ _OF_TOKENIZERS: _Fields = {
     "clean_up_tokenization_spaces": _TRUTH,
     "split_special_tokens": _TRUTH,
     "added_tokens_decoder": (_are_numbered_tokens, "an object of tokens by their ids"),
-    "language_tokens": _OBJECT,
-    "language_marks": _LIST,
+    "language_tokens": (lambda value: _of(dict)(value) and _are_texts(value), "an object of texts"),
+    "language_marks": (_are_marks, 'a list such as ["target", false]'),
+}
+_OF_CONFIGURATIONS: _Fields = {
+    "model_type": _TEXT,
+    "architectures": (lambda value: _of(list)(value) and _are_texts(value), "a list of texts"),
+    "auto_map": _OBJECT,
 }
 # Of tokenizer.json: the tokenizers library names no field.
 _STEP = (lambda step: isinstance(step, dict) and "type" in step), "an object with a type"
@@ -214,6 +234,9 @@ def check_model_files(folder: Path) -> None:
     config = folder / "config.json"
     values = read_json_object(config) if config.is_file() else {}
     _check_sizes(config, values)
+    _check_fields(config, values, _OF_CONFIGURATIONS)
+    if (index := folder / "model.safetensors.index.json").is_file():
+        read_shards(index)
     sizes = [values[name] for name in values if _VOCABULARY.fullmatch(name)]
     count = max((size for size in sizes if type(size) is int), default=_MAX_VOCABULARY)
     for file in (config, folder / "generation_config.json"):
@@ -288,6 +311,18 @@ def _check_sizes(file: Path, values: Mapping[str, Any]) -> None:
             raise _refusal(file, name, value, "true is needed")
         if name.endswith("attn_implementation") and "/" in str(value):
             raise _refusal(file, name, value, "code of the Hub is not run: remove the field")
+
+
+def read_shards(file: Path) -> set[str]:
+    """Return the names of files in an index of weights. Files outside its folder are refused."""
+    names = read_json_object(file).get("weight_map")
+    if not isinstance(names, dict) or not _are_texts(names):
+        raise _refusal(file, "weight_map", names, "an object of file names is needed")
+    shards = {*names.values()}
+    for name in sorted(shards):
+        if name != Path(name).name:
+            raise _refusal(file, "weight_map", name, "a file of this folder is needed")
+    return shards
 
 
 def _check_ids(file: Path, settings: Mapping[str, Any], count: int) -> None:
