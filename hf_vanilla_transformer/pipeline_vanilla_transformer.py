@@ -154,6 +154,8 @@ def _text_of(sentence: Any, where: str) -> str:
         return ""
     if not isinstance(sentence, str):
         raise ValueError(f"{where} is {sentence!r} ({type(sentence).__name__}), not text")
+    if sentence != sentence.encode(errors="ignore").decode():  # lone surrogates, which JSON permits
+        raise ValueError(f"{where} is {sentence!a}, not valid Unicode")
     return sentence
 
 

@@ -229,7 +229,7 @@ def best(
         *map(_address, (scales, bias, hidden)),
         beams,
         count,
-        normalize,
+        bool(normalize),  # of num_beams, which may be a number of NumPy
         values.data_ptr(),
         tokens.data_ptr(),
     )

@@ -19,7 +19,7 @@ from ..engine.shared_copy import in_evaluation_mode, shared_copy
 from ..generation_vanilla_transformer import MAX_LENGTH_OVER_SOURCE, plan_search, uncovered_line
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import LengthPenalty, is_hypothesis
-from ..text.cells import text_of
+from ..text.cells import check_items, text_of
 from ..text.language_tokens import Direction
 from ..text.side_tokens import AS_TEXT, readable_tokens
 from ..text.source_text import source_text
@@ -245,13 +245,9 @@ class Translator:
         Raises:
             UserError: at once for wrong arguments, later for a wrong item or one that is too long.
         """
-        if isinstance(sentences, str):
-            raise UserError(
-                "sentences: an iterable of strings is needed, not one string; put it in a list"
-            )
-        check_at_least_one(
-            batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, n_best=n_best
-        )
+        check_items("sentences", sentences)
+        check_items("prefixes", prefixes)
+        check_at_least_one(max_tokens_per_batch=max_tokens_per_batch, n_best=n_best)
         check_search({"batch_size": batch_size, **generate_kwargs})
         settings, penalty = self._search_settings(generate_kwargs, n_best, scores)
         request = TranslationRequest(
@@ -304,9 +300,6 @@ class Translator:
         self, settings: dict[str, Any], n_best: int, scores: bool
     ) -> tuple[dict[str, Any], LengthPenalty | None]:
         """Arguments of `generate`, and the length penalty of this package's search, None if it does not cover them."""
-        check_at_least_one(
-            num_beams=settings.get("num_beams"), max_new_tokens=settings.get("max_new_tokens")
-        )
         settings = {name: value for name, value in settings.items() if value is not None}
         beams = settings.get("num_beams") or self.model.generation_config.num_beams or 1
         if n_best > beams and not settings.get("do_sample"):
@@ -356,7 +349,10 @@ class Translator:
             while window := list(islice(pairs, ahead)):
                 of_window = next_places(places, len(window))
                 texts = [
-                    (text_of(item, f"sentences: line {line}") or "", prefix)
+                    (
+                        text_of(item, f"sentences: line {line}") or "",
+                        text_of(prefix, f"prefixes: line {line}") or "",
+                    )
                     for (item, prefix), (line, *_) in zip(window, of_window, strict=True)
                 ]
                 yield from translate(texts, of_window, request, warnings)
@@ -758,6 +754,7 @@ _AT_MOST = {"num_beams": 1000, "max_new_tokens": 100_000, "batch_size": 1_000_00
 
 def check_search(settings: Mapping[str, Any]) -> None:
     """Refuse arguments of `generate` that are out of range, with a `UserError`."""
+    check_at_least_one(**{name: settings.get(name) for name in _AT_MOST})
     for name, most in _AT_MOST.items():
         if (settings.get(name) or 0) > most:
             raise UserError(f"{name}: must be at most {most:,}, not {settings[name]}")

@@ -1,11 +1,27 @@
 """Tell what an item to translate is: a cell of a table, an element of a list or a value of a request."""
 
+import re
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
 from ..utils.errors import UserError
 
 _MISSING = frozenset(["NAType", "NaTType"])  # of pandas, which need not be installed
+_SURROGATE = re.compile(r"[\ud800-\udfff]")  # which JSON permits, and UTF-8 lacks
+
+
+def check_items(name: str, items: Any) -> None:
+    """Refuse an argument whose items are no texts: letters of a string, or columns of a dictionary or a frame."""
+    if isinstance(items, str):
+        raise UserError(
+            f"{name}: an iterable of strings is needed, not one string; put it in a list"
+        )
+    if isinstance(items, Mapping) or hasattr(items, "columns"):
+        kind = type(items).__name__
+        raise UserError(
+            f"{name}: an iterable of strings is needed, not a {kind}; give one of its columns"
+        )
 
 
 def text_of(cell: Any, where: str) -> str | None:
@@ -14,7 +30,11 @@ def text_of(cell: Any, where: str) -> str | None:
     Raises:
         UserError: it is something else. The message starts with `where`.
     """
-    if cell is None or isinstance(cell, str):
+    if cell is None:
+        return None
+    if isinstance(cell, str):
+        if not cell.isascii() and _SURROGATE.search(cell):
+            raise UserError(f"{where} is {cell!a:.60}, not valid Unicode; mend it, or remove it")
         return cell
     is_nan = isinstance(cell, Real) and cell != cell
     if is_nan or type(cell).__name__ in _MISSING:

@@ -106,8 +106,10 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | 
 
 
 def check_at_least_one(**values: int | None) -> None:
-    """Refuse numbers below 1. None, the default of an argument, is permitted."""
+    """Refuse what is no whole number from 1. None, the default of an argument, is permitted."""
     for name, value in values.items():
+        if value is not None and not hasattr(value, "__index__"):
+            raise UserError(f"{name}: must be a whole number, not {value!r}")
         if value is not None and value < 1:
             raise UserError(f"{name}: must be at least 1, not {value}")
 

@@ -10,6 +10,7 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("pandas")
 
 import pandas
+import torch
 from fastapi import HTTPException
 
 from hf_vanilla_transformer import BatchTranslator, TranslationPipeline, Translator
@@ -17,6 +18,7 @@ from hf_vanilla_transformer.inference.file_translation import translated_lines
 from hf_vanilla_transformer.inference.sentences import read_directed_sentences
 from hf_vanilla_transformer.serving.request_body import validate
 from hf_vanilla_transformer.serving.schemas import PredictRequest
+from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import save_model
 from tests.serving_helpers import client_of, language_pair
 
@@ -27,16 +29,26 @@ KEPT = ["12345", "https://example.org/a?b=1"]
 OF_JSON = [None]
 NOTHING = [None, float("nan"), np.float32("nan"), pandas.NA, pandas.NaT]
 OTHERS = [3, 2.5, True, ["two"], {"text": "two"}]
+NO_UNICODE = "two \ud800"
 NOT_JSON = [b"two", np.array(["two"]), object()]
 
 
 @pytest.fixture(scope="module")
-def doors(tmp_path_factory):
-    """Name -> a function of cells that returns their translations, "" for nothing."""
-    folder = save_model(tmp_path_factory.mktemp("model"), SENTENCES, vocab_size=300)
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("model"), SENTENCES, vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def translator(folder):
     translator = Translator.from_pretrained(folder)
     translator.model.generation_config.update(num_beams=2, max_new_tokens=5)
     translator.model.save_pretrained(folder)
+    return translator
+
+
+@pytest.fixture(scope="module")
+def doors(tmp_path_factory, folder, translator):
+    """Name -> a function of cells that returns their translations, "" for nothing."""
     pipeline = TranslationPipeline(model=translator.model, tokenizer=translator.source_tokenizer)
     batches = BatchTranslator(folder)
 
@@ -59,7 +71,8 @@ def doors(tmp_path_factory):
 
     def of_server(cells):
         with client_of(language_pair(translator)) as client:
-            answer = client.post("/translate", json={"q": cells, "source": "en", "target": "de"})
+            body = json.dumps({"q": cells, "source": "en", "target": "de"})
+            answer = client.post("/translate", content=body, headers={"Content-Type": "application/json"})
         if answer.status_code == 400:
             raise ValueError(answer.json()["error"])
         return [text.strip() for text in answer.json()["translatedText"]]  # which keeps the layout
@@ -98,7 +111,8 @@ def test_cells_mean_the_same_at_every_door(doors, name: str) -> None:
     for nothing in OF_JSON if name in OF_FILES else NOTHING:
         assert door([TEXT, nothing]) == [*expected, ""]
     others = OTHERS if name in OF_FILES else OTHERS + NOT_JSON
-    for other in others:
+    # Arrow and the server's parser of JSON have valid Unicode alone
+    for other in others if name in ("datasets.map", "server") else [*others, NO_UNICODE]:
         # a column of Arrow has one type
         cells = [other, other] if name == "datasets.map" else [TEXT, other]
         with pytest.raises((ValueError, HTTPException), match=ROWS[name]):
@@ -109,3 +123,30 @@ def test_cells_mean_the_same_at_every_door(doors, name: str) -> None:
 def test_numbers_and_addresses_stay_at_every_door_with_the_package(doors, name: str) -> None:
     is_kept = doors[name](KEPT) == KEPT
     assert is_kept == (name != "pipeline")  # a file that travels with a checkpoint, without the package
+
+
+@pytest.mark.parametrize(
+    ("items", "kind"),
+    [(TEXT, "one string"), ({"source": [TEXT]}, "a dict"), (pandas.DataFrame({"source": [TEXT]}), "a DataFrame")],
+)
+def test_items_are_texts_and_no_letters_or_names_of_columns(doors, items, kind: str) -> None:
+    with pytest.raises(UserError, match=f"^sentences: an iterable of strings is needed, not {kind}"):
+        doors["python"](items)
+
+
+def test_prefixes_are_cells_too(translator) -> None:
+    free, forced = translator.translate([TEXT, TEXT], prefixes=[None, "seven"])
+    assert free == next(translator.translate([TEXT])) and forced.startswith("seven")
+    for wrong, reason in [([3], "line 1 is 3 .int., not text"), ("seven", "not one string")]:
+        with pytest.raises(UserError, match=f"^prefixes: .*{reason}"):
+            list(translator.translate([TEXT], prefixes=wrong))
+
+
+@pytest.mark.parametrize("name", ["num_beams", "max_new_tokens", "batch_size", "max_tokens_per_batch"])
+def test_count_is_a_whole_number_of_any_kind(translator, name: str) -> None:
+    expected = list(translator.translate([TEXT], **{name: 3}))
+    for right in (np.int64(3), torch.tensor(3)):
+        assert list(translator.translate([TEXT], **{name: right})) == expected
+    for wrong in ("3", 3.0):
+        with pytest.raises(UserError, match=f"^{name}: must be a whole number, not "):
+            list(translator.translate([TEXT], **{name: wrong}))
