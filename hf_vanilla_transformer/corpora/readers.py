@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -29,6 +29,13 @@ _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _MANY_QUOTED = 0.5  # of the lines
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_COMPRESSED = {
+    _GZIP_MAGIC: "gzip -d",
+    b"BZh": "bzip2 -d",
+    b"\xfd7zXZ": "xz -d",
+    b"(\xb5/\xfd": "zstd -d",
+    b"PK\3\4": "unzip",
+}
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _BYTE_ORDER_MARK = "\ufeff"
 
@@ -84,8 +91,30 @@ def read_lines(path: str | Path) -> Iterator[str]:
 
 def lines_of(path: Path) -> Iterator[str]:
     """As `read_lines`, for a file of any suffix."""
-    for number, raw in _raw_lines(path):
-        yield decode_line(raw, path, number)
+    yield from decoded_lines(_raw_lines(path), path)
+
+
+def decoded_lines(
+    raw_lines: Iterable[tuple[int, bytes]], name: str | Path, remedy: str = CONVERT_FILE
+) -> Iterator[str]:
+    """The text of numbered lines without their ends. `remedy` is as of `decode_line`."""
+    number = 0
+    first = ""
+    for number, raw in raw_lines:
+        text = decode_line(raw, name, number, remedy)
+        first = first or text
+        yield text
+    if number == 1:
+        require_line_feeds(first, name)
+
+
+def require_line_feeds(line: str, name: str | Path) -> None:
+    """Refuse the only line of a text if it has carriage returns in the place of line ends."""
+    if (inside := line.count("\r")) > 1:
+        raise UserError(
+            f"{name} is one line with {inside:,} carriage returns, the line ends of old programs: "
+            f"convert it with tr '\\r' '\\n'"
+        )
 
 
 def require_plain_text(path: Path) -> None:
@@ -136,6 +165,9 @@ def decode_line(raw: bytes, name: str | Path, number: int, remedy: str = CONVERT
     try:
         text = raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError as error:
+        for start, program in _COMPRESSED.items():
+            if number == 1 and raw.startswith(start):
+                raise UserError(f"{name} is compressed: decompress it with {program}") from None
         encoding = "utf-16" if number == 1 and raw.startswith(_UTF16_MARKS) else "latin1"
         raise UserError(
             f"{name}, line {number}, byte {error.start + 1} (0x{raw[error.start]:02x}) is not UTF-8: "
@@ -154,7 +186,7 @@ def repaired_lines(path: Path, repairs: Repairs) -> Iterator[str]:
         UserError: the file has UTF-16, or carriage returns in the place of line ends.
     """
     number = 0
-    inside = 0  # carriage returns within the first line
+    first = ""
     for number, raw in _raw_lines(path):
         if number == 1 and raw.startswith(_UTF16_MARKS):
             decode_line(raw, path, number)
@@ -165,14 +197,10 @@ def repaired_lines(path: Path, repairs: Repairs) -> Iterator[str]:
         if text.startswith(_BYTE_ORDER_MARK):
             _count(repairs, "byte order mark")
             text = text[1:]
-        if number == 1:
-            inside = text.count("\r")
+        first = first or text
         yield text
-    if number == 1 and inside > 1:
-        raise UserError(
-            f"{path} is one line with {inside:,} carriage returns, the line ends of old programs: "
-            f"convert it with tr '\\r' '\\n'"
-        )
+    if number == 1:
+        require_line_feeds(first, path)
 
 
 def _count(repairs: Repairs, repair: str) -> None:

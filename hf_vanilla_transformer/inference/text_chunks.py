@@ -5,7 +5,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO
 
-from ..corpora.readers import decode_line, require_plain_text
+from ..corpora.readers import decode_line, require_line_feeds, require_plain_text
 from ..utils.errors import UserError
 
 MOST_CHUNKS = 10_000  # of a file
@@ -56,10 +56,13 @@ class TextChunks:
         lines = text.removesuffix(b"\n").split(b"\n") if text else []
         first = 1 if number == 0 else 2  # only the first line of a file may have a byte order mark
         try:
-            return [decode_line(line, self.path, first + at) for at, line in enumerate(lines)]
+            decoded = [decode_line(line, self.path, first + at) for at, line in enumerate(lines)]
         except UserError:
             first = 1 + self.lines_before(number)
             return [decode_line(line, self.path, first + at) for at, line in enumerate(lines)]
+        if len(decoded) == 1 and len(text) == self.total:
+            require_line_feeds(decoded[0], self.path)
+        return decoded
 
     def lines_before(self, number: int) -> int:
         """The number of lines before a chunk. All of the file before it is read."""

@@ -74,7 +74,7 @@ def open_to_write(path: str | Path) -> Iterator[IO[bytes]]:
     target = Path(path).resolve()
     if target.is_dir():
         raise UserError(f"output {path} is a folder: name a file")
-    opened = gzip.open if target.suffix == ".gz" else open
+    opened = gzip.open if target.suffix.lower() == ".gz" else open
     with atomic_file(target) as temporary, opened(temporary, "wb") as stream:
         yield cast(IO[bytes], stream)
 
@@ -85,5 +85,5 @@ def on_one_line(text: str) -> str:
 
 
 def _decode(stream: IO[bytes], name: str) -> Iterator[str]:
-    for number, line in enumerate(stream, start=1):
-        yield readers.decode_line(line, name, number, "put `iconv -f {} -t utf-8 |` before")
+    lines = enumerate(stream, start=1)
+    yield from readers.decoded_lines(lines, name, "put `iconv -f {} -t utf-8 |` before")

@@ -1,13 +1,16 @@
 """Lines in and out, byte for byte."""
 
+import bz2
 import gzip
 import io
+import lzma
 import os
 import sys
 import threading
 
 import pytest
 
+from hf_vanilla_transformer.inference.text_chunks import TextChunks
 from hf_vanilla_transformer.inference.text_io import input_lines, line_writer
 from tests.model_helpers import error_of
 
@@ -58,3 +61,37 @@ def test_file_may_be_read_while_it_is_rewritten(tmp_path):
         for line in input_lines(tmp_path / "a"):
             write(line.upper())
     assert (tmp_path / "a").read_text() == "B\nC\n" and (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_compressed_text_is_named_where_it_cannot_be_read(compress, tmp_path, monkeypatch):
+    content = compress(b"one\ntwo\n" * 100)
+    (tmp_path / "a.txt").write_bytes(content)
+    program = {gzip.compress: "gzip -d", bz2.compress: "bzip2 -d", lzma.compress: "xz -d"}[compress]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert error_of(lambda: list(input_lines())) == (f"standard input is compressed: decompress it with {program}")
+    if compress is not gzip.compress:  # which is decompressed
+        assert error_of(lambda: list(input_lines(tmp_path / "a.txt"))).endswith(program)
+
+
+def test_carriage_returns_in_the_place_of_line_ends_are_refused_by_every_reader(tmp_path, monkeypatch):
+    content = b"one\rtwo\rthree\r"
+    file = tmp_path / "a.txt"
+    file.write_bytes(content)
+    chunks = TextChunks.of(file, 1)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    readers = [lambda: list(input_lines(file)), lambda: list(input_lines()), lambda: chunks.decode(0, chunks.read(0))]
+    for read in readers:
+        assert "is one line with 2 carriage returns" in error_of(read)
+    for text in (b"one\rtwo\n", b"one\rtwo\rthree\nfour\n"):  # a lone one is a part of its line
+        file.write_bytes(text)
+        expected = text.decode().removesuffix("\n").split("\n")
+        chunks = TextChunks.of(file, 1)
+        assert list(input_lines(file)) == chunks.decode(0, chunks.read(0)) == expected
+
+
+@pytest.mark.parametrize("name", ["a.gz", "A.GZ"])
+def test_output_is_compressed_by_its_suffix_in_any_case(name, tmp_path):
+    with line_writer(tmp_path / name) as write:
+        write("one")
+    assert gzip.decompress((tmp_path / name).read_bytes()) == b"one\n"
