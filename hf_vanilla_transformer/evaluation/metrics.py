@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ..text.cells import check_items
 from ..utils.errors import UserError, did_you_mean
 from ..utils.normalization import (
     INVALID,
@@ -397,15 +398,16 @@ def example_translations(
 
 def reference_lists(references: Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
     """Return the lists of references. One list may stand alone."""
-    if bool(references) and all(isinstance(item, list | tuple) for item in references):
-        return [text_list(column, "references") for column in references]
-    return [text_list(references, "references")]
+    check_items("references", references)
+    items = list(references)
+    if items and all(isinstance(item, Iterable) and not isinstance(item, str) for item in items):
+        return [text_list(column, "references") for column in items]
+    return [text_list(items, "references")]
 
 
 def text_list(texts: Sequence[object], name: str) -> list[str]:
     """The texts as a list. Raises a UserError if one is no string."""
-    if isinstance(texts, str):
-        raise UserError(f"{name}: a list of strings is needed, not one string")
+    check_items(name, texts)
     checked = []
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str):

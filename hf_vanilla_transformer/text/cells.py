@@ -17,7 +17,10 @@ def check_items(name: str, items: Any) -> None:
         raise UserError(
             f"{name}: an iterable of strings is needed, not one string; put it in a list"
         )
-    if isinstance(items, Mapping) or hasattr(items, "columns"):
+    is_batch = isinstance(items, Mapping) and not all(
+        isinstance(value, str) for value in items.values()
+    )
+    if is_batch or hasattr(items, "columns"):
         kind = type(items).__name__
         raise UserError(
             f"{name}: an iterable of strings is needed, not a {kind}; give one of its columns"

@@ -103,6 +103,11 @@ def parse_arguments(arguments: list[str] | None, prog: str | None) -> argparse.N
     models = [*(parsed.model or []), *(name for name in parsed.compare if os.path.isdir(name))]
     if models and parsed.source is None:
         parser.error(f"{models[0]} is a model: --source is the text that it translates")
+    of_models = given_values(parsed, *DECODING, "workers", "device", "dtype", *MODEL_CODE)
+    if of_models and not models:
+        parser.error(
+            f"--{next(iter(of_models))} is for models, and only existing translations are scored"
+        )
     if parsed.perturb and len(models) < len(parsed.model or [0]) + len(parsed.compare):
         parser.error("--perturb translates perturbed text, so that every system must be a model")
     if parsed.by not in (None, "length") and parsed.source is None:

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from .models import MODEL_CODE, codes_of, load_translator, ray_pool, resumable
-from .parsing import CANDIDATES, DECODING, Flag, Parser, add_flags, add_shared_flags, given_values
+from .parsing import (
+    CANDIDATES,
+    DECODING,
+    OF_SEARCHES,
+    Flag,
+    Parser,
+    add_flags,
+    add_shared_flags,
+    given_values,
+)
 
 # Flags that have an effect on new outputs alone.
 OF_OUTPUTS = ("n_best", "n_best_format", "spellings", "alignment", "normalize")
@@ -31,7 +40,7 @@ def check_files(arguments: argparse.Namespace) -> None:
     """Refuse flags that would have no effect, and two files from one pipe."""
     from hf_vanilla_transformer.utils.errors import UserError
 
-    for name in given_values(arguments, *OF_OUTPUTS):
+    for name in given_values(arguments, *OF_OUTPUTS, *OF_SEARCHES):
         if arguments.score:
             raise UserError(f"--score is for existing outputs, --{name} is for new ones")
     for name in given_values(arguments, "shard", "ray"):

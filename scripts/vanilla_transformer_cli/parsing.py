@@ -45,14 +45,8 @@ class Flag(NamedTuple):
 COLUMNS = "source_lang", "target_lang", "source_column", "target_column", "line_pattern"
 REPETITION = "no_repeat_ngram_size", "repetition_penalty"
 CANDIDATES = "format", "normalize", "spellings"  # of n-best lists
-DECODING = (
-    "num_beams",
-    "length_penalty",
-    "max_new_tokens",
-    *REPETITION,
-    "batch_size",
-    "max_tokens_per_batch",
-)
+OF_SEARCHES = "num_beams", "length_penalty", "max_new_tokens", *REPETITION
+DECODING = *OF_SEARCHES, "batch_size", "max_tokens_per_batch"
 
 
 COLUMNS_TITLE = "files with both languages: CSV, TSV, JSON lines, Parquet, TMX, XLIFF"

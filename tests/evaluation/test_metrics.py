@@ -5,6 +5,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
+import pandas
 import pytest
 import sacrebleu
 from transformers import EvalPrediction
@@ -103,11 +104,23 @@ def test_signatures_contain_the_settings():
         ([], [], "hypotheses|score"),
         ("a text", ["a text"], "hypotheses|string"),
         (["a", None], ["a", "b"], "line 2.*None"),
+        ({"a": ["b"]}, ["b"], "hypotheses: .*not a dict"),
+        (["b"], {"a": ["b"]}, "references: .*not a dict"),
+        (["b"], [{"a": ["b"]}], "references: .*not a dict"),
     ],
 )
 def test_invalid_texts_are_refused(hypotheses, references, message):
     with pytest.raises(UserError, match=message):
         score_translations(hypotheses, references)
+
+
+@pytest.mark.parametrize("kind", [tuple, iter, np.array, pandas.Series])
+def test_texts_are_of_any_kind_of_list(kind):
+    hypotheses, references, others = ["a b", "c d"], ["a b", "c e"], ["f", "g"]
+    for columns in ([references], [references, others]):
+        expected = score_translations(hypotheses, columns)
+        assert score_translations(kind(hypotheses), [kind(column) for column in columns]) == expected
+    assert score_translations(kind(hypotheses), kind(references)) == score_translations(hypotheses, references)
 
 
 def test_tokenizer_that_cannot_be_loaded_is_a_one_line_error(monkeypatch):

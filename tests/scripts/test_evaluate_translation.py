@@ -145,6 +145,16 @@ def test_wrong_arguments_are_refused_before_translation(command, work, model_fol
         assert command("evaluate", *files, *mistake)[0] == 2
 
 
+WITHOUT_MODEL = ["--num_beams 4", "--batch_size 8", "--workers 2", "--dtype int8", "--trust_remote_code"]
+
+
+@pytest.mark.parametrize("flag", WITHOUT_MODEL)
+def test_flags_of_models_are_refused_without_a_model(command, work, flag):
+    flag = flag.split()
+    status, _, errors = command("evaluate", "--reference", "references", "--hypothesis", "references", *flag)
+    assert status == 2 and errors.startswith(f"error: {flag[0]} is for models") and errors.count("\n") == 1
+
+
 @pytest.mark.parametrize("arguments", ["--hypothesis a --source b", "--model a", "--model a --hypothesis b", ""])
 def test_incompatible_flags_are_one_line(command, work, arguments):
     status, _, errors = command("evaluate", "--reference", "references", *arguments.split())

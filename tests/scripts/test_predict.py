@@ -119,6 +119,7 @@ def test_spellings_of_one_input_are_one_list(capsys, tmp_path):
         (["--n_best", "2", "--spellings", "2"], "n_best_format"),
         (["--n_best", "2", "--format", "tsv", "--normalize", "no_module:f"], "normalize"),
         (["--score", "targets.txt", "--format", "tsv"], "--score"),
+        (["--score", "targets.txt", "--num_beams", "2"], "--score is for existing outputs, --num_beams"),
         (["--source_column", "word"], "--source_column has no effect"),
     ],
 )

@@ -98,6 +98,7 @@ def test_prints_of_libraries_go_to_standard_error(run, model_folder, tmp_path, m
         ({"--n_best": "5"}, "num_beams"),
         ({"--n_best": "1", "--num_beams": "1"}, "n_best: "),
         ({"--n_best": "2", "--score": "scored.txt"}, "--score"),
+        ({"--score": "scored.txt"}, "--max_new_tokens"),
         ({"--paragraphs": "--alignment"}, "--paragraphs"),
         ({"--source_lang": "en"}, "--source_lang"),
         ({"--input": "-", "--score": "-"}, "--score"),
