@@ -194,6 +194,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
 OUTPUTS = "output", "report", "dropped"
 
 
+_NOT_WRITTEN = ".bz2", ".xz", ".zst", ".zip", ".7z", ".xlsx", ".ods", ".parquet.gz"
+
+
 def output_that_is_input(parsed: argparse.Namespace) -> str | None:
     """A line that refuses an output which the command would also read, or write twice. None if there is none.
 
@@ -214,11 +217,13 @@ def output_that_is_input(parsed: argparse.Namespace) -> str | None:
 
 
 def output_that_is_no_file(parsed: argparse.Namespace) -> str | None:
-    """A line that refuses a folder, or a file in a folder that does not exist. None if there is none."""
+    """A line that refuses a folder, a format that no command writes, or a missing folder. None: there is none."""
     for name in OUTPUTS:
         for path in _paths(getattr(parsed, name, None)):
             if os.path.isdir(path):
                 return f"{name} {path} is a folder: name a file"
+            if path.lower().endswith(_NOT_WRITTEN):
+                return f"{name} {path}: this format is not written: name a file of text, which .gz compresses"
             folder = os.path.dirname(path) or "."
             if not os.path.isdir(folder):
                 return f"{path}: there is no folder {folder}: make it, or name another file"

@@ -246,6 +246,16 @@ def test_output_in_a_missing_folder_is_refused_before_anything_is_read(command, 
 
 
 @pytest.mark.parametrize("name", sorted(SAME_FILE.keys() - {"convert", "export", "average"}))
+@pytest.mark.parametrize("output", ["out.txt.bz2", "out.XZ", "out.xlsx", "out.parquet.gz"])
+def test_output_of_a_format_that_is_not_written_is_refused(command, tmp_path, monkeypatch, name, output):
+    monkeypatch.chdir(tmp_path)
+    words = [{"FILE": "text.tsv", "SAME": output}.get(word, word) for word in SAME_FILE[name].split()]
+    status, out, errors = command(*words)
+    assert (status, out) == (2, "") and f"{output}: this format is not written" in errors and errors.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", sorted(SAME_FILE.keys() - {"convert", "export", "average"}))
 def test_output_that_is_a_folder_is_refused_before_anything_is_read(command, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "no").mkdir()

@@ -88,8 +88,22 @@ def test_size_of_a_model_is_that_of_its_matrices(monkeypatch, positions, widths)
 
 
 def train(folder, **values):
+
+
+@pytest.mark.parametrize(("name", "value"), [("d_model", 15), ("label_smoothing", 1.5)])
+def test_sizes_that_cannot_be_are_refused_before_the_text_chooses_others(tmp_path, capsys, name, value):
+    recipe = tmp_path / "by_pairs.yaml"
+    recipe.write_text("by_pairs:\n  9:\n    vocab_size: 270\n")
+    message = error_of(train, tmp_path, recipe, vocab_size=None, **{name: value})
+    assert message.startswith(f"{name}=") and str(value) in message
+    assert "pairs" not in capsys.readouterr().out
+
+
+def train(folder, *first, **values):
     settings = {"per_device_train_batch_size": 2, "max_steps": 2, "save_strategy": "no", "warmup_steps": 2}
-    return run_tiny(folder / "run", **settings, **write_pairs(folder, PAIRS, "train", "validation", "test") | values)
+    return run_tiny(
+        folder / "run", *first, **settings, **write_pairs(folder, PAIRS, "train", "validation", "test") | values
+    )
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,10 @@ def load_run(
 ) -> Run:
     """Load the data and the model: a new one, the one at `model_name_or_path`, or one for the checkpoint."""
     base, model_class, facts = load_base(args, checkpoint, importers)
-    if args.model_name_or_path is None and not args.choices:  # which may change the sizes
-        _configuration(model_args, model_class)
+    if args.model_name_or_path is None:
+        choices = [choice.arguments[0] for choice in args.choices.values()]
+        for sizes in choices or [model_args]:
+            _configuration(sizes, model_class)
     data = load_data((model_args, data_args, args), checkpoint, base, pair_warnings)
     model_args, data_args, args = data.model_args, data.data_args, data.args
     if base is not None:
