@@ -82,6 +82,18 @@ def test_batch_keeps_its_limits() -> None:
     assert len(search) == 1 and search.fits([[5] * 10]) and not search.fits([[5] * 11])
 
 
+def test_free_rows_are_removed_once_a_fifth_is_free() -> None:
+    """This copies the caches. The search takes the others' next token afterwards."""
+    search = ContinuousSearch(varied_model(), num_beams=2, min_new_tokens=6)
+    search.join([(i, SOURCES[i], 1, []) for i in range(10)])
+    rows = []
+    for key in range(4):
+        search.step()
+        rows.append(len(search.search.keys))
+        search.drop({key})
+    assert rows == [10, 10, 8, 8]
+
+
 def test_dropped_sentences_leave_the_others_as_they_are() -> None:
     model = varied_model()
     search = ContinuousSearch(model, num_beams=4)

@@ -5,12 +5,13 @@ import math
 import random
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from safetensors.torch import load_file
-from transformers import Seq2SeqTrainer
+from transformers import Seq2SeqTrainer, TrainerState
 
 from hf_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -23,7 +24,7 @@ from hf_vanilla_transformer.batches.redrawing import RedrawnDataset
 from hf_vanilla_transformer.text import train_tokenizer
 from hf_vanilla_transformer.text.perturbations import PERTURBATIONS
 from hf_vanilla_transformer.training.state.checkpoints import complete_checkpoints
-from hf_vanilla_transformer.training.trainer import trainer
+from hf_vanilla_transformer.training.trainer import log_metrics, trainer
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import PAD, error_of, slow, tiny_marian, tiny_model
 from tests.trainer_helpers import (
@@ -253,6 +254,26 @@ def test_log_has_throughput_padding_and_perplexity(tmp_path):
     assert {"grad_norm", "learning_rate"} <= first.keys()
     last = made.state.log_history[-1]
     assert last["eval_perplexity"] == pytest.approx(torch.tensor(last["eval_loss"]).exp().item(), rel=1e-5)
+
+
+def test_throughput_is_that_of_the_clock_and_of_the_masks(monkeypatch):
+    """A window starts at its first update, or at the end of the one before."""
+    clock = iter([10.0, 40.0, 100.0])
+    monkeypatch.setattr(log_metrics, "time", SimpleNamespace(monotonic=clock.__next__))
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    batch = {"attention_mask": mask, "labels": torch.tensor([[4, 2], [5, -100]])}  # 7 tokens in 10 places
+    meter = log_metrics.ThroughputMeter()
+
+    def read(update, limit):
+        state = TrainerState(global_step=update, max_steps=12)
+        return meter.read(state, lambda number: number, limit)
+
+    assert read(0, 1e9) == {}
+    meter.count([batch, batch], 6)
+    meter.count([batch], torch.tensor(9))
+    assert read(2, 1e9) == {"tokens_per_second": 15 / 30, "padding": 0.3, "minutes_left": 10 * 30 / 2 / 60}
+    meter.count([batch], 120)
+    assert read(3, 1.0) == {"tokens_per_second": 120 / 60, "padding": 0.3, "minutes_left": 1.0}
 
 
 @pytest.mark.parametrize(
