@@ -87,9 +87,6 @@ def test_size_of_a_model_is_that_of_its_matrices(monkeypatch, positions, widths)
     assert re.match(r"the model would have ([\d,]+) parameters", message)[1] == f"{matrices:,}"
 
 
-def train(folder, **values):
-
-
 @pytest.mark.parametrize(("name", "value"), [("d_model", 15), ("label_smoothing", 1.5)])
 def test_sizes_that_cannot_be_are_refused_before_the_text_chooses_others(tmp_path, capsys, name, value):
     recipe = tmp_path / "by_pairs.yaml"
