@@ -75,7 +75,14 @@ def encode_blocks(
                 say(_progress(done + encoded, len(pairs), encoded / (now - began)))
     if shard is not None:
         raise ShardEncoded
-    return concatenate_datasets([Dataset.from_file(str(file)) for file in files.values()])
+    return concatenate_datasets([_opened(file) for file in files.values()])
+
+
+def _opened(file: Path) -> Dataset:
+    """The pairs of a block. Opening a file reads a little of each of its parts, and the system maps more around it."""
+    block = Dataset.from_file(str(file))
+    forget_rows(block)
+    return block
 
 
 def _progress(done: int, total: int, rate: float) -> str:

@@ -40,6 +40,7 @@ VERSION = 2
 _FACTS = "prepared.json"
 _SIDES = "input_ids", "labels"
 _PIECE = 1 << 26  # bytes
+_PART = "part"  # how temporary files start
 
 
 @dataclass
@@ -74,8 +75,8 @@ def write_prepared(folder: Path, prepared: Prepared, tokenizers: Tokenizers) -> 
             if split == "train":
                 sizes = [len(each) for each in tokenizers]
                 _write_flat(encoded, path, np.min_scalar_type(max(sizes)))
-                for name in _SIDES:  # nothing maps them any more
-                    path.with_suffix(f".{name}").unlink()
+                for part in new.glob(f"{_PART}*"):  # nothing maps them any more
+                    part.unlink()
                 continue
             _write_table(in_one_piece(encoded), path)
             _write_table(in_one_piece(corpus.pairs[split]), _file(new, f"{split}.pairs"))
@@ -165,25 +166,36 @@ class _InPieces(io.RawIOBase):
 
 
 def _write_flat(encoded: Dataset, path: Path, ids_type: np.dtype) -> None:
-    """Write a table of lists of ids as one record batch, a part at a time."""
-    parts = [path.with_suffix(f".{name}") for name in _SIDES]
-    sides = [_flat_column(encoded, *each, ids_type) for each in zip(_SIDES, parts, strict=True)]
+    """Write a table of lists of ids as one record batch. The lists are mapped from files of their own next to it."""
+    columns: dict[str, Any] = {}
+    parts: list[Path] = []
+    for name in _SIDES:
+        ids = path.with_name(f"{_PART}-{name}")
+        starts = path.with_name(f"{_PART}-{name}-starts")
+        _write_lists(encoded, name, ids, starts, ids_type)
+        columns[name] = pa.LargeListArray.from_arrays(
+            _mapped(starts, np.dtype(np.int64)), _mapped(ids, ids_type)
+        )
+        parts += [ids, starts]
     others = [name for name in encoded.column_names if name not in _SIDES]
-    columns = dict(zip(_SIDES, sides, strict=True)) | number_columns(encoded, others)
-    _write_table(pa.table(columns), path, mapped=parts)
+    _write_table(pa.table(columns | number_columns(encoded, others)), path, mapped=parts)
 
 
-def _flat_column(encoded: Dataset, name: str, part: Path, ids_type: np.dtype) -> pa.LargeListArray:
-    """A column of lists of ids, which are mapped from the file `part`."""
+def _write_lists(
+    encoded: Dataset, name: str, ids_file: Path, starts_file: Path, ids_type: np.dtype
+) -> None:
+    """Write the ids of a column of lists, one list after the other, and where each list starts."""
     lengths = []
-    with part.open("wb") as file:
+    with ids_file.open("wb") as file:
         for ids, its_lengths in id_chunks(encoded, name):
             ids.astype(ids_type).tofile(file)
             lengths.append(its_lengths)
-    starts = starts_of(lengths)
-    values = pa.Array.from_buffers(
-        pa.from_numpy_dtype(ids_type),
-        int(starts[-1]),
-        [None, pa.memory_map(str(part)).read_buffer()],
+    starts_of(lengths).tofile(starts_file)
+
+
+def _mapped(file: Path, kind: np.dtype) -> pa.Array:
+    """The numbers in a file, as an array that stays there."""
+    buffer = pa.memory_map(str(file)).read_buffer()
+    return pa.Array.from_buffers(
+        pa.from_numpy_dtype(kind), buffer.size // kind.itemsize, [None, buffer]
     )
-    return pa.LargeListArray.from_arrays(pa.array(starts), values)
