@@ -179,10 +179,12 @@ def forget_pages(files: Collection[str]) -> None:
     The system itself takes them back only when memory is short, and the limits of a job count them. Windows and macOS
     decide alone.
     """
-    if sys.platform != "linux":
+    try:
+        mappings = Path("/proc/self/maps").read_bytes().splitlines()
+    except OSError:  # not Linux
         return
     c_library = ctypes.CDLL(None)
-    for line in Path("/proc/self/maps").read_bytes().splitlines():
+    for line in mappings:
         span, *_, file = line.split(maxsplit=5)
         if os.fsdecode(file) in files:
             start, end = (int(address, 16) for address in span.split(b"-"))

@@ -30,7 +30,7 @@ OF_TRAINERS |= {"_inductor"}  # which modes of `torch.compile` make CUDA graphs
 # of torch's own optimizers: one kernel for many tensors
 OF_TRAINERS |= {"_foreach_lerp", "_foreach_lerp_", "_foreach_mul_", "_foreach_add_"}
 # of datasets, ctranslate2, os, evaluate, lxml
-OF_OTHERS = {"_fingerprint", "_SUPPORTED_ACTIVATIONS", "_exit", "_data_dir_root", "_Element"}
+OF_OTHERS = {"_fingerprint", "_indices", "_SUPPORTED_ACTIVATIONS", "_exit", "_data_dir_root", "_Element"}
 ALLOWED = {"engine/kernels.py": None, "training": OF_TRAINERS}  # None: everything
 
 

@@ -25,7 +25,8 @@ from hf_vanilla_transformer.serving.server import _connection_limit
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.serving.running_server import RunningServer, ask, ask_all, post, read_answer, running_server
 from tests.serving_helpers import CORPUS, echo_folder
-from vanilla_transformer_cli.serve import parse_arguments
+from vanilla_transformer_cli import serve as serve_command
+from vanilla_transformer_cli.main import parse_arguments
 
 GOOD = {"q": CORPUS[0], "source": "en", "target": "de"}
 LINES = [f"{CORPUS[i % 4].split('.')[0]} {CORPUS[i % 3]} {i}" for i in range(640)]
@@ -56,7 +57,7 @@ def test_limits_are_those_of_the_readme(repository: Path) -> None:
     rows = re.findall(r"^\| `--(\w+)`[^|]*\| ([\d,]+)", text, re.MULTILINE)
     documented = {name: int(number.replace(",", "")) for name, number in rows}
     assert documented.keys() == {"max_characters", "max_queue", "timeout"}
-    of_command = vars(parse_arguments(["--model", "en_de"], None))
+    of_command = vars(parse_arguments(serve_command, ["--model", "en_de"], "serve"))
     of_python = vars(Limits()) | {"max_queue": signature(Engine).parameters["max_queue"].default}
     for name, limit in documented.items():
         assert of_command[name] == of_python[name] == limit
