@@ -174,7 +174,7 @@ def release_free_memory() -> bool:
 
 
 def forget_pages(files: Collection[str]) -> None:
-    """Give the pages of mapped files that this process has read back to the system. They are read again when needed.
+    """Give the pages of files that this process has mapped for reading back. They are read again when needed.
 
     The system itself takes them back only when memory is short, and the limits of a job count them. Windows and macOS
     decide alone.
@@ -185,8 +185,8 @@ def forget_pages(files: Collection[str]) -> None:
         return
     c_library = ctypes.CDLL(None)
     for line in mappings:
-        span, *_, file = line.split(maxsplit=5)
-        if os.fsdecode(file) in files:
+        span, permissions, *_, file = line.split(maxsplit=5)
+        if os.fsdecode(file) in files and b"w" not in permissions:
             start, end = (int(address, 16) for address in span.split(b"-"))
             c_library.madvise(
                 ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED
