@@ -105,9 +105,8 @@ def process_runs(number: int) -> bool:
     """Return whether a process with this number runs on this host. Windows has no signal that asks: True."""
     if sys.platform == "win32":
         return True
-    with suppress(
-        OSError
-    ):  # Linux tells that a process has ended, and its parent has not asked for it
+    # Linux tells that a process has ended, although its parent has not asked for it.
+    with suppress(OSError):
         status = Path(f"/proc/{number}/stat").read_bytes()
         return status.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     try:
