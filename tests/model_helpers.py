@@ -131,10 +131,14 @@ class Pickled:
 
     def __init__(self, model: nn.Module):
         self._tensors: dict[int, Tensor] = {}
+        number_of = self._number
+
+        class Pickler(pickle.Pickler):  # since Python 3.13 the attributes of its parent are fixed
+            def persistent_id(self, each: object) -> int | None:
+                return number_of(each)
+
         file = io.BytesIO()
-        pickler = pickle.Pickler(file)
-        pickler.persistent_id = self._number  # type: ignore[method-assign]
-        pickler.dump(model)
+        Pickler(file).dump(model)
         self._content = file.getvalue()
 
     def _number(self, each: object) -> int | None:
@@ -144,10 +148,14 @@ class Pickled:
         return id(each)
 
     def copy(self) -> Any:
+        tensors = self._tensors
         copies: dict[int, Any] = {}
-        unpickler = pickle.Unpickler(io.BytesIO(self._content))
-        unpickler.persistent_load = lambda number: copy.deepcopy(self._tensors[number], copies)
-        return unpickler.load()
+
+        class Unpickler(pickle.Unpickler):
+            def persistent_load(self, number: int) -> Tensor:
+                return copy.deepcopy(tensors[number], copies)
+
+        return Unpickler(io.BytesIO(self._content)).load()
 
 
 _MADE: dict[Any, tuple[Pickled, Tensor]] = {}
