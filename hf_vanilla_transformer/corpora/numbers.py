@@ -7,6 +7,8 @@ from num2words import CONVERTER_CLASSES, num2words
 
 from ..utils.errors import UserError
 
+_SMALL = (range(10), range(10, 100))  # of one digit, of two
+
 
 def number_pairs(
     size: int,
@@ -18,9 +20,12 @@ def number_pairs(
 ) -> DatasetDict:
     """Spell numbers in two languages: "two hundred and thirty-four", "zweihundertvierunddreißig".
 
-    Each number occurs once in the corpus. Every number of digits gets the same share if it has enough numbers: a
-    uniform sample of a million numbers would have 900,000 with six digits and hardly any with two. The splits are
-    random, so that short numbers are held out as often as long ones.
+    Each number of three digits or more occurs once. Every number of digits gets the same share if it has enough
+    numbers: a uniform sample of a million numbers would have 900,000 with six digits and hardly any with two.
+
+    The words of the numbers below 100 make up all others. Where there are enough longer numbers, they are not held
+    out. In a large `train` those of one digit are a twentieth, and those of two as well, so that each occurs many
+    times: what an epoch shows once among 20,000 is not learnt.
 
     Args:
         size: number of training pairs.
@@ -45,24 +50,24 @@ def number_pairs(
             ) from None
     if size < 1 or held_out < 1:
         raise UserError(f"size is {size} and held_out is {held_out}; each must be at least 1")
-    numbers = _draw(size + 2 * held_out, maximum, random.Random(seed))
-    spelled = [
-        (num2words(number, lang=source_lang), num2words(number, lang=target_lang))
-        for number in numbers
-    ]
-    return split_pairs(spelled, held_out)
-
-
-def split_pairs(pairs: list[tuple[str, str]], held_out: int) -> DatasetDict:
-    """The first pairs as `test`, the next ones as `validation`, and the others as `train`."""
+    rng = random.Random(seed)
+    repeated: list[int] = []
+    for values in _SMALL:
+        times = size // (20 * len(values))
+        repeated += [number for number in values if number <= maximum] * (times - 1)
+    numbers = _draw(size - len(repeated) + 2 * held_out, maximum, rng)
+    numbers.sort(key=lambda number: number < 100)  # stable: the longer ones stay in random order
+    train = numbers[2 * held_out :] + repeated
+    rng.shuffle(train)
     parts = {
-        "train": pairs[2 * held_out :],
-        "validation": pairs[held_out : 2 * held_out],
-        "test": pairs[:held_out],
+        "train": train,
+        "validation": numbers[held_out : 2 * held_out],
+        "test": numbers[:held_out],
     }
     splits = {}
     for split, part in parts.items():
-        sources, targets = map(list, zip(*part, strict=True))
+        sources = [num2words(number, lang=source_lang) for number in part]
+        targets = [num2words(number, lang=target_lang) for number in part]
         splits[split] = Dataset.from_dict({"source": sources, "target": targets})
     return DatasetDict(splits)
 

@@ -1,5 +1,7 @@
 """The built-in corpus: correct number words, disjoint splits, determined by the seed."""
 
+from collections import Counter
+
 import pytest
 from num2words import num2words
 
@@ -17,7 +19,7 @@ def corpus():
 
 
 def test_pairs_equal_num2words():
-    corpus = number_pairs(size=980, seed=0, held_out=10, maximum=999)
+    corpus = number_pairs(size=1020, seed=0, held_out=10, maximum=999)  # 40 pairs are repeated
     spelt = {row["source"]: row["target"] for part in corpus.values() for row in part}
     assert spelt == {num2words(n, lang="en"): num2words(n, lang="de") for n in range(1000)}
     assert spelt["two hundred and thirty-four"] == "zweihundertvierunddreißig"
@@ -26,8 +28,25 @@ def test_pairs_equal_num2words():
 
 
 def test_splits_are_disjoint(corpus):
-    everything = words(corpus, "train", "validation", "test")
-    assert len(everything) == len(set(everything)) == 2600
+    parts = [words(corpus, split) for split in ("train", "validation", "test")]
+    assert [len(part) for part in parts] == [2000, 300, 300]
+    repeated = 9 * 10  # the numbers of one digit are a twentieth of `train`
+    assert len(set().union(*parts)) == 2600 - repeated
+
+
+@pytest.mark.parametrize(
+    ("size", "times_of_one_digit", "times_of_two"),
+    [(399, 1, 1), (400, 2, 1), (3599, 17, 1), (3600, 18, 2), (20_000, 100, 11)],
+)
+def test_small_numbers_are_learnt_and_not_held_out(size, times_of_one_digit, times_of_two):
+    corpus = number_pairs(size, seed=1, held_out=300)
+    small = [num2words(number, lang="en") for number in range(100)]
+    train = Counter(words(corpus, "train"))
+    assert train.total() == size
+    assert {train.pop(word) for word in small[:10]} == {times_of_one_digit}
+    assert {train.pop(word) for word in small[10:]} == {times_of_two}
+    assert set(train.values()) == {1}
+    assert not set(words(corpus, "validation", "test")) & {*small, *train}
 
 
 def test_invalid_arguments_are_refused():
