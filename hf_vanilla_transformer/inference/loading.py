@@ -270,9 +270,10 @@ def _check_dtypes(folder: Path, model: PreTrainedModel) -> None:
     for file in folder.glob("model*.safetensors"):
         for name, tensor in read_safetensors_header(file).items():
             dtype = tensor["dtype"]
-            if name in parameters and dtype not in ("F64", "F32", "F16", "BF16"):
+            if name in parameters and dtype not in ("F64", "F32", "F16", "BF16", "F8_E4M3"):
                 raise UserError(
-                    f"{folder}: {name} is {dtype}, not F32, F16 or BF16; save the model again"
+                    f"{folder}: {name} is {dtype}, not F32, F16, BF16 or F8_E4M3; "
+                    "save the model again"
                 )
 
 
