@@ -5,6 +5,7 @@ import gzip
 import io
 import lzma
 import os
+import struct
 import sys
 import threading
 
@@ -95,3 +96,5 @@ def test_output_is_compressed_by_its_suffix_in_any_case(name, tmp_path):
     with line_writer(tmp_path / name) as write:
         write("one")
     assert gzip.decompress((tmp_path / name).read_bytes()) == b"one\n"
+    flags, time = struct.unpack_from("<xxxBI", (tmp_path / name).read_bytes())  # RFC 1952, section 2.3
+    assert flags == time == 0, "no name of a temporary file"
