@@ -8,11 +8,13 @@ import os
 import struct
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from hf_vanilla_transformer.inference.text_chunks import TextChunks
 from hf_vanilla_transformer.inference.text_io import input_lines, line_writer
+from hf_vanilla_transformer.utils.untrusted import require_file
 from tests.model_helpers import error_of
 
 # U+2028, U+0085, form feed and a lone carriage return end lines for Python's str.splitlines, not for `wc -l`
@@ -48,6 +50,10 @@ def test_named_pipe_is_read_from_its_first_byte(tmp_path):
     writer.start()
     assert list(input_lines(tmp_path / "pipe")) == LINES
     writer.join()
+
+
+def test_device_where_a_file_is_needed_is_not_called_missing():
+    assert error_of(require_file, Path(os.devnull)).startswith(f"{os.devnull}: a pipe or a device: ")
 
 
 def test_damaged_gzip_is_refused(tmp_path):
