@@ -98,7 +98,8 @@ class DataArguments:
     )
     max_target_length: int | None = HfArg(default=256, help="The same for target tokens")
     held_out_pairs: int | None = optional_argument(
-        "Without validation data: validate on this many pairs of the training data (at most a tenth), drawn by seed"
+        "Without validation data: validate on this many pairs of the training data (at most a tenth), the same ones "
+        "with any seed"
     )
     max_eval_length: int | None = HfArg(
         default=1024,

@@ -81,6 +81,9 @@ def write_shortlist(
         translator: its tokenizers split the text, and its model aligns it.
         pairs: sentences with their translations, such as the training data.
         path: the file. It appears when it is complete.
+
+    Raises:
+        UserError: no token of the text is aligned.
     """
     counts: dict[int, Counter[int]] = {}
     totals: Counter[int] = Counter()
@@ -103,6 +106,10 @@ def write_shortlist(
         names[0][token]: counts[token].most_common(BEST)
         for token in sorted(writable[0] & counts.keys())
     }
+    if len(ranked) == 1:
+        raise UserError(
+            "shortlist: no token of the text is aligned: give pairs like the training data"
+        )
     with line_writer(Path(path)) as write:
         for name, candidates in ranked.items():
             targets = [names[1][token] for token, _ in candidates if token in writable[1]]

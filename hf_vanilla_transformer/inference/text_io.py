@@ -74,9 +74,13 @@ def open_to_write(path: str | Path) -> Iterator[IO[bytes]]:
     target = Path(path).resolve()
     if target.is_dir():
         raise UserError(f"output {path} is a folder: name a file")
-    opened = gzip.open if target.suffix.lower() == ".gz" else open
-    with atomic_file(target) as temporary, opened(temporary, "wb") as stream:
-        yield cast(IO[bytes], stream)
+    with atomic_file(target) as temporary, open(temporary, "wb") as stream:
+        if target.suffix.lower() != ".gz":
+            yield stream
+            return
+        # Without a name and a time: the same text gives the same file.
+        with gzip.GzipFile("", "wb", fileobj=stream, mtime=0) as zipped:
+            yield cast(IO[bytes], zipped)
 
 
 def on_one_line(text: str) -> str:

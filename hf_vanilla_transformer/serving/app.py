@@ -260,6 +260,9 @@ async def _read_fields(
     """The fields of a body within the limits, with the right key."""
     limits: Limits = request.app.state.limits
     most = limits.max_characters * _BYTES_PER_CHARACTER + _OTHER_FIELDS
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise HTTPException(415, f"Content-Encoding: {encoding}: send the body as it is")
     content_type = request.headers.get("content-type", "")
     if request.url.path.endswith("/translate_file") and is_multipart(content_type):
         most += _MOST_FILE_BYTES

@@ -63,6 +63,8 @@ def require_file(path: Path, advice: str = "") -> Path:
     """Return `path` if it is a file, or raise a UserError that ends with `advice`."""
     if not path.is_file():
         reason = "this is a folder, a file is needed" if path.is_dir() else "no such file"
+        if path.exists() and not path.is_dir():
+            reason = "a pipe or a device: write its text to a file, and name that"
         raise UserError(f"{path}: {reason}" + (f"; {advice}" if advice else ""))
     return path
 

@@ -31,10 +31,12 @@ def modules() -> dict[str, Path]:
 
 
 def imports_of(name: str, known: dict[str, Path]) -> Iterator[str]:
-    """The modules that a module imports, inside functions too."""
+    """The modules that a module imports, inside functions too, and siblings that it names for `import_module`."""
     path = known[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    by_name = "import_module(" in text
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -42,6 +44,8 @@ def imports_of(name: str, known: dict[str, Path]) -> Iterator[str]:
             base = parents[: len(parents) + 1 - node.level] if node.level else []
             module = ".".join([*base, *filter(None, [node.module])])
             yield from (defining_module(module, alias.name, known) for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and by_name:
+            yield f"{package}.{node.value}"
 
 
 def defining_module(module: str, name: str, known: dict[str, Path]) -> str:

@@ -104,17 +104,24 @@ def main(arguments: argparse.Namespace) -> None:
     from hf_vanilla_transformer.text.language_tokens import CODES
     from hf_vanilla_transformer.utils.errors import UserError
 
-    unknown = [rule for rule in arguments.skip if rule not in RULES]
+    of_task = RULES if arguments.task == "language" else SEQUENCE_RULES
+    unknown = [rule for rule in arguments.skip if rule not in of_task]
     if unknown:
-        raise UserError(f"skip: {unknown[0]!r} is no rule; choose from {', '.join(RULES)}")
+        reason = f"{unknown[0]!r} is no rule of --task {arguments.task}"
+        raise UserError(f"skip: {reason}; choose from {', '.join(of_task)}")
+    rules = [rule for rule in of_task if rule not in arguments.skip]
+    if arguments.detect and "language" not in rules:
+        raise UserError("detect: it has no effect without the rule language, which is left out")
     columns = given_values(arguments, *COLUMNS)
     rows = CleaningInput.open(arguments.input, Columns(**columns))
+    named = given_values(arguments, "source_column", "target_column")
+    is_plain = all(len(source.input.files) == 2 for source in rows.sources)
+    if named and is_plain and not arguments.exclude:
+        raise UserError(f"--{next(iter(named))} has no effect: plain text has no columns")
     excluded: Iterable[str] = []
     if arguments.exclude:
         held_out = load_pairs(arguments.exclude, field="exclude", **columns)[0]
         excluded = (text for batch in held_out.iter(1000) for side in SIDES for text in batch[side])
-    of_task = RULES if arguments.task == "language" else SEQUENCE_RULES
-    rules = [rule for rule in of_task if rule not in arguments.skip]
     if arguments.detect and not (arguments.source_lang and arguments.target_lang):
         next(iter(rows), None)
         if not set(CODES) <= set(rows.names):

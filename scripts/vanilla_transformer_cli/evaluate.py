@@ -99,6 +99,11 @@ def add_arguments(parser: Parser) -> None:
 def check_arguments(parser: Parser, parsed: argparse.Namespace) -> None:
     if "top_k" in (parsed.metrics or []) and not parsed.n_best:
         parser.error("--metrics top_k scores n-best lists: give --n_best N")
+    if parsed.bleu_tokenize and "bleu" not in (parsed.metrics or ["bleu"]):
+        parser.error("--bleu_tokenize has no effect without bleu in --metrics")
+    files = [parsed.hypothesis, parsed.source, *parsed.reference, *parsed.compare]
+    if files.count("-") > 1:
+        parser.error("- is standard input, which is read once: name a file for the other text")
     if parsed.n_best and parsed.perturb:
         parser.error("--perturb scores single translations: leave --n_best out")
     models = [*(parsed.model or []), *(name for name in parsed.compare if os.path.isdir(name))]

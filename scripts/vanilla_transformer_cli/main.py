@@ -121,6 +121,11 @@ def run_module(module: ModuleType, arguments: list[str], prog: str) -> None:
         prog: the command, for its help.
     """
     name = prog.split()[-1]
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # oneMKL would abort the process
+        print("error: the current folder was deleted: cd to another one", file=sys.stderr)
+        sys.exit(2)
     # parsed before the package is imported: importing torch takes seconds
     parsed = parse_arguments(module, arguments, prog)
     if name != "train" and int(os.environ.get("RANK", "0")) > 0:  # of torchrun or accelerate

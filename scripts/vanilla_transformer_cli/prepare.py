@@ -4,9 +4,9 @@
   vanilla-transformer train small_corpus --data data --output_dir runs/mine
 
 It takes the recipe and the flags of `train`. Those of the data, such as --held_out_pairs or --max_source_length, are
-those of every run on the folder, and so is the seed by which pairs are drawn for validation. A run does not read the
-text again. Its processes map one file, and with packed rows (pack: true) none of them copies the ids. It is worth it
-for text of millions of pairs, for several runs on the same text, and where the hosts of a run share a file system.
+those of every run on the folder. A run does not read the text again. Its processes map one file, and with packed rows
+(pack: true) none of them copies the ids. It is worth it for text of millions of pairs, for several runs on the same
+text, and where the hosts of a run share a file system.
 
 --workers N encodes in N processes. The same command goes on after an interruption, with any N, to the same folder.
 Jobs of a scheduler whose hosts share the cache of `datasets` (HF_DATASETS_CACHE) take --shard 1/64 to --shard 64/64 of

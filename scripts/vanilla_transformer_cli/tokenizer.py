@@ -52,8 +52,11 @@ def main(arguments: argparse.Namespace) -> None:
     )
     from hf_vanilla_transformer.utils.errors import UserError, check_at_least_one
 
-    if Path(arguments.output_dir).is_file():
-        raise UserError(f"output_dir {arguments.output_dir} is a file: name a folder")
+    folder = Path(arguments.output_dir)
+    if folder.is_file():
+        raise UserError(f"output_dir {folder} is a file: name a folder")
+    if folder.is_dir() and any(folder.iterdir()):  # perhaps a model, which needs its own tokenizer
+        raise UserError(f"output_dir {folder} exists already: name a new folder")
     columns = columns_of(arguments, None, *arguments.files)
     sides = [
         (file, side)

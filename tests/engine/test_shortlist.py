@@ -113,6 +113,12 @@ def test_prefix_may_have_any_tokens(path: Path) -> None:
     assert all(text.startswith("the big red house") for text in found)
 
 
+def test_shortlist_without_a_token_is_refused(tmp_path):
+    for pairs in ([], [("", "")]):
+        assert error_of(write_shortlist, translator(), pairs, tmp_path / "s").startswith("shortlist: no token")
+    assert not (tmp_path / "s").exists()
+
+
 def test_aligned_tokens_become_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, path = translator(), tmp_path / "lex.txt"
     links = [[(0, 1), (1, 0)], [(0, 0)], [(1, 0)]]

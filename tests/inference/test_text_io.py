@@ -5,13 +5,16 @@ import gzip
 import io
 import lzma
 import os
+import struct
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from hf_vanilla_transformer.inference.text_chunks import TextChunks
 from hf_vanilla_transformer.inference.text_io import input_lines, line_writer
+from hf_vanilla_transformer.utils.untrusted import require_file
 from tests.model_helpers import error_of
 
 # U+2028, U+0085, form feed and a lone carriage return end lines for Python's str.splitlines, not for `wc -l`
@@ -47,6 +50,10 @@ def test_named_pipe_is_read_from_its_first_byte(tmp_path):
     writer.start()
     assert list(input_lines(tmp_path / "pipe")) == LINES
     writer.join()
+
+
+def test_device_where_a_file_is_needed_is_not_called_missing():
+    assert error_of(require_file, Path(os.devnull)).startswith(f"{os.devnull}: a pipe or a device: ")
 
 
 def test_damaged_gzip_is_refused(tmp_path):
@@ -95,3 +102,5 @@ def test_output_is_compressed_by_its_suffix_in_any_case(name, tmp_path):
     with line_writer(tmp_path / name) as write:
         write("one")
     assert gzip.decompress((tmp_path / name).read_bytes()) == b"one\n"
+    flags, time = struct.unpack_from("<xxxBI", (tmp_path / name).read_bytes())  # RFC 1952, section 2.3
+    assert flags == time == 0, "no name of a temporary file"

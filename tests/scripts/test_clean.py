@@ -149,6 +149,22 @@ def test_killed_cleaning_leaves_no_half_file(python, repository, tmp_path, worke
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("a.tsv --output b.tsv --task sequence --skip numbers", "skip: 'numbers' is no rule of --task sequence"),
+        ("a.tsv --output b.tsv --detect --skip language", "detect: it has no effect"),
+        ("a.tsv --output b.tsv --detect --task sequence", "detect: it has no effect"),
+        ("a.en a.de --output b.en b.de --target_column x", "--target_column has no effect"),
+    ],
+)
+def test_flags_without_effect_are_refused(command, tmp_path, in_tmp_path, arguments, message):
+    for name in ("a.tsv", "a.en", "a.de"):
+        write(tmp_path / name, ["source\ttarget", "a\tb"])
+    status, _, errors = command("clean", *arguments.split())
+    assert status == 2 and errors.startswith(f"error: {message}") and errors.count("\n") == 1
+
+
 def test_workers_are_at_least_one(command, tmp_path, in_tmp_path):
     write(tmp_path / "a.tsv", ["source\ttarget", "a\tb"])
     assert command("clean", "a.tsv", "--output", "b.tsv", "--workers", "0")[::2] == (

@@ -265,6 +265,13 @@ def test_output_that_is_a_folder_is_refused_before_anything_is_read(command, tmp
     assert error_of(line_writer("no").__enter__) == "output no is a folder: name a file"
 
 
+@pytest.mark.parametrize("arguments", [["recipes"], ["evaluate", "--hypothesis", "a", "--reference", "b"]])
+def test_deleted_folder_is_one_line(command, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert command(*arguments) == (2, "", "error: the current folder was deleted: cd to another one\n")
+
+
 def test_two_outputs_in_one_file_are_refused(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, _, errors = command(*["clean", "a.en", "a.de", "--output", "b.tsv", "--dropped", "./b.tsv"])

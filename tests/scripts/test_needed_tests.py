@@ -36,6 +36,12 @@ def test_names_of_a_face_lead_to_their_modules() -> None:
     assert "tests.inference.test_translator" in needed_tests(module, found)
 
 
+def test_modules_that_are_imported_by_name_have_tests() -> None:
+    found = importers(modules())
+    assert "tests.interop.test_argos" in needed_tests("hf_vanilla_transformer.interop.argos", found)
+    assert "tests.scripts.test_main" in needed_tests("vanilla_transformer_cli.merge", found)
+
+
 def test_annotations_of_types_have_no_meaning() -> None:
     assert meaning("def f(x: int | None = 1) -> int:\n    y: int = x\n    return y") == meaning(
         "def f(x: int + None = 1) -> str:\n    y: str = x\n    return y"

@@ -32,6 +32,14 @@ def test_tokenizer_learns_from_a_sample(train, tmp_path):
     assert status == 2 and "sentences: must be at least 1, not 0" in errors
 
 
+def test_tokenizer_of_a_model_is_not_replaced(train, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_text("mine")
+    status, _, errors = train("text", "--vocab_size", "270", "--output_dir", "model")
+    assert (status, errors) == (2, "error: output_dir model exists already: name a new folder\n")
+    assert (tmp_path / "model" / "tokenizer.json").read_text() == "mine"
+
+
 def test_output_dir_that_is_a_file_is_refused(train, tmp_path):
     (tmp_path / "made").write_text("mine")
     status, printed, errors = train("text", "--vocab_size", "270", "--output_dir", "made")

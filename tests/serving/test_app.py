@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import gzip
 import json
 import re
 import threading
@@ -260,6 +261,13 @@ def test_head_has_the_headers_of_get(client: Any, path: str) -> None:
     head, get = client.head(path), client.get(path)
     assert head.status_code == get.status_code == 200 and head.content == b""
     assert head.headers["content-type"] == get.headers["content-type"]
+
+
+def test_compressed_body_is_not_called_broken_json(client: Any) -> None:
+    body = gzip.compress(json.dumps(GOOD).encode())
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = client.post("/translate", content=body, headers=headers)
+    assert answer.status_code == 415 and answer.json() == {"error": "Content-Encoding: gzip: send the body as it is"}
 
 
 def test_slashes_do_not_matter(client: Any) -> None:

@@ -12,6 +12,7 @@ from hf_vanilla_transformer.corpora.corpus import load_corpus
 from hf_vanilla_transformer.inference.distilled_text import SOURCE, TARGET
 from hf_vanilla_transformer.training.run.recipes import parse_recipe
 from hf_vanilla_transformer.training.run.run import run_training
+from hf_vanilla_transformer.training.run.run_data import load_data
 from hf_vanilla_transformer.utils.errors import UserError
 from tests.model_helpers import error_of
 from tests.trainer_helpers import TINY_RUN, as_flags
@@ -171,6 +172,20 @@ def test_overlap_of_given_evaluation_data_is_reported(tmp_path, split, capsys):
     assert len(warnings) == 1 and "4 of 5" in warnings[0] and split in warnings[0]
     load(**{"train": train, split: write(tmp_path, "new", known[3:4])})
     assert "warning" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("built_in", [False, True])
+def test_runs_that_differ_by_seed_are_scored_on_the_same_pairs(built_in, tmp_path):
+    text = write(tmp_path, "a", [(f"text {number}", f"Text {number}") for number in range(60)])
+    flags = {"train": text, "held_out_pairs": 3}
+    if built_in:
+        flags = {"train": "numbers", "test": "numbers", "numbers_size": 60}
+    scored = []
+    for seed in (1, 2):
+        parsed = parse_recipe(as_flags({"output_dir": "unused", "vocab_size": 300, "seed": seed, **flags}))
+        splits = load_data(parsed, None, None).corpus.pairs
+        scored.append([list(splits[split]) for split in splits if split != "train"])
+    assert scored[0] == scored[1] and scored[0] != []
 
 
 def test_pairs_that_were_held_out_have_no_overlap(tmp_path, capsys):
