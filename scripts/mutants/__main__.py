@@ -22,9 +22,8 @@ from typing import NamedTuple
 
 from tests.faulty_copies import RunTests, copy_repository, running_tests
 
-from .needed_tests import ROOT, Graph, importers, modules, needed_tests
+from .needed_tests import PACKAGE, ROOT, Graph, importers, modules, needed_tests
 
-PACKAGE = "hf_vanilla_transformer"
 SECONDS = 300  # for the tests of one fault
 OUTCOMES = {0: "missed", 5: "missed", -14: "undecided"}  # by the status of pytest, or of SIGALRM
 

@@ -1,7 +1,7 @@
 """Print the test files that changed modules need: python -m scripts.mutants.needed_tests FILE …
 
 A test file is needed if it, or a helper beside it, imports the module. If none does, those are needed that import a
-module which imports it, and so on. Test files of the same folder and of the same name come first.
+module which imports it, and so on. Test files of the same name and folder come first, then those without a helper.
 """
 
 import ast
@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = "hf_vanilla_transformer"
 FOLDERS = {
-    "hf_vanilla_transformer": ROOT,
+    PACKAGE: ROOT,
     "vanilla_transformer_cli": ROOT / "scripts",
     "tests": ROOT,
 }
@@ -71,7 +72,10 @@ def needed_tests(changed: str, found: Graph) -> list[str]:
     while ring:
         tests = {name for module in ring for name in tests_with(module, found)}
         if tests:
-            return sorted(tests, key=lambda test: (-likeness(test, changed), test))
+            nearest = {name for module in ring for name in found[module]}
+            return sorted(
+                tests, key=lambda test: (-likeness(test, changed), test not in nearest, test)
+            )
         ring = {name for module in ring for name in found[module]} - seen
         seen |= ring
     return []
@@ -92,9 +96,9 @@ def tests_with(module: str, found: Graph) -> set[str]:
 
 
 def likeness(test: str, module: str) -> int:
-    """The number of words in the names of a test module and of a module that are the same."""
-    words = set(module.replace(".", "_").split("_"))
-    return len(words & set(test.replace(".", "_").split("_")))
+    """The number of words in the names of a test module and of a module that are the same, but for the package's."""
+    words = {*module.replace(".", "_").split("_")} - {*PACKAGE.split("_")}
+    return len(words & {*test.replace(".", "_").split("_")})
 
 
 def module_of(file: str, known: dict[str, Path]) -> str:
