@@ -85,6 +85,28 @@ def test_cores_that_others_use_get_no_thread(machine):
     assert meter.idle_cores() == 4
 
 
+@pytest.mark.parametrize("low", [False, True])
+def test_busy_seconds_are_those_of_the_kernel(machine, low, monkeypatch):
+    """user nice system idle iowait irq softirq steal, of which two are no work"""
+    monkeypatch.setattr(cpu_time, "has_low_priority", lambda: low)
+    for column in range(8):
+        ticks = [0] * 10
+        ticks[column] = 250
+        machine.statistics.write_text(f"cpu3 {' '.join(map(str, ticks))}\n")
+        machine.clock, machine.own = 7.0, 2.0
+        is_busy = column in (0, 2, 5, 6, 7) or (low and column == 1)
+        assert CpuTime._sample() == (7.0, 2.5 * is_busy, 2.0)
+
+
+def test_measurement_takes_a_second(machine):
+    meter = CpuTime()
+    machine.wait(0.9, user=3.0)
+    assert meter.idle_cores() == 4
+    machine.wait(0.1, user=3.0)
+    assert meter.idle_cores() == 1
+    assert fitting_threads(1) == 1
+
+
 def test_system_without_statistics_counts_no_others(machine):
     machine.statistics.unlink()
     meter = CpuTime()

@@ -1,6 +1,5 @@
 """Errors of users: one line that names the argument and says what to do, from subcommands and public functions."""
 
-import errno
 import os
 import re
 import sys
@@ -104,35 +103,6 @@ def test_error_of_a_call_is_one_line_that_names_the_argument(name, call, folder)
     with pytest.raises((UserError, ValueError)) as raised:
         call(folder)
     check(str(raised.value), name)
-
-
-def ended_by(error: BaseException) -> Any:
-    """The status of a command that an error ends."""
-
-    def fail() -> None:
-        raise error
-
-    with pytest.raises(SystemExit) as ended:
-        run_command(fail)
-    return ended.value.code
-
-
-@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.ENAMETOOLONG, errno.EROFS, errno.EINVAL])
-def test_error_of_a_file_is_one_line(number: int, capsys: pytest.CaptureFixture) -> None:
-    assert ended_by(OSError(number, "a reason", "a name")) == 2
-    errors = capsys.readouterr().err
-    assert errors.startswith("error: ") and "'a name'" in errors and errors.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "error",
-    [OSError(errno.EBADF, "a reason", "a name"), OSError(errno.EINVAL, "a reason"), OSError("a reason")],
-    ids=repr,
-)
-def test_system_error_that_no_user_makes_keeps_its_traceback(error: OSError) -> None:
-    with pytest.raises(OSError) as raised:
-        ended_by(error)
-    assert raised.value is error
 
 
 # Standard output and input

@@ -20,7 +20,7 @@ from hf_vanilla_transformer.inference.languages import card_languages
 from hf_vanilla_transformer.inference.loading import check_model_folder, load_model
 from hf_vanilla_transformer.text import load_tokenizers, save_tokenizers
 from hf_vanilla_transformer.training.run.fine_tuning import load_base_model
-from hf_vanilla_transformer.utils.model_folder import check_model_files
+from hf_vanilla_transformer.utils.model_folder import check_model_files, check_search
 from hf_vanilla_transformer.utils.untrusted import read_safetensors_header
 from tests.model_helpers import error_of, save_model, with_paths
 
@@ -148,14 +148,11 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "no start": (config(decoder_start_token_id=None), "config.json: decoder_start_token_id=None: ids"),
     "start beyond the vocabulary": (config(decoder_start_token_id=10**6), "decoder_start_token_id=1000000: ids"),
     "beams": (search(num_beams=10**9), "generation_config.json: num_beams=1000000000: a whole number from 1 to 256"),
-    "beams as text": (search(num_beams="4"), "generation_config.json: num_beams=4: a whole"),
     "beams as truth": (search(num_beams=True), "generation_config.json: num_beams=True"),
     "length": (search(max_length=10**12), "generation_config.json: max_length=1000000000000"),
-    "new tokens": (search(max_new_tokens=-4), "generation_config.json: max_new_tokens=-4"),
     "penalty": (search(length_penalty=float("nan")), "generation_config.json: length_penalty=nan: a finite"),
     "old settings of a search": (config(num_beams=10**9), "config.json: num_beams=1000000000"),
     "end as text": (search(eos_token_id=["a"]), "generation_config.json: eos_token_id="),
-    "suppressed id": (search(suppress_tokens=[10**6]), "generation_config.json: suppress_tokens="),
     "bad words": (search(bad_words_ids=[3]), "generation_config.json: bad_words_ids="),
     "directions": (fields("tokenizer_config.json", directions=[["a"]]), "tokenizer_config.json: directions="),
     "inputs of other names": (fields("tokenizer_config.json", model_input_names=["x"]), "model_input_names="),
@@ -182,16 +179,68 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         r"weight_map=../model.safetensors: a file of this folder",
     ),
     "decoder alone": (config(is_encoder_decoder=False), "config.json: is_encoder_decoder=False: true"),
-    "labels": (config(num_labels=10**9), "config.json: num_labels=1000000000"),
-    "groups of beams": (search(num_beam_groups=2), "num_beam_groups=2: a whole number from 1 to 1 "),
-    "penalty of nothing": (search(repetition_penalty=0), "repetition_penalty=0: a number from 0.001"),
     "sampling as text": (search(do_sample="x"), "generation_config.json: do_sample=x: true or false is needed"),
-    "no length": (search(max_length=1), "max_length=1: a whole number from 2"),
     "folder as a search": (instead("generation_config.json", Path.mkdir), "generation_config.json: a folder, or"),
     "folder as weights": (instead(WEIGHTS, Path.mkdir), f"{WEIGHTS}: a folder, or"),
     "link to nothing": (instead("tokenizer_config.json", link), "tokenizer_config.json: a folder, or"),
     "pipe as card": (instead("README.md", os.mkfifo), "README.md: neither a file"),
 }
+
+LIMITS = {
+    "num_beams num_return_sequences": (1, 256),
+    "num_beam_groups": (1, 1),
+    "max_length": (2, 100_000),
+    "max_new_tokens": (1, 100_000),
+    "max_length_over_source min_length min_new_tokens no_repeat_ngram_size": (0, 100_000),
+    "encoder_no_repeat_ngram_size top_k": (0, 100_000),
+    "repetition_penalty encoder_repetition_penalty": (0.001, 1000.0),
+    "temperature diversity_penalty penalty_alpha guidance_scale max_time": (0.0, 1e6),
+    "top_p min_p top_h typical_p epsilon_cutoff eta_cutoff": (0.0, 1.0),
+    "length_penalty paper_length_penalty": (-1e6, 1e6),
+}
+
+
+@pytest.mark.parametrize("names", LIMITS)
+def test_settings_of_a_search_have_limits(names: str) -> None:
+    least, most = LIMITS[names]
+    kind = "a number" if isinstance(most, float) else "a whole number"
+    for name in names.split():
+        for value in (None, least, most, *([1] if kind == "a number" else [])):
+            check_search("x", {name: value})
+        for value in (least - 1, most + 1, str(least), *([1.0] if kind == "a whole number" else [float("nan")])):
+            line = error_of(check_search, "x", {name: value})
+            assert line == f"x: {name}={value}: {kind} from {least:g} to {most:g} is needed"
+
+
+@pytest.mark.parametrize(
+    ("names", "most"),
+    [
+        ("layers encoder_layers decoder_layers num_hidden_layers", 1000),
+        ("d_model hidden_size ffn_dim encoder_ffn_dim decoder_ffn_dim intermediate_size num_labels", 2**16),
+        ("vocab_size decoder_vocab_size", 2**18),
+    ],
+)
+def test_sizes_without_weights_have_limits(names: str, most: int, tmp_path: Path) -> None:
+    for name in names.split():
+        (tmp_path / "config.json").write_text(json.dumps({name: most, "decoder_start_token_id": 0}))
+        check_model_files(tmp_path)
+        (tmp_path / "config.json").write_text(json.dumps({name: most + 1}))
+        assert error_of(check_model_files, tmp_path).endswith(f"{name}={most + 1}: its weights allow {most:,} at most")
+
+
+def test_ids_are_below_the_size_of_the_vocabulary(tmp_path: Path) -> None:
+    for name, wrap in (("pad_token_id", list), ("suppress_tokens", list), ("bad_words_ids", lambda ids: [list(ids)])):
+        for file in ("config.json", "generation_config.json"):
+            sizes = {"vocab_size": 7, "decoder_vocab_size": 9, "decoder_start_token_id": 0}
+            (tmp_path / "config.json").write_text(json.dumps(sizes))
+            fields_of_file = {**sizes, name: wrap((-1, 0, 8))}
+            (tmp_path / file).write_text(json.dumps(fields_of_file))
+            check_model_files(tmp_path)
+            for wrong in (-2, 9, True, 1.0):
+                (tmp_path / file).write_text(json.dumps({**fields_of_file, name: wrap((0, wrong))}))
+                assert error_of(check_model_files, tmp_path).endswith(": ids of tokens below 9 are needed")
+            (tmp_path / file).unlink()
+
 
 # Damage that only the libraries see.
 DAMAGES_IN_DEPTH: dict[str, tuple[Damage, str]] = {

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_vanilla_transformer.utils.plotting import figure_file
+from hf_vanilla_transformer.utils.plotting import check_figure_path, figure_file
+from tests.model_helpers import error_of
 
 pytestmark = pytest.mark.usefixtures("drawn_figures")
 
@@ -23,6 +24,10 @@ def test_figure_file_limits_the_pixels_of_a_large_figure(tmp_path: Path) -> None
     with figure_file(tmp_path / "a.png", figsize=(200, 1)):
         pass
     assert 11_990 < int.from_bytes((tmp_path / "a.png").read_bytes()[16:20], "big") <= 12_000
+    with figure_file(tmp_path / "a.png", figsize=(2, 1)):
+        pass
+    assert int.from_bytes((tmp_path / "a.png").read_bytes()[16:20], "big") == 300
+    assert error_of(check_figure_path, "a.xyz").startswith("a.xyz: matplotlib cannot write this format: name it .png")
 
 
 def test_figure_file_restores_the_users_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,6 +194,49 @@ def test_processes_are_spawned_where_the_system_spawns(methods: list[str], monke
     assert system_calls.process_context(__name__).get_start_method() == expected
 
 
+INF = -1  # RLIM_INFINITY of Linux
+
+
+@pytest.mark.parametrize(
+    ("limit", "hard", "wanted", "allowed"),
+    [(9, 20, 15, 15), (9, 20, 21, 20), (9, 20, 9, 9), (9, 20, 5, 9), (9, INF, 30, 30), (INF, INF, 40, 40)],
+)
+def test_limit_of_open_files_is_raised_as_far_as_permitted(limit, hard, wanted, allowed, monkeypatch):
+    resource = pytest.importorskip("resource")
+    calls: list[Any] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda *arguments: calls.append(arguments))
+    assert system_calls.raise_open_files(wanted) == allowed
+    assert calls == [(resource.RLIMIT_NOFILE, (allowed, hard))] * (limit not in (allowed, INF))
+
+
+def test_limits_of_a_process_count_from_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    calls: dict[Any, Any] = {}
+    monkeypatch.setattr(resource, "setrlimit", calls.__setitem__)
+    monkeypatch.setattr(os, "nice", lambda niceness: calls.update(nice=niceness))
+    monkeypatch.setattr(time, "process_time", lambda: 10.25)
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "300 200 100\n")
+    system_calls.limit_process(2.5, 7, 11)
+    most = 300 * resource.getpagesize() + 7
+    assert calls == {resource.RLIMIT_CPU: (13, 13), resource.RLIMIT_AS: (most, most), "nice": 11}
+
+
+def test_system_is_asked_for_its_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert system_calls.ticks_per_second() == os.sysconf("SC_CLK_TCK")
+    assert system_calls.open_files() == len(os.listdir("/dev/fd"))
+    assert system_calls.process_namespace() == f"{os.uname().nodename} {os.readlink('/proc/self/ns/pid')}"
+    for niceness in (-1, 0, 1):
+        monkeypatch.setattr(os, "nice", lambda more, niceness=niceness: niceness + more)
+        assert system_calls.has_low_priority() == (niceness > 0)
+    monkeypatch.delattr(os, "nice")
+    assert not system_calls.has_low_priority()
+    monkeypatch.setattr(os, "readlink", lambda _: os.stat("/no/such/file"))
+    assert system_calls.process_namespace() == f"{os.uname().nodename} "
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not system_calls.release_free_memory()
+
+
 def test_open_files_have_no_limit_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     resource = pytest.importorskip("resource")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

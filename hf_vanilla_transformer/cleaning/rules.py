@@ -62,7 +62,8 @@ _LONG_WORD = regex.compile(
     rf"[\p{{Latin}}\p{{Greek}}\p{{Cyrillic}}\p{{Armenian}}]{{{_LONGEST_WORD + 1},}}"
 )
 _NO_LETTERS = re.compile(rf"[^\w{UNSPACED}]+|[\d_]+")
-_LOUD_MARKS = re.compile(r"[!?]{2,}|[.,]{2}(?<!\.\.\.)|\s{2,}")
+# "..." is none
+_LOUD_MARKS = re.compile(r"[!?]{2,}|(?<![.,])(?!\.{3}(?![.,]))[.,]{2,}|\s{2,}")
 
 
 @dataclass

@@ -15,7 +15,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Lines:
-    """Numbers of lines, mostly in their order, as ranges. Beyond `_RANGES` ranges they are only counted."""
+    """Numbers of lines, mostly in their order, as ranges. Beyond `_RANGES` ranges they are only counted.
+
+    The range after these is the one of the last lines, so that no line is counted again.
+    """
 
     count: int = 0
     left_out: int = 0
@@ -32,16 +35,16 @@ class _Lines:
             self.ranges[-1] = start, max(end, last)
         else:
             added = last - first + 1
-            if len(self.ranges) < _RANGES:
-                self.ranges.append((first, last))
-            else:
-                self.left_out += added
+            del self.ranges[_RANGES:]
+            self.ranges.append((first, last))
         self.count += added
+        if len(self.ranges) > _RANGES:
+            self.left_out += added
 
     def __str__(self) -> str:
         ranges = [
             f"{first}" if first == last else f"{first}-{last}"
-            for first, last in sorted(self.ranges)
+            for first, last in sorted(self.ranges[:_RANGES])
         ]
         more = f" and {self.left_out:,} more" if self.left_out else ""
         return ", ".join(ranges) + more
@@ -88,7 +91,7 @@ class LineWarnings:
         before = lines_before() if lines_before is not None and other._faults else 0
         for fault, lines in other._faults.items():
             mine = self._faults.setdefault(fault, _Lines())
-            for start, end in lines.ranges:
+            for start, end in lines.ranges[:_RANGES]:
                 mine.add(start + before, end + before)
             mine.count += lines.left_out
             mine.left_out += lines.left_out

@@ -1,7 +1,8 @@
 """Print the test files that changed modules need: python -m scripts.mutants.needed_tests FILE …
 
 A test file is needed if it, or a helper beside it, imports the module. If none does, those are needed that import a
-module which imports it, and so on. Test files of the same folder and of the same name come first.
+module which imports it, and so on. If there are few, those are needed, too, that import such a module of the same
+folder. Test files of the same name and folder come first, then those without a helper.
 """
 
 import ast
@@ -11,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+FEW = 3  # test files
+PACKAGE = "hf_vanilla_transformer"
 FOLDERS = {
-    "hf_vanilla_transformer": ROOT,
+    PACKAGE: ROOT,
     "vanilla_transformer_cli": ROOT / "scripts",
     "tests": ROOT,
 }
@@ -73,12 +76,22 @@ def needed_tests(changed: str, found: Graph) -> list[str]:
     """The test modules that a changed module needs, the nearest first."""
     ring, seen = {changed}, {changed}
     while ring:
-        tests = {name for module in ring for name in tests_with(module, found)}
-        if tests:
-            return sorted(tests, key=lambda test: (-likeness(test, changed), test))
-        ring = {name for module in ring for name in found[module]} - seen
+        nearest = {name for module in ring for name in found[module]}
+        if tests := {name for module in ring for name in tests_with(module, found)}:
+            if len(tests) < FEW:
+                room = changed.rpartition(".")[0]
+                siblings = {name for name in nearest if name.rpartition(".")[0] == room}
+                tests |= {name for module in siblings for name in found[module] if is_test(name)}
+            return sorted(
+                tests, key=lambda test: (-likeness(test, changed), test not in nearest, test)
+            )
+        ring = nearest - seen
         seen |= ring
     return []
+
+
+def is_test(name: str) -> bool:
+    return name.rpartition(".")[2].startswith("test_")
 
 
 def tests_with(module: str, found: Graph) -> set[str]:
@@ -88,7 +101,7 @@ def tests_with(module: str, found: Graph) -> set[str]:
     while waiting:
         for name in found[waiting.pop()] - seen:
             seen.add(name)
-            if name.rpartition(".")[2].startswith("test_"):
+            if is_test(name):
                 tests.add(name)
             elif name.startswith("tests."):
                 waiting.append(name)
@@ -96,9 +109,9 @@ def tests_with(module: str, found: Graph) -> set[str]:
 
 
 def likeness(test: str, module: str) -> int:
-    """The number of words in the names of a test module and of a module that are the same."""
-    words = set(module.replace(".", "_").split("_"))
-    return len(words & set(test.replace(".", "_").split("_")))
+    """The number of words in the names of a test module and of a module that are the same, but for the package's."""
+    words = {*module.replace(".", "_").split("_")} - {*PACKAGE.split("_")}
+    return len(words & {*test.replace(".", "_").split("_")})
 
 
 def module_of(file: str, known: dict[str, Path]) -> str:

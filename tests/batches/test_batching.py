@@ -1,15 +1,24 @@
 """Token batches: every pair once per epoch, no batch over the limit, equal shares for all ranks, for any lengths."""
 
+from itertools import groupby, product
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_vanilla_transformer.batches.batching import (
     TokenBatchDataset,
     TokenBatchSampler,
+    collate_batches,
+    even_groups,
     pair_lengths,
+    rounded_shape,
+    runs_of_equals,
     shard_batches,
+    shuffled_runs,
+    sort_by_length,
     split_into_batches,
 )
 
@@ -80,15 +89,110 @@ def test_update_has_the_same_pairs_for_any_world_size(pairs, tokens_per_update, 
         assert sorted(shares) == expected
 
 
-def test_split_into_batches_is_greedy():
-    lengths = np.random.default_rng(1).integers(1, 30, 500)
+@FEW
+@given(LENGTHS)
+def test_pairs_are_sorted_and_those_of_equal_lengths_shuffled(pairs):
+    source, target = np.array(pairs).T
+
+    def key(row):
+        bucket = pairs[row][0] // 2
+        return bucket, pairs[row][1] * (-1) ** bucket, pairs[row][0]
+
+    order = sort_by_length(source, target)
+    assert order.tolist() == sorted(range(len(pairs)), key=key)
+    runs = runs_of_equals(source[order], target[order])
+    groups = groupby(pairs[row] for row in order)
+    assert runs.tolist() == [number for number, (_, run) in enumerate(groups, start=1) for _ in run]
+    places = shuffled_runs(runs, np.random.default_rng(0))
+    assert sorted(places) == list(range(len(pairs)))
+    assert runs[places].tolist() == runs.tolist()
+
+
+@FEW
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=120), st.integers(1, 64))
+def test_split_into_batches_is_greedy(lengths, max_tokens):
     starts, batch = [0], []
     for row, length in enumerate(lengths):  # the definition, pair by pair
-        if batch and (len(batch) + 1) * max(*batch, length) > 64:
+        if batch and (len(batch) + 1) * max(1, *batch, length) > max_tokens:
             starts.append(row)
             batch = []
         batch.append(length)
-    assert split_into_batches(lengths, 64).tolist() == [*starts, len(lengths)]
+    assert split_into_batches(np.array(lengths), max_tokens).tolist() == [*starts, len(lengths)]
+
+
+@FEW
+@given(st.lists(st.integers(1, 40), min_size=8, max_size=40), st.sampled_from([1, 2, 4, 8]))
+def test_groups_are_cut_at_the_nearest_borders(tokens, count):
+    borders = [sum(tokens[:place]) for place in range(len(tokens) + 1)]
+    cuts = []
+    for number in range(count + 1):
+        wanted = number * borders[-1] / count
+        nearest = min(range(len(borders)), key=lambda place: abs(borders[place] - wanted))
+        after_the_last = cuts[-1] + 1 if cuts else 0
+        cuts.append(min(max(nearest, after_the_last), len(tokens) - count + number))
+    assert even_groups(np.array(tokens), count).tolist() == cuts
+
+
+def test_ranks_get_batches_forth_and_back_by_their_size():
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        lengths = rng.integers(1, 1_000_000, rng.integers(1, 13))  # no two batches are of one size
+        cuts = rng.integers(1, len(lengths) + 1, rng.integers(0, 6))
+        batches = [batch for batch in np.split(np.arange(len(lengths)), sorted({*cuts})) if len(batch)]
+        ranks = int(rng.integers(1, 6))
+
+        def size(batch, lengths=lengths):
+            return len(batch) * max(lengths[max(row, ~row)] for row in batch)
+
+        parts = [batch.tolist() for batch in batches]
+        while len(parts) % ranks and (several := [part for part in parts if len(part) > 1]):
+            largest = max(several, key=size)
+            parts.remove(largest)
+            parts += [largest[: (len(largest) + 1) // 2], largest[(len(largest) + 1) // 2 :]]
+        if ranks > 1:
+            parts.sort(key=size, reverse=True)
+        parts += [[~parts[0][0]]] * (-len(parts) % ranks)
+        rounds = [parts[start : start + ranks] for start in range(0, len(parts), ranks)]
+        rounds = [each[:: (-1) ** number] for number, each in enumerate(rounds)]
+        shares = [list(share) for share in zip(*rounds, strict=True)]
+        found = shard_batches(batches, lengths, ranks)
+        assert [[batch.tolist() for batch in share] for share in found] == shares
+
+
+@FEW
+@given(st.integers(1, 9), st.integers(1, 30), st.integers(1, 30), st.integers(1, 8))
+def test_rounded_shape_is_the_smallest(pairs, source, target, unit):
+    shapes = product(*(range(size, size + unit) for size in (pairs, source, target)))
+    fitting = [shape for shape in shapes if shape[0] * shape[1] % unit == shape[0] * shape[2] % unit == 0]
+    smallest = min(fitting, key=lambda shape: (shape[0] * (shape[1] + shape[2]), shape))
+    assert rounded_shape(pairs, source, target, unit) == smallest
+
+
+@pytest.mark.parametrize("unit", [1, 6])
+def test_rounded_batches_have_padding_and_dummies(unit):
+    def collator(rows):
+        names = {"input_ids": 5, "labels": -100}
+        columns = {name: [torch.tensor(row[name]) for row in rows] for name in names}
+        batch = {name: torch.nn.utils.rnn.pad_sequence(columns[name], True, value) for name, value in names.items()}
+        return batch | {"attention_mask": batch["input_ids"].ne(5), "decoder_input_ids": batch["labels"].clip(7)}
+
+    rows = [{"input_ids": [8] * size, "labels": [9] * (size + 2)} for size in (1, 3)]
+    (batch,) = collate_batches([rows], collator, unit, (5, 7))
+    size, source, target = (2, 3, 5) if unit == 1 else rounded_shape(2, 3, 5, unit)
+    assert {name: tuple(tensor.shape) for name, tensor in batch.items()} == {
+        "input_ids": (size, source),
+        "attention_mask": (size, source),
+        "labels": (size, target),
+        "decoder_input_ids": (size, target),
+    }
+    assert batch["input_ids"].ne(5).equal(batch["attention_mask"].bool())
+    assert batch["attention_mask"][:2].sum(dim=1).tolist() == [1, 3]
+    assert batch["labels"].eq(9).sum(dim=1).tolist() == [3, 5, *[0] * (size - 2)]
+    assert set(batch["labels"][batch["labels"] != 9].tolist()) == {-100}
+    assert set(batch["decoder_input_ids"][batch["labels"] != 9].tolist()) == {7}
+    own = {"extra": torch.zeros(2)}
+    (batch,) = collate_batches([rows], lambda rows: collator(rows) | own, unit, (5, 7))
+    assert batch["labels"].shape == (2, 5)
 
 
 def test_epoch_order_depends_on_the_epoch_and_the_seed():
@@ -111,7 +215,8 @@ def test_epochs_have_the_same_number_of_updates_of_similar_size():
     pairs = lengths_like_sentences()
     each = sampler(pairs, 500, tokens_per_update=2000)
     target = pairs[:, 1]
-    assert len(each) == round(target.sum() / 2000)
+    for tokens in range(1900, 2000, 7):  # rounded up and down
+        assert len(sampler(pairs, 500, tokens_per_update=tokens)) == round(target.sum() / tokens)
     for epoch in range(4):
         each.set_epoch(epoch)
         tokens = [sum(target[batch].sum() for batch in update) for update in each]
@@ -132,17 +237,6 @@ def test_padding_share_is_small():
             real += pairs[batch].sum()
             padded += len(batch) * pairs[batch].max(axis=0).sum()
     assert 1 - real / padded <= 0.06
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 4, 7])
-def test_shard_batches_balances_the_work_of_ranks(world_size):
-    pairs = lengths_like_sentences()
-    lengths = pairs.max(axis=1)
-    whole = sampler(pairs, 500, tokens_per_update=8000)
-    for number in range(len(whole)):
-        shares = shard_batches(whole.update(number), lengths, world_size)
-        work = [sum(len(batch) * lengths[batch].max() for batch in share) for share in shares]
-        assert max(work) <= 1.35 * min(work)
 
 
 def test_pair_lengths_of_a_list_of_rows():

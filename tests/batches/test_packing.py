@@ -2,8 +2,9 @@
 
 import math
 import re
-from collections import Counter
+from collections import Counter, UserDict
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -283,12 +284,29 @@ def test_packed_rows_serve_other_models(name: str, backend: str, packed_forward:
     assert model(**plain).loss.item() == pytest.approx(loss.item(), rel=1e-12)  # positions are its own again
 
 
-def test_rows_hold_whole_pairs_within_their_places() -> None:
-    rows = fill_rows(*LENGTHS, (32, 24))
-    assert sorted(np.concatenate(rows)) == list(range(len(ROWS)))
-    for row in rows:
-        assert LENGTHS[0][row].sum() <= 32
-        assert LENGTHS[1][row].sum() <= 24
+def places_by_the_rule(source: np.ndarray, target: np.ndarray, max_tokens: int) -> tuple[int, ...]:
+    """S and T in proportion to the tokens of their sides, in exact shares."""
+
+    def rounded(number: Fraction, unit: int) -> int:
+        return math.ceil(number / unit) * unit
+
+    totals = [Fraction(int(side.sum())) for side in (source, target)]
+    longest = [int(side.max()) for side in (source, target)]
+    shares = [total / max(totals) for total in totals]
+    places = rounded(Fraction(max(longest)), 128)
+    places = max(places, *(rounded(most / share, 8) for most, share in zip(longest, shares, strict=True)))
+    if max_tokens < places:
+        places = max(*longest, max_tokens)
+    both = zip(longest, shares, strict=True)
+    return tuple(min(max(rounded(places * share, 8), most), places) for most, share in both)
+
+
+def test_places_of_a_row_are_in_proportion_to_the_tokens_of_their_sides() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        source, target = (rng.integers(1, rng.choice([5, 40, 130, 300]), 3) for _ in range(2))
+        places = packing.row_lengths(source, target, max_tokens := int(rng.choice([50, 128, 500, 5000])))
+        assert places == places_by_the_rule(source, target, max_tokens)
 
 
 def rows_by_the_rule(kinds: list[tuple[int, int]], places: tuple[int, int]) -> list[list[tuple[int, int]]]:
@@ -429,6 +447,12 @@ class Changing:
         return [doubled(ROWS[number], 0) for number in numbers]
 
 
+def segment_lengths(batch: dict[str, torch.Tensor]) -> list[int]:
+    """Tokens of the targets, row by row."""
+    rows = (row.unique(return_counts=True) for row in batch["decoder_segment_ids"])
+    return [int(count) for names, counts in rows for name, count in zip(names, counts, strict=True) if name]
+
+
 def doubled(row: dict[str, list[int]], epoch: int) -> dict[str, list[int]]:
     return {name: ids * 2 for name, ids in row.items()}
 
@@ -446,11 +470,60 @@ def test_pairs_that_change_are_packed_once_over_all_ranks(world_size: int, colla
         updates = PackedPairs(data, layout, sampler, collator)
         made = [updates.__getitems__(planned) for planned in sampler]
         batches.append([len(update) for update in made])
-        for batch in (batch for update in made for batch in update):
+        numbers = [updates.numbers(planned) for planned in sampler]
+        for batch, pairs in zip(chain(*made), chain(*numbers), strict=True):
+            lengths = sorted(len(ROWS[pair]["labels"]) * 2 for pair in pairs)
+            assert lengths == sorted(segment_lengths(batch))
+            if collator is None:  # a pair has as many rows as it needs
+                times, rest = divmod(batch["labels"].shape[1], layout.places[1])
+                assert batch["input_ids"].shape[1] == times * layout.places[0]
+                assert (batch["labels"].shape[0], rest) == (max(1, sampler.rows_of_batch // times), 0)
+                sizes = [[2 * side[pair] for side in LENGTHS] for pair in pairs]
+                assert {max(-(-np.array(each) // layout.places)) for each in sizes} <= {times}
             for row, segments in zip(batch["labels"], batch["decoder_segment_ids"], strict=True):
                 targets += [tuple(row[segments == segment].tolist()) for segment in segments.unique() if segment]
     assert sorted(targets) == sorted(tuple(row["labels"] * 2) for row in ROWS)
     assert all(each == batches[0] for each in batches), "all ranks make the same number of batches"
+
+
+def test_pairs_of_a_collator_stay_in_their_rows_while_they_fit() -> None:
+    planned = [np.array(row) for row in ([0, 1], [2, 3], [4])]
+    sizes = [(3, 4), (5, 2), (2, 2), (2, 2), (8, 6)]
+    rows = [{"input_ids": [5 + n] * source, "labels": [5 + n] * target} for n, (source, target) in enumerate(sizes)]
+    sampler = PackedBatchSampler(*np.array(sizes).T, 8)
+    layout = PackedLayout((8, 6), PAD, PAD, START)
+
+    def packed(*changed: Any) -> dict[str, torch.Tensor]:
+        each = PackedPairs(rows, layout, sampler, lambda pairs: padded_batch([*map(dict.__or__, pairs, changed)]))
+        return each.collated(planned, each.collator)
+
+    same: list[Any] = [{}] * len(rows)
+    expected = layout.pack(FlatPairs.of_rows(rows), planned)
+    for name, tensor in packed(*same).items():
+        assert tensor.equal(expected[name]), name
+    for side, places in (("input_ids", 8), ("labels", 6)):
+        shorter = {"input_ids": [6], "labels": [6]}
+        for more in (0, 1):  # than the places of a row
+            longer = {**shorter, side: [9] * (places + more)}
+            for batch in (packed(*same[:4], longer), packed(*same[:3], longer, shorter)):
+                assert batch[side].shape[1] == places + more
+                assert batch[side].eq(9).sum() == batch[side].eq(9).sum(dim=1).max() >= places + more
+                assert len(batch[side]) in (3, 4)
+    fewer = packed(*same[:3])
+    assert fewer["labels"].shape == (3, 6)
+    assert sorted(segment_lengths(fewer)) == [2, 2, 4]
+
+
+def test_fixed_rows_are_those_that_no_code_of_the_caller_makes() -> None:
+    table = Dataset.from_list(ROWS)
+    changing = Changing()
+    parts = (torch.utils.data.Subset, torch.utils.data.ConcatDataset)
+    for data in (table, table.with_format("numpy"), ROWS, tuple(ROWS), []):
+        assert packing.is_fixed(data)
+        assert packing.is_fixed(parts[0](data, [0])) and packing.is_fixed(parts[1]([ROWS, table]))
+    for data in (table.with_transform(dict), [changing], changing, type("Own", (list,), {})(ROWS), [UserDict()]):
+        assert not packing.is_fixed(data)
+        assert not packing.is_fixed(parts[0](data, [0])) and not packing.is_fixed(parts[1]([table, [changing]]))
 
 
 def test_collator_refuses_columns_without_a_place() -> None:
@@ -461,6 +534,17 @@ def test_collator_refuses_columns_without_a_place() -> None:
     assert sorted(batch["input_ids"][batch["segment_ids"] != 0].tolist()) == visible
     with pytest.raises(ValueError, match="^packed rows have no place for weight, only for input_ids, "):
         collator([{**ROWS[0], "weight": 1}])
+    with pytest.raises(ValueError, match="^packed rows need input_ids and labels, not labels$"):
+        collator([{"labels": [5]}])
+    with pytest.raises(ValueError, match="^attention_mask has other lengths than input_ids$"):
+        collator([{**ROWS[0], "attention_mask": [1]}])
+    needed = len(collator(ROWS)["labels"])
+    with pytest.raises(ValueError, match=rf"^60 pairs need {needed} rows of \(32, 40\) places, not {needed - 1}$"):
+        PackedCollator(tiny_model().config, 32, 40, rows=needed - 1)(ROWS)
+    for rows in (needed, needed + 2):
+        assert len(PackedCollator(tiny_model().config, 32, 40, rows)(ROWS)["labels"]) == rows
+    with pytest.raises(ValueError, match="^33 tokens in a row of 32 places$"):
+        collator([{"input_ids": [5] * 33, "labels": [5]}])
 
 
 # mean, standard deviation of the logarithm, longest sentence, standard deviation of the ratio of both sides

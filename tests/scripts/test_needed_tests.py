@@ -21,7 +21,12 @@ IMPORTERS = {
 
 
 def test_needed_tests_import_the_module_or_a_helper_that_does() -> None:
-    assert needed_tests("package.words", IMPORTERS) == ["tests.test_words", "tests.test_spelling"]
+    few = ["tests.test_words", "tests.test_lines", "tests.test_pages", "tests.test_spelling"]  # of package.lines, too
+    assert needed_tests("package.words", IMPORTERS) == few
+    own_folder = {**IMPORTERS, "package.words": {"other.lines", "tests.helpers"}}
+    assert needed_tests("package.words", own_folder) == ["tests.test_words", "tests.test_spelling"]
+    more = {**IMPORTERS, "package.words": {"package.lines", "tests.test_a", "tests.helpers"}, "tests.test_a": set()}
+    assert needed_tests("package.words", more) == ["tests.test_words", "tests.test_a", "tests.test_spelling"]
 
 
 def test_tests_of_importers_are_needed_where_no_test_imports_the_module() -> None:
@@ -52,7 +57,36 @@ def test_annotations_of_types_have_no_meaning() -> None:
 def test_fault_is_undecided_if_the_time_was_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutants, "mutated", lambda *_: "")
     monkeypatch.setattr(mutants, "copy_repository", lambda _, folder: folder)
-    known = {"module": mutants.ROOT / "README.md"}
-    statuses = {1: "noticed", 2: "noticed", 0: "missed", 5: "missed", -signal.SIGALRM: "undecided"}
+    known = {name: mutants.ROOT / "README.md" for name in ("module", "test_a")}
+    statuses = {
+        1: "noticed",
+        2: "noticed",
+        0: "missed",
+        5: "missed",
+        -signal.SIGALRM: "undecided",
+        -signal.SIGPROF: "undecided",
+    }
     for status, expected in statuses.items():
-        assert outcome(Mutant("module", "", 0), known, {"module": set()}, lambda *_, of=status: (of, "")) == expected
+        assert (
+            outcome(
+                Mutant("module", "", 0), known, {"module": {"test_a"}, "test_a": set()}, lambda *_, of=status: (of, "")
+            )
+            == expected
+        )
+
+
+def test_nearest_tests_run_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutants, "mutated", lambda *_: "")
+    monkeypatch.setattr(mutants, "copy_repository", lambda _, folder: folder)
+    names = [f"test_{letter}" for letter in "abcd"]
+    known = {name: mutants.ROOT / name for name in names} | {"module": mutants.ROOT / "README.md"}
+    for statuses, expected in (([0, 1], "noticed"), ([0, 0], "missed"), ([1], "noticed"), ([-14], "undecided")):
+        runs: list[list[str]] = []
+
+        def run(_: object, files: list[str], runs: list = runs, statuses: list = statuses) -> tuple[int, str]:
+            runs.append(files)
+            return statuses[len(runs) - 1], ""
+
+        found = {name: set() for name in names} | {"module": {*names}}
+        assert outcome(Mutant("module", "", 0), known, found, run) == expected
+        assert runs == [names[:2], names[2:]][: len(statuses)]

@@ -50,6 +50,56 @@ def test_time_limit_counts_from_the_start_of_training(clock, strategy):
         stop.on_train_end()
 
 
+FLAGS = "should_log", "should_evaluate", "should_save", "should_training_stop", "should_epoch_stop"
+
+
+def decided(event, stop, control=(), signal=False, **facts):
+    """The flags that are set after an event."""
+    args = SimpleNamespace(eval_strategy="epoch", eval_delay=1, device=torch.device("cpu"))
+    state = SimpleNamespace(**{"epoch": 1.5, "global_step": 7, "max_steps": 9, **facts})
+    stop.signals.agreed = 2 if signal else None
+    stop.signals.agree = lambda device, flag=False, at_once=False: (flag,)
+    found = getattr(stop, event)(args, state, TrainerControl(**dict.fromkeys(control, True)))
+    return [flag.removeprefix("should_") for flag in FLAGS if getattr(found, flag)]
+
+
+def test_evaluation_of_an_epoch_is_due_after_its_last_update():
+    for epoch, control, due in (
+        (1.5, (), False),
+        (2.0, (), True),
+        (1.0, (), True),
+        (0.0, (), False),  # before eval_delay
+        (1.5, ("should_epoch_stop",), True),
+        (0.9, ("should_epoch_stop",), False),
+        (None, ("should_epoch_stop",), False),
+    ):
+        stop = StopWithCheckpoint()
+        decided("on_step_end", stop, control, epoch=epoch)
+        assert stop.evaluation_due is due
+        for asked in ((), ("should_evaluate",)):
+            flags = decided("on_step_end", stop, (*control, *asked), signal=True, epoch=epoch)
+            assert stop.evaluation_due is bool(due or asked)
+            assert flags == ["save", "training_stop", *(["epoch_stop"] if control else [])]
+
+
+def test_end_of_training_is_saved_once():
+    stop = StopWithCheckpoint()
+    assert decided("on_epoch_end", stop) == [] and not stop.saved_for_scoring
+    assert decided("on_epoch_end", stop, global_step=9) == ["save"] and stop.saved_for_scoring
+    over = ("should_training_stop",)
+    assert decided("on_epoch_end", stop, over) == ["save", "training_stop"] and stop.saved_for_scoring
+    assert decided("on_epoch_end", stop, (*over, "should_save")) == ["save", "training_stop"]
+    assert not stop.saved_for_scoring
+    flags = ("should_log", "should_evaluate")
+    assert decided("on_epoch_end", stop, flags, signal=True) == ["save", "training_stop"]
+    assert decided("on_evaluate", stop, over) == ["save", "training_stop"]
+    assert decided("on_evaluate", stop) == []
+    assert decided("on_save", stop) == [] and decided("on_save", stop, signal=True) == ["training_stop"]
+    assert decided("on_evaluate", stop, over) == ["training_stop"]
+    assert decided("on_epoch_end", stop, over) == ["training_stop"]
+    assert decided("on_epoch_end", stop, flags, signal=True) == ["training_stop"]
+
+
 def test_time_limit_includes_the_time_before_a_resume(clock):
     first = StopWithCheckpoint(max_minutes=2)
     first.on_train_begin()

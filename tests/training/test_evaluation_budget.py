@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from hf_vanilla_transformer import VanillaTransformerTrainer
 from hf_vanilla_transformer.training.state import callbacks
 from hf_vanilla_transformer.training.trainer import evaluation_budget
-from hf_vanilla_transformer.training.trainer.evaluation_budget import longest_cut
+from hf_vanilla_transformer.training.trainer.evaluation_budget import EvaluationBudget, longest_cut
 from tests.trainer_helpers import run_tiny, write_pairs
 
 PAIRS = [(f"number {index} of many", f"nummer {index} von vielen") for index in range(60)]
@@ -118,3 +119,68 @@ def test_run_without_a_limit_of_minutes_evaluates_all_sentences(tmp_path) -> Non
     files = write_pairs(tmp_path, PAIRS[:20], "train", "validation")
     run_tiny(tmp_path / "run", **RUN | {"max_steps": 2, "eval_steps": 1, "max_minutes": "null"}, **files)
     assert all("eval_sentences" not in entry for entry in history(tmp_path / "run"))
+
+
+class Budgeted:
+    """A trainer whose sentences take half a second, and the clock of its run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **state: Any):
+        self.now = 0.0
+        self.eval_dataset = range(1000)
+        self.args = SimpleNamespace(metric_for_best_model=state.pop("metric", None), eval_strategy="steps")
+        self.args.eval_strategy = state.pop("strategy", "steps")
+        self.state = SimpleNamespace(**{"max_steps": 100, "global_step": 0, "eval_steps": 10, **state})
+        self.ended = 0.0
+        for module in (callbacks, evaluation_budget):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def translate_rows(self, rows: Any) -> None:
+        self.now += 0.5 * len(rows)
+
+
+@pytest.mark.parametrize(
+    ("state", "spent", "evaluating", "evaluations"),
+    [
+        ({}, 0, 0, 11),  # as many as the updates have, and the first
+        ({"global_step": 50}, 300, 30, 6),  # the time is enough for all that are left
+        ({"global_step": 10}, 500, 20, 2),  # and here for 10 * 500 / 480 updates
+        ({"global_step": 10, "eval_steps": 2}, 500, 20, 6),
+        ({"strategy": "epoch", "num_train_epochs": 4}, 0, 0, 5),
+        ({"eval_steps": None}, 0, 0, 101),
+        ({"global_step": 100}, 900, 50, 1),
+    ],
+)
+def test_evaluation_has_an_equal_share_of_what_is_left(state, spent, evaluating, evaluations, monkeypatch) -> None:
+    trainer: Any = Budgeted(monkeypatch, **state)
+    stop = callbacks.StopWithCheckpoint(max_minutes=1000 / 60)
+    stop.spent, stop.evaluation_seconds = float(spent), float(evaluating)
+    budget = EvaluationBudget(stop)
+    assert budget._allowed_seconds(trainer) == pytest.approx((100 - evaluating) / evaluations)
+    affordable = max(1, int(((100 - evaluating) / evaluations - 2) / 0.5))  # 4 sentences are measured first
+    with budget.evaluation(trainer):
+        assert budget.rows.tolist() == [round(999 * place / max(affordable - 1, 1)) for place in range(affordable)]
+        assert not budget.is_whole
+        trainer.now += 0.25 * affordable
+    assert stop.evaluation_seconds == evaluating + 2 + 0.25 * affordable
+    assert budget._seconds_per_sentence == 0.25 and budget.rows is None
+
+
+def test_sentences_of_a_selection_stay_and_translations_that_end_are_whole(monkeypatch) -> None:
+    trainer: Any = Budgeted(monkeypatch, metric="bleu", eval_steps=100)
+    budget = EvaluationBudget(callbacks.StopWithCheckpoint(max_minutes=100 / 60))
+    counts = []
+    for ended in (0.89, 0.9):
+        assert budget.cuts
+        trainer.ended = ended
+        with budget.evaluation(trainer):
+            counts.append(len(budget.rows))
+            trainer.now += 0.001
+    assert counts == [6, 6] and not budget.cuts  # (10 / 2 - 2) / 0.5
+    trainer.eval_dataset = range(6)
+    with budget.evaluation(trainer):
+        assert budget.is_whole
+    assert budget.state()["attributes"]["_sentences"] == 6
+
+
+def test_cut_is_after_one_and_a_half_references() -> None:
+    assert [longest_cut(length) for length in (0, 1, 2, 3, 10)] == [5, 7, 8, 10, 20]

@@ -10,7 +10,7 @@ import numpy as np
 from transformers import EvalPrediction
 
 from hf_vanilla_transformer.text.language_tokens import add_language_tokens
-from hf_vanilla_transformer.training.run.report import SampleTranslations, log_line
+from hf_vanilla_transformer.training.run.report import SampleTranslations, duration, log_line
 from tests.model_helpers import SPECIAL_TOKENS, word_tokenizer
 from tests.trainer_helpers import run_tiny, write_pairs
 
@@ -70,3 +70,48 @@ def test_one_sequence_is_not_several() -> None:
     state: Any = SimpleNamespace(global_step=3, max_steps=9)
     for count, items in ((1, "1 sequence "), (2, "2 sequences ")):
         assert items in log_line({"eval_sentences": count, "eval_loss": 1.0}, state, "sequences")
+
+
+def test_entries_of_the_log_are_one_line() -> None:
+    state: Any = SimpleNamespace(global_step=3000, max_steps=9000)
+    logs = {"loss": 1.23456, "nll_loss": 1.5, "perplexity": 4.4817, "tokens_per_second": 1234.6, "learning_rate": 5e-4}
+    line = (
+        "update 3,000 of 9,000  loss 1.235  nll 1.500  perplexity 4.48  1,235 target tokens/s  learning rate 5.00e-04"
+    )
+    assert log_line(logs, state) == line
+    more = {"skipped_updates": 2, "minutes_left": 0.99, "epoch": 1}
+    assert log_line(logs | more, state) == f"{line}  2 updates skipped  59 s left"
+    state.max_steps = -1
+    assert log_line({"loss": 2, "minutes_left": 1}, state) == "update 3,000  loss 2.000  1.0 min left"
+    assert log_line({"train_runtime": 3}, state) == ""
+    scores = {"bleu": 20.123, "chrf": 40, "exact_match": 5.55, "bleu_de": 30, "comet": 0.5, "own": 7, "samples": 9}
+    logs = {f"eval_{name}": value for name, value in ({"loss": 1, "runtime": 3} | scores).items()}
+    line = log_line(logs, state)
+    assert line.startswith("update 3,000  validation  loss 1.000  BLEU 20.12  chrF 40.00  exact match 5.5 %  3.0 s  ")
+    assert "de 30.00" in line and "own 7.00" in line and "samples" not in line
+    assert [duration(seconds) for seconds in (0.4, 59, 60, 90, 60_000)] == [
+        "0 s",
+        "59 s",
+        "1.0 min",
+        "1.5 min",
+        "1,000.0 min",
+    ]
+
+
+def test_samples_are_other_sentences_and_short() -> None:
+    texts = [f"{number} ".ljust(150 + number % 2, "x") for number in range(8)]
+    pairs = [{"source": text, "target": "a"} for text in texts]
+    rows: list[Any] = [None, range(8), [7, 6, 5, 4, 3, 2, 1, 0]]
+    tokenizer = word_tokenizer(["<s>", "<pad>", "</s>", "<unk>", "a"], **SPECIAL_TOKENS)
+    for chosen in rows:
+        samples = SampleTranslations(pairs, lambda chosen=chosen: chosen)
+        compute = samples.taken_from(lambda _: {}, tokenizer)
+        shown = []
+        for _ in range(5):
+            compute(EvalPrediction(predictions=np.full((8, 2), 4), label_ids=None))
+            shown += [line.split(None, 1)[1] for line in samples.lines() if line.startswith("  source ")]
+        places = [int((number + 0.5) * (1 + 5**0.5) / 2 % 1 * 8) for number in range(5)]
+        expected = [texts[(chosen or range(8))[place]] for place in places]
+        assert shown == [text if len(text) == 150 else f"{text[:147]}..." for text in expected]
+        compute(EvalPrediction(predictions=[], label_ids=None))
+        assert samples.lines() == []

@@ -58,6 +58,28 @@ def test_length_groups_pad_less_than_grouping_by_source(lengths):
     assert ours < 0.1
 
 
+def test_batches_are_consecutive_among_the_sorted_pairs(lengths):
+    """By buckets of two tokens of the source, whose borders shift, then by the target."""
+    sampler = LengthGroupedSampler(*lengths, BATCH, seed=1)
+    shifts = set()
+    for epoch in range(8):
+        sampler.set_epoch(epoch)
+        *whole, last = batches(sampler)
+        for shift in (0, 1):
+            keys = list(zip((lengths[0] + shift) // 2, lengths[1], strict=True))
+            ordered = sorted(keys[row] for batch in whole for row in batch)
+            sorted_batches = sorted(sorted(keys[row] for row in batch) for batch in whole)
+            rest = sorted(keys[row] for row in last)
+            keys.sort()
+            places = (keys[place : place + len(rest)] for place in range(len(keys)))
+            if sorted_batches == batches(ordered) and rest in places:
+                shifts.add(shift)
+                break
+        else:
+            raise AssertionError(epoch)
+    assert shifts == {0, 1}
+
+
 @pytest.mark.parametrize("count", [5, 1000])
 def test_incomplete_batch_is_from_all_lengths(lengths, count):
     """`dataloader_drop_last` leaves it out."""
