@@ -50,15 +50,10 @@ def number_pairs(
         (num2words(number, lang=source_lang), num2words(number, lang=target_lang))
         for number in numbers
     ]
-    return split_pairs(spelled, held_out)
-
-
-def split_pairs(pairs: list[tuple[str, str]], held_out: int) -> DatasetDict:
-    """The first pairs as `test`, the next ones as `validation`, and the others as `train`."""
     parts = {
-        "train": pairs[2 * held_out :],
-        "validation": pairs[held_out : 2 * held_out],
-        "test": pairs[:held_out],
+        "train": spelled[2 * held_out :],
+        "validation": spelled[held_out : 2 * held_out],
+        "test": spelled[:held_out],
     }
     splits = {}
     for split, part in parts.items():
