@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 import hf_vanilla_transformer
-from hf_vanilla_transformer.utils.version import TESTED, numbers, warn_of_untested_versions
+from hf_vanilla_transformer.utils.version import TESTED, warn_of_untested_versions
 
 
 def test_py_typed_is_in_the_package() -> None:
@@ -46,7 +47,7 @@ def test_tested_versions_are_the_declared_ranges(repository: Path) -> None:
     declared = {wanted.name: wanted for wanted in map(Requirement, re.findall(r'"([a-z_]+>=[^";\]]+)"', text))}
     assert {"transformers", "torch", "peft"} < TESTED.keys() < declared.keys()
     for name, (oldest, newest) in TESTED.items():
-        major, minor = numbers(newest)[:2]
+        major, minor = Version(newest).release[:2]
         bounds = {f">={oldest}"} if name == "torch" else {f">={oldest}", f"<{major}.{minor + 1}"}
         assert {str(bound) for bound in declared[name].specifier if bound.operator != "!="} == bounds
     constraints = (repository / "scripts" / "constraints.txt").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow.compute as pc
@@ -19,11 +19,13 @@ from ..utils.dataset_cache import ROWS_PER_READ, batches_of
 #: The numbers of the rows of each batch of an update. `~row` is a dummy pair.
 BatchNumbers: TypeAlias = list[list[int]]
 
+Whole = TypeVar("Whole", int, np.ndarray)
+
 BUCKET = 2  # tokens: the width of a bucket of source lengths
 
 
-def ceil_div(number: Any, divisor: Any) -> Any:
-    """The quotient of whole numbers, or arrays of them, rounded up."""
+def ceil_div(number: Whole, divisor: int) -> Whole:
+    """The quotient of a whole number, or of an array of them, rounded up."""
     return -(-number // divisor)
 
 

@@ -1,7 +1,7 @@
 """Pairs encoded block by block, by several processes, into files that a later start finds."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,8 +12,9 @@ from datasets.fingerprint import Hasher
 from datasets.utils import tqdm
 
 from ..utils.atomic_write import atomic_file
-from ..utils.dataset_cache import cache_file, forget_rows, in_one_piece, remove_leftovers
+from ..utils.dataset_cache import cache_file, in_one_piece, mapped_files, remove_leftovers
 from ..utils.process_pool import in_order
+from ..utils.system_calls import forget_pages
 
 BLOCK = 50_000  # pairs of a file. With another number a corpus is encoded again
 _ROWS = 1000  # of a call of the tokenizers
@@ -64,7 +65,8 @@ def encode_blocks(
     with tqdm(desc="Encoding", total=len(pairs), initial=done, unit=" pairs") as bar:
         began = said = time.monotonic()
         encoded = 0
-        work = ((_rows(pairs, start), files[start]) for start in missing)
+        mapped = mapped_files(pairs)
+        work = ((_rows(pairs, start, mapped), files[start]) for start in missing)
         write = partial(_write, encode, schema)
         for count in in_order(write, work, min(workers, len(missing)), __name__):
             bar.update(count)
@@ -81,7 +83,7 @@ def encode_blocks(
 def _opened(file: Path) -> Dataset:
     """The pairs of a block. Opening a file reads a little of each of its parts, and the system maps more around it."""
     block = Dataset.from_file(str(file))
-    forget_rows(block)
+    forget_pages(mapped_files(block))
     return block
 
 
@@ -90,11 +92,11 @@ def _progress(done: int, total: int, rate: float) -> str:
     return f"encoded {done:,} of {total:,} pairs, {rate:,.0f} a second, {minutes:,.0f} min left"
 
 
-def _rows(pairs: Dataset, start: int) -> bytes:
-    """The rows of a block alone. A pickled slice of a table has all of it."""
+def _rows(pairs: Dataset, start: int, mapped: Collection[str]) -> bytes:
+    """The rows of a block alone. A pickled slice of a table has all of it. `mapped` are the files of the pairs."""
     block = pairs.select(range(start, min(start + BLOCK, len(pairs))))
     rows = in_one_piece(block)
-    forget_rows(pairs)
+    forget_pages(mapped)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)

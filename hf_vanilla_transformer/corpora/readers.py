@@ -103,14 +103,18 @@ def decoded_lines(
     raw_lines: Iterable[tuple[int, bytes]], name: str | Path, remedy: str = CONVERT_FILE
 ) -> Iterator[str]:
     """The text of numbered lines without their ends. `remedy` is as of `decode_line`."""
-    number = 0
-    first = ""
-    for number, raw in raw_lines:
-        text = decode_line(raw, name, number, remedy)
-        first = first or text
-        yield text
-    if number == 1:
-        require_line_feeds(first, name)
+    texts = (decode_line(raw, name, number, remedy) for number, raw in raw_lines)
+    yield from _several(texts, name)
+
+
+def _several(lines: Iterable[str], name: str | Path) -> Iterator[str]:
+    """The lines, after a look at one that is alone."""
+    count = 0
+    for line in lines:
+        count += 1
+        yield line
+    if count == 1:
+        require_line_feeds(line, name)
 
 
 def require_line_feeds(line: str, name: str | Path) -> None:
@@ -190,8 +194,10 @@ def repaired_lines(path: Path, repairs: Repairs) -> Iterator[str]:
     Raises:
         UserError: the file has UTF-16, or carriage returns in the place of line ends.
     """
-    number = 0
-    first = ""
+    yield from _several(_repaired(path, repairs), path)
+
+
+def _repaired(path: Path, repairs: Repairs) -> Iterator[str]:
     for number, raw in _raw_lines(path):
         if number == 1 and raw.startswith(_UTF16_MARKS):
             decode_line(raw, path, number)
@@ -202,10 +208,7 @@ def repaired_lines(path: Path, repairs: Repairs) -> Iterator[str]:
         if text.startswith(_BYTE_ORDER_MARK):
             _count(repairs, "byte order mark")
             text = text[1:]
-        first = first or text
         yield text
-    if number == 1:
-        require_line_feeds(first, path)
 
 
 def _count(repairs: Repairs, repair: str) -> None:
@@ -459,15 +462,14 @@ def read_rows(
     have numbers, and a file of any other suffix is a TSV.
     """
     suffix = file_format(path)
-    if suffix == ".parquet":
-        return read_parquet(path, repairs, used)
-    if not header and suffix in TABLES_WITH_HEADER:
-        return _READERS[suffix](path, repairs, header)
     if not header and suffix not in _READERS:
         require_plain_text(path)
-        return read_tsv(path, repairs, header)
+        suffix = ".tsv"
     if suffix not in _READERS:
         raise UserError(
             f"{path}: unknown file format {suffix!r}; known are {', '.join(sorted(_READERS))}"
         )
-    return _READERS[suffix](path, repairs)
+    if suffix in TABLES_WITH_HEADER:
+        return _READERS[suffix](path, repairs, header)
+    options = (used,) if suffix == ".parquet" else ()
+    return _READERS[suffix](path, repairs, *options)

@@ -10,7 +10,7 @@ from sacrebleu.significance import PairedTest
 
 from ..text.words import words
 from ..utils.normalization import Normalizer, normalized_references
-from .metric_classes import CharacterErrorRate
+from .metric_classes import CharacterErrorRate, RatioMetric, ratio
 from .metric_names import DEFAULT, SIGNED
 from .metrics import (
     Groups,
@@ -20,6 +20,7 @@ from .metrics import (
     Texts,
     compute_metric,
     compute_metrics,
+    inputs_of,
     longest,
     make_metrics,
     of_equal_length,
@@ -102,7 +103,7 @@ def compare_systems(
 
 
 class _Ratio:
-    """A score that is a ratio of sums, for sacreBLEU's tests. Its hypotheses are counts and units, (N, 2)."""
+    """A score of a `RatioMetric`, for sacreBLEU's tests. Its hypotheses are the parts of both sums, (N, 2)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -117,8 +118,7 @@ class _Ratio:
         return self._compute_score_from_stats(statistics.sum(axis=0))
 
     def _compute_score_from_stats(self, sums: np.ndarray) -> Score:
-        # Without units it is the counts, as in `RateMetric`.
-        return Score(self.name, float(sums[0] / max(sums[1], 1)))
+        return Score(self.name, ratio(sums))
 
 
 def _tests_of(
@@ -129,7 +129,12 @@ def _tests_of(
         columns = next(iter(of_systems.values())).references
         inputs = {system: texts.hypotheses for system, texts in of_systems.items()}
         return {name: (metric.scorer(columns), inputs)}
-    statistics = {system: _statistics(name, metric, texts) for system, texts in of_systems.items()}
+    if not isinstance(metric, RatioMetric):
+        return {}
+    statistics = {
+        system: metric.statistics(**inputs_of(name, metric, texts))
+        for system, texts in of_systems.items()
+    }
     first = next(iter(statistics.values()))
     return {
         score: (
@@ -165,20 +170,6 @@ def _paired_tests(
             results[system]["p_bootstrap"] = outcome.p_value
             results[system]["p_randomization"] = trial.p_value
     return results, f"{name}|{signature}"
-
-
-def _statistics(name: str, metric: "EvaluationModule", texts: Texts) -> dict[str, np.ndarray]:
-    """Counts and units of each sentence, (N, 2), by score, which is the ratio of their sums. Empty if it has none."""
-    rows = [list(row) for row in zip(*texts.references, strict=True)]
-    if name == "top_k":
-        by_score = metric.statistics(texts.n_best, rows)
-        return {score: counts * (100, 1) for score, counts in by_score.items()}
-    if hasattr(metric, "statistics"):
-        return {name: metric.statistics(texts.hypotheses, rows) * (100, 1)}
-    if hasattr(metric, "values"):
-        values = metric.values(texts.sources or [""] * len(rows), texts.hypotheses, rows)
-        return {name: np.stack([values, np.ones(len(values))], axis=1)}
-    return {}
 
 
 def _lists_of_systems(
@@ -246,7 +237,7 @@ def _sentence_scores(
         chrf = CHRF()
         pairs = zip(hypotheses, references, strict=True)
         return [chrf.sentence_score(text, row).score for text, row in pairs]
-    edits, characters = CharacterErrorRate().statistics(hypotheses, references).T
+    edits, characters = CharacterErrorRate().counts(hypotheses, references).T
     accuracies: list[float] = (100 - 100 * edits / np.maximum(characters, 1)).tolist()
     return accuracies
 

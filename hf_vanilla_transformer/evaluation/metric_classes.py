@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from inspect import getdoc
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import datasets
 import evaluate
@@ -76,7 +76,29 @@ class TextMetric(evaluate.Metric):
         return self.cased(text).strip()
 
 
-class FunctionMetric(TextMetric):
+class RatioMetric(TextMetric):
+    """A metric whose scores are ratios of sums over the sentences."""
+
+    def statistics(
+        self,
+        predictions: Sequence[Any],
+        references: Sequence[Reference],
+        sources: Sequence[str] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """The parts of both sums of each sentence, (N, 2), by the name of the score."""
+        raise NotImplementedError
+
+    def _compute(self, **inputs: Any) -> dict[str, float]:
+        by_score = self.statistics(**inputs)
+        return {name: ratio(rows.sum(axis=0)) for name, rows in by_score.items()}
+
+
+def ratio(sums: np.ndarray) -> float:
+    """The ratio of two sums, (2,). Without units it is their count, as in jiwer for references without a token."""
+    return float(sums[0] / max(sums[1], 1))
+
+
+class FunctionMetric(RatioMetric):
     """The mean of a function's numbers for the sentences.
 
     Args:
@@ -92,13 +114,15 @@ class FunctionMetric(TextMetric):
     def _inputs(self) -> list[datasets.Features]:
         return [datasets.Features(sources=_STRING, predictions=_STRING, references=_STRINGS)]
 
-    def values(
-        self, sources: Sequence[str], predictions: Sequence[str], references: Iterable[Reference]
-    ) -> np.ndarray:
-        """The numbers (N,) of the sentences."""
+    def statistics(
+        self,
+        predictions: Sequence[Any],
+        references: Sequence[Reference],
+        sources: Sequence[str] | None = None,
+    ) -> dict[str, np.ndarray]:
         first = [alternatives(row)[0] for row in references]
         numbers = np.asarray(
-            self.function(list(sources), list(predictions), first), dtype=np.float64
+            self.function(list(sources or ()), list(predictions), first), dtype=np.float64
         )
         if numbers.shape != (len(first),):
             raise UserError(
@@ -106,16 +130,7 @@ class FunctionMetric(TextMetric):
             )
         if wrong := np.flatnonzero(~np.isfinite(numbers)).tolist():
             raise UserError(f"{self.key}: it returned {numbers[wrong[0]]} for line {wrong[0] + 1}")
-        return numbers
-
-    def _compute(
-        self,
-        sources: Sequence[str],
-        predictions: Sequence[str],
-        references: Sequence[Reference],
-        **options: object,
-    ) -> dict[str, float]:
-        return {self.key: float(self.values(sources, predictions, references).mean())}
+        return {self.key: np.stack([numbers, np.ones(len(numbers))], axis=1)}
 
 
 class SacrebleuMetric(TextMetric):
@@ -196,19 +211,20 @@ class Ter(SacrebleuMetric):
         return TER()
 
 
-class RateMetric(TextMetric):
+class RateMetric(RatioMetric):
     """A metric in percent: of counts and of the units that they are counted in, both for each sentence."""
 
-    def statistics(self, predictions: Iterable[str], references: Iterable[Reference]) -> np.ndarray:
+    def counts(self, predictions: Iterable[str], references: Iterable[Reference]) -> np.ndarray:
         """Counts and units, (N, 2)."""
         raise NotImplementedError
 
-    def _compute(
-        self, predictions: Sequence[str], references: Sequence[Reference], **options: object
-    ) -> dict[str, float]:
-        counts, units = self.statistics(predictions, references).sum(axis=0)
-        # As jiwer for references without a token.
-        return {self.key: 100 * float(counts) / max(float(units), 1)}
+    def statistics(
+        self,
+        predictions: Sequence[Any],
+        references: Sequence[Reference],
+        sources: Sequence[str] | None = None,
+    ) -> dict[str, np.ndarray]:
+        return {self.key: self.counts(predictions, references) * (100, 1)}
 
 
 class ExactMatch(RateMetric):
@@ -216,7 +232,7 @@ class ExactMatch(RateMetric):
 
     key = "exact_match"
 
-    def statistics(self, predictions: Iterable[str], references: Iterable[Reference]) -> np.ndarray:
+    def counts(self, predictions: Iterable[str], references: Iterable[Reference]) -> np.ndarray:
         rows = zip(predictions, references, strict=True)
         return np.array(
             [(self.normal(text) in map(self.normal, alternatives(row)), 1) for text, row in rows],
@@ -229,12 +245,12 @@ class SequenceErrorRate(ExactMatch):
 
     key = "sequence_error_rate"
 
-    def statistics(self, predictions: Iterable[str], references: Iterable[Reference]) -> np.ndarray:
-        equal, one = super().statistics(predictions, references).T
+    def counts(self, predictions: Iterable[str], references: Iterable[Reference]) -> np.ndarray:
+        equal, one = super().counts(predictions, references).T
         return np.stack([one - equal, one], axis=1)
 
 
-class TopK(TextMetric):
+class TopK(RatioMetric):
     """The percentage of n-best lists with a reference among their first k, for each k up to the longest list.
 
     A prediction is a list of texts, best first.
@@ -243,23 +259,16 @@ class TopK(TextMetric):
     key = "top_k"
     prediction_type = _STRINGS
 
-    def _compute(
-        self,
-        predictions: Sequence[Sequence[str]],
-        references: Sequence[Reference],
-        **options: object,
-    ) -> dict[str, float]:
-        by_score = self.statistics(predictions, references)
-        return {name: 100 * float(counts[:, 0].mean()) for name, counts in by_score.items()}
-
     def statistics(
-        self, predictions: Sequence[Sequence[str]], references: Sequence[Reference]
+        self,
+        predictions: Sequence[Any],
+        references: Sequence[Reference],
+        sources: Sequence[str] | None = None,
     ) -> dict[str, np.ndarray]:
-        """Whether each list has a reference among its first k, and 1, (N, 2), by the name of the score."""
         longest = max(1, *map(len, predictions))
         ranks = np.array(list(map(self._rank, predictions, references)))
         return {
-            f"top_{k}": np.stack([ranks <= k, np.ones(len(ranks))], axis=1)
+            f"top_{k}": np.stack([100 * (ranks <= k), np.ones(len(ranks))], axis=1)
             for k in TOP
             if k <= longest
         }
@@ -295,7 +304,7 @@ class TokenErrorRate(RateMetric):
         words = re.sub(r"\s\s+", " ", self.cased(text)).strip().split(" ")
         return [word for word in words if word]
 
-    def statistics(self, predictions: Iterable[str], references: Iterable[Reference]) -> np.ndarray:
+    def counts(self, predictions: Iterable[str], references: Iterable[Reference]) -> np.ndarray:
         counts = []
         for text, row in zip(predictions, references, strict=True):
             tokens = self.tokens(text)

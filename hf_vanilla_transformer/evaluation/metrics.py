@@ -171,20 +171,7 @@ def compute_metric(name: str, metric: "EvaluationModule", texts: Texts) -> Score
         The scores by name, and further results. A metric of `evaluate.load` with one number has its own name. Several
         numbers have theirs, such as `rouge1`, after the name of the metric if they do not start with it.
     """
-    features = metric.features if isinstance(metric.features, Mapping) else metric.features[0]
-    rows = [list(row) for row in zip(*texts.references, strict=True)]
-    inputs: dict[str, Sequence[str | list[str]]] = {
-        "predictions": list(texts.hypotheses),
-        "references": rows,
-    }
-    if name == "top_k":
-        if texts.n_best is None:
-            raise UserError("top_k: it scores n-best lists: give n_best")
-        inputs["predictions"] = [list(each) for each in texts.n_best]
-    if "sources" in features:
-        if texts.sources is None and not hasattr(metric, "values"):
-            raise UserError(f"metrics: {name} needs the sources: give them")
-        inputs["sources"] = list(texts.sources or [""] * len(rows))
+    inputs = inputs_of(name, metric, texts)
     if not _is_own(name) and len(texts.references) == 1:
         inputs["references"] = list(texts.references[0])
     # `compute` gives the same numbers. It copies the texts to a table and back, which takes longer than most scores.
@@ -198,6 +185,22 @@ def compute_metric(name: str, metric: "EvaluationModule", texts: Texts) -> Score
             raise
         raise UserError(f"metrics: {name}: {one_line(error)}") from error
     return _scores_and_details(name, results)
+
+
+def inputs_of(name: str, metric: "EvaluationModule", texts: Texts) -> dict[str, list[Any]]:
+    """The arguments of a metric's `compute`, with a list of references for each sentence."""
+    features = metric.features if isinstance(metric.features, Mapping) else metric.features[0]
+    rows = [list(row) for row in zip(*texts.references, strict=True)]
+    inputs: dict[str, list[Any]] = {"predictions": list(texts.hypotheses), "references": rows}
+    if name == "top_k":
+        if texts.n_best is None:
+            raise UserError("top_k: it scores n-best lists: give n_best")
+        inputs["predictions"] = [list(each) for each in texts.n_best]
+    if "sources" in features:
+        if texts.sources is None and not hasattr(metric, "statistics"):
+            raise UserError(f"metrics: {name} needs the sources: give them")
+        inputs["sources"] = list(texts.sources or [""] * len(rows))
+    return inputs
 
 
 def _is_built_in(metric: "EvaluationModule") -> bool:

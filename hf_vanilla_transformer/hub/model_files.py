@@ -92,9 +92,11 @@ def choose_files(folder: Path) -> ModelFiles:
     code = [f"{module}.py" for module in _named_modules(folder)] if "config.json" in names else []
     chosen = [name for name in names if name in code or _matches(name, _MODEL + _OTHER)]
     # `from_pretrained` prefers the single file of weights, then the index, and ignores the rest
-    used = (
-        {WEIGHTS} if WEIGHTS in chosen else {INDEX, *_shards(folder)} if INDEX in chosen else set()
-    )
+    used: set[str] = set()
+    if WEIGHTS in chosen:
+        used = {WEIGHTS}
+    elif INDEX in chosen:
+        used = {INDEX, *read_shards(folder / INDEX)}
     chosen = [
         name for name in chosen if name in used or not _matches(name, (WEIGHTS, INDEX, SHARDS))
     ]
@@ -118,10 +120,6 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(
         name.count("/") == pattern.count("/") and fnmatchcase(name, pattern) for pattern in patterns
     )
-
-
-def _shards(folder: Path) -> set[str]:
-    return read_shards(folder / INDEX)
 
 
 def _check_location(folder: Path, name: str) -> None:
@@ -150,7 +148,7 @@ def _check_complete(folder: Path, names: list[str]) -> None:
             f"{folder} contains no model: it needs config.json with {WEIGHTS} (or shards and {INDEX}); "
             "other formats are not uploaded"
         )
-    needed = dict.fromkeys(_shards(folder), INDEX) if INDEX in names else {}
+    needed = dict.fromkeys(read_shards(folder / INDEX), INDEX) if INDEX in names else {}
     needed |= _needed_code(folder, names)
     for file, named_in in sorted(needed.items()):
         if file not in names:

@@ -131,23 +131,21 @@ class _Worker:
         fingerprint: str,
     ):
         self.function = function
-        self.translator: Translator | None = None
-        self.refusal: UserError | None = None
+        self.translator: Translator | UserError
         try:
             self.translator = load()
+            if translator_fingerprint(self.translator) != fingerprint:
+                raise UserError("model: a worker of Ray has another model in the same folder")
         except UserError as error:
-            self.refusal = error
-            return
-        if translator_fingerprint(self.translator) != fingerprint:
-            self.refusal = UserError("model: a worker of Ray has another model in the same folder")
+            self.translator = error
 
     def problem(self) -> UserError | None:
         """Why this worker cannot translate, or None."""
-        return self.refusal
+        return self.translator if isinstance(self.translator, UserError) else None
 
     def run(self, job: object) -> object:
-        if self.translator is None or self.refusal is not None:
-            return self.refusal
+        if isinstance(self.translator, UserError):
+            return self.translator
         try:
             return self.function(self.translator, job)
         except UserError as error:

@@ -105,8 +105,11 @@ RENAMES: Renames = (
     ("fc1", "mlp.gate_up_proj"),
     ("fc2", "mlp.down_proj"),
 )
+# It may lack the biases of the feed-forward network, and those of a part of attention. Here all projections of
+# attention have one, or none has.
+_BIASED = re.compile(r".*mlp\.\w+_proj\.weight")
+_BIASED_TOO = re.compile(r".*(_attn\.(linear_\w+|final_linear)|mlp\.\w+_proj)\.weight")
 _ATTENTION_BIAS = re.compile(r".*_attn\.(linear_\w+|final_linear)\.bias")
-_BIASED = re.compile(r".*(_attn\.(linear_\w+|final_linear)|mlp\.\w+_proj)\.weight")
 # Tables of sinusoids, and a factor of a different kind of layers. Version 0.6 saves it in all layers.
 _NOT_WEIGHTS = re.compile(r"(src|tgt)_emb\.pe\.pe|decoder\.transformer_layers\.\d+\.layer_scalar")
 
@@ -143,7 +146,10 @@ def from_eole(
         sections[name] = Options({**shared, **options.values}, options.where)
         sections[name].refuse(unsupported, neutral=())
     files = sorted(folder.glob("model.*.safetensors")) or [folder / "model.00.safetensors"]
-    tensors = _with_biases(read_parts(files, "src_emb.embeddings.weight"))
+    tensors = read_parts(files, "src_emb.embeddings.weight")
+    has_bias = any(map(_ATTENTION_BIAS.fullmatch, tensors))
+    biased = _BIASED_TOO if has_bias else _BIASED
+    tensors = state_dicts.with_zero_biases(tensors, biased)
     locate = partial(state_dicts.rename, renames=RENAMES)
     decided = state_dicts.weights_decide(tensors, locate)
     vocabulary = Options(read_json_object(folder / "vocab.json"), f"{folder / 'vocab.json'}: ")
@@ -163,19 +169,6 @@ def from_eole(
     texts, notes = opennmt.texts(sides, special, raw_text, config.texts("transforms"))
     notes += [SEARCH_NOTE, *inference.dropped(DROPPED)]
     return Checkpoint(tensors, locate, fields, search, unused, texts, notes).converted()
-
-
-def _with_biases(tensors: Tensors) -> Tensors:
-    """The tensors, with zeros for the biases that eole lacks: of the feed-forward network, and of a part of attention.
-
-    Here the feed-forward network has biases, and either all projections of attention have one or none has.
-    """
-    has_bias = any(map(_ATTENTION_BIAS.fullmatch, tensors))
-    biased = dict(tensors)
-    for name, tensor in tensors.items():
-        if _BIASED.fullmatch(name) and (has_bias or ".mlp." in name):
-            biased.setdefault(name.replace(".weight", ".bias"), tensor.new_zeros(tensor.shape[:1]))
-    return biased
 
 
 def _fields(sections: Mapping[str, Options], training: Options, tensors: Tensors) -> Fields:

@@ -30,6 +30,7 @@ _TORCHTEXT_IDS = {f"{name}_id": number for number, name in enumerate(SPECIAL)}
 _TORCHTEXT_IDS["decoder_start_token_id"] = _TORCHTEXT_IDS["bos_token_id"]
 _EMBEDDING = "{}.embeddings.make_embedding.emb_luts.0.weight"
 _POSITIONS = "{}.embeddings.make_embedding.pe.pe"
+_BIASED = re.compile(r".*\.feed_forward\.w_[12]\.weight")  # but in version 3 without -add_ffnbias
 
 # Options of other architectures.
 REFUSED: Unsupported = {
@@ -192,11 +193,7 @@ def _tensors(state: Fields, path: Path) -> Tensors:
             tensors[name.replace(".a_2", ".weight")] = gain * biased
         if name.endswith(".b_2"):
             tensors[name.replace(".b_2", ".bias")] = tensors.pop(name)
-    # version 3 leaves out the biases of the feed-forward network without -add_ffnbias
-    for name in list(tensors):
-        if re.fullmatch(r".*\.feed_forward\.w_[12]\.weight", name):
-            bias = name.replace(".weight", ".bias")
-            tensors.setdefault(bias, tensors[name].new_zeros(len(tensors[name])))
+    tensors = state_dicts.with_zero_biases(tensors, _BIASED)
     for name, tensor in generator.items():
         tensors[f"generator.{name.removeprefix('0.')}"] = tensor
     return tensors

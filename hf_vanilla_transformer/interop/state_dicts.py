@@ -247,6 +247,16 @@ def without_prefix(tensors: Tensors, known: Iterable[str]) -> Tensors:
     return {name.removeprefix(chosen[0]): tensor for name, tensor in kept.items()}
 
 
+def with_zero_biases(tensors: Tensors, weights: re.Pattern[str]) -> Tensors:
+    """The tensors, with zeros for the biases (outputs) that matching `weights` lack: here their layers have one."""
+    filled = dict(tensors)
+    for name, tensor in tensors.items():
+        if weights.fullmatch(name):
+            bias = name.removesuffix("weight") + "bias"
+            filled.setdefault(bias, tensor.new_zeros(len(tensor)))
+    return filled
+
+
 def plain_options(options: object) -> Fields:
     """The options that a toolkit saved: a mapping, a namespace, or an object of another library."""
     options = options.state if isinstance(options, Ignored) else options

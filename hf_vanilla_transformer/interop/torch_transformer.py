@@ -6,7 +6,7 @@ role of each tensor (`torch_roles`). The caller gives the rest.
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -34,7 +34,6 @@ _USUAL_NAMES = {
     "eos_token_id": ("<eos>", "</s>", "[EOS]"),
 }
 _TABLES = ("the source's table of positions", "the target's table of positions")
-_BIASED = re.compile(r".*\.(?:linear[12]|norm\d?)\.weight")
 
 
 def from_torch(
@@ -205,17 +204,11 @@ def _build(
     def locate(name: str) -> str | state_dicts.TensorRef:
         return names.get(name) or in_stacks(name)
 
-    tensors = _with_biases(tensors, paths.values())
+    stacks = "|".join(map(re.escape, paths.values()))
+    # but for those of attention, which stacks with `bias=False` lack here, too
+    biased = re.compile(rf"(?:{stacks})\..*\b(?:linear[12]|norm\d?)\.weight")
+    tensors = state_dicts.with_zero_biases(tensors, biased)
     return state_dicts.build_model(fields, tensors, locate, unused), others
-
-
-def _with_biases(tensors: Tensors, paths: Iterable[str]) -> Tensors:
-    """The tensors with zeros for the biases that stacks with `bias=False` lack, but for those of attention."""
-    filled = dict(tensors)
-    for name, tensor in tensors.items():
-        if name.startswith(tuple(f"{path}." for path in paths)) and _BIASED.fullmatch(name):
-            filled.setdefault(name.replace("weight", "bias"), tensor.new_zeros(len(tensor)))
-    return filled
 
 
 def _position_fields(tensors: Tensors, around: Around, positions: str | None) -> Fields:

@@ -112,12 +112,9 @@ class LanguageTokens:
         if match is None:
             return
         code = match[1]
-        if code not in self.ids:
-            self.check(code, f"line {line_number}: >>{code}<<")
-        if code not in self.ids or self.source_mark != "target":
-            raise UserError(
-                f"line {line_number}: >>{code}<<: the model does not read this mark; give target_lang"
-            )
+        where = f"line {line_number}: >>{code}<<"
+        if self.check(code, where) != code or self.source_mark != "target":
+            raise UserError(f"{where}: the model does not read this mark; give target_lang")
 
     @property
     def listed(self) -> str:
@@ -158,14 +155,16 @@ def language_tokens(
     """
     settings = tokenizer.init_kwargs
     marks = settings.get(MARKS)
-    tokens = tokens_by_language(tokenizer)
+    of_class = _tokens_of_class(tokenizer)
+    recorded = recorded_tokens(settings)
+    tokens = of_class | recorded
     ids = _ids_of(tokenizer, tokens, side)
-    for code, token in recorded_tokens(settings).items():
+    for code, token in recorded.items():
         if code not in ids:
             raise UserError(
                 f"tokenizer_config.json: {RECORDED_TOKENS}: {code}: {shown(token)} is no token, or has another role"
             )
-        if marks is None and not _tokens_of_class(tokenizer):
+        if marks is None and not of_class:
             raise UserError(
                 f'tokenizer_config.json: {RECORDED_TOKENS} needs {MARKS}, such as ["target", false] for >>de<< before '
                 "a source"

@@ -16,9 +16,9 @@ from transformers import PreTrainedTokenizerFast
 from ..utils.errors import UserError
 from .token_kinds import PATTERNS, check_tokens, describe_tokenizer
 from .tokenizer_training import (
+    NAMED_TOKENS,
     SPECIAL_TOKENS,
     fast_tokenizer,
-    named_special_tokens,
     train_tokenizer,
     trained_sentencepiece,
 )
@@ -151,7 +151,7 @@ def train_symbol_tokenizer(
     if lowercase:
         backend.normalizer = normalizers.Lowercase()
     backend.add_special_tokens(list(SPECIAL_TOKENS))
-    tokenizer = fast_tokenizer(backend, **named_special_tokens())
+    tokenizer = fast_tokenizer(backend, **NAMED_TOKENS)
     describe_tokenizer(tokenizer, tokens, "sequence")
     return tokenizer
 
@@ -243,6 +243,6 @@ def train_unigram_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrained
         [decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     backend.add_special_tokens(list(SPECIAL_TOKENS))
-    tokenizer = fast_tokenizer(backend, **named_special_tokens())
+    tokenizer = fast_tokenizer(backend, **NAMED_TOKENS)
     describe_tokenizer(tokenizer, "sentencepiece", "language")
     return tokenizer

@@ -7,7 +7,7 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,16 +106,18 @@ def load_tokenizers(
             raise UserError(
                 f"{place}: its tokenizer has no pad_token, which batches need: set one and save it again"
             )
-    _check_source(source, folder)
-    _check_target(target, target_folder if target is not source else folder, folder)
+    if (folder / "config.json").is_file():
+        config = read_json_object(folder / "config.json")
+        _check_source(source, folder, config)
+        _check_target(target, target_folder if target is not source else folder, config)
     return source, target
 
 
-def _check_source(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def _check_source(
+    tokenizer: PreTrainedTokenizerBase, folder: Path, config: Mapping[str, Any]
+) -> None:
     """Refuse a tokenizer that adds tokens to every text which the model lacks, as one of another class does."""
-    if not (folder / "config.json").is_file():
-        return
-    rows = read_json_object(folder / "config.json").get("vocab_size")
+    rows = config.get("vocab_size")
     added = max(tokenizer("").input_ids, default=0)
     if type(rows) is int and added >= rows:
         raise UserError(
@@ -125,12 +127,12 @@ def _check_source(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         )
 
 
-def _check_target(tokenizer: PreTrainedTokenizerBase, place: Path, folder: Path) -> None:
+def _check_target(
+    tokenizer: PreTrainedTokenizerBase, place: Path, config: Mapping[str, Any]
+) -> None:
     """Refuse a tokenizer to which the model's padding and end are text: they would stay in translations."""
-    has_two_vocabularies = target_vocabulary(tokenizer) is not None  # and the special ids of one
-    if has_two_vocabularies or not (folder / "config.json").is_file():
+    if target_vocabulary(tokenizer) is not None:  # of two, and the special ids of one
         return
-    config = read_json_object(folder / "config.json")
     for name in ("pad_token", "eos_token"):
         number = config.get(f"decoder_{name}_id")
         number = config.get(f"{name}_id") if number is None else number

@@ -34,9 +34,14 @@ from ..utils.errors import UserError, check_at_least_one, naming_extras
 from ..utils.untrusted import one_line
 from .token_kinds import describe_tokenizer
 
-# ids 0, 1, 2, 3
-SPECIAL_NAMES = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
-SPECIAL_TOKENS = tuple(SPECIAL_NAMES.values())
+#: The special tokens, with the ids 0, 1, 2, 3, as arguments of a tokenizer.
+NAMED_TOKENS = {
+    "bos_token": "<s>",
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+}
+SPECIAL_TOKENS = tuple(NAMED_TOKENS.values())
 
 # Every byte is a token, so there are no unknown tokens.
 _SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + 256
@@ -121,14 +126,9 @@ def train_tokenizer(
         raise UserError(f"vocab_size is {vocab_size}; {_LARGEST_VOCABULARY} is the most")
     check_at_least_one(min_frequency=min_frequency)
     backend = _trained_backend(texts, vocab_size, min_frequency, lowercase, content)
-    tokenizer = fast_tokenizer(backend, **named_special_tokens())
+    tokenizer = fast_tokenizer(backend, **NAMED_TOKENS)
     describe_tokenizer(tokenizer, "bpe", "language")
     return tokenizer
-
-
-def named_special_tokens() -> dict[str, str]:
-    """The special tokens as arguments of a tokenizer, such as `eos_token`."""
-    return {f"{name}_token": token for name, token in SPECIAL_NAMES.items()}
 
 
 def fast_tokenizer(
@@ -256,8 +256,9 @@ def trained_sentencepiece(texts: Iterable[str], vocab_size: int, **settings: Any
     """
     with naming_extras():
         import sentencepiece
-    for number, (name, token) in enumerate(SPECIAL_NAMES.items()):
-        settings |= {f"{name}_id": number, f"{name}_piece": token}
+    for number, (name, token) in enumerate(NAMED_TOKENS.items()):
+        kind = name.removesuffix("_token")
+        settings |= {f"{kind}_id": number, f"{kind}_piece": token}
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -316,5 +317,5 @@ def train_sentencepiece_tokenizer(
             str(vocab),
             model_max_length=int(1e9),
             split_special_tokens=True,  # "</s>" in a text is text
-            **named_special_tokens(),
+            **NAMED_TOKENS,
         )

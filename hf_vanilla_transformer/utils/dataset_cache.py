@@ -48,19 +48,20 @@ def batches_of(
         rows: of a batch.
         mapped_rows: after which pages are given back.
     """
+    files = mapped_files(dataset)
     read = 0
     for batch in dataset.iter(rows):
         yield batch
         read += rows
         if read >= mapped_rows:
-            forget_rows(dataset)
+            forget_pages(files)
             read = 0
-    forget_rows(dataset)
+    forget_pages(files)
 
 
-def forget_rows(dataset: datasets.Dataset) -> None:
-    """Let what was read of the mapped files of a data set leave the memory of this process."""
-    forget_pages({os.path.realpath(file["filename"]) for file in dataset.cache_files})
+def mapped_files(dataset: datasets.Dataset) -> set[str]:
+    """The files that a data set has mapped, by the names that `forget_pages` takes."""
+    return {os.path.realpath(file["filename"]) for file in dataset.cache_files}
 
 
 def number_columns(dataset: datasets.Dataset, names: Sequence[str]) -> dict[str, np.ndarray]:

@@ -32,38 +32,6 @@ _MAX_WIDTH = 2**16
 _MAX_VOCABULARY = 2**18
 _IDS = re.compile(r"\w*_token_id|(begin_)?suppress_tokens|bad_words_ids")
 
-# Settings of a search, with their types, smallest and largest values. `generate` allocates memory for them unchecked.
-_BEAMS = (int,), 1, 256
-_TOKENS = (int,), 0, 100_000
-_FACTOR = (int, float), 0, 1e6
-_SHARE = (int, float), 0, 1
-_PENALTY = (int, float), 1e-3, 1e3
-_EXPONENT = (int, float), -1e6, 1e6
-_SEARCH: dict[str, tuple[tuple[type, ...], float, float]] = {
-    "num_beams": _BEAMS,
-    "num_return_sequences": _BEAMS,
-    "num_beam_groups": ((int,), 1, 1),
-    "max_length": ((int,), 2, 100_000),
-    "max_new_tokens": ((int,), 1, 100_000),
-    "max_length_over_source": _TOKENS,
-    "min_length": _TOKENS,
-    "min_new_tokens": _TOKENS,
-    "no_repeat_ngram_size": _TOKENS,
-    "encoder_no_repeat_ngram_size": _TOKENS,
-    "repetition_penalty": _PENALTY,
-    "encoder_repetition_penalty": _PENALTY,
-    **dict.fromkeys(
-        ("temperature", "diversity_penalty", "penalty_alpha", "guidance_scale"), _FACTOR
-    ),
-    **dict.fromkeys(
-        ("top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"), _SHARE
-    ),
-    "top_k": _TOKENS,
-    "max_time": _FACTOR,
-    "length_penalty": _EXPONENT,
-    "paper_length_penalty": _EXPONENT,
-}
-
 # Fields with a test of their values, and what is needed. Libraries take other values, and fail at their first use or
 # ignore them.
 _Fields: TypeAlias = dict[str, tuple[Callable[[Any], bool], str]]
@@ -71,6 +39,20 @@ _Fields: TypeAlias = dict[str, tuple[Callable[[Any], bool], str]]
 
 def _of(*kinds: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, kinds)
+
+
+def _number(least: float, most: float, *kinds: type) -> tuple[Callable[[Any], bool], str]:
+    """A number within an interval, of which NaN is no part."""
+    name = "a number" if float in kinds else "a whole number"
+    needed = f"{name} from {least:g} to {most:g}"
+    return lambda value: type(value) in kinds and least <= value <= most, needed
+
+
+def are_pairs(values: object) -> TypeGuard[list[list[str]]]:
+    """Return whether a value of a file is a list of pairs of texts."""
+    return isinstance(values, list) and all(
+        isinstance(pair, list) and [type(code) for code in pair] == [str, str] for pair in values
+    )
 
 
 def _begins_with_ids(value: Any) -> bool:
@@ -100,18 +82,17 @@ def _are_numbered_tokens(value: Any) -> bool:
     )
 
 
-def _is_template(value: Any) -> bool:
-    """A template is text, or there are several by name: an object, or a list of their names and texts."""
-    if isinstance(value, list):
-        return all(_of(dict)(each) and _is_template(each) for each in value)
-    texts = value.values() if isinstance(value, dict) else [value]
-    return all(isinstance(text, str) for text in texts)
-
-
 def _are_texts(value: Any) -> bool:
     """An object or a list of texts."""
     texts = value.values() if isinstance(value, dict) else value
     return all(isinstance(text, str) for text in texts)
+
+
+def _is_template(value: Any) -> bool:
+    """A template is text, or there are several by name: an object, or a list of their names and texts."""
+    if isinstance(value, list):
+        return all(_of(dict)(each) and _are_texts(each) for each in value)
+    return _are_texts(value if isinstance(value, dict) else [value])
 
 
 def _are_marks(value: Any) -> bool:
@@ -156,10 +137,12 @@ _OF_TOKENIZERS: _Fields = {
     "normalize_source": _TRUTH,
     "clean_up_tokenization_spaces": _TRUTH,
     "split_special_tokens": _TRUTH,
+    "directions": (are_pairs, "a list of pairs of codes"),
     "added_tokens_decoder": (_are_numbered_tokens, "an object of tokens by their ids"),
     "language_tokens": (lambda value: _of(dict)(value) and _are_texts(value), "an object of texts"),
     "language_marks": (_are_marks, 'a list such as ["target", false]'),
 }
+_OF_TOKENIZER_FILES = {"tokenizer_config.json": _OF_TOKENIZERS, "special_tokens_map.json": _SPECIAL}
 _OF_CONFIGURATIONS: _Fields = {
     "model_type": _TEXT,
     "architectures": (lambda value: _of(list)(value) and _are_texts(value), "a list of texts"),
@@ -167,7 +150,7 @@ _OF_CONFIGURATIONS: _Fields = {
 }
 # Of tokenizer.json: the tokenizers library names no field.
 _STEP = (lambda step: isinstance(step, dict) and "type" in step), "an object with a type"
-_OF_TOKENIZER_FILES: _Fields = {
+_OF_BACKENDS: _Fields = {
     "version": _TEXT,
     "truncation": _OBJECT,
     "padding": _OBJECT,
@@ -175,11 +158,40 @@ _OF_TOKENIZER_FILES: _Fields = {
     **dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder"), _STEP),
     "model": _OBJECT,  # without a type in old files
 }
+# `generate` allocates memory for these numbers unchecked.
+_BEAMS = _number(1, 256, int)
+_TOKENS = _number(0, 100_000, int)
+_FACTOR = _number(0, 1e6, int, float)
+_SHARE = _number(0, 1, int, float)
+_PENALTY = _number(1e-3, 1e3, int, float)
+_EXPONENT = _number(-1e6, 1e6, int, float)
 _FLAGS = (
     "do_sample use_cache renormalize_logits remove_invalid_values token_healing return_dict_in_generate output_scores "
     "output_logits output_attentions output_hidden_states"
 )
 _OF_SEARCHES: _Fields = {
+    "num_beams": _BEAMS,
+    "num_return_sequences": _BEAMS,
+    "num_beam_groups": _number(1, 1, int),
+    "max_length": _number(2, 100_000, int),
+    "max_new_tokens": _number(1, 100_000, int),
+    "max_length_over_source": _TOKENS,
+    "min_length": _TOKENS,
+    "min_new_tokens": _TOKENS,
+    "no_repeat_ngram_size": _TOKENS,
+    "encoder_no_repeat_ngram_size": _TOKENS,
+    "repetition_penalty": _PENALTY,
+    "encoder_repetition_penalty": _PENALTY,
+    **dict.fromkeys(
+        ("temperature", "diversity_penalty", "penalty_alpha", "guidance_scale"), _FACTOR
+    ),
+    **dict.fromkeys(
+        ("top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"), _SHARE
+    ),
+    "top_k": _TOKENS,
+    "max_time": _FACTOR,
+    "length_penalty": _EXPONENT,
+    "paper_length_penalty": _EXPONENT,
     **dict.fromkeys(_FLAGS.split(), _TRUTH),
     "early_stopping": (
         lambda value: isinstance(value, bool) or value == "never",
@@ -187,7 +199,7 @@ _OF_SEARCHES: _Fields = {
     ),
     "constraints": _LIST,
     "force_words_ids": _LIST,
-    "exponential_decay_length_penalty": _LIST,
+    "exponential_decay_length_penalty": (_of(list, tuple), "a list"),
     "sequence_bias": (_of(list, dict), "a list or an object"),
     "stop_strings": (_of(str, list), "text or a list"),
     "cache_implementation": _TEXT,
@@ -224,10 +236,9 @@ def check_model_files(folder: Path) -> None:
                 raise UserError(
                     f"{file}: a folder, or a link to nothing: put the file itself there"
                 )
-        if (file := part / "tokenizer_config.json").is_file():
-            _check_tokenizer(file, read_json_object(file))
-        if (file := part / "special_tokens_map.json").is_file():
-            _check_fields(file, read_json_object(file), _SPECIAL)
+        for name, fields in _OF_TOKENIZER_FILES.items():
+            if (file := part / name).is_file():
+                _check_fields(file, read_json_object(file), fields)
         if (file := part / "added_tokens.json").is_file():
             added = read_json_object(file)
             _check_fields(file, added, dict.fromkeys(added, _ID))
@@ -246,45 +257,25 @@ def check_model_files(folder: Path) -> None:
                 if isinstance(value, float) and not math.isfinite(value):
                     raise _refusal(file, name, value, "a finite number is needed")
             check_search(file, settings)
-            _check_fields(file, settings, _OF_SEARCHES)
             _check_ids(file, settings, count)
 
 
 def check_tokenizer_file(file: Path) -> None:
     """Refuse a tokenizer.json with a field of a wrong type. Large ones are slow to read: call it after a failure."""
     if file.is_file():
-        _check_fields(file, read_json_object(file), _OF_TOKENIZER_FILES)
+        _check_fields(file, read_json_object(file), _OF_BACKENDS)
 
 
 def check_search(where: object, settings: Mapping[str, Any]) -> None:
     """Refuse settings of a search that `generate` would use without checking them."""
-    for name, (kinds, least, most) in _SEARCH.items():
-        value = settings.get(name)
-        # NaN is in no interval
-        if value is not None and not (type(value) in kinds and least <= value <= most):
-            number = "a number" if float in kinds else "a whole number"
-            raise _refusal(where, name, value, f"{number} from {least:g} to {most:g} is needed")
+    _check_fields(where, settings, _OF_SEARCHES)
 
 
-def are_pairs(values: object) -> TypeGuard[list[list[str]]]:
-    """Return whether a value of a file is a list of pairs of texts."""
-    return isinstance(values, list) and all(
-        isinstance(pair, list) and [type(code) for code in pair] == [str, str] for pair in values
-    )
-
-
-def _check_tokenizer(file: Path, values: Mapping[str, Any]) -> None:
-    pairs = values.get("directions")
-    if pairs is not None and not are_pairs(pairs):
-        raise _refusal(file, "directions", pairs, "a list of pairs of codes is needed")
-    _check_fields(file, values, _OF_TOKENIZERS)
-
-
-def _check_fields(file: Path, values: Mapping[str, Any], fields: _Fields) -> None:
+def _check_fields(where: object, values: Mapping[str, Any], fields: _Fields) -> None:
     for name, (is_right, needed) in fields.items():
         value = values.get(name)
         if value is not None and not is_right(value):
-            raise _refusal(file, name, value, f"{needed} is needed")
+            raise _refusal(where, name, value, f"{needed} is needed")
 
 
 def _check_sizes(file: Path, values: Mapping[str, Any]) -> None:

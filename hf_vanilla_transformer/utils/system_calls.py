@@ -18,6 +18,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import psutil
 from filelock import BaseFileLock
 
 # Files
@@ -102,20 +103,13 @@ def process_namespace() -> str:
 
 
 def process_runs(number: int) -> bool:
-    """Return whether a process with this number runs on this host. Windows has no signal that asks: True."""
-    if sys.platform == "win32":
-        return True
-    # Linux tells that a process has ended, although its parent has not asked for it.
-    with suppress(OSError):
-        status = Path(f"/proc/{number}/stat").read_bytes()
-        return status.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    """Return whether a process with this number runs on this host, and not only until its parent asks for its end."""
     try:
-        os.kill(number, 0)
-    except ProcessLookupError:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    except PermissionError:  # of another user
+    except psutil.AccessDenied:  # of another user
         return True
-    return True
 
 
 # The machine
@@ -138,29 +132,9 @@ def has_low_priority() -> bool:
     return hasattr(os, "nice") and os.nice(0) > 0
 
 
-def memory_size() -> int | None:
-    """Bytes of memory of this machine, or None if the system does not tell."""
-    if hasattr(os, "sysconf"):
-        try:
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        except (ValueError, OSError):
-            return None
-    if hasattr(ctypes, "windll"):
-        status = _MemoryStatus(size=ctypes.sizeof(_MemoryStatus))
-        if ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
-            return status.physical
-    return None
-
-
-class _MemoryStatus(ctypes.Structure):
-    """`MEMORYSTATUSEX` of Windows."""
-
-    _fields_ = (
-        ("size", ctypes.c_uint32),
-        ("load", ctypes.c_uint32),
-        ("physical", ctypes.c_uint64),
-        ("others", ctypes.c_uint64 * 6),
-    )
+def memory_size() -> int:
+    """Bytes of memory of this machine."""
+    return psutil.virtual_memory().total
 
 
 def release_free_memory() -> bool:

@@ -3,7 +3,8 @@
 import importlib.metadata
 import logging
 import multiprocessing
-import re
+
+from packaging.version import Version
 
 # A source tree on PYTHONPATH has no metadata that would tell it.
 __version__ = "0.1.0"
@@ -31,16 +32,10 @@ def warn_of_untested_versions() -> None:
             installed = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        release = numbers(installed)
-        if release < numbers(oldest) or release[:2] > numbers(newest):
+        release = Version(installed).release
+        if release < Version(oldest).release or release[:2] > Version(newest).release:
             untested.append(f"{name} {installed} (tested: {oldest} to {newest})")
     if untested:
         logging.getLogger(__name__).warning(
             "hf_vanilla_transformer was not tested with %s", ", ".join(untested)
         )
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """The numbers at the start of a version: (2, 13, 0) of 2.13.0+cpu."""
-    release = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, release[0].split("."))) if release else ()

@@ -304,6 +304,14 @@ def recipe_path(recipe: str) -> str:
     return str(recipes.get(recipe, recipe))
 
 
+def unparsed(arguments: list[str], help: str) -> list[str]:
+    """Return the arguments of a run as they are, because the package defines the fields. `--help` is answered here."""
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(help)
+        sys.exit(0)
+    return arguments
+
+
 def parse_run(arguments: list[str]) -> tuple[tuple[Any, Any, Any], Any]:
     """The arguments of a run from a recipe and flags, and the importers of foreign models, if it starts from one."""
     from hf_vanilla_transformer.training.run.recipes import parse_recipe

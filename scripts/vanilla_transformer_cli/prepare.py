@@ -14,19 +14,18 @@ it, in any order. Then the command without --shard joins them.
 """
 
 import argparse
-import sys
 
-from .parsing import Parser, add_shared_flags, parse_run
+from .parsing import Parser, add_shared_flags, parse_run, unparsed
 
 
-def parse_arguments(arguments: list[str] | None, prog: str | None) -> list[str]:
-    """Return the arguments unparsed, because the package defines the fields. `--help` is answered here."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(f"usage: {prog} [RECIPE] [--FIELD VALUE ...]\n\n{__doc__}")
-        print("--help-all                          list every field and exit")
-        sys.exit(0)
-    return arguments
+HELP = """usage: {prog} [RECIPE] [--FIELD VALUE ...]
+
+{description}
+--help-all                          list every field and exit"""
+
+
+def parse_arguments(arguments: list[str], prog: str) -> list[str]:
+    return unparsed(arguments, HELP.format(prog=prog, description=__doc__))
 
 
 def main(arguments: list[str]) -> None:

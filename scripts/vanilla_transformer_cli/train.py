@@ -9,9 +9,7 @@ A recipe is a YAML file of fields. Each field is also a flag, and flags win. The
 lists every field with its default.
 """
 
-import sys
-
-from .parsing import parse_run
+from .parsing import parse_run, unparsed
 
 # Importing the definitions of the fields takes seconds.
 HELP = """usage: {prog} [RECIPE] [--FIELD VALUE ...]
@@ -84,13 +82,8 @@ evaluation:
 """
 
 
-def parse_arguments(arguments: list[str] | None, prog: str | None) -> list[str]:
-    """Return the arguments unparsed, because the package defines the fields. `--help` is answered here."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(HELP.format(prog=prog, description=__doc__))
-        sys.exit(0)
-    return arguments
+def parse_arguments(arguments: list[str], prog: str) -> list[str]:
+    return unparsed(arguments, HELP.format(prog=prog, description=__doc__))
 
 
 def main(arguments: list[str]) -> None:

@@ -191,7 +191,7 @@ def check_size(config: VanillaTransformerConfig) -> None:
     if config.position_encoding_type == "learned":
         parameters += 2 * config.max_position_embeddings * d
     memory = memory_size()
-    if memory is not None and 4 * parameters > memory:
+    if 4 * parameters > memory:
         raise UserError(
             f"the model would have {parameters:,} parameters, {4 * parameters / 1e9:,.0f} GB, and this machine has "
             f"{memory / 1e9:,.0f} GB: make its fields smaller (d_model={d}, …)"
