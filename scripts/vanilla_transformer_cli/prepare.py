@@ -17,7 +17,6 @@ import argparse
 
 from .parsing import Parser, add_shared_flags, parse_run, unparsed
 
-
 HELP = """usage: {prog} [RECIPE] [--FIELD VALUE ...]
 
 {description}
