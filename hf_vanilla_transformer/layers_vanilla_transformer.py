@@ -636,14 +636,13 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
         return segment_ids
 
     def check_cached(self, past_key_values: Cache | None) -> None:
-        """Raise a ValueError if decoding goes on, and a layer has kept nothing of the earlier tokens."""
+        """Raise a ValueError if a layer has kept nothing of the tokens of which another layer has keys."""
         cache = getattr(past_key_values, "self_attention_cache", past_key_values)
         if not isinstance(cache, DynamicCache):
             return
         kept = [layer.get_seq_length() for layer in cache.layers]
         kept = (kept + [0] * len(self.layers))[: len(self.layers)]
-        begun = any(kept) or any(getattr(past_key_values, "is_updated", {}).values())
-        if begun and 0 in kept:
+        if any(kept) and 0 in kept:
             raise ValueError(
                 f"decoder.layers[{kept.index(0)}] adds no keys to past_key_values and sees the last token only: "
                 "give use_cache=False, or let it update the cache"
