@@ -10,7 +10,7 @@ KV cache in slots, S source length, D d_model, H heads, R hypotheses returned, N
 import copy
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -24,7 +24,7 @@ from transformers.generation import GenerateBeamEncoderDecoderOutput, GenerateEn
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils import logging
+from transformers.utils import ModelOutput, logging
 
 from .arguments_vanilla_transformer import CACHE, check_ids, one_cache
 from .configuration_vanilla_transformer import VanillaTransformerConfig
@@ -210,7 +210,8 @@ def _requested(
 
 def _source_width(inputs: Tensor | None, kwargs: dict[str, Any]) -> int | None:
     """The padded length S of the source, however it is given. None if it is not."""
-    states = (kwargs.get("encoder_outputs") or [None])[0]
+    encoded = kwargs.get("encoder_outputs")
+    states = None if encoded is None else encoder_output(encoded).last_hidden_state
     for source in (inputs, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), states):
         if source is not None:
             return source.shape[1]
@@ -305,6 +306,15 @@ def warn_of_loop(uncovered: list[str], requested: dict[str, Any]) -> None:
 
 
 # The encoded source
+
+
+def encoder_output(given: Any) -> Any:
+    """Return the output of an encoder of transformers as it is, and a dictionary or tuple as such an output."""
+    if isinstance(given, ModelOutput):
+        return given
+    if isinstance(given, Mapping):
+        given = [given.get(name) for name in ("last_hidden_state", "hidden_states", "attentions")]
+    return BaseModelOutput(*given)
 
 
 class EncodedSource(NamedTuple):
@@ -453,9 +463,6 @@ class ModuleDecoder(Decoder):
         if visible.device.type == "cpu" and bool(visible.all()):
             # A GPU would have to be waited for.
             return
-        if self.model.config._attn_implementation == "eager":
-            # A Boolean mask hides whole rows, by zeros.
-            visible = additive_mask(visible, self.states.dtype)
         self.mask = visible[:, None, None]
 
     def prefill(self, tokens: Tensor) -> None:
@@ -697,7 +704,9 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
 
     @generation_config.setter
     def generation_config(self, value: GenerationConfig) -> None:
-        if type(value) is GenerationConfig:  # no copy: the caller may change it later
+        if type(value) is GenerationConfig:
+            # No copy: the caller may change it later, or give it to several models. A view with the same fields would
+            # forget which of them `Seq2SeqTrainer` has filled in. The object behaves and is saved as before.
             value.__class__ = VanillaTransformerGenerationConfig
         elif not isinstance(value, VanillaTransformerGenerationConfig):
             value = VanillaTransformerGenerationConfig.from_dict(value.to_dict())
@@ -783,7 +792,7 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         source = None
         if kwargs.get("encoder_outputs") is not None:
             # It is repeated for each beam in place.
-            kwargs["encoder_outputs"] = copy.copy(kwargs["encoder_outputs"])
+            kwargs["encoder_outputs"] = copy.copy(encoder_output(kwargs["encoder_outputs"]))
         elif search is not None and input_ids is not None and self.inference_engine is not None:
             source = self.encode(input_ids, kwargs["attention_mask"])
             kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=source.states)

@@ -82,12 +82,17 @@ def eager_attention_forward(
 
     The reference for every faster backend in `ALL_ATTENTION_FUNCTIONS`. `query` (B, H, T, d_k), `key` (B, H, K, d_k)
     and `value` (B, H, K, d_v) give the output (B, T, H, d_v) and the weights (B, H, T, K). `attention_mask`
-    (B, 1, T, K) is added to the scores: 0, or the lowest finite number at masked keys. `scaling` is 1 / sqrt(d_k).
+    (B, 1, T, K) is added to the scores: 0, or the lowest finite number at masked keys. A Boolean one is True at
+    visible keys. `scaling` is 1 / sqrt(d_k).
     """
     scores = query @ key.transpose(2, 3) * scaling  # (B, H, T, K)
     if attention_mask is not None:
-        # In float32: the lowest float16 plus a score overflows, and softmax of a row of -inf is NaN.
-        scores = scores.float() + attention_mask
+        # At least in float32: the lowest float16 plus a score overflows, and softmax of a row of -inf is NaN.
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if attention_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+        else:
+            scores = scores + attention_mask
     weights = F.dropout(scores.softmax(dim=-1).to(value.dtype), p=dropout, training=module.training)
     output = weights @ value  # (B, H, T, d_v)
     return output.transpose(1, 2).contiguous(), weights
@@ -189,13 +194,15 @@ class VanillaTransformerAttention(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         cache: Cache | None = None,
+        layer_idx: int | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Output (B, T, D) and weights (B, H, T, K or S), None from some backends, of attention of `hidden_states`
-        (B, T, D) to themselves, or to `key_value_states` (B, S, D)."""
+        (B, T, D) to themselves, or to `key_value_states` (B, S, D). `layer_idx` replaces that of the constructor."""
         backend = self.config._attn_implementation
         check_unread(kwargs, backend)
         past_key_values = one_cache(past_key_values, cache)
+        layer_idx = self.layer_idx if layer_idx is None else layer_idx
         hidden_states = cast_once(hidden_states)
         if key_value_states is None:
             projections = (self.q_proj, self.k_proj, self.v_proj)
@@ -203,10 +210,11 @@ class VanillaTransformerAttention(nn.Module):
             key, value = self.split_keys_and_values(key, value)
             self_cache = getattr(past_key_values, "self_attention_cache", past_key_values)
             if self_cache is not None:
-                key, value = self_cache.update(key, value, self.layer_idx)  # (B, H, K, ·)
+                key, value = self_cache.update(key, value, layer_idx)  # (B, H, K, ·)
         else:
             query = self.q_proj(hidden_states)
-            key, value = self._project_source(key_value_states, past_key_values)  # (B, H, S, ·)
+            # (B, H, S, ·)
+            key, value = self._project_source(key_value_states, past_key_values, layer_idx)
         query = split_heads(query, self.head_dim)  # (B, H, T, d_k)
 
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(backend, eager_attention_forward)
@@ -236,16 +244,16 @@ class VanillaTransformerAttention(nn.Module):
         return joint_product(states, linear)
 
     def _project_source(
-        self, source: Tensor, past_key_values: Cache | None
+        self, source: Tensor, past_key_values: Cache | None, layer_idx: int
     ) -> tuple[Tensor, Tensor]:
         """Keys and values of the source, computed at the first decoding step, then taken from the cache."""
         if not isinstance(past_key_values, EncoderDecoderCache):
             return self.keys_and_values(source)
         cache = past_key_values.cross_attention_cache
-        if past_key_values.is_updated.get(self.layer_idx):
-            return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
-        past_key_values.is_updated[self.layer_idx] = True
-        return cache.update(*self.keys_and_values(source), self.layer_idx)
+        if past_key_values.is_updated.get(layer_idx):
+            return cache.layers[layer_idx].keys, cache.layers[layer_idx].values
+        past_key_values.is_updated[layer_idx] = True
+        return cache.update(*self.keys_and_values(source), layer_idx)
 
 
 class VanillaTransformerLayer(GradientCheckpointingLayer):
@@ -260,6 +268,7 @@ class VanillaTransformerLayer(GradientCheckpointingLayer):
         is_causal: bool,
     ):
         super().__init__()
+        self.layer_idx = layer_idx
         self.dropout = config.dropout
         self.activation_dropout = config.activation_dropout
         self.pre_norm = config.layer_norm_position == "pre"
@@ -444,11 +453,21 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
             raise ValueError(f"{name} of shape {tuple(source.shape)} is empty")
         if input_ids is None:
             return source
-        check_ids(source, self.embed_tokens.weight.shape[0], name)
+        weight = getattr(self.embed_tokens, "weight", None)  # a module of the user's may have none
+        if weight is not None:
+            check_ids(source, len(weight), name)
         return self.embed_tokens(source)
 
     def embed(self, inputs_embeds: Tensor, position_ids: Tensor) -> Tensor:
         """Dropout(sqrt(d_model) · embedding + position) (§3.4, §3.5, §5.4), (B, T, D)."""
+        length, width = inputs_embeds.shape[1:]
+        is_right = position_ids.shape[-1] in (1, length) and width == self.config.d_model
+        # Torch would repeat a single token or component.
+        if not torch.compiler.is_compiling() and not is_right:
+            raise ValueError(
+                f"embeddings of shape {tuple(inputs_embeds.shape)} and position_ids of shape "
+                f"{tuple(position_ids.shape)} do not fit together, or not to d_model={self.config.d_model}"
+            )
         layout = self.config.position_encoding_type
         if layout == "sinusoidal_fairseq":
             # fairseq's table has padding in row `pad_token_id`, and the first token in the next one.
@@ -473,9 +492,11 @@ class VanillaTransformerStack(VanillaTransformerPreTrainedModel):
         keys: int | None = None,
     ) -> None:
         """Raise a ValueError for a 2-d mask of another shape than `expected`, or a 4-d one not of `keys` keys."""
-        shape = tuple(getattr(attention_mask, "shape", ()))
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or attention_mask is None:
             return
+        shape = tuple(getattr(attention_mask, "shape", ()))
+        if len(shape) not in (2, 4):
+            raise ValueError(f"{name} has shape {shape}: a mask has two dimensions, or four")
         if len(shape) == 2 and shape != expected:
             raise ValueError(f"{name} has shape {shape}, but must have {expected}")
         if len(shape) == 4 and keys is not None and shape[-1] not in (1, keys):
@@ -507,7 +528,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
         inputs_embeds: Tensor | None = None,
         position_ids: Tensor | None = None,
         segment_ids: Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **options: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encode the source: `last_hidden_state` (B, S, D), `hidden_states` and `attentions` on request.
 
@@ -536,7 +557,7 @@ class VanillaTransformerEncoder(VanillaTransformerStack):
                 position_ids = segment_positions(segment_ids, attention_mask)  # (B, S)
         x = self.embed(inputs_embeds, position_ids)
         for layer in self.layers:
-            x = layer(x, mask, **kwargs)
+            x = layer(x, mask, **options)
         x = self.layer_norm(x) if self.config.final_layer_norm else x
         return BaseModelOutput(last_hidden_state=x)
 
@@ -614,6 +635,19 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             )
         return segment_ids
 
+    def check_cached(self, past_key_values: Cache | None) -> None:
+        """Raise a ValueError if a layer has kept nothing of the tokens of which another layer has keys."""
+        cache = getattr(past_key_values, "self_attention_cache", past_key_values)
+        if not isinstance(cache, DynamicCache):
+            return
+        kept = [layer.get_seq_length() for layer in cache.layers]
+        kept = (kept + [0] * len(self.layers))[: len(self.layers)]
+        if any(kept) and 0 in kept:
+            raise ValueError(
+                f"decoder.layers[{kept.index(0)}] adds no keys to past_key_values and sees the last token only: "
+                "give use_cache=False, or let it update the cache"
+            )
+
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -664,6 +698,7 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             raise ValueError(
                 "past_key_values does not go with gradient checkpointing: a layer that runs twice adds its keys twice"
             )
+        self.check_cached(past_key_values)
         keys = length if past_key_values is None else None
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
@@ -699,13 +734,17 @@ class VanillaTransformerDecoder(VanillaTransformerStack):
             # (B or 1, T)
             position_ids = token_positions(inputs_embeds, attention_mask, past, static)
         x = self.embed(inputs_embeds, position_ids)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
+            # A cache knows layers by their places. Users remove, move and share them.
+            moved = getattr(layer, "layer_idx", index) != index
+            place = {"layer_idx": index} if moved else {}
             x = layer(
                 x,
                 encoder_hidden_states,
                 mask,
                 source_mask,
                 past_key_values=past_key_values,
+                **place,
                 **kwargs,
             )
         x = self.layer_norm(x) if self.config.final_layer_norm else x

@@ -81,6 +81,7 @@ def padding_mask(config: VanillaTransformerConfig, input_ids: Tensor) -> Tensor 
     pad = config.pad_token_id
     if pad is None:
         return None
+    # transformers would warn in `generate`, and read everything. Then a sentence depends on those next to it.
     eos = config.eos_token_id
     if pad in (eos if isinstance(eos, list) else [eos]):
         raise ValueError(
@@ -106,7 +107,7 @@ def token_positions(
         visible = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
         return (visible[:, 0].sum(dim=-1) - 1).clamp(min=0)[:, -length:]
     if dimensions == 2:
-        return (attention_mask.long().cumsum(dim=-1) - 1).clamp(min=0)[:, -length:]
+        return (attention_mask.ne(0).cumsum(dim=-1) - 1).clamp(min=0)[:, -length:]
     return (torch.arange(length, device=inputs.device) + past)[None]
 
 
@@ -122,7 +123,9 @@ def segment_starts(segment_ids: Tensor) -> Tensor:
 
 def segment_positions(segment_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
     """Return positions (B, T) that count the tokens of each segment, as `token_positions` those of a sentence."""
-    visible = torch.ones_like(segment_ids) if attention_mask is None else attention_mask.long()
+    visible = (
+        torch.ones_like(segment_ids) if attention_mask is None else attention_mask.ne(0).long()
+    )
     count = visible.cumsum(dim=-1)
     before = (count - visible).masked_fill(~segment_starts(segment_ids), 0).cummax(dim=-1).values
     return (count - before - 1).clamp(min=0)

@@ -27,6 +27,7 @@ from .arguments_vanilla_transformer import CACHE, check_ids, one_cache
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .generation_vanilla_transformer import (
     VanillaTransformerGenerationMixin,
+    encoder_output,
     paper_generation_config,
 )
 from .layers_vanilla_transformer import (
@@ -118,17 +119,18 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             attention_mask = self.source_mask(input_ids, attention_mask)
         source: Any = encoder_outputs
         if source is None:
+            # By name, without what is not given: the encoder may be a user's.
+            places = {"position_ids": position_ids, "segment_ids": segment_ids}
             source = self.encoder(
-                input_ids,
-                attention_mask,
-                inputs_embeds,
-                position_ids,
-                segment_ids=segment_ids,
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                inputs_embeds=inputs_embeds,
+                **{name: ids for name, ids in places.items() if ids is not None},
                 **kwargs,
             )
             if decoder_input_ids is None and decoder_inputs_embeds is None:
                 return source
-        source = source if isinstance(source, BaseModelOutput) else BaseModelOutput(*source)
+        source = encoder_output(source)
         decoder_outputs = self.decoder(
             decoder_input_ids,
             decoder_attention_mask,
@@ -150,8 +152,8 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
             encoder_last_hidden_state=source.last_hidden_state,
-            encoder_hidden_states=source.hidden_states,
-            encoder_attentions=source.attentions,
+            encoder_hidden_states=source.get("hidden_states"),
+            encoder_attentions=source.get("attentions"),
         )
 
 
@@ -548,7 +550,7 @@ class VanillaTransformerForSequenceClassification(VanillaTransformerPreTrainedMo
         outputs = self.model(input_ids, mask, inputs_embeds, **kwargs)
         states = outputs.last_hidden_state  # (B, S, D)
         # (B, S, 1)
-        mask = torch.ones_like(states[..., :1]) if mask is None else mask[..., None].type_as(states)
+        mask = torch.ones_like(states[..., :1]) if mask is None else mask[..., None].ne(0)
         mean = (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)  # (B, D)
         # (B, L)
         logits = self.classifier(dropout(mean, p=self.config.dropout, training=self.training))

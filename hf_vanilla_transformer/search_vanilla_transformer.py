@@ -574,7 +574,7 @@ class BeamSearch:
         limits = torch.full_like(prefix[:, 0], self.max_length)
         longest = self.max_length
         if self.over is not None:
-            own = (batch.source_mask.long().sum(dim=1) + self.over).clamp(min=1)
+            own = (batch.source_mask.ne(0).sum(dim=1) + self.over).clamp(min=1)
             limits = (given + own).clamp(max=self.max_length)
             # No source has more tokens than S, which the host knows without waiting for the device.
             width = batch.source_mask.shape[1]

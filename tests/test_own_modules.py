@@ -1,0 +1,176 @@
+"""Models that a user has taken apart: layers moved or shared, and modules of their own in place of the model's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel, GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput
+
+from hf_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from hf_vanilla_transformer.layers_vanilla_transformer import eager_attention_forward
+from tests.model_helpers import assert_near, translation_batch
+from tests.search_helpers import Model, source, varied_model
+
+GREEDY = {"num_beams": 1, "max_new_tokens": 8}
+
+
+def without_cache(model: Model, **inputs: Any) -> Tensor:
+    return GenerationMixin.generate(model, **inputs, **GREEDY, use_cache=False)
+
+
+# Layers
+
+
+def keep_every_other(layers: nn.ModuleList) -> None:
+    del layers[0]
+    del layers[1]
+
+
+def share_the_first(layers: nn.ModuleList) -> None:
+    layers[1] = layers[2] = layers[0]
+
+
+@pytest.mark.parametrize("change", [keep_every_other, share_the_first])
+def test_layers_may_be_removed_and_shared(change: Callable[[nn.ModuleList], None]) -> None:
+    model = varied_model(decoder_layers=4)
+    change(model.model.decoder.layers)
+    model.config.decoder_layers = len(model.model.decoder.layers)
+    inputs = source([6, 1, 8])
+    expected = without_cache(model, **inputs)
+    assert len({tuple(row) for row in expected.tolist()}) > 1
+    assert torch.equal(model.generate(**inputs, **GREEDY), expected)
+    assert torch.equal(GenerationMixin.generate(model, **inputs, **GREEDY), expected)
+
+
+class MeanOfThePast(nn.Module):
+    """Attention with equal weights, which knows no cache."""
+
+    def forward(self, x: Tensor, source: Any = None, mask: Any = None, **kwargs: Any) -> tuple[Tensor, None]:
+        counts = torch.arange(1, x.shape[1] + 1)[:, None]
+        return x.cumsum(dim=1) / counts, None
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_attention_without_a_cache_is_refused_where_it_would_need_one(layer: int) -> None:
+    model = varied_model()
+    model.model.decoder.layers[layer].self_attn = MeanOfThePast()
+    inputs = source([6, 3])
+    message = rf"decoder.layers\[{layer}\] adds no keys to past_key_values.* give use_cache=False"
+    for generate in (model.generate, lambda **given: GenerationMixin.generate(model, **given)):
+        with pytest.raises(ValueError, match=message):
+            generate(**inputs, **GREEDY)
+    assert torch.equal(model.generate(**inputs, **GREEDY, use_cache=False), without_cache(model, **inputs))
+    assert model(**inputs, decoder_input_ids=torch.tensor([[0, 5, 6]] * 2)).logits.shape == (2, 3, 24)
+
+
+# Embeddings and encoders
+
+
+def test_embedding_may_have_no_matrix() -> None:
+    model = varied_model(share_encoder_decoder_embeddings=False)
+    batch = translation_batch([5, 3], [4, 2], 24)
+    expected = model(**batch).logits
+    for stack in (model.model.encoder, model.model.decoder):
+        stack.embed_tokens = nn.Sequential(stack.embed_tokens)
+    assert torch.equal(model(**batch).logits, expected)
+
+
+def bert() -> BertModel:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    return BertModel(BertConfig(vocab_size=24, **sizes)).eval()
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_encoder_may_be_one_of_transformers(beams: int) -> None:
+    model = varied_model(share_encoder_decoder_embeddings=False)
+    inputs = source([6, 1, 8])
+    settings = GREEDY | {"num_beams": beams}
+    output = bert()(**inputs)
+    states = BaseModelOutput(output.last_hidden_state)
+    mask = inputs["attention_mask"]
+    expected = model.generate(encoder_outputs=states, attention_mask=mask, **settings)
+    for form in (output, dict(output), (output.last_hidden_state,)):
+        actual = model.generate(encoder_outputs=form, attention_mask=mask, **settings)
+        assert torch.equal(actual, expected)
+    model.model.encoder = bert()
+    assert torch.equal(model.generate(**inputs, **settings), expected)
+
+
+class Styled(VanillaTransformerForConditionalGeneration):
+    """Adds a vector to the logits of each sentence."""
+
+    def forward(self, *args: Any, style: Tensor | None = None, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        if style is not None:
+            outputs.logits = outputs.logits + style[:, None]
+        return outputs
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_generate_gives_an_argument_of_a_subclass_to_its_forward(beams: int) -> None:
+    model = varied_model()
+    model.__class__ = Styled
+    style = torch.zeros(2, 24)
+    style[0, 7] = style[1, 9] = 50.0
+    tokens = model.generate(**source([6, 3]), style=style, num_beams=beams, max_new_tokens=4)
+    assert tokens[:, 1:].tolist() == [[7] * 4, [9] * 4]
+
+
+# Masks and positions
+
+
+@pytest.mark.parametrize("factor", [3, 0.5])
+def test_every_number_but_0_of_a_mask_marks_a_token(factor: float) -> None:
+    model = varied_model()
+    batch = translation_batch([5, 3, 7], [4, 6, 2], 24)
+    targets = {"decoder_input_ids": torch.full((3, 4), 5), "decoder_attention_mask": torch.ones(3, 4)}
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")} | targets
+    scaled = {name: value * factor if "mask" in name else value for name, value in inputs.items()}
+    assert torch.equal(model(**scaled).logits, model(**inputs).logits)
+    limit = {"num_beams": 3, "max_length_over_source": 0}
+    expected = model.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"], **limit)
+    assert torch.equal(model.generate(inputs["input_ids"], attention_mask=scaled["attention_mask"], **limit), expected)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_boolean_mask_marks_visible_keys(backend: str) -> None:
+    model = varied_model(attn_implementation=backend)
+    batch = translation_batch([5, 3, 7], [4, 6, 2], 24)
+    mask = batch["attention_mask"]
+    visible = mask.bool()[:, None, None].expand(-1, 1, 7, -1)  # (B, 1, S, S)
+    actual = model.get_encoder()(batch["input_ids"], visible).last_hidden_state
+    expected = model.get_encoder()(batch["input_ids"], mask).last_hidden_state
+    assert_near(actual[mask.bool()], expected[mask.bool()])
+
+
+def test_eager_attention_computes_in_double_precision() -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 4, 5, 8, dtype=torch.float64)
+    visible = torch.rand(2, 1, 5, 5) < 0.8
+    visible[..., 0] = True
+    mask = torch.zeros(2, 1, 5, 5, dtype=torch.float64).masked_fill(~visible, -1e9)
+    output, _ = eager_attention_forward(nn.Module(), query, key, value, mask, scaling=8**-0.5)
+    scores = query @ key.transpose(2, 3) / 8**0.5
+    expected = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ value
+    assert_near(output.transpose(1, 2), expected, 1e-14)
+
+
+@pytest.mark.parametrize(
+    "inputs, message",
+    [
+        ({"position_ids": torch.arange(7)[None]}, "position_ids of shape (1, 7)"),
+        ({"decoder_position_ids": torch.arange(7)[None]}, "position_ids of shape (1, 7)"),
+        ({"input_ids": None, "inputs_embeds": torch.ones(1, 1, 1)}, "embeddings of shape (1, 1, 1)"),
+        ({"attention_mask": torch.ones(1, 1, 1)}, "attention_mask has shape (1, 1, 1)"),
+    ],
+)
+def test_shapes_that_torch_would_repeat_are_refused(inputs: dict[str, Any], message: str) -> None:
+    model = varied_model()
+    token = torch.tensor([[5]])
+    with pytest.raises(ValueError) as error:
+        model(**{"input_ids": token, "decoder_input_ids": token} | inputs)
+    assert message in str(error.value)
