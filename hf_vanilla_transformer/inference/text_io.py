@@ -74,6 +74,8 @@ def open_to_write(path: str | Path) -> Iterator[IO[bytes]]:
     target = Path(path).resolve()
     if target.is_dir():
         raise UserError(f"output {path} is a folder: name a file")
+    if target.is_symlink():  # Python before 3.13 does not resolve it
+        raise UserError(f"output {path} is a link that leads to itself: name a file")
     with atomic_file(target) as temporary, open(temporary, "wb") as stream:
         if target.suffix.lower() != ".gz":
             yield stream
