@@ -225,7 +225,9 @@ def test_python_of_no_other_document_is_left_out():
     guides = {f"scripts/docs/{guide}.md" for guide in (*GUIDES, *TRANSLATED, "fine_tuning")}
     # test_predict.py runs these
     cards = {f"hf_vanilla_transformer/models/{name}/README.md" for name in shipped_models()}
-    assert with_python == {"README.md", "hf_vanilla_transformer/README.md", *cards, *guides}
+    # test_shipped_translator.py runs this
+    everyday = "scripts/recipes/everyday/README.md"
+    assert with_python == {"README.md", "hf_vanilla_transformer/README.md", everyday, *cards, *guides}
 
 
 class Parsed(BaseException):
