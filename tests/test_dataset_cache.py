@@ -37,7 +37,7 @@ def test_few_selected_rows_are_copied_and_many_numbered(rows, count, monkeypatch
 @pytest.mark.parametrize(("size", "limit", "times"), [(2, 4, 3), (2, 5, 2), (3, 3, 5), (4, 100, 1)])
 def test_pages_are_given_back_after_so_many_rows(size, limit, times, monkeypatch):
     given_back = []
-    monkeypatch.setattr(dataset_cache, "forget_rows", given_back.append)
+    monkeypatch.setattr(dataset_cache, "forget_pages", given_back.append)
     data = Dataset.from_dict({"a": list(range(10))})
     batches = [batch["a"] for batch in dataset_cache.batches_of(data, size, limit)]
     assert sum(batches, []) == list(range(10)) and max(map(len, batches)) == size

@@ -186,7 +186,7 @@ def test_shipped_model_of_reactions_finds_reactants():
 
 
 def test_names_of_shipped_models(tmp_path, in_tmp_path):
-    assert shipped_models() == ["en_de", "g2p_en", "retrosynthesis"]
+    assert shipped_models() == ["en_de", "en_fr", "g2p_en", "retrosynthesis"]
     assert model_folder("runs/other") == "runs/other"
     (tmp_path / "g2p_en").mkdir()
     assert model_folder("g2p_en") == "g2p_en"  # a folder of the user wins
