@@ -29,6 +29,12 @@ def _kinds(hint: Any) -> set[Any]:
     return _kinds(get_args(hint)[0]) if get_origin(hint) is list else {hint}
 
 
+def _is_text(kind: Any) -> bool:
+    # Python 3.10 takes `dict[str, str]` for a class, and then refuses it in `issubclass`
+    is_class = get_origin(kind) is None and isinstance(kind, type)
+    return is_class and issubclass(kind, str | Enum)
+
+
 _KINDS = {name: _kinds(hint) for each in _ARGUMENTS for name, hint in get_type_hints(each).items()}
 _LISTS = {
     name
@@ -42,10 +48,7 @@ _DEFAULTS = {
 _OPTIONAL = {name for name in _DEFAULTS if type(None) in _KINDS[name] or _DEFAULTS[name] is None}
 # Fields that take the text of a recipe as written: YAML 1.1 reads `no` as false and 1.10 as 1.1.
 _TEXT = {
-    name
-    for name in _DEFAULTS
-    if bool not in _KINDS[name]
-    and any(isinstance(kind, type) and issubclass(kind, str | Enum) for kind in _KINDS[name])
+    name for name in _DEFAULTS if bool not in _KINDS[name] and any(map(_is_text, _KINDS[name]))
 } - {"resume_from_checkpoint"}  # a path or true
 
 BY_PAIRS = "by_pairs"
