@@ -100,7 +100,9 @@ def refuse_options(target_format: str, options: Mapping[str, object]) -> None:
     """Raise a UserError for an option that is given but of another format."""
     for name, value in options.items():
         if value and target_format not in OPTIONS[name]:
-            raise UserError(f"{name}={value}: only {' and '.join(OPTIONS[name])} has this option")
+            raise UserError(
+                f"{name}={value}: this option is for {' and '.join(OPTIONS[name])} only"
+            )
 
 
 def load_translator(
