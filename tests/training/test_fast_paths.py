@@ -121,7 +121,8 @@ def hooks_of_trainer() -> list[str]:
 
 def test_every_method_of_the_trainer_is_decided() -> None:
     decided = [name for names in DECIDED for name in names]
-    assert set(hooks_of_trainer()) == set(decided), "decide what packed rows do with a method that is new"
+    # Older versions, which Python 3.10 has, lack some.
+    assert set(hooks_of_trainer()) <= set(decided), "decide what packed rows do with a method that is new"
     assert len(decided) == len(set(decided))
 
 
