@@ -53,10 +53,12 @@ def number_pairs(
     rng = random.Random(seed)
     repeated: list[int] = []
     for values in _SMALL:
-        times = size // (20 * len(values))
+        times = max(1, size // (20 * len(values)))
         repeated += [number for number in values if number <= maximum] * (times - 1)
     numbers = _draw(size - len(repeated) + 2 * held_out, maximum, rng)
-    numbers.sort(key=lambda number: number < 100)  # stable: the longer ones stay in random order
+    first_long = _SMALL[-1].stop
+    # Sorting is stable: the longer numbers stay in random order.
+    numbers.sort(key=lambda number: number < first_long)
     train = numbers[2 * held_out :] + repeated
     rng.shuffle(train)
     parts = {

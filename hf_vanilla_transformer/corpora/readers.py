@@ -104,11 +104,11 @@ def decoded_lines(
 ) -> Iterator[str]:
     """The text of numbered lines without their ends. `remedy` is as of `decode_line`."""
     texts = (decode_line(raw, name, number, remedy) for number, raw in raw_lines)
-    yield from _several(texts, name)
+    yield from _with_line_feeds(texts, name)
 
 
-def _several(lines: Iterable[str], name: str | Path) -> Iterator[str]:
-    """The lines, after a look at one that is alone."""
+def _with_line_feeds(lines: Iterable[str], name: str | Path) -> Iterator[str]:
+    """Yield the lines. Refuse one that is alone and has carriage returns in the place of line ends."""
     count = 0
     for line in lines:
         count += 1
@@ -194,7 +194,7 @@ def repaired_lines(path: Path, repairs: Repairs) -> Iterator[str]:
     Raises:
         UserError: the file has UTF-16, or carriage returns in the place of line ends.
     """
-    yield from _several(_repaired(path, repairs), path)
+    yield from _with_line_feeds(_repaired(path, repairs), path)
 
 
 def _repaired(path: Path, repairs: Repairs) -> Iterator[str]:

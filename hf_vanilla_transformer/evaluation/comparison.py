@@ -103,7 +103,7 @@ def compare_systems(
 
 
 class _Ratio:
-    """A score of a `RatioMetric`, for sacreBLEU's tests. Its hypotheses are the parts of both sums, (N, 2)."""
+    """A score of a `RatioMetric`, for sacreBLEU's tests. Its hypotheses are numerators and denominators, (N, 2)."""
 
     def __init__(self, name: str) -> None:
         self.name = name

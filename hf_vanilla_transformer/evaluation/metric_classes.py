@@ -85,7 +85,7 @@ class RatioMetric(TextMetric):
         references: Sequence[Reference],
         sources: Sequence[str] | None = None,
     ) -> dict[str, np.ndarray]:
-        """The parts of both sums of each sentence, (N, 2), by the name of the score."""
+        """The numerator and the denominator of each sentence, (N, 2), by the name of the score."""
         raise NotImplementedError
 
     def _compute(self, **inputs: Any) -> dict[str, float]:
@@ -94,7 +94,7 @@ class RatioMetric(TextMetric):
 
 
 def ratio(sums: np.ndarray) -> float:
-    """The ratio of two sums, (2,). Without units it is their count, as in jiwer for references without a token."""
+    """The quotient of two sums, (2,). A denominator of 0 counts as 1, as in jiwer for references without a token."""
     return float(sums[0] / max(sums[1], 1))
 
 
