@@ -3,8 +3,8 @@
 # bash scripts/minimum_versions.sh [--torch]
 #
 # Lays them over the tested versions, in .venv-minimum. torch stays. --torch takes the oldest torch, too, which on Linux
-# brings the CUDA libraries, several gigabytes, unless pip is told of PyTorch's index of CPU builds. Hugging Face's own
-# tests are left out: those of transformers 5.17 lack a file that tests/conformance/suite.py needs.
+# brings the CUDA libraries, several gigabytes, unless pip is told of PyTorch's index of CPU builds.
+# Hugging Face's own tests, those of the oldest transformers, come last.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
@@ -23,3 +23,4 @@ if [ -z "$layered" ]; then
   exit
 fi
 test_versions
+conformance

@@ -50,11 +50,14 @@ fi
 "$python" - <<'PYTHON'
 from importlib.metadata import version
 
-from hf_vanilla_transformer.utils.version import TESTED, numbers
+from packaging.version import Version
+
+from hf_vanilla_transformer.utils.version import TESTED
 
 for name, (oldest, newest) in TESTED.items():
-    major, minor = numbers(version(name))[:2]
-    if (major, minor) > numbers(newest):
+    installed = Version(version(name))
+    major, minor = installed.major, installed.minor
+    if (major, minor) > Version(newest).release:
         print(f'pyproject.toml:   "{name}>={oldest},<{major}.{minor + 1}"')
         print(f'utils/version.py: "{name}": ("{oldest}", "{major}.{minor}")')
 PYTHON

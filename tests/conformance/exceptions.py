@@ -7,6 +7,9 @@ What the source distribution lacks, and so cannot be run at all, has a stand-in 
 and of exporting. The tests of this project cover both.
 """
 
+import transformers
+from packaging.version import Version
+
 from hf_vanilla_transformer.arguments_vanilla_transformer import CACHE
 
 # There is something to hold, and it does not.
@@ -65,4 +68,15 @@ if CACHE == "cache":
     no_cache = "an encoder has no cache"
     DOES_NOT_APPLY |= {
         f"{tests}.test_bc_cache_name_forward": no_cache for tests in ("EncoderTests", "ClassifierTests")
+    }
+
+# transformers 5.20 is the last for Python 3.10.
+if Version(transformers.__version__) < Version("5.21"):
+    plan = "transformers adds an entry for the embedding of a decoder-only model, which shards nothing here"
+    DOES_NOT_HOLD |= {
+        f"{tests}.test_tp_plan_matches_params": plan for tests in ("ModelTests", "EncoderTests", "ClassifierTests")
+    }
+    DOES_NOT_APPLY |= {
+        "*.test_can_init_all_missing_weights": "the test is for models with a date, and no model can ask for it yet",
+        "TensorParallelTests.test_ep_*": "there are no experts",
     }

@@ -3,6 +3,7 @@
 The Python in the environment is a script that only writes down what it is asked for.
 """
 
+import importlib
 import os
 import re
 import shutil
@@ -117,3 +118,11 @@ def test_scripts_name_tests_that_there_are() -> None:
     named = set(re.findall(r"\btests/[\w/]*test_\w+\.py", text))
     assert len(named) > 9
     assert sorted(name for name in named if not (ROOT / name).is_file()) == []
+
+
+def test_python_in_shell_scripts_imports_what_exists() -> None:
+    text = "\n".join(script.read_text(encoding="utf-8") for script in ROOT.glob("scripts/*.sh"))
+    imports = re.findall(r"^from (hf_vanilla_transformer[\w.]*) import (.+)$", text, re.MULTILINE)
+    assert imports
+    for module, names in imports:
+        assert set(names.split(", ")) <= set(dir(importlib.import_module(module)))
