@@ -17,15 +17,16 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("c_kernels.c")
 
 #: what `c_kernels.c` exports. The library has each name once per instruction set: `attend_AVX2`
-FUNCTIONS = ("finish", "write_cache", "attend", "best")
+FUNCTIONS = ("multiply", "finish", "write_cache", "attend", "run_stack", "best")
 
 FLAGS = "-O3 -fPIC -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math -ffinite-math-only"
 
 #: The instruction set that every processor of a platform has, such as SSE2 on x86-64 and NEON on ARM64.
 DEFAULT = "DEFAULT"
 
-# By the names of `torch.backends.cpu.get_cpu_capability`.
+# By the names of `torch.backends.cpu.get_cpu_capability`, which has none for VNNI.
 _X86 = {
+    "AVX512_VNNI": "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mprefer-vector-width=512",
     "AVX512": "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mprefer-vector-width=512",
     "AVX2": "-mavx2 -mfma",
 }

@@ -9,6 +9,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined __AVX2__
+#include <immintrin.h>
+#endif
 
 typedef int64_t i64;
 
@@ -17,7 +20,7 @@ enum { LANES = 16 };
 #else
 enum { LANES = 8 };
 #endif
-enum { BLOCK = 64, AHEAD = 4 };  /* logits with one maximum, rows that are fetched ahead */
+enum { BLOCK = 64, AHEAD = 4, FEW = 4 };  /* logits with one maximum, rows fetched ahead, rows or blocks at once */
 typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
@@ -63,6 +66,82 @@ static void quantize(const float *x, i64 size, uint8_t *bytes, float *scale) {
     float inverse = 127 / most;
     for (i64 i = 0; i < size; i++) bytes[i] = (uint8_t)(int)(x[i] * inverse + 128.5f);
     *scale = most / 127;
+}
+
+/* Vectors of 32 bits: sums, or four bytes each. `add_products` adds four products of unsigned and signed bytes to each
+ * sum. Without VNNI two of them are added in 16 bits. */
+#if defined __AVX512BW__
+typedef int32_t lanes __attribute__((vector_size(64)));
+static inline lanes add_products(lanes sums, lanes x, lanes weight) {
+#ifdef __AVX512VNNI__
+    return (lanes)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)x, (__m512i)weight);
+#else
+    __m512i pairs = _mm512_maddubs_epi16((__m512i)x, (__m512i)weight);
+    return sums + (lanes)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#endif
+}
+#elif defined __AVX2__
+typedef int32_t lanes __attribute__((vector_size(32)));
+static inline lanes add_products(lanes sums, lanes x, lanes weight) {
+    __m256i pairs = _mm256_maddubs_epi16((__m256i)x, (__m256i)weight);
+    return sums + (lanes)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+#else
+typedef int32_t lanes __attribute__((vector_size(16)));
+static inline lanes add_products(lanes sums, lanes x, lanes weight) {
+    for (int shift = 0; shift < 32; shift += 8) sums += (x >> shift & 255) * (weight << (24 - shift) >> 24);
+    return sums;
+}
+#endif
+enum { PARTS = 16 * sizeof(int32_t) / sizeof(lanes) };  /* vectors of 16 sums */
+
+/* The sums (rows, 16) of rows of x times a block of 16 outputs, (quads, 16, 4). As many sums as rows are not added to
+ * are those of other quads, because an addition waits for the one before it. */
+static inline __attribute__((always_inline)) void sum_block(
+    const uint8_t *x, int rows, const int8_t *weight, i64 quads, int32_t *sums) {
+    lanes found[FEW][PARTS], part;
+    int apart = FEW / rows;
+    memset(found, 0, sizeof found);
+    for (i64 q = 0; q < quads; q += apart)
+        for (int i = 0; i < apart * PARTS; i++) {
+            memcpy(&part, weight + (q * PARTS + i) * sizeof part, sizeof part);
+            for (int r = 0; r < rows; r++) {
+                int32_t four;
+                memcpy(&four, x + 4 * (r * quads + q + i / PARTS), sizeof four);
+                lanes *sum = &found[r * apart + i / PARTS][i % PARTS];
+                *sum = add_products(*sum, four - (lanes){0}, part);
+            }
+        }
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < PARTS; p++) {
+            for (int i = 1; i < apart; i++) found[r * apart][p] += found[r * apart + i][p];
+            memcpy(sums + 16 * r + 16 / PARTS * p, &found[r * apart][p], sizeof part);
+        }
+}
+
+/* Rows (R, D) times W^T, for few rows: a call of oneDNN takes longer than such a product. The weight has blocks of
+ * 16 outputs and 4 inputs, (O / 16, D / 4, 16, 4), with zeros at the ends. Scales and shift are two steps, as in oneDNN,
+ * so that both give the same bits. */
+void multiply(const uint8_t *bytes, i64 rows, i64 depth, const int8_t *weight, i64 outputs, const float *scales,
+              const float *shift, float *product) {
+    i64 width = (depth + 15) / 16 * 16, quads = width / 4;
+    uint8_t *x = calloc(rows, width);
+    for (i64 r = 0; r < rows; r++) memcpy(x + r * width, bytes + r * depth, depth);
+    for (i64 first = 0; first < outputs; first += 16, weight += 16 * width) {
+        i64 count = outputs - first < 16 ? outputs - first : 16;
+        for (i64 r = 0, some; r < rows; r += some) {
+            int32_t sums[FEW * 16];
+            some = rows - r < FEW ? 1 : FEW;
+            if (some == FEW) sum_block(x + r * width, FEW, weight, quads, sums);
+            else sum_block(x + r * width, 1, weight, quads, sums);
+            for (i64 i = 0; i < some; i++)
+                for (i64 o = 0; o < count; o++)
+                    product[(r + i) * outputs + first + o] = sums[16 * i + o] * scales[first + o];
+        }
+    }
+    for (i64 r = 0; r < rows; r++, product += outputs)
+        for (i64 o = 0; o < outputs; o++) product[o] += shift[o];
+    free(x);
 }
 
 void finish(float *x, i64 rows, i64 width, const float *scales, const float *bias, i64 relu, const float *residual,
@@ -193,6 +272,67 @@ void attend(const float *x, i64 rows, i64 stride, const float *scales, const flo
     free(query);
     free(scores);
     free(seen);
+}
+
+/* A stack for few rows, whose products `multiply` computes. Its structures are those of c_kernels.py. */
+typedef struct {
+    const int8_t *weight;
+    const float *scales, *shift, *bias;
+    i64 depth, outputs;
+} linear;
+
+typedef struct {  /* without heads a feed-forward network with ReLU */
+    linear first, last;
+    i64 heads, key, value;
+    float scaling;
+} sublayer;
+
+typedef struct {
+    const float *gamma, *beta;
+    float eps;
+} normalization;
+
+typedef struct {  /* without places nothing is written into the cache */
+    uint16_t *cache;
+    const i64 *places, *firsts, *masks;
+    const uint8_t *visible;
+    i64 size;
+} keys;
+
+static void multiply_by(const linear *by, const uint8_t *bytes, i64 rows, float *product) {
+    multiply(bytes, rows, by->depth, by->weight, by->outputs, by->scales, by->shift, product);
+}
+
+/* `x` (R, D) becomes the states, `bytes` and `byte_scales` the same quantised. There is a norm before and after each
+ * sub-layer. For each row `room` has D + the widest product, `inner` the widest input. */
+void run_stack(float *x, i64 rows, i64 width, const sublayer *sublayers, i64 count, const normalization *norms,
+               const keys *caches, i64 pre_norm, float *room, uint8_t *inner, float *inner_scales, uint8_t *bytes,
+               float *byte_scales) {
+    float *states = x, *next = room, *hidden = room + rows * width;
+    finish(states, rows, width, 0, 0, 0, 0, 1, norms->gamma, norms->beta, norms->eps, bytes, byte_scales);
+    for (const sublayer *at = sublayers; at < sublayers + count; at++) {
+        const linear *first = &at->first, *last = &at->last;
+        multiply_by(first, bytes, rows, hidden);
+        if (at->heads) {
+            i64 queries = at->heads * at->key;
+            if (caches->places)
+                write_cache(hidden + queries, rows, first->outputs, byte_scales, first->bias ? first->bias + queries : 0,
+                            queries + at->heads * at->value, caches->places, caches->cache);
+            attend(hidden, rows, first->outputs, byte_scales, first->bias, at->heads, at->key, at->value, at->scaling,
+                   caches->cache, 0, caches->firsts, caches->visible, caches->masks, caches->size, 0, inner, inner_scales);
+            caches++;
+        } else {
+            finish(hidden, rows, first->outputs, byte_scales, first->bias, 1, 0, 0, 0, 0, 0, inner, inner_scales);
+        }
+        multiply_by(last, inner, rows, next);
+        norms++;
+        finish(next, rows, width, inner_scales, last->bias, 0, states, pre_norm && at + 1 < sublayers + count, norms->gamma,
+               norms->beta, norms->eps, bytes, byte_scales);
+        float *before = states;
+        states = next;
+        next = before;
+    }
+    if (states != x) memcpy(x, states, rows * width * sizeof(float));
 }
 
 /* The logits of a row as floats: those of a product with their scale and bias, in place, or others as they are. */

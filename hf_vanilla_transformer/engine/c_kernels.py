@@ -5,8 +5,8 @@ Attention reads only the slots that are visible to a beam. torch's reads all slo
 queries. In a source tree without the library each process compiles the functions for its processor, which takes two
 seconds of processor time. Without a compiler torch's operators compute the same.
 
-On x86 the functions are compiled for AVX-512, AVX2 and SSE2, and torch names the set that the processor has. On ARM64
-the compiler makes NEON instructions of them.
+On x86 the functions are compiled for AVX-512 with and without VNNI, AVX2 and SSE2, and torch names the set that the
+processor has. On ARM64 the compiler makes NEON instructions of them.
 
 All tensors are contiguous and on the CPU. The calls release the GIL, and run in the calling thread.
 
@@ -24,10 +24,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers.utils import logging
 
 from ..utils.untrusted import one_line
 from .c_compiler import DEFAULT, SOURCE, BuildError, build, instruction_sets, library_name
+from .kernels import has_vnni
 
 logger = logging.get_logger(__name__)
 
@@ -35,9 +37,11 @@ _P = ctypes.c_void_p
 _I = ctypes.c_int64
 _F = ctypes.c_float
 _ARGUMENTS = {
+    "multiply": [_P, _I, _I, _P, _I, _P, _P, _P],
     "finish": [_P, _I, _I, _P, _P, _I, _P, _I, _P, _P, _F, _P, _P],
     "write_cache": [_P, _I, _I, _P, _P, _I, _P, _P],
     "attend": [_P, _I, _I, _P, _P, _I, _I, _I, _F, _P, _I, _P, _P, _P, _I, _P, _P, _P],
+    "run_stack": [_P, _I, _I, _P, _I, _P, _P, _I, _P, _P, _P, _P, _P],
     "best": [_P, _I, _I, _I, _P, _P, _P, _I, _I, _I, _P, _P],
 }
 
@@ -52,18 +56,25 @@ def library() -> Any:
         return _functions()
 
 
+def instruction_set() -> str:
+    """The one of `instruction_sets` for this processor."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability == "AVX512" and has_vnni():
+        return "AVX512_VNNI"
+    return capability if capability in instruction_sets() else DEFAULT
+
+
 @cache
 def _functions() -> Any:
-    capability = torch.backends.cpu.get_cpu_capability()
-    instruction_set = capability if capability in instruction_sets() else DEFAULT
+    chosen = instruction_set()
     try:
-        return _opened(SOURCE.with_name(library_name()), instruction_set)
+        return _opened(SOURCE.with_name(library_name()), chosen)
     except OSError:  # a source tree, or no compiler at installation
         pass
     try:
         # Windows does not delete a library that is in use
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            return _opened(build(Path(folder), [instruction_set]), instruction_set)
+            return _opened(build(Path(folder), [chosen]), chosen)
     except (OSError, BuildError) as error:
         logger.warning_once(
             f"decoding on a CPU takes up to twice the time, because the C functions are not built: {one_line(error)}"
@@ -71,11 +82,11 @@ def _functions() -> Any:
         return None
 
 
-def _opened(file: Path, instruction_set: str) -> Any:
+def _opened(file: Path, chosen: str) -> Any:
     opened = ctypes.CDLL(str(file))
     functions = SimpleNamespace()
     for name, types in _ARGUMENTS.items():
-        function: Any = opened[f"{name}_{instruction_set}"]
+        function: Any = opened[f"{name}_{chosen}"]
         function.argtypes = types
         function.restype = None
         setattr(functions, name, function)
@@ -90,7 +101,10 @@ class Rows(NamedTuple):
 
     def times(self, linear: Any) -> Tensor:
         """The product (R, O) with the weight of a `DynamicInt8Linear`, without the scales of the rows and the bias."""
-        return linear.product(self.bytes)[: len(self.scales)]
+        count = len(self.scales)
+        if count <= linear.plain_rows:
+            return multiply(self.bytes[:count], linear.blocks, linear.scales, linear.shift)
+        return linear.product(self.bytes)[:count]
 
 
 class View(NamedTuple):
@@ -101,20 +115,44 @@ class View(NamedTuple):
     masks: Tensor  # (R,), where the mask of the row begins
 
 
-def _address(tensor: Tensor | None) -> int | None:
+def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Room for the functions to write to, whatever the default dtype and device are."""
     return torch.empty(*shape, dtype=dtype, device="cpu")
 
 
-def _empty_rows(count: int, width: int) -> Rows:
+def empty_rows(count: int, width: int) -> Rows:
     """Room for rows. A few more have bytes: oneDNN takes a millisecond to compile a product with another count."""
     unit = 1 << max(0, count.bit_length() - 3)  # at most a quarter of the rows
-    numbers = _empty(-(-count // unit) * unit, width, dtype=torch.uint8)
-    return Rows(numbers, _empty(count))
+    numbers = empty(-(-count // unit) * unit, width, dtype=torch.uint8)
+    return Rows(numbers, empty(count))
+
+
+def in_blocks(weight: Tensor) -> Tensor:
+    """A weight of bytes (O, D) as `multiply` takes it, (O / 16, D / 4, 16, 4), padded with zeros."""
+    outputs, depth = weight.shape
+    padded = F.pad(weight, (0, -depth % 16, 0, -outputs % 16))
+    # (O, D) -> (O / 16, 16, D / 4, 4) -> (O / 16, D / 4, 16, 4)
+    return padded.unflatten(1, (-1, 4)).unflatten(0, (-1, 16)).transpose(1, 2).contiguous()
+
+
+def multiply(rows: Tensor, blocks: Tensor, scales: Tensor, shift: Tensor) -> Tensor:
+    """`scales` (O,) · x W^T + `shift` (O,) of unsigned bytes x (R, D) and a weight `in_blocks`, with oneDNN's bits."""
+    outputs = len(scales)
+    product = empty(len(rows), outputs)
+    library().multiply(
+        rows.data_ptr(),
+        *rows.shape,
+        blocks.data_ptr(),
+        outputs,
+        scales.data_ptr(),
+        shift.data_ptr(),
+        product.data_ptr(),
+    )
+    return product
 
 
 def finish(
@@ -131,20 +169,20 @@ def finish(
 
     Returns the rows, if `quantized`. With `norm_first`, `x` stays the sum, and only what is quantised is normalised.
     """
-    rows = _empty_rows(*x.shape) if quantized else None
+    rows = empty_rows(*x.shape) if quantized else None
     gamma, beta, eps = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
     library().finish(
         x.data_ptr(),
         *x.shape,
-        _address(scales),
-        _address(bias),
+        address(scales),
+        address(bias),
         relu,
-        _address(residual),
+        address(residual),
         norm_first,
-        _address(gamma),
-        _address(beta),
+        address(gamma),
+        address(beta),
         eps,
-        *((None, None) if rows is None else map(_address, rows)),
+        *((None, None) if rows is None else map(address, rows)),
     )
     return rows
 
@@ -157,8 +195,8 @@ def write_cache(
     library().write_cache(
         product[:, first:].data_ptr(),
         *product.shape,
-        _address(scales),
-        _address(shift),
+        address(scales),
+        address(shift),
         cache.shape[-1],
         places.data_ptr(),
         cache.data_ptr(),
@@ -183,21 +221,21 @@ def attend(
     """
     heads, _, value = widths
     shape = (len(query), heads * value)
-    found = _empty_rows(*shape) if quantized else _empty(*shape)
+    found = empty_rows(*shape) if quantized else empty(*shape)
     outputs = (None, *found) if quantized else (found, None, None)
     library().attend(
         query.data_ptr(),
         len(query),
         query.stride(0),
-        _address(scales),
-        _address(bias),
+        address(scales),
+        address(bias),
         *widths,
         scaling,
         cache.data_ptr(),
         cache.dtype == torch.float32,
-        *map(_address, view),
+        *map(address, view),
         view.visible.shape[-1],
-        *map(_address, outputs),
+        *map(address, outputs),
     )
     return found
 
@@ -220,13 +258,13 @@ def best(
     """
     shape = (len(logits), count)
     beams = 1 if hidden is None else len(logits) // len(hidden)
-    values = _empty(*shape)
-    tokens = _empty(*shape, dtype=torch.int64)
+    values = empty(*shape)
+    tokens = empty(*shape, dtype=torch.int64)
     library().best(
         logits.data_ptr(),
         *logits.shape,
         logits.dtype == torch.float32,
-        *map(_address, (scales, bias, hidden)),
+        *map(address, (scales, bias, hidden)),
         beams,
         count,
         bool(normalize),  # of num_beams, which may be a number of NumPy

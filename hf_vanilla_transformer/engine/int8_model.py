@@ -20,6 +20,7 @@ from ..layers_vanilla_transformer import VanillaTransformerAttention
 from ..masks_vanilla_transformer import token_positions
 from ..search_vanilla_transformer import BeamState, SearchConfig
 from .c_kernels import Rows, View, attend, finish, write_cache
+from .c_stack import CStack
 from .linear import INT8, packed_linear
 from .packed_decoder import PackedDecoder
 from .packed_weights import KV, PositionEncodings, packed_norm
@@ -32,13 +33,15 @@ def _pack(*linears: nn.Linear) -> Any:
 class Int8Attention:
     """Queries of rows, and keys and values of the same rows if `is_cross` is False, up to the output projection."""
 
+    in_c = True  # `run_stack` knows it
+
     def __init__(self, attention: VanillaTransformerAttention, is_cross: bool):
         queries = attention.q_proj.out_features
         self.widths = queries // attention.head_dim, attention.head_dim, attention.value_head_dim
         self.key_from = queries
         self.scaling = attention.scaling
         own = () if is_cross else (attention.k_proj, attention.v_proj)
-        self.projection = _pack(attention.q_proj, *own)
+        self.first = _pack(attention.q_proj, *own)
 
     def __call__(
         self,
@@ -48,8 +51,8 @@ class Int8Attention:
         places: Tensor | None,
     ) -> Rows:
         """The heads of all rows. Their keys and values go to these `places` (R,) of the cache (B, N, ·)."""
-        product = rows.times(self.projection)
-        bias = self.projection.bias
+        product = rows.times(self.first)
+        bias = self.first.bias
         if places is not None:
             write_cache(
                 product,
@@ -74,17 +77,21 @@ class Int8Attention:
 class Int8FeedForward:
     """The first half of the feed-forward network, `activation` included."""
 
+    widths = 0, 0, 0  # of heads
+    scaling = 0.0
+
     def __init__(self, layer: Any):
-        self.fc1 = _pack(layer.fc1)
+        self.first = _pack(layer.fc1)
         self.activation = layer.activation
+        self.in_c = isinstance(layer.activation, nn.ReLU)
 
     def __call__(self, rows: Rows) -> Any:
-        hidden = rows.times(self.fc1)
-        relu = isinstance(self.activation, nn.ReLU)
+        hidden = rows.times(self.first)
+        relu = self.in_c
         found = finish(
             hidden,
             rows.scales,
-            self.fc1.bias,
+            self.first.bias,
             relu,
             quantized=relu,
         )
@@ -118,6 +125,7 @@ class Int8Stack:
         # norms[i] comes before sub-layer i, and the last one after all
         self.norms = [*norms, last] if self.pre_norm else [None, *norms]
         self.last = None if self.pre_norm else last
+        self.in_c = CStack(self.sublayers, self.norms, self.pre_norm)
 
     def embed(
         self,
@@ -134,6 +142,15 @@ class Int8Stack:
         self, x: Tensor, caches: Sequence[tuple[KV, View, Tensor | None]]
     ) -> tuple[Tensor, Rows]:
         """States (R, D) of embeddings (R, D), also quantised. `caches` belong to the attentions, in their order."""
+        if len(x) <= self.in_c.most_rows:
+            x, rows = self.in_c(x, caches)
+        else:
+            x, rows = self._in_passes(x, caches)
+        return x, rows if self.last is None else finish(x, norm=self.last)
+
+    def _in_passes(
+        self, x: Tensor, caches: Sequence[tuple[KV, View, Tensor | None]]
+    ) -> tuple[Tensor, Rows]:
         rows = finish(x, norm=self.norms[0], norm_first=True)
         following = iter(caches)
         for index, (sublayer, last) in enumerate(self.sublayers, start=1):
@@ -152,7 +169,7 @@ class Int8Stack:
                 norm_first,
             )
             x = states
-        return x, rows if self.last is None else finish(x, norm=self.last)
+        return x, rows
 
 
 class Int8Weights:

@@ -87,6 +87,12 @@ def has_fast_bfloat16() -> bool:
     return supported is not None and supported()
 
 
+def has_vnni() -> bool:
+    """Return whether the CPU has AVX-512 VNNI. If torch cannot tell, products of few rows are slower."""
+    supported = getattr(torch.cpu, "_is_vnni_supported", None)
+    return supported is not None and supported()
+
+
 # Changes of a model
 
 

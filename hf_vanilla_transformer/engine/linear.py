@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from ..layers_vanilla_transformer import joint_bias
 from ..utils.system_info import cpu_name
-from . import kernels
+from . import c_kernels, kernels
+from .c_compiler import DEFAULT
 
 #: The quantization of `optimize_for_inference` beside None.
 INT8 = "int8"
@@ -27,6 +28,9 @@ UNSIGNED = 128  # added to signed bytes, makes them unsigned
 _LEAST_PREPACKED = 2**19  # elements of a weight
 _LEAST_SLOW = 2**14  # elements of a weight where MKL is slow
 _LEAST_PRODUCT = 2**20  # there, elements of a weight below `_LEAST_PREPACKED` times the rows of x
+
+# Products of bytes, up to so many of which a call of oneDNN costs more than it saves.
+_MOST_PLAIN = 2**23
 
 _ALIGNED = 8  # elements of 16 bits, to whose multiples cuBLAS writes rows by its fast kernels
 
@@ -115,6 +119,11 @@ class DynamicInt8Linear(PlainLinear):
         self.register_buffer("zero_points", torch.zeros(len(weight), dtype=torch.int32))
         # (O,)
         self.register_buffer("shift", -UNSIGNED * scales * integers.sum(dim=1, dtype=torch.float32))
+        # `Rows.times` multiplies so few rows in C. Without such a product not even none.
+        few = _MOST_PLAIN // weight.numel() if multiplies_like_onednn() else 0
+        self.plain_rows = few or -1
+        self.blocks = c_kernels.in_blocks(integers) if few else None
+        self.depth = weight.shape[1]
 
     def forward(self, x: Tensor) -> Tensor:
         integers, scales = quantize_per_row(x, UNSIGNED, torch.uint8)  # (R, D), (R,)
@@ -138,6 +147,26 @@ def largest_weight() -> int:
     # (1, 1)
     product = kernels.int8_product(x, packed, scale, torch.zeros(1, dtype=torch.int32), None)
     return 127 if product.item() == 2 * 255 * 127 else 64  # 2 · 255 · 64 < 2^15
+
+
+@cache
+def multiplies_like_onednn() -> bool:
+    """Return whether `c_kernels.multiply` is fast on this CPU, and has oneDNN's bits.
+
+    With others a sentence would get other numbers in a batch than alone.
+    """
+    if c_kernels.library() is None or c_kernels.instruction_set() == DEFAULT:
+        return False
+    draw = torch.Generator().manual_seed(0)
+    weight, scales = quantize_per_row(torch.randn(48, 80, generator=draw), limit=largest_weight())
+    weight[:2] = largest_weight() * torch.tensor([[1], [-1]])
+    shift = torch.randn(48, generator=draw)
+    x = torch.randint(1, 256, (5, 80), generator=draw, dtype=torch.uint8)
+    x[0] = 255
+    packed = kernels.prepack_int8(weight)
+    zero_points = torch.zeros(48, dtype=torch.int32)
+    expected = kernels.int8_product(x, packed, scales, zero_points, shift)
+    return c_kernels.multiply(x, c_kernels.in_blocks(weight), scales, shift).equal(expected)
 
 
 def quantize_per_row(

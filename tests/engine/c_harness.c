@@ -11,6 +11,8 @@
 
 typedef int64_t i64;
 
+void multiply(const uint8_t *bytes, i64 rows, i64 depth, const int8_t *weight, i64 outputs, const float *scales,
+              const float *shift, float *product);
 void finish(float *x, i64 rows, i64 width, const float *scales, const float *bias, i64 relu, const float *residual,
             i64 norm_first, const float *gamma, const float *beta, float eps, uint8_t *bytes, float *byte_scales);
 void write_cache(const float *x, i64 rows, i64 stride, const float *scales, const float *bias, i64 width,
@@ -42,9 +44,9 @@ static double from_bfloat16(uint16_t bits) {
 }
 
 static double worst_of[8];
-static const char *NAMES[] = {"finish", "bytes", "write_cache", "attend", "best", "log-probability"};
-static const double BOUNDS[] = {3e-6, 0.51, 0.5, 3e-6, 1e-6, 5e-6};
-enum { FINISH, BYTES, WRITE_CACHE, ATTEND, BEST, LOG_PROBABILITY, ALL };
+static const char *NAMES[] = {"multiply", "finish", "bytes", "write_cache", "attend", "best", "log-probability"};
+static const double BOUNDS[] = {0, 3e-6, 0.51, 0.5, 3e-6, 1e-6, 5e-6};
+enum { MULTIPLY, FINISH, BYTES, WRITE_CACHE, ATTEND, BEST, LOG_PROBABILITY, ALL };
 
 static void note(int which, double error) {
     if (!(error <= worst_of[which])) worst_of[which] = error; /* a NaN stays */
@@ -86,6 +88,29 @@ static void try_finish(void) {
     for (i64 r = 0; r < rows; r++) check_bytes(normed + r * width, width, bytes + r * width, byte_scales[r]);
     free(x), free(residual), free(scales), free(bias), free(gamma), free(beta), free(byte_scales), free(bytes);
     free(sum), free(normed);
+}
+
+static void try_multiply(void) { /* bytes whose products of two fit into 16 bits, as without VNNI */
+    i64 rows = 1 + below(9), depth = 1 + below(90), outputs = 1 + below(90);
+    i64 quads = (depth + 15) / 16 * 4, blocks = (outputs + 15) / 16;
+    uint8_t *bytes = malloc(rows * depth);
+    int8_t *weight = calloc(blocks * quads, 64), *flat = malloc(outputs * depth);
+    for (i64 i = 0; i < rows * depth; i++) bytes[i] = 1 + below(255);
+    for (i64 o = 0; o < outputs; o++)
+        for (i64 i = 0; i < depth; i++) {
+            flat[o * depth + i] = below(129) - 64;
+            weight[(o / 16 * quads + i / 4) * 64 + o % 16 * 4 + i % 4] = flat[o * depth + i];
+        }
+    float *scales = numbers(outputs), *shift = numbers(outputs), *product = numbers(rows * outputs);
+    multiply(bytes, rows, depth, weight, outputs, scales, shift, product);
+    for (i64 r = 0; r < rows; r++)
+        for (i64 o = 0; o < outputs; o++) {
+            int64_t sum = 0;
+            for (i64 i = 0; i < depth; i++) sum += bytes[r * depth + i] * flat[o * depth + i];
+            float scaled = sum * scales[o];
+            note(MULTIPLY, product[r * outputs + o] != scaled + shift[o]);
+        }
+    free(bytes), free(weight), free(flat), free(scales), free(shift), free(product);
 }
 
 static void try_write_cache(void) {
@@ -188,7 +213,7 @@ static void try_best(void) {
 }
 
 int main(void) {
-    for (int round = 0; round < 300; round++) try_finish(), try_write_cache(), try_attend(), try_best();
+    for (int round = 0; round < 300; round++) try_multiply(), try_finish(), try_write_cache(), try_attend(), try_best();
     int failed = 0;
     for (int which = 0; which < ALL; which++) {
         int within = worst_of[which] <= BOUNDS[which];

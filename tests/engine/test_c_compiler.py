@@ -13,6 +13,7 @@ import torch
 
 from hf_vanilla_transformer.engine import c_compiler, c_kernels
 from hf_vanilla_transformer.engine.c_compiler import BuildError, build, instruction_sets, library_name
+from hf_vanilla_transformer.engine.c_kernels import instruction_set
 
 HARNESS = Path(__file__).with_name("c_harness.c")
 COMPILER = next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), "")
@@ -32,8 +33,8 @@ def test_c_functions_equal_float64(compiler: str, name: str, emulator: list[str]
     for tool in (compiler, *emulator):
         if shutil.which(tool) is None:
             pytest.skip(f"there is no {tool}")
-    supported = ["DEFAULT", "AVX2", "AVX512"]
-    if name and supported.index(name) > supported.index(cpu_name()):
+    supported = ["DEFAULT", "AVX2", "AVX512", "AVX512_VNNI"]
+    if name and supported.index(name) > supported.index(instruction_set()):
         pytest.skip(f"this processor has no {name}")
     flags = [*c_compiler.FLAGS.split(), *(instruction_sets()[name] if name else "-static").split()]
     objects = []
@@ -45,11 +46,6 @@ def test_c_functions_equal_float64(compiler: str, name: str, emulator: list[str]
     subprocess.run([compiler, *static, *objects, "-o", program, "-lm"], check=True, capture_output=True)
     run = subprocess.run([*emulator, program], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
-
-
-def cpu_name() -> str:
-    capability = torch.backends.cpu.get_cpu_capability()
-    return capability if capability in instruction_sets() else "DEFAULT"
 
 
 @pytest.fixture
@@ -129,7 +125,7 @@ def test_threads_build_the_library_once(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(c_kernels, "build", slow_build)
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(ask, range(4))) == [None] * 4
-    assert builds == [[cpu_name()]]
+    assert builds == [[instruction_set()]]
 
 
 @needs_compiler
@@ -146,7 +142,7 @@ def test_built_library_computes_the_numbers_of_a_source_tree(
         assert all(hasattr(c_kernels._opened(built, name), function) for function in c_compiler.FUNCTIONS)
     logits = torch.randn(3, 1001, generator=torch.Generator().manual_seed(0))
     found = []
-    for library in (own, c_kernels._opened(built, cpu_name())):
+    for library in (own, c_kernels._opened(built, instruction_set())):
         monkeypatch.setattr(c_kernels, "library", lambda library=library: library)
         x = logits.clone()
         rows = c_kernels.finish(x, bias=logits[0], relu=True, residual=logits, norm=torch.nn.LayerNorm(1001))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from hf_vanilla_transformer.engine import c_compiler, c_kernels
 from hf_vanilla_transformer.engine.c_kernels import Rows, View, attend, best, finish, write_cache
 from hf_vanilla_transformer.engine.int8_model import Int8Decoder, Int8Weights
-from hf_vanilla_transformer.engine.linear import INT8, int8_error, packed_linear
+from hf_vanilla_transformer.engine.linear import INT8, int8_error, multiplies_like_onednn, packed_linear
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
 from hf_vanilla_transformer.engine.packed_weights import PackedWeights
 from hf_vanilla_transformer.generation_vanilla_transformer import EncodedSource
@@ -57,6 +57,32 @@ def test_products_of_many_row_counts_share_compiled_kernels() -> None:
         assert rows.times(linear).equal(linear.product(rows.bytes[:count].clone()))
         counts.add(len(rows.bytes))
     assert len(counts) <= 6
+
+
+@pytest.mark.skipif(not multiplies_like_onednn(), reason="this CPU has products in C with other bits, or none")
+@pytest.mark.parametrize("size", [(1, 1), (17, 33), (40, 5), (192, 768)], ids=str)
+def test_few_rows_are_multiplied_in_c_with_the_bits_of_onednn(size: tuple[int, int]) -> None:
+    linear = packed_linear([nn.Linear(*size)], torch.float32, INT8)
+    assert linear.plain_rows >= 9
+    for count in range(1, 10):
+        rows = finish(torch.randn(count, size[0]))
+        assert rows.times(linear).equal(linear.product(rows.bytes)[:count])
+
+
+@pytest.mark.parametrize("fields", OPTIONS, ids=lambda fields: ",".join(fields))
+@torch.no_grad()
+def test_a_stack_for_few_rows_has_the_bits_of_its_passes(fields: dict[str, Any]) -> None:
+    weights = Int8Weights(tiny_model(3, **fields))
+    ids = padded(sentences([5, 2, 7]))
+    mask = ids.ne(PAD).long()
+    found = []
+    for at_once in (True, False):
+        if not at_once:
+            weights.encoder.in_c.most_rows = weights.decoder.in_c.most_rows = -1
+        states = weights.encode(ids, mask).last_hidden_state
+        logits = Walk(Int8Decoder(weights, EncodedSource(states, mask)), 3, beams=4, prefix=2).steps(5)
+        found.append(torch.cat([states.flatten(), *(step.flatten() for step in logits)]))
+    assert found[0].equal(found[1])
 
 
 @pytest.mark.parametrize("widths", [(8, 64, 64), (2, 6, 10), (3, 16, 8)])
