@@ -17,7 +17,15 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("c_kernels.c")
 
 #: what `c_kernels.c` exports. The library has each name once per instruction set: `attend_AVX2`
-FUNCTIONS = ("multiply", "finish", "write_cache", "attend", "run_stack", "best")
+FUNCTIONS = (
+    "multiply",
+    "multiply_floats",
+    "finish",
+    "write_cache",
+    "attend",
+    "run_stack",
+    "best",
+)
 
 FLAGS = "-O3 -fPIC -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math -ffinite-math-only"
 

@@ -169,14 +169,6 @@ void finish(float *x, i64 rows, i64 width, const float *scales, const float *bia
     free(hidden);
 }
 
-void write_cache(const float *x, i64 rows, i64 stride, const float *scales, const float *bias, i64 width,
-                 const i64 *places, uint16_t *cache) {
-    for (i64 r = 0; r < rows; r++, x += stride) {
-        uint16_t *row = cache + places[r] * width;
-        for (i64 i = 0; i < width; i++) row[i] = to_bfloat16(x[i] * scales[r] + (bias ? bias[i] : 0));
-    }
-}
-
 /* A cache has numbers of 32 bits if `wide`, else bfloat16. It is a constant wherever these functions are inlined. */
 static inline __attribute__((always_inline)) float number(const void *cache, i64 place, int wide) {
     return wide ? ((const float *)cache)[place] : from_bfloat16(((const uint16_t *)cache)[place]);
@@ -187,6 +179,66 @@ static inline __attribute__((always_inline)) floats vector(const void *cache, i6
     floats numbers;
     memcpy(&numbers, (const float *)cache + place, sizeof numbers);
     return numbers;
+}
+
+void write_cache(const float *x, i64 rows, i64 stride, const float *scales, const float *bias, i64 width,
+                 const i64 *places, void *cache, i64 wide) {
+    for (i64 r = 0; r < rows; r++, x += stride) {
+        float scale = scales ? scales[r] : 1;
+        float *floats = (float *)cache + places[r] * width;
+        uint16_t *narrow = (uint16_t *)cache + places[r] * width;
+        if (wide) for (i64 i = 0; i < width; i++) floats[i] = x[i] * scale + (bias ? bias[i] : 0);
+        else for (i64 i = 0; i < width; i++) narrow[i] = to_bfloat16(x[i] * scale + (bias ? bias[i] : 0));
+    }
+}
+
+/* The sums of products of rows of x (R, D) with outputs of a weight from its row `first` on, R or outputs at once. */
+static inline __attribute__((always_inline)) void dot(
+    const float *x, int rows, i64 depth, const void *weight, i64 first, int outputs, int wide, float *sums) {
+    floats found[FEW], numbers;
+    memset(found, 0, sizeof found);
+    i64 i = 0;
+    for (; i + LANES <= depth; i += LANES)
+        for (int o = 0; o < outputs; o++) {
+            floats part = vector(weight, (first + o) * depth + i, wide);
+            for (int r = 0; r < rows; r++) {
+                memcpy(&numbers, x + r * depth + i, sizeof numbers);
+                found[r * outputs + o] += numbers * part;
+            }
+        }
+    for (int o = 0; o < outputs; o++)
+        for (int r = 0; r < rows; r++) {
+            float sum = 0;
+            for (int lane = 0; lane < LANES; lane++) sum += found[r * outputs + o][lane];
+            for (i64 rest = i; rest < depth; rest++)
+                sum += x[r * depth + rest] * number(weight, (first + o) * depth + rest, wide);
+            sums[r * outputs + o] = sum;
+        }
+}
+
+static inline __attribute__((always_inline)) void multiply_floats_of(
+    const float *x, i64 rows, i64 depth, const void *weight, int wide, i64 outputs, float *product) {
+    float sums[FEW];
+    for (i64 o = 0; o < outputs;) {
+        i64 several = o + FEW <= outputs ? FEW : 1;
+        for (i64 r = 0; r < rows;) {
+            if (r + FEW <= rows)
+                for (i64 end = o + several, each = o; each < end; each++) {
+                    dot(x + r * depth, FEW, depth, weight, each, 1, wide, sums);
+                    for (i64 i = 0; i < FEW; i++) product[(r + i) * outputs + each] = sums[i];
+                }
+            else if (several == FEW) dot(x + r * depth, 1, depth, weight, o, FEW, wide, product + r * outputs + o);
+            else dot(x + r * depth, 1, depth, weight, o, 1, wide, product + r * outputs + o);
+            r += r + FEW <= rows ? FEW : 1;
+        }
+        o += several;
+    }
+}
+
+/* Rows (R, D) times W^T of a weight (O, D) in float32 if `wide`, else bfloat16. */
+void multiply_floats(const float *x, i64 rows, i64 depth, const void *weight, i64 wide, i64 outputs, float *product) {
+    if (wide) multiply_floats_of(x, rows, depth, weight, 1, outputs, product);
+    else multiply_floats_of(x, rows, depth, weight, 0, outputs, product);
 }
 
 /* Rows of the cache are read whole, one after the other, and fetched some rows ahead: they come from memory. */
@@ -274,11 +326,11 @@ void attend(const float *x, i64 rows, i64 stride, const float *scales, const flo
     free(seen);
 }
 
-/* A stack for few rows, whose products `multiply` computes. Its structures are those of c_kernels.py. */
-typedef struct {
-    const int8_t *weight;
+/* A stack for few rows. Its structures are those of c_stack.py. */
+typedef struct {  /* with scales a weight of `multiply`, else one of `multiply_floats` */
+    const void *weight;
     const float *scales, *shift, *bias;
-    i64 depth, outputs;
+    i64 depth, outputs, wide;
 } linear;
 
 typedef struct {  /* without heads a feed-forward network with ReLU */
@@ -293,41 +345,55 @@ typedef struct {
 } normalization;
 
 typedef struct {  /* without places nothing is written into the cache */
-    uint16_t *cache;
+    void *cache;
     const i64 *places, *firsts, *masks;
     const uint8_t *visible;
-    i64 size;
+    i64 size, wide;
 } keys;
 
-static void multiply_by(const linear *by, const uint8_t *bytes, i64 rows, float *product) {
-    multiply(bytes, rows, by->depth, by->weight, by->outputs, by->scales, by->shift, product);
+static void multiply_by(const linear *by, i64 rows, const uint8_t *bytes, const float *x, float *product) {
+    if (by->scales) multiply(bytes, rows, by->depth, by->weight, by->outputs, by->scales, by->shift, product);
+    else multiply_floats(x, rows, by->depth, by->weight, by->wide, by->outputs, product);
 }
 
-/* `x` (R, D) becomes the states, `bytes` and `byte_scales` the same quantised. There is a norm before and after each
- * sub-layer. For each row `room` has D + the widest product, `inner` the widest input. */
+/* `x` (R, D) becomes the states. In int8 `bytes` and `byte_scales` become the same quantised, else they and `inner` are
+ * null. There is a norm before and after each sub-layer. For each row `room` has 2 D + the widest product + the widest
+ * input, and `inner` the widest input. */
 void run_stack(float *x, i64 rows, i64 width, const sublayer *sublayers, i64 count, const normalization *norms,
-               const keys *caches, i64 pre_norm, float *room, uint8_t *inner, float *inner_scales, uint8_t *bytes,
-               float *byte_scales) {
-    float *states = x, *next = room, *hidden = room + rows * width;
-    finish(states, rows, width, 0, 0, 0, 0, 1, norms->gamma, norms->beta, norms->eps, bytes, byte_scales);
+               const keys *caches, i64 pre_norm, i64 widest, float *room, uint8_t *inner, float *inner_scales,
+               uint8_t *bytes, float *byte_scales) {
+    float *states = x, *next = room, *normed = next + rows * width, *hidden = normed + rows * width;
+    float *attended = hidden + rows * widest;
+    float *input = bytes || !pre_norm ? states : normed;
+    if (input == normed) memcpy(normed, states, rows * width * sizeof(float));
+    finish(input, rows, width, 0, 0, 0, 0, bytes != 0, norms->gamma, norms->beta, norms->eps, bytes, byte_scales);
     for (const sublayer *at = sublayers; at < sublayers + count; at++) {
         const linear *first = &at->first, *last = &at->last;
-        multiply_by(first, bytes, rows, hidden);
+        multiply_by(first, rows, bytes, input, hidden);
         if (at->heads) {
             i64 queries = at->heads * at->key;
             if (caches->places)
                 write_cache(hidden + queries, rows, first->outputs, byte_scales, first->bias ? first->bias + queries : 0,
-                            queries + at->heads * at->value, caches->places, caches->cache);
+                            queries + at->heads * at->value, caches->places, caches->cache, caches->wide);
             attend(hidden, rows, first->outputs, byte_scales, first->bias, at->heads, at->key, at->value, at->scaling,
-                   caches->cache, 0, caches->firsts, caches->visible, caches->masks, caches->size, 0, inner, inner_scales);
+                   caches->cache, caches->wide, caches->firsts, caches->visible, caches->masks, caches->size,
+                   bytes ? 0 : attended, inner, inner_scales);
             caches++;
         } else {
             finish(hidden, rows, first->outputs, byte_scales, first->bias, 1, 0, 0, 0, 0, 0, inner, inner_scales);
         }
-        multiply_by(last, inner, rows, next);
+        multiply_by(last, rows, inner, at->heads ? attended : hidden, next);
         norms++;
-        finish(next, rows, width, inner_scales, last->bias, 0, states, pre_norm && at + 1 < sublayers + count, norms->gamma,
-               norms->beta, norms->eps, bytes, byte_scales);
+        i64 keeps_sum = pre_norm && at + 1 < sublayers + count;
+        if (bytes || !keeps_sum) {
+            finish(next, rows, width, inner_scales, last->bias, 0, states, keeps_sum, norms->gamma, norms->beta,
+                   norms->eps, bytes, byte_scales);
+            input = next;
+        } else {
+            finish(next, rows, width, 0, last->bias, 0, states, 0, 0, 0, 0, 0, 0);
+            memcpy(normed, next, rows * width * sizeof(float));
+            finish(normed, rows, width, 0, 0, 0, 0, 0, norms->gamma, norms->beta, norms->eps, 0, 0);
+        }
         float *before = states;
         states = next;
         next = before;

@@ -38,13 +38,17 @@ _I = ctypes.c_int64
 _F = ctypes.c_float
 _ARGUMENTS = {
     "multiply": [_P, _I, _I, _P, _I, _P, _P, _P],
+    "multiply_floats": [_P, _I, _I, _P, _I, _I, _P],
     "finish": [_P, _I, _I, _P, _P, _I, _P, _I, _P, _P, _F, _P, _P],
-    "write_cache": [_P, _I, _I, _P, _P, _I, _P, _P],
+    "write_cache": [_P, _I, _I, _P, _P, _I, _P, _P, _I],
     "attend": [_P, _I, _I, _P, _P, _I, _I, _I, _F, _P, _I, _P, _P, _P, _I, _P, _P, _P],
-    "run_stack": [_P, _I, _I, _P, _I, _P, _P, _I, _P, _P, _P, _P, _P],
+    "run_stack": [_P, _I, _I, _P, _I, _P, _P, _I, _I, _P, _P, _P, _P, _P],
     "best": [_P, _I, _I, _I, _P, _P, _P, _I, _I, _I, _P, _P],
 }
 
+
+# With more threads torch's operators are faster.
+_MOST_THREADS = 2
 
 _loading = threading.Lock()
 
@@ -91,6 +95,18 @@ def _opened(file: Path, chosen: str) -> Any:
         function.restype = None
         setattr(functions, name, function)
     return functions
+
+
+def kernels_compute(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether these functions compute for weights of this dtype on this device."""
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
+        return False
+    return library() is not None
+
+
+def has_few_threads() -> bool:
+    """Return whether these functions, which use one thread, are faster than torch's operators, which use all."""
+    return torch.get_num_threads() <= _MOST_THREADS
 
 
 class Rows(NamedTuple):
@@ -155,6 +171,17 @@ def multiply(rows: Tensor, blocks: Tensor, scales: Tensor, shift: Tensor) -> Ten
     return product
 
 
+def multiply_floats(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T of x (R, D) in float32 and a weight (O, D) in float32 or bfloat16, (R, O) in float32."""
+    outputs, depth = weight.shape
+    product = empty(len(x), outputs)
+    is_wide = weight.dtype == torch.float32
+    library().multiply_floats(
+        x.data_ptr(), len(x), depth, weight.data_ptr(), is_wide, outputs, product.data_ptr()
+    )
+    return product
+
+
 def finish(
     x: Tensor,
     scales: Tensor | None = None,
@@ -190,7 +217,7 @@ def finish(
 def write_cache(
     product: Tensor, first: int, scales: Tensor, bias: Tensor | None, places: Tensor, cache: Tensor
 ) -> None:
-    """Write the columns of a product (R, O) from `first` on into the rows `places` (R,) of a bfloat16 cache."""
+    """Write the columns of a product (R, O) from `first` on into the rows `places` (R,) of a cache."""
     shift = None if bias is None else bias[first:]
     library().write_cache(
         product[:, first:].data_ptr(),
@@ -200,6 +227,7 @@ def write_cache(
         cache.shape[-1],
         places.data_ptr(),
         cache.data_ptr(),
+        cache.dtype == torch.float32,
     )
 
 

@@ -9,6 +9,7 @@ Shapes: R rows, D inputs, O outputs.
 import platform
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -135,6 +136,31 @@ class DynamicInt8Linear(PlainLinear):
         return kernels.int8_product(
             integers, self.weight, self.scales, self.zero_points, self.shift
         )
+
+
+class FloatLinear(NamedTuple):
+    """x W^T + b for few rows in C. The weight (O, D) is the model's own where it is that of one layer."""
+
+    weight: Tensor  # in float32 or bfloat16
+    bias: Tensor | None  # in float32
+
+    @classmethod
+    def of(cls, *linears: nn.Linear, dtype: torch.dtype) -> "FloatLinear":
+        """Linear layers with the same input as one."""
+        weights = [linear.weight.detach().to(dtype) for linear in linears]
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0].contiguous()
+        bias = joint_bias(linears)
+        return cls(weight, None if bias is None else bias.detach().float())
+
+    @property
+    def plain_rows(self) -> int:
+        """So many rows are few. -1: not even none."""
+        return _MOST_PLAIN // self.weight.numel() or -1
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(R, D) to (R, O), both in float32."""
+        product = c_kernels.multiply_floats(x, self.weight)
+        return product if self.bias is None else product.add_(self.bias)
 
 
 @cache

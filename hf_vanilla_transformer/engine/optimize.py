@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
-from ..generation_vanilla_transformer import EncodedSource, ModuleDecoder
+from ..generation_vanilla_transformer import EncodedSource, ModuleDecoder, position_limit
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..search_vanilla_transformer import Decoder
 from ..utils.finite import require_finite
@@ -25,7 +25,7 @@ from .c_kernels import library
 from .compiled import CompiledDecoder, CompiledWeights, compile_error
 from .int8_model import Int8Decoder, Int8Weights
 from .kernels import has_global_hooks, has_hooks, version
-from .linear import INT8, int8_error, mkl_is_slow
+from .linear import INT8, int8_error
 from .ownership import foreign_part, is_known
 from .packed_decoder import PackedDecoder
 from .packed_weights import PackedWeights, fold_biases
@@ -195,14 +195,17 @@ class InferenceEngine:
 
     def encode(self, model: PreTrainedModel, ids: Tensor, mask: Tensor) -> EncodedSource:
         """Encode the source (B, S) with modules, packed weights or compiled code."""
-        on_slow_mkl = model.device.type == "cpu" and model.dtype == torch.float32 and mkl_is_slow()
-        packed = self._is_fused or on_slow_mkl  # faster than compiled
-        compiled = self.compile and len(ids) == 1 and not packed
-        weights = None
-        if (packed or compiled) and mask.shape == ids.shape and bool(mask.any()):
-            weights = self.weights(model, compiled, for_encoder=True)
-        encode: Any = getattr(weights, "encode", None) or model.get_encoder()
-        return EncodedSource(encode(ids, mask).last_hidden_state, mask, ids)
+        found = None
+        # Learned positions end. The modules then say so.
+        fits = ids.shape[1] < position_limit(model.config) and mask.shape == ids.shape
+        if model.device.type == "cpu" and fits and bool(mask.any()):
+            weights = self.weights(
+                model, self.compile and len(ids) == 1 and not self._is_fused, True
+            )
+            found = None if weights is None else weights.encode(ids, mask)
+        if found is None:
+            found = model.get_encoder()(ids, mask)
+        return EncodedSource(found.last_hidden_state, mask, ids)
 
     def read_ahead(
         self,

@@ -20,15 +20,12 @@ from ..search_vanilla_transformer import (
     resized,
     topk_log_probs,
 )
-from .c_kernels import View, best, library
+from .c_kernels import View, best, has_few_threads, kernels_compute
 from .linear import PlainLinear
 from .packed_weights import KV, cache_rows
 
 # With so many beams the slots that the beams of a sentence share are most of the work of a step.
 WIDE = 8
-# torch uses all its threads. With more than these it is faster than the kernels in C, which use one.
-_MOST_THREADS = 2
-_KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -187,10 +184,9 @@ class PackedDecoder(Decoder):
 
     def _uses_kernels(self, beams: int) -> bool:
         """Return whether the kernels in C compute attention and select tokens, in place of torch's."""
-        if self.visible.device.type != "cpu" or self.weights.dtype not in _KERNEL_DTYPES:
+        if not kernels_compute(self.visible.device, self.weights.dtype):
             return False
-        is_faster = beams >= WIDE or torch.get_num_threads() <= _MOST_THREADS
-        return is_faster and library() is not None
+        return beams >= WIDE or has_few_threads()
 
     def views(self) -> tuple[View, View]:
         """The visible keys of target and source for each row, for attention in C."""

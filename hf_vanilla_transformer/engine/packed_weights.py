@@ -10,17 +10,20 @@ d_k and d_v the widths of a head, V target vocabulary.
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import PreTrainedModel
 
 from ..layers_vanilla_transformer import VanillaTransformerDecoderLayer, attention_kernels
 from . import c_kernels
-from .c_kernels import View
-from .linear import PlainLinear, mkl_is_slow, packed_linear
+from .c_kernels import View, has_few_threads, kernels_compute
+from .linear import FloatLinear, PlainLinear, mkl_is_slow, packed_linear
+from .stack import Cached, PositionEncodings, Stack, packed_norm
 
 KV = Tensor  # keys and values side by side, (B, N, H · (d_k + d_v))
 
@@ -147,10 +150,6 @@ def packed_encoder(model: PreTrainedModel, dtype: torch.dtype) -> nn.Module | No
     return copy.deepcopy(encoder, packed | {id(encoder.embed_tokens): encoder.embed_tokens})
 
 
-def packed_norm(norm: nn.LayerNorm, dtype: torch.dtype) -> nn.LayerNorm:
-    return copy.deepcopy(norm).requires_grad_(False).to(dtype)
-
-
 def attend(
     query: Tensor,
     kv: KV,
@@ -221,38 +220,20 @@ class CrossKV:
         return [projection(x).unflatten(0, states.shape[:2]) for projection in self.projections]
 
 
-class PositionEncodings:
-    """A decoder's encodings of the last tokens of hypotheses, by the number of tokens. They are computed once."""
-
-    def __init__(self, decoder: Any):
-        self.decoder = decoder
-        self.encodings = decoder.embed_tokens.weight.new_empty(0, decoder.config.d_model)
-        self.shift: Tensor | None = None  # (D,), added to all. See `fold_biases`
-
-    def __call__(self, count: int) -> Tensor:
-        """Encodings (n, D) for at least `count` tokens. The first is of none, and unused, as is the last. Thread-safe.
-
-        A hypothesis that has ended may have a token more than there are positions.
-        """
-        encodings = self.encodings
-        config = self.decoder.config
-        if count > len(encodings) - 2:
-            learned = config.position_encoding_type == "learned"
-            count = config.max_position_embeddings if learned else max(64, 2 * count)
-            ids = torch.arange(count, device=encodings.device)[None]  # (1, n)
-            nothing = encodings.new_zeros(1, count, config.d_model)
-            encodings = self.decoder.embed(nothing, ids)[0]
-            if self.shift is not None:
-                encodings = encodings + self.shift
-            encodings = F.pad(encodings, (0, 0, 1, 1))
-            self.encodings = encodings
-        return encodings
-
-
 def cache_rows(slots: Tensor, capacity: int) -> Tensor:
     """The rows (R,) of `slots` (B, K) among the B · C of a cache with this capacity of a sentence."""
     sentences = torch.arange(len(slots), device=slots.device)[:, None]
     return (slots + capacity * sentences).flatten()
+
+
+class FewRows:
+    """Encoder, decoder and output layer in C, for the few rows of a sentence or two."""
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype):
+        pack = partial(FloatLinear.of, dtype=dtype)
+        self.encoder = Stack(model.get_encoder(), pack)
+        self.decoder = Stack(model.get_decoder(), pack)
+        self.lm_head = pack(model.lm_head)
 
 
 class PackedWeights(nn.Module):
@@ -280,8 +261,11 @@ class PackedWeights(nn.Module):
         self.lm_head = packed_linear([model.lm_head], dtype, quantization, compiled)
         self.cross_kv = CrossKV(model, dtype, quantization)
         self.position_encodings = PositionEncodings(decoder)
-        # The source (B, S) as states (B, S, D). None: the model's own encoder is as fast.
-        self.encode: Any = None if compiled or quantization else packed_encoder(model, dtype)
+        # None: the model's own encoder is as fast.
+        self.encoder = None if compiled or quantization else packed_encoder(model, dtype)
+        self.few_rows: FewRows | None = None
+        if quantization is None and kernels_compute(self.embedding.device, dtype):
+            self.few_rows = FewRows(model, dtype)
         self.steps: Any = None  # see `engine.captured`
 
     def forward(
@@ -305,7 +289,18 @@ class PackedWeights(nn.Module):
             Other arguments: see `PackedLayer`.
         """
         x = torch.add(encodings[lengths][:, None], embeds, alpha=self.embed_scale)  # (B, K, D)
-        x = x.to(self.dtype).flatten(0, 1)  # (R, D)
+        x = x.flatten(0, 1)  # (R, D)
+        few = self.few_rows
+        if isinstance(mask, View) and few is not None and len(x) <= few.decoder.in_c.most_rows:
+            caches: list[Cached] = []
+            for kv, source_kv in zip(self_kv, cross_kv, strict=True):
+                caches += [(kv, mask, rows), (source_kv, cast(View, source_mask), None)]
+            states, _ = few.decoder(x.float(), caches)
+            if lm_head is None and len(x) <= few.lm_head.plain_rows:
+                return few.lm_head(states).unflatten(0, embeds.shape[:2])
+            head = self.lm_head if lm_head is None else lm_head
+            return head(states.to(self.dtype)).unflatten(0, embeds.shape[:2])
+        x = x.to(self.dtype)
         with attention_kernels(self.config.attention_kernels, x.device), no_autocast(x.device.type):
             for layer, kv, source_kv in zip(self.layers, self_kv, cross_kv, strict=True):
                 x = layer(
@@ -319,6 +314,13 @@ class PackedWeights(nn.Module):
             x = x if self.norm is None else self.norm(x)
             logits = (self.lm_head if lm_head is None else lm_head)(x)
         return logits.unflatten(0, embeds.shape[:2])
+
+    def encode(self, ids: Tensor, mask: Tensor) -> BaseModelOutput | None:
+        """The source (B, S) as states (B, S, D). None if the model's own encoder is as fast."""
+        few = self.few_rows
+        if few is not None and ids.numel() <= few.encoder.in_c.most_rows and has_few_threads():
+            return few.encoder.encode(ids, mask, self.embedding.dtype, self.dtype)
+        return None if self.encoder is None else self.encoder(ids, mask)
 
 
 def no_autocast(device_type: str) -> AbstractContextManager[None]:

@@ -15,8 +15,9 @@ void multiply(const uint8_t *bytes, i64 rows, i64 depth, const int8_t *weight, i
               const float *shift, float *product);
 void finish(float *x, i64 rows, i64 width, const float *scales, const float *bias, i64 relu, const float *residual,
             i64 norm_first, const float *gamma, const float *beta, float eps, uint8_t *bytes, float *byte_scales);
+void multiply_floats(const float *x, i64 rows, i64 depth, const void *weight, i64 wide, i64 outputs, float *product);
 void write_cache(const float *x, i64 rows, i64 stride, const float *scales, const float *bias, i64 width,
-                 const i64 *places, uint16_t *cache);
+                 const i64 *places, void *cache, i64 wide);
 void attend(const float *x, i64 rows, i64 stride, const float *scales, const float *bias, i64 heads, i64 key, i64 value,
             float scaling, const void *cache, i64 wide, const i64 *firsts, const uint8_t *visible, const i64 *masks,
             i64 size, float *outputs, uint8_t *bytes, float *byte_scales);
@@ -43,10 +44,20 @@ static double from_bfloat16(uint16_t bits) {
     return wide.number;
 }
 
-static double worst_of[8];
-static const char *NAMES[] = {"multiply", "finish", "bytes", "write_cache", "attend", "best", "log-probability"};
-static const double BOUNDS[] = {0, 3e-6, 0.51, 0.5, 3e-6, 1e-6, 5e-6};
-enum { MULTIPLY, FINISH, BYTES, WRITE_CACHE, ATTEND, BEST, LOG_PROBABILITY, ALL };
+static uint16_t *narrowed(float *numbers, i64 count, i64 wide) { /* in bfloat16. `numbers` become the same unless `wide` */
+    uint16_t *halves = malloc(count * sizeof(uint16_t));
+    for (i64 i = 0; i < count; i++) {
+        union { float number; uint32_t bits; } cut = {numbers[i]};
+        halves[i] = cut.bits >> 16;
+        if (!wide) numbers[i] = (float)from_bfloat16(halves[i]);
+    }
+    return halves;
+}
+
+static double worst_of[9];
+static const char *NAMES[] = {"multiply", "multiply_floats", "finish", "bytes", "write_cache", "attend", "best", "log-probability"};
+static const double BOUNDS[] = {0, 1e-6, 3e-6, 0.51, 0.5, 3e-6, 1e-6, 5e-6};
+enum { MULTIPLY, MULTIPLY_FLOATS, FINISH, BYTES, WRITE_CACHE, ATTEND, BEST, LOG_PROBABILITY, ALL };
 
 static void note(int which, double error) {
     if (!(error <= worst_of[which])) worst_of[which] = error; /* a NaN stays */
@@ -113,18 +124,34 @@ static void try_multiply(void) { /* bytes whose products of two fit into 16 bits
     free(bytes), free(weight), free(flat), free(scales), free(shift), free(product);
 }
 
+static void try_multiply_floats(void) {
+    i64 rows = 1 + below(9), depth = 1 + below(90), outputs = 1 + below(20), wide = below(2);
+    float *x = numbers(rows * depth), *weight = numbers(outputs * depth), *product = numbers(rows * outputs);
+    uint16_t *halves = narrowed(weight, outputs * depth, wide);
+    multiply_floats(x, rows, depth, wide ? (void *)weight : (void *)halves, wide, outputs, product);
+    for (i64 r = 0; r < rows; r++)
+        for (i64 o = 0; o < outputs; o++) {
+            double sum = 0;
+            for (i64 i = 0; i < depth; i++) sum += (double)x[r * depth + i] * weight[o * depth + i];
+            note(MULTIPLY_FLOATS, fabs(product[r * outputs + o] - sum) / (10 + fabs(sum)));
+        }
+    free(x), free(weight), free(product), free(halves);
+}
+
 static void try_write_cache(void) {
-    i64 rows = 1 + below(4), width = 1 + below(100), stride = width + below(50);
-    float *x = numbers(rows * stride), *scales = numbers(rows), *bias = below(2) ? numbers(width) : 0;
-    uint16_t *cache = calloc(2 * rows * width, sizeof(uint16_t));
+    i64 rows = 1 + below(4), width = 1 + below(100), stride = width + below(50), wide = below(2);
+    float *x = numbers(rows * stride), *scales = below(2) ? numbers(rows) : 0, *bias = below(2) ? numbers(width) : 0;
+    float *cache = calloc(2 * rows * width, sizeof(float));
     i64 *places = malloc(rows * sizeof(i64));
     for (i64 r = 0; r < rows; r++) places[r] = 2 * r + below(2);
-    write_cache(x, rows, stride, scales, bias, width, places, cache);
+    write_cache(x, rows, stride, scales, bias, width, places, cache, wide);
     for (i64 r = 0; r < rows; r++)
         for (i64 i = 0; i < width; i++) {
-            double expected = (double)x[r * stride + i] * scales[r] + (bias ? bias[i] : 0);
-            double unit = ldexp(1, expected == 0 ? -126 : ilogb(expected) - 7); /* 8 bits of precision */
-            double error = fabs(from_bfloat16(cache[places[r] * width + i]) - expected) / unit;
+            double expected = (double)x[r * stride + i] * (scales ? scales[r] : 1) + (bias ? bias[i] : 0);
+            i64 place = places[r] * width + i;
+            double found = wide ? cache[place] : from_bfloat16(((uint16_t *)cache)[place]);
+            double unit = ldexp(1, expected == 0 ? -126 : ilogb(expected) - (wide ? 23 : 7)); /* 24 or 8 bits */
+            double error = fabs(found - expected) / unit;
             note(WRITE_CACHE, fmax(0, error - 1e-6 / unit)); /* the rounding of the float32 product */
         }
     free(x), free(scales), free(bias), free(cache), free(places);
@@ -138,12 +165,7 @@ static void try_attend(void) {
     float *x = numbers(rows * stride), *scales = below(2) ? numbers(rows) : 0, *byte_scales = numbers(rows);
     float *bias = below(2) ? numbers(heads * key) : 0, *outputs = quantized ? 0 : numbers(rows * heads * value);
     float *floats = numbers(slots * width);
-    uint16_t *halves = malloc(slots * width * sizeof(uint16_t));
-    for (i64 i = 0; i < slots * width; i++) {
-        union { float number; uint32_t bits; } cut = {floats[i]};
-        halves[i] = cut.bits >> 16;
-        if (!wide) floats[i] = (float)from_bfloat16(halves[i]);
-    }
+    uint16_t *halves = narrowed(floats, slots * width, wide);
     uint8_t *visible = malloc(slots), *bytes = malloc(rows * heads * value);
     i64 *firsts = malloc(rows * sizeof(i64)), *masks = malloc(rows * sizeof(i64)), often = 1 + below(9);
     for (i64 i = 0; i < slots; i++) visible[i] = below(often) == 0;
@@ -213,7 +235,7 @@ static void try_best(void) {
 }
 
 int main(void) {
-    for (int round = 0; round < 300; round++) try_multiply(), try_finish(), try_write_cache(), try_attend(), try_best();
+    for (int round = 0; round < 300; round++) try_multiply(), try_multiply_floats(), try_finish(), try_write_cache(), try_attend(), try_best();
     int failed = 0;
     for (int which = 0; which < ALL; which++) {
         int within = worst_of[which] <= BOUNDS[which];

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_vanilla_transformer.engine import linear, optimize, packed_weights
+from hf_vanilla_transformer.engine.c_kernels import library
 from hf_vanilla_transformer.engine.linear import int8_error
 from hf_vanilla_transformer.engine.optimize import not_optimizable
 from hf_vanilla_transformer.engine.packed_decoder import PackedDecoder
@@ -35,6 +36,7 @@ from tests.engine.model_changes import (
     translate,
     write_in_place,
 )
+from tests.engine.test_packed_decoder import OPTIONS
 from tests.model_helpers import EOS, PAD, assert_near, padded, sentences, slow, tiny_model
 from tests.search_helpers import AS_DICT, Model, varied_model
 
@@ -44,18 +46,38 @@ CPU = torch.device("cpu")
 @pytest.mark.skipif(int8_error(CPU, torch.float32) is not None, reason="weights are packed on an x86 CPU")
 @torch.no_grad()
 def test_packed_encoder_computes_the_modules_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (linear, optimize, packed_weights):
+    for module in (linear, packed_weights):
         monkeypatch.setattr(module, "mkl_is_slow", lambda: True)
     monkeypatch.setattr(linear, "_LEAST_PREPACKED", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)  # few rows are not computed in C
     model = optimize_for_inference(varied_model())
     ids = padded(sentences([5, 9, 1], model.config.vocab_size))
     for _ in range(2):
         states = model.encode(ids, ids.ne(PAD).long()).states
         assert_near(states, model.get_encoder()(ids, ids.ne(PAD).long()).last_hidden_state, 1e-5)
         weights = model.inference_engine.weights(model, compiled=False)
-        assert isinstance(weights.encode.layers[0].fc1, linear.PrepackedLinear)
-        assert weights.encode.embed_tokens is model.get_encoder().embed_tokens
+        assert isinstance(weights.encoder.layers[0].fc1, linear.PrepackedLinear)
+        assert weights.encoder.embed_tokens is model.get_encoder().embed_tokens
         model.model.encoder.layers[1].fc2.weight[3] += 1.0  # packed anew
+
+
+@pytest.mark.skipif(library() is None, reason="needs the C functions")
+@pytest.mark.parametrize("fields", OPTIONS, ids=lambda fields: ",".join(fields))
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+@torch.no_grad()
+def test_few_tokens_are_encoded_in_c_as_by_the_modules(fields, dtype, tolerance, monkeypatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    model = optimize_for_inference(tiny_model(3, **fields).to(dtype))
+    ids = padded(sentences([5, 9, 1]))
+    for given in (ids, ids.flip(1)):  # padding on either side
+        mask = given.ne(PAD).long()
+        states = model.encode(given, mask).states
+        assert states.dtype == dtype
+        exact = model.get_encoder()(given, mask).last_hidden_state
+        assert (states - exact)[mask == 1].abs().max() < tolerance * exact.abs().max()
+    weights = model.inference_engine.weights(model, compiled=False, for_encoder=True)
+    is_in_c = weights.few_rows.encoder.in_c.most_rows > 0
+    assert is_in_c == (fields.get("activation_function", "relu") == "relu")
 
 
 # A second time they change nothing.
