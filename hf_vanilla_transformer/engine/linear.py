@@ -30,8 +30,9 @@ _LEAST_PREPACKED = 2**19  # elements of a weight
 _LEAST_SLOW = 2**14  # elements of a weight where MKL is slow
 _LEAST_PRODUCT = 2**20  # there, elements of a weight below `_LEAST_PREPACKED` times the rows of x
 
-# Products of bytes, up to so many of which a call of oneDNN costs more than it saves.
-_MOST_PLAIN = 2**23
+# Products of an element of x and one of the weight, up to so many of which a call of oneDNN costs more than it saves.
+# Its products of bfloat16 are fast.
+_MOST_PLAIN = {torch.int8: 2**23, torch.float32: 2**21, torch.bfloat16: 3 * 2**18}
 
 _ALIGNED = 8  # elements of 16 bits, to whose multiples cuBLAS writes rows by its fast kernels
 
@@ -121,7 +122,7 @@ class DynamicInt8Linear(PlainLinear):
         # (O,)
         self.register_buffer("shift", -UNSIGNED * scales * integers.sum(dim=1, dtype=torch.float32))
         # `Rows.times` multiplies so few rows in C. Without such a product not even none.
-        few = _MOST_PLAIN // weight.numel() if multiplies_like_onednn() else 0
+        few = _MOST_PLAIN[torch.int8] // weight.numel() if multiplies_like_onednn() else 0
         self.plain_rows = few or -1
         self.blocks = c_kernels.in_blocks(integers) if few else None
         self.depth = weight.shape[1]
@@ -155,7 +156,7 @@ class FloatLinear(NamedTuple):
     @property
     def plain_rows(self) -> int:
         """So many rows are few. -1: not even none."""
-        return _MOST_PLAIN // self.weight.numel() or -1
+        return _MOST_PLAIN[self.weight.dtype] // self.weight.numel() or -1
 
     def __call__(self, x: Tensor) -> Tensor:
         """(R, D) to (R, O), both in float32."""

@@ -234,6 +234,8 @@ class FewRows:
         self.encoder = Stack(model.get_encoder(), pack)
         self.decoder = Stack(model.get_decoder(), pack)
         self.lm_head = pack(model.lm_head)
+        #: of the source. Modules take longer than packed products
+        self.most_tokens = 4 * self.encoder.in_c.most_rows
 
 
 class PackedWeights(nn.Module):
@@ -265,7 +267,8 @@ class PackedWeights(nn.Module):
         self.encoder = None if compiled or quantization else packed_encoder(model, dtype)
         self.few_rows: FewRows | None = None
         if quantization is None and kernels_compute(self.embedding.device, dtype):
-            self.few_rows = FewRows(model, dtype)
+            few = FewRows(model, dtype)
+            self.few_rows = few if few.decoder.in_c.most_rows > 0 else None
         self.steps: Any = None  # see `engine.captured`
 
     def forward(
@@ -318,7 +321,7 @@ class PackedWeights(nn.Module):
     def encode(self, ids: Tensor, mask: Tensor) -> BaseModelOutput | None:
         """The source (B, S) as states (B, S, D). None if the model's own encoder is as fast."""
         few = self.few_rows
-        if few is not None and ids.numel() <= few.encoder.in_c.most_rows and has_few_threads():
+        if few is not None and has_few_threads() and ids.numel() <= few.most_tokens:
             return few.encoder.encode(ids, mask, self.embedding.dtype, self.dtype)
         return None if self.encoder is None else self.encoder(ids, mask)
 
