@@ -59,7 +59,6 @@ class ShortlistEngine:
         self.model = model
         self.shortlist = shortlist
         self.quantization = getattr(model.inference_engine, "quantization", None)
-        self.compile = getattr(model.inference_engine, "compile", False)
 
     def encode(
         self, model: VanillaTransformerForConditionalGeneration, ids: Tensor, mask: Tensor
