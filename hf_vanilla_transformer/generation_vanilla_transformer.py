@@ -578,7 +578,7 @@ def beam_search(
     def join(source: EncodedSource, prefix: Tensor) -> None:
         first = len(results) + len(search)
         batch = SearchBatch(
-            decoder=model.make_decoder(source, beams, rows),
+            decoder=model.make_decoder(source, beams),
             prefix=prefix,
             source_mask=source.mask.to(prefix.device),
             keys=range(first, first + len(prefix)),
@@ -721,13 +721,11 @@ class VanillaTransformerGenerationMixin(GenerationMixin):
         states = self.get_encoder()(input_ids, mask).last_hidden_state
         return EncodedSource(states, mask, input_ids)
 
-    def make_decoder(self, source: EncodedSource, beams: int, rows: int | None = None) -> Decoder:
-        """A decoder of encoded sentences, for a search of `rows`. None: so many sentences."""
+    def make_decoder(self, source: EncodedSource, beams: int) -> Decoder:
+        """A decoder of encoded sentences."""
         if self.inference_engine is None:
             return ModuleDecoder(self, source)
-        return self.inference_engine.decoder(
-            self, source, beams, len(source.states) if rows is None else rows
-        )
+        return self.inference_engine.decoder(self, source, beams)
 
     def read_ahead(self, read: Callable[[int], Any], rows: int) -> Any:
         """Return the inference engine's `ReadAhead`: it calls `read` while a search of `rows` sentences goes on.

@@ -202,10 +202,8 @@ class InferenceEngine:
         stream = read_ahead.side_stream_of(model.device)
         return None if stream is None else ReadAhead(read, rows, stream)
 
-    def decoder(
-        self, model: PreTrainedModel, source: EncodedSource, beams: int, rows: int
-    ) -> Decoder:
-        """A decoder of encoded sentences, for a search of so many rows."""
+    def decoder(self, model: PreTrainedModel, source: EncodedSource, beams: int) -> Decoder:
+        """A decoder of encoded sentences."""
         weights = self.weights(model)
         if weights is None:
             return ModuleDecoder(model, source)

@@ -70,12 +70,11 @@ class ShortlistEngine:
         model: VanillaTransformerForConditionalGeneration,
         source: EncodedSource,
         beams: int,
-        rows: int,
     ) -> Decoder:
         if source.ids is None:
             raise ValueError("shortlist: it depends on the tokens of the source; give input_ids")
         allowed = self.shortlist.allowed(source.ids, source.mask)
-        return ShortlistDecoder(self, self.model.make_decoder(source, beams, rows), allowed)
+        return ShortlistDecoder(self, self.model.make_decoder(source, beams), allowed)
 
 
 class ShortlistDecoder(Decoder):

@@ -449,7 +449,7 @@ def test_captured_step_launches_few_kernels_and_waits_for_none(beams: int, lengt
     mask = ids.ne(PAD).long()
     with counted():
         encoded = gpu_model.encode(on_gpu(ids), on_gpu(mask))
-        decoder = gpu_model.make_decoder(encoded, beams, rows)
+        decoder = gpu_model.make_decoder(encoded, beams)
         assert isinstance(decoder, CapturedDecoder)
         config = SearchConfig(beams, False, (NO_END,), None, True)
         search = BeamSearch(config, LengthPenalty(0.6, "gnmt"), max_length=100, over=50)
