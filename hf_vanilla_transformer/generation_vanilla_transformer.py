@@ -338,8 +338,9 @@ class BeamCacheSlots:
     in their last tokens, so that all need few more slots than one has tokens, where K caches need K times as many.
     """
 
-    def __init__(self, batch: int, device: torch.device, beams: int = 1):
-        self.visible = torch.zeros(batch, beams, 0, dtype=torch.bool, device=device)  # (B, K, C)
+    def __init__(self, batch: int, device: torch.device):
+        # (B, K, C). K is 1 at first
+        self.visible = torch.zeros(batch, 1, 0, dtype=torch.bool, device=device)
         self.bound = 0  # no sentence uses more slots. The host knows it without asking the device
         self.steps_at_once = steps_at_once(device)
 

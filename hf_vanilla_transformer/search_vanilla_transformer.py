@@ -119,8 +119,8 @@ class BeamState(NamedTuple):
         )
 
     @classmethod
-    def of_prefix(cls, tokens: Tensor, running: int = 1) -> Iterator["BeamState"]:
-        """The states of `running` beams with which a decoder reads first tokens (B, P) one by one."""
+    def of_prefix(cls, tokens: Tensor) -> Iterator["BeamState"]:
+        """The states of one beam with which a decoder reads first tokens (B, P) one by one."""
         for length in range(1, tokens.shape[1] + 1):
             limits = torch.full_like(tokens[:, 0], length + 1)
             yield cls.start(
@@ -128,8 +128,8 @@ class BeamState(NamedTuple):
                 limits=limits,
                 penalties=torch.ones(length + 3, device=tokens.device),
                 decisive=limits,
-                running=running,
-                ended=running,
+                running=1,
+                ended=1,
             )
 
     @property
